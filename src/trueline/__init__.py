@@ -1,0 +1,53 @@
+"""Language models that answer more truthfully while they decode (arXiv 2508.02184)."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trueline.decoders import RAD as RAD
+    from trueline.decoders import Greedy as Greedy
+    from trueline.errors import TruelineError as TruelineError
+    from trueline.generation import generate as generate
+    from trueline.generation import score as score
+    from trueline.generation import stream as stream
+    from trueline.models.language import LanguageModel as LanguageModel
+    from trueline.models.language import load as load
+    from trueline.prompts import Prompt as Prompt
+    from trueline.records import Answer as Answer
+    from trueline.records import Example as Example
+    from trueline.space.build import build as build
+    from trueline.space.space import GroundingSpace as GroundingSpace
+    from trueline.space.storage import read_space as open
+
+_HOMES = {  # public name -> where it lives; opened when first asked for, so that --help is instant
+    "Answer": "trueline.records",
+    "Example": "trueline.records",
+    "Greedy": "trueline.decoders",
+    "GroundingSpace": "trueline.space.space",
+    "LanguageModel": "trueline.models.language",
+    "Prompt": "trueline.prompts",
+    "RAD": "trueline.decoders",
+    "TruelineError": "trueline.errors",
+    "build": "trueline.space.build",
+    "generate": "trueline.generation",
+    "load": "trueline.models.language",
+    "open": "trueline.space.storage:read_space",
+    "score": "trueline.generation",
+    "stream": "trueline.generation",
+}
+__all__ = sorted(_HOMES)  # noqa: PLE0605
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"trueline has no {name!r}; it has {', '.join(__all__)}")
+    home, _, there = _HOMES[name].partition(":")
+    value = globals()[name] = getattr(import_module(home), there or name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,65 @@
+"""The command line: one thin file a command; any error a user can cause is one line and exit 1."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from trueline import __version__
+from trueline.cli.ask import ask
+from trueline.cli.build import build
+from trueline.cli.compare import compare
+from trueline.cli.info import info
+from trueline.cli.models import models
+from trueline.cli.verify import verify
+from trueline.errors import TruelineError
+
+
+@click.group(
+    context_settings={
+        "auto_envvar_prefix": "TRUELINE",
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 96,
+    }
+)
+@click.version_option(__version__, prog_name="trueline", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Make a language model answer more truthfully while it decodes.
+
+    \b
+    trueline build facts.jsonl --out facts.space
+    trueline ask --space facts.space "What happens if you swallow gum?"
+    trueline compare --space facts.space "What happens if you swallow gum?"
+
+    Every option can also be set as TRUELINE_<COMMAND>_<OPTION>. Fetched models are kept in
+    TRUELINE_HOME.
+    """
+
+
+for command in (models, build, info, verify, ask, compare):
+    cli.add_command(command)
+
+
+def main() -> None:
+    """Run a command; exit 1 with one line for what the user can mend, 130 when interrupted."""
+    try:
+        cli.main(standalone_mode=False)
+        sys.stdout.flush()
+    except TruelineError as error:
+        _stop(str(error), 1)
+    except click.UsageError as error:
+        hint = f"\n(see `{error.ctx.command_path} --help`)" if error.ctx else ""
+        _stop(error.format_message() + hint, 1)
+    except click.ClickException as error:
+        _stop(error.format_message(), 1)
+    except (click.Abort, KeyboardInterrupt):
+        _stop("stopped; the same command goes on from where it was", 130)
+    except BrokenPipeError:  # the reader of our output has left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _stop(message: str, code: int) -> None:
+    click.echo(f"Error: {message}", err=True)
+    sys.exit(code)

@@ -1,0 +1,113 @@
+"""`trueline build`: examples to a grounding space."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trueline.cli.options import model_options
+from trueline.errors import SettingError
+
+
+@click.command()
+@click.argument("examples")
+@click.option(
+    "--out", type=click.Path(path_type=Path), required=True, help="The folder of the space."
+)
+@model_options
+@click.option("--embedder", default="all-minilm-l6-v2", show_default=True, help="Alias, hub id or folder.")
+@click.option("--context", default="8", show_default=True, help="Tokens in a window, or `full`.")
+@click.option("--window", type=click.Choice(["all", "answer"]), default="all", show_default=True,
+              help="Whether a window may reach into the prompt.")
+@click.option("--end", is_flag=True, help="Also keep an entry after the last token of each answer.")
+@click.option("--values", type=click.Choice(["auto", "hidden", "logits"]), default="auto",
+              show_default=True, help="What is kept: auto is the smallest exact form.")
+@click.option("--value-dtype", type=click.Choice(["float32", "float16"]), default="float32",
+              show_default=True, help="How keys and values are kept.")
+@click.option("--template", help="The prompt, with {question} where the question goes.")
+@click.option("--system", help="A system line for the prompt.")
+@click.option("--column", "columns", multiple=True, metavar="FIELD=COLUMN",
+              help="Which column holds a field: question, answers, wrong_answers, id, source.")
+@click.option("--separator", help="Split an answers cell at this text.")
+@click.option("--split", default="train", show_default=True, help="Of a hub dataset.")
+@click.option("--config", help="Of a hub dataset.")
+@click.option("--limit", type=int, help="Take the first N examples only.")
+def build(
+    examples: str,
+    out: Path,
+    model: str,
+    dtype: str,
+    device: str | None,
+    trust_remote_code: bool,
+    context: str,
+    template: str | None,
+    system: str | None,
+    columns: tuple[str, ...],
+    split: str,
+    config: str | None,
+    limit: int | None,
+    separator: str | None,
+    value_dtype: str,
+    **options: Any,
+) -> None:
+    """Build a grounding space from EXAMPLES.
+
+    EXAMPLES is a JSONL, CSV or Parquet file, a hub dataset (owner/name), or `facts`, the examples
+    that come with trueline. An interrupted build goes on when the same command is run again.
+
+    \b
+    Examples:
+      trueline build facts --out facts.space
+      trueline build faq.csv --column question=Q --column answers=A --out faq.space
+    """
+    from trueline.cli.screen import progress_bar, size
+    from trueline.examples import read_examples
+    from trueline.models.language import load
+    from trueline.prompts import Prompt
+    from trueline.space.build import build as build_space
+    from trueline.space.storage import check_target
+
+    check_target(out)
+    prompt = Prompt(**{k: v for k, v in (("template", template), ("system", system)) if v})
+    read = read_examples(  # before any model is opened: mistakes in the examples show at once
+        examples,
+        columns=dict(_pair(column) for column in columns) or None,
+        separator=separator,
+        split=split,
+        config=config,
+        limit=limit,
+    )
+    lm = load(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+    with progress_bar("building", "entries") as progress:
+        space = build_space(
+            lm,
+            read,
+            context="full" if context == "full" else _whole(context),
+            prompt=prompt,
+            dtype=value_dtype,  # type: ignore[arg-type]
+            out=out,
+            progress=progress,
+            **options,
+        )
+    facts = space.info()
+    click.echo(
+        f"{out}: {facts['entries']:,} entries from {facts['examples']:,} examples, "
+        f"{size(facts['bytes'])} ({facts['values']} values, {facts['head']} head, "
+        f"{facts['bytes_per_entry']:,} bytes an entry; logits would take "
+        f"{facts['logits_would_be']:,})"
+    )
+
+
+def _pair(text: str) -> tuple[str, str]:
+    field, sign, column = text.partition("=")
+    if not sign:
+        raise SettingError(f"--column takes FIELD=COLUMN, such as question=Question; got {text!r}")
+    return field, column
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise SettingError(f"--context takes a number of tokens or `full`, got {text!r}")
+    return int(text)

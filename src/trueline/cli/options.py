@@ -1,0 +1,94 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from trueline.decoders.base import Decoder
+    from trueline.models.language import LanguageModel
+    from trueline.space.space import GroundingSpace
+
+DEFAULT_MODEL = "smollm2-135m"
+
+
+def _all(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def decorate(command: Any) -> Any:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+_WEIGHTS = (
+    click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
+                 default="auto", show_default=True, help="auto: float32 on a CPU."),
+    click.option("--device", help="cpu, cuda, mps; the best there is if left out."),
+    click.option("--trust-remote-code", is_flag=True, help="Run code that comes with a model."),
+)
+model_options = _all(
+    click.option("--model", default=DEFAULT_MODEL, show_default=True,
+                 help="Alias, hub id, folder or .gguf file."),
+    *_WEIGHTS,
+)
+asking_options = _all(
+    click.option("--space", type=click.Path(path_type=Path),
+                 help="The grounding space; the shipped facts if left out."),
+    click.option("--model", help="The model, if not the one the space names."),
+    *_WEIGHTS,
+    click.option("--alpha", type=float, default=0.5, show_default=True,
+                 help="RAD: weight of the retrieved logits."),
+    click.option("--tau", type=float, default=0.7, show_default=True,
+                 help="RAD: neighbors count above this cosine."),
+    click.option("--max-new-tokens", type=int, default=64, show_default=True),
+)
+
+
+def open_pair(
+    space: Path | None,
+    model: str | None,
+    dtype: str,
+    device: str | None,
+    trust_remote_code: bool,
+) -> tuple[LanguageModel, GroundingSpace]:
+    """The space a command names and the model it was built with; the shipped facts by default."""
+    from trueline.cli.screen import progress_bar
+    from trueline.errors import ModelError, SpaceMismatchError
+    from trueline.models.language import load
+    from trueline.models.sources import home
+    from trueline.space.build import build
+    from trueline.space.storage import read_space
+
+    options: dict[str, Any] = {
+        "dtype": dtype, "device": device, "trust_remote_code": trust_remote_code
+    }
+    if space is not None:
+        grounding = read_space(space)
+        try:
+            return load(model or grounding.recipe.model, **options), grounding
+        except ModelError as error:
+            if model is not None:
+                raise
+            raise SpaceMismatchError(
+                f"{space} was built with the model {grounding.recipe.model!r}, which cannot be "
+                f"opened by that name; say where it is with --model ({error})"
+            ) from error
+    lm = load(model or DEFAULT_MODEL, **options)
+    folder = home() / "spaces" / f"facts-{lm.fingerprint[:12]}.space"
+    with progress_bar("building the space of the shipped facts", "entries") as progress:
+        return lm, build(lm, "facts", out=folder, progress=progress)
+
+
+def method_named(name: str, space: GroundingSpace, *, alpha: float, tau: float) -> Decoder:
+    """A decoding method by its name, on the prompt of the space."""
+    from trueline.decoders import DECODERS, RAD, Greedy
+    from trueline.errors import SettingError
+
+    if name not in DECODERS:
+        raise SettingError(f"there is no method {name!r}; there are {', '.join(DECODERS)}")
+    return RAD(space, alpha=alpha, tau=tau) if name == "rad" else Greedy(space.prompt)

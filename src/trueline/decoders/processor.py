@@ -1,0 +1,42 @@
+"""A method as a logits processor of transformers, for anybody's own `generate` call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import LogitsProcessor
+
+from trueline.errors import SettingError
+from trueline.models.language import LanguageModel
+from trueline.space.windows import window_tokens
+
+if TYPE_CHECKING:
+    from trueline.decoders.rad import RAD
+
+
+class RadProcessor(LogitsProcessor):
+    """RAD inside transformers' own loop; one instance serves any number of calls.
+
+    Every call is answered from its arguments alone, so batches, beams and streamers may come in
+    any order. Pads are special tokens and drop out of the window with the others.
+    """
+
+    def __init__(self, rad: RAD, lm: LanguageModel) -> None:
+        rad.check(lm)
+        if rad.space.recipe.window == "answer":
+            raise SettingError(
+                "a space built with window='answer' needs to know where the answer begins, which "
+                "transformers does not tell a processor; use trueline.generate or window='all'"
+            )
+        self._rad, self._lm = rad, lm
+
+    @torch.inference_mode()
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """The adjusted scores (rows, vocabulary); rows without a hit keep theirs to the bit."""
+        recipe = self._rad.space.recipe
+        rows = [window_tokens(row, 0, recipe.context, "all") for row in input_ids.tolist()]
+        evidence = self._rad.retrieve(self._lm, self._lm.decode_all(rows))
+        if not len(evidence.hits):
+            return scores
+        return self._rad.after_head(scores, evidence, neutral=bool(self._rad.neutral))

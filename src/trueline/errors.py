@@ -1,0 +1,53 @@
+"""Every error a user can cause, as one tree; any other exception is a bug and keeps its traceback.
+
+TruelineError
+├── SettingError          an option has a value it cannot have (also a ValueError)
+├── ExampleError          rows of the examples cannot be used; all of them are listed (also a ValueError)
+├── ModelError            a model, tokenizer or embedder cannot be had or cannot be used
+│   ├── UnknownModelError     the name stands for nothing; the message lists what would have been right
+│   └── DownloadError         the registry or hub did not give it: no network, a damaged file, no room
+├── SpaceError            a grounding space cannot be used
+│   ├── SpaceFormatError      it is damaged, unfinished or from another release
+│   └── SpaceMismatchError    it was built with another model, tokenizer, embedder or prompt
+└── MissingExtraError     an optional part is not installed; the message names the extra
+"""
+
+
+class TruelineError(Exception):
+    """The root of every error a user can cause."""
+
+
+class SettingError(TruelineError, ValueError):
+    """An option has a value it cannot have."""
+
+
+class ExampleError(TruelineError, ValueError):
+    """Some rows of the examples cannot be used; the message lists every one of them."""
+
+
+class ModelError(TruelineError):
+    """A model, tokenizer or embedder cannot be had or cannot be used."""
+
+
+class UnknownModelError(ModelError):
+    """The name stands for no model; the message lists what would have been right."""
+
+
+class DownloadError(ModelError):
+    """A registry or hub did not give the weights."""
+
+
+class SpaceError(TruelineError):
+    """A grounding space cannot be used."""
+
+
+class SpaceFormatError(SpaceError):
+    """The space is damaged, unfinished or written by another release."""
+
+
+class SpaceMismatchError(SpaceError):
+    """The space was built with another model, tokenizer, embedder or prompt."""
+
+
+class MissingExtraError(TruelineError):
+    """An optional part is not installed."""

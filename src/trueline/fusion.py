@@ -1,0 +1,71 @@
+"""Logits and neighbors in, adjusted logits out: pure functions that know no engine.
+
+They hold for hidden states as they do for logits: where a model's head is linear, fusing before
+it is fusing after it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+Aggregation = Literal["weighted", "mean"]
+Fusion = Literal["add", "mix", "prob"]
+
+
+def weigh(
+    similarities: torch.Tensor, rows: torch.Tensor, count: int, how: Aggregation = "weighted"
+) -> torch.Tensor:
+    """The weight of each hit in its row: s_i / sum_S s, or 1 / |S|; they sum to 1 in each row."""
+    shares = similarities if how == "weighted" else torch.ones_like(similarities)
+    totals = shares.new_zeros(count).index_add_(0, rows, shares)  # (count,)
+    return shares / totals[rows]
+
+
+def aggregate(
+    weights: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, count: int
+) -> torch.Tensor:
+    """sum_i w_i v_i in each row: (hits, width) -> (count, width); zero where nothing was hit.
+
+    Hits are added one after the other, so a row's sum does not depend on its batch.
+    """
+    total = values.new_zeros(count, values.shape[1])
+    return total.index_add_(0, rows, values * weights[:, None])
+
+
+def fuse(
+    base: torch.Tensor,
+    pull: torch.Tensor,
+    hit: torch.Tensor,
+    *,
+    alpha: float,
+    how: Fusion = "add",
+    neutral: bool = False,
+) -> torch.Tensor:
+    """Combine the model's own (rows, width) with what its neighbors say, in the rows that have some.
+
+    add: base + alpha * pull        (neutral: divided by 1 + alpha, the same argmax on its own scale)
+    mix: (1 - alpha) * base + alpha * pull
+    prob: log((1 - alpha) * softmax(base) + alpha * softmax(pull)), for logits only
+    """
+    if how == "add":
+        fused = base + alpha * pull
+        if neutral:
+            fused = fused / (1 + alpha)
+    elif how == "mix":
+        fused = (1 - alpha) * base + alpha * pull
+    else:
+        own, theirs = base.float().log_softmax(-1), pull.float().log_softmax(-1)
+        fused = torch.logaddexp(own + _log(1 - alpha), theirs + _log(alpha))
+    return torch.where(hit[:, None], fused.to(base.dtype), base)
+
+
+def entropy(logits: torch.Tensor) -> torch.Tensor:
+    """The entropy of each row's distribution, in nats: (rows, vocabulary) -> (rows,)."""
+    log_probs = logits.float().log_softmax(-1)
+    return -(log_probs.exp() * log_probs).nan_to_num(0.0).sum(-1)
+
+
+def _log(share: float) -> float:
+    return float(torch.tensor(share).log())

@@ -1,0 +1,150 @@
+"""A name in, a language model out: weights, tokenizer, head, and batches of its hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trueline.errors import ModelError, SettingError
+from trueline.models.fingerprint import fingerprint, tokenizer_hash
+from trueline.models.head import Head, find_head, gives_own_logits
+from trueline.models.sources import resolve
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class LanguageModel:
+    """A causal language model of transformers with its tokenizer; it keeps nothing between calls."""
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, id: str = ""
+    ) -> None:
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.id = id or Path(str(model.config._name_or_path)).name or model.config.model_type
+
+    def __repr__(self) -> str:
+        return f"LanguageModel({self.id!r}, {self.dtype}, {self.device})"
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of its hidden states and logits."""
+        return self.model.dtype
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens it chooses from."""
+        return int(self.model.config.get_text_config().vocab_size)
+
+    @cached_property
+    def head(self) -> Head | None:
+        """The model's head, or None where only its own forward pass gives its logits."""
+        return find_head(self.model)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of all its weights."""
+        return fingerprint(self.model)
+
+    @cached_property
+    def tokenizer_hash(self) -> str:
+        """A hash of its tokenizer."""
+        return tokenizer_hash(self.tokenizer)
+
+    @cached_property
+    def stop_ids(self) -> frozenset[int]:
+        """The tokens that end an answer, by the model's and the tokenizer's own account."""
+        generation = getattr(self.model.generation_config, "eos_token_id", None)
+        found = generation if isinstance(generation, list) else [generation]
+        return frozenset(
+            int(token) for token in [*found, self.tokenizer.eos_token_id] if token is not None
+        )
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of some tokens, special ones dropped."""
+        return str(
+            self.tokenizer.decode(
+                list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+        )
+
+    def decode_all(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """The texts of many short token lists, as `decode` gives them one by one."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            return [self.decode(row) for row in rows]
+        return list(backend.decode_batch([list(row) for row in rows], skip_special_tokens=True))
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        """The text of each token by itself, special ones by their name."""
+        return [
+            str(self.tokenizer.decode([token], clean_up_tokenization_spaces=False))
+            for token in tokens
+        ]
+
+    @torch.inference_mode()
+    def forward(self, **inputs: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """One pass over some tokens: hidden states where the head is known, else logits."""
+        if self.head is None:
+            return None, self.model(**inputs).logits
+        return self.model.base_model(**inputs).last_hidden_state, None
+
+    def head_kind(self, ids: Sequence[int]) -> str:
+        """`linear`, `own` (soft-capped) or `opaque`, checked on the hidden states of a real text."""
+        if self.head is None:
+            return "opaque"
+        if not gives_own_logits(self.head, self.model, torch.tensor([ids], device=self.device)):
+            return "opaque"
+        return "linear" if self.head.is_linear else "own"
+
+
+def load(
+    name: str | Path,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device | None = None,
+    trust_remote_code: bool = False,
+) -> LanguageModel:
+    """Open a model by alias, hub id, local folder or .gguf file.
+
+    `auto` is float32 on a CPU and the checkpoint's own type elsewhere. Code that comes with a
+    model runs only with trust_remote_code=True.
+    """
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    source = resolve(str(name), "language")
+    try:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+        tokenizer = AutoTokenizer.from_pretrained(source.folder, **options)
+        model = AutoModelForCausalLM.from_pretrained(
+            source.folder, dtype=_dtype(dtype, device), **options
+        )
+    except Exception as error:
+        raise ModelError(
+            f"{source.id} cannot be opened as a causal language model "
+            f"({type(error).__name__}: {str(error).splitlines()[0]})"
+        ) from error
+    return LanguageModel(model.to(device), tokenizer, id=source.id)
+
+
+def _dtype(dtype: str | torch.dtype, device: torch.device) -> str | torch.dtype:
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype == "auto":
+        return torch.float32 if device.type == "cpu" else "auto"
+    if dtype not in _DTYPES:
+        raise SettingError(f"dtype must be auto, {', '.join(_DTYPES)}; got {dtype!r}")
+    return _DTYPES[dtype]

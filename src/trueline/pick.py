@@ -1,0 +1,67 @@
+"""Logits in, one token a row out: greedy, or drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from trueline.errors import SettingError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pick:
+    """How the next token is taken; each row draws from a generator of its own."""
+
+    temperature: float = 0.0  # 0: the most probable token
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature < float("inf"):
+            raise SettingError(f"temperature must be 0 or more, got {self.temperature}")
+        if self.top_k is not None and self.top_k < 1:
+            raise SettingError(f"top_k must be at least 1, got {self.top_k}")
+        if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
+            raise SettingError(f"top_p must lie in (0, 1], got {self.top_p}")
+        if not self.is_sampled and (self.top_k, self.top_p, self.seed) != (None, None, None):
+            raise SettingError("top_k, top_p and seed need a temperature above 0")
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether chance has a part in it."""
+        return self.temperature > 0
+
+    def generator(self, place: int) -> torch.Generator:
+        """The source of chance of one question."""
+        source = torch.Generator()
+        if self.seed is None:
+            source.seed()
+        else:
+            source.manual_seed(self.seed + place)
+        return source
+
+    def __call__(self, logits: torch.Tensor, draws: Sequence[torch.Generator]) -> list[int]:
+        """One token a row of logits (rows, vocabulary)."""
+        if not self.is_sampled:
+            return [int(token) for token in logits.argmax(-1).tolist()]
+        probabilities = self.probabilities(logits).cpu()
+        return [
+            int(torch.multinomial(row, 1, generator=draw))
+            for row, draw in zip(probabilities, draws)
+        ]
+
+    def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
+        """What is drawn from: temperature, then the k best, then the nucleus of mass p."""
+        logits = logits.float() / self.temperature
+        if self.top_k is not None:
+            least = logits.topk(min(self.top_k, logits.shape[-1])).values[:, -1:]
+            logits = logits.masked_fill(logits < least, -torch.inf)
+        if self.top_p is not None:
+            ranked, order = logits.sort(descending=True, stable=True)
+            before = ranked.softmax(-1).cumsum(-1) - ranked.softmax(-1)  # mass above each token
+            out = (before >= self.top_p).scatter(-1, order, before >= self.top_p)
+            logits = logits.masked_fill(out, -torch.inf)
+        return logits.softmax(-1)

@@ -1,0 +1,94 @@
+"""A question in, the tokens of its prompt out; the same object builds a space and asks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from trueline.errors import SettingError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+QUESTION = "Answer the following question with one or two sentences.\nQ: {question}\nA:"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A template with `{question}`, rendered through the tokenizer's chat template where it has one."""
+
+    template: str = QUESTION
+    system: str | None = None  # a system message; in a plain prompt, a line before the template
+    chat: bool | None = None  # None: where the tokenizer has a chat template; False: never
+
+    def __post_init__(self) -> None:
+        if "{question}" not in self.template:
+            raise SettingError(
+                f"a prompt needs {{question}} where the question goes, got {self.template!r}"
+            )
+
+    @property
+    def hash(self) -> str:
+        """A short name of exactly this prompt, kept with every space."""
+        content = json.dumps(asdict(self), sort_keys=True, ensure_ascii=False)
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+    def render(self, question: str, tokenizer: PreTrainedTokenizerBase) -> str:
+        """The whole text the model reads before it answers."""
+        text = self.template.replace("{question}", question.strip())
+        if not self._is_chat(tokenizer):
+            return f"{self.system}\n{text}" if self.system else text
+        messages = [{"role": "user", "content": text}]
+        if self.system:
+            messages.insert(0, {"role": "system", "content": self.system})
+        return _apply_chat_template(tokenizer, messages)
+
+    def encode(self, question: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+        """The token ids of the prompt."""
+        return self._tokens(self.render(question, tokenizer), tokenizer)
+
+    def encode_answer(
+        self, question: str, answer: str, tokenizer: PreTrainedTokenizerBase
+    ) -> list[int]:
+        """The token ids that follow the prompt when the model gives this answer.
+
+        Prompt and answer are tokenised as one text; where that would merge the last token of the
+        prompt with the answer, the answer is tokenised alone, since the model never sees the merge.
+        """
+        text = self.render(question, tokenizer)
+        prompt = self._tokens(text, tokenizer)
+        space = "" if text[-1:].isspace() or self._is_chat(tokenizer) else " "
+        whole = self._tokens(text + space + answer.strip(), tokenizer)
+        if whole[: len(prompt)] == prompt:
+            return whole[len(prompt) :]
+        return list(tokenizer.encode(space + answer.strip(), add_special_tokens=False))
+
+    def _is_chat(self, tokenizer: PreTrainedTokenizerBase) -> bool:
+        if self.chat and not tokenizer.chat_template:
+            raise SettingError(
+                "the prompt asks for a chat template and this tokenizer has none; leave chat=None"
+            )
+        return bool(tokenizer.chat_template) if self.chat is None else self.chat
+
+    def _tokens(self, text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+        # A chat template writes its own special tokens, the first one included.
+        special = not self._is_chat(tokenizer)
+        return list(tokenizer.encode(text, add_special_tokens=special))
+
+
+def _apply_chat_template(
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]]
+) -> str:
+    from jinja2 import TemplateError
+
+    try:
+        return str(
+            tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        )
+    except TemplateError as error:
+        raise SettingError(
+            f"the model's chat template refuses the prompt ({error}); "
+            "a system line can stand at the head of the template instead"
+        ) from error

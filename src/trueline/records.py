@@ -1,0 +1,98 @@
+"""The frozen values that pass between the stages; nothing here imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from trueline.errors import ExampleError
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A question with its truthful answers, and optionally wrong ones, an id and a source."""
+
+    question: str
+    answers: Sequence[str]  # one or more; a single string is taken as one answer
+    wrong_answers: Sequence[str] = ()
+    id: str = ""  # empty: its place in the list, from 1, stands in
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        for field in ("answers", "wrong_answers"):
+            given = getattr(self, field)
+            texts = (given,) if isinstance(given, str) else tuple(given)
+            object.__setattr__(self, field, tuple(dict.fromkeys(texts)))  # distinct, in order
+        if problem := _problem(self):
+            raise ExampleError(problem)
+
+
+def _problem(example: Example) -> str:
+    """Say what keeps an example from being used, or nothing."""
+    for field in ("question", "id", "source"):
+        if not isinstance(getattr(example, field), str):
+            return f"{field} must be text, got {getattr(example, field)!r}"
+    if not example.question.strip():
+        return "the question is empty"
+    if not example.answers:
+        return "there is no truthful answer; give one or more"
+    for field in ("answers", "wrong_answers"):
+        for text in getattr(example, field):
+            if not isinstance(text, str):
+                return f"{field} must be texts, got {text!r}"
+            if not text.strip():
+                return f"one of {field} is empty"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A token the model might pick."""
+
+    token: int
+    text: str
+    logit: float
+    probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbor:
+    """A retrieved entry: which example spoke, how near it was, and how hard it pushed."""
+
+    example: str  # its id
+    question: str
+    answer: str  # the one of its answers the entry stands in
+    source: str
+    step: int  # the entry's place in that answer, in tokens
+    similarity: float
+    weight: float  # its share among the neighbors of this step
+    push: float  # by how many logits it raised the picked token over its rival
+
+
+@dataclass(frozen=True, slots=True)
+class TraceStep:
+    """One picked token and why it was picked."""
+
+    token: int
+    text: str
+    base: tuple[Candidate, ...]  # the model's own best five
+    final: tuple[Candidate, ...]  # the best five after the method
+    rival: int  # the model's own first choice, or its second where the first was picked
+    hits: int
+    neighbors: tuple[Neighbor, ...]  # the best few, by weight
+    entropy: float  # of the model's own distribution, in nats
+    flipped: bool  # whether the picked token is not the model's own first choice
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one question got."""
+
+    question: str
+    text: str
+    token_ids: tuple[int, ...]  # all that were picked, the one that ended the answer included
+    finish: Literal["stop", "length"]
+    method: str
+    prompt_tokens: int
+    trace: tuple[TraceStep, ...] | None = None  # when asked for

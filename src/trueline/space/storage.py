@@ -1,0 +1,231 @@
+"""A grounding space in, a folder out, and back: manifest, arrays, checksums (docs/format.md).
+
+Arrays and examples are written under names that carry their own hash, then the manifest is
+renamed over the old one: that rename is the moment the folder changes from the old space to the
+new. A kill before it leaves the old space, or none; a kill after it leaves files nobody names,
+which the next write removes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from trueline.errors import SpaceError, SpaceFormatError, TruelineError
+from trueline.examples import read_examples, to_lines
+from trueline.prompts import Prompt
+from trueline.space.space import Array, Entries, GroundingSpace, Recipe
+
+FORMAT_VERSION = 1
+BUILDING = "building"  # the folder of an unfinished build, inside the space's own
+_CHECKED_ON_OPEN = 256 << 20  # bytes; above it opening checks sizes only, `verify` every byte
+_DTYPES = {"F16": np.float16, "F32": np.float32, "I32": np.int32, "I64": np.int64}
+
+
+def write_space(space: GroundingSpace, folder: Path) -> GroundingSpace:
+    """Write a space and return it as it now stands on disk."""
+    check_target(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = "".join(to_lines(space.examples))
+        scratch = folder / ".examples.tmp"
+        scratch.write_text(lines, "utf-8", newline="\n")
+        examples = _settle(scratch, "examples", ".jsonl")
+        scratch = folder / ".entries.tmp"
+        save_file(
+            {name: np.ascontiguousarray(a) for name, a in space.entries.arrays().items()}, scratch
+        )
+        entries = _settle(scratch, "entries", ".safetensors")
+        manifest = _manifest(space, [entries, examples])
+        scratch = folder / ".manifest.tmp"
+        scratch.write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        _sync(scratch)
+        os.replace(scratch, folder / "manifest.json")
+        remove_strays(folder, manifest)
+    except OSError as error:
+        raise SpaceError(
+            f"the space cannot be written to {folder} ({error.strerror or error}); "
+            "free some room or choose another folder"
+        ) from error
+    return replace(space, folder=folder)
+
+
+def read_space(folder: str | Path) -> GroundingSpace:
+    """Open a space, its arrays left on disk until a row is asked for."""
+    folder = Path(folder)
+    manifest = read_manifest(folder)
+    try:
+        size = sum(entry["bytes"] for entry in manifest["files"].values())
+        for name, entry in manifest["files"].items():
+            _check_file(folder / name, entry, whole=size <= _CHECKED_ON_OPEN)
+        names = {name.split("-")[0]: folder / name for name in manifest["files"]}
+        recipe = dict(manifest["recipe"])
+        recipe["prompt"] = Prompt(**recipe["prompt"])
+        entries = Entries(**dict(_map_arrays(names["entries"])))
+        examples = read_examples(names["examples"])
+        space = GroundingSpace(Recipe(**recipe), entries, examples, manifest["plan"], folder)
+        _check_counts(space, manifest["counts"])
+        return space
+    except SpaceError:
+        raise
+    except (OSError, KeyError, TypeError, ValueError, SafetensorError, TruelineError) as error:
+        raise _unreadable(folder, f"{type(error).__name__}: {error}") from error
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a space, its own checksum and format checked."""
+    path = folder / "manifest.json"
+    if not folder.is_dir():
+        raise SpaceFormatError(f"there is no space at {folder}; build one with `trueline build`")
+    if (folder / BUILDING).exists() and not path.exists():
+        raise SpaceFormatError(
+            f"{folder} holds an unfinished build; run the same `trueline build` again to finish it"
+        )
+    try:
+        manifest = json.loads(path.read_text("utf-8"))
+        version = manifest["format_version"]
+        if version != FORMAT_VERSION:
+            newer = "; install a newer trueline" if version > FORMAT_VERSION else ""
+            reason = f"it has format {version}, this release reads format {FORMAT_VERSION}{newer}"
+            raise ValueError(reason)
+        if manifest.pop("sha256") != _content_hash(manifest):
+            raise ValueError("manifest.json was changed after it was written: its checksum differs")
+        return dict(manifest)
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _unreadable(folder, str(error) or type(error).__name__) from error
+
+
+def verify_space(space: GroundingSpace) -> dict[str, Any]:
+    """Check every byte on disk against the manifest, and every number against its meaning."""
+    checked: dict[str, Any] = {}
+    if space.folder is not None:
+        manifest = read_manifest(space.folder)
+        for name, entry in manifest["files"].items():
+            _check_file(space.folder / name, entry, whole=True)
+        checked["files"] = len(manifest["files"])
+    entries, where = space.entries, str(space.folder or "the space")
+    for start in range(0, len(entries), 1 << 16):
+        keys = np.asarray(entries.keys[start : start + (1 << 16)], np.float32)
+        lengths = np.linalg.norm(keys, axis=1)
+        if not np.all((np.abs(lengths - 1) < 1e-3) | (lengths == 0)):
+            raise _unreadable(Path(where), "some keys are not of unit length")
+        if not np.isfinite(entries.values[start : start + (1 << 16)]).all():
+            raise _unreadable(Path(where), "some values are not finite")
+    if len(entries) and not 0 <= entries.examples.min() <= entries.examples.max() < len(
+        space.examples
+    ):
+        raise _unreadable(Path(where), "some entries name an example that is not there")
+    return {**checked, "entries": len(entries), "examples": len(space.examples)}
+
+
+def check_target(folder: Path) -> None:
+    """Refuse to write over something that is not a space."""
+    if folder.is_file():
+        raise SpaceError(f"{folder} is a file; name a folder for the space")
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    if not (folder / "manifest.json").exists() and not (folder / BUILDING).exists():
+        raise SpaceError(
+            f"{folder} is not empty and holds no space; nothing was written, name another folder"
+        )
+
+
+def remove_strays(folder: Path, manifest: dict[str, Any]) -> None:
+    """Delete what an interrupted or replaced write left behind."""
+    for path in folder.iterdir():
+        is_ours = path.name.startswith(("entries-", "examples-", ".entries", ".examples", ".manif"))
+        if is_ours and path.name not in manifest["files"]:
+            path.unlink()
+
+
+def _manifest(space: GroundingSpace, files: list[Path]) -> dict[str, Any]:
+    recipe = asdict(space.recipe)
+    manifest: dict[str, Any] = {
+        "format_version": FORMAT_VERSION,
+        "recipe": recipe,
+        "prompt_hash": space.prompt.hash,
+        "counts": {"entries": len(space), "examples": len(space.examples)},
+        "arrays": {
+            name: {"dtype": str(array.dtype), "shape": list(array.shape)}
+            for name, array in space.entries.arrays().items()
+        },
+        "files": {
+            path.name: {"sha256": file_hash(path), "bytes": path.stat().st_size} for path in files
+        },
+        "plan": space.plan,
+    }
+    return {**manifest, "sha256": _content_hash(manifest)}
+
+
+def _content_hash(manifest: dict[str, Any]) -> str:
+    content = json.dumps(manifest, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def file_hash(path: Path) -> str:
+    """The SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _settle(scratch: Path, stem: str, suffix: str) -> Path:
+    """Give a finished file the name that carries its hash."""
+    _sync(scratch)
+    path = scratch.with_name(f"{stem}-{file_hash(scratch)[:12]}{suffix}")
+    os.replace(scratch, path)
+    return path
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def _check_file(path: Path, entry: dict[str, Any], *, whole: bool) -> None:
+    if not path.exists():
+        raise _unreadable(path.parent, f"{path.name} is missing")
+    if (size := path.stat().st_size) != entry["bytes"]:
+        raise _unreadable(
+            path.parent, f"{path.name} has {size} bytes, the manifest says {entry['bytes']}"
+        )
+    if whole and file_hash(path) != entry["sha256"]:
+        raise _unreadable(path.parent, f"{path.name} was changed: its checksum differs")
+
+
+def _check_counts(space: GroundingSpace, counts: dict[str, int]) -> None:
+    found = {"entries": len(space), "examples": len(space.examples)}
+    lengths = {len(array) for array in space.entries.arrays().values()}
+    if found != counts or len(lengths) != 1:
+        raise ValueError(f"it holds {found}, the manifest says {counts}")
+
+
+def _map_arrays(path: Path) -> Iterator[tuple[str, Array]]:
+    """The arrays of a safetensors file as memory maps."""
+    with safe_open(path, framework="np") as file:  # checks that header and size fit
+        names = list(file.keys())
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+    for name in names:
+        entry = header[name]
+        shape, offset = tuple(entry["shape"]), 8 + size + entry["data_offsets"][0]
+        if 0 in shape:
+            yield name, np.zeros(shape, _DTYPES[entry["dtype"]])
+        else:  # copy-on-write: torch shares it without a warning, and the file stays as it is
+            yield name, np.memmap(path, _DTYPES[entry["dtype"]], "c", offset, shape)
+
+
+def _unreadable(folder: Path, reason: str) -> SpaceFormatError:
+    return SpaceFormatError(
+        f"{folder} is no readable grounding space: {reason}. "
+        "Restore it from a copy or build it anew with `trueline build`"
+    )

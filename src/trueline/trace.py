@@ -1,0 +1,44 @@
+"""A step and its picked token in, the record of why it was picked out."""
+
+from __future__ import annotations
+
+import torch
+
+from trueline.decoders.base import Adjusted, Step
+from trueline.fusion import entropy
+from trueline.models.language import LanguageModel
+from trueline.records import Candidate, TraceStep
+
+_BEST = 5  # candidates and neighbors kept
+
+
+def trace_step(step: Step, adjusted: Adjusted, row: int, token: int) -> TraceStep:
+    """What the model wanted in one row, what was picked, and which examples moved it."""
+    base = step.logits[row]
+    own = _best(step.lm, base)
+    first, second = (*(candidate.token for candidate in own), token)[:2]
+    rival = second if token == first else first
+    evidence = adjusted.evidence
+    hits = evidence.count(row) if evidence else 0
+    return TraceStep(
+        token=token,
+        text=step.lm.pieces([token])[0],
+        base=own,
+        final=_best(step.lm, adjusted.logits[row]),
+        rival=rival,
+        hits=hits,
+        neighbors=tuple(evidence.neighbors(row, token, rival, most=_BEST))
+        if evidence and hits
+        else (),
+        entropy=float(entropy(base[None])),
+        flipped=token != first,
+    )
+
+
+def _best(lm: LanguageModel, logits: torch.Tensor) -> tuple[Candidate, ...]:
+    probabilities = logits.float().softmax(-1)
+    tokens = logits.topk(min(_BEST, len(logits))).indices.tolist()
+    return tuple(
+        Candidate(token, text, float(logits[token]), float(probabilities[token]))
+        for token, text in zip(tokens, lm.pieces(tokens))
+    )

@@ -1,0 +1,68 @@
+"""The paper's algorithm, written down slowly: full logits, no cache, no batch, no shortcut.
+
+Everything else in the project is held to this page. It shares no code with the package: the
+embedder is sentence-transformers, the model is called over the whole text for every token, and
+every logit of every entry is kept.
+"""
+
+import torch
+
+
+class Oracle:
+    def __init__(self, model, tokenizer, sentence_transformer, *, context=8, window="all"):
+        self.model, self.tokenizer, self.embedder = model, tokenizer, sentence_transformer
+        self.context, self.window = context, window
+        self.keys, self.values = [], []
+        self._vectors = {}  # text -> e: equal texts have equal vectors, so none is made twice
+
+    def embed(self, tokens, start):
+        """e = E(text of the last M tokens), special tokens dropped."""
+        if self.window == "answer":
+            tokens = tokens[start:]
+        if self.context != "full":
+            tokens = tokens[-self.context :]
+        text = self.tokenizer.decode(
+            tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        if text not in self._vectors:
+            vector = self.embedder.encode(text, show_progress_bar=False)
+            self._vectors[text] = torch.tensor(vector)
+        return self._vectors[text]
+
+    @torch.no_grad()
+    def logits(self, tokens):
+        """ModelLogits(x): every position of the text, from scratch."""
+        return self.model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].float()
+
+    def add(self, prompt, answer, *, end=False):
+        """One entry (e_i, l_i) for every position i of the answer."""
+        x = prompt + answer
+        logits = self.logits(x)
+        for i in range(len(prompt), len(x) + end):
+            self.keys.append(self.embed(x[:i], len(prompt)))
+            self.values.append(logits[i - 1])
+
+    def step(self, tokens, start, *, alpha, tau):
+        """l_final = l_base + alpha * sum_S (s_i / sum_S s) l_i, with S = {i : cos > tau}."""
+        base = self.logits(tokens)[-1]
+        e_t = self.embed(tokens, start)
+        aggregated, total = torch.zeros_like(base), 0.0
+        chosen = []
+        for e_i, l_i in zip(self.keys, self.values):
+            s_i = float(torch.dot(e_t, e_i) / (e_t.norm() * e_i.norm()))
+            if min(s_i, 1.0) > tau:
+                chosen.append((s_i, l_i))
+        total = sum(s_i for s_i, _ in chosen)
+        for s_i, l_i in chosen:
+            aggregated += s_i / total * l_i
+        return base + alpha * aggregated, len(chosen)
+
+    def decode(self, prompt, *, alpha, tau, stop_ids, max_new_tokens):
+        """Greedy decoding of the adjusted logits; the token that ends the answer is kept."""
+        tokens = list(prompt)
+        for _ in range(max_new_tokens):
+            final, _ = self.step(tokens, len(prompt), alpha=alpha, tau=tau)
+            tokens.append(int(final.argmax()))
+            if tokens[-1] in stop_ids:
+                break
+        return tokens[len(prompt) :]

@@ -1,0 +1,129 @@
+"""The arithmetic, on numbers a reader can check, and its laws on random input."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from trueline.fusion import aggregate, entropy, fuse, weigh
+
+ROW = torch.tensor([0, 0])  # both entries were hit by row 0
+SIMILARITIES = torch.tensor([0.9, 0.6])
+VALUES = torch.tensor([[5.0, 0.0, 0.0, 0.0], [0.0, 10.0, 0.0, 5.0]])  # (entries, vocabulary)
+BASE = torch.tensor([[0.0, 0.0, 2.5, 0.0]])  # the model wants token 2
+HIT = torch.tensor([True])
+
+
+def test_weights_are_shares_of_the_similarity():  # 0.9 / 1.5 and 0.6 / 1.5
+    assert torch.allclose(weigh(SIMILARITIES, ROW, 1), torch.tensor([0.6, 0.4]))
+
+
+def test_mean_weights_are_equal():
+    assert torch.equal(weigh(SIMILARITIES, ROW, 1, "mean"), torch.tensor([0.5, 0.5]))
+
+
+def test_aggregated_logits_are_the_weighted_average():
+    pull = aggregate(weigh(SIMILARITIES, ROW, 1), ROW, VALUES, 1)
+    assert torch.allclose(pull, torch.tensor([[3.0, 4.0, 0.0, 2.0]]))
+
+
+def test_near_contexts_overturn_the_model():  # 2.5 against 0.75 * 4 = 3
+    pull = torch.tensor([[3.0, 4.0, 0.0, 2.0]])
+    final = fuse(BASE, pull, HIT, alpha=0.75)
+    assert torch.allclose(final, torch.tensor([[2.25, 3.0, 2.5, 1.5]]))
+    assert (int(BASE.argmax()), int(final.argmax())) == (2, 1)
+
+
+def test_mix_shares_the_scale_between_model_and_neighbors():
+    final = fuse(BASE, torch.tensor([[3.0, 4.0, 0.0, 2.0]]), HIT, alpha=0.5, how="mix")
+    assert torch.allclose(final, torch.tensor([[1.5, 2.0, 1.25, 1.0]]))
+
+
+def test_prob_mixes_the_two_distributions():  # base (1/4, 3/4), neighbors (1/2, 1/2), alpha 1/2
+    base = torch.tensor([[0.0, math.log(3)]])
+    final = fuse(base, torch.zeros(1, 2), HIT, alpha=0.5, how="prob")
+    assert torch.allclose(final.exp(), torch.tensor([[0.375, 0.625]]))
+
+
+@pytest.mark.parametrize(("alpha", "wanted"), [(0.0, [0.25, 0.75]), (1.0, [0.5, 0.5])])
+def test_prob_at_its_ends_is_one_of_the_two_distributions(alpha, wanted):
+    base = torch.tensor([[0.0, math.log(3)]])
+    final = fuse(base, torch.zeros(1, 2), HIT, alpha=alpha, how="prob")
+    assert torch.allclose(final.exp(), torch.tensor([wanted]))
+
+
+def test_neutral_divides_by_one_plus_alpha_on_hit_rows_only():
+    base = torch.tensor([[3.0, 0.0], [3.0, 0.0]])
+    pull = torch.tensor([[0.0, 6.0], [9.0, 9.0]])
+    final = fuse(base, pull, torch.tensor([True, False]), alpha=0.5, neutral=True)
+    assert torch.allclose(final, torch.tensor([[2.0, 2.0], [3.0, 0.0]]))
+
+
+@pytest.mark.parametrize("how", ["add", "mix", "prob"])
+def test_a_row_without_a_hit_keeps_its_logits_to_the_bit(how):
+    base = torch.randn(3, 50)
+    hit = torch.tensor([True, False, True])
+    final = fuse(base, torch.randn(3, 50), hit, alpha=0.5, how=how, neutral=True)
+    assert torch.equal(final[1], base[1])
+    assert not torch.equal(final[0], base[0])
+
+
+def test_a_row_does_not_depend_on_the_others_in_its_batch():
+    torch.manual_seed(0)
+    rows = torch.tensor([0, 0, 1, 2, 2, 2])
+    weights, values = torch.rand(6), torch.randn(6, 40)
+    together = aggregate(weights, rows, values, 3)
+    alone = aggregate(weights[3:], torch.zeros(3, dtype=torch.long), values[3:], 1)
+    assert torch.equal(together[2], alone[0])
+
+
+def test_entropy_of_a_fair_coin_is_the_logarithm_of_two():
+    found = entropy(torch.tensor([[1.0, 1.0, -torch.inf], [9.0, -torch.inf, -torch.inf]]))
+    assert found.tolist() == pytest.approx([math.log(2), 0.0])
+
+
+cosines = arrays("float32", 6, elements=st.floats(0.0625, 1.0, width=32))
+logits = arrays("float32", (6, 5), elements=st.floats(-50, 50, width=32))
+
+
+@given(cosines, logits)
+def test_the_aggregate_lies_between_its_entries(similarities, values):
+    similarities, values = torch.tensor(similarities), torch.tensor(values)
+    rows = torch.zeros(6, dtype=torch.long)
+    pull = aggregate(weigh(similarities, rows, 1), rows, values, 1)[0]
+    assert (pull <= values.max(0).values + 1e-3).all()
+    assert (pull >= values.min(0).values - 1e-3).all()
+
+
+@given(cosines, logits, st.permutations(range(6)))
+def test_the_order_of_the_entries_does_not_matter(similarities, values, order):
+    similarities, values = torch.tensor(similarities), torch.tensor(values)
+    rows = torch.zeros(6, dtype=torch.long)
+    one = aggregate(weigh(similarities, rows, 1), rows, values, 1)
+    other = aggregate(weigh(similarities[order], rows, 1), rows, values[order], 1)
+    assert torch.allclose(one, other, atol=1e-3)
+
+
+@given(cosines, logits, st.floats(0, 1))
+def test_fusing_before_a_linear_head_is_fusing_after_it(similarities, values, alpha):
+    similarities, values = torch.tensor(similarities), torch.tensor(values)
+    rows = torch.tensor([0, 0, 0, 1, 1, 1])
+    head = torch.linspace(-1, 1, 35).reshape(7, 5)  # (vocabulary, d)
+    hidden = torch.ones(2, 5)
+    weights, hit = weigh(similarities, rows, 2), torch.tensor([True, True])
+    before = fuse(hidden, aggregate(weights, rows, values, 2), hit, alpha=alpha) @ head.T
+    after = fuse(
+        hidden @ head.T, aggregate(weights, rows, values @ head.T, 2), hit, alpha=alpha
+    )
+    assert torch.allclose(before, after, atol=1e-2)
+
+
+@given(cosines, st.floats(0, 1))
+def test_neutral_never_changes_the_first_choice(row, alpha):
+    base, pull = torch.tensor(row)[None], torch.tensor(row[::-1].copy())[None]
+    plain = fuse(base, pull, HIT, alpha=alpha)
+    neutral = fuse(base, pull, HIT, alpha=alpha, neutral=True)
+    assert plain[0, neutral.argmax()] == pytest.approx(float(plain.max()), rel=1e-6)

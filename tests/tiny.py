@@ -1,0 +1,145 @@
+"""Random tiny models of real architectures, and a tokenizer and embedder to go with them."""
+
+import json
+from functools import cache
+from pathlib import Path
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from trueline.models.language import LanguageModel
+
+CHAT = (
+    "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+TEXTS = [
+    "Answer the following question with one or two sentences.\nQ: What is true?\nA: It is not.",
+    "No, the sky is blue because air scatters short waves of light more than long ones.",
+    "Water boils at a lower temperature on a mountain, since the air presses less there.",
+    "Bats are not blind; they see well, and most of them also hear their way in the dark.",
+    "Is it true that gold rusts? Gold does not rust. Do fish sleep? Fish rest, eyes open.",
+]
+FACTS = [
+    ("Is the sky blue because of the sea?", ["No, air scatters blue light.", "It is the air."]),
+    ("Are bats blind?", ["Bats are not blind.", "No, bats see well in the dark."]),
+    ("Does gold rust?", ["Gold does not rust.", "No, it does not rust in air or water."]),
+    ("Do fish sleep?", ["Fish rest with open eyes.", "Yes, fish rest."]),
+]
+QUESTIONS = [
+    "Is the sea blue?",
+    "Are owls blind in the light of day, or do they see well?",
+    "Does water boil on a mountain?",
+    "Do bats sleep?",
+    "Is air gold?",
+]
+
+_SMALL = dict(
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    max_position_embeddings=512,
+    initializer_range=0.3,
+    bos_token_id=1,
+    eos_token_id=2,
+    pad_token_id=0,
+)
+ARCHITECTURES = {
+    "llama": ("Llama", {}),
+    "qwen2": ("Qwen2", {}),
+    "mistral": ("Mistral", {"sliding_window": 16}),
+    "gemma2": ("Gemma2", {"final_logit_softcapping": 3.0, "sliding_window": 16}),
+    "gemma3": ("Gemma3", {"sliding_window": 16, "tie_word_embeddings": False}),
+    "gpt2": ("GPT2", {}),
+    "phi": ("Phi", {"num_key_value_heads": 4}),
+    "cohere": ("Cohere", {"logit_scale": 0.25, "tie_word_embeddings": False}),
+    "granite": ("Granite", {"logits_scaling": 4.0}),
+}
+
+
+@cache
+def tokenizer(chat: bool = False) -> PreTrainedTokenizerFast:
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    core.train_from_iterator(
+        [*TEXTS, *(text for question, answers in FACTS for text in [question, *answers])],
+        trainers.BpeTrainer(
+            vocab_size=420,
+            special_tokens=["<pad>", "<bos>", "<eos>", "<|start|>", "<|end|>"],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    core.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", 1)]
+    )
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
+    )
+    made.chat_template = CHAT if chat else None
+    return made
+
+
+@cache
+def language_model(architecture: str, *, chat: bool = False, seed: int = 0) -> LanguageModel:
+    name, extra = ARCHITECTURES[architecture]
+    words = tokenizer(chat)
+    prefix = {"Gemma3": "Gemma3Text", "GPT2": "GPT2"}.get(name, name)
+    settings = {**_SMALL, "vocab_size": len(words), **extra}
+    if name == "GPT2":
+        settings = dict(
+            n_embd=32, n_layer=2, n_head=4, n_positions=512, initializer_range=0.3,
+            vocab_size=len(words), bos_token_id=1, eos_token_id=2,
+            tie_word_embeddings=False,
+        )
+    config = getattr(transformers, f"{prefix}Config")(**settings)
+    head = "LMHeadModel" if name == "GPT2" else "ForCausalLM"
+    torch.manual_seed(seed)
+    model = getattr(transformers, f"{name}{head}")(config)
+    if name == "Phi":  # a bias of zero would hide that the fused bias is counted twice
+        torch.nn.init.normal_(model.lm_head.bias)
+    return LanguageModel(model, words, id=f"tiny-{architecture}")
+
+
+def write_embedder(folder: Path, *, seed: int = 0) -> Path:
+    """A random BERT in the folder layout of sentence-transformers."""
+    core = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    core.normalizer = normalizers.BertNormalizer()
+    core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    core.train_from_iterator(
+        TEXTS, trainers.WordPieceTrainer(vocab_size=300, special_tokens=special, show_progress=False)
+    )
+    core.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]",
+        sep_token="[SEP]", mask_token="[MASK]",
+    ).save_pretrained(folder)
+    torch.manual_seed(seed)
+    config = transformers.BertConfig(
+        vocab_size=core.get_vocab_size(), hidden_size=32, num_hidden_layers=2,
+        num_attention_heads=4, intermediate_size=48, initializer_range=0.4,
+    )
+    transformers.BertModel(config).save_pretrained(folder)
+    kinds = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
+    modules = [
+        {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for n, (path, kind) in enumerate(kinds)
+    ]
+    (folder / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True}
+    for path, content in [
+        ("modules.json", modules),
+        ("1_Pooling/config.json", pooling),
+        ("sentence_bert_config.json", {"max_seq_length": 64, "do_lower_case": False}),
+    ]:
+        (folder / path).write_text(json.dumps(content))
+    return folder
