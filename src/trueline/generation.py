@@ -126,7 +126,7 @@ def stream(
     return _pieces(lm, row, _decode(lm, method, rows, pick, ending, False), ending.strings)
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def score(
     lm: LanguageModel, method: Decoder, question: str, candidates: Sequence[str]
 ) -> list[float]:
@@ -134,11 +134,10 @@ def score(
     method.check(lm)
     if not candidates:
         return []
+    if not all(candidate.strip() for candidate in candidates):
+        raise SettingError(f"a candidate answer is empty: {list(candidates)}")
     prompt = method.prompt_ids(lm, question)
     answers = [method.answer_ids(lm, question, candidate) for candidate in candidates]
-    for candidate, answer in zip(candidates, answers):
-        if not answer:
-            raise SettingError(f"a candidate answer has no token: {candidate!r}")
     reading = Reading(lm, [prompt])
     reading.select([0] * len(answers))
     hidden, logits = reading.finish([answer[:-1] for answer in answers])
@@ -171,32 +170,29 @@ def _decode(
 ) -> Iterator[list[_Row]]:
     """Pick one token a live row and step until every row has ended; yields the rows that got one."""
     draws = [pick.generator(row.place) for row in rows]
-    with torch.inference_mode():
-        reading = Reading(lm, [row.prompt for row in rows])
+    reading = Reading(lm, [row.prompt for row in rows])
     while rows:
-        with torch.inference_mode():
-            step = Step(
-                lm,
-                reading.contexts,
-                reading.starts,
-                reading.hidden,
-                reading.logits,
-                is_probability=pick.is_sampled,
-            )
-            adjusted = method.adjust(step)
-            tokens = pick(adjusted.logits, draws)
-            for place, (row, token) in enumerate(zip(rows, tokens)):
-                row.tokens.append(token)
-                if trace:
-                    row.steps.append(trace_step(step, adjusted, place, token))
-                ending.check(row, lm)
+        step = Step(
+            lm,
+            reading.contexts,
+            reading.starts,
+            reading.hidden,
+            reading.logits,
+            is_probability=pick.is_sampled,
+        )
+        adjusted = method.adjust(step)
+        tokens = pick(adjusted.logits, draws)
+        for place, (row, token) in enumerate(zip(rows, tokens)):
+            row.tokens.append(token)
+            if trace:
+                row.steps.append(trace_step(step, adjusted, place, token))
+            ending.check(row, lm)
         yield rows
         live = [place for place, row in enumerate(rows) if row.text is None]
         rows, draws = [rows[place] for place in live], [draws[place] for place in live]
         if rows:
-            with torch.inference_mode():
-                reading.select(live)
-                reading.extend([tokens[place] for place in live])
+            reading.select(live)
+            reading.extend([tokens[place] for place in live])
 
 
 def _pieces(

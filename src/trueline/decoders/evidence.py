@@ -44,7 +44,7 @@ class Evidence:
         if self.retriever.space.recipe.values == "logits":
             return values[:, tokens]
         assert self.lm.head is not None
-        return self.lm.head.columns(tokens, values).float()
+        return self.lm.head(values.to(self.lm.dtype)).float()[:, tokens]
 
     def _neighbor(self, entry: int, similarity: float, weight: float, push: float) -> Neighbor:
         space = self.retriever.space

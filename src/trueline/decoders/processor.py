@@ -31,7 +31,7 @@ class RadProcessor(LogitsProcessor):
             )
         self._rad, self._lm = rad, lm
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The adjusted scores (rows, vocabulary); rows without a hit keep theirs to the bit."""
         recipe = self._rad.space.recipe

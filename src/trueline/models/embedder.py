@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from trueline.errors import ModelError
 from trueline.models.fingerprint import fingerprint
+from trueline.models.quiet import quiet
 from trueline.models.sources import resolve
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class SentenceEmbedder:
             vectors[places] = self._pass([encoded[place] for place in places])
         return vectors
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _pass(self, rows: list[list[int]]) -> torch.Tensor:
         width = max(map(len, rows))
         ids = torch.tensor([row + [self._pad] * (width - len(row)) for row in rows])
@@ -133,7 +134,8 @@ def _sentence_embedder(id: str, folder: Path, device: torch.device) -> SentenceE
             "trueline runs encoders with mean or first-token pooling, such as all-minilm-l6-v2"
         )
     settings = _read(folder / "sentence_bert_config.json")
-    model = AutoModel.from_pretrained(folder, dtype=torch.float32).to(device)
+    with quiet():
+        model = AutoModel.from_pretrained(folder, dtype=torch.float32).to(device)
     limit = int(settings.get("max_seq_length") or model.config.max_position_embeddings)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     mode = "mean" if "mean" in modes[0] else "first"

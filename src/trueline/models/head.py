@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,7 +22,9 @@ class Head:
     multiplier: float = 1.0
     divisor: float = 1.0
     cap: float | None = None
+    is_linear: bool = False  # whether a sum of hidden states gives the sum of their logits
 
+    @torch.no_grad()
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """The logits of hidden states (..., d), by the operations of the model's own forward."""
         logits: torch.Tensor = self.output(hidden)
@@ -34,35 +37,20 @@ class Head:
         return logits
 
     @property
-    def is_linear(self) -> bool:
-        """Whether a sum of hidden states gives the sum of their logits."""
-        return self.cap is None and isinstance(self.output, torch.nn.Linear)
-
-    @property
     def bias(self) -> torch.Tensor | None:
         """What the head adds whatever the hidden state, on the scale of the logits."""
         bias = getattr(self.output, "bias", None)
         return None if bias is None else bias * self.multiplier / self.divisor
 
-    def columns(self, tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """The logits of a few tokens only: (n, d) -> (n, tokens)."""
-        logits = torch.nn.functional.linear(
-            hidden.to(self.output.weight.dtype),
-            self.output.weight[tokens],
-            None if self.output.bias is None else self.output.bias[tokens],
-        )
-        logits = logits * self.multiplier / self.divisor
-        return logits if self.cap is None else torch.tanh(logits / self.cap) * self.cap
 
+def find_head(model: PreTrainedModel, text: Sequence[int] = ()) -> Head | None:
+    """The head of a model, checked on the hidden states of a text: what it gives, and if linearly.
 
-def find_head(model: PreTrainedModel) -> Head | None:
-    """The head of a model, if it is of a known form (linear, constant scale, soft cap).
-
-    None where the known forms do not give the model's own logits to the bit: its forward pass
-    is then the only way to them.
+    None where the known forms (linear, constant scale, soft cap) do not give the model's own
+    logits to the bit: its forward pass is then the only way to them.
     """
     output, config = model.get_output_embeddings(), model.config.get_text_config()
-    if not isinstance(output, torch.nn.Linear):
+    if output is None:
         return None
     head = Head(
         output,
@@ -70,12 +58,19 @@ def find_head(model: PreTrainedModel) -> Head | None:
         divisor=getattr(config, "logits_scaling", None) or 1.0,
         cap=getattr(config, "final_logit_softcapping", None),
     )
-    probe = torch.arange(1, _PROBE + 1, device=model.device)[None] % config.vocab_size
-    return head if gives_own_logits(head, model, probe) else None
+    tokens = text or [token % config.vocab_size for token in range(1, _PROBE + 1)]
+    ids = torch.tensor([tokens], device=model.device)
+    with torch.no_grad():
+        hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        own = model(input_ids=ids, use_cache=False).logits
+        if not torch.equal(head(hidden), own):
+            return None
+        return replace(head, is_linear=head.cap is None and _is_affine(head, hidden, own))
 
 
-@torch.inference_mode()
-def gives_own_logits(head: Head, model: PreTrainedModel, ids: torch.Tensor) -> bool:
-    """Whether the head turns the hidden states of a text (1, n) into the model's logits, to the bit."""
-    hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-    return torch.equal(head(hidden), model(input_ids=ids, use_cache=False).logits)
+def _is_affine(head: Head, hidden: torch.Tensor, logits: torch.Tensor) -> bool:
+    """Whether the head of a mean is the mean of the heads, up to rounding."""
+    half = (hidden + hidden.flip(1)) / 2  # each state with one from the other end of the text
+    difference = (head(half) - (logits + logits.flip(1)) / 2).abs().max()
+    tolerance = max(1e-4, 4 * torch.finfo(logits.dtype).eps)
+    return bool(difference <= tolerance * logits.abs().max())

@@ -11,7 +11,8 @@ import torch
 
 from trueline.errors import ModelError, SettingError
 from trueline.models.fingerprint import fingerprint, tokenizer_hash
-from trueline.models.head import Head, find_head, gives_own_logits
+from trueline.models.head import Head, find_head
+from trueline.models.quiet import quiet
 from trueline.models.sources import resolve
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class LanguageModel:
             for token in tokens
         ]
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def forward(self, **inputs: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """One pass over some tokens: hidden states where the head is known, else logits."""
         if self.head is None:
@@ -102,12 +103,11 @@ class LanguageModel:
         return self.model.base_model(**inputs).last_hidden_state, None
 
     def head_kind(self, ids: Sequence[int]) -> str:
-        """`linear`, `own` (soft-capped) or `opaque`, checked on the hidden states of a real text."""
-        if self.head is None:
+        """`linear`, `own` (not linear) or `opaque`, checked on the hidden states of a real text."""
+        head = find_head(self.model, ids)
+        if head is None or self.head is None:
             return "opaque"
-        if not gives_own_logits(self.head, self.model, torch.tensor([ids], device=self.device)):
-            return "opaque"
-        return "linear" if self.head.is_linear else "own"
+        return "linear" if head.is_linear and self.head.is_linear else "own"
 
 
 def load(
@@ -128,10 +128,11 @@ def load(
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-        tokenizer = AutoTokenizer.from_pretrained(source.folder, **options)
-        model = AutoModelForCausalLM.from_pretrained(
-            source.folder, dtype=_dtype(dtype, device), **options
-        )
+        with quiet():
+            tokenizer = AutoTokenizer.from_pretrained(source.folder, **options)
+            model = AutoModelForCausalLM.from_pretrained(
+                source.folder, dtype=_dtype(dtype, device), **options
+            )
     except Exception as error:
         raise ModelError(
             f"{source.id} cannot be opened as a causal language model "

@@ -194,7 +194,7 @@ class _Worker:
         keys: Array = vectors[[row[text] for text in windows]]  # (entries, dimension)
         return keys
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _values(self, batch: list[_Passage], lengths: list[int]) -> Array:
         prompts: list[list[int]] = []
         rows = []

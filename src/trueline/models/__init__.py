@@ -1,0 +1,1 @@
+"""Language models and embedders: a name in, weights that run out."""

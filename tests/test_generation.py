@@ -1,0 +1,346 @@
+"""The loop: batches, streams, stops, chance, traces; and nothing is kept between calls."""
+
+import math
+
+import pytest
+import tiny
+import torch
+
+import trueline as tl
+from trueline.decoders import DECODERS
+from trueline.decoders.base import Step
+from trueline.errors import SettingError
+from trueline.models.reading import Reading
+
+TAU = 0.8
+QUESTION = tiny.QUESTIONS[1]
+
+
+@pytest.fixture(scope="module")
+def space(embedder):
+    from conftest import EXAMPLES
+
+    return tl.build(tiny.language_model("llama"), EXAMPLES, embedder=embedder)
+
+
+@pytest.fixture(params=DECODERS)
+def method(request, space):
+    return tl.RAD(space, tau=TAU) if request.param == "rad" else DECODERS[request.param]()
+
+
+def step_of(lm, questions, **options):
+    reading = Reading(lm, [tl.Prompt().encode(question, lm.tokenizer) for question in questions])
+    return Step(lm, reading.contexts, reading.starts, reading.hidden, **options)
+
+
+def test_a_list_comes_back_in_its_order(lm, method):
+    answers = tl.generate(lm, method, tiny.QUESTIONS, max_new_tokens=8, batch_size=2)
+    assert [answer.question for answer in answers] == tiny.QUESTIONS
+
+
+def test_a_batch_gives_each_question_the_answer_it_gets_alone(lm, method):
+    together = tl.generate(lm, method, tiny.QUESTIONS, max_new_tokens=12, batch_size=16)
+    for question, answer in zip(tiny.QUESTIONS, together):
+        assert answer == tl.generate(lm, method, question, max_new_tokens=12)
+
+
+def test_the_same_call_twice_gives_the_same_answer(lm, method):
+    first = tl.generate(lm, method, tiny.QUESTIONS, max_new_tokens=8)
+    assert tl.generate(lm, method, tiny.QUESTIONS, max_new_tokens=8) == first
+
+
+def test_the_pieces_of_a_stream_are_the_whole_answer(lm, method):
+    whole = tl.generate(lm, method, QUESTION, max_new_tokens=24)
+    pieces = list(tl.stream(lm, method, QUESTION, max_new_tokens=24))
+    assert "".join(pieces) == whole.text
+    assert len(pieces) > 3
+
+
+def test_a_step_is_left_as_it_was(lm, method):
+    step = step_of(lm, tiny.QUESTIONS)
+    hidden, contexts = step.hidden.clone(), [list(context) for context in step.contexts]
+    method.adjust(step)
+    assert torch.equal(step.hidden, hidden)
+    assert [list(context) for context in step.contexts] == contexts
+
+
+def test_extreme_logits_give_no_nan(lm, method):
+    step = step_of(lm, tiny.QUESTIONS)
+    for scale in (0.0, 1e-30, 1e15):
+        big = Step(lm, step.contexts, step.starts, step.hidden * scale)
+        assert not method.adjust(big).logits.isnan().any()
+
+
+def test_no_questions_give_no_answers(lm, method):
+    assert tl.generate(lm, method, []) == []
+
+
+@pytest.mark.parametrize("question", ["", "é漢字🙂 \u2028 ok?", "{question}", "x" * 300])
+def test_odd_questions_are_answered(question, lm, method):
+    answer = tl.generate(lm, method, question, max_new_tokens=4)
+    assert len(answer.token_ids) == 4
+
+
+def test_a_long_prompt_is_answered(method):
+    lm = tiny.language_model("llama")
+    answer = tl.generate(lm, method, "bats, " * 120, max_new_tokens=4)
+    assert answer.prompt_tokens > 200
+
+
+def test_without_a_hit_the_logits_are_the_models_own_to_the_bit(lm, space):
+    step = step_of(lm, tiny.QUESTIONS)
+    own = lm.head(step.hidden)
+    assert torch.equal(tl.RAD(space, tau=1.0).adjust(step).logits, own)
+    hits = tl.RAD(space, tau=TAU).adjust(step_of(lm, tiny.QUESTIONS))
+    counts = hits.evidence.hits.count(len(tiny.QUESTIONS))
+    assert (counts > 0).any()
+    mixed = step_of(lm, tiny.QUESTIONS)
+    for context in mixed.contexts[:2]:  # two rows leave the neighborhood of every entry
+        context[-8:] = lm.tokenizer.encode("mountain mountain mountain", add_special_tokens=False)
+    adjusted = tl.RAD(space, tau=0.995).adjust(mixed)
+    counts = adjusted.evidence.hits.count(len(tiny.QUESTIONS))
+    assert set((counts > 0).tolist()) == {True, False}
+    same = torch.tensor(
+        [torch.equal(row, base) for row, base in zip(adjusted.logits, lm.head(mixed.hidden))]
+    )
+    assert torch.equal(same, counts == 0)
+
+
+@pytest.mark.parametrize("fusion", ["add", "mix", "prob"])
+@pytest.mark.parametrize("architecture", ["llama", "phi", "gemma2"])
+def test_every_fusion_agrees_between_hidden_states_and_logits(architecture, fusion, embedder):
+    from conftest import EXAMPLES
+
+    lm = tiny.language_model(architecture)
+    hidden, logits = (
+        tl.build(lm, EXAMPLES, embedder=embedder, values=values) for values in ("auto", "logits")
+    )
+    for neutral in (False, True):
+        for aggregation in ("weighted", "mean"):
+            one, other = (
+                tl.RAD(s, tau=TAU, fusion=fusion, neutral=neutral, aggregation=aggregation)
+                .adjust(step_of(lm, tiny.QUESTIONS))
+                .logits
+                for s in (hidden, logits)
+            )
+            assert torch.allclose(one, other, atol=1e-4)
+
+
+def test_neutral_is_on_where_probabilities_are_read_and_off_elsewhere(lm, space):
+    rad = tl.RAD(space, tau=TAU)
+    greedy, drawn = (
+        rad.adjust(step_of(lm, tiny.QUESTIONS, is_probability=read)).logits
+        for read in (False, True)
+    )
+    hit = rad.adjust(step_of(lm, tiny.QUESTIONS)).evidence.hits.count(len(greedy)) > 0
+    assert hit.all()
+    assert torch.allclose(greedy, 1.5 * drawn, atol=1e-5)
+
+
+def test_an_answer_ends_with_the_token_that_ended_it(lm):
+    free = tl.generate(lm, tl.Greedy(), QUESTION, max_new_tokens=20)
+    stop = free.token_ids[5]
+    answer = tl.generate(lm, tl.Greedy(), QUESTION, max_new_tokens=20, stop_ids=[stop])
+    assert answer.token_ids == free.token_ids[: free.token_ids.index(stop) + 1]
+    assert (free.finish, answer.finish) == ("length", "stop")
+
+
+def test_several_stop_ids_all_end_an_answer(lm):
+    free = tl.generate(lm, tl.Greedy(), QUESTION, max_new_tokens=20).token_ids
+    stops = [free[7], free[4]]
+    answer = tl.generate(lm, tl.Greedy(), QUESTION, max_new_tokens=20, stop_ids=stops)
+    assert len(answer.token_ids) == min(free.index(stop) for stop in stops) + 1
+
+
+def test_a_stop_string_ends_the_answer_before_it_even_across_tokens(lm):
+    free = tl.generate(lm, tl.Greedy(), QUESTION, max_new_tokens=30).text
+    stop = free[9:14]
+    answer = tl.generate(lm, tl.Greedy(), QUESTION, max_new_tokens=30, stop=stop)
+    assert answer.text == free[: free.index(stop)]
+    assert answer.finish == "stop"
+    streamed = tl.stream(lm, tl.Greedy(), QUESTION, max_new_tokens=30, stop=["never", stop])
+    assert "".join(streamed) == answer.text
+
+
+def test_rows_leave_the_batch_as_they_end(lm, monkeypatch):
+    widths = []
+    extend = Reading.extend
+    monkeypatch.setattr(
+        Reading, "extend", lambda self, tokens: (widths.append(len(tokens)), extend(self, tokens))
+    )
+    free = tl.generate(lm, tl.Greedy(), tiny.QUESTIONS, max_new_tokens=10)
+    assert widths == [5] * 9
+    widths.clear()
+    stop = free[0].token_ids[2]
+    tl.generate(lm, tl.Greedy(), tiny.QUESTIONS, max_new_tokens=10, stop_ids=[stop])
+    assert widths[0] >= widths[-1]
+    assert min(widths) < 5
+
+
+def test_a_seed_repeats_a_draw_whatever_the_batch(lm, space):
+    options = {"max_new_tokens": 10, "temperature": 1.0, "seed": 3}
+    rad = tl.RAD(space, tau=TAU)
+    whole = tl.generate(lm, rad, tiny.QUESTIONS, **options)
+    assert tl.generate(lm, rad, tiny.QUESTIONS, batch_size=2, **options) == whole
+    other = tl.generate(lm, rad, tiny.QUESTIONS, **{**options, "seed": 4})
+    assert other != whole
+
+
+def test_a_draw_follows_the_probabilities():  # 1/7, 2/7, 4/7
+    from trueline.pick import Pick
+
+    logits = torch.tensor([[0.0, math.log(2), math.log(4)]])
+    pick = Pick(temperature=1.0, seed=0)
+    draws = [pick(logits, [source])[0] for source in [pick.generator(0)] for _ in range(3000)]
+    assert [draws.count(token) / 3000 for token in range(3)] == pytest.approx(
+        [1 / 7, 2 / 7, 4 / 7], abs=0.03
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ({"temperature": 0.5}, [1 / 21, 4 / 21, 16 / 21]),
+        ({"temperature": 1.0, "top_k": 2}, [0, 1 / 3, 2 / 3]),
+        ({"temperature": 1.0, "top_p": 0.5}, [0, 0, 1]),
+        ({"temperature": 1.0, "top_p": 0.58}, [0, 1 / 3, 2 / 3]),
+        ({"temperature": 1.0, "top_p": 1.0}, [1 / 7, 2 / 7, 4 / 7]),
+        ({"temperature": 1.0, "top_k": 9, "top_p": 1.0}, [1 / 7, 2 / 7, 4 / 7]),
+    ],
+)
+def test_temperature_and_cuts_reshape_the_distribution(settings, wanted):
+    from trueline.pick import Pick
+
+    logits = torch.tensor([[0.0, math.log(2), math.log(4)]])
+    assert Pick(**settings).probabilities(logits)[0].tolist() == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"temperature": 1.0, "top_k": 0}, "top_k"),
+        ({"temperature": 1.0, "top_p": 1.5}, "top_p"),
+        ({"seed": 1}, "temperature above 0"),
+        ({"stop": ["a", ""]}, "stop string"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_by_name(options, message, lm):
+    with pytest.raises(SettingError, match=message):
+        tl.generate(lm, tl.Greedy(), QUESTION, **options)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"alpha": -0.1}, "alpha"),
+        ({"alpha": 1.1}, "alpha"),
+        ({"alpha": math.nan}, "alpha"),
+        ({"tau": -1.1}, "tau"),
+        ({"tau": math.nan}, "tau"),
+        ({"fusion": "sum"}, "fusion must be one of add, mix, prob"),
+        ({"aggregation": "max"}, "aggregation"),
+        ({"matches": "some"}, "matches"),
+        ({"match_by": "ear"}, "match_by"),
+    ],
+)
+def test_a_method_that_cannot_be_is_refused_by_name(settings, message, space):
+    with pytest.raises(SettingError, match=message):
+        tl.RAD(space, **settings)
+
+
+def test_a_question_longer_than_the_model_reads_is_named(lm):
+    with pytest.raises(SettingError, match=r"question 2 makes a prompt of \d+ tokens"):
+        tl.generate(lm, tl.Greedy(), ["short?", "bats, " * 600])
+
+
+def test_an_answer_stops_where_the_model_cannot_read_on(lm):
+    answer = tl.generate(lm, tl.Greedy(), "bats, " * 200, max_new_tokens=200)
+    assert answer.prompt_tokens + len(answer.token_ids) == 512
+
+
+def test_a_score_is_the_sum_of_the_log_probabilities_of_the_tokens(lm):
+    prompt = tl.Prompt()
+    candidates = ["Bats see well.", "No.", "Fish rest with open eyes, as most of them do."]
+    scores = tl.score(lm, tl.Greedy(), QUESTION, candidates)
+    for candidate, found in zip(candidates, scores):
+        start = prompt.encode(QUESTION, lm.tokenizer)
+        answer = prompt.encode_answer(QUESTION, candidate, lm.tokenizer)
+        with torch.no_grad():
+            logits = lm.model(torch.tensor([start + answer])).logits[0]
+        wanted = sum(
+            float(logits[len(start) + n - 1].log_softmax(-1)[token])
+            for n, token in enumerate(answer)
+        )
+        assert found == pytest.approx(wanted, abs=1e-3)
+
+
+def test_a_score_under_rad_is_on_the_models_own_scale(lm, space, sentence_transformer):
+    from oracle import Oracle
+
+    prompt, candidate = tl.Prompt(), "Bats are not blind."
+    oracle = Oracle(lm.model, lm.tokenizer, sentence_transformer)
+    for example in space.examples:
+        for answer in example.answers:
+            oracle.add(
+                prompt.encode(example.question, lm.tokenizer),
+                prompt.encode_answer(example.question, answer, lm.tokenizer),
+            )
+    tokens = prompt.encode(QUESTION, lm.tokenizer)
+    start, wanted = len(tokens), 0.0
+    for token in prompt.encode_answer(QUESTION, candidate, lm.tokenizer):
+        final, hits = oracle.step(tokens, start, alpha=0.5, tau=TAU)
+        wanted += float((final / 1.5 if hits else final).log_softmax(-1)[token])
+        tokens = [*tokens, token]
+    (found,) = tl.score(lm, tl.RAD(space, tau=TAU), QUESTION, [candidate])
+    assert found == pytest.approx(wanted, abs=1e-3)
+
+
+def test_scoring_nothing_gives_nothing_and_an_empty_candidate_is_refused(lm):
+    assert tl.score(lm, tl.Greedy(), QUESTION, []) == []
+    with pytest.raises(SettingError, match="empty"):
+        tl.score(lm, tl.Greedy(), QUESTION, ["fine", ""])
+
+
+def test_a_trace_tells_what_the_model_wanted_and_who_moved_it(lm, space):
+    rad = tl.RAD(space, tau=TAU)
+    answer = tl.generate(lm, rad, QUESTION, max_new_tokens=12, trace=True)
+    assert [step.token for step in answer.trace] == list(answer.token_ids)
+    assert any(step.flipped for step in answer.trace)
+    for step in answer.trace:
+        assert (len(step.base), len(step.final)) == (5, 5)
+        assert step.flipped == (step.token != step.base[0].token)
+        assert step.final[0].token == step.token
+        assert 0 <= step.entropy <= math.log(lm.vocabulary)
+        assert step.rival == (step.base[0] if step.flipped else step.base[1]).token
+        assert len(step.neighbors) == min(5, step.hits)
+        for neighbor in step.neighbors:
+            assert neighbor.similarity > TAU
+            assert neighbor.example in {example.id for example in space.examples}
+
+
+def test_the_pushes_of_all_neighbors_add_up_to_the_move(lm, space):
+    rad = tl.RAD(space, tau=TAU, alpha=0.5)
+    step = step_of(lm, tiny.QUESTIONS)
+    adjusted = rad.adjust(step)
+    for row in range(len(tiny.QUESTIONS)):
+        picked, rival = (int(token) for token in adjusted.logits[row].topk(2).indices)
+        pushes = adjusted.evidence.neighbors(row, picked, rival, most=10_000)
+        moved = (adjusted.logits - step.logits)[row]
+        assert sum(neighbor.push for neighbor in pushes) == pytest.approx(
+            float(moved[picked] - moved[rival]), abs=1e-4
+        )
+
+
+def test_an_answer_has_no_trace_unless_asked_for(lm):
+    assert tl.generate(lm, tl.Greedy(), QUESTION, max_new_tokens=2).trace is None
+
+
+def test_progress_counts_the_answers(lm):
+    seen = []
+    tl.generate(
+        lm, tl.Greedy(), tiny.QUESTIONS, max_new_tokens=3, progress=lambda *now: seen.append(now)
+    )
+    assert seen[-1] == (5, 5)

@@ -1,0 +1,108 @@
+"""RAD in transformers' own generate: pads, beams, chance, streamers, and no memory."""
+
+import pytest
+import tiny
+import torch
+from transformers import TextIteratorStreamer
+
+import trueline as tl
+from trueline.errors import SettingError, SpaceMismatchError
+
+TAU = 0.8
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return tiny.language_model("llama")
+
+
+@pytest.fixture(scope="module")
+def space(lm, embedder):
+    from conftest import EXAMPLES
+
+    return tl.build(lm, EXAMPLES, embedder=embedder)
+
+
+@pytest.fixture(scope="module")
+def processor(lm, space):
+    return tl.RAD(space, tau=TAU).processor(lm.model, lm.tokenizer)
+
+
+def padded(lm, questions):
+    prompts = [tl.Prompt().encode(question, lm.tokenizer) for question in questions]
+    return lm.tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
+
+
+def test_scores_are_the_base_plus_alpha_times_the_aggregate(lm, space, processor):
+    batch = padded(lm, tiny.QUESTIONS)
+    with torch.no_grad():
+        base = lm.model(**batch).logits[:, -1].float()
+    before = base.clone()
+    final = processor(batch["input_ids"], base)
+    assert torch.equal(base, before)
+    step = tl.generate(lm, tl.RAD(space, tau=TAU), tiny.QUESTIONS, max_new_tokens=1, trace=True)
+    for row, answer in zip(final, step):
+        best = answer.trace[0].final[0]
+        assert float(row[best.token]) == pytest.approx(best.logit, abs=1e-4)
+
+
+def test_pads_do_not_change_what_is_retrieved(lm, processor):
+    ids = tl.Prompt().encode("Do bats sleep?", lm.tokenizer)
+    scores = torch.randn(1, lm.vocabulary)
+    bare = processor(torch.tensor([ids]), scores)
+    short = processor(torch.tensor([[lm.tokenizer.pad_token_id] * 9 + ids]), scores)
+    assert torch.equal(bare, short)
+
+
+def test_scores_without_a_hit_come_back_to_the_bit(lm, space):
+    silent = tl.RAD(space, tau=1.0).processor(lm.model, lm.tokenizer)
+    scores = torch.randn(2, lm.vocabulary)
+    assert torch.equal(silent(torch.tensor([[5, 6], [7, 8]]), scores), scores)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"do_sample": True, "temperature": 0.8, "top_p": 0.9},
+        {"num_beams": 3, "do_sample": False},
+        {"num_beams": 2, "num_return_sequences": 2, "do_sample": False},
+    ],
+    ids=["sampling", "beams", "returned beams"],
+)
+def test_transformers_other_ways_of_generating_work(options, lm, processor):
+    batch = padded(lm, tiny.QUESTIONS)
+    outs = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        outs.append(
+            lm.model.generate(**batch, max_new_tokens=6, logits_processor=[processor], **options)
+        )
+    assert torch.equal(*outs)
+    torch.manual_seed(0)
+    plain = lm.model.generate(**batch, max_new_tokens=6, **options)
+    assert outs[0].tolist() != plain.tolist()
+
+
+def test_a_streamer_gets_the_tokens_of_our_own_stream(lm, space, processor):
+    question = tiny.QUESTIONS[1]
+    streamer = TextIteratorStreamer(lm.tokenizer, skip_prompt=True, skip_special_tokens=True)
+    ids = torch.tensor([tl.Prompt().encode(question, lm.tokenizer)])
+    lm.model.generate(
+        ids, max_new_tokens=10, do_sample=False, streamer=streamer, logits_processor=[processor]
+    )
+    ours = tl.generate(lm, tl.RAD(space, tau=TAU), question, max_new_tokens=10)
+    assert "".join(streamer) == ours.text
+
+
+def test_another_model_is_refused_when_the_processor_is_made(space):
+    other = tiny.language_model("llama", seed=1)
+    with pytest.raises(SpaceMismatchError, match="model tiny-llama"):
+        tl.RAD(space).processor(other.model, other.tokenizer)
+
+
+def test_a_window_of_the_answer_alone_cannot_be_a_processor(lm, embedder):
+    from conftest import EXAMPLES
+
+    space = tl.build(lm, EXAMPLES, embedder=embedder, window="answer")
+    with pytest.raises(SettingError, match="where the answer begins"):
+        tl.RAD(space).processor(lm.model, lm.tokenizer)

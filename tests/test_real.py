@@ -1,0 +1,133 @@
+"""SmolLM2-135M and all-MiniLM-L6-v2 themselves, held to the slow transcription."""
+
+import pytest
+import torch
+from oracle import Oracle
+
+import trueline as tl
+from trueline.examples import read_examples
+from trueline.models.embedder import load_embedder
+from trueline.models.sources import resolve
+
+pytestmark = [pytest.mark.real, pytest.mark.slow]
+
+GROUND, ASKED, LENGTH = 20, 24, 24  # examples in the space, questions, tokens an answer
+
+
+@pytest.fixture(scope="module")
+def smol():
+    return tl.load("smollm2-135m")
+
+
+@pytest.fixture(scope="module")
+def minilm():
+    return load_embedder("all-minilm-l6-v2")
+
+
+@pytest.fixture(scope="module")
+def facts():
+    ground = read_examples("facts:ground")
+    return ground[:: len(ground) // GROUND][:GROUND]  # some of every category
+
+
+@pytest.fixture(scope="module")
+def questions():
+    test = read_examples("facts:test")
+    return [example.question for example in test[:: len(test) // ASKED][:ASKED]]
+
+
+@pytest.fixture(scope="module")
+def space(smol, minilm, facts):
+    return tl.build(smol, facts, embedder=minilm)
+
+
+@pytest.fixture(scope="module")
+def wanted(smol, facts, questions):
+    """What the slow transcription answers, and how many of its steps had a hit."""
+    from sentence_transformers import SentenceTransformer
+
+    folder = resolve("all-minilm-l6-v2", "embedder").folder
+    oracle = Oracle(smol.model, smol.tokenizer, SentenceTransformer(str(folder), device="cpu"))
+    prompt = tl.Prompt()
+    for example in facts:
+        for answer in example.answers:
+            oracle.add(
+                prompt.encode(example.question, smol.tokenizer),
+                prompt.encode_answer(example.question, answer, smol.tokenizer),
+            )
+    return [
+        tuple(
+            oracle.decode(
+                prompt.encode(question, smol.tokenizer),
+                alpha=0.5,
+                tau=0.7,
+                stop_ids=smol.stop_ids,
+                max_new_tokens=LENGTH,
+            )
+        )
+        for question in questions
+    ]
+
+
+def tokens(smol, method, questions, **options):
+    answers = tl.generate(smol, method, questions, max_new_tokens=LENGTH, **options)
+    return [answer.token_ids for answer in answers]
+
+
+def test_rad_picks_the_tokens_of_the_oracle(smol, minilm, facts, space, questions, wanted):
+    assert tokens(smol, tl.Greedy(), questions) != wanted
+    rad = tl.RAD(space)
+    assert tokens(smol, rad, questions, batch_size=1) == wanted
+    assert tokens(smol, rad, questions, batch_size=16) == wanted
+    stored = tl.build(smol, facts, embedder=minilm, values="logits")
+    assert tokens(smol, tl.RAD(stored), questions, batch_size=16) == wanted
+
+
+def test_the_processor_picks_the_tokens_of_the_oracle(smol, space, questions, wanted):
+    processor = tl.RAD(space).processor(smol.model, smol.tokenizer)
+    prompts = [tl.Prompt().encode(question, smol.tokenizer) for question in questions]
+    batch = smol.tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
+    out = smol.model.generate(
+        **batch, max_new_tokens=LENGTH, do_sample=False, logits_processor=[processor]
+    )
+    for row, answer in zip(out[:, batch["input_ids"].shape[1] :].tolist(), wanted):
+        assert tuple(row[: len(answer)]) == answer
+
+
+def test_greedy_and_rad_switched_off_pick_the_tokens_of_transformers(smol, space, questions):
+    some = questions[:6]
+    for method in (tl.Greedy(), tl.RAD(space, alpha=0.0), tl.RAD(space, tau=1.0)):
+        for question, answer in zip(some, tokens(smol, method, some)):
+            ids = torch.tensor([tl.Prompt().encode(question, smol.tokenizer)])
+            out = smol.model.generate(ids, max_new_tokens=LENGTH, do_sample=False)
+            assert tuple(out[0, ids.shape[1] :].tolist()) == answer
+
+
+def test_our_embedder_gives_the_vectors_of_sentence_transformers(minilm):
+    from sentence_transformers import SentenceTransformer
+
+    folder = resolve("all-minilm-l6-v2", "embedder").folder
+    reference = SentenceTransformer(str(folder), device="cpu")
+    texts = ["", " gum", "Seven years, they say", "naïve café — 北京 🙂", "word " * 400, "\n\nA:"]
+    ours = minilm.embed(texts)
+    theirs = torch.tensor(reference.encode(texts, show_progress_bar=False))
+    assert torch.allclose(ours, theirs, atol=1e-5)
+    assert torch.allclose(ours.norm(dim=1), torch.ones(len(texts)), atol=1e-5)
+
+
+def test_a_bfloat16_model_gives_rad_logits_within_its_rounding(smol, space, questions):
+    from trueline.decoders.base import Step
+    from trueline.models.reading import Reading
+
+    half = tl.load("smollm2-135m", dtype="bfloat16")
+    assert half.fingerprint == smol.fingerprint
+    prompts = [tl.Prompt().encode(question, smol.tokenizer) for question in questions[:4]]
+    logits = {}
+    for lm in (smol, half):
+        reading = Reading(lm, prompts)
+        step = Step(lm, reading.contexts, reading.starts, reading.hidden)
+        adjusted = tl.RAD(space).adjust(step)
+        assert len(adjusted.evidence.hits) > 0
+        logits[lm] = adjusted.logits.float()
+    distance = (logits[smol] - logits[half]).norm() / logits[smol].norm()
+    assert distance < 0.05  # a bfloat16 number has 8 bits: 0.4 % each, over 30 layers

