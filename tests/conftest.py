@@ -6,9 +6,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
+import tiny
 import torch
 
-import tiny
 from trueline.models.embedder import load_embedder
 from trueline.records import Example
 

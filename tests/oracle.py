@@ -30,9 +30,10 @@ class Oracle:
         return self._vectors[text]
 
     @torch.no_grad()
-    def logits(self, tokens):
-        """ModelLogits(x): every position of the text, from scratch."""
-        return self.model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].float()
+    def logits(self, tokens, keep=0):
+        """ModelLogits(x), from scratch: at every position of the text, or at its last few."""
+        out = self.model(input_ids=torch.tensor([tokens]), use_cache=False, logits_to_keep=keep)
+        return out.logits[0].float()
 
     def add(self, prompt, answer, *, end=False):
         """One entry (e_i, l_i) for every position i of the answer."""
@@ -44,7 +45,7 @@ class Oracle:
 
     def step(self, tokens, start, *, alpha, tau):
         """l_final = l_base + alpha * sum_S (s_i / sum_S s) l_i, with S = {i : cos > tau}."""
-        base = self.logits(tokens)[-1]
+        base = self.logits(tokens, keep=1)[-1]
         e_t = self.embed(tokens, start)
         aggregated, total = torch.zeros_like(base), 0.0
         chosen = []

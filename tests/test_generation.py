@@ -29,7 +29,9 @@ def method(request, space):
 
 
 def step_of(lm, questions, **options):
-    reading = Reading(lm, [tl.Prompt().encode(question, lm.tokenizer) for question in questions])
+    reading = Reading(
+        lm, [tl.Prompt().encode(question, lm.tokenizer) for question in questions]
+    )
     return Step(lm, reading.contexts, reading.starts, reading.hidden, **options)
 
 
@@ -96,7 +98,9 @@ def test_without_a_hit_the_logits_are_the_models_own_to_the_bit(lm, space):
     assert (counts > 0).any()
     mixed = step_of(lm, tiny.QUESTIONS)
     for context in mixed.contexts[:2]:  # two rows leave the neighborhood of every entry
-        context[-8:] = lm.tokenizer.encode("mountain mountain mountain", add_special_tokens=False)
+        context[-8:] = lm.tokenizer.encode(
+            "mountain mountain mountain", add_special_tokens=False
+        )
     adjusted = tl.RAD(space, tau=0.995).adjust(mixed)
     counts = adjusted.evidence.hits.count(len(tiny.QUESTIONS))
     assert set((counts > 0).tolist()) == {True, False}
@@ -113,7 +117,8 @@ def test_every_fusion_agrees_between_hidden_states_and_logits(architecture, fusi
 
     lm = tiny.language_model(architecture)
     hidden, logits = (
-        tl.build(lm, EXAMPLES, embedder=embedder, values=values) for values in ("auto", "logits")
+        tl.build(lm, EXAMPLES, embedder=embedder, values=values)
+        for values in ("auto", "logits")
     )
     for neutral in (False, True):
         for aggregation in ("weighted", "mean"):
@@ -166,7 +171,9 @@ def test_rows_leave_the_batch_as_they_end(lm, monkeypatch):
     widths = []
     extend = Reading.extend
     monkeypatch.setattr(
-        Reading, "extend", lambda self, tokens: (widths.append(len(tokens)), extend(self, tokens))
+        Reading,
+        "extend",
+        lambda self, tokens: (widths.append(len(tokens)), extend(self, tokens)),
     )
     free = tl.generate(lm, tl.Greedy(), tiny.QUESTIONS, max_new_tokens=10)
     assert widths == [5] * 9
@@ -341,6 +348,10 @@ def test_an_answer_has_no_trace_unless_asked_for(lm):
 def test_progress_counts_the_answers(lm):
     seen = []
     tl.generate(
-        lm, tl.Greedy(), tiny.QUESTIONS, max_new_tokens=3, progress=lambda *now: seen.append(now)
+        lm,
+        tl.Greedy(),
+        tiny.QUESTIONS,
+        max_new_tokens=3,
+        progress=lambda *now: seen.append(now),
     )
     assert seen[-1] == (5, 5)

@@ -75,7 +75,9 @@ def test_transformers_other_ways_of_generating_work(options, lm, processor):
     for _ in range(2):
         torch.manual_seed(0)
         outs.append(
-            lm.model.generate(**batch, max_new_tokens=6, logits_processor=[processor], **options)
+            lm.model.generate(
+                **batch, max_new_tokens=6, logits_processor=[processor], **options
+            )
         )
     assert torch.equal(*outs)
     torch.manual_seed(0)

@@ -30,13 +30,28 @@ def space_of(angles, *, values=None, embedder_hash="north", **recipe):
     kept = np.eye(count, dtype=np.float32) if values is None else np.asarray(values, np.float32)
     zeros = np.zeros(count, np.int32)
     entries = Entries(
-        keys, kept, zeros, np.arange(count, dtype=np.int32), zeros, zeros,
+        keys,
+        kept,
+        zeros,
+        np.arange(count, dtype=np.int32),
+        zeros,
+        zeros,
         np.array([text_hash(str(angle)) for angle in angles], np.int64),
     )
     settings = dict(
-        model="none", model_fingerprint="", vocabulary=kept.shape[1], tokenizer_hash="",
-        embedder="compass", embedder_hash=embedder_hash, context=8, window="all", end=False,
-        prompt=Prompt(), values="logits", head="opaque", dtype="float32",
+        model="none",
+        model_fingerprint="",
+        vocabulary=kept.shape[1],
+        tokenizer_hash="",
+        embedder="compass",
+        embedder_hash=embedder_hash,
+        context=8,
+        window="all",
+        end=False,
+        prompt=Prompt(),
+        values="logits",
+        head="opaque",
+        dtype="float32",
     )
     examples = [Example(f"{angle}?", f"{angle}.", id=str(n)) for n, angle in enumerate(angles)]
     return GroundingSpace(
@@ -89,7 +104,12 @@ def test_exact_by_text_is_not_exact_by_cosine():  # 360 degrees is the same vect
 
 def test_each_window_of_a_batch_gets_its_own_hits():
     hits = Retriever(space_of([0, 90]), torch.device("cpu")).above(["0", "45", "90"], tau=0.6)
-    assert list(zip(hits.rows.tolist(), hits.entries.tolist())) == [(0, 0), (1, 0), (1, 1), (2, 1)]
+    assert list(zip(hits.rows.tolist(), hits.entries.tolist())) == [
+        (0, 0),
+        (1, 0),
+        (1, 1),
+        (2, 1),
+    ]
     assert hits.count(3).tolist() == [1, 2, 1]
 
 

@@ -365,7 +365,10 @@ def test_a_config_that_is_no_json_is_refused(tmp_path):
         resolve(tmp_path / "mine", "language")
 
 
-@pytest.mark.parametrize("config", [{"architectures": ["BertModel"]}, {"model_type": "bert"}])
+@pytest.mark.parametrize(
+    "config",
+    [{"architectures": ["BertModel"]}, {"model_type": "bert", "architectures": None}],
+)
 def test_an_encoder_is_no_language_model(config, tmp_path):
     folder = model_folder(tmp_path / "mine", **config)
     with pytest.raises(ModelError, match=r"mine has .*(?i:bert).*no causal language model"):
@@ -504,7 +507,10 @@ def hub_error(name):
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        ("LocalEntryNotFoundError", "owner/name could not be fetched: the hub did not give it"),
+        (
+            "LocalEntryNotFoundError",
+            "owner/name is no folder .* fetched: the hub did not give it",
+        ),
         ("RepositoryNotFoundError", "the hub has no such model"),
         ("GatedRepoError", "hf auth login"),
         ("HFValidationError", "did not give it .HFValidationError."),

@@ -53,7 +53,9 @@ def test_there_is_one_entry_for_every_token_of_every_answer(lm, space, examples)
         for answer in example.answers
     ]
     assert len(space) == sum(lengths)
-    assert space.entries.steps.tolist() == [step for length in lengths for step in range(length)]
+    assert space.entries.steps.tolist() == [
+        step for length in lengths for step in range(length)
+    ]
 
 
 def test_entries_remember_the_token_that_followed(lm, space, examples):
@@ -64,7 +66,9 @@ def test_entries_remember_the_token_that_followed(lm, space, examples):
     assert first.tolist() == wanted
 
 
-def test_end_adds_one_entry_an_answer_and_it_names_the_stop_token(lm, space, examples, embedder):
+def test_end_adds_one_entry_an_answer_and_it_names_the_stop_token(
+    lm, space, examples, embedder
+):
     longer = tl.build(lm, examples, embedder=embedder, end=True)
     answers = sum(len(example.answers) for example in examples)
     assert len(longer) == len(space) + answers
@@ -160,7 +164,9 @@ def test_two_builds_give_the_same_bytes(lm, examples, embedder, tmp_path):
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 
-def test_building_to_disk_and_saving_give_the_same_bytes(lm, examples, embedder, folder, tmp_path):
+def test_building_to_disk_and_saving_give_the_same_bytes(
+    lm, examples, embedder, folder, tmp_path
+):
     tl.build(lm, examples, embedder=embedder, out=tmp_path / "direct")
     assert contents(tmp_path / "direct") == contents(folder)
 
@@ -316,7 +322,13 @@ def test_another_prompt_is_refused(space):
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("context", 0), ("context", "all"), ("window", "half"), ("values", "x"), ("dtype", "int8")],
+    [
+        ("context", 0),
+        ("context", "all"),
+        ("window", "half"),
+        ("values", "x"),
+        ("dtype", "int8"),
+    ],
 )
 def test_a_setting_that_cannot_be_is_refused_by_name(setting, value, lm, examples, embedder):
     with pytest.raises(SettingError, match=setting):
@@ -346,7 +358,11 @@ def test_a_finished_build_is_not_done_again(lm, examples, embedder, tmp_path):
     tl.build(lm, examples, embedder=embedder, out=tmp_path / "space")
     seen = []
     tl.build(
-        lm, examples, embedder=embedder, out=tmp_path / "space", progress=lambda *n: seen.append(n)
+        lm,
+        examples,
+        embedder=embedder,
+        out=tmp_path / "space",
+        progress=lambda *n: seen.append(n),
     )
     assert seen == []
 

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import torch
 import transformers
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import PreTrainedTokenizerFast
 
 from trueline.models.language import LanguageModel
@@ -94,8 +102,14 @@ def language_model(architecture: str, *, chat: bool = False, seed: int = 0) -> L
     settings = {**_SMALL, "vocab_size": len(words), **extra}
     if name == "GPT2":
         settings = dict(
-            n_embd=32, n_layer=2, n_head=4, n_positions=512, initializer_range=0.3,
-            vocab_size=len(words), bos_token_id=1, eos_token_id=2,
+            n_embd=32,
+            n_layer=2,
+            n_head=4,
+            n_positions=512,
+            initializer_range=0.3,
+            vocab_size=len(words),
+            bos_token_id=1,
+            eos_token_id=2,
             tie_word_embeddings=False,
         )
     config = getattr(transformers, f"{prefix}Config")(**settings)
@@ -114,19 +128,28 @@ def write_embedder(folder: Path, *, seed: int = 0) -> Path:
     core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     core.train_from_iterator(
-        TEXTS, trainers.WordPieceTrainer(vocab_size=300, special_tokens=special, show_progress=False)
+        TEXTS,
+        trainers.WordPieceTrainer(vocab_size=300, special_tokens=special, show_progress=False),
     )
     core.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]",
-        sep_token="[SEP]", mask_token="[MASK]",
+        tokenizer_object=core,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
     ).save_pretrained(folder)
     torch.manual_seed(seed)
     config = transformers.BertConfig(
-        vocab_size=core.get_vocab_size(), hidden_size=32, num_hidden_layers=2,
-        num_attention_heads=4, intermediate_size=48, initializer_range=0.4,
+        vocab_size=core.get_vocab_size(),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        initializer_range=0.4,
     )
     transformers.BertModel(config).save_pretrained(folder)
     kinds = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from trueline.models.language import LanguageModel as LanguageModel
     from trueline.models.language import load as load
     from trueline.prompts import Prompt as Prompt
-    from trueline.records import Answer as Answer
+    from trueline.answers import Answer as Answer
     from trueline.records import Example as Example
     from trueline.space.build import build as build
     from trueline.space.space import GroundingSpace as GroundingSpace
     from trueline.space.storage import read_space as open
 
 _HOMES = {  # public name -> where it lives; opened when first asked for, so that --help is instant
-    "Answer": "trueline.records",
+    "Answer": "trueline.answers",
     "Example": "trueline.records",
     "Greedy": "trueline.decoders",
     "GroundingSpace": "trueline.space.space",
@@ -37,7 +37,7 @@ _HOMES = {  # public name -> where it lives; opened when first asked for, so tha
     "score": "trueline.generation",
     "stream": "trueline.generation",
 }
-__all__ = sorted(_HOMES)  # noqa: PLE0605
+__all__ = sorted(_HOMES)
 __version__ = "0.1.0"
 
 

@@ -8,12 +8,13 @@ from typing import overload
 
 import torch
 
+from trueline.answers import Answer
 from trueline.decoders.base import Decoder, Step
 from trueline.errors import SettingError
 from trueline.models.language import LanguageModel
 from trueline.models.reading import Reading
 from trueline.pick import Pick
-from trueline.records import Answer, TraceStep
+from trueline.records import TraceStep
 from trueline.trace import trace_step
 
 _SCORED = 64  # positions whose logits are held at once while scoring
@@ -249,7 +250,9 @@ def _batches(rows: list[_Row], size: int) -> list[list[_Row]]:
 def _ending(lm: LanguageModel, stop: str | Sequence[str], stop_ids: Sequence[int]) -> _Stop:
     strings = (stop,) if isinstance(stop, str) else tuple(stop)
     if "" in strings:
-        raise SettingError("a stop string is empty; leave it out to stop at the model's own end")
+        raise SettingError(
+            "a stop string is empty; leave it out to stop at the model's own end"
+        )
     longest = max((len(string.encode()) for string in strings), default=0) + 8
     return _Stop(lm.stop_ids | frozenset(stop_ids), strings, longest)
 

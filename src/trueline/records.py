@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from trueline.errors import ExampleError
 
@@ -83,16 +82,3 @@ class TraceStep:
     neighbors: tuple[Neighbor, ...]  # the best few, by weight
     entropy: float  # of the model's own distribution, in nats
     flipped: bool  # whether the picked token is not the model's own first choice
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What one question got."""
-
-    question: str
-    text: str
-    token_ids: tuple[int, ...]  # all that were picked, the one that ended the answer included
-    finish: Literal["stop", "length"]
-    method: str
-    prompt_tokens: int
-    trace: tuple[TraceStep, ...] | None = None  # when asked for

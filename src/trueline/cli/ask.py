@@ -21,7 +21,9 @@ from trueline.cli.options import asking_options, method_named, open_pair
 @click.option("--top-p", type=float, help="Draw from the most probable tokens of mass P.")
 @click.option("--seed", type=int, help="Makes a draw repeatable.")
 @click.option("--stop", multiple=True, help="End the answer before this text.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, with what happened at each step.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON, with what happened at each step."
+)
 def ask(
     question: str,
     method: str,

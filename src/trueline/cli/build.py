@@ -17,19 +17,45 @@ from trueline.errors import SettingError
     "--out", type=click.Path(path_type=Path), required=True, help="The folder of the space."
 )
 @model_options
-@click.option("--embedder", default="all-minilm-l6-v2", show_default=True, help="Alias, hub id or folder.")
-@click.option("--context", default="8", show_default=True, help="Tokens in a window, or `full`.")
-@click.option("--window", type=click.Choice(["all", "answer"]), default="all", show_default=True,
-              help="Whether a window may reach into the prompt.")
-@click.option("--end", is_flag=True, help="Also keep an entry after the last token of each answer.")
-@click.option("--values", type=click.Choice(["auto", "hidden", "logits"]), default="auto",
-              show_default=True, help="What is kept: auto is the smallest exact form.")
-@click.option("--value-dtype", type=click.Choice(["float32", "float16"]), default="float32",
-              show_default=True, help="How keys and values are kept.")
+@click.option(
+    "--embedder", default="all-minilm-l6-v2", show_default=True, help="Alias, hub id or folder."
+)
+@click.option(
+    "--context", default="8", show_default=True, help="Tokens in a window, or `full`."
+)
+@click.option(
+    "--window",
+    type=click.Choice(["all", "answer"]),
+    default="all",
+    show_default=True,
+    help="Whether a window may reach into the prompt.",
+)
+@click.option(
+    "--end", is_flag=True, help="Also keep an entry after the last token of each answer."
+)
+@click.option(
+    "--values",
+    type=click.Choice(["auto", "hidden", "logits"]),
+    default="auto",
+    show_default=True,
+    help="What is kept: auto is the smallest exact form.",
+)
+@click.option(
+    "--value-dtype",
+    type=click.Choice(["float32", "float16"]),
+    default="float32",
+    show_default=True,
+    help="How keys and values are kept.",
+)
 @click.option("--template", help="The prompt, with {question} where the question goes.")
 @click.option("--system", help="A system line for the prompt.")
-@click.option("--column", "columns", multiple=True, metavar="FIELD=COLUMN",
-              help="Which column holds a field: question, answers, wrong_answers, id, source.")
+@click.option(
+    "--column",
+    "columns",
+    multiple=True,
+    metavar="FIELD=COLUMN",
+    help="Which column holds a field: question, answers, wrong_answers, id, source.",
+)
 @click.option("--separator", help="Split an answers cell at this text.")
 @click.option("--split", default="train", show_default=True, help="Of a hub dataset.")
 @click.option("--config", help="Of a hub dataset.")
@@ -103,7 +129,9 @@ def build(
 def _pair(text: str) -> tuple[str, str]:
     field, sign, column = text.partition("=")
     if not sign:
-        raise SettingError(f"--column takes FIELD=COLUMN, such as question=Question; got {text!r}")
+        raise SettingError(
+            f"--column takes FIELD=COLUMN, such as question=Question; got {text!r}"
+        )
     return field, column
 
 

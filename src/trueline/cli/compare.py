@@ -12,7 +12,7 @@ from trueline.cli.options import asking_options, method_named, open_pair
 from trueline.errors import SettingError
 
 if TYPE_CHECKING:
-    from trueline.records import Answer
+    from trueline.answers import Answer
 
 
 @click.command()
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 @click.option("--file", type=click.Path(path_type=Path), help="Questions, one a line.")
 @click.option("--methods", default="greedy,rad", show_default=True, help="Separated by commas.")
 @asking_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, with what happened at each step.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON, with what happened at each step."
+)
 def compare(
     questions: tuple[str, ...],
     file: Path | None,

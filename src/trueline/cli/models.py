@@ -27,7 +27,14 @@ def models(as_json: bool) -> None:
     print_table(
         ["name", "kind", "to fetch", "licence", "here", "what it is"],
         [
-            [r.name, r.kind, size(r.size), r.licence, "yes" if r.cached else "no", r.description]
+            [
+                r.name,
+                r.kind,
+                size(r.size),
+                r.licence,
+                "yes" if r.cached else "no",
+                r.description,
+            ]
             for r in rows
         ],
     )

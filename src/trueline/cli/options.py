@@ -26,25 +26,47 @@ def _all(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 _WEIGHTS = (
-    click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
-                 default="auto", show_default=True, help="auto: float32 on a CPU."),
+    click.option(
+        "--dtype",
+        type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
+        default="auto",
+        show_default=True,
+        help="auto: float32 on a CPU.",
+    ),
     click.option("--device", help="cpu, cuda, mps; the best there is if left out."),
     click.option("--trust-remote-code", is_flag=True, help="Run code that comes with a model."),
 )
 model_options = _all(
-    click.option("--model", default=DEFAULT_MODEL, show_default=True,
-                 help="Alias, hub id, folder or .gguf file."),
+    click.option(
+        "--model",
+        default=DEFAULT_MODEL,
+        show_default=True,
+        help="Alias, hub id, folder or .gguf file.",
+    ),
     *_WEIGHTS,
 )
 asking_options = _all(
-    click.option("--space", type=click.Path(path_type=Path),
-                 help="The grounding space; the shipped facts if left out."),
+    click.option(
+        "--space",
+        type=click.Path(path_type=Path),
+        help="The grounding space; the shipped facts if left out.",
+    ),
     click.option("--model", help="The model, if not the one the space names."),
     *_WEIGHTS,
-    click.option("--alpha", type=float, default=0.5, show_default=True,
-                 help="RAD: weight of the retrieved logits."),
-    click.option("--tau", type=float, default=0.7, show_default=True,
-                 help="RAD: neighbors count above this cosine."),
+    click.option(
+        "--alpha",
+        type=float,
+        default=0.5,
+        show_default=True,
+        help="RAD: weight of the retrieved logits.",
+    ),
+    click.option(
+        "--tau",
+        type=float,
+        default=0.7,
+        show_default=True,
+        help="RAD: neighbors count above this cosine.",
+    ),
     click.option("--max-new-tokens", type=int, default=64, show_default=True),
 )
 
@@ -65,7 +87,9 @@ def open_pair(
     from trueline.space.storage import read_space
 
     options: dict[str, Any] = {
-        "dtype": dtype, "device": device, "trust_remote_code": trust_remote_code
+        "dtype": dtype,
+        "device": device,
+        "trust_remote_code": trust_remote_code,
     }
     if space is not None:
         grounding = read_space(space)

@@ -34,7 +34,9 @@ def print_facts(facts: dict[str, Any]) -> None:
     """One fact a line."""
     width = max(map(len, facts)) + 2
     for name, value in facts.items():
-        shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else value
+        shown = (
+            f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else value
+        )
         sys.stdout.write(f"{name.replace('_', ' '):<{width}}{shown!s}\n")
 
 
@@ -44,10 +46,20 @@ def progress_bar(label: str, unit: str) -> Iterator[Callable[[int, int], None]]:
     if not sys.stderr.isatty():
         yield _lines(label, unit)
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(unit),
+    )
     with Progress(
         *columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True
     ) as bar:

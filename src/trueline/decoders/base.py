@@ -23,7 +23,9 @@ class Step:
     starts: Sequence[int]  # where each row's answer begins
     hidden: torch.Tensor | None  # (rows, d), the last hidden states; None for an opaque head
     own: torch.Tensor | None = None  # (rows, vocabulary), the model's logits for an opaque head
-    is_probability: bool = False  # whether the result is read as probabilities, not as a ranking
+    is_probability: bool = (
+        False  # whether the result is read as probabilities, not as a ranking
+    )
 
     @cached_property
     def logits(self) -> torch.Tensor:

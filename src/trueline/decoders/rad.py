@@ -35,7 +35,9 @@ class RAD:
     tau: float = 0.7  # a neighbor counts only above this cosine; at 1 and above none does
     aggregation: Aggregation = "weighted"
     fusion: Fusion = "add"
-    neutral: bool | None = None  # None: where our own loop reads probabilities (sampling, score)
+    neutral: bool | None = (
+        None  # None: where our own loop reads probabilities (sampling, score)
+    )
     matches: Matches = "all"  # exact matches: with the others, left out, or alone
     match_by: MatchBy = "cosine"  # an exact match has a cosine of 1, or the same text
     name = "rad"
@@ -76,7 +78,9 @@ class RAD:
             return Adjusted(step.logits, evidence)
         neutral = step.is_probability if self.neutral is None else self.neutral
         if step.hidden is not None and self._is_fused_before_head(step.lm):
-            return Adjusted(self._before_head(step.lm, step.hidden, evidence, neutral), evidence)
+            return Adjusted(
+                self._before_head(step.lm, step.hidden, evidence, neutral), evidence
+            )
         return Adjusted(self.after_head(step.logits, evidence, neutral), evidence)
 
     def retrieve(self, lm: LanguageModel, windows: list[str]) -> Evidence:
@@ -88,9 +92,7 @@ class RAD:
         weights = weigh(hits.similarities, hits.rows, len(windows), self.aggregation)
         return Evidence(lm, retriever, hits, weights, self.alpha)
 
-    def after_head(
-        self, base: torch.Tensor, evidence: Evidence, neutral: bool
-    ) -> torch.Tensor:
+    def after_head(self, base: torch.Tensor, evidence: Evidence, neutral: bool) -> torch.Tensor:
         """Fuse logits (rows, vocabulary) with the logits of the neighbors."""
         rows = len(base)
         hit = evidence.hits.count(rows) > 0

@@ -125,7 +125,9 @@ def _sentence_embedder(id: str, folder: Path, device: torch.device) -> SentenceE
 
     modules = [item["type"].rsplit(".", 1)[-1] for item in _read(folder / "modules.json")]
     pooling = _read(folder / "1_Pooling" / "config.json")
-    modes = [key for key, on in pooling.items() if key.startswith("pooling_mode_") and on is True]
+    modes = [
+        key for key, on in pooling.items() if key.startswith("pooling_mode_") and on is True
+    ]
     if modes not in (["pooling_mode_mean_tokens"], ["pooling_mode_cls_token"]) or (
         set(modules) - {"Transformer", "Pooling", "Normalize"}
     ):

@@ -34,7 +34,9 @@ class Reading:
         first = [-len(gap) for gap in pad]
         hidden, logits = self._forward(ids, first)
         self.hidden = None if hidden is None else hidden[:, -1]  # (rows, d)
-        self.logits = None if logits is None else logits[:, -1]  # (rows, vocab), opaque heads only
+        self.logits = (
+            None if logits is None else logits[:, -1]
+        )  # (rows, vocab), opaque heads only
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Read one more token in each row."""

@@ -163,8 +163,7 @@ ALIASES = {alias.name: alias for alias in _TABLE}
 
 def home() -> Path:
     """Return the folder of trueline's cache: TRUELINE_HOME, or one in the user's own cache."""
-    given = os.environ.get("TRUELINE_HOME")
-    return Path(given).expanduser() if given else user_cache_path("trueline")
+    return Path(os.environ.get("TRUELINE_HOME") or user_cache_path("trueline")).expanduser()
 
 
 def listing() -> list[Listed]:
@@ -222,14 +221,15 @@ def _from_gguf(file: Path, kind: Kind) -> Source:
     if kind != "language":
         raise ModelError(f"{file.name} is a GGUF language model, no {_NOUN[kind]}")
     try:
-        state = file.stat()
         with file.open("rb") as opened:
-            head = opened.read(1 << 20)
+            head, state = opened.read(1 << 20), os.fstat(opened.fileno())
     except OSError as error:
         raise UnknownModelError(f"{file} cannot be opened ({error.strerror})") from None
     if head[:4] != b"GGUF":
         raise ModelError(f"{file} is damaged or no GGUF file; its first bytes are {head[:4]!r}")
-    stamp = f"{state.st_size} {state.st_mtime_ns} ".encode() + head
+    stamp = f"{state.st_size} {state.st_mtime_ns} ".encode()
+    key = hashlib.sha256(stamp + head).hexdigest()[:16]
+    facts = {"gguf": file.name, "layout": _LAYOUT, "key": key}
 
     def make(folder: Path, scratch: Path) -> None:
         alone = scratch / "model.gguf"  # transformers would mix in a config that lies beside it
@@ -239,10 +239,8 @@ def _from_gguf(file: Path, kind: Kind) -> Source:
             shutil.copyfile(file, alone)
         convert_gguf(alone, folder, file.name)
 
-    key = hashlib.sha256(stamp).hexdigest()[:16]
-    facts = {"gguf": file.name, "layout": _LAYOUT, "key": key}
-    folder = prepare(home() / "models" / f"{file.stem}-{key}", facts, make)
-    return Source(file.name, kind, folder, file)
+    target = home() / "models" / f"{file.stem}-{key}"
+    return Source(file.name, kind, prepare(target, facts, make), file)
 
 
 def _snapshot(name: str) -> Path:
@@ -257,13 +255,12 @@ def _snapshot(name: str) -> Path:
     except errors.GatedRepoError:
         step = "its owner asks for consent: give it on the model's page, then `hf auth login`"
     except errors.RepositoryNotFoundError:
-        step = "the hub has no such model (or it is private), and there is no such folder here"
+        step = "the hub has no such model, or it is private and wants `hf auth login`"
     except Exception as error:  # whatever its HTTP library raises
-        step = f"the hub did not give it ({type(error).__name__}), its cache has no copy, and "
-        step += "there is no such folder here; look at the network"
+        step = f"the hub did not give it ({type(error).__name__}); look at the network"
         if is_full(error):
             step = "there is no room left; free some, or set HF_HOME to a larger disk"
-    raise DownloadError(f"{name} could not be fetched: {step}")
+    raise DownloadError(f"{name} is no folder here and could not be fetched: {step}")
 
 
 def _check(source: Source) -> None:

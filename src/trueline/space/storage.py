@@ -42,7 +42,8 @@ def write_space(space: GroundingSpace, folder: Path) -> GroundingSpace:
         examples = _settle(scratch, "examples", ".jsonl")
         scratch = folder / ".entries.tmp"
         save_file(
-            {name: np.ascontiguousarray(a) for name, a in space.entries.arrays().items()}, scratch
+            {name: np.ascontiguousarray(a) for name, a in space.entries.arrays().items()},
+            scratch,
         )
         entries = _settle(scratch, "entries", ".safetensors")
         manifest = _manifest(space, [entries, examples])
@@ -85,7 +86,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a space, its own checksum and format checked."""
     path = folder / "manifest.json"
     if not folder.is_dir():
-        raise SpaceFormatError(f"there is no space at {folder}; build one with `trueline build`")
+        raise SpaceFormatError(
+            f"there is no space at {folder}; build one with `trueline build`"
+        )
     if (folder / BUILDING).exists() and not path.exists():
         raise SpaceFormatError(
             f"{folder} holds an unfinished build; run the same `trueline build` again to finish it"
@@ -95,10 +98,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         version = manifest["format_version"]
         if version != FORMAT_VERSION:
             newer = "; install a newer trueline" if version > FORMAT_VERSION else ""
-            reason = f"it has format {version}, this release reads format {FORMAT_VERSION}{newer}"
+            reason = (
+                f"it has format {version}, this release reads format {FORMAT_VERSION}{newer}"
+            )
             raise ValueError(reason)
         if manifest.pop("sha256") != _content_hash(manifest):
-            raise ValueError("manifest.json was changed after it was written: its checksum differs")
+            raise ValueError(
+                "manifest.json was changed after it was written: its checksum differs"
+            )
         return dict(manifest)
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise _unreadable(folder, str(error) or type(error).__name__) from error
@@ -142,7 +149,9 @@ def check_target(folder: Path) -> None:
 def remove_strays(folder: Path, manifest: dict[str, Any]) -> None:
     """Delete what an interrupted or replaced write left behind."""
     for path in folder.iterdir():
-        is_ours = path.name.startswith(("entries-", "examples-", ".entries", ".examples", ".manif"))
+        is_ours = path.name.startswith(
+            ("entries-", "examples-", ".entries", ".examples", ".manif")
+        )
         if is_ours and path.name not in manifest["files"]:
             path.unlink()
 
@@ -159,7 +168,8 @@ def _manifest(space: GroundingSpace, files: list[Path]) -> dict[str, Any]:
             for name, array in space.entries.arrays().items()
         },
         "files": {
-            path.name: {"sha256": file_hash(path), "bytes": path.stat().st_size} for path in files
+            path.name: {"sha256": file_hash(path), "bytes": path.stat().st_size}
+            for path in files
         },
         "plan": space.plan,
     }
