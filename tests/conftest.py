@@ -15,8 +15,10 @@ from trueline.records import Example
 torch.set_num_threads(2)
 
 EXAMPLES = [
-    Example(question, answers, id=f"fact-{number}", source="made up for the tests")
-    for number, (question, answers) in enumerate(tiny.FACTS, 1)
+    Example(question, answers, wrong, id=f"fact-{number}", source="made up for the tests")
+    for number, ((question, answers), wrong) in enumerate(
+        zip(tiny.FACTS, tiny.WRONG, strict=True), 1
+    )
 ]
 
 

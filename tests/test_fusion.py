@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from trueline.fusion import aggregate, entropy, fuse, weigh
+from trueline.fusion import aggregate, entropy, fuse, neutralize, weigh
 
 ROW = torch.tensor([0, 0])  # both entries were hit by row 0
 SIMILARITIES = torch.tensor([0.9, 0.6])
@@ -58,7 +58,8 @@ def test_prob_at_its_ends_is_one_of_the_two_distributions(alpha, wanted):
 def test_neutral_divides_by_one_plus_alpha_on_hit_rows_only():
     base = torch.tensor([[3.0, 0.0], [3.0, 0.0]])
     pull = torch.tensor([[0.0, 6.0], [9.0, 9.0]])
-    final = fuse(base, pull, torch.tensor([True, False]), alpha=0.5, neutral=True)
+    hit = torch.tensor([True, False])
+    final = neutralize(fuse(base, pull, hit, alpha=0.5), hit, 0.5)
     assert torch.allclose(final, torch.tensor([[2.0, 2.0], [3.0, 0.0]]))
 
 
@@ -66,7 +67,7 @@ def test_neutral_divides_by_one_plus_alpha_on_hit_rows_only():
 def test_a_row_without_a_hit_keeps_its_logits_to_the_bit(how):
     base = torch.randn(3, 50)
     hit = torch.tensor([True, False, True])
-    final = fuse(base, torch.randn(3, 50), hit, alpha=0.5, how=how, neutral=True)
+    final = fuse(base, torch.randn(3, 50), hit, alpha=0.5, how=how)
     assert torch.equal(final[1], base[1])
     assert not torch.equal(final[0], base[0])
 
@@ -125,5 +126,5 @@ def test_fusing_before_a_linear_head_is_fusing_after_it(similarities, values, al
 def test_neutral_never_changes_the_first_choice(row, alpha):
     base, pull = torch.tensor(row)[None], torch.tensor(row[::-1].copy())[None]
     plain = fuse(base, pull, HIT, alpha=alpha)
-    neutral = fuse(base, pull, HIT, alpha=alpha, neutral=True)
+    neutral = neutralize(plain, HIT, alpha)
     assert plain[0, neutral.argmax()] == pytest.approx(float(plain.max()), rel=1e-6)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from trueline.errors import SpaceMismatchError
 from trueline.prompts import Prompt
 from trueline.records import Example
-from trueline.retriever import Retriever
+from trueline.retriever import Retriever, open_embedder
 from trueline.space.space import Entries, GroundingSpace, Recipe
 from trueline.space.windows import text_hash, window_tokens
 
@@ -48,6 +48,7 @@ def space_of(angles, *, values=None, embedder_hash="north", **recipe):
         context=8,
         window="all",
         end=False,
+        wrong=False,
         prompt=Prompt(),
         values="logits",
         head="opaque",
@@ -59,8 +60,12 @@ def space_of(angles, *, values=None, embedder_hash="north", **recipe):
     )
 
 
+def retriever_of(angles):
+    return Retriever(space_of(angles).entries, Compass(), torch.device("cpu"))
+
+
 def found(angles, query, **options):
-    hits = Retriever(space_of(angles), torch.device("cpu")).above([str(query)], **options)
+    hits = retriever_of(angles).above([str(query)], **options)
     return hits.entries.tolist()
 
 
@@ -85,7 +90,7 @@ def test_nothing_is_above_one_even_if_rounding_says_so():
 
 
 def test_opposite_contexts_have_a_cosine_of_minus_one():
-    hits = Retriever(space_of([180]), torch.device("cpu")).above(["0"], tau=-1.5)
+    hits = retriever_of([180]).above(["0"], tau=-1.5)
     assert hits.similarities.tolist() == pytest.approx([-1.0])
 
 
@@ -103,7 +108,7 @@ def test_exact_by_text_is_not_exact_by_cosine():  # 360 degrees is the same vect
 
 
 def test_each_window_of_a_batch_gets_its_own_hits():
-    hits = Retriever(space_of([0, 90]), torch.device("cpu")).above(["0", "45", "90"], tau=0.6)
+    hits = retriever_of([0, 90]).above(["0", "45", "90"], tau=0.6)
     assert list(zip(hits.rows.tolist(), hits.entries.tolist())) == [
         (0, 0),
         (1, 0),
@@ -115,7 +120,7 @@ def test_each_window_of_a_batch_gets_its_own_hits():
 
 def test_another_embedder_is_refused_with_both_names():
     with pytest.raises(SpaceMismatchError, match=r"embedder compass .*this is compass"):
-        Retriever(space_of([0], embedder_hash="south"), torch.device("cpu"))
+        open_embedder(space_of([0], embedder_hash="south"), torch.device("cpu"))
 
 
 @given(st.lists(st.integers(0, 359), min_size=1, max_size=30), st.floats(-0.99, 0.99))

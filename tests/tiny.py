@@ -36,6 +36,12 @@ FACTS = [
     ("Does gold rust?", ["Gold does not rust.", "No, it does not rust in air or water."]),
     ("Do fish sleep?", ["Fish rest with open eyes.", "Yes, fish rest."]),
 ]
+WRONG = [
+    ["The sea paints the sky blue.", "Yes, it is the sea."],
+    ["Bats are blind.", "Yes, no bat can see."],
+    ["Gold rusts in water.", "Yes, gold does rust."],
+    ["Fish never rest.", "No, fish do not sleep."],
+]
 QUESTIONS = [
     "Is the sea blue?",
     "Are owls blind in the light of day, or do they see well?",

@@ -6,8 +6,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from trueline.decoders import CAD as CAD
+    from trueline.decoders import KATE as KATE
+    from trueline.decoders import KNNLM as KNNLM
     from trueline.decoders import RAD as RAD
+    from trueline.decoders import DoLa as DoLa
     from trueline.decoders import Greedy as Greedy
+    from trueline.decoders import Instructive as Instructive
     from trueline.errors import TruelineError as TruelineError
     from trueline.generation import generate as generate
     from trueline.generation import score as score
@@ -21,7 +26,12 @@ if TYPE_CHECKING:
     from trueline.space.space import GroundingSpace as GroundingSpace
     from trueline.space.storage import read_space as open
 
-_HOMES = {  # public name -> where it lives; opened when first asked for, so that --help is instant
+_HOMES = {  # public name -> where it lives, opened when first asked for: --help stays instant
+    "CAD": "trueline.decoders",
+    "DoLa": "trueline.decoders",
+    "Instructive": "trueline.decoders",
+    "KATE": "trueline.decoders",
+    "KNNLM": "trueline.decoders",
     "Answer": "trueline.answers",
     "Example": "trueline.records",
     "Greedy": "trueline.decoders",

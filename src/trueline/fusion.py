@@ -17,7 +17,7 @@ Fusion = Literal["add", "mix", "prob"]
 def weigh(
     similarities: torch.Tensor, rows: torch.Tensor, count: int, how: Aggregation = "weighted"
 ) -> torch.Tensor:
-    """The weight of each hit in its row: s_i / sum_S s, or 1 / |S|; they sum to 1 in each row."""
+    """The weight of each hit in its row: s_i / sum_S s, or 1 / |S|; each row's sum to 1."""
     shares = similarities if how == "weighted" else torch.ones_like(similarities)
     totals = shares.new_zeros(count).index_add_(0, rows, shares)  # (count,)
     return shares / totals[rows]
@@ -41,24 +41,26 @@ def fuse(
     *,
     alpha: float,
     how: Fusion = "add",
-    neutral: bool = False,
 ) -> torch.Tensor:
-    """Combine the model's own (rows, width) with what its neighbors say, in the rows that have some.
+    """Combine the model's own (rows, width) with what the neighbors say, in the rows that hit.
 
-    add: base + alpha * pull        (neutral: divided by 1 + alpha, the same argmax on its own scale)
+    add: base + alpha * pull
     mix: (1 - alpha) * base + alpha * pull
     prob: log((1 - alpha) * softmax(base) + alpha * softmax(pull)), for logits only
     """
     if how == "add":
         fused = base + alpha * pull
-        if neutral:
-            fused = fused / (1 + alpha)
     elif how == "mix":
         fused = (1 - alpha) * base + alpha * pull
     else:
         own, theirs = base.float().log_softmax(-1), pull.float().log_softmax(-1)
         fused = torch.logaddexp(own + _log(1 - alpha), theirs + _log(alpha))
     return torch.where(hit[:, None], fused.to(base.dtype), base)
+
+
+def neutralize(fused: torch.Tensor, hit: torch.Tensor, alpha: float) -> torch.Tensor:
+    """Take back how far `add` stretches the rows that hit: the same argmax, an honest scale."""
+    return torch.where(hit[:, None], fused / (1 + alpha), fused)
 
 
 def entropy(logits: torch.Tensor) -> torch.Tensor:

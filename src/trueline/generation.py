@@ -26,7 +26,7 @@ class _Row:
 
     question: str
     place: int  # among the questions of the call
-    prompt: list[int]
+    prompts: list[list[int]]  # the one it is asked with, then any read beside it
     room: int  # how many tokens it may still get
     tokens: list[int] = field(default_factory=list)
     steps: list[TraceStep] = field(default_factory=list)
@@ -74,6 +74,7 @@ def generate(  # type: ignore[misc]
     temperature: float = 0.0,
     top_k: int | None = None,
     top_p: float | None = None,
+    p_less: bool = False,
     seed: int | None = None,
     stop: str | Sequence[str] = (),
     stop_ids: Sequence[int] = (),
@@ -91,7 +92,7 @@ def generate(  # type: ignore[misc]
         asked = list(questions)
     if batch_size < 1:
         raise SettingError(f"batch_size must be at least 1, got {batch_size}")
-    pick = Pick(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    pick = Pick(temperature, top_k, top_p, p_less, seed)
     ending = _ending(lm, stop, stop_ids)
     rows = _rows(lm, method, asked, max_new_tokens)
     done = 0
@@ -113,6 +114,7 @@ def stream(
     temperature: float = 0.0,
     top_k: int | None = None,
     top_p: float | None = None,
+    p_less: bool = False,
     seed: int | None = None,
     stop: str | Sequence[str] = (),
     stop_ids: Sequence[int] = (),
@@ -121,7 +123,7 @@ def stream(
 
     A piece is held back while it may be half a character or the beginning of a stop string.
     """
-    pick = Pick(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    pick = Pick(temperature, top_k, top_p, p_less, seed)
     ending = _ending(lm, stop, stop_ids)
     (row,) = rows = _rows(lm, method, [question], max_new_tokens)
     return _pieces(lm, row, _decode(lm, method, rows, pick, ending, False), ending.strings)
@@ -137,26 +139,29 @@ def score(
         return []
     if not all(candidate.strip() for candidate in candidates):
         raise SettingError(f"a candidate answer is empty: {list(candidates)}")
-    prompt = method.prompt_ids(lm, question)
-    answers = [method.answer_ids(lm, question, candidate) for candidate in candidates]
-    reading = Reading(lm, [prompt])
+    asked = method.prompts(question)
+    prompts = [prompt.encode(lm.tokenizer) for prompt in asked]
+    answers = [asked[0].encode_answer(candidate, lm.tokenizer) for candidate in candidates]
+    reading = Reading(lm, [prompts], layers=method.layers(lm))
     reading.select([0] * len(answers))
-    hidden, logits = reading.finish([answer[:-1] for answer in answers])
+    states = reading.finish([answer[:-1] for answer in answers])
     spots = [(row, step) for row, answer in enumerate(answers) for step in range(len(answer))]
     totals = [0.0] * len(answers)
     for start in range(0, len(spots), _SCORED):
         some = spots[start : start + _SCORED]
-        rows, steps = (list(column) for column in zip(*some))
+        rows = [
+            stream * len(answers) + row for stream in range(reading.streams) for row, _ in some
+        ]
+        steps = [place for _, place in some] * reading.streams
         step = Step(
             lm,
-            [prompt + answers[row][:place] for row, place in some],
-            [len(prompt)] * len(some),
-            None if hidden is None else hidden[rows, steps],
-            None if logits is None else logits[rows, steps],
+            [prompts[0] + answers[row][:place] for row, place in some],
+            [len(prompts[0])] * len(some),
+            states.map(lambda tensor: tensor[rows, steps]),  # noqa: B023
             is_probability=True,
         )
         log_probs = method.adjust(step).logits.float().log_softmax(-1)  # (spots, vocabulary)
-        for (row, place), line in zip(some, log_probs):
+        for (row, place), line in zip(some, log_probs, strict=True):
             totals[row] += float(line[answers[row][place]])
     return totals
 
@@ -169,21 +174,20 @@ def _decode(
     ending: _Stop,
     trace: bool,
 ) -> Iterator[list[_Row]]:
-    """Pick one token a live row and step until every row has ended; yields the rows that got one."""
+    """Pick one token a live row and step until all have ended; yields the rows that got one."""
     draws = [pick.generator(row.place) for row in rows]
-    reading = Reading(lm, [row.prompt for row in rows])
+    reading = Reading(lm, [row.prompts for row in rows], layers=method.layers(lm))
     while rows:
         step = Step(
             lm,
             reading.contexts,
             reading.starts,
-            reading.hidden,
-            reading.logits,
+            reading.states,
             is_probability=pick.is_sampled,
         )
         adjusted = method.adjust(step)
         tokens = pick(adjusted.logits, draws)
-        for place, (row, token) in enumerate(zip(rows, tokens)):
+        for place, (row, token) in enumerate(zip(rows, tokens, strict=True)):
             row.tokens.append(token)
             if trace:
                 row.steps.append(trace_step(step, adjusted, place, token))
@@ -227,23 +231,23 @@ def _rows(
     if max_new_tokens < 1:
         raise SettingError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
     method.check(lm)
-    limit = getattr(lm.model.config.get_text_config(), "max_position_embeddings", None)
     rows = []
     for place, question in enumerate(questions):
-        prompt = method.prompt_ids(lm, question)
-        room = max_new_tokens if limit is None else min(max_new_tokens, limit - len(prompt))
+        prompts = [asked.encode(lm.tokenizer) for asked in method.prompts(question)]
+        longest = max(map(len, prompts))
+        room = max_new_tokens if lm.limit is None else min(max_new_tokens, lm.limit - longest)
         if room < 1:
             raise SettingError(
-                f"question {place + 1} makes a prompt of {len(prompt)} tokens, {lm.id} reads at "
-                f"most {limit}; shorten it: {question[:60]!r}"
+                f"question {place + 1} makes a prompt of {longest} tokens, {lm.id} reads "
+                f"{lm.limit} at most; shorten it: {question[:60]!r}"
             )
-        rows.append(_Row(question, place, prompt, room))
+        rows.append(_Row(question, place, prompts, room))
     return rows
 
 
 def _batches(rows: list[_Row], size: int) -> list[list[_Row]]:
     """Prompts of like length together, which keeps padding small."""
-    order = sorted(rows, key=lambda row: len(row.prompt))
+    order = sorted(rows, key=lambda row: len(row.prompts[0]))
     return [order[start : start + size] for start in range(0, len(order), size)]
 
 
@@ -265,6 +269,6 @@ def _answer(row: _Row, method: Decoder, trace: bool) -> Answer:
         token_ids=tuple(row.tokens),
         finish="stop" if row.finish == "stop" else "length",
         method=method.name,
-        prompt_tokens=len(row.prompt),
+        prompt_tokens=len(row.prompts[0]),
         trace=tuple(row.steps) if trace else None,
     )

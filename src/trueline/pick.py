@@ -10,13 +10,14 @@ import torch
 from trueline.errors import SettingError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Pick:
     """How the next token is taken; each row draws from a generator of its own."""
 
     temperature: float = 0.0  # 0: the most probable token
     top_k: int | None = None
     top_p: float | None = None
+    p_less: bool = False  # keep what is at least as probable as a draw hitting the same twice
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -26,8 +27,8 @@ class Pick:
             raise SettingError(f"top_k must be at least 1, got {self.top_k}")
         if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
             raise SettingError(f"top_p must lie in (0, 1], got {self.top_p}")
-        if not self.is_sampled and (self.top_k, self.top_p, self.seed) != (None, None, None):
-            raise SettingError("top_k, top_p and seed need a temperature above 0")
+        if not self.is_sampled and (self.top_k or self.top_p or self.p_less or self.seed is not None):
+            raise SettingError("top_k, top_p, p_less and seed need a temperature above 0")
 
     @property
     def is_sampled(self) -> bool:
@@ -54,7 +55,10 @@ class Pick:
         ]
 
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
-        """What is drawn from: temperature, then the k best, then the nucleus of mass p."""
+        """What is drawn from: temperature, then the k best, the nucleus of mass p, and p-less.
+
+        p-less (arXiv 2509.23234) keeps the tokens with p(x) >= sum_y p(y)^2 and has no parameter.
+        """
         logits = logits.float() / self.temperature
         if self.top_k is not None:
             least = logits.topk(min(self.top_k, logits.shape[-1])).values[:, -1:]
@@ -64,4 +68,9 @@ class Pick:
             before = ranked.softmax(-1).cumsum(-1) - ranked.softmax(-1)  # mass above each token
             out = (before >= self.top_p).scatter(-1, order, before >= self.top_p)
             logits = logits.masked_fill(out, -torch.inf)
-        return logits.softmax(-1)
+        probabilities = logits.softmax(-1)
+        if self.p_less:
+            least = probabilities.square().sum(-1, keepdim=True)
+            probabilities = probabilities.masked_fill(probabilities < least, 0.0)
+            probabilities = probabilities / probabilities.sum(-1, keepdim=True)
+        return probabilities

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+import tomllib
+from dataclasses import asdict, dataclass, replace
+from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from trueline.errors import SettingError
@@ -17,7 +19,7 @@ QUESTION = "Answer the following question with one or two sentences.\nQ: {questi
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A template with `{question}`, rendered through the tokenizer's chat template where it has one."""
+    """A template with `{question}`, rendered through the tokenizer's chat template if it has one."""
 
     template: str = QUESTION
     system: str | None = None  # a system message; in a plain prompt, a line before the template
@@ -35,9 +37,11 @@ class Prompt:
         content = json.dumps(asdict(self), sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
-    def render(self, question: str, tokenizer: PreTrainedTokenizerBase) -> str:
-        """The whole text the model reads before it answers."""
-        text = self.template.replace("{question}", question.strip())
+    def render(
+        self, question: str, tokenizer: PreTrainedTokenizerBase, *, before: str = ""
+    ) -> str:
+        """The whole text the model reads before it answers; `before` stands ahead of the template."""
+        text = before + self.template.replace("{question}", question.strip())
         if not self._is_chat(tokenizer):
             return f"{self.system}\n{text}" if self.system else text
         messages = [{"role": "user", "content": text}]
@@ -45,19 +49,21 @@ class Prompt:
             messages.insert(0, {"role": "system", "content": self.system})
         return _apply_chat_template(tokenizer, messages)
 
-    def encode(self, question: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    def encode(
+        self, question: str, tokenizer: PreTrainedTokenizerBase, *, before: str = ""
+    ) -> list[int]:
         """The token ids of the prompt."""
-        return self._tokens(self.render(question, tokenizer), tokenizer)
+        return self._tokens(self.render(question, tokenizer, before=before), tokenizer)
 
     def encode_answer(
-        self, question: str, answer: str, tokenizer: PreTrainedTokenizerBase
+        self, question: str, answer: str, tokenizer: PreTrainedTokenizerBase, *, before: str = ""
     ) -> list[int]:
         """The token ids that follow the prompt when the model gives this answer.
 
-        Prompt and answer are tokenised as one text; where that would merge the last token of the
-        prompt with the answer, the answer is tokenised alone, since the model never sees the merge.
+        Prompt and answer are tokenised as one text. Where that would merge the last token of the
+        prompt with the answer, the answer is tokenised alone: the model never sees the merge.
         """
-        text = self.render(question, tokenizer)
+        text = self.render(question, tokenizer, before=before)
         prompt = self._tokens(text, tokenizer)
         space = "" if text[-1:].isspace() or self._is_chat(tokenizer) else " "
         whole = self._tokens(text + space + answer.strip(), tokenizer)
@@ -76,6 +82,54 @@ class Prompt:
         # A chat template writes its own special tokens, the first one included.
         special = not self._is_chat(tokenizer)
         return list(tokenizer.encode(text, add_special_tokens=special))
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A prompt with a question in it, and what stands ahead of it."""
+
+    prompt: Prompt
+    question: str
+    before: str = ""
+
+    def encode(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+        """The token ids of the prompt."""
+        return self.prompt.encode(self.question, tokenizer, before=self.before)
+
+    def encode_answer(self, answer: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+        """The token ids of an answer behind it."""
+        return self.prompt.encode_answer(self.question, answer, tokenizer, before=self.before)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSet:
+    """The prompts of one kind of task, for every method that needs one of its own."""
+
+    base: Prompt
+    bare: Prompt  # CAD contrasts with it: the question without the instruction
+    noise: str  # instructive decoding contrasts with the base prompt behind this line
+    demonstration: str  # KATE writes its examples so, ahead of the base prompt
+
+
+def prompt_sets() -> dict[str, PromptSet]:
+    """The paper's prompts by task: `question`, `dialogue` and `summary`."""
+    text = (files("trueline") / "prompts.toml").read_text("utf-8")
+    return {
+        task: PromptSet(
+            Prompt(given["base"]), Prompt(given["bare"]), given["noise"], given["demonstration"]
+        )
+        for task, given in tomllib.loads(text).items()
+    }
+
+
+def prompts_with(base: Prompt) -> PromptSet:
+    """The set a base prompt belongs to; a prompt of one's own takes the rest from `question`."""
+    sets = prompt_sets()
+    for known in sets.values():
+        if known.base.template == base.template:
+            return replace(known, base=base, bare=replace(base, template=known.bare.template))
+    bare = replace(base, template=sets["question"].bare.template)
+    return replace(sets["question"], base=base, bare=bare)
 
 
 def _apply_chat_template(

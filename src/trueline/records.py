@@ -66,7 +66,8 @@ class Neighbor:
     step: int  # the entry's place in that answer, in tokens
     similarity: float
     weight: float  # its share among the neighbors of this step
-    push: float  # by how many logits it raised the picked token over its rival
+    push: float  # how far it raised the picked token over its rival, in logits (kNN-LM: in mass)
+    is_wrong: bool = False  # whether it stands in one of the example's wrong answers
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from typing import Literal
 
 import torch
 
-from trueline.models.embedder import load_embedder
-from trueline.space.space import GroundingSpace
+from trueline.models.embedder import Embedder, load_embedder
+from trueline.space.space import Entries, GroundingSpace
 from trueline.space.windows import text_hash
 
 Matches = Literal["all", "without", "only"]  # what becomes of exact matches
@@ -20,7 +20,7 @@ _SAME = 1 - 1e-6  # a cosine of 1, up to the rounding of 384 products in float32
 
 @dataclass(frozen=True)
 class Hits:
-    """Retrieved entries, one a place; rows ascend, and entries ascend within a row."""
+    """Retrieved entries, one a place; rows ascend."""
 
     rows: torch.Tensor  # (hits,) which window asked
     entries: torch.Tensor  # (hits,) which entry answered
@@ -35,16 +35,14 @@ class Hits:
 
 
 class Retriever:
-    """The keys and values of a space on one device, with the embedder that made the keys."""
+    """The keys and values of some entries on one device, with the embedder that made the keys."""
 
-    def __init__(self, space: GroundingSpace, device: torch.device) -> None:
-        self.space = space
-        self.embedder = space.embedder or load_embedder(space.recipe.embedder, device=device)
-        space.check_embedder(self.embedder)
-        entries = space.entries
+    def __init__(self, entries: Entries, embedder: Embedder, device: torch.device) -> None:
+        self.embedder = embedder
         self._keys = torch.from_numpy(entries.keys).to(device).float()  # (entries, dimension)
         self._values = torch.from_numpy(entries.values).to(device)  # (entries, d or vocabulary)
         self._windows = torch.from_numpy(entries.windows).to(device)  # (entries,)
+        self.tokens = torch.from_numpy(entries.tokens).to(device).long()  # (entries,)
 
     def above(
         self,
@@ -54,9 +52,8 @@ class Retriever:
         matches: Matches = "all",
         match_by: MatchBy = "cosine",
     ) -> Hits:
-        """Every entry whose cosine with a window exceeds tau."""
-        queries = self._embed(windows)  # (windows, dimension)
-        similarities = (queries @ self._keys.T).clamp(max=1.0)  # (windows, entries)
+        """Every entry whose cosine with a window exceeds tau; entries ascend within a row."""
+        similarities = self._similarities(windows)  # (windows, entries)
         near = similarities > tau
         if matches != "all":
             exact = self._exact(windows, similarities, match_by)
@@ -64,17 +61,31 @@ class Retriever:
         rows, entries = near.nonzero(as_tuple=True)
         return Hits(rows, entries, similarities[rows, entries])
 
+    def nearest(self, windows: Sequence[str], k: int) -> Hits:
+        """The k nearest entries of each window, or all if there are fewer; the nearest first."""
+        similarities = self._similarities(windows)
+        best = similarities.topk(min(k, similarities.shape[1]))
+        rows = torch.arange(len(windows), device=best.values.device)
+        return Hits(
+            rows.repeat_interleave(best.values.shape[1]),
+            best.indices.reshape(-1),
+            best.values.reshape(-1),
+        )
+
     def values(self, entries: torch.Tensor) -> torch.Tensor:
         """The values of some entries, as float32: (n, d or vocabulary)."""
         return self._values[entries].float()
 
-    def _embed(self, windows: Sequence[str]) -> torch.Tensor:
+    def _similarities(self, windows: Sequence[str]) -> torch.Tensor:
+        """The cosine of every window with every entry: (windows, entries)."""
+        if not windows:
+            return self._keys.new_zeros(0, len(self._keys))
         distinct = list(dict.fromkeys(windows))
-        vectors = self.embedder.embed(distinct).to(self._keys.device)
-        if len(distinct) == len(windows):
-            return vectors
-        row = {text: place for place, text in enumerate(distinct)}
-        return vectors[[row[text] for text in windows]]
+        queries = self.embedder.embed(distinct).to(self._keys.device)
+        if len(distinct) < len(windows):
+            row = {text: place for place, text in enumerate(distinct)}
+            queries = queries[[row[text] for text in windows]]
+        return (queries @ self._keys.T).clamp(max=1.0)
 
     def _exact(
         self, windows: Sequence[str], similarities: torch.Tensor, match_by: MatchBy
@@ -83,3 +94,26 @@ class Retriever:
             return similarities >= _SAME
         hashes = [text_hash(text) for text in windows]
         return torch.tensor(hashes, device=self._windows.device)[:, None] == self._windows
+
+
+class Retrievers:
+    """The entries of a space on every device they were asked for on; a space never changes."""
+
+    def __init__(self, space: GroundingSpace, *, wrong: bool = False) -> None:
+        self._space, self._wrong = space, wrong
+        self._made: dict[torch.device, Retriever] = {}
+
+    def on(self, device: torch.device) -> Retriever:
+        """The entries on a device."""
+        if device not in self._made:
+            entries = self._space.wrong if self._wrong else self._space.entries
+            assert entries is not None
+            self._made[device] = Retriever(entries, open_embedder(self._space, device), device)
+        return self._made[device]
+
+
+def open_embedder(space: GroundingSpace, device: torch.device) -> Embedder:
+    """The embedder a space was built with, and no other."""
+    embedder = space.embedder or load_embedder(space.recipe.embedder, device=device)
+    space.check_embedder(embedder)
+    return embedder

@@ -18,18 +18,19 @@ def trace_step(step: Step, adjusted: Adjusted, row: int, token: int) -> TraceSte
     own = _best(step.lm, base)
     first, second = (*(candidate.token for candidate in own), token)[:2]
     rival = second if token == first else first
-    evidence = adjusted.evidence
-    hits = evidence.count(row) if evidence else 0
+    neighbors = [
+        neighbor
+        for found in adjusted.evidence
+        for neighbor in found.neighbors(row, token, rival, most=_BEST)
+    ]
     return TraceStep(
         token=token,
         text=step.lm.pieces([token])[0],
         base=own,
         final=_best(step.lm, adjusted.logits[row]),
         rival=rival,
-        hits=hits,
-        neighbors=tuple(evidence.neighbors(row, token, rival, most=_BEST))
-        if evidence and hits
-        else (),
+        hits=sum(found.count(row) for found in adjusted.evidence),
+        neighbors=tuple(neighbors),
         entropy=float(entropy(base[None])),
         flipped=token != first,
     )
@@ -40,5 +41,5 @@ def _best(lm: LanguageModel, logits: torch.Tensor) -> tuple[Candidate, ...]:
     tokens = logits.topk(min(_BEST, len(logits))).indices.tolist()
     return tuple(
         Candidate(token, text, float(logits[token]), float(probabilities[token]))
-        for token, text in zip(tokens, lm.pieces(tokens))
+        for token, text in zip(tokens, lm.pieces(tokens), strict=True)
     )

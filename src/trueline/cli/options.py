@@ -110,9 +110,6 @@ def open_pair(
 
 def method_named(name: str, space: GroundingSpace, *, alpha: float, tau: float) -> Decoder:
     """A decoding method by its name, on the prompt of the space."""
-    from trueline.decoders import DECODERS, RAD, Greedy
-    from trueline.errors import SettingError
+    from trueline.decoders import decoder_named
 
-    if name not in DECODERS:
-        raise SettingError(f"there is no method {name!r}; there are {', '.join(DECODERS)}")
-    return RAD(space, alpha=alpha, tau=tau) if name == "rad" else Greedy(space.prompt)
+    return decoder_named(name, space, **({"alpha": alpha, "tau": tau} if name == "rad" else {}))

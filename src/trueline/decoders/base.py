@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import ClassVar
 
 import torch
 
 from trueline.decoders.evidence import Evidence
 from trueline.models.language import LanguageModel
+from trueline.models.reading import States
+from trueline.prompts import Asked
 from trueline.space.windows import Context, Window, window_tokens
 
 
@@ -19,30 +21,39 @@ class Step:
     """Where a batch stands before its next tokens are picked."""
 
     lm: LanguageModel
-    contexts: Sequence[Sequence[int]]  # the tokens so far of each row
+    contexts: Sequence[Sequence[int]]  # the tokens so far of each row, under its first prompt
     starts: Sequence[int]  # where each row's answer begins
-    hidden: torch.Tensor | None  # (rows, d), the last hidden states; None for an opaque head
-    own: torch.Tensor | None = None  # (rows, vocabulary), the model's logits for an opaque head
-    is_probability: bool = (
-        False  # whether the result is read as probabilities, not as a ranking
-    )
+    states: States  # of every row under every prompt: prompt by prompt, row by row
+    is_probability: bool = False  # whether the result is read as probabilities, not as a ranking
+
+    @property
+    def hidden(self) -> torch.Tensor | None:
+        """The last hidden states (rows, d) under the first prompt; None for an opaque head."""
+        hidden = self.states.hidden
+        return None if hidden is None else hidden[: len(self.contexts)]
 
     @cached_property
     def logits(self) -> torch.Tensor:
         """The model's own logits (rows, vocabulary): one head product, made when asked for."""
-        if self.hidden is None or self.lm.head is None:
-            assert self.own is not None
-            return self.own
-        return self.lm.head(self.hidden)
+        return self._logits(self.states.map(lambda tensor: tensor[: len(self.contexts)]))
+
+    @cached_property
+    def other_logits(self) -> torch.Tensor:
+        """The logits under the second prompt (rows, vocabulary)."""
+        return self._logits(self.states.map(lambda tensor: tensor[len(self.contexts) :]))
 
     def windows(self, context: Context, window: Window) -> list[str]:
         """The text of each row's last tokens."""
+        rows = zip(self.contexts, self.starts, strict=True)
         return self.lm.decode_all(
-            [
-                window_tokens(tokens, start, context, window)
-                for tokens, start in zip(self.contexts, self.starts)
-            ]
+            [window_tokens(tokens, start, context, window) for tokens, start in rows]
         )
+
+    def _logits(self, states: States) -> torch.Tensor:
+        if states.hidden is None or self.lm.head is None:
+            assert states.logits is not None
+            return states.logits
+        return self.lm.head(states.hidden)
 
 
 @dataclass(frozen=True)
@@ -50,29 +61,25 @@ class Adjusted:
     """What a method makes of a step."""
 
     logits: torch.Tensor  # (rows, vocabulary)
-    evidence: Evidence | None = None  # what was retrieved for it, where the method retrieves
+    evidence: Sequence[Evidence] = ()  # what was retrieved for it, where the method retrieves
 
 
-class Decoder(Protocol):
-    """A decoding method; it keeps nothing between two calls."""
+class Decoder:
+    """A decoding method: a frozen dataclass that keeps nothing between two calls."""
 
-    @property
-    def name(self) -> str:
-        """What results are filed under."""
-        ...
+    name: ClassVar[str]  # what results are filed under
 
     def check(self, lm: LanguageModel) -> None:
         """Refuse a model it cannot work with."""
-        ...
 
-    def prompt_ids(self, lm: LanguageModel, question: str) -> list[int]:
-        """The tokens the model reads before it answers the question."""
-        ...
+    def prompts(self, question: str) -> tuple[Asked, ...]:
+        """The prompt the question is asked with, then a second one if the method reads one."""
+        raise NotImplementedError
 
-    def answer_ids(self, lm: LanguageModel, question: str, answer: str) -> list[int]:
-        """The tokens of a given answer, as they would follow that prompt."""
-        ...
+    def layers(self, lm: LanguageModel) -> Sequence[int]:
+        """The earlier layers whose states it reads; mostly none."""
+        return ()
 
     def adjust(self, step: Step) -> Adjusted:
         """The logits to pick the next tokens from."""
-        ...
+        raise NotImplementedError

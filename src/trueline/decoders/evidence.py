@@ -2,60 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from trueline.models.language import LanguageModel
 from trueline.records import Neighbor
 from trueline.retriever import Hits, Retriever
+from trueline.space.space import GroundingSpace
+
+# What some entries say of some tokens: (n,), (tokens,) -> (n, tokens).
+Says = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Evidence:
     """What was retrieved in one step, and with which weight it went into the result."""
 
-    lm: LanguageModel
+    space: GroundingSpace
     retriever: Retriever
     hits: Hits
     weights: torch.Tensor  # (hits,), summing to 1 in each row
     strength: float  # what the weighted values are multiplied with before they are added
+    says: Says
+    is_wrong: bool = False  # whether the entries stand in wrong answers
 
     def count(self, row: int) -> int:
         """How many entries one row hit."""
         return int((self.hits.rows == row).sum())
 
     def neighbors(self, row: int, picked: int, rival: int, *, most: int) -> list[Neighbor]:
-        """The neighbors of one row with the greatest weight, and how they moved picked over rival."""
+        """The weightiest neighbors of one row, and how far each moved picked over rival."""
         places = (self.hits.rows == row).nonzero()[:, 0]
         best = places[self.weights[places].argsort(descending=True, stable=True)[:most]]
         entries = self.hits.entries[best]
-        pair = self._logits(entries, torch.tensor([picked, rival], device=entries.device))
-        pushes = self.strength * self.weights[best] * (pair[:, 0] - pair[:, 1])
+        said = self.says(entries, torch.tensor([picked, rival], device=entries.device))
+        pushes = self.strength * self.weights[best] * (said[:, 0] - said[:, 1])
         columns = (entries, self.hits.similarities[best], self.weights[best], pushes)
         return [
             self._neighbor(*values)
             for values in zip(*(column.tolist() for column in columns), strict=True)
         ]
 
-    def _logits(self, entries: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """What some entries say of some tokens: (entries, tokens)."""
-        values = self.retriever.values(entries)
-        if self.retriever.space.recipe.values == "logits":
-            return values[:, tokens]
-        assert self.lm.head is not None
-        return self.lm.head(values.to(self.lm.dtype)).float()[:, tokens]
-
     def _neighbor(self, entry: int, similarity: float, weight: float, push: float) -> Neighbor:
-        space = self.retriever.space
-        example = space.examples[int(space.entries.examples[entry])]
+        entries = self.space.wrong if self.is_wrong else self.space.entries
+        assert entries is not None
+        example = self.space.examples[int(entries.examples[entry])]
+        answers = example.wrong_answers if self.is_wrong else example.answers
         return Neighbor(
             example=example.id,
             question=example.question,
-            answer=example.answers[int(space.entries.answers[entry])],
+            answer=answers[int(entries.answers[entry])],
             source=example.source,
-            step=int(space.entries.steps[entry]),
+            step=int(entries.steps[entry]),
             similarity=similarity,
             weight=weight,
             push=push,
+            is_wrong=self.is_wrong,
         )

@@ -8,6 +8,7 @@ import torch
 from transformers import LogitsProcessor
 
 from trueline.errors import SettingError
+from trueline.fusion import entropy
 from trueline.models.language import LanguageModel
 from trueline.space.windows import window_tokens
 
@@ -26,8 +27,8 @@ class RadProcessor(LogitsProcessor):
         rad.check(lm)
         if rad.space.recipe.window == "answer":
             raise SettingError(
-                "a space built with window='answer' needs to know where the answer begins, which "
-                "transformers does not tell a processor; use trueline.generate or window='all'"
+                "a space built with window='answer' needs to know where the answer begins, and "
+                "transformers does not tell; use trueline.generate, or build with window='all'"
             )
         self._rad, self._lm = rad, lm
 
@@ -36,7 +37,10 @@ class RadProcessor(LogitsProcessor):
         """The adjusted scores (rows, vocabulary); rows without a hit keep theirs to the bit."""
         recipe = self._rad.space.recipe
         rows = [window_tokens(row, 0, recipe.context, "all") for row in input_ids.tolist()]
-        evidence = self._rad.retrieve(self._lm, self._lm.decode_all(rows))
-        if not len(evidence.hits):
+        windows = self._lm.decode_all(rows)
+        gate = self._rad.gate
+        is_open = None if gate is None else entropy(scores) > gate
+        evidence = self._rad.retrieve(self._lm, windows, is_open)
+        if not any(len(found.hits) for found in evidence):
             return scores
-        return self._rad.after_head(scores, evidence, neutral=bool(self._rad.neutral))
+        return self._rad.after_head(self._lm, scores, evidence, neutral=bool(self._rad.neutral))

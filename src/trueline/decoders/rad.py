@@ -2,156 +2,199 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, get_args
 
 import torch
 
-from trueline.decoders.base import Adjusted, Step
+from trueline.decoders.base import Adjusted, Decoder, Step
 from trueline.decoders.evidence import Evidence
 from trueline.errors import SettingError
-from trueline.fusion import Aggregation, Fusion, aggregate, fuse, weigh
+from trueline.fusion import Aggregation, Fusion, aggregate, entropy, fuse, neutralize, weigh
 from trueline.models.language import LanguageModel
-from trueline.prompts import Prompt
-from trueline.retriever import Hits, MatchBy, Matches, Retriever
+from trueline.prompts import Asked
+from trueline.retriever import MatchBy, Matches, Retriever, Retrievers
 from trueline.space.space import GroundingSpace
 
 if TYPE_CHECKING:
     from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
-_CHUNK = 64  # entries that go through a soft-capped head at once
+_CHUNK = 64  # entries that go through a head that is not linear at once
+_CHOICES = {
+    "aggregation": Aggregation,
+    "fusion": Fusion,
+    "matches": Matches,
+    "match_by": MatchBy,
+}
 
 
 @dataclass(frozen=True)
-class RAD:
+class RAD(Decoder):
     """Add what the model itself predicts in similar truthful contexts (arXiv 2508.02184).
 
     final = base + alpha * sum_i w_i l_i,   w_i = s_i / sum_S s,   S = {i : s_i > tau}
+    With beta, what it predicts in similar wrong contexts is subtracted the same way.
     """
 
     space: GroundingSpace
     alpha: float = 0.5  # weight of the retrieved logits; 0 is plain decoding
     tau: float = 0.7  # a neighbor counts only above this cosine; at 1 and above none does
+    beta: float = 0.0  # weight of the logits retrieved from wrong answers
     aggregation: Aggregation = "weighted"
     fusion: Fusion = "add"
-    neutral: bool | None = (
-        None  # None: where our own loop reads probabilities (sampling, score)
-    )
+    neutral: bool | None = None  # None: where our own loop reads probabilities (sampling, score)
     matches: Matches = "all"  # exact matches: with the others, left out, or alone
     match_by: MatchBy = "cosine"  # an exact match has a cosine of 1, or the same text
+    gate: float | None = None  # retrieve only where the model's own entropy exceeds this, in nats
     name = "rad"
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.alpha <= 1.0:
-            raise SettingError(f"alpha must lie in [0, 1], got {self.alpha}")
+        for setting in ("alpha", "beta"):
+            if not 0.0 <= (given := getattr(self, setting)) <= 1.0:
+                raise SettingError(f"{setting} must lie in [0, 1], got {given}")
         if not self.tau >= -1.0:
             raise SettingError(f"tau is a cosine and must be at least -1, got {self.tau}")
-        for setting, values in (
-            ("aggregation", Aggregation),
-            ("fusion", Fusion),
-            ("matches", Matches),
-            ("match_by", MatchBy),
-        ):
+        for setting, values in _CHOICES.items():
             if (given := getattr(self, setting)) not in get_args(values):
                 allowed = ", ".join(get_args(values))
                 raise SettingError(f"{setting} must be one of {allowed}; got {given!r}")
-
-    @property
-    def prompt(self) -> Prompt:
-        """The prompt of the space."""
-        return self.space.prompt
+        if self.beta and self.fusion != "add":
+            raise SettingError(f"beta needs fusion='add', got {self.fusion!r}")
+        if self.beta and self.space.wrong is None:
+            raise SettingError(
+                "beta subtracts what stands in wrong answers, and this space holds none; "
+                "build it with wrong=True (`trueline build --wrong`)"
+            )
 
     def check(self, lm: LanguageModel) -> None:  # noqa: D102
         self.space.check_model(lm)
 
-    def prompt_ids(self, lm: LanguageModel, question: str) -> list[int]:  # noqa: D102
-        return self.prompt.encode(question, lm.tokenizer)
-
-    def answer_ids(self, lm: LanguageModel, question: str, answer: str) -> list[int]:  # noqa: D102
-        return self.prompt.encode_answer(question, answer, lm.tokenizer)
+    def prompts(self, question: str) -> tuple[Asked, ...]:  # noqa: D102
+        return (Asked(self.space.prompt, question),)
 
     def adjust(self, step: Step) -> Adjusted:  # noqa: D102
         recipe = self.space.recipe
-        evidence = self.retrieve(step.lm, step.windows(recipe.context, recipe.window))
-        if not len(evidence.hits):
+        windows = step.windows(recipe.context, recipe.window)
+        is_open = None if self.gate is None else entropy(step.logits) > self.gate  # (rows,)
+        evidence = self.retrieve(step.lm, windows, is_open)
+        if not any(len(found.hits) for found in evidence):
             return Adjusted(step.logits, evidence)
         neutral = step.is_probability if self.neutral is None else self.neutral
         if step.hidden is not None and self._is_fused_before_head(step.lm):
-            return Adjusted(
-                self._before_head(step.lm, step.hidden, evidence, neutral), evidence
-            )
-        return Adjusted(self.after_head(step.logits, evidence, neutral), evidence)
+            logits = self._before_head(step.lm, step.hidden, evidence, neutral)
+        else:
+            logits = self.after_head(step.lm, step.logits, evidence, neutral)
+        return Adjusted(logits, evidence)
 
-    def retrieve(self, lm: LanguageModel, windows: list[str]) -> Evidence:
-        """The entries near each window, with their weights."""
-        retriever = self._retriever(lm.device)
-        hits = retriever.above(
-            windows, tau=self.tau, matches=self.matches, match_by=self.match_by
-        )
-        weights = weigh(hits.similarities, hits.rows, len(windows), self.aggregation)
-        return Evidence(lm, retriever, hits, weights, self.alpha)
+    def retrieve(
+        self, lm: LanguageModel, windows: list[str], is_open: torch.Tensor | None = None
+    ) -> tuple[Evidence, ...]:
+        """What is near each window, truthful first, then wrong if it counts; `is_open` bars rows."""
+        found = [(self._truthful.on(lm.device), self.alpha, False)]
+        if self.beta:
+            found.append((self._wrong.on(lm.device), -self.beta, True))
+        return tuple(self._evidence(lm, windows, is_open, *kind) for kind in found)
 
-    def after_head(self, base: torch.Tensor, evidence: Evidence, neutral: bool) -> torch.Tensor:
+    def after_head(
+        self, lm: LanguageModel, base: torch.Tensor, evidence: tuple[Evidence, ...], neutral: bool
+    ) -> torch.Tensor:
         """Fuse logits (rows, vocabulary) with the logits of the neighbors."""
-        rows = len(base)
-        hit = evidence.hits.count(rows) > 0
-        pull = self._pulled_logits(evidence, rows)  # (rows, vocabulary)
-        return fuse(base, pull, hit, alpha=self.alpha, how=self.fusion, neutral=neutral)
+        pulls = [self._pulled_logits(lm, found, len(base)) for found in evidence]
+        return self._fused(base, pulls, evidence, neutral)
 
     def processor(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     ) -> LogitsProcessor:
-        """The same arithmetic for `model.generate(..., logits_processor=[...])` of transformers."""
+        """The same arithmetic for transformers: model.generate(..., logits_processor=[...])."""
         from trueline.decoders.processor import RadProcessor
 
         return RadProcessor(self, LanguageModel(model, tokenizer))
 
     def _before_head(
-        self, lm: LanguageModel, hidden: torch.Tensor, evidence: Evidence, neutral: bool
+        self, lm: LanguageModel, hidden: torch.Tensor, evidence: tuple[Evidence, ...], neutral: bool
     ) -> torch.Tensor:
         """head(h + alpha * sum_i w_i h_i): one head product for both."""
         assert lm.head is not None
-        rows, hits = len(hidden), evidence.hits
-        hit = hits.count(rows) > 0
-        pull = self._aggregated(evidence.retriever, hits, evidence.weights, rows)  # (rows, d)
-        moved = fuse(hidden, pull, hit, alpha=self.alpha, how=self.fusion, neutral=neutral)
-        logits = lm.head(moved)
-        if lm.head.bias is not None and self.fusion == "add" and not neutral:
-            # The neighbors' logits hold the bias too, and the head adds it only once.
-            logits = torch.where(hit[:, None], logits + self.alpha * lm.head.bias, logits)
-        return logits
+        pulls = [self._pull(found, len(hidden)) for found in evidence]  # (rows, d) each
+        logits = lm.head(self._fused(hidden, pulls, evidence, neutral))
+        if lm.head.bias is None:
+            return logits
+        one = torch.ones(len(hidden), 1, device=hidden.device)
+        shares = self._fused(one, [one] * len(evidence), evidence, neutral)  # (rows, 1)
+        # So often is the bias in the fused logits, and the head has added it once.
+        return torch.where(shares == 1, logits, logits + (shares - 1) * lm.head.bias)
 
-    def _pulled_logits(self, evidence: Evidence, rows: int) -> torch.Tensor:
+    def _fused(
+        self,
+        base: torch.Tensor,
+        pulls: list[torch.Tensor],
+        evidence: tuple[Evidence, ...],
+        neutral: bool,
+    ) -> torch.Tensor:
+        """Every set of neighbors into the rows it hit: (rows, width)."""
+        hits = [found.hits.count(len(base)) > 0 for found in evidence]
+        for pull, hit, found in zip(pulls, hits, evidence, strict=True):
+            base = fuse(base, pull, hit, alpha=found.strength, how=self.fusion)
+        return neutralize(base, hits[0], self.alpha) if neutral and self.fusion == "add" else base
+
+    def _evidence(
+        self,
+        lm: LanguageModel,
+        windows: list[str],
+        is_open: torch.Tensor | None,
+        retriever: Retriever,
+        strength: float,
+        is_wrong: bool,
+    ) -> Evidence:
+        rows = torch.arange(len(windows), device=lm.device)
+        rows = rows if is_open is None else rows[is_open]
+        hits = retriever.above(
+            [windows[row] for row in rows.tolist()],
+            tau=self.tau,
+            matches=self.matches,
+            match_by=self.match_by,
+        )
+        hits = replace(hits, rows=rows[hits.rows])
+        weights = weigh(hits.similarities, hits.rows, len(windows), self.aggregation)
+
+        def says(entries: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+            return self._logits(lm, retriever.values(entries))[:, tokens]
+
+        return Evidence(self.space, retriever, hits, weights, strength, says, is_wrong)
+
+    def _pull(self, found: Evidence, rows: int) -> torch.Tensor:
+        """sum_i w_i v_i over the stored values: (rows, width)."""
+        values = found.retriever.values(found.hits.entries)
+        return aggregate(found.weights, found.hits.rows, values, rows)
+
+    def _pulled_logits(self, lm: LanguageModel, found: Evidence, rows: int) -> torch.Tensor:
         """sum_i w_i l_i by the shortest way the head allows: (rows, vocabulary)."""
-        lm, hits, retriever = evidence.lm, evidence.hits, evidence.retriever
-        if self.space.recipe.values == "logits":
-            return self._aggregated(retriever, hits, evidence.weights, rows)
-        assert lm.head is not None
-        if lm.head.is_linear:
-            pull = self._aggregated(retriever, hits, evidence.weights, rows)  # (rows, d)
-            return lm.head(pull.to(lm.dtype)).float()
+        if self.space.recipe.values == "logits" or (lm.head is not None and lm.head.is_linear):
+            return self._logits(lm, self._pull(found, rows))
         total = torch.zeros(rows, lm.vocabulary, device=lm.device)
-        for places in torch.arange(len(hits), device=lm.device).split(_CHUNK):
-            logits = lm.head(retriever.values(hits.entries[places]).to(lm.dtype)).float()
-            total += aggregate(evidence.weights[places], hits.rows[places], logits, rows)
+        hits = found.hits
+        for start in range(0, len(hits), _CHUNK):
+            some = slice(start, start + _CHUNK)
+            logits = self._logits(lm, found.retriever.values(hits.entries[some]))
+            total += aggregate(found.weights[some], hits.rows[some], logits, rows)
         return total
 
-    def _aggregated(
-        self, retriever: Retriever, hits: Hits, weights: torch.Tensor, rows: int
-    ) -> torch.Tensor:
-        return aggregate(weights, hits.rows, retriever.values(hits.entries), rows)
+    def _logits(self, lm: LanguageModel, values: torch.Tensor) -> torch.Tensor:
+        """Stored values as logits."""
+        if self.space.recipe.values == "logits":
+            return values
+        assert lm.head is not None
+        return lm.head(values.to(lm.dtype)).float()
 
     def _is_fused_before_head(self, lm: LanguageModel) -> bool:
         is_linear = lm.head is not None and lm.head.is_linear
         return is_linear and self.space.recipe.values == "hidden" and self.fusion != "prob"
 
     @cached_property
-    def _retrievers(self) -> dict[torch.device, Retriever]:
-        return {}
+    def _truthful(self) -> Retrievers:
+        return Retrievers(self.space)
 
-    def _retriever(self, device: torch.device) -> Retriever:
-        """The space on a device; made once, since a space never changes."""
-        if device not in self._retrievers:
-            self._retrievers[device] = Retriever(self.space, device)
-        return self._retrievers[device]
+    @cached_property
+    def _wrong(self) -> Retrievers:
+        return Retrievers(self.space, wrong=True)

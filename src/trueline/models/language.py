@@ -49,6 +49,11 @@ class LanguageModel:
         """How many tokens it chooses from."""
         return int(self.model.config.get_text_config().vocab_size)
 
+    @property
+    def limit(self) -> int | None:
+        """How many tokens it can read, prompt and answer together; None if it does not say."""
+        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+
     @cached_property
     def head(self) -> Head | None:
         """The model's head, or None where only its own forward pass gives its logits."""
@@ -96,11 +101,19 @@ class LanguageModel:
         ]
 
     @torch.no_grad()
-    def forward(self, **inputs: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """One pass over some tokens: hidden states where the head is known, else logits."""
+    def forward(
+        self, inputs: dict[str, Any], layers: Sequence[int] = ()
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, tuple[torch.Tensor, ...]]:
+        """One pass: hidden states where the head is known, else logits; and earlier layers.
+
+        Layer 0 is the embedding; layer n the output of the n-th block, before the last norm.
+        """
         if self.head is None:
-            return None, self.model(**inputs).logits
-        return self.model.base_model(**inputs).last_hidden_state, None
+            return None, self.model(**inputs).logits, ()
+        if not layers:
+            return self.model.base_model(**inputs).last_hidden_state, None, ()
+        out = self.model.base_model(**inputs, output_hidden_states=True)
+        return out.last_hidden_state, None, tuple(out.hidden_states[layer] for layer in layers)
 
     def head_kind(self, ids: Sequence[int]) -> str:
         """`linear`, `own` (not linear) or `opaque`, checked on the hidden states of a real text."""

@@ -2,102 +2,134 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import DynamicCache
 
 from trueline.models.language import LanguageModel
 
+Prompts = Sequence[Sequence[int]]  # of one question: the prompt it is asked with, then any others
+
+
+@dataclass(frozen=True)
+class States:
+    """What the model computed for a number of rows, at their last token or at several."""
+
+    hidden: torch.Tensor | None  # (n, ..., d); None for an opaque head
+    logits: torch.Tensor | None  # (n, ..., vocabulary), for an opaque head only
+    layers: tuple[torch.Tensor, ...] = ()  # (n, ..., d) each, the earlier layers that were asked for
+
+    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> States:
+        """The same change to each of the tensors."""
+        return States(
+            None if self.hidden is None else function(self.hidden),
+            None if self.logits is None else function(self.logits),
+            tuple(function(layer) for layer in self.layers),
+        )
+
+    def joined(self, after: States) -> States:
+        """These states of one token, and behind them those of the tokens that follow."""
+
+        def pair(
+            one: torch.Tensor | None, other: torch.Tensor | None
+        ) -> torch.Tensor | None:
+            return None if one is None or other is None else torch.cat([one[:, None], other], 1)
+
+        layers = zip(self.layers, after.layers, strict=True)
+        return States(
+            pair(self.hidden, after.hidden),
+            pair(self.logits, after.logits),
+            tuple(torch.cat([one[:, None], other], 1) for one, other in layers),
+        )
+
 
 class Reading:
     """What one batch has read so far; it belongs to one call and ends with it.
 
-    Prompts of unequal length are padded on the left and masked. Rows can leave, and can be
-    repeated so that several continuations share one prompt's cache.
+    A row is a question. It may be read under several prompts at once, each with a cache of its
+    own and all in one pass: states come prompt by prompt, row by row. Prompts of unequal length
+    are padded on the left and masked. Rows can leave, and can be repeated so that several
+    continuations share one prompt's cache.
     """
 
-    def __init__(self, lm: LanguageModel, prompts: Sequence[Sequence[int]]) -> None:
-        self.lm = lm
-        self.contexts = [list(prompt) for prompt in prompts]  # tokens of each live row
-        self.starts = [len(prompt) for prompt in prompts]  # where each answer begins
+    def __init__(
+        self, lm: LanguageModel, prompts: Sequence[Prompts], *, layers: Sequence[int] = ()
+    ) -> None:
+        self.lm, self._layers = lm, tuple(layers)
+        self.streams = len(prompts[0])
+        read = [list(row[stream]) for stream in range(self.streams) for row in prompts]
+        self.contexts = read[: len(prompts)]  # tokens of each live row under its first prompt
+        self.starts = [len(context) for context in self.contexts]  # where each answer begins
+        self._lengths = [len(tokens) for tokens in read]  # of every row under every prompt
         self._cache = DynamicCache(config=lm.model.config)
-        self._mask: torch.Tensor | None = None  # (rows, tokens), absent while nothing is padded
-        width = max(self.starts)
-        pad = [[0] * (width - start) for start in self.starts]
-        if any(pad):
+        self._mask: torch.Tensor | None = None  # (n, tokens), absent while nothing is padded
+        gaps = [max(self._lengths) - length for length in self._lengths]
+        if any(gaps):
+            rows = zip(gaps, self._lengths, strict=True)
             self._mask = torch.tensor(
-                [[0] * len(gap) + [1] * start for gap, start in zip(pad, self.starts)],
-                device=lm.device,
+                [[0] * gap + [1] * length for gap, length in rows], device=lm.device
             )
-        ids = [gap + context for gap, context in zip(pad, self.contexts)]
-        first = [-len(gap) for gap in pad]
-        hidden, logits = self._forward(ids, first)
-        self.hidden = None if hidden is None else hidden[:, -1]  # (rows, d)
-        self.logits = (
-            None if logits is None else logits[:, -1]
-        )  # (rows, vocab), opaque heads only
+        ids = [[0] * gap + tokens for gap, tokens in zip(gaps, read, strict=True)]
+        self.states = self._last(self._forward(ids, [-gap for gap in gaps]))
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Read one more token in each row."""
-        first = [len(context) for context in self.contexts]
-        for context, token in zip(self.contexts, tokens):
-            context.append(token)
+        self.contexts = [
+            [*context, token] for context, token in zip(self.contexts, tokens, strict=True)
+        ]
         self._grow_mask(1)
-        hidden, logits = self._forward([[token] for token in tokens], first)
-        self.hidden = None if hidden is None else hidden[:, -1]
-        self.logits = None if logits is None else logits[:, -1]
+        ids = [[token] for token in tokens] * self.streams
+        self.states = self._last(self._forward(ids, self._lengths))
+        self._lengths = [length + 1 for length in self._lengths]
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows, in this order; a row may be named more than once."""
-        if list(rows) == list(range(len(self.contexts))):
+        count = len(self.contexts)
+        if list(rows) == list(range(count)):
             return
-        index = torch.tensor(list(rows), device=self.lm.device)
-        self.contexts = [list(self.contexts[row]) for row in rows]
+        everywhere = [stream * count + row for stream in range(self.streams) for row in rows]
+        index = torch.tensor(everywhere, device=self.lm.device)
+        self.contexts = [self.contexts[row] for row in rows]
         self.starts = [self.starts[row] for row in rows]
+        self._lengths = [self._lengths[place] for place in everywhere]
         self._cache.batch_select_indices(index)
         self._mask = None if self._mask is None else self._mask[index]
-        self.hidden = None if self.hidden is None else self.hidden[index]
-        self.logits = None if self.logits is None else self.logits[index]
+        self.states = self.states.map(lambda tensor: tensor[index])
 
-    def finish(
-        self, continuations: Sequence[Sequence[int]]
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    def finish(self, continuations: Sequence[Sequence[int]]) -> States:
         """Read a whole continuation in each row, in one pass: the states behind each of its tokens.
 
-        Returns hidden states (rows, 1 + longest, d), or logits for an opaque head; the first is
-        the state before the continuation, those past a row's own end mean nothing.
+        They are (n, 1 + longest, ...): the first is the state before the continuation, those past
+        a row's own end mean nothing.
         """
         width = max(map(len, continuations))
-        before = self.hidden, self.logits
         if width == 0:
-            return tuple(None if x is None else x[:, None] for x in before)  # type: ignore[return-value]
-        first = [len(context) for context in self.contexts]
+            return self.states.map(lambda tensor: tensor[:, None])
         ids = [list(tokens) + [0] * (width - len(tokens)) for tokens in continuations]
         self._grow_mask(width)
-        after = self._forward(ids, first)
-        hidden, logits = (
-            None if old is None or new is None else torch.cat([old[:, None], new], 1)
-            for old, new in zip(before, after)
-        )
-        return hidden, logits
+        return self.states.joined(self._forward(ids * self.streams, self._lengths))
 
     def _grow_mask(self, width: int) -> None:
         if self._mask is not None:
             ones = self._mask.new_ones(len(self._mask), width)
             self._mask = torch.cat([self._mask, ones], 1)
 
-    def _forward(
-        self, ids: list[list[int]], first: list[int]
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Run the model over ids (rows, n) whose first token stands at the given positions."""
+    def _forward(self, ids: list[list[int]], first: Sequence[int]) -> States:
+        """Run the model over ids (n, tokens) whose first token stands at the given positions."""
         device = self.lm.device
         steps = torch.arange(len(ids[0]), device=device)
-        positions = (torch.tensor(first, device=device)[:, None] + steps).clamp(min=0)
-        return self.lm.forward(
-            input_ids=torch.tensor(ids, device=device),
-            attention_mask=self._mask,
-            position_ids=positions,
-            past_key_values=self._cache,
-            use_cache=True,
-        )
+        inputs: dict[str, Any] = {
+            "input_ids": torch.tensor(ids, device=device),
+            "attention_mask": self._mask,
+            "position_ids": (torch.tensor(first, device=device)[:, None] + steps).clamp(min=0),
+            "past_key_values": self._cache,
+            "use_cache": True,
+        }
+        return States(*self.lm.forward(inputs, self._layers))
+
+    @staticmethod
+    def _last(states: States) -> States:
+        return states.map(lambda tensor: tensor[:, -1])

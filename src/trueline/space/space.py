@@ -34,6 +34,7 @@ class Recipe:
     context: Context
     window: Window
     end: bool  # whether there is an entry after the last answer token
+    wrong: bool  # whether the wrong answers are kept as a second set of entries
     prompt: Prompt
     values: str  # `hidden` or `logits`
     head: str  # `linear`, `own` (soft-capped) or `opaque`: why the values are kept as they are
@@ -68,6 +69,7 @@ class GroundingSpace:
     entries: Entries
     examples: Sequence[Example]
     plan: str  # a hash of all that went into the build
+    wrong: Entries | None = None  # the same of the wrong answers, if it was built with them
     folder: Path | None = None  # where it was read from or written to
     embedder: Embedder | None = field(default=None, repr=False)  # None: opened when needed
 
@@ -100,10 +102,10 @@ class GroundingSpace:
     def info(self) -> dict[str, Any]:
         """What it holds, as plain values."""
         recipe = self.recipe
-        values = self.entries.values
-        row = self.entries.keys.nbytes + values.nbytes
+        size = sum(array.nbytes for array in self.entries.arrays().values())
         return {
             "entries": len(self),
+            "wrong_entries": 0 if self.wrong is None else len(self.wrong),
             "examples": len(self.examples),
             "answers": sum(len(example.answers) for example in self.examples),
             "model": recipe.model,
@@ -119,9 +121,9 @@ class GroundingSpace:
             "head": recipe.head,
             "dtype": recipe.dtype,
             "dimension": self.entries.keys.shape[1],
-            "width": values.shape[1],
-            "bytes": sum(array.nbytes for array in self.entries.arrays().values()),
-            "bytes_per_entry": round(row / max(1, len(self))) + 24,
+            "width": self.entries.values.shape[1],
+            "bytes": size,
+            "bytes_per_entry": round(size / max(1, len(self))),
             "logits_would_be": 4 * recipe.vocabulary,
         }
 

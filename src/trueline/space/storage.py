@@ -40,13 +40,8 @@ def write_space(space: GroundingSpace, folder: Path) -> GroundingSpace:
         scratch = folder / ".examples.tmp"
         scratch.write_text(lines, "utf-8", newline="\n")
         examples = _settle(scratch, "examples", ".jsonl")
-        scratch = folder / ".entries.tmp"
-        save_file(
-            {name: np.ascontiguousarray(a) for name, a in space.entries.arrays().items()},
-            scratch,
-        )
-        entries = _settle(scratch, "entries", ".safetensors")
-        manifest = _manifest(space, [entries, examples])
+        entries = [_write_entries(folder, stem, some) for stem, some in _sets(space).items()]
+        manifest = _manifest(space, [*entries, examples])
         scratch = folder / ".manifest.tmp"
         scratch.write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", "utf-8")
         _sync(scratch)
@@ -71,9 +66,14 @@ def read_space(folder: str | Path) -> GroundingSpace:
         names = {name.split("-")[0]: folder / name for name in manifest["files"]}
         recipe = dict(manifest["recipe"])
         recipe["prompt"] = Prompt(**recipe["prompt"])
-        entries = Entries(**dict(_map_arrays(names["entries"])))
-        examples = read_examples(names["examples"])
-        space = GroundingSpace(Recipe(**recipe), entries, examples, manifest["plan"], folder)
+        space = GroundingSpace(
+            Recipe(**recipe),
+            Entries(**dict(_map_arrays(names["entries"]))),
+            read_examples(names["examples"]),
+            manifest["plan"],
+            wrong=Entries(**dict(_map_arrays(names["wrong"]))) if recipe["wrong"] else None,
+            folder=folder,
+        )
         _check_counts(space, manifest["counts"])
         return space
     except SpaceError:
@@ -119,19 +119,41 @@ def verify_space(space: GroundingSpace) -> dict[str, Any]:
         for name, entry in manifest["files"].items():
             _check_file(space.folder / name, entry, whole=True)
         checked["files"] = len(manifest["files"])
-    entries, where = space.entries, str(space.folder or "the space")
+    for entries in _sets(space).values():
+        if problem := _nonsense(entries, len(space.examples)):
+            raise _unreadable(space.folder or Path("the space"), problem)
+    return {**checked, **_counts(space)}
+
+
+def _nonsense(entries: Entries, examples: int) -> str:
+    """Say which numbers mean nothing, if some do."""
     for start in range(0, len(entries), 1 << 16):
         keys = np.asarray(entries.keys[start : start + (1 << 16)], np.float32)
         lengths = np.linalg.norm(keys, axis=1)
         if not np.all((np.abs(lengths - 1) < 1e-3) | (lengths == 0)):
-            raise _unreadable(Path(where), "some keys are not of unit length")
+            return "some keys are not of unit length"
         if not np.isfinite(entries.values[start : start + (1 << 16)]).all():
-            raise _unreadable(Path(where), "some values are not finite")
-    if len(entries) and not 0 <= entries.examples.min() <= entries.examples.max() < len(
-        space.examples
-    ):
-        raise _unreadable(Path(where), "some entries name an example that is not there")
-    return {**checked, "entries": len(entries), "examples": len(space.examples)}
+            return "some values are not finite"
+    places = entries.examples
+    if len(entries) and not 0 <= places.min() <= places.max() < examples:
+        return "some entries name an example that is not there"
+    return ""
+
+
+def _sets(space: GroundingSpace) -> dict[str, Entries]:
+    """The sets of entries by the name of their file."""
+    return {"entries": space.entries, **({} if space.wrong is None else {"wrong": space.wrong})}
+
+
+def _counts(space: GroundingSpace) -> dict[str, int]:
+    sets = {stem: len(entries) for stem, entries in _sets(space).items()}
+    return {**sets, "examples": len(space.examples)}
+
+
+def _write_entries(folder: Path, stem: str, entries: Entries) -> Path:
+    scratch = folder / f".{stem}.tmp"
+    save_file({name: np.ascontiguousarray(a) for name, a in entries.arrays().items()}, scratch)
+    return _settle(scratch, stem, ".safetensors")
 
 
 def check_target(folder: Path) -> None:
@@ -162,10 +184,13 @@ def _manifest(space: GroundingSpace, files: list[Path]) -> dict[str, Any]:
         "format_version": FORMAT_VERSION,
         "recipe": recipe,
         "prompt_hash": space.prompt.hash,
-        "counts": {"entries": len(space), "examples": len(space.examples)},
+        "counts": _counts(space),
         "arrays": {
-            name: {"dtype": str(array.dtype), "shape": list(array.shape)}
-            for name, array in space.entries.arrays().items()
+            stem: {
+                name: {"dtype": str(array.dtype), "shape": list(array.shape)}
+                for name, array in entries.arrays().items()
+            }
+            for stem, entries in _sets(space).items()
         },
         "files": {
             path.name: {"sha256": file_hash(path), "bytes": path.stat().st_size}
@@ -212,9 +237,12 @@ def _check_file(path: Path, entry: dict[str, Any], *, whole: bool) -> None:
 
 
 def _check_counts(space: GroundingSpace, counts: dict[str, int]) -> None:
-    found = {"entries": len(space), "examples": len(space.examples)}
-    lengths = {len(array) for array in space.entries.arrays().values()}
-    if found != counts or len(lengths) != 1:
+    found = _counts(space)
+    ragged = any(
+        len({len(array) for array in entries.arrays().values()}) > 1
+        for entries in _sets(space).values()
+    )
+    if found != counts or ragged:
         raise ValueError(f"it holds {found}, the manifest says {counts}")
 
 

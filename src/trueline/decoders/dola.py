@@ -1,0 +1,101 @@
+"""Decoding by contrasting layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from trueline.decoders.base import Adjusted, Decoder, Step
+from trueline.errors import SettingError
+from trueline.models.language import LanguageModel
+from trueline.prompts import Asked, Prompt
+
+
+@dataclass(frozen=True)
+class DoLa(Decoder):
+    """Keep what the last layer learnt over an earlier one (arXiv 2309.03883).
+
+    M = the candidate layer whose distribution is farthest from the last one's (Jensen-Shannon)
+    final = log p_last - log p_M where p_last >= plausibility * max p_last, elsewhere -inf
+    Tokens that were read before are then made less likely by the repetition penalty.
+    """
+
+    prompt: Prompt = Prompt()
+    candidates: Literal["low", "high"] | tuple[int, ...] = "high"  # half of the layers, or these
+    plausibility: float = 0.1  # share of the best probability a token needs; 1 is plain decoding
+    repetition_penalty: float = 1.2  # 1: none
+    name = "dola"
+
+    def __post_init__(self) -> None:
+        if not (self.candidates in ("low", "high") or isinstance(self.candidates, tuple)):
+            raise SettingError(
+                f"candidates must be low, high or a tuple of layers, got {self.candidates!r}"
+            )
+        if not 0.0 < self.plausibility <= 1.0:
+            raise SettingError(f"plausibility must lie in (0, 1], got {self.plausibility}")
+        if not self.repetition_penalty > 0:
+            raise SettingError(f"repetition_penalty must be > 0, got {self.repetition_penalty}")
+
+    def check(self, lm: LanguageModel) -> None:  # noqa: D102
+        if lm.head is None:
+            raise SettingError(f"DoLa reads early layers, and the head of {lm.id} takes none")
+        depth = int(lm.model.config.get_text_config().num_hidden_layers)
+        layers = self.layers(lm)
+        if not layers or not all(0 <= layer < depth for layer in layers):
+            raise SettingError(
+                f"candidates must name layers from 0 to {depth - 1} of {lm.id}, got {layers}"
+            )
+
+    def prompts(self, question: str) -> tuple[Asked, ...]:  # noqa: D102
+        return (Asked(self.prompt, question),)
+
+    def layers(self, lm: LanguageModel) -> Sequence[int]:
+        """Every second layer of the half that was asked for, twenty layers deep at most.
+
+        Layer 0 is left out of a model with tied embeddings: it would give back its own input.
+        """
+        if isinstance(self.candidates, tuple):
+            return self.candidates
+        config = lm.model.config.get_text_config()
+        depth = int(config.num_hidden_layers)
+        if self.candidates == "high":
+            return range(max(depth // 2, depth - 20), depth, 2)
+        first = min(2, depth - 1) if config.tie_word_embeddings else 0
+        return range(first, min(depth // 2, 20), 2) or range(first, first + 1)
+
+    def adjust(self, step: Step) -> Adjusted:  # noqa: D102
+        assert step.lm.head is not None
+        last = step.logits.float().log_softmax(-1)  # (rows, vocabulary)
+        early = step.lm.head(torch.stack(step.states.layers))  # (layers, rows, vocabulary)
+        early = early.float().log_softmax(-1)
+        farthest = divergence(last, early).argmax(0)  # (rows,)
+        contrast = last - early[farthest, torch.arange(len(last), device=last.device)]
+        floor = last.max(-1, keepdim=True).values + math.log(self.plausibility)
+        contrast = contrast.masked_fill(last < floor, -torch.inf)
+        return Adjusted(penalized(contrast, step.contexts, self.repetition_penalty))
+
+
+def divergence(last: torch.Tensor, early: torch.Tensor) -> torch.Tensor:
+    """The Jensen-Shannon divergence of each early distribution from the last: (layers, rows)."""
+    last = last.expand_as(early)
+    middle = torch.logaddexp(last, early) - math.log(2)
+    halves = (part.exp() * (part - middle) for part in (last, early))
+    return sum((half.nan_to_num(0.0).sum(-1) for half in halves), torch.zeros(())) / 2
+
+
+def penalized(
+    scores: torch.Tensor, contexts: Sequence[Sequence[int]], penalty: float
+) -> torch.Tensor:
+    """Divide the positive scores of tokens that were read before, multiply the negative ones."""
+    if penalty == 1.0:
+        return scores
+    scores = scores.clone()
+    for row, tokens in zip(scores, contexts, strict=True):
+        seen = torch.tensor(sorted(set(tokens)), dtype=torch.long, device=row.device)
+        was = row[seen]
+        row[seen] = torch.where(was < 0, was * penalty, was / penalty)
+    return scores

@@ -1,0 +1,33 @@
+"""Instructive decoding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trueline.decoders.base import Adjusted, Decoder, Step
+from trueline.errors import SettingError
+from trueline.prompts import Asked, Prompt, prompts_with
+
+
+@dataclass(frozen=True)
+class Instructive(Decoder):
+    """Move away from what a misleading instruction makes the model say (arXiv 2311.00233).
+
+    final = l(prompt) - eta * l(noisy prompt)
+    """
+
+    prompt: Prompt = Prompt()
+    eta: float = 0.3  # how far; 0 is plain decoding
+    noise: str | None = None  # the misleading line; None: the one that belongs to the prompt
+    name = "id"
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.eta < float("inf"):
+            raise SettingError(f"eta must be 0 or more, got {self.eta}")
+
+    def prompts(self, question: str) -> tuple[Asked, ...]:  # noqa: D102
+        noise = prompts_with(self.prompt).noise if self.noise is None else self.noise
+        return Asked(self.prompt, question), Asked(self.prompt, question, before=noise)
+
+    def adjust(self, step: Step) -> Adjusted:  # noqa: D102
+        return Adjusted(step.logits - self.eta * step.other_logits)

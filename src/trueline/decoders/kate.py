@@ -1,0 +1,63 @@
+"""Nearest examples in the prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from trueline.decoders.base import Adjusted, Decoder, Step
+from trueline.errors import SettingError
+from trueline.models.embedder import Embedder
+from trueline.prompts import Asked, prompts_with
+from trueline.records import Example
+from trueline.retriever import open_embedder
+from trueline.space.space import GroundingSpace
+
+
+@dataclass(frozen=True)
+class KATE(Decoder):
+    """Show the model the k examples whose questions are nearest (arXiv 2101.06804).
+
+    The nearest stands last, next to the question. Each comes with the first of its answers.
+    """
+
+    space: GroundingSpace
+    k: int = 10  # 0 is plain decoding
+    name = "kate"
+
+    def __post_init__(self) -> None:
+        if self.k < 0:
+            raise SettingError(f"k must be 0 or more, got {self.k}")
+
+    def prompts(self, question: str) -> tuple[Asked, ...]:  # noqa: D102
+        form = prompts_with(self.space.prompt).demonstration
+        before = "".join(
+            form.replace("{answer}", example.answers[0], 1).replace(
+                "{question}", example.question, 1
+            )
+            for example in self.nearest(question)
+        )
+        return (Asked(self.space.prompt, question, before=before),)
+
+    def nearest(self, question: str) -> list[Example]:
+        """The k examples with the nearest questions, the nearest last."""
+        if not self.k:
+            return []
+        (query,) = self._embedder.embed([question])
+        best = (self._questions @ query).argsort(descending=True, stable=True)[: self.k]
+        return [self.space.examples[place] for place in best.flip(0).tolist()]
+
+    def adjust(self, step: Step) -> Adjusted:  # noqa: D102
+        return Adjusted(step.logits)
+
+    @cached_property
+    def _embedder(self) -> Embedder:
+        return open_embedder(self.space, torch.device("cpu"))
+
+    @cached_property
+    def _questions(self) -> torch.Tensor:
+        """The questions of the space as unit vectors (examples, dimension)."""
+        questions = [example.question for example in self.space.examples]
+        return self._embedder.embed(questions)

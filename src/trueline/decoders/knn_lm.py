@@ -1,0 +1,73 @@
+"""Nearest-neighbor language modelling."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from trueline.decoders.base import Adjusted, Decoder, Step
+from trueline.decoders.evidence import Evidence
+from trueline.errors import SettingError
+from trueline.models.language import LanguageModel
+from trueline.prompts import Asked
+from trueline.retriever import Retrievers
+from trueline.space.space import GroundingSpace
+
+
+@dataclass(frozen=True)
+class KNNLM(Decoder):
+    """Mix the model's distribution with the next tokens of near contexts (arXiv 1911.00172).
+
+    p = (1 - lam) * p_model + lam * p_knn,   p_knn(x) = sum_{i of k : x_i = x} softmax(-d_i)
+    d_i is the squared distance of the unit vectors. The paper's setting is a space built with
+    context="full"; the space of RAD works too.
+    """
+
+    space: GroundingSpace
+    k: int = 1024  # neighbors, or all if there are fewer
+    lam: float = 0.5  # weight of the neighbors; 0 is plain decoding
+    name = "knn-lm"
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise SettingError(f"k must be at least 1, got {self.k}")
+        if not 0.0 <= self.lam <= 1.0:
+            raise SettingError(f"lam must lie in [0, 1], got {self.lam}")
+
+    def check(self, lm: LanguageModel) -> None:  # noqa: D102
+        self.space.check_model(lm)
+
+    def prompts(self, question: str) -> tuple[Asked, ...]:  # noqa: D102
+        return (Asked(self.space.prompt, question),)
+
+    def adjust(self, step: Step) -> Adjusted:  # noqa: D102
+        if self.lam == 0:
+            return Adjusted(step.logits)
+        retriever = self._retrievers.on(step.lm.device)
+        recipe = self.space.recipe
+        hits = retriever.nearest(step.windows(recipe.context, recipe.window), self.k)
+        rows = len(step.contexts)
+        distances = 2 - 2 * hits.similarities.view(rows, -1)  # (rows, k), of unit vectors
+        weights = (-distances).softmax(-1).reshape(-1)
+        tokens = retriever.tokens[hits.entries]
+        own = step.logits.float().log_softmax(-1)
+        mass = torch.zeros_like(own)  # (rows, vocabulary)
+        mass.index_put_((hits.rows, tokens), weights, accumulate=True)
+        keep = math.log1p(-self.lam) if self.lam < 1 else -math.inf
+        mixed = torch.logaddexp(own + keep, mass.log() + math.log(self.lam))
+        evidence = Evidence(
+            self.space,
+            retriever,
+            hits,
+            weights,
+            self.lam,
+            says=lambda entries, asked: (retriever.tokens[entries, None] == asked).float(),
+        )
+        return Adjusted(mixed, (evidence,))
+
+    @cached_property
+    def _retrievers(self) -> Retrievers:
+        return Retrievers(self.space)

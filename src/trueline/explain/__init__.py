@@ -1,0 +1,135 @@
+"""An answer with its trace in; why it says what it says out, as text, JSON or a page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trueline.errors import SettingError
+from trueline.explain.page import as_page
+from trueline.explain.summary import (
+    ExplainedStep,
+    Summary,
+    explain_steps,
+    find_divergence,
+    summarize,
+)
+from trueline.explain.text import as_text
+
+if TYPE_CHECKING:
+    from trueline.answers import Answer
+
+__all__ = ["Explanation", "OtherAnswer", "check_target", "explain"]
+
+_SUFFIXES = (".html", ".json", ".txt")
+
+
+@dataclass(frozen=True, slots=True)
+class OtherAnswer:
+    """What another method made of the same question."""
+
+    method: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why an answer says what it says: token by token, and in sum."""
+
+    question: str
+    answer: str
+    method: str
+    settings: dict[str, Any]  # what the caller wants told of how it was asked; may be empty
+    finish: str
+    prompt_tokens: int
+    beside: OtherAnswer | None
+    summary: Summary
+    steps: tuple[ExplainedStep, ...]
+
+    def text(self) -> str:
+        """For a terminal, at most 100 columns wide: the changed tokens and the examples cited."""
+        return as_text(self)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as plain values; a number that is not finite is None."""
+        return {name: _plain(value) for name, value in asdict(self).items()}
+
+    def json(self) -> str:
+        """Everything as JSON."""
+        return json.dumps(self.as_dict(), indent=1, ensure_ascii=False, allow_nan=False)
+
+    def html(self) -> str:
+        """Everything as one page that needs no other file."""
+        return as_page(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write the form that the file's name asks for: .html, .json or .txt."""
+        target = check_target(path)
+        forms = dict(zip(_SUFFIXES, (self.html, self.json, self.text), strict=True))
+        form = forms[target.suffix.lower()]().rstrip("\n") + "\n"
+        try:
+            target.write_bytes(form.encode("utf-8", "replace"))
+        except OSError as error:
+            raise SettingError(f"{target} cannot be written ({error})") from error
+
+
+def explain(
+    answer: Answer,
+    beside: Answer | None = None,
+    *,
+    settings: Mapping[str, Any] | None = None,
+) -> Explanation:
+    """Explain a traced answer, optionally beside the greedy answer to the same question.
+
+    `settings` are shown as they are: the model, alpha, tau, or whatever else a reader should know.
+    """
+    if answer.trace is None:
+        raise SettingError(
+            "the answer has no trace to explain; ask for one with trace=True, as in "
+            "generate(lm, method, question, trace=True)"
+        )
+    if beside is not None and beside.question != answer.question:
+        raise SettingError(
+            f"an answer can stand beside one to the same question only: this one is to "
+            f"{answer.question!r}, the other to {beside.question!r}"
+        )
+    steps = explain_steps(answer.text, answer.trace)
+    divergence = beside and find_divergence(
+        steps, (answer.text, beside.text), (answer.token_ids, beside.token_ids)
+    )
+    return Explanation(
+        question=answer.question,
+        answer=answer.text,
+        method=answer.method,
+        settings=dict(settings or {}),
+        finish=answer.finish,
+        prompt_tokens=answer.prompt_tokens,
+        beside=beside and OtherAnswer(beside.method, beside.text),
+        summary=summarize(steps, divergence),
+        steps=steps,
+    )
+
+
+def check_target(path: str | Path) -> Path:
+    """Refuse a file whose name does not say which form it is to have."""
+    target = Path(path)
+    if target.suffix.lower() not in _SUFFIXES:
+        raise SettingError(
+            f"an explanation is written as {', '.join(_SUFFIXES)}; got {target.name!r}"
+        )
+    return target
+
+
+def _plain(value: Any) -> Any:
+    """Lists for tuples, text for what JSON has no word for, None for what is not finite."""
+    if isinstance(value, dict):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    return value if value is None or isinstance(value, str | int) else str(value)

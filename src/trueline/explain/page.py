@@ -1,0 +1,88 @@
+"""An explanation in, one HTML page out that needs no other file and asks no network."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from html import escape
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trueline.explain import Explanation
+
+_UNSAFE = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&"}
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")  # HTML has no place for them
+
+
+def as_page(explanation: Explanation) -> str:
+    """Fill the template.
+
+    Its marks hold a `<`, which no filled-in text does, so no text can pass for a mark.
+    """
+    page = files("trueline.explain").joinpath("page.html").read_text("utf-8")
+    marks = {
+        "policy": _policy(page),
+        "question": _escape(explanation.question),
+        "method": _escape(explanation.method),
+        "answer": _escape(explanation.answer),
+        "beside": _beside(explanation),
+        "data": _data(explanation),
+    }
+    for name, text in marks.items():
+        page = page.replace(f"<!--{name}-->", text)
+    return page
+
+
+def _data(explanation: Explanation) -> str:
+    """JSON that cannot end the script element it stands in."""
+    moves = (abs(step.move) for step in explanation.steps)
+    data = {**explanation.as_dict(), "scale": max(1.0, *moves)}  # of the deepest shade
+    return json.dumps(data, allow_nan=False).translate(_UNSAFE)  # other signs are ASCII already
+
+
+def _beside(explanation: Explanation) -> str:
+    """The other answer, and where it leaves the explained one."""
+    other, split = explanation.beside, explanation.summary.divergence
+    if other is None:
+        return ""
+    if split is None:
+        text, note = _escape(other.answer), "The same, token for token."
+    else:
+        gap, word, rest = re.fullmatch(r"(\s*)(\S*)(.*)", split.beside, re.DOTALL).groups()  # type: ignore[union-attr]
+        text = (
+            f'<span class="shared">{_escape(split.shared)}{_escape(gap)}</span>'
+            f'<span class="split"></span><mark>{_escape(word)}</mark>{_escape(rest)}'
+        )
+        note = f"The two part at token {split.token}."
+        if not split.beside.strip():
+            note = f"It ends where the other goes on, at token {split.token}."
+    return (
+        '  <section id="beside" aria-labelledby="beside-head">\n'
+        f'    <h2 id="beside-head">{_escape(other.method)}, for comparison</h2>\n'
+        f'    <p class="prose" dir="auto">{text}</p>\n'
+        f'    <p class="note">{note}</p>\n'
+        "  </section>"
+    )
+
+
+def _escape(text: str) -> str:
+    return escape(_CONTROLS.sub("\ufffd", text))
+
+
+def _policy(page: str) -> str:
+    """Nothing but the page's own style and script, known by their hashes."""
+    style, script = (
+        re.search(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL) for tag in ("style", "script")
+    )
+    assert style and script
+    return (
+        f"default-src 'none'; style-src '{_digest(style[1])}'; "
+        f"script-src '{_digest(script[1])}'; img-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,0 +1,268 @@
+"""The trace of an answer in; how far each token moved, and a summary of the whole answer, out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from math import fsum, isfinite
+from os.path import commonprefix
+from statistics import quantiles
+from typing import Literal
+
+from trueline.records import Candidate, Neighbor, TraceStep
+
+Measure = Literal["logits", "pushes", "floor", "part"]
+_BROKEN = "\ufffd"  # what part of a character decodes to
+_REACH = 16  # characters a run of such parts may stand for
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedStep:
+    """One token: what the model wanted, what was chosen, how far it moved and who moved it."""
+
+    number: int  # its place in the answer, from 1
+    token: int
+    text: str  # as it stands in the answer; a special token by its name
+    is_in_text: bool  # not so for the token that ends an answer
+    wanted: str  # the model's own first choice
+    rival: str  # the same, or the model's second choice where the first was picked
+    flipped: bool
+    move: float  # by how many nats the method widened the lead of the token over its rival
+    measure: Measure  # how that is known; see measure_move
+    hits: int
+    entropy: float  # of the model's own distribution, in nats
+    quartile: int  # of that entropy among the steps of this answer, 1 (surest) to 4
+    base: tuple[Candidate, ...]
+    final: tuple[Candidate, ...]
+    neighbors: tuple[Neighbor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Quartile:
+    """The steps of an answer in one quarter of its entropies."""
+
+    low: float | None  # the least and the greatest entropy in it, in nats; None where it is empty
+    high: float | None
+    steps: int
+    flips: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cited:
+    """An example that had a say in an answer."""
+
+    example: str  # its id
+    question: str
+    answers: tuple[str, ...]  # those of its answers that spoke
+    source: str
+    weight: float  # the sum of its shares: 1 is as much as one whole token
+    steps: int  # tokens it spoke on
+    push: float  # logits it gave to picked tokens over their rivals, in all
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """Where two answers to a question part."""
+
+    token: int  # the first token that differs, from 1
+    shared: str  # the text before it
+    text: str  # how the explained answer goes on
+    beside: str  # how the other one does
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """An answer in figures."""
+
+    tokens: int
+    grounded: int  # tokens with at least one hit
+    grounded_share: float
+    flips: int  # tokens that are not the model's own first choice
+    flipped_share: float
+    mean_entropy: float  # of the model's own distributions, in nats
+    quartiles: tuple[Quartile, ...]  # four, from the surest steps to the least sure
+    cited: tuple[Cited, ...]  # the hardest push first, then the greatest weight
+    weight_on_record: float  # a trace keeps the heaviest neighbors: their share of all weight
+    divergence: Divergence | None = None  # None also where nothing differs
+
+
+def explain_steps(text: str, trace: Sequence[TraceStep]) -> tuple[ExplainedStep, ...]:
+    """Each step of a trace with its place in the text, its move and its entropy quartile."""
+    places = place_pieces(text, [step.text for step in trace])
+    fourths = entropy_quartiles([step.entropy for step in trace])
+    return tuple(
+        _explain_step(*columns)
+        for columns in zip(range(1, len(trace) + 1), trace, places, fourths, strict=True)
+    )
+
+
+def _explain_step(
+    number: int, step: TraceStep, place: str | None, quartile: int
+) -> ExplainedStep:
+    texts = {candidate.token: candidate.text for candidate in (*step.final, *step.base)}
+    move, measure = measure_move(step)
+    return ExplainedStep(
+        number=number,
+        token=step.token,
+        text=step.text if place is None else place,
+        is_in_text=place is not None,
+        wanted=step.base[0].text if step.base else "",
+        rival=texts.get(step.rival, ""),
+        flipped=step.flipped,
+        move=move,
+        measure=measure,
+        hits=step.hits,
+        entropy=step.entropy,
+        quartile=quartile,
+        base=step.base,
+        final=step.final,
+        neighbors=step.neighbors,
+    )
+
+
+def measure_move(step: TraceStep) -> tuple[float, Measure]:
+    """How far a method moved the picked token against its rival, in nats.
+
+    move = (final[picked] - final[rival]) - (base[picked] - base[rival])
+
+    That is the change of the log of how many times likelier the one is than the other. A trace
+    holds the best five logits of either side and the heaviest neighbors, so it is known in one of
+    four ways: from the `logits`; where one of them is missing, as the sum of the `pushes`, if every
+    neighbor was kept; if not, as a `floor`, since a missing logit is at most the fifth; and where
+    chance picked a token that is not among the final five, as the `part` the kept neighbors pushed.
+    """
+    base, final = _logits(step.base), _logits(step.final)
+    pushed = fsum(push for neighbor in step.neighbors if isfinite(push := neighbor.push))
+    is_complete = 0 < step.hits == len(step.neighbors)
+    if step.token not in final or step.rival not in base:
+        return pushed, "pushes" if is_complete else "part"
+    if step.rival in final and step.token in base:
+        measure: Measure = "logits"
+    elif is_complete:
+        return pushed, "pushes"
+    else:
+        measure = "floor"
+    after = final[step.token] - final.get(step.rival, min(final.values()))
+    before = base.get(step.token, min(base.values())) - base[step.rival]
+    return after - before, measure
+
+
+def _logits(candidates: Iterable[Candidate]) -> dict[int, float]:
+    """Those a method did not rule out."""
+    return {c.token: c.logit for c in candidates if isfinite(c.logit)}
+
+
+def entropy_quartiles(entropies: Sequence[float]) -> list[int]:
+    """The quartile of each entropy among them all, 1 to 4; equal ones share a quartile."""
+    if not entropies:
+        return []
+    cuts = quantiles([*entropies, *entropies[: len(entropies) == 1]], method="inclusive")
+    return [1 + sum(entropy > cut for cut in cuts) for entropy in entropies]
+
+
+def summarize(steps: Sequence[ExplainedStep], divergence: Divergence | None) -> Summary:
+    """The figures of an answer."""
+    count = max(1, len(steps))
+    grounded = sum(1 for step in steps if step.hits)
+    flips = sum(1 for step in steps if step.flipped)
+    recorded = fsum(neighbor.weight for step in steps for neighbor in step.neighbors)
+    return Summary(
+        tokens=len(steps),
+        grounded=grounded,
+        grounded_share=grounded / count,
+        flips=flips,
+        flipped_share=flips / count,
+        mean_entropy=fsum(step.entropy for step in steps) / count,
+        quartiles=tuple(_quartile(steps, number) for number in (1, 2, 3, 4)),
+        cited=cite(steps),
+        weight_on_record=recorded / max(1, grounded),
+        divergence=divergence,
+    )
+
+
+def _quartile(steps: Sequence[ExplainedStep], number: int) -> Quartile:
+    inside = [step for step in steps if step.quartile == number]
+    entropies = [step.entropy for step in inside]
+    return Quartile(
+        low=min(entropies, default=None),
+        high=max(entropies, default=None),
+        steps=len(inside),
+        flips=sum(1 for step in inside if step.flipped),
+    )
+
+
+def cite(steps: Iterable[ExplainedStep]) -> tuple[Cited, ...]:
+    """The examples that spoke, the hardest push first."""
+    spoken: dict[str, list[tuple[int, Neighbor]]] = {}
+    for step in steps:
+        for neighbor in step.neighbors:
+            spoken.setdefault(neighbor.example, []).append((step.number, neighbor))
+    cited = [
+        Cited(
+            example=example,
+            question=said[0][1].question,
+            answers=tuple(dict.fromkeys(neighbor.answer for _, neighbor in said)),
+            source=said[0][1].source,
+            weight=fsum(neighbor.weight for _, neighbor in said),
+            steps=len({number for number, _ in said}),
+            push=fsum(neighbor.push for _, neighbor in said),
+        )
+        for example, said in spoken.items()
+    ]
+    return tuple(sorted(cited, key=lambda one: (-one.push, -one.weight, one.example)))
+
+
+def find_divergence(
+    steps: Sequence[ExplainedStep],
+    texts: tuple[str, str],
+    tokens: tuple[Sequence[int], Sequence[int]],
+) -> Divergence | None:
+    """Where the second of two answers leaves the first, whose steps these are."""
+    pairs = enumerate(zip_longest(*tokens))
+    place = next((place for place, (here, there) in pairs if here != there), None)
+    if place is None:
+        return None
+    before = "".join(step.text for step in steps[:place] if step.is_in_text)
+    shared = commonprefix([before, *texts])
+    return Divergence(place + 1, shared, *(text[len(shared) :] for text in texts))
+
+
+def place_pieces(text: str, pieces: Sequence[str]) -> list[str | None]:
+    """What each token stands for in the text; None for one that left nothing there.
+
+    A piece decoded by itself may have lost its space, or be part of a character. The first of the
+    parts stands for the whole character, the others for nothing.
+    """
+    placed: list[str | None] = []
+    parts: list[int] = []  # pieces of a character that is not complete yet
+    here = 0
+    for piece in pieces:
+        span = _span(text, piece, here, bool(parts))
+        if span is None:
+            is_part = _BROKEN in piece
+            parts += [len(placed)] if is_part else []
+            placed.append("" if is_part else None)
+            continue
+        if parts:
+            placed[parts[0]] = text[here : span[0]]
+            parts = []
+        placed.append(text[slice(*span)])
+        here = span[1]
+    if parts:
+        placed[parts[0]] = text[here:]
+    return placed
+
+
+def _span(text: str, piece: str, here: int, is_after_part: bool) -> tuple[int, int] | None:
+    """Where a piece stands, from `here` on."""
+    if is_after_part:
+        start = text.find(piece, here, here + len(piece) + _REACH) if piece else -1
+        return None if start < 0 else (start, start + len(piece))
+    if text.startswith(piece, here):
+        return here, here + len(piece)
+    rest, bare = text[here:], piece.lstrip(" ")
+    start = len(text) - len(rest.lstrip(" "))
+    if bare and _BROKEN not in bare and text.startswith(bare, start):
+        return here, start + len(bare)
+    return (here, len(text)) if rest and piece.startswith(rest) else None  # cut at a stop

@@ -1,0 +1,164 @@
+"""An explanation in, lines for a terminal out: at most 100 columns, no escape sequence passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING
+from unicodedata import combining, east_asian_width
+
+from trueline.explain.summary import Cited, ExplainedStep, Quartile, Summary
+
+if TYPE_CHECKING:
+    from trueline.explain import Explanation
+
+WIDTH = 100
+_SIGNS = {"logits": "", "pushes": "", "floor": ">=", "part": "~"}
+_CITED = 5  # examples told in full
+
+
+def as_text(explanation: Explanation) -> str:
+    """The answer, the other one beside it, the changed tokens and the examples cited."""
+    blocks = (
+        _wrapped("", explanation.question),
+        _answers(explanation),
+        _figures(explanation.summary),
+        _changes(explanation.steps),
+        _cited(explanation.summary),
+    )
+    return "\n\n".join("\n".join(lines) for block in blocks if (lines := list(block)))
+
+
+def _answers(explanation: Explanation) -> Iterator[str]:
+    beside, split = explanation.beside, explanation.summary.divergence
+    names = [explanation.method, *([beside.method] if beside else [])]
+    margin = max(map(len, names)) + 2
+    yield from _wrapped(f"{explanation.method:<{margin}}", explanation.answer)
+    if beside is None:
+        return
+    yield from _wrapped(f"{beside.method:<{margin}}", beside.answer)
+    if split is None:
+        yield " " * margin + "the same, token for token"
+    else:
+        half = (WIDTH - margin - 38) // 2
+        yield (
+            f"{'':<{margin}}they part at token {split.token}: {_quoted(split.text, half)} "
+            f"beside {_quoted(split.beside, half)}"
+        )
+
+
+def _figures(summary: Summary) -> Iterator[str]:
+    yield (
+        f"{summary.tokens} tokens: {summary.grounded} grounded ({summary.grounded_share:.0%}), "
+        f"{summary.flips} changed ({summary.flipped_share:.0%}); "
+        f"mean entropy {summary.mean_entropy:.2f} nats"
+    )
+    parts = ", ".join(_quarter(quartile) for quartile in summary.quartiles)
+    yield f"changed by entropy quartile, surest first: {parts}"
+
+
+def _quarter(quartile: Quartile) -> str:
+    return f"{quartile.flips} of {quartile.steps}"
+
+
+def _changes(steps: Sequence[ExplainedStep]) -> Iterator[str]:
+    """One line a changed token, with the example that pushed it most."""
+    changed = [step for step in steps if step.flipped]
+    if not changed:
+        return
+    yield f"{'token':>5}  {'wanted':<14} {'chosen':<14} {'move':>8} {'hits':>5}  moved most by"
+    for step in changed:
+        best = max(step.neighbors, key=lambda neighbor: neighbor.push, default=None)
+        by = (
+            f"{safe(best.example)} (cosine {best.similarity:.2f}, push {best.push:+z.2f})"
+            if best
+            else "no example"
+        )
+        yield cut(
+            f"{step.number:>5}  {_padded(_quoted(step.wanted, 14), 14)} "
+            f"{_padded(_quoted(step.text, 14), 14)} {_moved(step):>8} {step.hits:>5}  {by}",
+            WIDTH,
+        )
+
+
+def _moved(step: ExplainedStep) -> str:
+    return f"{_SIGNS[step.measure]}{step.move:+z.2f}"
+
+
+def _cited(summary: Summary) -> Iterator[str]:
+    if not summary.cited:
+        return
+    yield f"{'weight':>6} {'tokens':>6} {'push':>7}  examples cited"
+    for cited in summary.cited[:_CITED]:
+        yield from _example(cited)
+    if (left := len(summary.cited) - _CITED) > 0:
+        yield f"{'':>23}and {left} more: see the JSON or the page"
+    if summary.weight_on_record < 0.995:
+        yield (
+            f"(a trace keeps the heaviest neighbors of each token: here "
+            f"{summary.weight_on_record:.0%} of all weight)"
+        )
+
+
+def _example(cited: Cited) -> Iterator[str]:
+    figures = f"{cited.weight:>6.2f} {cited.steps:>6} {cited.push:>+z7.2f}"
+    yield cut(f"{figures}  {safe(cited.example)}: {safe(cited.question)}", WIDTH)
+    for answer in cited.answers:
+        yield cut(f"{'':>23}{safe(answer)}", WIDTH)
+    if cited.source:
+        yield cut(f"{'':>23}[{safe(cited.source)}", WIDTH - 1) + "]"
+
+
+def safe(text: str) -> str:
+    """Text on one line; what a terminal would act on is spelled out."""
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode()
+        for one in text
+    )
+
+
+def _quoted(text: str, width: int) -> str:
+    return f"'{cut(safe(text), width - 2)}'"
+
+
+def _padded(text: str, width: int) -> str:
+    return text + " " * (width - columns(text))
+
+
+def columns(text: str) -> int:
+    """How many columns of a terminal a text takes."""
+    return sum(_width(one) for one in text)
+
+
+def _width(one: str) -> int:
+    if combining(one):
+        return 0
+    return 2 if east_asian_width(one) in "WF" else 1
+
+
+def cut(text: str, width: int) -> str:
+    """As much of a text as fits."""
+    if columns(text) <= width:
+        return text
+    return _fitting(text, width - 3).rstrip() + "..."
+
+
+def _fitting(text: str, width: int) -> str:
+    ends = accumulate(map(_width, text))
+    return text[: sum(1 for end in ends if end <= width)]
+
+
+def _wrapped(head: str, text: str) -> Iterator[str]:
+    """A text in lines beside its head; a word too long for a line is cut into several."""
+    room = WIDTH - columns(head)
+    line = ""
+    for word in safe(" ".join(text.split())).split(" "):
+        if line and columns(f"{line} {word}") > room:
+            yield head + line
+            head, line = " " * columns(head), ""
+        line = f"{line} {word}" if line else word
+        while columns(line) > room:
+            part = _fitting(line, room)
+            yield head + part
+            head, line = " " * columns(head), line[len(part) :]
+    yield head + line

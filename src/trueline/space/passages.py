@@ -1,0 +1,58 @@
+"""Examples in, batches of answers out: every distinct answer as tokens, like lengths together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from trueline.errors import ExampleError
+from trueline.models.language import LanguageModel
+from trueline.prompts import Prompt
+from trueline.records import Example
+
+ROWS = 32  # answers in one pass
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """One answer of one example, as tokens."""
+
+    example: int
+    answer: int
+    prompt: list[int]
+    tokens: list[int]
+    is_wrong: bool
+
+
+def passages(
+    lm: LanguageModel, examples: Sequence[Example], prompt: Prompt, *, wrong: bool
+) -> Iterator[Passage]:
+    """The truthful answers, or the wrong ones; all that are too long are named at once."""
+    problems = []
+    for place, example in enumerate(examples):
+        asked = prompt.encode(example.question, lm.tokenizer)
+        for number, answer in enumerate(example.wrong_answers if wrong else example.answers):
+            tokens = prompt.encode_answer(example.question, answer, lm.tokenizer)
+            if lm.limit and len(asked) + len(tokens) > lm.limit:
+                problems.append(f"  example {example.id}: {len(asked) + len(tokens)} tokens")
+            yield Passage(place, number, asked, tokens, wrong)
+    if problems:
+        raise ExampleError(
+            f"{lm.id} reads at most {lm.limit} tokens; longer are:\n" + "\n".join(problems)
+        )
+
+
+def batches(found: Sequence[Passage]) -> list[list[Passage]]:
+    """Prompts of like length together, the answers of one question side by side."""
+    groups = [list(group) for _, group in groupby(found, key=lambda item: item.example)]
+    groups.sort(key=lambda group: len(group[0].prompt))  # stable: ties keep their order
+    made: list[list[Passage]] = []
+    for group in groups:
+        for start in range(0, len(group), ROWS):
+            some = group[start : start + ROWS]
+            if made and len(made[-1]) + len(some) <= ROWS:
+                made[-1] += some
+            else:
+                made.append(some)
+    return made

@@ -1,0 +1,105 @@
+"""A batch of answers in, entries out: one pass of the model, one of the embedder."""
+
+from __future__ import annotations
+
+import os
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from trueline.errors import SettingError
+from trueline.models.embedder import Embedder
+from trueline.models.language import LanguageModel
+from trueline.models.reading import Reading
+from trueline.space.passages import Passage
+from trueline.space.space import Array, Entries, Recipe
+from trueline.space.windows import text_hash, window_tokens
+
+
+def passage_length(passage: Passage, end: bool) -> int:
+    """How many entries an answer makes."""
+    return len(passage.tokens) + end
+
+
+class Worker:
+    """Turns batches of passages into entries."""
+
+    def __init__(self, lm: LanguageModel, embedder: Embedder, recipe: Recipe) -> None:
+        self.lm, self.embedder, self.recipe = lm, embedder, recipe
+
+    def resume(self, batch: list[Passage], path: Path) -> Entries:
+        """The entries of a batch, from its file if an earlier build finished it."""
+        try:
+            return Entries(**load_file(path))
+        except (OSError, SafetensorError, TypeError):  # not there, or cut short: make it again
+            entries = self.entries(batch)
+        scratch = path.with_suffix(".tmp")
+        save_file(entries.arrays(), scratch)
+        os.replace(scratch, path)
+        return entries
+
+    def entries(self, batch: list[Passage]) -> Entries:
+        """One entry for every token of every answer; each prompt is read once."""
+        places = [passage_length(passage, self.recipe.end) for passage in batch]
+        texts, facts = [], []
+        for passage, length in zip(batch, places, strict=True):
+            tokens = passage.prompt + passage.tokens
+            for step in range(length):
+                start = len(passage.prompt)
+                seen = tokens[: start + step]
+                texts.append(
+                    window_tokens(seen, start, self.recipe.context, self.recipe.window)
+                )
+                nextone = passage.tokens[step] if step < len(passage.tokens) else self._end
+                facts.append((nextone, passage.example, passage.answer, step))
+        windows = self.lm.decode_all(texts)
+        table = np.array(facts, np.int32)  # (entries, 4)
+        return Entries(
+            keys=self._keys(windows),
+            values=self._values(batch, places),
+            tokens=table[:, 0].copy(),
+            examples=table[:, 1].copy(),
+            answers=table[:, 2].copy(),
+            steps=table[:, 3].copy(),
+            windows=np.array([text_hash(text) for text in windows], np.int64),
+        )
+
+    @property
+    def _end(self) -> int:
+        token = self.lm.tokenizer.eos_token_id
+        return min(self.lm.stop_ids, default=-1) if token is None else int(token)
+
+    def _keys(self, windows: list[str]) -> Array:
+        distinct = list(dict.fromkeys(windows))
+        vectors = self.embedder.embed(distinct).cpu().numpy().astype(self.recipe.dtype)
+        row = {text: place for place, text in enumerate(distinct)}
+        keys: Array = vectors[[row[text] for text in windows]]  # (entries, dimension)
+        return keys
+
+    @torch.no_grad()
+    def _values(self, batch: list[Passage], lengths: list[int]) -> Array:
+        prompts: list[list[list[int]]] = []
+        rows = []
+        for _, group in groupby(batch, key=lambda passage: passage.example):
+            answers = list(group)
+            rows += [len(prompts)] * len(answers)
+            prompts.append([answers[0].prompt])
+        reading = Reading(self.lm, prompts)
+        reading.select(rows)
+        pairs = list(zip(batch, lengths, strict=True))
+        states = reading.finish([passage.tokens[: length - 1] for passage, length in pairs])
+        found = states.logits if states.hidden is None else states.hidden
+        assert found is not None
+        kept = torch.cat([row[:length] for row, length in zip(found, lengths, strict=True)])
+        if self.recipe.values == "logits" and self.lm.head is not None:
+            kept = self.lm.head(kept)
+        values: Array = kept.float().cpu().numpy().astype(self.recipe.dtype)
+        if not np.isfinite(values).all():
+            raise SettingError(
+                f"some values do not fit into {self.recipe.dtype}; build with dtype='float32'"
+            )
+        return values

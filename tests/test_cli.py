@@ -1,0 +1,452 @@
+"""The commands: what they print, as text and as JSON, and how they fail."""
+
+import contextlib
+import csv
+import io
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+import pytest
+from conftest import EXAMPLES
+from test_docs import fill_home
+
+import trueline as tl
+from trueline.cli import cli, main
+from trueline.examples import read_examples, to_lines
+from trueline.records import Candidate, Neighbor, TraceStep
+
+QUESTION = "Are bats blind?"
+SPACE = ("--space", "facts.space", "--max-new-tokens", "5")
+ANSI, BOXES = "\x1b", re.compile("[\u2500-\u259f]")
+
+
+class Ran(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self):
+        def refuse(constant):
+            raise ValueError(f"{constant} is no JSON")
+
+        assert self.code == 0, self.err
+        return json.loads(self.out, parse_constant=refuse)
+
+
+def run(*args: str) -> Ran:
+    """Run a command in this process, its output going nowhere a terminal is."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        patch.setattr(sys, "argv", ["trueline", *args])
+        patch.setattr(sys, "stdin", io.StringIO())
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+    return Ran(code, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def home(tmp_path_factory):
+    """A folder with examples, where the default names stand for tiny parts."""
+    import torch
+
+    home, here = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("here")
+    fill_home(home)
+    (here / "facts.jsonl").write_text("".join(to_lines(EXAMPLES)), "utf-8")
+    with (here / "faq.csv").open("w", encoding="utf-8", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["Q", "A"])
+        rows.writerows((example.question, example.answers[0]) for example in EXAMPLES)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # faster than two for parts this small
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("TRUELINE_")]:
+            patch.delenv(name)
+        patch.setenv("TRUELINE_HOME", str(home))
+        patch.setenv("PIP_NO_INDEX", "1")
+        patch.chdir(here)
+        built = run("build", "facts.jsonl", "--out", "facts.space")
+        assert built.code == 0, built.err
+        yield home
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def no_model(monkeypatch):
+    """Fail the test where a language model would be opened."""
+
+    def load(*args, **options):
+        pytest.fail("a model was opened", pytrace=False)
+
+    monkeypatch.setattr("trueline.models.language.load", load)
+
+
+def names(record) -> list[str]:
+    return [field.name for field in fields(record)]
+
+
+def test_models_lists_the_names_and_which_are_here():
+    rows = [line.split("\t") for line in run("models").out.splitlines()]
+    assert rows[0][:2] == ["name", "kind"]
+    assert {len(row) for row in rows} == {6}
+    here = {row[0] for row in rows if row[4] == "yes"}
+    assert here == {"smollm2-135m", "all-minilm-l6-v2"}
+    listed = run("models", "--json").json
+    assert [row["name"] for row in listed] == [row[0] for row in rows[1:]]
+    assert {*listed[0]} == {"name", "kind", "size", "licence", "cached", "description"}
+
+
+def test_build_says_what_it_made_and_a_finished_build_is_only_opened(tmp_path, no_model):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.undo()
+    space = tl.open("facts.space")
+    assert [example.id for example in space.examples] == [example.id for example in EXAMPLES]
+
+
+def test_build_prints_one_line_and_its_progress_elsewhere(tmp_path):
+    out = str(tmp_path / "new.space")
+    built = run("build", "facts.jsonl", "--out", out, "--limit", "2", "--context", "full")
+    space = tl.open(out)
+    assert (len(space.examples), space.recipe.context) == (2, "full")
+    assert built.out.startswith(f"{out}: {len(space)} entries from 2 examples, ")
+    assert len(built.out.splitlines()) == 1
+    assert f"{len(space)} of {len(space)} entries" in built.err
+    again = run("build", "facts.jsonl", "--out", out, "--limit", "2", "--context", "full")
+    assert (again.code, again.out, again.err) == (0, built.out, "")
+
+
+def test_build_passes_its_options_on(tmp_path):
+    out = str(tmp_path / "new.space")
+    options = ["--window", "answer", "--end", "--values", "logits", "--value-dtype", "float16"]
+    prompt = ["--template", "{question} Say:", "--system", "Be brief."]
+    assert (
+        run("build", "facts.jsonl", "--out", out, "--limit", "1", *options, *prompt).code == 0
+    )
+    recipe = tl.open(out).recipe
+    assert (recipe.window, recipe.end, recipe.values) == ("answer", True, "logits")
+    assert recipe.dtype == "float16"
+    assert recipe.prompt == tl.Prompt("{question} Say:", system="Be brief.")
+
+
+def test_info_and_verify_tell_what_the_library_tells():
+    space = tl.open("facts.space")
+    assert run("info", "facts.space", "--json").json == space.info()
+    told = run("info", "facts.space").out
+    assert re.search(rf"^entries +{len(space)}$", told, re.M)
+    assert run("verify", "facts.space", "--json").json == space.verify()
+    assert run("verify", "facts.space").out == (
+        f"facts.space is sound: 2 files, {len(space)} entries, {len(EXAMPLES)} examples\n"
+    )
+
+
+@pytest.mark.parametrize("method", ["rad", "greedy"])
+def test_ask_prints_the_answer_the_library_gives(method):
+    lm, space = tl.load("smollm2-135m"), tl.open("facts.space")
+    decoder = tl.RAD(space, alpha=0.9, tau=0.8) if method == "rad" else tl.Greedy(space.prompt)
+    wanted = tl.generate(lm, decoder, QUESTION, max_new_tokens=5, trace=True)
+    settings = ["--method", method, "--alpha", "0.9", "--tau", "0.8"]
+    assert run("ask", *SPACE, *settings, QUESTION).out == f"{wanted.text}\n"
+    told = run("ask", *SPACE, *settings, "--json", QUESTION).json
+    assert [*told] == names(tl.Answer)
+    assert (told["text"], told["token_ids"]) == (wanted.text, [*wanted.token_ids])
+    step = told["trace"][0]
+    assert [*step] == names(TraceStep)
+    assert [*step["base"][0]] == names(Candidate)
+    assert len(step["neighbors"]) == min(5, step["hits"])
+    assert all([*neighbor] == names(Neighbor) for neighbor in step["neighbors"])
+    assert bool(step["hits"]) == (method == "rad")
+
+
+def test_ask_draws_the_same_twice_from_a_seed():
+    draw = ["--temperature", "2", "--top-k", "50", "--top-p", "0.95", "--json", QUESTION]
+    first, again, other = (
+        run("ask", *SPACE, "--seed", seed, *draw).json["token_ids"] for seed in "112"
+    )
+    assert first == again != other
+
+
+def test_ask_ends_before_a_stop_text():
+    whole = run("ask", *SPACE, "--method", "greedy", QUESTION).out.strip()
+    cut = run("ask", *SPACE, "--method", "greedy", "--stop", whole[-1], QUESTION).out
+    assert cut == whole[: whole.index(whole[-1])] + "\n"
+
+
+def test_compare_shows_every_method_and_the_json_holds_every_answer(tmp_path):
+    file = tmp_path / "questions.txt"
+    file.write_text("Do fish sleep?\n\n  Does gold rust?\n", "utf-8")
+    asked = [QUESTION, "Do fish sleep?", "Does gold rust?"]
+    shown = run("compare", *SPACE, "--file", str(file), QUESTION)
+    lines = shown.out.splitlines()
+    assert [line for line in lines if line in asked] == asked
+    for method in ("greedy", "rad"):
+        assert sum(line.startswith(f"  {method} ") for line in lines) == len(asked)
+        assert sum(line.startswith(f"{method}: ") for line in lines) == 1
+    told = run("compare", *SPACE, "--file", str(file), "--json", QUESTION).json
+    assert [*told] == ["greedy", "rad"]
+    for method, answers in told.items():
+        assert [answer["question"] for answer in answers] == asked
+        assert all([*answer] == names(tl.Answer) for answer in answers)
+        assert {answer["method"] for answer in answers} == {method}
+
+
+def test_compare_takes_its_methods_in_their_order():
+    assert [*run("compare", *SPACE, "--methods", "rad, greedy", "--json", "?").json] == [
+        "rad",
+        "greedy",
+    ]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["models"],
+        ["info", "facts.space"],
+        ["verify", "facts.space"],
+        ["ask", *SPACE, QUESTION],
+        ["compare", *SPACE, QUESTION],
+        ["build", "facts.jsonl", "--out", "facts.space"],
+        ["build", "facts.jsonl", "--out", "plain.space", "--limit", "1"],
+    ],
+    ids=lambda args: args[0],
+)
+def test_piped_output_is_plain(args):
+    ran = run(*args)
+    assert ran.code == 0
+    for text in (ran.out, ran.err):
+        assert ANSI not in text
+        assert not BOXES.search(text)
+
+
+def test_a_real_pipe_gets_plain_text_from_the_module_too():
+    command = [sys.executable, "-m", "trueline", "models"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, run("models").out, "")
+
+
+def test_help_ends_with_examples_for_every_command():
+    for name, command in cli.commands.items():
+        assert re.search(r"Examples?:\n +trueline " + name, command.help or ""), name
+
+
+@pytest.fixture
+def few_facts(monkeypatch):
+    """The shipped facts, but a handful of them."""
+
+    def read(source, **options):
+        few = {"limit": 4} if source == "facts" else {}
+        return read_examples(source, **{**options, **few})
+
+    monkeypatch.setattr("trueline.examples.read_examples", read)
+    monkeypatch.setattr("trueline.space.build.read_examples", read)
+
+
+def shown_commands(name: str) -> list[str]:
+    """The command lines in the help of a command, or of all of trueline."""
+    text = cli.commands[name].help if name else cli.help
+    return re.findall(r"^ *(trueline .*)$", text or "", re.M)
+
+
+@pytest.mark.parametrize("name", ["", "models", "build", "info", "verify", "ask", "compare"])
+def test_the_examples_of_the_help_run(name, few_facts):
+    for command in shown_commands(name):
+        ran = run(*shlex.split(command)[1:])
+        assert ran.code == 0, f"{command}\n{ran.err}"
+        assert ran.out
+
+
+def options() -> list:
+    """Every option of every command, with the flag it is written as."""
+    return [
+        pytest.param(command, option, id=f"{name} {option.opts[0]}")
+        for name, command in cli.commands.items()
+        for option in command.params
+        if isinstance(option, click.Option)
+    ]
+
+
+def sample(option: click.Option) -> str:
+    """A value the option can have and does not have by default."""
+    if isinstance(option.type, click.Choice):
+        return str(option.type.choices[-1])
+    return "1" if option.is_flag or option.type in (click.INT, click.FLOAT) else "word"
+
+
+@pytest.mark.parametrize(("command", "option"), options())
+def test_an_option_is_also_an_environment_variable(command, option, monkeypatch):
+    flag = option.opts[0].removeprefix("--")
+    if flag.replace("-", "_") != option.name:
+        pytest.xfail("the variable is named after the parameter, not after the flag")
+    variable = f"TRUELINE_{command.name}_{flag}".replace("-", "_").upper()
+    monkeypatch.setenv(variable, sample(option))
+    settings = {**cli.context_settings, "resilient_parsing": True}
+    with cli.make_context("trueline", [command.name], **settings) as parent:
+        context = command.make_context(command.name, [], parent, resilient_parsing=True)
+    source = context.get_parameter_source(option.name)
+    assert source is click.core.ParameterSource.ENVIRONMENT
+
+
+def test_a_variable_does_what_its_option_does(monkeypatch):
+    monkeypatch.setenv("TRUELINE_ASK_MAX_NEW_TOKENS", "3")
+    monkeypatch.setenv("TRUELINE_ASK_SPACE", "facts.space")
+    monkeypatch.setenv("TRUELINE_ASK_METHOD", "greedy")
+    told = run("ask", "--json", QUESTION).json
+    assert (len(told["token_ids"]), told["method"]) == (3, "greedy")
+
+
+def test_bad_rows_are_all_listed_before_a_model_is_opened(tmp_path, no_model):
+    rows = [
+        '{"question": ""}',
+        "no json",
+        '{"question": "q", "answers": ["a"]}',
+        '{"answers": []}',
+    ]
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text("\n".join(rows), "utf-8")
+    ran = run("build", str(bad), "--out", str(tmp_path / "bad.space"))
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err.startswith("Error: ")
+    assert [f"{bad}:{line}: " in ran.err for line in (1, 2, 3, 4)] == [True, True, False, True]
+    assert not (tmp_path / "bad.space").exists()
+
+
+@pytest.fixture
+def damaged(tmp_path):
+    """A copy of the space with one byte of its entries changed."""
+    tl.open("facts.space").save(tmp_path / "damaged.space")
+    file = next((tmp_path / "damaged.space").glob("entries-*"))
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    return str(tmp_path / "damaged.space")
+
+
+@pytest.mark.parametrize("args", [["info"], ["verify"], ["ask", QUESTION, "--space"]], ids=str)
+def test_a_damaged_space_is_one_line_that_names_the_file(args, damaged, no_model):
+    ran = run(*args, damaged)
+    assert (ran.code, ran.out) == (1, "")
+    assert re.fullmatch(r"Error: .*entries-\w+\.safetensors was changed.*\n", ran.err)
+
+
+FAILURES = {
+    "no space": (["ask", "--space", "none", QUESTION], "there is no space at none"),
+    "no space to compare": (["compare", "--space", "none", QUESTION], "no space at none"),
+    "no space to verify": (["verify", "none"], "there is no space at none"),
+    "not a space": (["info", "."], "no readable grounding space"),
+    "no question": (["compare", *SPACE], "there is no question"),
+    "no question file": (["compare", *SPACE, "--file", "none.txt"], "none.txt cannot be read"),
+    "ask by no method": (
+        ["ask", *SPACE, "--method", "x", QUESTION],
+        "no method 'x'.*greedy.*rad",
+    ),
+    "compare no method": (["compare", *SPACE, "--methods", "rad,x", QUESTION], "no method 'x'"),
+    "alpha": (["ask", *SPACE, "--alpha", "2", QUESTION], r"alpha must lie in \[0, 1\]"),
+    "length": (["ask", *SPACE, "--max-new-tokens", "0", QUESTION], "max_new_tokens must"),
+    "chance without heat": (["ask", *SPACE, "--top-k", "3", QUESTION], "temperature above 0"),
+    "no model": (["ask", *SPACE, "--model", "smollm", QUESTION], "no language model is called"),
+    "embedder as model": (
+        ["build", "facts.jsonl", "--out", "x.space", "--model", "all-minilm-l6-v2"],
+        "all-minilm-l6-v2 is no language model",
+    ),
+    "no examples": (["build", "none.jsonl", "--out", "x.space"], "none.jsonl cannot be read"),
+    "folder taken": (["build", "facts.jsonl", "--out", "."], "not empty and holds no space"),
+    "file in the way": (["build", "facts.jsonl", "--out", "faq.csv"], "faq.csv is a file"),
+    "context": (["build", "facts.jsonl", "--out", "x.space", "--context", "all"], "or `full`"),
+    "template": (
+        ["build", "facts.jsonl", "--out", "x.space", "--template", "Q"],
+        "needs {question}",
+    ),
+    "column": (["build", "faq.csv", "--out", "x.space", "--column", "Q"], "FIELD=COLUMN"),
+    "unknown column": (["build", "faq.csv", "--out", "x.space"], "columns of faq.csv are"),
+    "limit": (["build", "facts.jsonl", "--out", "x.space", "--limit", "0"], "limit must be 1"),
+    "no such choice": (["ask", *SPACE, "--dtype", "int8", QUESTION], "'int8' is not one of"),
+    "no such option": (["models", "--none"], "No such option"),
+    "no such command": (["none"], "No such command 'none'"),
+    "no out": (["build", "facts.jsonl"], "Missing option '--out'"),
+}
+
+
+@pytest.mark.parametrize(("args", "reason"), FAILURES.values(), ids=FAILURES.keys())
+def test_what_a_user_can_mend_is_one_error_and_exit_1(args, reason):
+    ran = run(*args)
+    assert (ran.code, ran.out) == (1, "")
+    assert re.match(f"Error: .*{reason}", ran.err)
+    assert "Traceback" not in ran.err
+    assert not Path("x.space").exists()
+
+
+def test_another_model_than_that_of_the_space_is_refused(tmp_path):
+    import tiny
+
+    from trueline.models.quiet import quiet
+
+    other = tiny.language_model("llama", chat=True, seed=1)
+    with quiet():
+        other.model.save_pretrained(tmp_path / "other")
+        other.tokenizer.save_pretrained(tmp_path / "other")
+    ran = run("ask", *SPACE, "--model", str(tmp_path / "other"), QUESTION)
+    assert (ran.code, ran.out) == (1, "")
+    assert "Error: the space was built with the model smollm2-135m" in ran.err
+
+
+def bug(reason: str):
+    return pytest.mark.xfail(strict=True, reason=reason)
+
+
+@bug("the model is opened first, and without --space the shipped facts are built first")
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["ask", *SPACE, "--method", "x", QUESTION],
+        ["compare", *SPACE, "--methods", "greedy,x", QUESTION],
+        ["ask", *SPACE, "--alpha", "2", QUESTION],
+        ["build", "facts.jsonl", "--out", "x.space", "--context", "all"],
+    ],
+    ids=["ask", "compare", "alpha", "context"],
+)
+def test_a_bad_setting_is_found_before_a_model_is_opened(args, no_model):
+    assert run(*args).code == 1
+
+
+@bug("torch's own error comes through")
+@pytest.mark.parametrize("device", ["none", "cuda:99"])
+def test_a_device_that_is_not_there_is_one_error(device):
+    ran = run("ask", *SPACE, "--device", device, QUESTION)
+    assert (ran.code, ran.err[:7]) == (1, "Error: ")
+
+
+@bug("the list of methods is only split, not checked")
+def test_no_method_at_all_is_one_error():
+    ran = run("compare", *SPACE, "--methods", "", QUESTION)
+    assert (ran.code, ran.err[:7]) == (1, "Error: ")
+
+
+@bug("rich reads emoji codes and backslashes in what people write")
+def test_compare_prints_a_question_as_it_was_written():
+    question = r"What does :smile: mean, and \[b] or [i]?"
+    assert run("compare", *SPACE, question).out.splitlines()[0] == question
+
+
+@bug("the prompt is printed with its newlines")
+def test_info_prints_one_fact_a_line():
+    assert len(run("info", "facts.space").out.splitlines()) == len(
+        tl.open("facts.space").info()
+    )
+
+
+@bug("click's help comes as an error of the user")
+def test_no_command_prints_the_help():
+    assert "Error: " not in run().err

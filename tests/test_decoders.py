@@ -1,0 +1,362 @@
+"""Each method on numbers worked by hand, and against its slow transcription."""
+
+import math
+
+import pytest
+import tiny
+import torch
+import transcriptions as slow
+
+import trueline as tl
+from trueline.decoders import DECODERS, decoder_named
+from trueline.decoders.base import Step
+from trueline.decoders.dola import divergence, penalized
+from trueline.errors import SettingError
+from trueline.models.head import Head
+from trueline.models.reading import States
+from trueline.prompts import prompt_sets, prompts_with
+
+LENGTH = 10
+
+
+class Toy:
+    """A model of four tokens whose hidden states are its logits."""
+
+    id, vocabulary, dtype, device = "toy", 4, torch.float32, torch.device("cpu")
+
+    def __init__(self):
+        identity = torch.nn.Linear(4, 4, bias=False)
+        torch.nn.init.eye_(identity.weight)
+        self.head = Head(identity, is_linear=True)
+
+    def decode_all(self, rows):
+        return ["".join(map(str, row)) for row in rows]
+
+
+def toy_step(*states, layers=(), tokens=(0,), **options):
+    hidden = torch.tensor(states)
+    kept = tuple(torch.tensor([layer]) for layer in layers)
+    return Step(Toy(), [list(tokens)], [1], States(hidden, None, kept), **options)
+
+
+def test_cad_amplifies_the_full_prompt():  # 1.5 * (1 2 0 0) - 0.5 * (2 0 0 4)
+    step = toy_step([1.0, 2.0, 0.0, 0.0], [2.0, 0.0, 0.0, 4.0])
+    assert tl.CAD().adjust(step).logits.tolist() == [[0.5, 3.0, 0.0, -2.0]]
+
+
+def test_instructive_decoding_moves_away_from_the_noise():  # (1 2 0 0) - 0.3 * (0 5 0 0)
+    step = toy_step([1.0, 2.0, 0.0, 0.0], [0.0, 5.0, 0.0, 0.0])
+    assert tl.Instructive().adjust(step).logits[0].tolist() == pytest.approx(
+        [1.0, 0.5, 0.0, 0.0]
+    )
+
+
+def test_dola_contrasts_with_the_layer_that_is_farthest():
+    last = [math.log(6), math.log(3), math.log(1), -30.0]  # 0.6 0.3 0.1 0
+    near = [math.log(5), math.log(4), math.log(1), -30.0]  # 0.5 0.4 0.1 0
+    far = [math.log(2), math.log(2), math.log(6), -30.0]  # 0.2 0.2 0.6 0
+    step = toy_step(last, layers=[near, far], tokens=[1])
+    found = tl.DoLa(candidates=(0, 1), repetition_penalty=1.0).adjust(step).logits[0]
+    assert found[:3].tolist() == pytest.approx([math.log(3), math.log(1.5), math.log(1 / 6)])
+    assert found[3] == -math.inf
+
+
+def test_dola_bars_what_the_last_layer_finds_implausible():  # 0.05 < 0.1 * 0.6
+    last = [math.log(60), math.log(35), math.log(5), -30.0]
+    early = [math.log(90), math.log(9), math.log(1), -30.0]
+    found = tl.DoLa(candidates=(0,)).adjust(toy_step(last, layers=[early], tokens=[])).logits[0]
+    assert found[:2].isfinite().all()
+    assert found[2] == -math.inf
+
+
+def test_the_repetition_penalty_makes_read_tokens_less_likely():
+    scores = torch.tensor([[3.0, -2.0, 1.0, -math.inf]])
+    found = penalized(scores, [[0, 1, 3, 0]], 2.0)
+    assert found.tolist() == [[1.5, -4.0, 1.0, -math.inf]]
+    assert scores[0, 0] == 3.0
+
+
+def test_divergence_is_nothing_between_equals_and_log_two_between_strangers():
+    one = torch.tensor([[0.0, -math.inf]])
+    other = torch.tensor([[-math.inf, 0.0]])
+    found = divergence(one, torch.stack([one, other]))
+    assert found[:, 0].tolist() == pytest.approx([0.0, math.log(2)])
+
+
+@pytest.mark.parametrize(
+    ("depth", "tied", "candidates", "wanted"),
+    [
+        (30, True, "high", range(15, 30, 2)),
+        (30, True, "low", range(2, 15, 2)),
+        (32, False, "low", range(0, 16, 2)),
+        (32, False, "high", range(16, 32, 2)),
+        (48, False, "high", range(28, 48, 2)),
+        (48, True, "low", range(2, 20, 2)),
+        (2, True, "low", [1]),
+        (2, False, "high", [1]),
+        (30, True, (3, 5), (3, 5)),
+    ],
+)
+def test_dola_takes_the_candidate_layers_that_transformers_documents(
+    depth, tied, candidates, wanted
+):
+    class Config:
+        num_hidden_layers, tie_word_embeddings = depth, tied
+
+        def get_text_config(self):
+            return self
+
+    class Model:
+        config = Config()
+
+    class LM:
+        model = Model()
+
+    assert list(tl.DoLa(candidates=candidates).layers(LM())) == list(wanted)
+
+
+def test_knn_lm_gives_the_mass_of_the_neighbors_to_their_next_tokens():
+    from dataclasses import replace
+
+    from test_retriever import space_of
+
+    space = space_of([0, 90, 180])
+    tokens = torch.tensor([1, 2, 1], dtype=torch.int32).numpy()
+    space = replace(space, entries=replace(space.entries, tokens=tokens))
+    step = toy_step([0.0, 0.0, 0.0, 0.0], tokens=[0])  # window "0": at 0 degrees
+    weights = [math.exp(-d) for d in (0, 2, 4)]  # squared distances on the unit circle
+    total = sum(weights)
+    found = tl.KNNLM(space, lam=0.5).adjust(step).logits.exp()[0].tolist()
+    one, two = (weights[0] + weights[2]) / total, weights[1] / total
+    assert found == pytest.approx([0.125, 0.125 + one / 2, 0.125 + two / 2, 0.125], abs=1e-5)
+    near = tl.KNNLM(space, lam=0.5, k=1).adjust(step).logits.exp()[0].tolist()
+    assert near == pytest.approx([0.125, 0.625, 0.125, 0.125], abs=1e-5)
+
+
+def test_the_gate_keeps_sure_steps_as_they_are():
+    from test_retriever import space_of
+
+    space = space_of([0, 5], values=[[0.0, 9.0, 0.0, 0.0]] * 2)
+    unsure, sure = [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 12.0]  # entropies log 4 and 0.0002
+    step = Step(Toy(), [[0], [0]], [1, 1], States(torch.tensor([unsure, sure]), None))
+    found = tl.RAD(space, gate=0.5).adjust(step)
+    assert found.logits[0].tolist() == pytest.approx([0.0, 4.5, 0.0, 0.0])
+    assert found.logits[1].tolist() == sure
+    assert found.evidence[0].hits.count(2).tolist() == [2, 0]
+    shut = tl.RAD(space, gate=99.0).adjust(step)
+    assert torch.equal(shut.logits, torch.tensor([unsure, sure]))
+
+
+def test_a_wrong_context_pushes_its_logits_away():  # (0 0 1 0) + 0.5 * (2 0 0 0) - 0.25 * (0 0 4 0)
+    from dataclasses import replace
+
+    from test_retriever import space_of
+
+    truthful = space_of([0], values=[[2.0, 0.0, 0.0, 0.0]])
+    wrong = space_of([5], values=[[0.0, 0.0, 4.0, 0.0]])
+    examples = [tl.Example("0?", "0.", ["5."], id="0")]
+    space = replace(truthful, wrong=wrong.entries, examples=examples)
+    step = toy_step([0.0, 0.0, 1.0, 0.0])
+    found = tl.RAD(space, alpha=0.5, beta=0.25).adjust(step)
+    assert found.logits[0].tolist() == pytest.approx([1.0, 0.0, 0.0, 0.0])
+    neutral = tl.RAD(space, alpha=0.5, beta=0.25, neutral=True).adjust(step)
+    assert neutral.logits[0].tolist() == pytest.approx([2 / 3, 0.0, 0.0, 0.0])
+    (against,) = found.evidence[1].neighbors(0, 0, 2, most=5)
+    assert (against.is_wrong, against.push) == (True, pytest.approx(1.0))
+
+
+@pytest.fixture(scope="module")
+def spaces(embedder):
+    from conftest import EXAMPLES
+
+    lm = tiny.language_model("llama")
+    return {
+        context: tl.build(lm, EXAMPLES, embedder=embedder, context=context, wrong=True)
+        for context in (8, "full")
+    }
+
+
+OFF = {
+    "greedy": {},
+    "rad": {"alpha": 0.0},
+    "knn-lm": {"lam": 0.0},
+    "cad": {"a": 0.0},
+    "id": {"eta": 0.0},
+    "dola": {"plausibility": 1.0, "repetition_penalty": 1.0},
+    "kate": {"k": 0},
+}
+ON = {"rad": {"tau": 0.8}, "kate": {"k": 2}}
+
+
+def tokens(lm, method, **options):
+    answers = tl.generate(lm, method, tiny.QUESTIONS, max_new_tokens=LENGTH, **options)
+    return [answer.token_ids for answer in answers]
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_every_method_has_an_off_switch_and_does_something_without_it(name, lm, spaces):
+    greedy = tokens(lm, tl.Greedy())
+    assert tokens(lm, decoder_named(name, spaces[8], **OFF[name])) == greedy
+    if name != "greedy":
+        assert tokens(lm, decoder_named(name, spaces[8], **ON.get(name, {}))) != greedy
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_every_method_scores_what_it_generates(name, lm, spaces):
+    method = decoder_named(name, spaces[8], **ON.get(name, {}))
+    scores = tl.score(lm, method, "Do bats sleep?", ["No, bats see well.", "Gold."])
+    assert all(score < 0 for score in scores)
+    greedy = tl.score(lm, tl.Greedy(), "Do bats sleep?", ["No, bats see well.", "Gold."])
+    assert (scores == greedy) == (name == "greedy")
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_every_method_leaves_a_trace(name, lm, spaces):
+    method = decoder_named(name, spaces[8], **ON.get(name, {}))
+    answer = tl.generate(lm, method, "Do bats sleep?", max_new_tokens=6, trace=True)
+    assert [step.token for step in answer.trace] == list(answer.token_ids)
+    assert (name in ("rad", "knn-lm")) == any(step.neighbors for step in answer.trace)
+
+
+def transcribed(name, lm, space, question, sentence_transformer, length=LENGTH, **settings):
+    """What the slow transcription of a method answers."""
+    prompts = prompts_with(space.prompt)
+    tok, model = lm.tokenizer, lm.model
+    base = prompts.base.encode(question, tok)
+
+    def embed(text):
+        return torch.tensor(sentence_transformer.encode(text, show_progress_bar=False))
+
+    if name == "cad":
+        bare = prompts.bare.encode(question, tok)
+        step = lambda answer: slow.cad(model, base + answer, bare + answer)  # noqa: E731
+    elif name == "id":
+        noisy = prompts.base.encode(question, tok, before=prompts.noise)
+        step = lambda answer: slow.instructive(model, base + answer, noisy + answer)  # noqa: E731
+    elif name == "dola":
+        layers = list(tl.DoLa().layers(lm))
+        step = lambda answer: slow.dola(model, base + answer, layers=layers)  # noqa: E731
+    elif name == "kate":
+        pairs = [(example.question, example.answers[0]) for example in space.examples]
+        ahead = slow.kate_text(question, pairs, embed, **settings)
+        shown = prompts.base.encode(question, tok, before=ahead)
+        step = lambda answer: slow.last_logits(model, shown + answer)  # noqa: E731
+    else:
+        keys, following = [], []
+        for example in space.examples:
+            for text in example.answers:
+                start = prompts.base.encode(example.question, tok)
+                answer = prompts.base.encode_answer(example.question, text, tok)
+                for i, token in enumerate(answer):
+                    keys.append(embed(tok.decode(start + answer[:i], skip_special_tokens=True)))
+                    following.append(token)
+
+        def step(answer):
+            query = embed(tok.decode(base + answer, skip_special_tokens=True))
+            return slow.knn_lm(model, base + answer, query, keys, following)
+
+    return slow.decode(step, base, stop_ids=lm.stop_ids, length=length)
+
+
+@pytest.mark.parametrize("name", ["cad", "id", "dola", "kate", "knn-lm"])
+def test_every_baseline_picks_the_tokens_of_its_transcription(
+    name, lm, spaces, sentence_transformer
+):
+    space = spaces["full"]
+    method = decoder_named(name, space, **ON.get(name, {}))
+    found = tokens(lm, method)
+    for question, answer in zip(tiny.QUESTIONS, found, strict=True):
+        assert answer == transcribed(
+            name, lm, space, question, sentence_transformer, **ON.get(name, {})
+        )
+
+
+def test_wrong_entries_are_kept_apart_and_come_back_from_disk(lm, embedder, tmp_path):
+    import numpy as np
+
+    examples = [
+        tl.Example(
+            "Are bats blind?", "Bats see well.", ["Bats are blind.", "They cannot see."]
+        ),
+        tl.Example("Does gold rust?", "Gold does not rust."),
+    ]
+    plain = tl.build(lm, examples, embedder=embedder)
+    space = tl.build(lm, examples, embedder=embedder, wrong=True, out=tmp_path / "space")
+    assert len(space) == len(plain)
+    assert np.array_equal(space.entries.keys, plain.entries.keys)
+    again = tl.open(tmp_path / "space")
+    assert set(again.wrong.examples.tolist()) == {0}
+    assert np.array_equal(again.wrong.values, space.wrong.values)
+    assert again.verify()["wrong"] == len(space.wrong)
+
+
+def test_beta_without_wrong_entries_is_refused(lm, examples, embedder):
+    space = tl.build(lm, examples, embedder=embedder)
+    with pytest.raises(SettingError, match="build it with wrong=True"):
+        tl.RAD(space, beta=0.5)
+    bare = [tl.Example("Are bats blind?", "Bats see well.")]
+    with pytest.raises(SettingError, match="no example has one"):
+        tl.build(lm, bare, embedder=embedder, wrong=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda space: tl.CAD(a=-1), "a must be 0 or more"),
+        (lambda space: tl.Instructive(eta=math.nan), "eta"),
+        (lambda space: tl.DoLa(candidates="middle"), "candidates must be low, high"),
+        (lambda space: tl.DoLa(plausibility=0), "plausibility"),
+        (lambda space: tl.DoLa(repetition_penalty=0), "repetition_penalty"),
+        (lambda space: tl.KATE(space, k=-1), "k must be"),
+        (lambda space: tl.KNNLM(space, k=0), "k must be"),
+        (lambda space: tl.KNNLM(space, lam=2), "lam"),
+        (lambda space: tl.RAD(space, beta=2), "beta"),
+        (lambda space: decoder_named("magic", space), "there is no method 'magic'"),
+        (lambda space: decoder_named("cad", space, tau=1), "cad has no setting 'tau'"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_by_name(make, message, spaces):
+    with pytest.raises(SettingError, match=message):
+        make(spaces[8])
+
+
+def test_dola_refuses_layers_the_model_does_not_have(lm):
+    with pytest.raises(SettingError, match="layers from 0 to 1"):
+        tl.generate(lm, tl.DoLa(candidates=(7,)), "Are bats blind?")
+
+
+def test_the_prompt_sets_are_those_of_the_paper():
+    sets = prompt_sets()
+    assert sets["question"].base == tl.Prompt()
+    assert sets["dialogue"] == sets["question"]
+    assert sets["summary"].base.template.startswith("Summary the following document")
+    assert sets["summary"].bare.template == "Document: {question} Summary:"
+    own = tl.Prompt("Say: {question}", system="Be brief.")
+    assert prompts_with(own).bare == tl.Prompt("Q: {question} A:", system="Be brief.")
+    assert prompts_with(sets["summary"].base).demonstration.startswith("Document:")
+
+
+def test_kate_shows_the_nearest_question_last_and_leaves_braces_alone(lm, embedder):
+    examples = [
+        tl.Example("Is {answer} a word?", "Yes, {question} too."),
+        tl.Example("Does gold rust?", "Gold does not rust."),
+        tl.Example("Are bats blind?", "Bats see well."),
+    ]
+    kate = tl.KATE(tl.build(lm, examples, embedder=embedder), k=3)
+    (asked,) = kate.prompts("Are bats blind?")
+    assert asked.before.endswith("Q: Are bats blind?\nA: Bats see well.\n\n")
+    assert "Q: Is {answer} a word?\nA: Yes, {question} too.\n\n" in asked.before
+
+
+def test_a_second_prompt_shares_the_pass_and_keeps_its_own_cache(lm, spaces, monkeypatch):
+    calls = []
+    forward = type(lm).forward
+
+    def count(self, inputs, layers=()):
+        calls.append(inputs["input_ids"].shape)
+        return forward(self, inputs, layers)
+
+    monkeypatch.setattr(type(lm), "forward", count)
+    tl.generate(lm, tl.CAD(), "Do bats sleep?", max_new_tokens=4)
+    assert [shape[0] for shape in calls] == [2] * 4
+    assert [shape[1] for shape in calls[1:]] == [1] * 3

@@ -1,0 +1,270 @@
+"""The documents: their Python runs, their commands exist, and what they list is what there is.
+
+`python tests/test_docs.py --write` writes docs/cli.md anew.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from click.testing import CliRunner
+
+from trueline.cli import cli
+
+ROOT = Path(__file__).parent.parent
+DOCS, README = ROOT / "docs", ROOT / "README.md"
+PAGES = sorted(DOCS.glob("*.md"))
+LONGEST = 90  # lines of a page people write; cli.md is as long as the help is
+NOT_RUN = ("git clone ", "cd ", "pip install ", "python -m pip install ", "python -m venv ")
+
+
+class Block(NamedTuple):
+    language: str
+    line: int  # of its first line in the page, from 0
+    text: str
+
+
+def blocks(page: Path) -> list[Block]:
+    """The fenced blocks of a page, in order."""
+    text = page.read_text("utf-8")
+    return [
+        Block(found[1], text.count("\n", 0, found.start(2)), found[2])
+        for found in re.finditer(r"^```(\w*)[^\n]*\n(.*?)^```$", text, re.M | re.S)
+    ]
+
+
+def run_python(page: Path, block: Block, namespace: dict) -> None:
+    """Run a block; its lines keep their numbers, so that a traceback points into the page."""
+    exec(compile("\n" * block.line + block.text, str(page), "exec"), namespace)
+
+
+def commands(block: Block) -> list[str]:
+    """The commands of a block: lines that start with `$ `, a backslash joins the next one."""
+    joined = block.text.replace("\\\n", " ")
+    return [line[2:].strip() for line in joined.splitlines() if line.startswith("$ ")]
+
+
+def run_command(command: str, folder: Path) -> None:
+    """Run a command as a reader would; what installs or takes long is only looked up."""
+    if command.startswith("make "):
+        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.M)
+        assert set(command.split()[1:]) <= set(targets), f"{command}: no such make target"
+    elif not command.startswith(NOT_RUN):
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        done = subprocess.run(
+            command,
+            shell=True,
+            cwd=folder,
+            env={**os.environ, "PATH": path},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, f"$ {command}\n{done.stdout}{done.stderr}"
+
+
+def run_page(page: Path, folder: Path) -> None:
+    """Run the Python and the commands of a page in their order, in one folder."""
+    namespace: dict = {"__name__": page.stem}
+    for block in blocks(page):
+        if block.language == "python":
+            run_python(page, block, namespace)
+        elif block.language in ("console", "bash"):
+            assert commands(block), f"{page.name}:{block.line}: no line starts with `$ `"
+            for command in commands(block):
+                run_command(command, folder)
+
+
+def fill_home(home: Path) -> None:
+    """Make a cache in which the default names stand for a tiny random model and embedder.
+
+    They are opened by the code that opens the real ones, in this process and in others.
+    """
+    import tiny
+
+    from trueline.models.quiet import quiet
+    from trueline.models.sources import ALIASES
+
+    with pytest.MonkeyPatch.context() as patch, quiet():
+        patch.setenv("TRUELINE_HOME", str(home))
+        for name in ("smollm2-135m", "all-minilm-l6-v2"):
+            folder = ALIASES[name].folder
+            folder.mkdir(parents=True)
+            if ALIASES[name].kind == "embedder":
+                tiny.write_embedder(folder)
+            else:
+                lm = tiny.language_model("llama", chat=True)
+                lm.model.save_pretrained(folder)
+                lm.tokenizer.save_pretrained(folder)
+            (folder / "source.json").write_text(json.dumps(ALIASES[name].facts), "utf-8")
+
+
+@pytest.fixture(scope="module")
+def tiny_home(tmp_path_factory):
+    """Default names mean tiny parts, nothing is fetched, and one thread is faster for them."""
+    import torch
+
+    home, threads = tmp_path_factory.mktemp("home"), torch.get_num_threads()
+    fill_home(home)
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRUELINE_HOME", str(home))
+        patch.setenv("PIP_NO_INDEX", "1")
+        yield home
+    torch.set_num_threads(threads)
+
+
+def cli_page() -> str:
+    """docs/cli.md: the help of every command, in the order of the flow."""
+    pages = [["trueline"], *(["trueline", name] for name in cli.commands)]
+    parts = [
+        "# Command line\n\n"
+        "Data goes to stdout, progress to stderr. The exit code is 0, or 1 after a line that "
+        "starts with `Error: `,\nor 130 when interrupted.\n\n"
+        "This page is written by `python tests/test_docs.py --write` from `--help`.\n"
+    ]
+    for name, *command in pages:
+        run = CliRunner().invoke(
+            cli, [*command, "--help"], prog_name=name, terminal_width=96, catch_exceptions=False
+        )
+        assert run.exit_code == 0
+        title = " ".join([name, *command])
+        parts.append(f"## {title}\n\n```text\n{run.output.rstrip()}\n```\n")
+    return "\n".join(parts)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if any(block.language == "python" for block in blocks(page))],
+    ids=lambda page: page.stem,
+)
+def test_the_python_of_a_page_runs(page, tiny_home, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": page.stem}
+    for block in blocks(page):
+        if block.language == "python":
+            run_python(page, block, namespace)
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.skipif(not README.exists(), reason="README.md is not written yet")
+def test_the_readme_runs_from_its_first_block_to_its_last(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_page(README, tmp_path)
+
+
+def test_a_page_runs_in_order_and_only_looks_up_what_takes_long(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text(
+        "```bash\n$ git clone somewhere\n$ make test\n```\n"
+        "```python\nfrom pathlib import Path\nPath('made').write_text('1')\n```\n"
+        "```console\n$ cat \\\n  made\n1\n$ trueline --version\ntrueline\n```\n"
+        "```python\nassert Path('made').exists()\n```\n",
+        "utf-8",
+    )
+    run_page(page, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("block", "reason"),
+    [
+        ("python\nassert False, 'wrong'", "wrong"),
+        ("console\n$ trueline no-such-command", "No such command"),
+        ("bash\n$ make no-such-target", "no such make target"),
+        ("bash\ntrueline --version", "no line starts with"),
+    ],
+    ids=["python", "command", "target", "no command"],
+)
+def test_a_page_that_does_not_hold_is_found_out(block, reason, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(f"```{block}\n```\n", "utf-8")
+    with pytest.raises(AssertionError, match=reason):
+        run_page(page, tmp_path)
+
+
+def test_the_page_of_the_command_line_is_what_help_prints():
+    written = (DOCS / "cli.md").read_text("utf-8")
+    assert written == cli_page(), "write it anew: python tests/test_docs.py --write"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_is_short_and_its_links_lead_somewhere(page):
+    text = page.read_text("utf-8")
+    assert page.name == "cli.md" or len(text.splitlines()) <= LONGEST
+    for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
+        assert "://" in link or (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+def test_the_index_lists_every_page():
+    listed = re.findall(r"^\| \[(.*?)\]", (DOCS / "README.md").read_text("utf-8"), re.M)
+    assert sorted([*listed, "README.md"]) == sorted(page.name for page in PAGES)
+
+
+def test_every_dependency_is_explained_and_no_other():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"]
+
+    def names(requirements):
+        found = {re.match(r"[\w-]+", requirement)[0] for requirement in requirements}
+        return found - {"trueline"}
+
+    text = (DOCS / "dependencies.md").read_text("utf-8")
+    parts = {part.partition("\n")[0]: part for part in text.split("\n## ")}
+    rows = {
+        title: re.findall(r"^\| `([\w-]+)` \|", part, re.M) for title, part in parts.items()
+    }
+    assert set(rows["To run"]) == names(project["dependencies"])
+    assert set(rows["Extras"]) == names(r for extra in extras.values() for r in extra)
+
+
+def test_every_field_of_a_space_on_disk_is_described(lm, examples, embedder, tmp_path):
+    import trueline as tl
+
+    tl.build(lm, examples, embedder=embedder).save(tmp_path / "facts.space")
+    manifest = json.loads((tmp_path / "facts.space" / "manifest.json").read_text("utf-8"))
+    text = (DOCS / "format.md").read_text("utf-8")
+    parts = (manifest, manifest["recipe"], manifest["recipe"]["prompt"], manifest["arrays"])
+    assert [name for part in parts for name in part if f"`{name}`" not in text] == []
+
+
+def test_every_method_and_option_of_rad_is_described():
+    from dataclasses import fields
+
+    from trueline.decoders import DECODERS
+
+    text = (DOCS / "decoding.md").read_text("utf-8")
+    assert [name for name in DECODERS if f"| `{name}` | `tl." not in text] == []
+    options = [field.name for field in fields(DECODERS["rad"]) if field.name != "space"]
+    assert [name for name in options if f"`{name}`" not in text] == []
+
+
+def test_every_option_of_build_and_field_of_an_answer_is_described():
+    import inspect
+    from dataclasses import fields
+
+    import trueline as tl
+    from trueline.records import Candidate, Neighbor, TraceStep
+
+    space = (DOCS / "space.md").read_text("utf-8")
+    options = [*inspect.signature(tl.build).parameters][2:]
+    assert [name for name in options if f"`{name}`" not in space] == []
+    generation = (DOCS / "generation.md").read_text("utf-8")
+    told = [
+        f.name for kind in (tl.Answer, TraceStep, Neighbor, Candidate) for f in fields(kind)
+    ]
+    told += [*inspect.signature(tl.generate).parameters][3:]
+    assert [name for name in told if f"`{name}`" not in generation] == []
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--write"]:
+        sys.exit(__doc__)
+    (DOCS / "cli.md").write_text(cli_page(), "utf-8")

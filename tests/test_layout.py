@@ -1,0 +1,155 @@
+"""The layout is the flow: imports point upstream, files stay small, nothing is misplaced."""
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "trueline"
+README = ROOT / "README.md"
+STAGES = """errors records examples prompts models space retriever fusion decoders pick trace
+    answers generation explain evaluation report server cli""".split()
+MODULES = sorted(SOURCE.rglob("*.py"))
+LONGEST_MODULE = 324  # the aim is 300; it may only come down
+LONGEST_FUNCTION = 46  # lines below the signature; the aim is 40; it may only come down
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(SOURCE).as_posix()
+
+
+def is_root(path: Path) -> bool:
+    """Whether a module is the package itself, which may import every stage."""
+    return path.parent == SOURCE and path.name.startswith("__")
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
+def imports(tree: ast.AST) -> list[str]:
+    """Every module of ours that is imported anywhere in a tree, inside functions too."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module == "trueline":
+            found += [f"trueline.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found.append(node.module or "")
+    return [name for name in found if name.split(".")[0] == "trueline"]
+
+
+def tracked() -> list[Path]:
+    """The files git knows or would add."""
+    git = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        done = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this is no git checkout")
+    return [path for name in done.stdout.split("\0") if (path := ROOT / name).is_file()]
+
+
+def listed_files(text: str) -> list[str]:
+    """The paths in the file trees of a page.
+
+    A tree is a ```text block whose first line names a folder, as in `src/trueline/`. Each line
+    is a name and perhaps a comment after it; what stands under a folder is indented.
+    """
+    paths = []
+    for block in re.findall(r"^```text\n([\w./-]+/(?: [^\n]*)?\n.*?)^```$", text, re.M | re.S):
+        parents: list[tuple[int, str]] = []
+        for line in filter(str.strip, re.sub("[│├└─]", " ", block).splitlines()):
+            indent = len(line) - len(line.lstrip())
+            parents = [parent for parent in parents if parent[0] < indent]
+            path = (parents[-1][1] if parents else "") + line.split()[0]
+            paths.append(path)
+            if path.endswith("/"):
+                parents.append((indent, path))
+    return paths
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if not is_root(path)], ids=name_of)
+def test_imports_point_upstream(path):
+    here = path.relative_to(SOURCE).with_suffix("").parts[0]
+    assert here in STAGES, f"{here} is no stage"
+    for name in imports(tree_of(path)):
+        there = name.split(".")[1]
+        if there != "__version__":  # the one thing the package itself gives
+            assert there in STAGES, f"{name} is no stage"
+            assert STAGES.index(there) <= STAGES.index(here), f"{here} imports {name}"
+
+
+def test_modules_are_short():
+    lengths = {name_of(path): len(path.read_text("utf-8").splitlines()) for path in MODULES}
+    assert {name: n for name, n in lengths.items() if n > LONGEST_MODULE} == {}
+
+
+def test_functions_are_short():
+    lengths = {
+        f"{name_of(path)}:{node.name}": node.end_lineno - node.body[0].lineno + 1
+        for path in MODULES
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert {name: n for name, n in lengths.items() if n > LONGEST_FUNCTION} == {}
+
+
+def test_no_module_is_a_drawer_for_the_rest():
+    drawers = {"utils", "util", "common", "helpers", "helper", "misc", "shared"}
+    found = [name_of(path) for path in MODULES if path.stem.strip("_") in drawers]
+    assert found == []
+
+
+def test_nothing_in_the_package_prints():
+    found = [
+        f"{name_of(path)}:{node.lineno}"
+        for path in MODULES
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "print"
+    ]
+    assert found == []
+
+
+def test_no_file_names_a_folder_of_the_machine_it_was_written_on():
+    folders = [f"/{name}/".encode() for name in ("work", "root", "home")]
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in tracked()
+        for number, line in enumerate(path.read_bytes().splitlines(), 1)
+        if any(folder in line for folder in folders)
+    ]
+    assert found == []
+
+
+@pytest.mark.skipif(not README.exists(), reason="README.md is not written yet")
+def test_the_readme_is_short_and_its_file_tree_is_the_real_one():
+    text = README.read_text("utf-8")
+    assert len(text.splitlines()) < 200
+    paths = listed_files(text)
+    assert paths, "there is no file tree: a text block that starts with a folder"
+    missing = [
+        path
+        for path in paths
+        if not (ROOT / path).exists() or (ROOT / path).is_dir() != path.endswith("/")
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        "src/trueline/   all\n  errors.py\n  models/\n    head.py   logits\n  cli/\n",
+        "src/trueline/\n├── errors.py\n├── models/\n│   └── head.py  logits\n└── cli/\n",
+    ],
+    ids=["indented", "drawn"],
+)
+def test_a_file_tree_is_read_with_its_folders(tree):
+    listed = ["", "errors.py", "models/", "models/head.py", "cli/"]
+    page = f"```text\n{tree}```\nand\n```text\nno tree\n```\n"
+    assert listed_files(page) == [f"src/trueline/{path}" for path in listed]
