@@ -147,7 +147,8 @@ def test_the_gate_keeps_sure_steps_as_they_are():
     assert torch.equal(shut.logits, torch.tensor([unsure, sure]))
 
 
-def test_a_wrong_context_pushes_its_logits_away():  # (0 0 1 0) + 0.5 * (2 0 0 0) - 0.25 * (0 0 4 0)
+def test_a_wrong_context_pushes_its_logits_away():
+    # (0 0 1 0) + 0.5 * (2 0 0 0) - 0.25 * (0 0 4 0)
     from dataclasses import replace
 
     from test_retriever import space_of

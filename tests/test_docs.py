@@ -225,14 +225,17 @@ def test_every_dependency_is_explained_and_no_other():
     assert set(rows["Extras"]) == names(r for extra in extras.values() for r in extra)
 
 
-def test_every_field_of_a_space_on_disk_is_described(lm, examples, embedder, tmp_path):
+def test_every_field_of_a_space_on_disk_is_described(lm, embedder, tmp_path):
     import trueline as tl
 
-    tl.build(lm, examples, embedder=embedder).save(tmp_path / "facts.space")
+    fact = tl.Example("Are bats blind?", "No.", wrong_answers="Yes.")
+    tl.build(lm, [fact], embedder=embedder, wrong=True).save(tmp_path / "facts.space")
     manifest = json.loads((tmp_path / "facts.space" / "manifest.json").read_text("utf-8"))
     text = (DOCS / "format.md").read_text("utf-8")
-    parts = (manifest, manifest["recipe"], manifest["recipe"]["prompt"], manifest["arrays"])
-    assert [name for part in parts for name in part if f"`{name}`" not in text] == []
+    recipe, arrays = manifest["recipe"], manifest["arrays"]
+    named = [*manifest, *recipe, *recipe["prompt"], *arrays, *arrays["entries"]]
+    assert [name for name in [*named, *manifest["counts"]] if f"`{name}`" not in text] == []
+    assert [name for name in manifest["files"] if f"{name.split('-')[0]}-<h>" not in text] == []
 
 
 def test_every_method_and_option_of_rad_is_described():

@@ -1,4 +1,4 @@
-"""Every fast path picks the tokens of the slow transcription, on random models of real kinds."""
+"""Every fast path picks the tokens of the slow transcription, on tiny models of real kinds."""
 
 import pytest
 import tiny

@@ -1,4 +1,4 @@
-"""A space on disk: what was written is read, what was damaged is refused, a kill loses nothing."""
+"""A space on disk: what was written is read, damage is refused, a kill loses nothing."""
 
 import json
 import random
@@ -246,7 +246,7 @@ def rewrite(folder, **changes):
 
 def test_a_manifest_from_the_future_says_so(folder):
     rewrite(folder, format_version=99)
-    with pytest.raises(SpaceFormatError, match="format 99.*install a newer trueline"):
+    with pytest.raises(SpaceFormatError, match=r"format 99.*install a newer trueline"):
         tl.open(folder)
 
 
@@ -264,7 +264,7 @@ def test_a_manifest_that_is_none_is_refused(text, folder):
 
 
 def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(SpaceFormatError, match="there is no space at .*nowhere"):
+    with pytest.raises(SpaceFormatError, match=r"there is no space at .*nowhere"):
         tl.open(tmp_path / "nowhere")
 
 
@@ -281,7 +281,7 @@ def test_verify_sees_numbers_that_mean_nothing(space):
 
 def test_another_model_is_refused_with_both_names(space):
     other = tiny.language_model("llama", seed=1)
-    with pytest.raises(SpaceMismatchError, match="model tiny-llama .*trueline build --model"):
+    with pytest.raises(SpaceMismatchError, match=r"model tiny-llama .*trueline build --model"):
         tl.generate(other, tl.RAD(space), "Are bats blind?")
 
 

@@ -1,4 +1,4 @@
-"""The baselines, each written down from its paper slowly: no cache, no batch, one row, one step.
+"""The baselines, each written down slowly from its paper: no cache, no batch, one step.
 
 Like the oracle they share no code with the package. Each takes the tokens of its prompts and
 returns the logits its next token is picked from.
@@ -45,7 +45,9 @@ def dola(model, tokens, *, layers, plausibility=0.1, penalty=1.2):
         if final[token] >= plausibility * final.max():
             scores[token] = final[token].log() - chosen[token].log()
     for token in set(tokens):
-        scores[token] = scores[token] / penalty if scores[token] > 0 else scores[token] * penalty
+        scores[token] = (
+            scores[token] / penalty if scores[token] > 0 else scores[token] * penalty
+        )
     return scores
 
 

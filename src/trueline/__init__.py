@@ -6,6 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from trueline.answers import Answer as Answer
+    from trueline.comparison import compare as compare
     from trueline.decoders import CAD as CAD
     from trueline.decoders import KATE as KATE
     from trueline.decoders import KNNLM as KNNLM
@@ -20,11 +22,10 @@ if TYPE_CHECKING:
     from trueline.models.language import LanguageModel as LanguageModel
     from trueline.models.language import load as load
     from trueline.prompts import Prompt as Prompt
-    from trueline.answers import Answer as Answer
     from trueline.records import Example as Example
     from trueline.space.build import build as build
     from trueline.space.space import GroundingSpace as GroundingSpace
-    from trueline.space.storage import read_space as open
+    from trueline.space.storage import read_space as open  # noqa: F401
 
 _HOMES = {  # public name -> where it lives, opened when first asked for: --help stays instant
     "CAD": "trueline.decoders",
@@ -41,6 +42,7 @@ _HOMES = {  # public name -> where it lives, opened when first asked for: --help
     "RAD": "trueline.decoders",
     "TruelineError": "trueline.errors",
     "build": "trueline.space.build",
+    "compare": "trueline.comparison",
     "generate": "trueline.generation",
     "load": "trueline.models.language",
     "open": "trueline.space.storage:read_space",

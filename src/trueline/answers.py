@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from trueline.explain import Explanation, explain
 from trueline.records import TraceStep
 
 
@@ -19,3 +21,12 @@ class Answer:
     method: str
     prompt_tokens: int
     trace: tuple[TraceStep, ...] | None = None  # when asked for
+
+    def explain(
+        self, beside: Answer | None = None, *, settings: Mapping[str, Any] | None = None
+    ) -> Explanation:
+        """Why it says what it says, optionally beside the greedy answer to the same question.
+
+        `settings` are shown as they are: the model, alpha, tau, or what else is worth knowing.
+        """
+        return explain(self, beside, settings=settings)

@@ -1,11 +1,11 @@
-"""Every error a user can cause, as one tree; any other exception is a bug and keeps its traceback.
+"""Every error a user can cause, as one tree; any other exception is a bug, with a traceback.
 
 TruelineError
 ├── SettingError          an option has a value it cannot have (also a ValueError)
-├── ExampleError          rows of the examples cannot be used; all of them are listed (also a ValueError)
+├── ExampleError          some examples cannot be used; all are listed (also a ValueError)
 ├── ModelError            a model, tokenizer or embedder cannot be had or cannot be used
-│   ├── UnknownModelError     the name stands for nothing; the message lists what would have been right
-│   └── DownloadError         the registry or hub did not give it: no network, a damaged file, no room
+│   ├── UnknownModelError     the name stands for nothing; the right ones are listed
+│   └── DownloadError         no network, a damaged file, no room
 ├── SpaceError            a grounding space cannot be used
 │   ├── SpaceFormatError      it is damaged, unfinished or from another release
 │   └── SpaceMismatchError    it was built with another model, tokenizer, embedder or prompt

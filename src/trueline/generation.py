@@ -57,7 +57,7 @@ class _Stop:
 
 
 @overload
-def generate(
+def generate(  # type: ignore[overload-overlap]
     lm: LanguageModel, method: Decoder, questions: str, **options: object
 ) -> Answer: ...
 @overload

@@ -27,7 +27,9 @@ class Pick:
             raise SettingError(f"top_k must be at least 1, got {self.top_k}")
         if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
             raise SettingError(f"top_p must lie in (0, 1], got {self.top_p}")
-        if not self.is_sampled and (self.top_k or self.top_p or self.p_less or self.seed is not None):
+        if not self.is_sampled and (
+            self.top_k or self.top_p or self.p_less or self.seed is not None
+        ):
             raise SettingError("top_k, top_p, p_less and seed need a temperature above 0")
 
     @property
@@ -51,13 +53,13 @@ class Pick:
         probabilities = self.probabilities(logits).cpu()
         return [
             int(torch.multinomial(row, 1, generator=draw))
-            for row, draw in zip(probabilities, draws)
+            for row, draw in zip(probabilities, draws, strict=True)
         ]
 
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
-        """What is drawn from: temperature, then the k best, the nucleus of mass p, and p-less.
+        """What is drawn from: temperature, the k best, the nucleus of mass p, and p-less.
 
-        p-less (arXiv 2509.23234) keeps the tokens with p(x) >= sum_y p(y)^2 and has no parameter.
+        p-less (arXiv 2509.23234) keeps the tokens with p(x) >= sum_y p(y)^2; no parameter.
         """
         logits = logits.float() / self.temperature
         if self.top_k is not None:

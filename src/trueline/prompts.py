@@ -19,7 +19,7 @@ QUESTION = "Answer the following question with one or two sentences.\nQ: {questi
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A template with `{question}`, rendered through the tokenizer's chat template if it has one."""
+    """A template with `{question}`, put into the tokenizer's chat template if it has one."""
 
     template: str = QUESTION
     system: str | None = None  # a system message; in a plain prompt, a line before the template
@@ -40,7 +40,7 @@ class Prompt:
     def render(
         self, question: str, tokenizer: PreTrainedTokenizerBase, *, before: str = ""
     ) -> str:
-        """The whole text the model reads before it answers; `before` stands ahead of the template."""
+        """The whole text the model reads before it answers; `before` stands ahead of it."""
         text = before + self.template.replace("{question}", question.strip())
         if not self._is_chat(tokenizer):
             return f"{self.system}\n{text}" if self.system else text
@@ -56,12 +56,17 @@ class Prompt:
         return self._tokens(self.render(question, tokenizer, before=before), tokenizer)
 
     def encode_answer(
-        self, question: str, answer: str, tokenizer: PreTrainedTokenizerBase, *, before: str = ""
+        self,
+        question: str,
+        answer: str,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        before: str = "",
     ) -> list[int]:
         """The token ids that follow the prompt when the model gives this answer.
 
-        Prompt and answer are tokenised as one text. Where that would merge the last token of the
-        prompt with the answer, the answer is tokenised alone: the model never sees the merge.
+        Prompt and answer are tokenised as one text. Where that would merge the last token of
+        the prompt with the answer, the answer is tokenised alone: the model never sees it.
         """
         text = self.render(question, tokenizer, before=before)
         prompt = self._tokens(text, tokenizer)
@@ -74,7 +79,7 @@ class Prompt:
     def _is_chat(self, tokenizer: PreTrainedTokenizerBase) -> bool:
         if self.chat and not tokenizer.chat_template:
             raise SettingError(
-                "the prompt asks for a chat template and this tokenizer has none; leave chat=None"
+                "the prompt asks for a chat template, this tokenizer has none; leave chat=None"
             )
         return bool(tokenizer.chat_template) if self.chat is None else self.chat
 
@@ -123,7 +128,7 @@ def prompt_sets() -> dict[str, PromptSet]:
 
 
 def prompts_with(base: Prompt) -> PromptSet:
-    """The set a base prompt belongs to; a prompt of one's own takes the rest from `question`."""
+    """The set a base prompt belongs to; one's own prompt takes the rest from `question`."""
     sets = prompt_sets()
     for known in sets.values():
         if known.base.template == base.template:

@@ -36,12 +36,16 @@ def _problem(example: Example) -> str:
         return "the question is empty"
     if not example.answers:
         return "there is no truthful answer; give one or more"
-    for field in ("answers", "wrong_answers"):
-        for text in getattr(example, field):
-            if not isinstance(text, str):
-                return f"{field} must be texts, got {text!r}"
-            if not text.strip():
-                return f"one of {field} is empty"
+    texts = [
+        (field, text)
+        for field in ("answers", "wrong_answers")
+        for text in getattr(example, field)
+    ]
+    for field, text in texts:
+        if not isinstance(text, str):
+            return f"{field} must be texts, got {text!r}"
+        if not text.strip():
+            return f"one of {field} is empty"
     return ""
 
 
@@ -66,7 +70,9 @@ class Neighbor:
     step: int  # the entry's place in that answer, in tokens
     similarity: float
     weight: float  # its share among the neighbors of this step
-    push: float  # how far it raised the picked token over its rival, in logits (kNN-LM: in mass)
+    push: (
+        float  # how far it raised the picked token over its rival, in logits (kNN-LM: in mass)
+    )
     is_wrong: bool = False  # whether it stands in one of the example's wrong answers
 
 
@@ -80,6 +86,6 @@ class TraceStep:
     final: tuple[Candidate, ...]  # the best five after the method
     rival: int  # the model's own first choice, or its second where the first was picked
     hits: int
-    neighbors: tuple[Neighbor, ...]  # the best few, by weight
+    neighbors: tuple[Neighbor, ...]  # the few that pushed most
     entropy: float  # of the model's own distribution, in nats
     flipped: bool  # whether the picked token is not the model's own first choice

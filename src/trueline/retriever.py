@@ -35,7 +35,7 @@ class Hits:
 
 
 class Retriever:
-    """The keys and values of some entries on one device, with the embedder that made the keys."""
+    """The keys and values of some entries on one device, with the embedder of the keys."""
 
     def __init__(self, entries: Entries, embedder: Embedder, device: torch.device) -> None:
         self.embedder = embedder
@@ -62,7 +62,7 @@ class Retriever:
         return Hits(rows, entries, similarities[rows, entries])
 
     def nearest(self, windows: Sequence[str], k: int) -> Hits:
-        """The k nearest entries of each window, or all if there are fewer; the nearest first."""
+        """The k nearest entries of each window, or all there are; the nearest first."""
         similarities = self._similarities(windows)
         best = similarities.topk(min(k, similarities.shape[1]))
         rows = torch.arange(len(windows), device=best.values.device)

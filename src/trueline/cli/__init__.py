@@ -1,4 +1,4 @@
-"""The command line: one thin file a command; any error a user can cause is one line and exit 1."""
+"""The command line: one thin file a command; a user's error is one line and exit 1."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import click
 from trueline import __version__
 from trueline.cli.ask import ask
 from trueline.cli.build import build
+from trueline.cli.chat import chat
 from trueline.cli.compare import compare
 from trueline.cli.info import info
 from trueline.cli.models import models
@@ -38,7 +39,7 @@ def cli() -> None:
     """
 
 
-for command in (models, build, info, verify, ask, compare):
+for command in (models, build, info, verify, ask, chat, compare):
     cli.add_command(command)
 
 

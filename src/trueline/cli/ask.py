@@ -9,16 +9,22 @@ from typing import Any
 
 import click
 
-from trueline.cli.options import asking_options, method_named, open_pair
+from trueline.cli.options import asking_options, method_named, open_pair, settings_of
 
 
 @click.command()
 @click.argument("question")
-@click.option("--method", default="rad", show_default=True, help="rad or greedy.")
+@click.option(
+    "--method",
+    default="rad",
+    show_default=True,
+    help="How to answer; compare --help lists all.",
+)
 @asking_options
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--top-k", type=int, help="Draw from the K most probable tokens.")
 @click.option("--top-p", type=float, help="Draw from the most probable tokens of mass P.")
+@click.option("--p-less", is_flag=True, help="Draw from the tokens that p-less sampling keeps.")
 @click.option("--seed", type=int, help="Makes a draw repeatable.")
 @click.option("--stop", multiple=True, help="End the answer before this text.")
 @click.option(
@@ -32,8 +38,9 @@ def ask(
     dtype: str,
     device: str | None,
     trust_remote_code: bool,
-    alpha: float,
-    tau: float,
+    alpha: float | None,
+    tau: float | None,
+    sets: tuple[str, ...],
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -49,7 +56,7 @@ def ask(
     from trueline.generation import generate, stream
 
     lm, grounding = open_pair(space, model, dtype, device, trust_remote_code)
-    decoder = method_named(method, grounding, alpha=alpha, tau=tau)
+    decoder = method_named(method, grounding, settings_of(sets, alpha=alpha, tau=tau))
     if as_json:
         answer = generate(lm, decoder, question, trace=True, **options)
         click.echo(json.dumps(asdict(answer), indent=1, ensure_ascii=False))

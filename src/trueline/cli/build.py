@@ -47,6 +47,7 @@ from trueline.errors import SettingError
     show_default=True,
     help="How keys and values are kept.",
 )
+@click.option("--wrong", is_flag=True, help="Also keep the wrong answers, for RAD's beta.")
 @click.option("--template", help="The prompt, with {question} where the question goes.")
 @click.option("--system", help="A system line for the prompt.")
 @click.option(
@@ -80,8 +81,8 @@ def build(
 ) -> None:
     """Build a grounding space from EXAMPLES.
 
-    EXAMPLES is a JSONL, CSV or Parquet file, a hub dataset (owner/name), or `facts`, the examples
-    that come with trueline. An interrupted build goes on when the same command is run again.
+    EXAMPLES is a JSONL, CSV or Parquet file, a hub dataset (owner/name), or `facts`, which come
+    with trueline. An interrupted build goes on when the same command is run again.
 
     \b
     Examples:
@@ -96,7 +97,7 @@ def build(
     from trueline.space.storage import check_target
 
     check_target(out)
-    prompt = Prompt(**{k: v for k, v in (("template", template), ("system", system)) if v})
+    prompt = Prompt(template or Prompt().template, system=system)
     read = read_examples(  # before any model is opened: mistakes in the examples show at once
         examples,
         columns=dict(_pair(column) for column in columns) or None,

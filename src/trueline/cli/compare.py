@@ -8,21 +8,26 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trueline.cli.options import asking_options, method_named, open_pair
+from trueline.cli.options import asking_options, method_named, open_pair, settings_of
 from trueline.errors import SettingError
 
 if TYPE_CHECKING:
     from trueline.answers import Answer
+    from trueline.comparison import Compared
 
 
 @click.command()
 @click.argument("questions", nargs=-1)
 @click.option("--file", type=click.Path(path_type=Path), help="Questions, one a line.")
-@click.option("--methods", default="greedy,rad", show_default=True, help="Separated by commas.")
-@asking_options
 @click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON, with what happened at each step."
+    "--methods",
+    default="greedy,rad",
+    show_default=True,
+    help="Separated by commas, or `all`: greedy, rad, knn-lm, cad, id, dola, kate.",
 )
+@asking_options
+@click.option("--flips", is_flag=True, help="Show which example moved which token.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; with --flips, every step.")
 def compare(
     questions: tuple[str, ...],
     file: Path | None,
@@ -32,37 +37,44 @@ def compare(
     dtype: str,
     device: str | None,
     trust_remote_code: bool,
-    alpha: float,
-    tau: float,
+    alpha: float | None,
+    tau: float | None,
+    sets: tuple[str, ...],
     max_new_tokens: int,
+    flips: bool,
     as_json: bool,
 ) -> None:
-    """Answer QUESTIONS with several methods and show which example moved which token.
+    """Answer QUESTIONS with several methods, side by side.
+
+    Speed is measured without traces; with --flips the methods that retrieve answer once more.
 
     \b
-    Example:
-      trueline compare --space facts.space "What happens if you swallow gum?"
+    Examples:
+      trueline compare --space facts.space --flips "What happens if you swallow gum?"
+      trueline compare --methods all --set kate.k=4 "What happens if you swallow gum?"
     """
-    from dataclasses import asdict
-
-    from trueline.cli.screen import progress_bar
+    from trueline.cli.screen import progress_bars
+    from trueline.comparison import compare as run
+    from trueline.decoders import DECODERS
     from trueline.generation import generate
 
     asked = _questions(questions, file)
-    names = [name.strip() for name in methods.split(",") if name.strip()]
+    names = list(DECODERS) if methods == "all" else [n.strip() for n in methods.split(",") if n]
     lm, grounding = open_pair(space, model, dtype, device, trust_remote_code)
-    decoders = {name: method_named(name, grounding, alpha=alpha, tau=tau) for name in names}
-    answers: dict[str, list[Answer]] = {}
-    for name, decoder in decoders.items():
-        with progress_bar(name, "answers") as progress:
-            answers[name] = generate(
-                lm, decoder, asked, max_new_tokens=max_new_tokens, trace=True, progress=progress
-            )
+    settings = settings_of(sets, alpha=alpha, tau=tau)
+    alone = len(names) == 1
+    decoders = {name: method_named(name, grounding, settings, alone=alone) for name in names}
+    with progress_bars("answers") as progress:
+        found = run(lm, decoders, asked, max_new_tokens=max_new_tokens, progress=progress)
+    traced: dict[str, list[Answer]] = {}
+    for name in [name for name in names if flips and name in ("rad", "knn-lm")]:
+        traced[name] = generate(
+            lm, decoders[name], asked, max_new_tokens=max_new_tokens, trace=True
+        )
     if as_json:
-        table: dict[str, Any] = {n: [asdict(a) for a in given] for n, given in answers.items()}
-        click.echo(json.dumps(table, indent=1, ensure_ascii=False))
-        return
-    _show(asked, answers)
+        click.echo(json.dumps(_as_json(found, traced), indent=1, ensure_ascii=False))
+    else:
+        _show(asked, found, traced)
 
 
 def _questions(given: tuple[str, ...], file: Path | None) -> list[str]:
@@ -78,42 +90,58 @@ def _questions(given: tuple[str, ...], file: Path | None) -> list[str]:
     return asked
 
 
-def _show(asked: list[str], answers: dict[str, list[Answer]]) -> None:
-    """One block a question: its answers, then the tokens a method changed and who moved them."""
-    from rich.markup import escape
+def _as_json(found: dict[str, Compared], traced: dict[str, list[Answer]]) -> dict[str, Any]:
+    from dataclasses import asdict
 
-    from trueline.cli.screen import console
+    return {
+        name: {
+            "answers": [asdict(answer) for answer in traced.get(name, run.answers)],
+            "seconds": round(run.seconds, 3),
+            "tokens_per_second": round(run.tokens_per_second, 2),
+            "changed": run.changed,
+            "diverges": run.diverges,
+            "did_nothing": run.did_nothing,
+        }
+        for name, run in found.items()
+    }
 
-    screen = console()
-    width = max(map(len, answers)) + 2
+
+def _show(
+    asked: list[str], found: dict[str, Compared], traced: dict[str, list[Answer]]
+) -> None:
+    """One block a question: its answers, and the tokens a method changed; then the sums."""
+    from trueline.cli.screen import print_answers, print_table
+
     for place, question in enumerate(asked):
-        screen.print(f"[bold]{escape(question)}[/bold]")
-        for name, given in answers.items():
-            text = " ".join(given[place].text.split())
-            screen.print(f"  [cyan]{name:<{width}}[/cyan]{escape(text)}")
-        for given in answers.values():
-            for line in _flips(given[place]):
-                screen.print(f"    [dim]{escape(line)}[/dim]")
-        screen.print()
-    for name, given in answers.items():
-        screen.print(_summary(name, given))
+        answers = {name: run.answers[place].text for name, run in found.items()}
+        notes = [line for given in traced.values() for line in _flips(given[place])]
+        print_answers(question, answers, notes)
+    print_table(
+        ["method", "tokens", "tokens/s", "changed", "first change at token", ""],
+        [_row(name, run) for name, run in found.items()],
+    )
+
+
+def _row(name: str, run: Compared) -> list[str]:
+    places = [place + 1 for place in run.diverges if place is not None]
+    count = sum(len(answer.token_ids) for answer in run.answers)
+    changed = "" if run.changed is None else f"{run.changed:.0%}"
+    note = (
+        "did nothing: equals greedy everywhere" if run.did_nothing and name != "greedy" else ""
+    )
+    first = ", ".join(map(str, places))
+    return [name, str(count), f"{run.tokens_per_second:.1f}", changed, first, note]
 
 
 def _flips(answer: Answer) -> list[str]:
+    """A line for each token that is not the model's own: what it was, and who moved it."""
     lines = []
     for number, step in enumerate(answer.trace or (), 1):
         if step.flipped and step.neighbors:
             best = max(step.neighbors, key=lambda neighbor: neighbor.push)
             lines.append(
-                f"token {number}: {step.base[0].text!r} became {step.text!r}, moved by "
-                f"{best.example} ({best.question} cosine {best.similarity:.2f}, "
+                f"{answer.method}, token {number}: {step.base[0].text!r} became {step.text!r}, "
+                f"moved by {best.example} ({best.question} cosine {best.similarity:.2f}, "
                 f"{best.push:+.2f}; {step.hits} hits)"
             )
     return lines
-
-
-def _summary(name: str, answers: list[Answer]) -> str:
-    steps = [step for answer in answers for step in answer.trace or ()]
-    grounded = sum(1 for step in steps if step.hits)
-    flipped = sum(1 for step in steps if step.flipped)
-    return f"{name}: {len(steps)} tokens, {grounded} grounded, {flipped} changed"

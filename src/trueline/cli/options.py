@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ast
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,19 +54,14 @@ asking_options = _all(
     ),
     click.option("--model", help="The model, if not the one the space names."),
     *_WEIGHTS,
+    click.option("--alpha", type=float, help="RAD: weight of the retrieved logits.  [0.5]"),
+    click.option("--tau", type=float, help="RAD: neighbors count above this cosine.  [0.7]"),
     click.option(
-        "--alpha",
-        type=float,
-        default=0.5,
-        show_default=True,
-        help="RAD: weight of the retrieved logits.",
-    ),
-    click.option(
-        "--tau",
-        type=float,
-        default=0.7,
-        show_default=True,
-        help="RAD: neighbors count above this cosine.",
+        "--set",
+        "sets",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Any setting of a method, such as k=5, or dola.candidates=low for one of several.",
     ),
     click.option("--max-new-tokens", type=int, default=64, show_default=True),
 )
@@ -78,7 +74,7 @@ def open_pair(
     device: str | None,
     trust_remote_code: bool,
 ) -> tuple[LanguageModel, GroundingSpace]:
-    """The space a command names and the model it was built with; the shipped facts by default."""
+    """The space a command names and its model; the shipped facts by default."""
     from trueline.cli.screen import progress_bar
     from trueline.errors import ModelError, SpaceMismatchError
     from trueline.models.language import load
@@ -108,8 +104,47 @@ def open_pair(
         return lm, build(lm, "facts", out=folder, progress=progress)
 
 
-def method_named(name: str, space: GroundingSpace, *, alpha: float, tau: float) -> Decoder:
-    """A decoding method by its name, on the prompt of the space."""
-    from trueline.decoders import decoder_named
+def settings_of(
+    sets: Sequence[str], *, alpha: float | None = None, tau: float | None = None
+) -> dict[str, object]:
+    """The settings that --set, --alpha and --tau give, by name."""
+    from trueline.errors import SettingError
 
-    return decoder_named(name, space, **({"alpha": alpha, "tau": tau} if name == "rad" else {}))
+    settings: dict[str, object] = {}
+    for text in sets:
+        name, sign, value = text.partition("=")
+        if not sign:
+            raise SettingError(f"a setting is NAME=VALUE, such as alpha=0.3; got {text!r}")
+        try:
+            settings[name.strip()] = ast.literal_eval(value.strip())
+        except (ValueError, SyntaxError):  # plain words stand for themselves
+            settings[name.strip()] = value.strip()
+    given = {"rad.alpha": alpha, "rad.tau": tau}
+    return {**settings, **{name: value for name, value in given.items() if value is not None}}
+
+
+def method_named(
+    name: str, space: GroundingSpace, settings: Mapping[str, object], *, alone: bool = True
+) -> Decoder:
+    """A method with the settings meant for it: its own, and those that name no method.
+
+    Among several methods, a setting without a method's name goes to those that have it.
+    """
+    from dataclasses import fields
+
+    from trueline.decoders import DECODERS, decoder_named
+
+    mine = {}
+    known = {field.name for field in fields(DECODERS[name])} if name in DECODERS else set()  # type: ignore[arg-type]
+    for key, value in settings.items():
+        method, dot, setting = key.rpartition(".")
+        if method == name or (not dot and (alone or setting in known)):
+            mine[setting] = value
+    return decoder_named(name, space, **mine)
+
+
+def methods_help() -> str:
+    """The names of the methods."""
+    from trueline.decoders import DECODERS
+
+    return ", ".join(DECODERS)

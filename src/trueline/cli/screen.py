@@ -30,6 +30,31 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     console().print(table, markup=False)
 
 
+def print_answers(question: str, answers: dict[str, str], notes: Sequence[str]) -> None:
+    """A question, what each method answers, and notes below; wrapped and hung in a terminal."""
+    if not sys.stdout.isatty():
+        lines = [
+            question,
+            *(f"  {name}\t{' '.join(text.split())}" for name, text in answers.items()),
+        ]
+        sys.stdout.write("\n".join([*lines, *(f"    {note}" for note in notes)]) + "\n\n")
+        return
+    from rich.padding import Padding
+    from rich.text import Text
+
+    screen = console()
+    screen.print(Text(question, style="bold"))
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in answers.items():
+        table.add_row(name, Text(" ".join(text.split())))
+    screen.print(Padding(table, (0, 0, 0, 2)))
+    for note in notes:
+        screen.print(Padding(Text(note, style="dim"), (0, 0, 0, 4)))
+    screen.print()
+
+
 def print_facts(facts: dict[str, Any]) -> None:
     """One fact a line."""
     width = max(map(len, facts)) + 2
@@ -41,40 +66,52 @@ def print_facts(facts: dict[str, Any]) -> None:
 
 
 @contextmanager
-def progress_bar(label: str, unit: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr that a terminal sees; elsewhere a line now and then."""
+def progress_bars(unit: str) -> Iterator[Callable[[str, int, int], None]]:
+    """Bars on stderr, one a label, that a terminal sees; elsewhere a line now and then."""
     if not sys.stderr.isatty():
-        yield _lines(label, unit)
+        yield _lines(unit)
         return
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
         Progress,
+        TaskID,
         TextColumn,
         TimeRemainingColumn,
     )
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(unit),
-    )
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    bars: dict[str, TaskID] = {}
     with Progress(
-        *columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True
+        *columns,
+        TextColumn(unit),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
     ) as bar:
-        task = bar.add_task(label, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+        def tell(label: str, done: int, total: int) -> None:
+            if label not in bars:
+                bars[label] = bar.add_task(label)
+            bar.update(bars[label], completed=done, total=total)
+
+        yield tell
 
 
-def _lines(label: str, unit: str) -> Callable[[int, int], None]:
-    told = -1
+@contextmanager
+def progress_bar(label: str, unit: str) -> Iterator[Callable[[int, int], None]]:
+    """One bar."""
+    with progress_bars(unit) as tell:
+        yield lambda done, total: tell(label, done, total)
 
-    def tell(done: int, total: int) -> None:
-        nonlocal told
+
+def _lines(unit: str) -> Callable[[str, int, int], None]:
+    told: dict[str, int] = {}
+
+    def tell(label: str, done: int, total: int) -> None:
         tenth = 10 * done // max(1, total)
-        if tenth > told:
-            told = tenth
+        if tenth > told.get(label, -1):
+            told[label] = tenth
             sys.stderr.write(f"{label}: {done:,} of {total:,} {unit}\n")
 
     return tell

@@ -24,5 +24,7 @@ def decoder_named(name: str, space: GroundingSpace, **settings: object) -> Decod
         raise SettingError(f"there is no method {name!r}; there are {', '.join(DECODERS)}")
     known = [field.name for field in fields(DECODERS[name])]  # type: ignore[arg-type]
     if unknown := sorted(set(settings) - set(known)):
-        raise SettingError(f"{name} has no setting {unknown[0]!r}; it has {', '.join(known[1:])}")
+        raise SettingError(
+            f"{name} has no setting {unknown[0]!r}; it has {', '.join(known[1:])}"
+        )
     return DECODERS[name](space if "space" in known else space.prompt, **settings)  # type: ignore[call-arg]

@@ -24,7 +24,9 @@ class Step:
     contexts: Sequence[Sequence[int]]  # the tokens so far of each row, under its first prompt
     starts: Sequence[int]  # where each row's answer begins
     states: States  # of every row under every prompt: prompt by prompt, row by row
-    is_probability: bool = False  # whether the result is read as probabilities, not as a ranking
+    is_probability: bool = (
+        False  # whether the result is read as probabilities, not as a ranking
+    )
 
     @property
     def hidden(self) -> torch.Tensor | None:

@@ -25,8 +25,12 @@ class DoLa(Decoder):
     """
 
     prompt: Prompt = Prompt()
-    candidates: Literal["low", "high"] | tuple[int, ...] = "high"  # half of the layers, or these
-    plausibility: float = 0.1  # share of the best probability a token needs; 1 is plain decoding
+    candidates: Literal["low", "high"] | tuple[int, ...] = (
+        "high"  # half of the layers, or these
+    )
+    plausibility: float = (
+        0.1  # share of the best probability a token needs; 1 is plain decoding
+    )
     repetition_penalty: float = 1.2  # 1: none
     name = "dola"
 
@@ -80,7 +84,7 @@ class DoLa(Decoder):
 
 
 def divergence(last: torch.Tensor, early: torch.Tensor) -> torch.Tensor:
-    """The Jensen-Shannon divergence of each early distribution from the last: (layers, rows)."""
+    """The Jensen-Shannon divergence of each early layer from the last: (layers, rows)."""
     last = last.expand_as(early)
     middle = torch.logaddexp(last, early) - math.log(2)
     halves = (part.exp() * (part - middle) for part in (last, early))
@@ -90,7 +94,7 @@ def divergence(last: torch.Tensor, early: torch.Tensor) -> torch.Tensor:
 def penalized(
     scores: torch.Tensor, contexts: Sequence[Sequence[int]], penalty: float
 ) -> torch.Tensor:
-    """Divide the positive scores of tokens that were read before, multiply the negative ones."""
+    """Divide the positive scores of tokens read before, multiply the negative ones."""
     if penalty == 1.0:
         return scores
     scores = scores.clone()

@@ -32,16 +32,16 @@ class Evidence:
         return int((self.hits.rows == row).sum())
 
     def neighbors(self, row: int, picked: int, rival: int, *, most: int) -> list[Neighbor]:
-        """The weightiest neighbors of one row, and how far each moved picked over rival."""
+        """The neighbors of one row that moved picked and rival apart, the strongest first."""
         places = (self.hits.rows == row).nonzero()[:, 0]
-        best = places[self.weights[places].argsort(descending=True, stable=True)[:most]]
-        entries = self.hits.entries[best]
+        entries = self.hits.entries[places]
         said = self.says(entries, torch.tensor([picked, rival], device=entries.device))
-        pushes = self.strength * self.weights[best] * (said[:, 0] - said[:, 1])
-        columns = (entries, self.hits.similarities[best], self.weights[best], pushes)
+        pushes = self.strength * self.weights[places] * (said[:, 0] - said[:, 1])
+        best = pushes.abs().argsort(descending=True, stable=True)[:most]
+        columns = (entries, self.hits.similarities[places], self.weights[places], pushes)
         return [
             self._neighbor(*values)
-            for values in zip(*(column.tolist() for column in columns), strict=True)
+            for values in zip(*(column[best].tolist() for column in columns), strict=True)
         ]
 
     def _neighbor(self, entry: int, similarity: float, weight: float, push: float) -> Neighbor:

@@ -43,10 +43,14 @@ class RAD(Decoder):
     beta: float = 0.0  # weight of the logits retrieved from wrong answers
     aggregation: Aggregation = "weighted"
     fusion: Fusion = "add"
-    neutral: bool | None = None  # None: where our own loop reads probabilities (sampling, score)
+    neutral: bool | None = (
+        None  # None: where our own loop reads probabilities (sampling, score)
+    )
     matches: Matches = "all"  # exact matches: with the others, left out, or alone
     match_by: MatchBy = "cosine"  # an exact match has a cosine of 1, or the same text
-    gate: float | None = None  # retrieve only where the model's own entropy exceeds this, in nats
+    gate: float | None = (
+        None  # retrieve only where the model's own entropy exceeds this, in nats
+    )
     name = "rad"
 
     def __post_init__(self) -> None:
@@ -90,14 +94,18 @@ class RAD(Decoder):
     def retrieve(
         self, lm: LanguageModel, windows: list[str], is_open: torch.Tensor | None = None
     ) -> tuple[Evidence, ...]:
-        """What is near each window, truthful first, then wrong if it counts; `is_open` bars rows."""
+        """What is near each window: truthful, then wrong if it counts; `is_open` bars rows."""
         found = [(self._truthful.on(lm.device), self.alpha, False)]
         if self.beta:
             found.append((self._wrong.on(lm.device), -self.beta, True))
         return tuple(self._evidence(lm, windows, is_open, *kind) for kind in found)
 
     def after_head(
-        self, lm: LanguageModel, base: torch.Tensor, evidence: tuple[Evidence, ...], neutral: bool
+        self,
+        lm: LanguageModel,
+        base: torch.Tensor,
+        evidence: tuple[Evidence, ...],
+        neutral: bool,
     ) -> torch.Tensor:
         """Fuse logits (rows, vocabulary) with the logits of the neighbors."""
         pulls = [self._pulled_logits(lm, found, len(base)) for found in evidence]
@@ -112,7 +120,11 @@ class RAD(Decoder):
         return RadProcessor(self, LanguageModel(model, tokenizer))
 
     def _before_head(
-        self, lm: LanguageModel, hidden: torch.Tensor, evidence: tuple[Evidence, ...], neutral: bool
+        self,
+        lm: LanguageModel,
+        hidden: torch.Tensor,
+        evidence: tuple[Evidence, ...],
+        neutral: bool,
     ) -> torch.Tensor:
         """head(h + alpha * sum_i w_i h_i): one head product for both."""
         assert lm.head is not None
@@ -136,7 +148,9 @@ class RAD(Decoder):
         hits = [found.hits.count(len(base)) > 0 for found in evidence]
         for pull, hit, found in zip(pulls, hits, evidence, strict=True):
             base = fuse(base, pull, hit, alpha=found.strength, how=self.fusion)
-        return neutralize(base, hits[0], self.alpha) if neutral and self.fusion == "add" else base
+        return (
+            neutralize(base, hits[0], self.alpha) if neutral and self.fusion == "add" else base
+        )
 
     def _evidence(
         self,
@@ -159,7 +173,10 @@ class RAD(Decoder):
         weights = weigh(hits.similarities, hits.rows, len(windows), self.aggregation)
 
         def says(entries: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-            return self._logits(lm, retriever.values(entries))[:, tokens]
+            values = retriever.values(entries)
+            if self.space.recipe.values == "logits" or lm.head is None:
+                return values[:, tokens]
+            return lm.head.at(values.to(lm.dtype), tokens).float()
 
         return Evidence(self.space, retriever, hits, weights, strength, says, is_wrong)
 

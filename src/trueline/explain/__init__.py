@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from trueline.errors import SettingError
 from trueline.explain.page import as_page
@@ -19,13 +19,30 @@ from trueline.explain.summary import (
     summarize,
 )
 from trueline.explain.text import as_text
-
-if TYPE_CHECKING:
-    from trueline.answers import Answer
+from trueline.records import TraceStep
 
 __all__ = ["Explanation", "OtherAnswer", "check_target", "explain"]
 
 _SUFFIXES = (".html", ".json", ".txt")
+
+
+class Answered(Protocol):
+    """What is read of an answer; `trueline.Answer` is one."""
+
+    @property
+    def question(self) -> str: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def token_ids(self) -> tuple[int, ...]: ...
+    @property
+    def finish(self) -> str: ...
+    @property
+    def method(self) -> str: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def trace(self) -> tuple[TraceStep, ...] | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +68,7 @@ class Explanation:
     steps: tuple[ExplainedStep, ...]
 
     def text(self) -> str:
-        """For a terminal, at most 100 columns wide: the changed tokens and the examples cited."""
+        """For a terminal, 100 columns wide: the changed tokens and the examples cited."""
         return as_text(self)
 
     def as_dict(self) -> dict[str, Any]:
@@ -78,14 +95,14 @@ class Explanation:
 
 
 def explain(
-    answer: Answer,
-    beside: Answer | None = None,
+    answer: Answered,
+    beside: Answered | None = None,
     *,
     settings: Mapping[str, Any] | None = None,
 ) -> Explanation:
     """Explain a traced answer, optionally beside the greedy answer to the same question.
 
-    `settings` are shown as they are: the model, alpha, tau, or whatever else a reader should know.
+    `settings` are shown as they are: the model, alpha, tau, or what else is worth knowing.
     """
     if answer.trace is None:
         raise SettingError(
@@ -98,9 +115,11 @@ def explain(
             f"{answer.question!r}, the other to {beside.question!r}"
         )
     steps = explain_steps(answer.text, answer.trace)
-    divergence = beside and find_divergence(
-        steps, (answer.text, beside.text), (answer.token_ids, beside.token_ids)
-    )
+    divergence = other = None
+    if beside is not None:
+        other = OtherAnswer(beside.method, beside.text)
+        tokens = (answer.token_ids, beside.token_ids)
+        divergence = find_divergence(steps, (answer.text, beside.text), tokens)
     return Explanation(
         question=answer.question,
         answer=answer.text,
@@ -108,7 +127,7 @@ def explain(
         settings=dict(settings or {}),
         finish=answer.finish,
         prompt_tokens=answer.prompt_tokens,
-        beside=beside and OtherAnswer(beside.method, beside.text),
+        beside=other,
         summary=summarize(steps, divergence),
         steps=steps,
     )

@@ -61,7 +61,8 @@ def _beside(explanation: Explanation) -> str:
             note = f"It ends where the other goes on, at token {split.token}."
     return (
         '  <section id="beside" aria-labelledby="beside-head">\n'
-        f'    <h2 id="beside-head">{_escape(other.method)}, for comparison</h2>\n'
+        f'    <h2 id="beside-head">Answer with {_escape(other.method)}'
+        '<span class="soft"> · for comparison</span></h2>\n'
         f'    <p class="prose" dir="auto">{text}</p>\n'
         f'    <p class="note">{note}</p>\n'
         "  </section>"
@@ -75,12 +76,12 @@ def _escape(text: str) -> str:
 def _policy(page: str) -> str:
     """Nothing but the page's own style and script, known by their hashes."""
     style, script = (
-        re.search(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL) for tag in ("style", "script")
+        _digest(page.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0])
+        for tag in ("style", "script")
     )
-    assert style and script
     return (
-        f"default-src 'none'; style-src '{_digest(style[1])}'; "
-        f"script-src '{_digest(script[1])}'; img-src data:; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; style-src '{style}'; script-src '{script}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
     )
 
 

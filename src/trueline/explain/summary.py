@@ -1,4 +1,4 @@
-"""The trace of an answer in; how far each token moved, and a summary of the whole answer, out."""
+"""The trace of an answer in; how far each token moved, and a summary of it all, out."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from math import fsum, isfinite
-from os.path import commonprefix
 from statistics import quantiles
 from typing import Literal
 
 from trueline.records import Candidate, Neighbor, TraceStep
 
 Measure = Literal["logits", "pushes", "floor", "part"]
+Move = tuple[float, Measure]
+_CLOSE = 0.01  # pushes add up to a move as far as rounding lets them
 _BROKEN = "\ufffd"  # what part of a character decodes to
 _REACH = 16  # characters a run of such parts may stand for
 
@@ -29,7 +30,7 @@ class ExplainedStep:
     rival: str  # the same, or the model's second choice where the first was picked
     flipped: bool
     move: float  # by how many nats the method widened the lead of the token over its rival
-    measure: Measure  # how that is known; see measure_move
+    measure: Measure  # how that is known; see measure_moves
     hits: int
     entropy: float  # of the model's own distribution, in nats
     quartile: int  # of that entropy among the steps of this answer, 1 (surest) to 4
@@ -42,7 +43,9 @@ class ExplainedStep:
 class Quartile:
     """The steps of an answer in one quarter of its entropies."""
 
-    low: float | None  # the least and the greatest entropy in it, in nats; None where it is empty
+    low: (
+        float | None
+    )  # the least and the greatest entropy in it, in nats; None where it is empty
     high: float | None
     steps: int
     flips: int
@@ -55,6 +58,7 @@ class Cited:
     example: str  # its id
     question: str
     answers: tuple[str, ...]  # those of its answers that spoke
+    is_wrong: bool  # whether these are its wrong answers, which push the other way
     source: str
     weight: float  # the sum of its shares: 1 is as much as one whole token
     steps: int  # tokens it spoke on
@@ -90,18 +94,15 @@ class Summary:
 def explain_steps(text: str, trace: Sequence[TraceStep]) -> tuple[ExplainedStep, ...]:
     """Each step of a trace with its place in the text, its move and its entropy quartile."""
     places = place_pieces(text, [step.text for step in trace])
-    fourths = entropy_quartiles([step.entropy for step in trace])
-    return tuple(
-        _explain_step(*columns)
-        for columns in zip(range(1, len(trace) + 1), trace, places, fourths, strict=True)
-    )
+    quartiles = entropy_quartiles([step.entropy for step in trace])
+    columns = zip(trace, places, measure_moves(trace), quartiles, strict=True)
+    return tuple(_explain_step(number, *column) for number, column in enumerate(columns, 1))
 
 
 def _explain_step(
-    number: int, step: TraceStep, place: str | None, quartile: int
+    number: int, step: TraceStep, place: str | None, moved: Move, quartile: int
 ) -> ExplainedStep:
     texts = {candidate.token: candidate.text for candidate in (*step.final, *step.base)}
-    move, measure = measure_move(step)
     return ExplainedStep(
         number=number,
         token=step.token,
@@ -110,8 +111,8 @@ def _explain_step(
         wanted=step.base[0].text if step.base else "",
         rival=texts.get(step.rival, ""),
         flipped=step.flipped,
-        move=move,
-        measure=measure,
+        move=moved[0],
+        measure=moved[1],
         hits=step.hits,
         entropy=step.entropy,
         quartile=quartile,
@@ -121,31 +122,48 @@ def _explain_step(
     )
 
 
-def measure_move(step: TraceStep) -> tuple[float, Measure]:
-    """How far a method moved the picked token against its rival, in nats.
+def measure_moves(trace: Sequence[TraceStep]) -> list[Move]:
+    """How far a method moved each picked token against its rival, in nats.
 
     move = (final[picked] - final[rival]) - (base[picked] - base[rival])
 
     That is the change of the log of how many times likelier the one is than the other. A trace
-    holds the best five logits of either side and the heaviest neighbors, so it is known in one of
-    four ways: from the `logits`; where one of them is missing, as the sum of the `pushes`, if every
-    neighbor was kept; if not, as a `floor`, since a missing logit is at most the fifth; and where
-    chance picked a token that is not among the final five, as the `part` the kept neighbors pushed.
+    holds the best five `logits` of either side, so one may be missing. Then the move is the sum
+    of the `pushes`, if every neighbor was kept, and if in all the answer pushes add up to the
+    move where logits tell it, as they do in a method that adds logits. Else it is a `floor`: a
+    missing logit is at most the fifth. Where chance picked a token that is not among the final
+    five, only the `part` is known that the kept neighbors pushed.
     """
+    moves = [_logit_move(step) for step in trace]
+    pushes = [_pushed(step) for step in trace]
+    both = [
+        abs(pushed - move) <= _CLOSE * max(1.0, abs(move))
+        for step, (move, measure), pushed in zip(trace, moves, pushes, strict=True)
+        if measure == "logits" and _is_complete(step)
+    ]
+    adds_up = bool(both) and all(both)
+    return [
+        (pushed, "pushes") if measure != "logits" and adds_up and _is_complete(step) else moved
+        for step, moved, pushed in zip(trace, moves, pushes, strict=True)
+        for measure in moved[1:]
+    ]
+
+
+def _logit_move(step: TraceStep) -> Move:
     base, final = _logits(step.base), _logits(step.final)
-    pushed = fsum(push for neighbor in step.neighbors if isfinite(push := neighbor.push))
-    is_complete = 0 < step.hits == len(step.neighbors)
     if step.token not in final or step.rival not in base:
-        return pushed, "pushes" if is_complete else "part"
-    if step.rival in final and step.token in base:
-        measure: Measure = "logits"
-    elif is_complete:
-        return pushed, "pushes"
-    else:
-        measure = "floor"
+        return _pushed(step), "part"
     after = final[step.token] - final.get(step.rival, min(final.values()))
     before = base.get(step.token, min(base.values())) - base[step.rival]
-    return after - before, measure
+    return after - before, "logits" if step.rival in final and step.token in base else "floor"
+
+
+def _pushed(step: TraceStep) -> float:
+    return fsum(push for neighbor in step.neighbors if isfinite(push := neighbor.push))
+
+
+def _is_complete(step: TraceStep) -> bool:
+    return 0 < step.hits == len(step.neighbors)
 
 
 def _logits(candidates: Iterable[Candidate]) -> dict[int, float]:
@@ -167,6 +185,7 @@ def summarize(steps: Sequence[ExplainedStep], divergence: Divergence | None) -> 
     grounded = sum(1 for step in steps if step.hits)
     flips = sum(1 for step in steps if step.flipped)
     recorded = fsum(neighbor.weight for step in steps for neighbor in step.neighbors)
+    sides = sum(len({neighbor.is_wrong for neighbor in step.neighbors}) for step in steps)
     return Summary(
         tokens=len(steps),
         grounded=grounded,
@@ -176,7 +195,7 @@ def summarize(steps: Sequence[ExplainedStep], divergence: Divergence | None) -> 
         mean_entropy=fsum(step.entropy for step in steps) / count,
         quartiles=tuple(_quartile(steps, number) for number in (1, 2, 3, 4)),
         cited=cite(steps),
-        weight_on_record=recorded / max(1, grounded),
+        weight_on_record=recorded / max(1, sides),
         divergence=divergence,
     )
 
@@ -194,21 +213,23 @@ def _quartile(steps: Sequence[ExplainedStep], number: int) -> Quartile:
 
 def cite(steps: Iterable[ExplainedStep]) -> tuple[Cited, ...]:
     """The examples that spoke, the hardest push first."""
-    spoken: dict[str, list[tuple[int, Neighbor]]] = {}
+    spoken: dict[tuple[str, bool], list[tuple[int, Neighbor]]] = {}
     for step in steps:
         for neighbor in step.neighbors:
-            spoken.setdefault(neighbor.example, []).append((step.number, neighbor))
+            side = (neighbor.example, neighbor.is_wrong)
+            spoken.setdefault(side, []).append((step.number, neighbor))
     cited = [
         Cited(
             example=example,
             question=said[0][1].question,
             answers=tuple(dict.fromkeys(neighbor.answer for _, neighbor in said)),
+            is_wrong=is_wrong,
             source=said[0][1].source,
             weight=fsum(neighbor.weight for _, neighbor in said),
             steps=len({number for number, _ in said}),
             push=fsum(neighbor.push for _, neighbor in said),
         )
-        for example, said in spoken.items()
+        for (example, is_wrong), said in spoken.items()
     ]
     return tuple(sorted(cited, key=lambda one: (-one.push, -one.weight, one.example)))
 
@@ -219,20 +240,25 @@ def find_divergence(
     tokens: tuple[Sequence[int], Sequence[int]],
 ) -> Divergence | None:
     """Where the second of two answers leaves the first, whose steps these are."""
-    pairs = enumerate(zip_longest(*tokens))
-    place = next((place for place, (here, there) in pairs if here != there), None)
-    if place is None:
+    if tuple(tokens[0]) == tuple(tokens[1]):
         return None
+    place = _parting(*tokens)
     before = "".join(step.text for step in steps[:place] if step.is_in_text)
-    shared = commonprefix([before, *texts])
+    shared = before[: min(_parting(before, text) for text in texts)]
     return Divergence(place + 1, shared, *(text[len(shared) :] for text in texts))
+
+
+def _parting(one: Sequence[object], other: Sequence[object]) -> int:
+    """The first place where two sequences differ, or their end."""
+    pairs = enumerate(zip_longest(one, other))
+    return next((place for place, (here, there) in pairs if here != there), len(one))
 
 
 def place_pieces(text: str, pieces: Sequence[str]) -> list[str | None]:
     """What each token stands for in the text; None for one that left nothing there.
 
-    A piece decoded by itself may have lost its space, or be part of a character. The first of the
-    parts stands for the whole character, the others for nothing.
+    A piece decoded by itself may have lost its space, or be part of a character. The first of
+    the parts stands for the whole character, the others for nothing.
     """
     placed: list[str | None] = []
     parts: list[int] = []  # pieces of a character that is not complete yet

@@ -1,4 +1,4 @@
-"""An explanation in, lines for a terminal out: at most 100 columns, no escape sequence passes."""
+"""An explanation in, lines for a terminal out: at most 100 columns, no escape sequences."""
 
 from __future__ import annotations
 
@@ -49,12 +49,16 @@ def _answers(explanation: Explanation) -> Iterator[str]:
 
 def _figures(summary: Summary) -> Iterator[str]:
     yield (
-        f"{summary.tokens} tokens: {summary.grounded} grounded ({summary.grounded_share:.0%}), "
-        f"{summary.flips} changed ({summary.flipped_share:.0%}); "
+        f"{summary.tokens} tokens: {summary.grounded} grounded ({_percent(summary.grounded_share)}), "
+        f"{summary.flips} changed ({_percent(summary.flipped_share)}); "
         f"mean entropy {summary.mean_entropy:.2f} nats"
     )
     parts = ", ".join(_quarter(quartile) for quartile in summary.quartiles)
     yield f"changed by entropy quartile, surest first: {parts}"
+
+
+def _percent(share: float) -> str:
+    return f"{int(100 * share + 0.5)}%"  # halves up, as the page has it
 
 
 def _quarter(quartile: Quartile) -> str:
@@ -96,7 +100,7 @@ def _cited(summary: Summary) -> Iterator[str]:
     if summary.weight_on_record < 0.995:
         yield (
             f"(a trace keeps the heaviest neighbors of each token: here "
-            f"{summary.weight_on_record:.0%} of all weight)"
+            f"{_percent(summary.weight_on_record)} of all weight)"
         )
 
 
@@ -104,7 +108,8 @@ def _example(cited: Cited) -> Iterator[str]:
     figures = f"{cited.weight:>6.2f} {cited.steps:>6} {cited.push:>+z7.2f}"
     yield cut(f"{figures}  {safe(cited.example)}: {safe(cited.question)}", WIDTH)
     for answer in cited.answers:
-        yield cut(f"{'':>23}{safe(answer)}", WIDTH)
+        said = f"wrong: {safe(answer)}" if cited.is_wrong else safe(answer)
+        yield cut(f"{'':>23}{said}", WIDTH)
     if cited.source:
         yield cut(f"{'':>23}[{safe(cited.source)}", WIDTH - 1) + "]"
 
@@ -112,8 +117,7 @@ def _example(cited: Cited) -> Iterator[str]:
 def safe(text: str) -> str:
     """Text on one line; what a terminal would act on is spelled out."""
     return "".join(
-        one if one.isprintable() else one.encode("unicode_escape").decode()
-        for one in text
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
     )
 
 

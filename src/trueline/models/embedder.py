@@ -35,7 +35,7 @@ class Embedder(Protocol):
 
 
 class SentenceEmbedder:
-    """A transformer encoder with mean or first-token pooling, as sentence-transformers runs it."""
+    """An encoder with mean or first-token pooling, as sentence-transformers runs it."""
 
     def __init__(
         self, id: str, model: PreTrainedModel, tokenizer: Tokenizer, *, pooling: str, limit: int
@@ -91,7 +91,7 @@ class StaticEmbedder:
         self.hash = digest.hexdigest()
 
     def embed(self, texts: Sequence[str]) -> torch.Tensor:
-        """Unit vectors (texts, dimension); zero, near nothing, for a text without a known word."""
+        """Unit vectors (texts, dimension); zero for a text without a known word."""
         encoded = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
         known = [[token for token in item.ids if token != self.unknown] for item in encoded]
         lengths = [len(ids) for ids in known]

@@ -58,5 +58,6 @@ def _bits(values: torch.Tensor) -> torch.Tensor:
 def _bit_sum(weight: torch.Tensor) -> int:
     import torch
 
-    chunks = weight.detach().reshape(-1).split(1 << 24)  # bounds the memory of a large model
-    return sum(int(_bits(chunk).sum(dtype=torch.int64)) for chunk in chunks)
+    flat, size = weight.detach().reshape(-1), 1 << 24  # bounds the memory of a large model
+    starts = range(0, flat.numel(), size)
+    return sum(int(_bits(flat[at : at + size]).sum(dtype=torch.int64)) for at in starts)

@@ -16,7 +16,7 @@ _PROBE = 24  # tokens of the text a head is first checked on
 
 @dataclass(frozen=True)
 class Head:
-    """logits = cap * tanh(scale * (W h + b) / cap), without the parts the model does not have."""
+    """logits = cap * tanh(scale * (W h + b) / cap), less the parts the model does not have."""
 
     output: torch.nn.Module  # W and b
     multiplier: float = 1.0
@@ -26,8 +26,20 @@ class Head:
 
     @torch.no_grad()
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The logits of hidden states (..., d), by the operations of the model's own forward."""
-        logits: torch.Tensor = self.output(hidden)
+        """The logits of hidden states (..., d), by the operations of the model's own head."""
+        return self._scaled(self.output(hidden))
+
+    @torch.no_grad()
+    def at(self, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """The logits of a few tokens only: (n, d) -> (n, tokens)."""
+        if type(self.output) is not torch.nn.Linear:  # weights of another kind have no rows
+            return self(hidden)[:, tokens]
+        bias = None if self.output.bias is None else self.output.bias[tokens]
+        return self._scaled(
+            torch.nn.functional.linear(hidden, self.output.weight[tokens], bias)
+        )
+
+    def _scaled(self, logits: torch.Tensor) -> torch.Tensor:
         if self.multiplier != 1.0:
             logits = logits * self.multiplier
         if self.divisor != 1.0:
@@ -44,7 +56,7 @@ class Head:
 
 
 def find_head(model: PreTrainedModel, text: Sequence[int] = ()) -> Head | None:
-    """The head of a model, checked on the hidden states of a text: what it gives, and if linearly.
+    """The head of a model, checked on the hidden states of a text: what it gives, and how.
 
     None where the known forms (linear, constant scale, soft cap) do not give the model's own
     logits to the bit: its forward pass is then the only way to them.

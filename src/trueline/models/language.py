@@ -1,4 +1,4 @@
-"""A name in, a language model out: weights, tokenizer, head, and batches of its hidden states."""
+"""A name in, a language model out: its weights, its tokenizer, its head."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 class LanguageModel:
-    """A causal language model of transformers with its tokenizer; it keeps nothing between calls."""
+    """A causal language model of transformers and its tokenizer; it keeps no state."""
 
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, id: str = ""
@@ -37,12 +37,13 @@ class LanguageModel:
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return self.model.device
+        return torch.device(self.model.device)
 
     @property
     def dtype(self) -> torch.dtype:
         """The type of its hidden states and logits."""
-        return self.model.dtype
+        dtype: torch.dtype = self.model.dtype
+        return dtype
 
     @property
     def vocabulary(self) -> int:
@@ -116,7 +117,7 @@ class LanguageModel:
         return out.last_hidden_state, None, tuple(out.hidden_states[layer] for layer in layers)
 
     def head_kind(self, ids: Sequence[int]) -> str:
-        """`linear`, `own` (not linear) or `opaque`, checked on the hidden states of a real text."""
+        """`linear`, `own` (not linear) or `opaque`, checked on the states of a real text."""
         head = find_head(self.model, ids)
         if head is None or self.head is None:
             return "opaque"

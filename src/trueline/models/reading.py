@@ -11,7 +11,9 @@ from transformers import DynamicCache
 
 from trueline.models.language import LanguageModel
 
-Prompts = Sequence[Sequence[int]]  # of one question: the prompt it is asked with, then any others
+Prompts = Sequence[
+    Sequence[int]
+]  # of one question: the prompt it is asked with, then any others
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,9 @@ class States:
 
     hidden: torch.Tensor | None  # (n, ..., d); None for an opaque head
     logits: torch.Tensor | None  # (n, ..., vocabulary), for an opaque head only
-    layers: tuple[torch.Tensor, ...] = ()  # (n, ..., d) each, the earlier layers that were asked for
+    layers: tuple[
+        torch.Tensor, ...
+    ] = ()  # (n, ..., d) each, the earlier layers that were asked for
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> States:
         """The same change to each of the tensors."""
@@ -33,9 +37,7 @@ class States:
     def joined(self, after: States) -> States:
         """These states of one token, and behind them those of the tokens that follow."""
 
-        def pair(
-            one: torch.Tensor | None, other: torch.Tensor | None
-        ) -> torch.Tensor | None:
+        def pair(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
             return None if one is None or other is None else torch.cat([one[:, None], other], 1)
 
         layers = zip(self.layers, after.layers, strict=True)
@@ -100,10 +102,10 @@ class Reading:
         self.states = self.states.map(lambda tensor: tensor[index])
 
     def finish(self, continuations: Sequence[Sequence[int]]) -> States:
-        """Read a whole continuation in each row, in one pass: the states behind each of its tokens.
+        """Read a whole continuation in each row, in one pass: the states behind its tokens.
 
-        They are (n, 1 + longest, ...): the first is the state before the continuation, those past
-        a row's own end mean nothing.
+        They are (n, 1 + longest, ...): the first is the state before the continuation, those
+        past a row's own end mean nothing.
         """
         width = max(map(len, continuations))
         if width == 0:
@@ -118,7 +120,7 @@ class Reading:
             self._mask = torch.cat([self._mask, ones], 1)
 
     def _forward(self, ids: list[list[int]], first: Sequence[int]) -> States:
-        """Run the model over ids (n, tokens) whose first token stands at the given positions."""
+        """Run the model over ids (n, tokens), the first token of each at its position."""
         device = self.lm.device
         steps = torch.arange(len(ids[0]), device=device)
         inputs: dict[str, Any] = {

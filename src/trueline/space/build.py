@@ -63,7 +63,9 @@ def build(
     _check_settings(context, window, values, dtype)
     prompt = prompt or Prompt()
     read = read_examples(examples, columns=columns, separator=separator, limit=limit)
-    found = [list(passages(lm, read, prompt, wrong=kind)) for kind in ([False, True][: 1 + wrong])]
+    found = [
+        list(passages(lm, read, prompt, wrong=kind)) for kind in ([False, True][: 1 + wrong])
+    ]
     if not all(found):
         raise SettingError("wrong=True asks for wrong answers, and no example has one")
     if isinstance(embedder, (str, Path)):
@@ -175,7 +177,7 @@ def _join(parts: list[Entries]) -> Entries:
 def _value_kind(values: Values, head: str) -> str:
     if values == "hidden" and head == "opaque":
         raise SettingError(
-            "this model's head is of no known form, so its hidden states do not give its logits; "
+            "this model's head is of no known form: its hidden states do not give its logits; "
             "use values='auto' or 'logits'"
         )
     if values == "auto":

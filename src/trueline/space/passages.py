@@ -1,4 +1,4 @@
-"""Examples in, batches of answers out: every distinct answer as tokens, like lengths together."""
+"""Examples in, batches of answers out: each answer as tokens, like lengths together."""
 
 from __future__ import annotations
 

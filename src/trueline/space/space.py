@@ -88,13 +88,13 @@ class GroundingSpace:
         return self.recipe.prompt
 
     def save(self, folder: str | Path) -> None:
-        """Write the space to a folder; a space that stood there stands until the last moment."""
+        """Write the space to a folder; one that stood there stands to the last moment."""
         from trueline.space.storage import write_space
 
         write_space(self, Path(folder))
 
     def verify(self) -> dict[str, Any]:
-        """Check every byte and every number; returns what was checked, raises SpaceFormatError."""
+        """Check every byte and number; says what was checked, or raises SpaceFormatError."""
         from trueline.space.storage import verify_space
 
         return verify_space(self)
@@ -134,8 +134,9 @@ class GroundingSpace:
         if lm.fingerprint != recipe.model_fingerprint:
             raise SpaceMismatchError(
                 f"the space was built with the model {recipe.model} "
-                f"(fingerprint {recipe.model_fingerprint[:12]}, vocabulary {recipe.vocabulary}), "
-                f"this is {lm.id} (fingerprint {lm.fingerprint[:12]}, vocabulary {lm.vocabulary}); {again}"
+                f"(fingerprint {recipe.model_fingerprint[:12]}, "
+                f"vocabulary {recipe.vocabulary}), this is {lm.id} "
+                f"(fingerprint {lm.fingerprint[:12]}, vocabulary {lm.vocabulary}); {again}"
             )
         if lm.tokenizer_hash != recipe.tokenizer_hash:
             raise SpaceMismatchError(

@@ -91,7 +91,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         )
     if (folder / BUILDING).exists() and not path.exists():
         raise SpaceFormatError(
-            f"{folder} holds an unfinished build; run the same `trueline build` again to finish it"
+            f"{folder} holds an unfinished build; run the same `trueline build` again"
         )
     try:
         manifest = json.loads(path.read_text("utf-8"))
@@ -216,6 +216,7 @@ def _settle(scratch: Path, stem: str, suffix: str) -> Path:
     """Give a finished file the name that carries its hash."""
     _sync(scratch)
     path = scratch.with_name(f"{stem}-{file_hash(scratch)[:12]}{suffix}")
+    scratch.chmod(0o644)  # safetensors writes private files; a space may be shared
     os.replace(scratch, path)
     return path
 
