@@ -12,9 +12,9 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "trueline"
 README = ROOT / "README.md"
 STAGES = """errors records examples prompts models space retriever fusion decoders pick trace
-    answers generation comparison explain evaluation report server cli""".split()
+    explain answers generation comparison evaluation report server cli""".split()
 MODULES = sorted(SOURCE.rglob("*.py"))
-LONGEST_MODULE = 324  # the aim is 300; it may only come down
+LONGEST_MODULE = 300
 LONGEST_FUNCTION = 46  # lines below the signature; the aim is 40; it may only come down
 
 
@@ -128,9 +128,6 @@ def test_no_file_names_a_folder_of_the_machine_it_was_written_on():
     assert found == []
 
 
-@pytest.mark.xfail(
-    strict=True, reason="pyproject.toml does not name prompts.toml and page.html"
-)
 def test_every_data_file_of_the_package_is_installed():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     patterns = project["tool"]["setuptools"]["package-data"]["trueline"]

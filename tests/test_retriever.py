@@ -10,7 +10,8 @@ from trueline.errors import SpaceMismatchError
 from trueline.prompts import Prompt
 from trueline.records import Example
 from trueline.retriever import Retriever, open_embedder
-from trueline.space.space import Entries, GroundingSpace, Recipe
+from trueline.space.content import Entries, Recipe
+from trueline.space.space import GroundingSpace
 from trueline.space.windows import text_hash, window_tokens
 
 

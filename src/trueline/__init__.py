@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trueline.records import Example as Example
     from trueline.space.build import build as build
     from trueline.space.space import GroundingSpace as GroundingSpace
-    from trueline.space.storage import read_space as open  # noqa: F401
+    from trueline.space.space import read_space as open  # noqa: F401
 
 _HOMES = {  # public name -> where it lives, opened when first asked for: --help stays instant
     "CAD": "trueline.decoders",
@@ -45,7 +45,7 @@ _HOMES = {  # public name -> where it lives, opened when first asked for: --help
     "compare": "trueline.comparison",
     "generate": "trueline.generation",
     "load": "trueline.models.language",
-    "open": "trueline.space.storage:read_space",
+    "open": "trueline.space.space:read_space",
     "score": "trueline.generation",
     "stream": "trueline.generation",
 }

@@ -137,8 +137,10 @@ def score(
     method.check(lm)
     if not candidates:
         return []
-    if not all(candidate.strip() for candidate in candidates):
-        raise SettingError(f"a candidate answer is empty: {list(candidates)}")
+    if isinstance(candidates, str) or not all(text.strip() for text in candidates):
+        raise SettingError(
+            f"candidates must be a list of answers, none empty; got {candidates!r}"
+        )
     asked = method.prompts(question)
     prompts = [prompt.encode(lm.tokenizer) for prompt in asked]
     answers = [asked[0].encode_answer(candidate, lm.tokenizer) for candidate in candidates]
@@ -233,6 +235,8 @@ def _rows(
     method.check(lm)
     rows = []
     for place, question in enumerate(questions):
+        if any("\ud800" <= sign <= "\udfff" for sign in question):
+            raise SettingError(f"question {place + 1} is not valid Unicode: {question[:60]!r}")
         prompts = [asked.encode(lm.tokenizer) for asked in method.prompts(question)]
         longest = max(map(len, prompts))
         room = max_new_tokens if lm.limit is None else min(max_new_tokens, lm.limit - longest)

@@ -9,13 +9,14 @@ from typing import Literal
 import torch
 
 from trueline.models.embedder import Embedder, load_embedder
-from trueline.space.space import Entries, GroundingSpace
+from trueline.space.content import Entries
+from trueline.space.space import GroundingSpace
 from trueline.space.windows import text_hash
 
 Matches = Literal["all", "without", "only"]  # what becomes of exact matches
 MatchBy = Literal["cosine", "text"]  # what counts as one
 
-_SAME = 1 - 1e-6  # a cosine of 1, up to the rounding of 384 products in float32
+_ROUNDING = {torch.float32: 1e-6, torch.float16: 5e-4}  # of a cosine of 1, by the type of keys
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,9 @@ class Retriever:
 
     def __init__(self, entries: Entries, embedder: Embedder, device: torch.device) -> None:
         self.embedder = embedder
-        self._keys = torch.from_numpy(entries.keys).to(device).float()  # (entries, dimension)
+        keys = torch.from_numpy(entries.keys)
+        self._same = 1 - _ROUNDING[keys.dtype]  # from here on a cosine is that of equal windows
+        self._keys = keys.to(device).float()  # (entries, dimension)
         self._values = torch.from_numpy(entries.values).to(device)  # (entries, d or vocabulary)
         self._windows = torch.from_numpy(entries.windows).to(device)  # (entries,)
         self.tokens = torch.from_numpy(entries.tokens).to(device).long()  # (entries,)
@@ -91,7 +94,7 @@ class Retriever:
         self, windows: Sequence[str], similarities: torch.Tensor, match_by: MatchBy
     ) -> torch.Tensor:
         if match_by == "cosine":
-            return similarities >= _SAME
+            return similarities >= self._same
         hashes = [text_hash(text) for text in windows]
         return torch.tensor(hashes, device=self._windows.device)[:, None] == self._windows
 

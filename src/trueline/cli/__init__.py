@@ -12,6 +12,7 @@ from trueline.cli.ask import ask
 from trueline.cli.build import build
 from trueline.cli.chat import chat
 from trueline.cli.compare import compare
+from trueline.cli.explain import explain
 from trueline.cli.info import info
 from trueline.cli.models import models
 from trueline.cli.verify import verify
@@ -39,7 +40,7 @@ def cli() -> None:
     """
 
 
-for command in (models, build, info, verify, ask, chat, compare):
+for command in (models, build, info, verify, ask, chat, compare, explain):
     cli.add_command(command)
 
 
@@ -50,6 +51,8 @@ def main() -> None:
         sys.stdout.flush()
     except TruelineError as error:
         _stop(str(error), 1)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
     except click.UsageError as error:
         hint = f"\n(see `{error.ctx.command_path} --help`)" if error.ctx else ""
         _stop(error.format_message() + hint, 1)

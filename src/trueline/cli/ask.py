@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
 
-from trueline.cli.options import asking_options, method_named, open_pair, settings_of
+from trueline.cli.options import Asking, asking_options, json_option
+from trueline.errors import SettingError
 
 
 @click.command()
@@ -18,7 +18,7 @@ from trueline.cli.options import asking_options, method_named, open_pair, settin
     "--method",
     default="rad",
     show_default=True,
-    help="How to answer; compare --help lists all.",
+    help="greedy, rad, knn-lm, cad, id, dola or kate.",
 )
 @asking_options
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
@@ -27,23 +27,8 @@ from trueline.cli.options import asking_options, method_named, open_pair, settin
 @click.option("--p-less", is_flag=True, help="Draw from the tokens that p-less sampling keeps.")
 @click.option("--seed", type=int, help="Makes a draw repeatable.")
 @click.option("--stop", multiple=True, help="End the answer before this text.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON, with what happened at each step."
-)
-def ask(
-    question: str,
-    method: str,
-    space: Path | None,
-    model: str | None,
-    dtype: str,
-    device: str | None,
-    trust_remote_code: bool,
-    alpha: float | None,
-    tau: float | None,
-    sets: tuple[str, ...],
-    as_json: bool,
-    **options: Any,
-) -> None:
+@json_option
+def ask(question: str, method: str, asking: Asking, as_json: bool, **options: Any) -> None:
     """Answer QUESTION.
 
     \b
@@ -53,15 +38,18 @@ def ask(
     """
     from dataclasses import asdict
 
+    from trueline.cli.screen import printable
     from trueline.generation import generate, stream
 
-    lm, grounding = open_pair(space, model, dtype, device, trust_remote_code)
-    decoder = method_named(method, grounding, settings_of(sets, alpha=alpha, tau=tau))
+    if not question.strip():
+        raise SettingError("the question is empty")
+    lm, _, methods = asking.open([method])
+    options["max_new_tokens"] = asking.max_new_tokens
     if as_json:
-        answer = generate(lm, decoder, question, trace=True, **options)
+        answer = generate(lm, methods[method], question, trace=True, **options)
         click.echo(json.dumps(asdict(answer), indent=1, ensure_ascii=False))
         return
-    for piece in stream(lm, decoder, question, **options):
-        sys.stdout.write(piece)
+    for piece in stream(lm, methods[method], question, **options):
+        sys.stdout.write(printable(piece))
         sys.stdout.flush()
     sys.stdout.write("\n")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from trueline.cli.options import model_options
+from trueline.cli.options import Spelled, model_options
 from trueline.errors import SettingError
+
+if TYPE_CHECKING:
+    from trueline.space.windows import Context
 
 
 @click.command()
@@ -53,6 +56,7 @@ from trueline.errors import SettingError
 @click.option(
     "--column",
     "columns",
+    cls=Spelled,
     multiple=True,
     metavar="FIELD=COLUMN",
     help="Which column holds a field: question, answers, wrong_answers, id, source.",
@@ -89,16 +93,17 @@ def build(
       trueline build facts --out facts.space
       trueline build faq.csv --column question=Q --column answers=A --out faq.space
     """
-    from trueline.cli.screen import progress_bar, size
+    from trueline.cli.screen import progress_bar
     from trueline.examples import read_examples
     from trueline.models.language import load
     from trueline.prompts import Prompt
     from trueline.space.build import build as build_space
     from trueline.space.storage import check_target
 
-    check_target(out)
+    check_target(out)  # this and what follows before any model is opened: mistakes show at once
     prompt = Prompt(template or Prompt().template, system=system)
-    read = read_examples(  # before any model is opened: mistakes in the examples show at once
+    tokens = _context(context)
+    read = read_examples(
         examples,
         columns=dict(_pair(column) for column in columns) or None,
         separator=separator,
@@ -111,16 +116,21 @@ def build(
         space = build_space(
             lm,
             read,
-            context="full" if context == "full" else _whole(context),
+            context=tokens,
             prompt=prompt,
             dtype=value_dtype,  # type: ignore[arg-type]
             out=out,
             progress=progress,
             **options,
         )
-    facts = space.info()
-    click.echo(
-        f"{out}: {facts['entries']:,} entries from {facts['examples']:,} examples, "
+    click.echo(f"{out}: {_told(space.info())}")
+
+
+def _told(facts: dict[str, Any]) -> str:
+    from trueline.cli.screen import size
+
+    return (
+        f"{facts['entries']:,} entries from {facts['examples']:,} examples, "
         f"{size(facts['bytes'])} ({facts['values']} values, {facts['head']} head, "
         f"{facts['bytes_per_entry']:,} bytes an entry; logits would take "
         f"{facts['logits_would_be']:,})"
@@ -136,7 +146,11 @@ def _pair(text: str) -> tuple[str, str]:
     return field, column
 
 
-def _whole(text: str) -> int:
-    if not text.isdecimal():
-        raise SettingError(f"--context takes a number of tokens or `full`, got {text!r}")
+def _context(text: str) -> Context:
+    if text == "full":
+        return "full"
+    if not text.isdecimal() or int(text) < 1:
+        raise SettingError(
+            f"--context takes a number of tokens from 1, or `full`; got {text!r}"
+        )
     return int(text)

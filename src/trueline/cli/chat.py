@@ -6,16 +6,15 @@ import contextlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from trueline.cli.options import (
+    Asking,
     asking_options,
-    method_named,
-    methods_help,
-    open_pair,
+    check_names,
+    methods_named,
     settings_of,
 )
 from trueline.errors import TruelineError
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 HELP = """\
 A line is a question; each is asked on its own. A line that begins with / is a command:
-  /method NAME      answer with another method: {methods}
+  /method NAME      greedy, rad, knn-lm, cad, id, dola or kate
   /set NAME VALUE   change a setting of the method, such as /set alpha 0.3
   /space FOLDER     open another grounding space, built with the same model
   /why              show which examples moved which token of the last answer
@@ -49,7 +48,7 @@ class Chat:
     @property
     def method(self) -> Decoder:
         """The method that answers now."""
-        return method_named(self.name, self.space, self.settings)
+        return methods_named([self.name], self.space, self.settings)[self.name]
 
     def say(self, line: str) -> bool:
         """Do what a line asks for; False ends the chat."""
@@ -66,7 +65,7 @@ class Chat:
             "space": self.open,
             "why": lambda _: self.why(),
             "greedy": lambda _: self.plain(),
-            "help": lambda _: tell(HELP.format(methods=methods_help())),
+            "help": lambda _: tell(HELP),
         }
         if command in actions:
             actions[command](rest.strip())
@@ -76,30 +75,32 @@ class Chat:
 
     def answer(self, method: Decoder) -> None:
         """Stream the answer to the last question."""
+        from trueline.cli.screen import printable
         from trueline.generation import stream
 
         assert self.question is not None
         for piece in stream(self.lm, method, self.question, max_new_tokens=self.length):
-            sys.stdout.write(piece)
+            sys.stdout.write(printable(piece))
             sys.stdout.flush()
         sys.stdout.write("\n")
 
     def switch(self, name: str) -> None:
         """Answer with another method from now on."""
-        method_named(name, self.space, {})
+        check_names([name], {})
         self.name, self.settings = name, {}
         tell(f"method {name}")
 
     def change(self, text: str) -> None:
         """Change a setting of the method, if it takes that value."""
         settings = {**self.settings, **settings_of([text.replace(" ", "=", 1)])}
-        method_named(self.name, self.space, settings)
+        check_names([self.name], settings)
+        methods_named([self.name], self.space, settings)
         self.settings = settings
         tell(", ".join(f"{name} = {value}" for name, value in settings.items()))
 
     def open(self, folder: str) -> None:
         """Answer from another space from now on."""
-        from trueline.space.storage import read_space
+        from trueline.space.space import read_space
 
         space = read_space(folder)
         space.check_model(self.lm)
@@ -131,28 +132,17 @@ class Chat:
 @click.command()
 @click.option("--method", default="rad", show_default=True, help="How to answer at first.")
 @asking_options
-def chat(
-    method: str,
-    space: Path | None,
-    model: str | None,
-    dtype: str,
-    device: str | None,
-    trust_remote_code: bool,
-    alpha: float | None,
-    tau: float | None,
-    sets: tuple[str, ...],
-    max_new_tokens: int,
-) -> None:
+def chat(method: str, asking: Asking) -> None:
     """Ask questions in a terminal; /help shows how to switch method and space, and to ask why.
 
     \b
     Example:
       trueline chat --space facts.space
     """
-    lm, grounding = open_pair(space, model, dtype, device, trust_remote_code)
-    settings = settings_of(sets, alpha=alpha, tau=tau)
-    talk = Chat(lm, grounding, method, settings, max_new_tokens)
-    talk.method.check(lm)
+    lm, space, methods = asking.open([method])
+    methods[method].check(lm)
+    settings = settings_of(asking.sets, alpha=asking.alpha, tau=asking.tau)
+    talk = Chat(lm, space, method, settings, asking.max_new_tokens)
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  arrow keys and history at the prompt
     tell("ask a question, or /help")

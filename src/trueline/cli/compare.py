@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trueline.cli.options import asking_options, method_named, open_pair, settings_of
+from trueline.cli.options import Asking, asking_options, json_option
 from trueline.errors import SettingError
 
 if TYPE_CHECKING:
@@ -27,20 +27,12 @@ if TYPE_CHECKING:
 )
 @asking_options
 @click.option("--flips", is_flag=True, help="Show which example moved which token.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; with --flips, every step.")
+@json_option
 def compare(
     questions: tuple[str, ...],
     file: Path | None,
     methods: str,
-    space: Path | None,
-    model: str | None,
-    dtype: str,
-    device: str | None,
-    trust_remote_code: bool,
-    alpha: float | None,
-    tau: float | None,
-    sets: tuple[str, ...],
-    max_new_tokens: int,
+    asking: Asking,
     flips: bool,
     as_json: bool,
 ) -> None:
@@ -59,18 +51,16 @@ def compare(
     from trueline.generation import generate
 
     asked = _questions(questions, file)
-    names = list(DECODERS) if methods == "all" else [n.strip() for n in methods.split(",") if n]
-    lm, grounding = open_pair(space, model, dtype, device, trust_remote_code)
-    settings = settings_of(sets, alpha=alpha, tau=tau)
-    alone = len(names) == 1
-    decoders = {name: method_named(name, grounding, settings, alone=alone) for name in names}
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    lm, _, decoders = asking.open([*DECODERS] if names == ["all"] else names)
+    length = asking.max_new_tokens
     with progress_bars("answers") as progress:
-        found = run(lm, decoders, asked, max_new_tokens=max_new_tokens, progress=progress)
-    traced: dict[str, list[Answer]] = {}
-    for name in [name for name in names if flips and name in ("rad", "knn-lm")]:
-        traced[name] = generate(
-            lm, decoders[name], asked, max_new_tokens=max_new_tokens, trace=True
-        )
+        found = run(lm, decoders, asked, max_new_tokens=length, progress=progress)
+    traced: dict[str, list[Answer]] = {
+        name: generate(lm, decoder, asked, max_new_tokens=length, trace=True)
+        for name, decoder in decoders.items()
+        if flips and name in ("rad", "knn-lm")
+    }
     if as_json:
         click.echo(json.dumps(_as_json(found, traced), indent=1, ensure_ascii=False))
     else:
@@ -84,7 +74,7 @@ def _questions(given: tuple[str, ...], file: Path | None) -> list[str]:
             lines = file.read_text("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise SettingError(f"--file {file} cannot be read ({error})") from error
-    asked = [*given, *(line.strip() for line in lines if line.strip())]
+    asked = [text.strip() for text in (*given, *lines) if text.strip()]
     if not asked:
         raise SettingError("there is no question; give some as arguments or with --file")
     return asked

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trueline.cli.options import asking_options, method_named, open_pair, settings_of
+from trueline.cli.options import Asking, asking_options, json_option
 
 if TYPE_CHECKING:
     from trueline.answers import Answer
@@ -25,21 +25,9 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     help="Write it to this file: .html (one page that needs no other file), .json or .txt.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, with every step.")
+@json_option
 def explain(
-    question: str,
-    method: str,
-    space: Path | None,
-    model: str | None,
-    dtype: str,
-    device: str | None,
-    trust_remote_code: bool,
-    alpha: float | None,
-    tau: float | None,
-    sets: tuple[str, ...],
-    max_new_tokens: int,
-    out: Path | None,
-    as_json: bool,
+    question: str, method: str, asking: Asking, out: Path | None, as_json: bool
 ) -> None:
     """Answer QUESTION and tell which examples moved which token, beside the greedy answer.
 
@@ -53,14 +41,14 @@ def explain(
 
     if out is not None:
         check_target(out)  # before a model is opened: a wrong name shows at once
-    lm, grounding = open_pair(space, model, dtype, device, trust_remote_code)
-    decoder = method_named(method, grounding, settings_of(sets, alpha=alpha, tau=tau))
-    answer = generate(lm, decoder, question, max_new_tokens=max_new_tokens, trace=True)
+    names = list(dict.fromkeys([method, "greedy"]))
+    lm, grounding, methods = asking.open(names)
+    length = asking.max_new_tokens
+    answer = generate(lm, methods[method], question, max_new_tokens=length, trace=True)
     beside: Answer | None = None
     if method != "greedy":
-        greedy = method_named("greedy", grounding, {})
-        beside = generate(lm, greedy, question, max_new_tokens=max_new_tokens)
-    settings = {"model": lm.id, "entries": len(grounding), **_settings(decoder)}
+        beside = generate(lm, methods["greedy"], question, max_new_tokens=length)
+    settings = {"model": lm.id, "entries": len(grounding), **_settings(methods[method])}
     explanation = answer.explain(beside, settings=settings)
     if out is not None:
         explanation.save(out)

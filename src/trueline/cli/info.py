@@ -7,10 +7,12 @@ from pathlib import Path
 
 import click
 
+from trueline.cli.options import json_option
+
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@json_option
 def info(folder: Path, as_json: bool) -> None:
     """Describe the grounding space in FOLDER.
 
@@ -19,9 +21,9 @@ def info(folder: Path, as_json: bool) -> None:
       trueline info facts.space
     """
     from trueline.cli.screen import print_facts
-    from trueline.space.storage import read_space
+    from trueline.space.storage import read_content
 
-    facts = read_space(folder).info()
+    facts = read_content(folder).info()
     if as_json:
         click.echo(json.dumps(facts, indent=1, ensure_ascii=False))
     else:

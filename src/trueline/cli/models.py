@@ -7,9 +7,11 @@ from dataclasses import asdict
 
 import click
 
+from trueline.cli.options import json_option
+
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@json_option
 def models(as_json: bool) -> None:
     """List the models that come from the package registry, and which are already here.
 

@@ -1,20 +1,34 @@
-"""Options that several commands share."""
+"""Options that several commands share, and what they open."""
 
 from __future__ import annotations
 
 import ast
+import functools
+import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from trueline.errors import ModelError, SettingError, SpaceMismatchError
+
 if TYPE_CHECKING:
-    from trueline.decoders.base import Decoder
+    from trueline.decoders import Decoder
     from trueline.models.language import LanguageModel
     from trueline.space.space import GroundingSpace
 
 DEFAULT_MODEL = "smollm2-135m"
+
+
+class Spelled(click.Option):
+    """An option whose variable is spelled like its flag, whatever its parameter is called."""
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        """TRUELINE_<COMMAND>_<FLAG>, if it is set."""
+        flag = self.opts[0].lstrip("-").replace("-", "_").upper()
+        return os.environ.get(f"{ctx.auto_envvar_prefix}_{flag}") or None
 
 
 def _all(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -26,6 +40,9 @@ def _all(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return decorate
 
 
+json_option = click.option(
+    "--json", "as_json", cls=Spelled, is_flag=True, help="Print JSON instead of text."
+)
 _WEIGHTS = (
     click.option(
         "--dtype",
@@ -46,19 +63,69 @@ model_options = _all(
     ),
     *_WEIGHTS,
 )
-asking_options = _all(
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """What every command that answers is told: the space, the model, the settings."""
+
+    space: Path | None
+    model: str | None
+    embedder: str | None
+    dtype: str
+    device: str | None
+    trust_remote_code: bool
+    alpha: float | None
+    tau: float | None
+    sets: tuple[str, ...]
+    max_new_tokens: int
+
+    def open(
+        self, names: Sequence[str]
+    ) -> tuple[LanguageModel, GroundingSpace, dict[str, Decoder]]:
+        """The model, the space and the methods; mistakes show before a model is opened."""
+        from trueline.models.language import load
+        from trueline.space.space import read_space
+
+        settings = settings_of(self.sets, alpha=self.alpha, tau=self.tau)
+        check_names(names, settings)
+        options: dict[str, Any] = {
+            "dtype": self.dtype,
+            "device": self.device,
+            "trust_remote_code": self.trust_remote_code,
+        }
+        if self.space is None:
+            lm = load(self.model or DEFAULT_MODEL, **options)
+            space = _shipped_space(lm)
+            return lm, space, methods_named(names, space, settings)
+        space = read_space(self.space, embedder=self.embedder)
+        methods = methods_named(names, space, settings)
+        try:
+            return load(self.model or space.recipe.model, **options), space, methods
+        except ModelError as error:
+            if self.model is not None:
+                raise
+            raise SpaceMismatchError(
+                f"{self.space} was built with the model {space.recipe.model!r}, which cannot "
+                f"be opened by that name; say where it is with --model ({error})"
+            ) from error
+
+
+_ASKING = _all(
     click.option(
         "--space",
         type=click.Path(path_type=Path),
         help="The grounding space; the shipped facts if left out.",
     ),
     click.option("--model", help="The model, if not the one the space names."),
+    click.option("--embedder", help="The embedder, if not the one the space names."),
     *_WEIGHTS,
     click.option("--alpha", type=float, help="RAD: weight of the retrieved logits.  [0.5]"),
     click.option("--tau", type=float, help="RAD: neighbors count above this cosine.  [0.7]"),
     click.option(
         "--set",
         "sets",
+        cls=Spelled,
         multiple=True,
         metavar="NAME=VALUE",
         help="Any setting of a method, such as k=5, or dola.candidates=low for one of several.",
@@ -67,49 +134,22 @@ asking_options = _all(
 )
 
 
-def open_pair(
-    space: Path | None,
-    model: str | None,
-    dtype: str,
-    device: str | None,
-    trust_remote_code: bool,
-) -> tuple[LanguageModel, GroundingSpace]:
-    """The space a command names and its model; the shipped facts by default."""
-    from trueline.cli.screen import progress_bar
-    from trueline.errors import ModelError, SpaceMismatchError
-    from trueline.models.language import load
-    from trueline.models.sources import home
-    from trueline.space.build import build
-    from trueline.space.storage import read_space
+def asking_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options of `Asking`, handed to the command as one `asking`."""
+    names = [field.name for field in fields(Asking)]
 
-    options: dict[str, Any] = {
-        "dtype": dtype,
-        "device": device,
-        "trust_remote_code": trust_remote_code,
-    }
-    if space is not None:
-        grounding = read_space(space)
-        try:
-            return load(model or grounding.recipe.model, **options), grounding
-        except ModelError as error:
-            if model is not None:
-                raise
-            raise SpaceMismatchError(
-                f"{space} was built with the model {grounding.recipe.model!r}, which cannot be "
-                f"opened by that name; say where it is with --model ({error})"
-            ) from error
-    lm = load(model or DEFAULT_MODEL, **options)
-    folder = home() / "spaces" / f"facts-{lm.fingerprint[:12]}.space"
-    with progress_bar("building the space of the shipped facts", "entries") as progress:
-        return lm, build(lm, "facts", out=folder, progress=progress)
+    @functools.wraps(command)
+    def gathered(**given: Any) -> None:
+        command(asking=Asking(**{name: given.pop(name) for name in names}), **given)
+
+    decorated: Callable[..., None] = _ASKING(gathered)
+    return decorated
 
 
 def settings_of(
     sets: Sequence[str], *, alpha: float | None = None, tau: float | None = None
 ) -> dict[str, object]:
     """The settings that --set, --alpha and --tau give, by name."""
-    from trueline.errors import SettingError
-
     settings: dict[str, object] = {}
     for text in sets:
         name, sign, value = text.partition("=")
@@ -123,28 +163,60 @@ def settings_of(
     return {**settings, **{name: value for name, value in given.items() if value is not None}}
 
 
-def method_named(
-    name: str, space: GroundingSpace, settings: Mapping[str, object], *, alone: bool = True
-) -> Decoder:
-    """A method with the settings meant for it: its own, and those that name no method.
+def check_names(names: Sequence[str], settings: Mapping[str, object]) -> None:
+    """Refuse methods that are none, and settings that none of the methods has."""
+    from trueline.decoders import DECODERS, check_settings
 
-    Among several methods, a setting without a method's name goes to those that have it.
-    """
-    from dataclasses import fields
+    if not names:
+        raise SettingError(f"name a method: {', '.join(DECODERS)}")
+    for name in names:
+        check_settings(name, {})
+    for key in settings:
+        method, dot, _ = key.rpartition(".")
+        if dot and method not in DECODERS:
+            check_settings(method, {})
+        if not any(key in _meant_for(name, settings) for name in names) and method in (
+            *names,
+            "",
+        ):
+            check_settings(method or names[0], {key.rpartition(".")[2]: None})
 
-    from trueline.decoders import DECODERS, decoder_named
 
-    mine = {}
-    known = {field.name for field in fields(DECODERS[name])} if name in DECODERS else set()  # type: ignore[arg-type]
-    for key, value in settings.items():
-        method, dot, setting = key.rpartition(".")
-        if method == name or (not dot and (alone or setting in known)):
-            mine[setting] = value
-    return decoder_named(name, space, **mine)
+def methods_named(
+    names: Sequence[str], space: GroundingSpace, settings: Mapping[str, object]
+) -> dict[str, Decoder]:
+    """Methods by name, each with the settings meant for it."""
+    from trueline.decoders import decoder_named
+
+    return {
+        name: decoder_named(
+            name,
+            space,
+            **{key.rpartition(".")[2]: settings[key] for key in _meant_for(name, settings)},
+        )
+        for name in names
+    }
 
 
-def methods_help() -> str:
-    """The names of the methods."""
+def _meant_for(name: str, settings: Mapping[str, object]) -> list[str]:
+    """The settings a method takes: those under its name, and those under none that it has."""
     from trueline.decoders import DECODERS
 
-    return ", ".join(DECODERS)
+    _, *own = fields(DECODERS[name])  # type: ignore[arg-type]  # the first is the space or the prompt
+    known = {field.name for field in own}
+    return [
+        key
+        for key in settings
+        if key.rpartition(".")[2] in known and key.rpartition(".")[0] in (name, "")
+    ]
+
+
+def _shipped_space(lm: LanguageModel) -> GroundingSpace:
+    """The space of the shipped facts for a model, built once and kept in the cache."""
+    from trueline.cli.screen import progress_bar
+    from trueline.models.sources import home
+    from trueline.space.build import build
+
+    folder = home() / "spaces" / f"facts-{lm.fingerprint[:12]}.space"
+    with progress_bar("building the space of the shipped facts", "entries") as progress:
+        return build(lm, "facts", wrong=True, out=folder, progress=progress)

@@ -32,10 +32,11 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def print_answers(question: str, answers: dict[str, str], notes: Sequence[str]) -> None:
     """A question, what each method answers, and notes below; wrapped and hung in a terminal."""
+    answers = {name: printable(" ".join(text.split())) for name, text in answers.items()}
     if not sys.stdout.isatty():
         lines = [
             question,
-            *(f"  {name}\t{' '.join(text.split())}" for name, text in answers.items()),
+            *(f"  {name}\t{text}" for name, text in answers.items()),
         ]
         sys.stdout.write("\n".join([*lines, *(f"    {note}" for note in notes)]) + "\n\n")
         return
@@ -48,21 +49,26 @@ def print_answers(question: str, answers: dict[str, str], notes: Sequence[str]) 
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
     for name, text in answers.items():
-        table.add_row(name, Text(" ".join(text.split())))
+        table.add_row(name, Text(text))
     screen.print(Padding(table, (0, 0, 0, 2)))
     for note in notes:
         screen.print(Padding(Text(note, style="dim"), (0, 0, 0, 4)))
     screen.print()
 
 
+def printable(text: str) -> str:
+    """Text without what would steer a terminal, if it goes to one; newlines and tabs stay."""
+    if not sys.stdout.isatty():
+        return text
+    return "".join(sign for sign in text if sign in "\n\t" or sign.isprintable())
+
+
 def print_facts(facts: dict[str, Any]) -> None:
     """One fact a line."""
     width = max(map(len, facts)) + 2
     for name, value in facts.items():
-        shown = (
-            f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else value
-        )
-        sys.stdout.write(f"{name.replace('_', ' '):<{width}}{shown!s}\n")
+        shown = f"{value:,}" if type(value) is int else str(value).replace("\n", "\\n")
+        sys.stdout.write(f"{name.replace('_', ' '):<{width}}{shown}\n")
 
 
 @contextmanager

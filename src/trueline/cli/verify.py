@@ -7,10 +7,12 @@ from pathlib import Path
 
 import click
 
+from trueline.cli.options import json_option
+
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a line.")
+@json_option
 def verify(folder: Path, as_json: bool) -> None:
     """Check the grounding space in FOLDER; exit 1 if anything in it is not as it was written.
 
@@ -18,9 +20,9 @@ def verify(folder: Path, as_json: bool) -> None:
     Example:
       trueline verify facts.space
     """
-    from trueline.space.storage import read_space
+    from trueline.space.storage import read_content, verify_content
 
-    checked = read_space(folder).verify()
+    checked = verify_content(read_content(folder), folder)
     if as_json:
         click.echo(json.dumps(checked, indent=1))
     else:

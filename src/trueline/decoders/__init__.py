@@ -1,5 +1,6 @@
 """Decoding methods by name: a new one is a class and a line here."""
 
+from collections.abc import Mapping
 from dataclasses import fields
 
 from trueline.decoders.base import Decoder as Decoder
@@ -20,11 +21,21 @@ DECODERS: dict[str, type[Decoder]] = {
 
 def decoder_named(name: str, space: GroundingSpace, **settings: object) -> Decoder:
     """A method by its name, on a space or on the prompt of the space."""
+    check_settings(name, settings)
+    first, *_ = fields(DECODERS[name])  # type: ignore[arg-type]
+    try:
+        given = space if first.name == "space" else space.prompt
+        return DECODERS[name](given, **settings)  # type: ignore[call-arg]
+    except TypeError as error:  # a text where a number belongs
+        told = ", ".join(f"{setting}={value!r}" for setting, value in settings.items())
+        raise SettingError(f"{name} does not take {told} ({error})") from error
+
+
+def check_settings(name: str, settings: Mapping[str, object]) -> None:
+    """Refuse a method that is none, or a setting it does not have."""
     if name not in DECODERS:
         raise SettingError(f"there is no method {name!r}; there are {', '.join(DECODERS)}")
-    known = [field.name for field in fields(DECODERS[name])]  # type: ignore[arg-type]
-    if unknown := sorted(set(settings) - set(known)):
-        raise SettingError(
-            f"{name} has no setting {unknown[0]!r}; it has {', '.join(known[1:])}"
-        )
-    return DECODERS[name](space if "space" in known else space.prompt, **settings)  # type: ignore[call-arg]
+    known = [field.name for field in fields(DECODERS[name])][1:]  # type: ignore[arg-type]
+    for setting in settings:
+        if setting not in known:
+            raise SettingError(f"{name} has no setting {setting!r}; it has {', '.join(known)}")

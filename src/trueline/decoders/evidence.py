@@ -26,6 +26,7 @@ class Evidence:
     strength: float  # what the weighted values are multiplied with before they are added
     says: Says
     is_wrong: bool = False  # whether the entries stand in wrong answers
+    scale: torch.Tensor | None = None  # (rows,) what each row's sum is multiplied with at last
 
     def count(self, row: int) -> int:
         """How many entries one row hit."""
@@ -37,6 +38,8 @@ class Evidence:
         entries = self.hits.entries[places]
         said = self.says(entries, torch.tensor([picked, rival], device=entries.device))
         pushes = self.strength * self.weights[places] * (said[:, 0] - said[:, 1])
+        if self.scale is not None:
+            pushes = pushes * self.scale[row]
         best = pushes.abs().argsort(descending=True, stable=True)[:most]
         columns = (entries, self.hits.similarities[places], self.weights[places], pushes)
         return [

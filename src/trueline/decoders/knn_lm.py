@@ -53,9 +53,10 @@ class KNNLM(Decoder):
         distances = 2 - 2 * hits.similarities.view(rows, -1)  # (rows, k), of unit vectors
         weights = (-distances).softmax(-1).reshape(-1)
         tokens = retriever.tokens[hits.entries]
+        weights = weights * (tokens >= 0)  # an end without a token of its own says nothing
         own = step.logits.float().log_softmax(-1)
         mass = torch.zeros_like(own)  # (rows, vocabulary)
-        mass.index_put_((hits.rows, tokens), weights, accumulate=True)
+        mass.index_put_((hits.rows, tokens.clamp(min=0)), weights, accumulate=True)
         keep = math.log1p(-self.lam) if self.lam < 1 else -math.inf
         mixed = torch.logaddexp(own + keep, mass.log() + math.log(self.lam))
         evidence = Evidence(

@@ -85,6 +85,10 @@ class RAD(Decoder):
         if not any(len(found.hits) for found in evidence):
             return Adjusted(step.logits, evidence)
         neutral = step.is_probability if self.neutral is None else self.neutral
+        if neutral and self.fusion == "add":
+            hit = (evidence[0].hits.count(len(windows)) > 0).float()
+            scale = 1 / (1 + self.alpha * hit)
+            evidence = tuple(replace(found, scale=scale) for found in evidence)
         if step.hidden is not None and self._is_fused_before_head(step.lm):
             logits = self._before_head(step.lm, step.hidden, evidence, neutral)
         else:

@@ -39,7 +39,7 @@ def as_page(explanation: Explanation) -> str:
 def _data(explanation: Explanation) -> str:
     """JSON that cannot end the script element it stands in."""
     moves = (abs(step.move) for step in explanation.steps)
-    data = {**explanation.as_dict(), "scale": max(1.0, *moves)}  # of the deepest shade
+    data = {**explanation.as_dict(), "scale": max([1.0, *moves])}  # of the deepest shade
     return json.dumps(data, allow_nan=False).translate(_UNSAFE)  # other signs are ASCII already
 
 

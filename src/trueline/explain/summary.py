@@ -87,7 +87,7 @@ class Summary:
     mean_entropy: float  # of the model's own distributions, in nats
     quartiles: tuple[Quartile, ...]  # four, from the surest steps to the least sure
     cited: tuple[Cited, ...]  # the hardest push first, then the greatest weight
-    weight_on_record: float  # a trace keeps the heaviest neighbors: their share of all weight
+    weight_on_record: float  # a trace keeps the strongest neighbors: their share of weight
     divergence: Divergence | None = None  # None also where nothing differs
 
 

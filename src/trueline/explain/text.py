@@ -48,10 +48,10 @@ def _answers(explanation: Explanation) -> Iterator[str]:
 
 
 def _figures(summary: Summary) -> Iterator[str]:
+    grounded, changed = _percent(summary.grounded_share), _percent(summary.flipped_share)
     yield (
-        f"{summary.tokens} tokens: {summary.grounded} grounded ({_percent(summary.grounded_share)}), "
-        f"{summary.flips} changed ({_percent(summary.flipped_share)}); "
-        f"mean entropy {summary.mean_entropy:.2f} nats"
+        f"{summary.tokens} tokens: {summary.grounded} grounded ({grounded}), "
+        f"{summary.flips} changed ({changed}); mean entropy {summary.mean_entropy:.2f} nats"
     )
     parts = ", ".join(_quarter(quartile) for quartile in summary.quartiles)
     yield f"changed by entropy quartile, surest first: {parts}"
@@ -99,7 +99,7 @@ def _cited(summary: Summary) -> Iterator[str]:
         yield f"{'':>23}and {left} more: see the JSON or the page"
     if summary.weight_on_record < 0.995:
         yield (
-            f"(a trace keeps the heaviest neighbors of each token: here "
+            f"(a trace keeps the strongest neighbors of each token: here "
             f"{_percent(summary.weight_on_record)} of all weight)"
         )
 

@@ -136,7 +136,8 @@ def load(
     `auto` is float32 on a CPU and the checkpoint's own type elsewhere. Code that comes with a
     model runs only with trust_remote_code=True.
     """
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    place = _device(device)
+    number = _dtype(dtype, place)
     source = resolve(str(name), "language")
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -144,15 +145,28 @@ def load(
         options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
         with quiet():
             tokenizer = AutoTokenizer.from_pretrained(source.folder, **options)
-            model = AutoModelForCausalLM.from_pretrained(
-                source.folder, dtype=_dtype(dtype, device), **options
-            )
-    except Exception as error:
+            model = AutoModelForCausalLM.from_pretrained(source.folder, dtype=number, **options)
+        return LanguageModel(model.to(place), tokenizer, id=source.id)
+    except Exception as error:  # whatever the files of a model make transformers raise
+        reason = (str(error).splitlines() or [""])[0]
         raise ModelError(
-            f"{source.id} cannot be opened as a causal language model "
-            f"({type(error).__name__}: {str(error).splitlines()[0]})"
+            f"{source.id} cannot be opened as a causal language model on {place} "
+            f"({type(error).__name__}: {reason})"
         ) from error
-    return LanguageModel(model.to(device), tokenizer, id=source.id)
+
+
+def _device(name: str | torch.device | None) -> torch.device:
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise SettingError(
+            f"device {str(name)!r} cannot be used here "
+            f"({(str(error).splitlines() or [''])[0]}); leave it out for the best there is"
+        ) from error
+    return device
 
 
 def _dtype(dtype: str | torch.dtype, device: torch.device) -> str | torch.dtype:

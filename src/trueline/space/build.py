@@ -7,7 +7,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
 
@@ -20,15 +20,10 @@ from trueline.models.embedder import Embedder, load_embedder
 from trueline.models.language import LanguageModel
 from trueline.prompts import Prompt
 from trueline.records import Example
+from trueline.space.content import Entries, Recipe
 from trueline.space.passages import ROWS, Passage, batches, passages
-from trueline.space.space import Entries, GroundingSpace, Recipe
-from trueline.space.storage import (
-    BUILDING,
-    check_target,
-    read_manifest,
-    read_space,
-    write_space,
-)
+from trueline.space.space import GroundingSpace, read_space
+from trueline.space.storage import BUILDING, check_target, read_manifest
 from trueline.space.windows import Context, Window
 from trueline.space.worker import Worker, passage_length
 
@@ -117,9 +112,10 @@ def _build_on_disk(
                 worker.resume(batch, kept / f"{place:05d}.safetensors")
                 for place, batch in enumerate(_watched(work, worker.recipe.end, progress))
             ]
-            space = write_space(_space(worker, work, parts, examples, plan), folder)
+            space = _space(worker, work, parts, examples, plan)
+            space.save(folder)
             shutil.rmtree(folder / BUILDING)
-            return space
+            return replace(space, folder=folder)
     except OSError as error:
         raise SpaceError(
             f"the build stopped in {folder} ({error.strerror or error}); what was finished is "

@@ -1,4 +1,6 @@
-"""A grounding space in, a folder out, and back: manifest, arrays, checksums (docs/format.md).
+"""The content of a space in, a folder out, and back: manifest, arrays, checksums.
+
+docs/format.md tells another program how to read it.
 
 Arrays and examples are written under names that carry their own hash, then the manifest is
 renamed over the old one: that rename is the moment the folder changes from the old space to the
@@ -12,7 +14,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from safetensors.numpy import save_file
 from trueline.errors import SpaceError, SpaceFormatError, TruelineError
 from trueline.examples import read_examples, to_lines
 from trueline.prompts import Prompt
-from trueline.space.space import Array, Entries, GroundingSpace, Recipe
+from trueline.space.content import Array, Content, Entries, Recipe
 
 FORMAT_VERSION = 1
 BUILDING = "building"  # the folder of an unfinished build, inside the space's own
@@ -31,8 +33,8 @@ _CHECKED_ON_OPEN = 256 << 20  # bytes; above it opening checks sizes only, `veri
 _DTYPES = {"F16": np.float16, "F32": np.float32, "I32": np.int32, "I64": np.int64}
 
 
-def write_space(space: GroundingSpace, folder: Path) -> GroundingSpace:
-    """Write a space and return it as it now stands on disk."""
+def write_content(space: Content, folder: Path) -> None:
+    """Write what a space holds; the folder changes at one moment, or not at all."""
     check_target(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -40,7 +42,7 @@ def write_space(space: GroundingSpace, folder: Path) -> GroundingSpace:
         scratch = folder / ".examples.tmp"
         scratch.write_text(lines, "utf-8", newline="\n")
         examples = _settle(scratch, "examples", ".jsonl")
-        entries = [_write_entries(folder, stem, some) for stem, some in _sets(space).items()]
+        entries = [_write_entries(folder, stem, some) for stem, some in space.sets().items()]
         manifest = _manifest(space, [*entries, examples])
         scratch = folder / ".manifest.tmp"
         scratch.write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", "utf-8")
@@ -52,12 +54,10 @@ def write_space(space: GroundingSpace, folder: Path) -> GroundingSpace:
             f"the space cannot be written to {folder} ({error.strerror or error}); "
             "free some room or choose another folder"
         ) from error
-    return replace(space, folder=folder)
 
 
-def read_space(folder: str | Path) -> GroundingSpace:
-    """Open a space, its arrays left on disk until a row is asked for."""
-    folder = Path(folder)
+def read_content(folder: Path) -> Content:
+    """What a folder holds, its arrays left on disk until a row is asked for."""
     manifest = read_manifest(folder)
     try:
         size = sum(entry["bytes"] for entry in manifest["files"].values())
@@ -66,13 +66,12 @@ def read_space(folder: str | Path) -> GroundingSpace:
         names = {name.split("-")[0]: folder / name for name in manifest["files"]}
         recipe = dict(manifest["recipe"])
         recipe["prompt"] = Prompt(**recipe["prompt"])
-        space = GroundingSpace(
+        space = Content(
             Recipe(**recipe),
             Entries(**dict(_map_arrays(names["entries"]))),
             read_examples(names["examples"]),
             manifest["plan"],
             wrong=Entries(**dict(_map_arrays(names["wrong"]))) if recipe["wrong"] else None,
-            folder=folder,
         )
         _check_counts(space, manifest["counts"])
         return space
@@ -111,18 +110,18 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise _unreadable(folder, str(error) or type(error).__name__) from error
 
 
-def verify_space(space: GroundingSpace) -> dict[str, Any]:
+def verify_content(space: Content, folder: Path | None) -> dict[str, Any]:
     """Check every byte on disk against the manifest, and every number against its meaning."""
     checked: dict[str, Any] = {}
-    if space.folder is not None:
-        manifest = read_manifest(space.folder)
+    if folder is not None:
+        manifest = read_manifest(folder)
         for name, entry in manifest["files"].items():
-            _check_file(space.folder / name, entry, whole=True)
+            _check_file(folder / name, entry, whole=True)
         checked["files"] = len(manifest["files"])
-    for entries in _sets(space).values():
+    for entries in space.sets().values():
         if problem := _nonsense(entries, len(space.examples)):
-            raise _unreadable(space.folder or Path("the space"), problem)
-    return {**checked, **_counts(space)}
+            raise _unreadable(folder or Path("the space"), problem)
+    return {**checked, **space.counts()}
 
 
 def _nonsense(entries: Entries, examples: int) -> str:
@@ -140,16 +139,6 @@ def _nonsense(entries: Entries, examples: int) -> str:
     return ""
 
 
-def _sets(space: GroundingSpace) -> dict[str, Entries]:
-    """The sets of entries by the name of their file."""
-    return {"entries": space.entries, **({} if space.wrong is None else {"wrong": space.wrong})}
-
-
-def _counts(space: GroundingSpace) -> dict[str, int]:
-    sets = {stem: len(entries) for stem, entries in _sets(space).items()}
-    return {**sets, "examples": len(space.examples)}
-
-
 def _write_entries(folder: Path, stem: str, entries: Entries) -> Path:
     scratch = folder / f".{stem}.tmp"
     save_file({name: np.ascontiguousarray(a) for name, a in entries.arrays().items()}, scratch)
@@ -164,7 +153,7 @@ def check_target(folder: Path) -> None:
         return
     if not (folder / "manifest.json").exists() and not (folder / BUILDING).exists():
         raise SpaceError(
-            f"{folder} is not empty and holds no space; nothing was written, name another folder"
+            f"{folder} is not empty and holds no space; nothing was written; name another"
         )
 
 
@@ -178,19 +167,19 @@ def remove_strays(folder: Path, manifest: dict[str, Any]) -> None:
             path.unlink()
 
 
-def _manifest(space: GroundingSpace, files: list[Path]) -> dict[str, Any]:
+def _manifest(space: Content, files: list[Path]) -> dict[str, Any]:
     recipe = asdict(space.recipe)
     manifest: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
         "recipe": recipe,
-        "prompt_hash": space.prompt.hash,
-        "counts": _counts(space),
+        "prompt_hash": space.recipe.prompt.hash,
+        "counts": space.counts(),
         "arrays": {
             stem: {
                 name: {"dtype": str(array.dtype), "shape": list(array.shape)}
                 for name, array in entries.arrays().items()
             }
-            for stem, entries in _sets(space).items()
+            for stem, entries in space.sets().items()
         },
         "files": {
             path.name: {"sha256": file_hash(path), "bytes": path.stat().st_size}
@@ -237,11 +226,11 @@ def _check_file(path: Path, entry: dict[str, Any], *, whole: bool) -> None:
         raise _unreadable(path.parent, f"{path.name} was changed: its checksum differs")
 
 
-def _check_counts(space: GroundingSpace, counts: dict[str, int]) -> None:
-    found = _counts(space)
+def _check_counts(space: Content, counts: dict[str, int]) -> None:
+    found = space.counts()
     ragged = any(
         len({len(array) for array in entries.arrays().values()}) > 1
-        for entries in _sets(space).values()
+        for entries in space.sets().values()
     )
     if found != counts or ragged:
         raise ValueError(f"it holds {found}, the manifest says {counts}")

@@ -15,8 +15,8 @@ from trueline.errors import SettingError
 from trueline.models.embedder import Embedder
 from trueline.models.language import LanguageModel
 from trueline.models.reading import Reading
+from trueline.space.content import Array, Entries, Recipe
 from trueline.space.passages import Passage
-from trueline.space.space import Array, Entries, Recipe
 from trueline.space.windows import text_hash, window_tokens
 
 

@@ -1,0 +1,331 @@
+"""The page of an explanation, opened in Chromium: hover, click, keys, dark mode, phone."""
+
+import os
+import shutil
+from dataclasses import replace
+
+import pytest
+from test_explain import ANSWER, GREEDY, HOSTILE, hostile_answer
+
+pytestmark = pytest.mark.browser
+
+CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
+if not os.access(CHROMIUM, os.X_OK):
+    pytest.skip(
+        "no Chromium; install it with `apt-get install chromium`", allow_module_level=True
+    )
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="no Playwright; install it with `pip install playwright`"
+)
+ARGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+CHANGED = 2  # the place of a changed token, " not" for " very"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=CHROMIUM, args=ARGS)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def visit(browser, tmp_path):
+    """Open the page of an answer; at the end nothing may have gone wrong or been asked for."""
+    contexts, noise = [], []
+
+    def open_page(answer=ANSWER, beside=GREEDY, viewport=DESKTOP, **options):
+        told = answer.explain(beside, settings={"model": "tiny", "alpha": 0.5})
+        told.save(tmp_path / "page.html")
+        context = browser.new_context(viewport=viewport, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: noise.append(message.text))
+        page.on("pageerror", lambda error: noise.append(str(error)))
+        page.on("dialog", lambda dialog: (noise.append(dialog.message), dialog.dismiss()))
+        address = (tmp_path / "page.html").as_uri()
+        asked = lambda request: request.url not in (address, "data:,")  # noqa: E731
+        page.on("request", lambda request: asked(request) and noise.append(request.url))
+        page.goto(address)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert noise == []
+
+
+def tokens(page):
+    return page.get_by_role("toolbar").get_by_role("button")
+
+
+def evidence(page):
+    return page.get_by_role("complementary").inner_text()
+
+
+def focused(page):
+    return page.evaluate("document.activeElement.getAttribute('aria-label') ?? ''")
+
+
+def background(page):
+    return page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+
+def brightness(page):
+    return sum(map(int, background(page).removeprefix("rgb(").rstrip(")").split(",")))
+
+
+def test_the_tokens_read_as_the_answer(visit):
+    page = visit()
+    assert page.get_by_role("toolbar").inner_text() == "It is not blue <eos>"
+    assert page.get_by_role("heading", level=1).inner_text() == "Is the sky blue?"
+
+
+def test_every_token_says_by_its_name_what_it_became(visit):
+    page = visit()
+    names = [node.get_attribute("aria-label") for node in tokens(page).all()]
+    assert names == [
+        "token 1: 'It', unchanged, 0 neighbors",
+        "token 2: ' is', unchanged, 2 neighbors",
+        "token 3: became ' not', was ' very', 1 neighbor",
+        "token 4: became ' blue', was ' red', 7 neighbors",
+        "token 5: '<eos>', unchanged, 1 neighbor",
+    ]
+    for node in page.get_by_role("button").all():
+        assert node.get_attribute("aria-label") or node.inner_text().strip()
+
+
+def test_the_further_a_token_moved_the_deeper_its_shade(visit):
+    levels = [int(node.get_attribute("data-level")) for node in tokens(visit()).all()]
+    assert levels == [0, 3, 5, 4, 1]  # 0, 1.5, 3.5, 2.5 and 0.5, in fifths of 3.5
+
+
+def test_a_changed_token_is_marked_by_more_than_its_colour(visit):
+    page = visit()
+    lines = tokens(page).evaluate_all(
+        "nodes => nodes.map(node => getComputedStyle(node).textDecorationLine)"
+    )
+    assert lines == ["none", "none", "underline", "underline", "none"]
+
+
+def test_hover_shows_the_evidence(visit):
+    page = visit()
+    tokens(page).nth(1).hover()
+    shown = evidence(page)
+    assert "Token 2 of 5" in shown
+    for part in (
+        "What of a?",
+        "a it is.",
+        "the book of a",
+        "0.80 cosine",
+        "75% weight",
+        "+1.00 push",
+    ):
+        assert part in shown
+    tokens(page).nth(0).hover()
+    assert "No example had a say here" in evidence(page)
+
+
+def test_the_evidence_of_a_changed_token_shows_both_choices_and_the_move(visit):
+    page = visit()
+    tokens(page).nth(CHANGED).hover()
+    shown = evidence(page)
+    assert "␣very → ␣not" in shown.replace("\n", " ")
+    assert "+3.50 nats over ␣very" in shown
+    assert "The model alone" in shown
+    assert "With rad" in shown
+    tokens(page).nth(3).hover()
+    assert "≥ +2.50 nats over ␣red" in evidence(page)
+    assert "The strongest 2 of 7 neighbors" in evidence(page)
+
+
+def test_click_pins_and_a_second_click_unpins(visit):
+    page = visit()
+    token = tokens(page).nth(CHANGED)
+    token.click()
+    assert token.get_attribute("aria-pressed") == "true"
+    tokens(page).nth(1).hover()
+    assert "Token 3 of 5" in evidence(page)
+    token.click()
+    assert token.get_attribute("aria-pressed") == "false"
+    tokens(page).nth(1).hover()
+    assert "Token 2 of 5" in evidence(page)
+
+
+def test_arrows_move_the_focus_and_show_the_evidence(visit):
+    page = visit()
+    tokens(page).nth(0).focus()
+    page.keyboard.press("ArrowRight")
+    assert focused(page).startswith("token 2")
+    assert "Token 2 of 5" in evidence(page)
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    assert focused(page).startswith("token 1")
+    page.keyboard.press("ArrowDown")  # the next changed token
+    assert focused(page).startswith("token 3")
+    page.keyboard.press("End")
+    assert focused(page).startswith("token 5")
+    page.keyboard.press("ArrowUp")
+    assert focused(page).startswith("token 4")
+    page.keyboard.press("Home")
+    assert focused(page).startswith("token 1")
+
+
+@pytest.mark.parametrize("key", ["Enter", "Space"])
+def test_a_key_pins_and_escape_unpins(visit, key):
+    page = visit()
+    tokens(page).nth(1).focus()
+    page.keyboard.press(key)
+    assert tokens(page).nth(1).get_attribute("aria-pressed") == "true"
+    page.keyboard.press("ArrowRight")
+    assert "Token 2 of 5" in evidence(page)  # pinned, though the focus is elsewhere
+    assert page.get_by_role("status").inner_text() == "Evidence for token 2 is pinned"
+    page.keyboard.press("Escape")
+    assert page.locator("[aria-pressed=true]").count() == 0
+    assert "Token 3 of 5" in evidence(page)
+
+
+def test_one_stop_of_the_tab_key_holds_all_tokens_and_the_focus_shows(visit):
+    page = visit()
+    stops = []
+    for _ in range(3):
+        page.keyboard.press("Tab")
+        stops.append(focused(page))
+    assert stops[0] == "Dark theme"
+    assert stops[1].startswith("token 1")
+    assert not stops[2].startswith("token")
+    page.keyboard.press("Shift+Tab")
+    outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+
+
+def test_a_row_of_the_changed_tokens_leads_to_its_token(visit):
+    page = visit()
+    page.get_by_role("region", name="Changed tokens").get_by_role("button").nth(1).click()
+    assert focused(page).startswith("token 4")
+    assert tokens(page).nth(3).get_attribute("aria-pressed") == "true"
+
+
+def test_greedy_stands_beside_with_the_parting_marked(visit):
+    page = visit()
+    section = page.get_by_role("region", name="Answer with greedy")
+    assert "It is very red" in section.inner_text()
+    assert section.locator("mark").inner_text() == "very"
+    assert "The two part at token 3." in section.inner_text()
+    own, other = (page.locator(name).bounding_box() for name in ("#answer", "#beside"))
+    assert own["y"] == other["y"]
+    assert own["x"] < other["x"]
+    before = page.locator("#tokens .split + .tok")
+    assert before.get_attribute("aria-label").startswith("token 3")
+
+
+def test_the_summary_has_its_figures(visit):
+    page = visit()
+    told = page.get_by_role("region", name="In sum").inner_text().replace("\n", " ")
+    for part in ("Grounded 80%", "Changed 40%", "Mean entropy 1.00", "Examples cited 2"):
+        assert part in told
+    assert told.count(" changed ") == 4  # a bar a quartile
+    cited = page.get_by_role("region", name="Examples cited").inner_text()
+    places = [cited.index(part) for part in ("a it is.", "2.15", "+5.10", "b it is.")]
+    assert places == sorted(places)
+
+
+def test_dark_mode_follows_the_system_and_the_button_overrules_it(visit):
+    page = visit(color_scheme="light")
+    light = brightness(page)
+    page.emulate_media(color_scheme="dark")
+    dark = brightness(page)
+    assert dark < 150 < 600 < light
+    page.get_by_role("button", name="Light theme").click()
+    assert brightness(page) == light
+    page.get_by_role("button", name="Dark theme").click()
+    assert brightness(page) == dark
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_from_every_shade(visit, scheme):
+    page = visit(color_scheme=scheme)
+    contrasts = page.evaluate(
+        """() => {
+          const light = (color) => {
+            const [r, g, b] = color.match(/[\\d.]+/g).slice(0, 3).map((v) => v / 255)
+              .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+            return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+          };
+          const ratio = (a, b) => (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+          const token = document.querySelector(".tok");
+          return [1, 2, 3, 4, 5, -1, -2, -3, -4, -5].map((level) => {
+            token.style.transition = "none";
+            token.dataset.level = level;
+            const style = getComputedStyle(token);
+            return ratio(light(style.color), light(style.backgroundColor));
+          });
+        }"""
+    )
+    assert len(contrasts) == 10
+    assert min(contrasts) >= 4.5
+
+
+@pytest.mark.parametrize("answer", [ANSWER, hostile_answer()], ids=["plain", "hostile"])
+def test_a_phone_does_not_scroll_sideways(visit, answer):
+    beside = replace(GREEDY, question=answer.question, text=answer.text * 3)
+    page = visit(answer, beside, PHONE, is_mobile=True, has_touch=True)
+    tokens(page).nth(1).tap()
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    assert tokens(page).nth(1).get_attribute("aria-pressed") == "true"
+
+
+def test_on_a_phone_the_pinned_evidence_lies_below_and_leaves_the_token_in_sight(visit):
+    long = replace(ANSWER, trace=ANSWER.trace * 12, token_ids=ANSWER.token_ids * 12)
+    page = visit(long, GREEDY, PHONE, is_mobile=True, has_touch=True, reduced_motion="reduce")
+    token = tokens(page).nth(41)
+    token.tap()
+    box, panel = token.bounding_box(), page.get_by_role("complementary").bounding_box()
+    assert 0 <= box["y"] < box["y"] + box["height"] <= panel["y"]
+    assert panel["y"] + 100 < PHONE["height"]
+
+
+def test_hostile_text_stays_text(visit):
+    answer = hostile_answer()
+    page = visit(answer, replace(GREEDY, question=HOSTILE, text=HOSTILE))
+    for place in range(tokens(page).count()):
+        tokens(page).nth(place).click()
+    assert "<img src=x onerror=alert(1)>" in evidence(page) + page.locator("main").inner_text()
+    assert "</script><script>alert(1)</script>" in page.locator("h1").inner_text()
+    assert page.locator("img, iframe, object, a").count() == 0
+    assert page.locator("script").count() == 2
+    assert page.locator("[onerror], [onclick], [style*=expression]").count() == 0
+
+
+def test_line_breaks_and_broken_characters_are_shown(visit):
+    pieces = ["It", "\n\n", "\ufffd", "\ufffd", "\u202e", " "]
+    trace = tuple(replace(ANSWER.trace[0], text=piece) for piece in pieces)
+    answer = replace(ANSWER, text="It\n\n🙂\u202e ", trace=trace)
+    page = visit(answer, None)
+    shown = [node.inner_text() for node in tokens(page).all()]
+    assert shown == ["It", "↵↵", "🙂", "·", "⟨202E⟩", "␣"]
+    first, third = (tokens(page).nth(place).bounding_box() for place in (0, 2))
+    assert third["y"] > first["y"] + 30  # really on another line
+
+
+def test_the_page_reads_without_its_script(visit):
+    page = visit(java_script_enabled=False)
+    text = page.locator("body").inner_text()
+    assert "It is not blue" in text
+    assert "It is very red" in text
+
+
+@pytest.mark.parametrize("trace", [(), ANSWER.trace[:1]], ids=["empty", "one token"])
+def test_a_page_of_almost_nothing_opens(visit, trace):
+    page = visit(replace(ANSWER, trace=trace, text="It" if trace else ""), None)
+    assert tokens(page).count() == len(trace)
+    assert page.locator("#beside").count() == 0
