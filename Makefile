@@ -2,15 +2,15 @@
 PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet install --constraint constraints.txt
 
-.PHONY: demo test quick check format clean
+.PHONY: demo test quick check format browser clean
 
 demo: $(VENV)/.core
 	$(BIN)/trueline build facts --out demo/facts.space
 	$(BIN)/trueline compare --space demo/facts.space --flips --file examples/questions.txt
 
-test: $(VENV)/.dev check
+test: $(VENV)/.dev check browser
 	$(BIN)/pytest
 
 quick: $(VENV)/.dev
@@ -24,6 +24,13 @@ check: $(VENV)/.dev
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The tests of the page need a real browser; where it cannot be installed they are skipped, loudly.
+browser:
+	@command -v chromium >/dev/null || \
+	  { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && echo "installing Chromium" && \
+	    apt-get update -qq && apt-get install -qq -y chromium >/dev/null; } || \
+	  echo "SKIPPED: no Chromium here (apt-get install chromium); the tests of the page will not run"
 
 clean:
 	rm -rf $(VENV) demo build dist

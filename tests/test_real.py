@@ -138,3 +138,35 @@ def test_a_bfloat16_model_gives_rad_logits_within_its_rounding(smol, space, ques
         logits[lm] = adjusted.logits.float()
     distance = (logits[smol] - logits[half]).norm() / logits[smol].norm()
     assert distance < 0.05  # a bfloat16 number has 8 bits: 0.4 % each, over 30 layers
+
+
+@pytest.mark.parametrize("name", ["cad", "id", "dola", "kate", "knn-lm"])
+def test_every_baseline_picks_the_tokens_of_its_transcription(
+    name, smol, minilm, facts, questions
+):
+    from sentence_transformers import SentenceTransformer
+    from test_decoders import transcribed
+
+    from trueline.decoders import decoder_named
+
+    few = facts[:10]
+    space = tl.build(smol, few, embedder=minilm, context="full")
+    method = decoder_named(name, space)
+    folder = resolve("all-minilm-l6-v2", "embedder").folder
+    reference = SentenceTransformer(str(folder), device="cpu")
+    some = questions[:2]
+    found = tl.generate(smol, method, some, max_new_tokens=8)
+    plain = tl.generate(smol, tl.Greedy(), some, max_new_tokens=8)
+    for question, answer in zip(some, found):
+        assert answer.token_ids == transcribed(name, smol, space, question, reference, length=8)
+    assert found != plain
+
+
+def test_a_prompt_of_two_thousand_tokens_is_answered_by_every_method(smol, space):
+    from trueline.decoders import DECODERS, decoder_named
+
+    question = "Is this long? " + "The sky is blue and the sea is deep. " * 215
+    for name in DECODERS:
+        answer = tl.generate(smol, decoder_named(name, space), question, max_new_tokens=2)
+        assert answer.prompt_tokens > 2000
+        assert len(answer.token_ids) <= 2

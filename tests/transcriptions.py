@@ -32,18 +32,21 @@ def dola(model, tokens, *, layers, plausibility=0.1, penalty=1.2):
     best, chosen = -1.0, None
     for layer in layers:
         with torch.no_grad():
-            early = model.get_output_embeddings()(out.hidden_states[layer][0, -1]).float()
-        early = early.softmax(-1)
+            logits = model.get_output_embeddings()(out.hidden_states[layer][0, -1]).float()
+        early = logits.softmax(-1)
         middle = (final + early) / 2
         distance = 0.0
         for p in (final, early):
             distance += 0.5 * float((p * (p / middle).log()).nan_to_num(0.0).sum())
-        if distance > best:
-            best, chosen = distance, early
+        if round(distance, 4) > best:  # the earliest of those that are as far as can be
+            best, chosen = (
+                round(distance, 4),
+                logits.log_softmax(-1),
+            )  # the logarithm of 0 is not -inf here
     scores = torch.full_like(final, -math.inf)
     for token in range(len(final)):
         if final[token] >= plausibility * final.max():
-            scores[token] = final[token].log() - chosen[token].log()
+            scores[token] = final[token].log() - chosen[token]
     for token in set(tokens):
         scores[token] = (
             scores[token] / penalty if scores[token] > 0 else scores[token] * penalty

@@ -14,6 +14,10 @@ from trueline.errors import SettingError
 from trueline.models.language import LanguageModel
 from trueline.prompts import Asked, Prompt
 
+# Early states are not normed, so their distributions are sharp and often as far from the last as
+# can be. Which of those is farthest would be rounding; to this precision the earliest of them is.
+_DECIMALS = 4
+
 
 @dataclass(frozen=True)
 class DoLa(Decoder):
@@ -76,7 +80,7 @@ class DoLa(Decoder):
         last = step.logits.float().log_softmax(-1)  # (rows, vocabulary)
         early = step.lm.head(torch.stack(step.states.layers))  # (layers, rows, vocabulary)
         early = early.float().log_softmax(-1)
-        farthest = divergence(last, early).argmax(0)  # (rows,)
+        farthest = divergence(last, early).round(decimals=_DECIMALS).argmax(0)  # (rows,)
         contrast = last - early[farthest, torch.arange(len(last), device=last.device)]
         floor = last.max(-1, keepdim=True).values + math.log(self.plausibility)
         contrast = contrast.masked_fill(last < floor, -torch.inf)

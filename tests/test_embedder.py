@@ -1,0 +1,105 @@
+"""Embedders: the vectors of their own libraries, and refusals that say what would work."""
+
+import json
+import shutil
+
+import pytest
+import tiny
+import torch
+from safetensors.torch import load_file, save_file
+
+from trueline.errors import ModelError
+from trueline.models.embedder import load_embedder
+
+TEXTS = ["", " sky", "No, bats see well in the dark.", "unknown wörds 北京 🙂", "rust " * 200]
+
+
+def test_vectors_are_those_of_sentence_transformers(embedder, sentence_transformer):
+    theirs = torch.tensor(sentence_transformer.encode(TEXTS, show_progress_bar=False))
+    assert torch.allclose(embedder.embed(TEXTS), theirs, atol=1e-5)
+
+
+def test_vectors_have_unit_length_and_the_order_of_their_texts(embedder):
+    vectors = embedder.embed(TEXTS)
+    assert torch.allclose(vectors.norm(dim=1), torch.ones(len(TEXTS)), atol=1e-5)
+    for text, vector in zip(TEXTS, vectors):
+        assert torch.allclose(embedder.embed([text])[0], vector, atol=1e-5)
+
+
+def test_more_texts_than_a_pass_holds_come_back_whole(embedder):
+    many = [f"bats {n}" for n in range(150)]
+    vectors = embedder.embed(many)
+    assert vectors.shape == (150, 32)
+    assert torch.allclose(vectors[149], embedder.embed(["bats 149"])[0], atol=1e-5)
+
+
+def test_first_token_pooling_is_not_mean_pooling(tmp_path, embedder):
+    folder = tiny.write_embedder(tmp_path / "first")
+    path = folder / "1_Pooling" / "config.json"
+    path.write_text(
+        json.dumps({"word_embedding_dimension": 32, "pooling_mode_cls_token": True})
+    )
+    first = load_embedder(folder)
+    assert first.hash != embedder.hash
+    assert not torch.allclose(first.embed(TEXTS), embedder.embed(TEXTS), atol=1e-2)
+
+
+def test_a_pooling_we_do_not_run_is_refused_by_name(tmp_path):
+    folder = tiny.write_embedder(tmp_path / "odd")
+    path = folder / "1_Pooling" / "config.json"
+    path.write_text(json.dumps({"pooling_mode_max_tokens": True}))
+    with pytest.raises(
+        ModelError, match="pooling_mode_max_tokens; trueline runs encoders with"
+    ):
+        load_embedder(folder)
+
+
+def test_another_weight_makes_another_embedder(tmp_path, embedder, embedder_folder):
+    copy = shutil.copytree(embedder_folder, tmp_path / "copy")
+    assert load_embedder(copy).hash == embedder.hash
+    weights = load_file(copy / "model.safetensors")
+    weights["embeddings.word_embeddings.weight"][7, 7] += 0.1
+    save_file(weights, copy / "model.safetensors")
+    assert load_embedder(copy).hash != embedder.hash
+
+
+@pytest.fixture
+def words(tmp_path):
+    """Word vectors of three words: 0 unknown, 1 sky, 2 sea."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    core = Tokenizer(models.WordLevel({"[UNK]": 0, "sky": 1, "sea": 2}, unk_token="[UNK]"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    folder = tmp_path / "words"
+    folder.mkdir()
+    core.save(str(folder / "tokenizer.json"))
+    save_file(
+        {"vectors": torch.tensor([[9.0, 9.0], [3.0, 0.0], [0.0, 4.0]])},
+        folder / "model.safetensors",
+    )
+    (folder / "config.json").write_text(json.dumps({"model_type": "model2vec"}))
+    return load_embedder(folder)
+
+
+def test_a_static_vector_is_the_mean_of_its_known_words(words):  # (1.5, 2) / 2.5
+    found = words.embed(["sky sea", "sky other", "sea"])
+    assert torch.allclose(found, torch.tensor([[0.6, 0.8], [1.0, 0.0], [0.0, 1.0]]))
+
+
+def test_a_text_without_a_known_word_is_near_nothing(words):
+    assert words.embed(["", "other", "sky"])[:2].tolist() == [[0.0, 0.0], [0.0, 0.0]]
+
+
+@pytest.mark.real
+def test_wordllama_256_gives_the_vectors_of_its_own_library():
+    from pathlib import Path
+
+    import wordllama
+
+    library = wordllama.WordLlama.load(
+        cache_dir=Path(wordllama.__file__).parent, disable_download=True
+    )
+    texts = ["No, bats see well in the dark.", "naïve café", "What happens if you swallow gum?"]
+    theirs = torch.tensor(library.embed(texts, norm=True))
+    ours = load_embedder("wordllama-256").embed(texts)
+    assert torch.allclose(ours, theirs, atol=1e-4)
