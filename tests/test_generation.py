@@ -96,10 +96,16 @@ def test_odd_questions_are_answered(question, lm, method):
     assert len(answer.token_ids) == 4
 
 
-def test_a_long_prompt_is_answered(method):
-    lm = tiny.language_model("llama")
-    answer = tl.generate(lm, method, "bats, " * 120, max_new_tokens=4)
-    assert answer.prompt_tokens > 200
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_prompt_of_two_thousand_tokens_is_answered_as_its_batch_is(name, embedder):
+    from conftest import EXAMPLES
+
+    lm = tiny.language_model("llama", positions=4096)
+    method = decoder_named(name, tl.build(lm, EXAMPLES, embedder=embedder))
+    long = "bats, " * 1000
+    alone, _ = tl.generate(lm, method, [long, "Do bats sleep?"], max_new_tokens=4)
+    assert alone.prompt_tokens > 2000
+    assert alone == tl.generate(lm, method, long, max_new_tokens=4)
 
 
 def test_without_a_hit_the_logits_are_the_models_own_to_the_bit(lm, space):

@@ -42,12 +42,17 @@ def space(smol, minilm, facts):
 
 
 @pytest.fixture(scope="module")
-def wanted(smol, facts, questions):
-    """What the slow transcription answers, and how many of its steps had a hit."""
+def reference():
     from sentence_transformers import SentenceTransformer
 
     folder = resolve("all-minilm-l6-v2", "embedder").folder
-    oracle = Oracle(smol.model, smol.tokenizer, SentenceTransformer(str(folder), device="cpu"))
+    return SentenceTransformer(str(folder), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def wanted(smol, facts, questions, reference):
+    """What the slow transcription answers."""
+    oracle = Oracle(smol.model, smol.tokenizer, reference)
     prompt = tl.Prompt()
     for example in facts:
         for answer in example.answers:
@@ -75,9 +80,8 @@ def tokens(smol, method, questions, **options):
 
 
 def test_rad_picks_the_tokens_of_the_oracle(smol, minilm, facts, space, questions, wanted):
-    assert tokens(smol, tl.Greedy(), questions) != wanted
     rad = tl.RAD(space)
-    assert tokens(smol, rad, questions, batch_size=1) == wanted
+    assert tokens(smol, rad, questions[:10], batch_size=1) == wanted[:10]
     assert tokens(smol, rad, questions, batch_size=16) == wanted
     stored = tl.build(smol, facts, embedder=minilm, values="logits")
     assert tokens(smol, tl.RAD(stored), questions, batch_size=16) == wanted
@@ -103,11 +107,7 @@ def test_greedy_and_rad_switched_off_pick_the_tokens_of_transformers(smol, space
             assert tuple(out[0, ids.shape[1] :].tolist()) == answer
 
 
-def test_our_embedder_gives_the_vectors_of_sentence_transformers(minilm):
-    from sentence_transformers import SentenceTransformer
-
-    folder = resolve("all-minilm-l6-v2", "embedder").folder
-    reference = SentenceTransformer(str(folder), device="cpu")
+def test_our_embedder_gives_the_vectors_of_sentence_transformers(minilm, reference):
     texts = [
         "",
         " gum",
@@ -140,33 +140,25 @@ def test_a_bfloat16_model_gives_rad_logits_within_its_rounding(smol, space, ques
     assert distance < 0.05  # a bfloat16 number has 8 bits: 0.4 % each, over 30 layers
 
 
+@pytest.fixture(scope="module")
+def full_space(smol, minilm, facts):
+    """kNN-LM's own: keys over the whole context."""
+    return tl.build(smol, facts[:10], embedder=minilm, context="full")
+
+
 @pytest.mark.parametrize("name", ["cad", "id", "dola", "kate", "knn-lm"])
 def test_every_baseline_picks_the_tokens_of_its_transcription(
-    name, smol, minilm, facts, questions
+    name, smol, full_space, questions, reference
 ):
-    from sentence_transformers import SentenceTransformer
     from test_decoders import transcribed
 
     from trueline.decoders import decoder_named
 
-    few = facts[:10]
-    space = tl.build(smol, few, embedder=minilm, context="full")
-    method = decoder_named(name, space)
-    folder = resolve("all-minilm-l6-v2", "embedder").folder
-    reference = SentenceTransformer(str(folder), device="cpu")
     some = questions[:2]
-    found = tl.generate(smol, method, some, max_new_tokens=8)
+    found = tl.generate(smol, decoder_named(name, full_space), some, max_new_tokens=8)
     plain = tl.generate(smol, tl.Greedy(), some, max_new_tokens=8)
     for question, answer in zip(some, found):
-        assert answer.token_ids == transcribed(name, smol, space, question, reference, length=8)
-    assert found != plain
-
-
-def test_a_prompt_of_two_thousand_tokens_is_answered_by_every_method(smol, space):
-    from trueline.decoders import DECODERS, decoder_named
-
-    question = "Is this long? " + "The sky is blue and the sea is deep. " * 215
-    for name in DECODERS:
-        answer = tl.generate(smol, decoder_named(name, space), question, max_new_tokens=2)
-        assert answer.prompt_tokens > 2000
-        assert len(answer.token_ids) <= 2
+        assert answer.token_ids == transcribed(
+            name, smol, full_space, question, reference, length=8
+        )
+    assert [answer.token_ids for answer in found] != [answer.token_ids for answer in plain]

@@ -101,11 +101,18 @@ def tokenizer(chat: bool = False) -> PreTrainedTokenizerFast:
 
 
 @cache
-def language_model(architecture: str, *, chat: bool = False, seed: int = 0) -> LanguageModel:
+def language_model(
+    architecture: str, *, chat: bool = False, seed: int = 0, positions: int = 512
+) -> LanguageModel:
     name, extra = ARCHITECTURES[architecture]
     words = tokenizer(chat)
     prefix = {"Gemma3": "Gemma3Text", "GPT2": "GPT2"}.get(name, name)
-    settings = {**_SMALL, "vocab_size": len(words), **extra}
+    settings = {
+        **_SMALL,
+        "vocab_size": len(words),
+        "max_position_embeddings": positions,
+        **extra,
+    }
     if name == "GPT2":
         settings = dict(
             n_embd=32,

@@ -14,8 +14,8 @@ from trueline.errors import SettingError
 from trueline.models.language import LanguageModel
 from trueline.prompts import Asked, Prompt
 
-# Early states are not normed, so their distributions are sharp and often as far from the last as
-# can be. Which of those is farthest would be rounding; to this precision the earliest of them is.
+# Early states are not normed, so their distributions are sharp and often as far from the last
+# as can be. Which of those is farthest would be rounding; the earliest is taken instead.
 _DECIMALS = 4
 
 
