@@ -2,8 +2,8 @@
 
     python benchmarks/beyond.py --out docs/results/beyond.md
 
-Multiple choice: MC1 is the share of questions whose most probable candidate is truthful, MC2 the
-probability mass of the truthful ones; differences from greedy come with a paired bootstrap.
+Multiple choice: MC1 is the share of questions whose most probable candidate is truthful, MC2
+the probability mass of the truthful ones; differences from greedy come with a paired bootstrap.
 Generation: how many steps retrieve, how many tokens change, and tokens a second, the methods
 taking turns.
 """
@@ -45,6 +45,7 @@ def interval(differences):
 
 
 def choice_table(lm, methods, examples):
+    """MC1 and MC2 of each method, with their differences from greedy."""
     plain = choices(lm, methods["greedy"], examples)
     rows = []
     for name, method in methods.items():
@@ -60,6 +61,7 @@ def choice_table(lm, methods, examples):
 
 
 def speed_table(lm, methods, questions, length):
+    """What each method retrieves and changes, and how fast it is."""
     seconds = {name: [] for name in methods}
     answers = {}
     for _ in range(ROUNDS):
@@ -71,7 +73,9 @@ def speed_table(lm, methods, questions, length):
         name: sum(len(a.token_ids) for a in answers[name]) / median(seconds[name])
         for name in methods
     }
-    rows = [["method", "steps that retrieve", "tokens unlike greedy's", "tokens/s over greedy's"]]
+    rows = [
+        ["method", "steps that retrieve", "tokens unlike greedy's", "tokens/s over greedy's"]
+    ]
     for name, method in methods.items():
         traced = tl.generate(lm, method, questions, max_new_tokens=length, trace=True)
         steps = [step for answer in traced for step in answer.trace]
@@ -79,17 +83,21 @@ def speed_table(lm, methods, questions, length):
             lm, {"greedy": methods["greedy"], name: method}, questions, max_new_tokens=length
         )[name].changed
         grounded = mean(step.hits > 0 for step in steps)
-        rows.append([name, f"{grounded:.0%}", f"{unlike:.0%}", f"{rate[name] / rate['greedy']:.2f}"])
+        rows.append(
+            [name, f"{grounded:.0%}", f"{unlike:.0%}", f"{rate[name] / rate['greedy']:.2f}"]
+        )
     return rows
 
 
 def markdown(rows):
+    """Rows as a table."""
     head, *rest = rows
     lines = [head, ["---"] * len(head), *rest]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def main():
+    """Run everything and print it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="a Markdown file to write")
     parser.add_argument("--limit", type=int, help="the first N test questions only")
@@ -122,7 +130,9 @@ def main():
         + markdown(speed_table(lm, gates, questions, 32)),
     ]
     print("\n\n".join(parts))
-    print(json.dumps({"benchmark": "beyond", "threads": options.threads, "questions": len(test)}))
+    print(
+        json.dumps({"benchmark": "beyond", "threads": options.threads, "questions": len(test)})
+    )
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text("\n\n".join(parts) + "\n", "utf-8")

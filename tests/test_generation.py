@@ -347,6 +347,21 @@ def test_a_trace_tells_what_the_model_wanted_and_who_moved_it(lm, space):
             assert neighbor.example in {example.id for example in space.examples}
 
 
+def test_a_trace_reads_probabilities_on_the_models_own_scale(lm, space):
+    stretched, neutral = (
+        tl.generate(
+            lm, tl.RAD(space, tau=TAU, neutral=flag), QUESTION, max_new_tokens=6, trace=True
+        ).trace
+        for flag in (False, True)
+    )
+    assert any(step.hits for step in stretched)
+    for one, other in zip(stretched, neutral):
+        assert one.token == other.token
+        for a, b in zip(one.final, other.final):
+            assert a.probability == pytest.approx(b.probability, abs=1e-5)
+            assert a.logit == pytest.approx((1.5 if one.hits else 1.0) * b.logit, abs=1e-4)
+
+
 def test_the_pushes_of_all_neighbors_add_up_to_the_move(lm, space):
     rad = tl.RAD(space, tau=TAU, alpha=0.5)
     step = step_of(lm, tiny.QUESTIONS)

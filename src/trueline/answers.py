@@ -20,6 +20,7 @@ class Answer:
     finish: Literal["stop", "length"]
     method: str
     prompt_tokens: int
+    prompt_hashes: tuple[str, ...] = ()  # of every prompt the method read, the first one first
     trace: tuple[TraceStep, ...] | None = None  # when asked for
 
     def explain(

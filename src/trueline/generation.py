@@ -27,6 +27,7 @@ class _Row:
     question: str
     place: int  # among the questions of the call
     prompts: list[list[int]]  # the one it is asked with, then any read beside it
+    hashes: tuple[str, ...]  # of these prompts
     room: int  # how many tokens it may still get
     tokens: list[int] = field(default_factory=list)
     steps: list[TraceStep] = field(default_factory=list)
@@ -237,7 +238,8 @@ def _rows(
     for place, question in enumerate(questions):
         if any("\ud800" <= sign <= "\udfff" for sign in question):
             raise SettingError(f"question {place + 1} is not valid Unicode: {question[:60]!r}")
-        prompts = [asked.encode(lm.tokenizer) for asked in method.prompts(question)]
+        asked = method.prompts(question)
+        prompts = [prompt.encode(lm.tokenizer) for prompt in asked]
         longest = max(map(len, prompts))
         room = max_new_tokens if lm.limit is None else min(max_new_tokens, lm.limit - longest)
         if room < 1:
@@ -245,7 +247,7 @@ def _rows(
                 f"question {place + 1} makes a prompt of {longest} tokens, {lm.id} reads "
                 f"{lm.limit} at most; shorten it: {question[:60]!r}"
             )
-        rows.append(_Row(question, place, prompts, room))
+        rows.append(_Row(question, place, prompts, tuple(a.hash for a in asked), room))
     return rows
 
 
@@ -274,5 +276,6 @@ def _answer(row: _Row, method: Decoder, trace: bool) -> Answer:
         finish="stop" if row.finish == "stop" else "length",
         method=method.name,
         prompt_tokens=len(row.prompts[0]),
+        prompt_hashes=row.hashes,
         trace=tuple(row.steps) if trace else None,
     )

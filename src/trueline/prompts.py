@@ -97,6 +97,12 @@ class Asked:
     question: str
     before: str = ""
 
+    @property
+    def hash(self) -> str:
+        """A short name of the prompt and what stands ahead of it, whatever the question."""
+        ahead = hashlib.sha256(self.before.encode()).hexdigest()[:8]
+        return f"{self.prompt.hash}-{ahead}" if self.before else self.prompt.hash
+
     def encode(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         """The token ids of the prompt."""
         return self.prompt.encode(self.question, tokenizer, before=self.before)

@@ -56,7 +56,7 @@ class Candidate:
     token: int
     text: str
     logit: float
-    probability: float
+    probability: float  # on the model's own scale, also where RAD stretches the logits
 
 
 @dataclass(frozen=True, slots=True)

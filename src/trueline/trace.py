@@ -16,6 +16,7 @@ def trace_step(step: Step, adjusted: Adjusted, row: int, token: int) -> TraceSte
     """What the model wanted in one row, what was picked, and which examples moved it."""
     base = step.logits[row]
     own = _best(step.lm, base)
+    stretch = 1.0 if adjusted.stretch is None else float(adjusted.stretch[row])
     first, second = (*(candidate.token for candidate in own), token)[:2]
     rival = second if token == first else first
     neighbors = [
@@ -27,7 +28,7 @@ def trace_step(step: Step, adjusted: Adjusted, row: int, token: int) -> TraceSte
         token=token,
         text=step.lm.pieces([token])[0],
         base=own,
-        final=_best(step.lm, adjusted.logits[row]),
+        final=_best(step.lm, adjusted.logits[row], stretch),
         rival=rival,
         hits=sum(found.count(row) for found in adjusted.evidence),
         neighbors=tuple(neighbors),
@@ -36,8 +37,11 @@ def trace_step(step: Step, adjusted: Adjusted, row: int, token: int) -> TraceSte
     )
 
 
-def _best(lm: LanguageModel, logits: torch.Tensor) -> tuple[Candidate, ...]:
-    probabilities = logits.float().softmax(-1)
+def _best(
+    lm: LanguageModel, logits: torch.Tensor, stretch: float = 1.0
+) -> tuple[Candidate, ...]:
+    """The best candidates; their probabilities are those of logits that are not stretched."""
+    probabilities = (logits.float() / stretch).softmax(-1)
     tokens = logits.topk(min(_BEST, len(logits))).indices.tolist()
     return tuple(
         Candidate(token, text, float(logits[token]), float(probabilities[token]))

@@ -64,6 +64,9 @@ class Adjusted:
 
     logits: torch.Tensor  # (rows, vocabulary)
     evidence: Sequence[Evidence] = ()  # what was retrieved for it, where the method retrieves
+    stretch: torch.Tensor | None = (
+        None  # (rows,) what to divide by before probabilities are read
+    )
 
 
 class Decoder:

@@ -85,15 +85,16 @@ class RAD(Decoder):
         if not any(len(found.hits) for found in evidence):
             return Adjusted(step.logits, evidence)
         neutral = step.is_probability if self.neutral is None else self.neutral
-        if neutral and self.fusion == "add":
-            hit = (evidence[0].hits.count(len(windows)) > 0).float()
-            scale = 1 / (1 + self.alpha * hit)
-            evidence = tuple(replace(found, scale=scale) for found in evidence)
+        stretch = None
+        if self.fusion == "add":
+            stretch = 1 + self.alpha * (evidence[0].hits.count(len(windows)) > 0)  # (rows,)
+        if neutral and stretch is not None:
+            evidence = tuple(replace(found, scale=1 / stretch) for found in evidence)
         if step.hidden is not None and self._is_fused_before_head(step.lm):
             logits = self._before_head(step.lm, step.hidden, evidence, neutral)
         else:
             logits = self.after_head(step.lm, step.logits, evidence, neutral)
-        return Adjusted(logits, evidence)
+        return Adjusted(logits, evidence, None if neutral else stretch)
 
     def retrieve(
         self, lm: LanguageModel, windows: list[str], is_open: torch.Tensor | None = None

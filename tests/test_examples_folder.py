@@ -1,0 +1,37 @@
+"""The scripts of examples/ run as they stand, on tiny parts, and stay short."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_docs import fill_home
+
+SCRIPTS = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("home")
+    fill_home(folder)
+    return folder
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_runs(script, home, tmp_path):
+    variables = {**os.environ, "TRUELINE_HOME": str(home), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        cwd=tmp_path,
+        env=variables,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_is_at_most_forty_lines_long(script):
+    assert len(script.read_text("utf-8").splitlines()) <= 40
