@@ -57,7 +57,7 @@ def test_changed_counts_places_over_the_longer_answer():
 def test_two_methods_of_one_name_and_no_question_are_refused(lm):
     with pytest.raises(SettingError, match="one name"):
         tl.compare(lm, [tl.CAD(), tl.CAD(a=1.0)], ["q?"])
-    with pytest.raises(SettingError, match="no question"):
+    with pytest.raises(SettingError, match="questions must be a list"):
         tl.compare(lm, [tl.CAD()], [])
 
 

@@ -417,10 +417,7 @@ def test_the_command_writes_a_page_and_says_so(home, tmp_path):
 
 
 def test_the_command_explains_greedy_alone(home):
-    assert (
-        json.loads(run(home, "--method", "greedy", "--tau", "0.7", "--json").stdout)["beside"]
-        is None
-    )
+    assert json.loads(run(home, "--method", "greedy", "--json").stdout)["beside"] is None
 
 
 def test_the_command_refuses_a_name_before_it_opens_a_model(home, monkeypatch):

@@ -54,6 +54,7 @@ def space_of(angles, *, values=None, embedder_hash="north", **recipe):
         values="logits",
         head="opaque",
         dtype="float32",
+        computed="float32",
     )
     examples = [Example(f"{angle}?", f"{angle}.", id=str(n)) for n, angle in enumerate(angles)]
     return GroundingSpace(
@@ -65,8 +66,13 @@ def retriever_of(angles):
     return Retriever(space_of(angles).entries, Compass(), torch.device("cpu"))
 
 
+def above(angles, queries, **options):
+    retriever, texts = retriever_of(angles), [str(query) for query in queries]
+    return retriever.above(retriever.embed(texts), texts, **options)
+
+
 def found(angles, query, **options):
-    hits = retriever_of(angles).above([str(query)], **options)
+    hits = above(angles, [query], **options)
     return hits.entries.tolist()
 
 
@@ -91,7 +97,7 @@ def test_nothing_is_above_one_even_if_rounding_says_so():
 
 
 def test_opposite_contexts_have_a_cosine_of_minus_one():
-    hits = retriever_of([180]).above(["0"], tau=-1.5)
+    hits = above([180], [0], tau=-1.5)
     assert hits.similarities.tolist() == pytest.approx([-1.0])
 
 
@@ -109,7 +115,7 @@ def test_exact_by_text_is_not_exact_by_cosine():  # 360 degrees is the same vect
 
 
 def test_each_window_of_a_batch_gets_its_own_hits():
-    hits = retriever_of([0, 90]).above(["0", "45", "90"], tau=0.6)
+    hits = above([0, 90], [0, 45, 90], tau=0.6)
     assert list(zip(hits.rows.tolist(), hits.entries.tolist())) == [
         (0, 0),
         (1, 0),

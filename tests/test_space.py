@@ -103,7 +103,7 @@ def odd_copy(lm, odd_class=None):
     """The same weights in another class."""
     model = (odd_class or type(lm.model))(lm.model.config)
     model.load_state_dict(lm.model.state_dict())
-    return tl.LanguageModel(model, lm.tokenizer, id="odd")
+    return tl.LanguageModel(model.eval(), lm.tokenizer, id="odd")
 
 
 class OddForward(transformers.LlamaForCausalLM):

@@ -52,8 +52,8 @@ def compare(
     named = methods if isinstance(methods, Mapping) else {m.name: m for m in methods}
     if not isinstance(methods, Mapping) and len(named) < len(methods):
         raise SettingError("two methods have one name; give them as {name: method}")
-    if not questions:
-        raise SettingError("there is no question to compare on")
+    if isinstance(questions, str) or not questions:
+        raise SettingError(f"questions must be a list of one or more, got {questions!r}")
     found = {}
     for name, method in named.items():
         tell = None if progress is None else _teller(progress, name)

@@ -20,7 +20,7 @@ def weigh(
     """The weight of each hit in its row: s_i / sum_S s, or 1 / |S|; each row's sum to 1."""
     shares = similarities if how == "weighted" else torch.ones_like(similarities)
     totals = shares.new_zeros(count).index_add_(0, rows, shares)  # (count,)
-    return shares / totals[rows]
+    return (shares / totals[rows]).nan_to_num(0.0)  # cosines of 0, below a negative tau
 
 
 def aggregate(
@@ -28,7 +28,7 @@ def aggregate(
 ) -> torch.Tensor:
     """sum_i w_i v_i in each row: (hits, width) -> (count, width); zero where nothing was hit.
 
-    Hits are added one after the other, so a row's sum does not depend on its batch.
+    On a CPU hits are added one after the other, so a row's sum does not depend on its batch.
     """
     total = values.new_zeros(count, values.shape[1])
     return total.index_add_(0, rows, values * weights[:, None])

@@ -145,6 +145,11 @@ def score(
     asked = method.prompts(question)
     prompts = [prompt.encode(lm.tokenizer) for prompt in asked]
     answers = [asked[0].encode_answer(candidate, lm.tokenizer) for candidate in candidates]
+    longest = max(map(len, prompts)) + max(map(len, answers))
+    if lm.limit is not None and longest > lm.limit:
+        raise SettingError(
+            f"the longest prompt and candidate are {longest} tokens, {lm.id} reads {lm.limit}"
+        )
     reading = Reading(lm, [prompts], layers=method.layers(lm))
     reading.select([0] * len(answers))
     states = reading.finish([answer[:-1] for answer in answers])
@@ -209,7 +214,7 @@ def _pieces(
     """The growing text of one row, as far as it can no longer change."""
     sent = 0
     for _ in steps:
-        text = lm.decode(row.tokens) if row.text is None else row.text
+        text = lm.decode_settled(row.tokens) if row.text is None else row.text
         ready = len(text) if row.text is not None else _settled(text, stop)
         if ready > sent:
             yield text[sent:ready]
@@ -218,7 +223,8 @@ def _pieces(
 
 def _settled(text: str, stop: tuple[str, ...]) -> int:
     """How much of an unfinished text is sure to stay."""
-    ready = len(text.rstrip("\ufffd"))  # half a character decodes to a replacement sign
+    text = text.rstrip("\ufffd")  # half a character decodes to a replacement sign
+    ready = len(text)
     for string in stop:
         for length in range(min(len(string) - 1, len(text)), 0, -1):
             if text.endswith(string[:length]):
@@ -231,24 +237,35 @@ def _rows(
     lm: LanguageModel, method: Decoder, questions: list[str], max_new_tokens: int
 ) -> list[_Row]:
     """Check the method against the model, then every question against its limits."""
-    if max_new_tokens < 1:
-        raise SettingError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
+    if type(max_new_tokens) is not int or max_new_tokens < 1:
+        raise SettingError(
+            f"max_new_tokens must be a whole number from 1, got {max_new_tokens}"
+        )
     method.check(lm)
     rows = []
     for place, question in enumerate(questions):
-        if any("\ud800" <= sign <= "\udfff" for sign in question):
-            raise SettingError(f"question {place + 1} is not valid Unicode: {question[:60]!r}")
+        _check_text(question, f"question {place + 1}")
         asked = method.prompts(question)
         prompts = [prompt.encode(lm.tokenizer) for prompt in asked]
         longest = max(map(len, prompts))
         room = max_new_tokens if lm.limit is None else min(max_new_tokens, lm.limit - longest)
         if room < 1:
             raise SettingError(
-                f"question {place + 1} makes a prompt of {longest} tokens, {lm.id} reads "
-                f"{lm.limit} at most; shorten it: {question[:60]!r}"
+                f"question {place + 1} makes {method.name} read a prompt of {longest} tokens, "
+                f"{lm.id} reads {lm.limit} at most; shorten it, or what the method puts ahead "
+                f"of it: {question[:60]!r}"
             )
+        if not all(prompts):
+            raise SettingError(f"question {place + 1} makes an empty prompt: {question!r}")
         rows.append(_Row(question, place, prompts, tuple(a.hash for a in asked), room))
     return rows
+
+
+def _check_text(text: str, what: str) -> None:
+    if not isinstance(text, str):
+        raise SettingError(f"{what} must be text, got {text!r}")
+    if any("\ud800" <= sign <= "\udfff" for sign in text):
+        raise SettingError(f"{what} is not valid Unicode: {text[:60]!r}")
 
 
 def _batches(rows: list[_Row], size: int) -> list[list[_Row]]:
@@ -258,7 +275,7 @@ def _batches(rows: list[_Row], size: int) -> list[list[_Row]]:
 
 
 def _ending(lm: LanguageModel, stop: str | Sequence[str], stop_ids: Sequence[int]) -> _Stop:
-    strings = (stop,) if isinstance(stop, str) else tuple(stop)
+    strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if "" in strings:
         raise SettingError(
             "a stop string is empty; leave it out to stop at the model's own end"

@@ -21,8 +21,12 @@ class Pick:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.temperature < float("inf"):
-            raise SettingError(f"temperature must be 0 or more, got {self.temperature}")
+        if not (self.temperature == 0 or 1e-3 <= self.temperature < float("inf")):
+            raise SettingError(
+                f"temperature must be 0 (greedy) or at least 0.001, got {self.temperature}"
+            )
+        if self.seed is not None and not 0 <= self.seed < 1 << 62:
+            raise SettingError(f"seed must lie between 0 and 2^62, got {self.seed}")
         if self.top_k is not None and self.top_k < 1:
             raise SettingError(f"top_k must be at least 1, got {self.top_k}")
         if self.top_p is not None and not 0.0 < self.top_p <= 1.0:

@@ -20,11 +20,26 @@ class Example:
 
     def __post_init__(self) -> None:
         for field in ("answers", "wrong_answers"):
-            given = getattr(self, field)
-            texts = (given,) if isinstance(given, str) else tuple(given)
-            object.__setattr__(self, field, tuple(dict.fromkeys(texts)))  # distinct, in order
+            object.__setattr__(self, field, _distinct(getattr(self, field), field))
         if problem := _problem(self):
             raise ExampleError(problem)
+
+
+def _distinct(given: object, field: str) -> tuple[str, ...]:
+    """The different texts among some answers, in order; blanks around them do not count."""
+    if isinstance(given, str):
+        return (given,)
+    try:
+        texts = list(given)  # type: ignore[call-overload]
+    except TypeError:
+        raise ExampleError(f"{field} must be a text or several, got {given!r}") from None
+    for text in texts:
+        if not isinstance(text, str):
+            raise ExampleError(f"{field} must be texts, got {text!r}")
+    first: dict[str, str] = {}
+    for text in texts:
+        first.setdefault(text.strip(), text)
+    return tuple(first.values())
 
 
 def _problem(example: Example) -> str:
@@ -42,8 +57,6 @@ def _problem(example: Example) -> str:
         for text in getattr(example, field)
     ]
     for field, text in texts:
-        if not isinstance(text, str):
-            return f"{field} must be texts, got {text!r}"
         if not text.strip():
             return f"one of {field} is empty"
     return ""

@@ -47,16 +47,28 @@ class Retriever:
         self._windows = torch.from_numpy(entries.windows).to(device)  # (entries,)
         self.tokens = torch.from_numpy(entries.tokens).to(device).long()  # (entries,)
 
+    def embed(self, windows: Sequence[str]) -> torch.Tensor:
+        """The windows as queries (windows, dimension); equal windows are embedded once."""
+        if not windows:
+            return self._keys.new_zeros(0, self._keys.shape[1])
+        distinct = list(dict.fromkeys(windows))
+        queries = self.embedder.embed(distinct).to(self._keys.device)
+        if len(distinct) == len(windows):
+            return queries
+        row = {text: place for place, text in enumerate(distinct)}
+        return queries[[row[text] for text in windows]]
+
     def above(
         self,
+        queries: torch.Tensor,
         windows: Sequence[str],
         *,
         tau: float,
         matches: Matches = "all",
         match_by: MatchBy = "cosine",
     ) -> Hits:
-        """Every entry whose cosine with a window exceeds tau; entries ascend within a row."""
-        similarities = self._similarities(windows)  # (windows, entries)
+        """Every entry whose cosine with a query exceeds tau; entries ascend within a row."""
+        similarities = self._similarities(queries)  # (queries, entries)
         near = similarities > tau
         if matches != "all":
             exact = self._exact(windows, similarities, match_by)
@@ -64,11 +76,11 @@ class Retriever:
         rows, entries = near.nonzero(as_tuple=True)
         return Hits(rows, entries, similarities[rows, entries])
 
-    def nearest(self, windows: Sequence[str], k: int) -> Hits:
-        """The k nearest entries of each window, or all there are; the nearest first."""
-        similarities = self._similarities(windows)
+    def nearest(self, queries: torch.Tensor, k: int) -> Hits:
+        """The k nearest entries of each query, or all there are; the nearest first."""
+        similarities = self._similarities(queries)
         best = similarities.topk(min(k, similarities.shape[1]))
-        rows = torch.arange(len(windows), device=best.values.device)
+        rows = torch.arange(len(queries), device=best.values.device)
         return Hits(
             rows.repeat_interleave(best.values.shape[1]),
             best.indices.reshape(-1),
@@ -79,15 +91,8 @@ class Retriever:
         """The values of some entries, as float32: (n, d or vocabulary)."""
         return self._values[entries].float()
 
-    def _similarities(self, windows: Sequence[str]) -> torch.Tensor:
-        """The cosine of every window with every entry: (windows, entries)."""
-        if not windows:
-            return self._keys.new_zeros(0, len(self._keys))
-        distinct = list(dict.fromkeys(windows))
-        queries = self.embedder.embed(distinct).to(self._keys.device)
-        if len(distinct) < len(windows):
-            row = {text: place for place, text in enumerate(distinct)}
-            queries = queries[[row[text] for text in windows]]
+    def _similarities(self, queries: torch.Tensor) -> torch.Tensor:
+        """The cosine of every query with every entry: (queries, entries)."""
         return (queries @ self._keys.T).clamp(max=1.0)
 
     def _exact(
@@ -116,7 +121,9 @@ class Retrievers:
 
 
 def open_embedder(space: GroundingSpace, device: torch.device) -> Embedder:
-    """The embedder a space was built with, and no other."""
-    embedder = space.embedder or load_embedder(space.recipe.embedder, device=device)
-    space.check_embedder(embedder)
-    return embedder
+    """The embedder a space was built with, and no other; opened once for a space and device."""
+    if device not in space.opened:
+        embedder = space.embedder or load_embedder(space.recipe.embedder, device=device)
+        space.check_embedder(embedder)
+        space.opened[device] = embedder
+    return space.opened[device]

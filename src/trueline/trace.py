@@ -17,8 +17,10 @@ def trace_step(step: Step, adjusted: Adjusted, row: int, token: int) -> TraceSte
     base = step.logits[row]
     own = _best(step.lm, base)
     stretch = 1.0 if adjusted.stretch is None else float(adjusted.stretch[row])
-    first, second = (*(candidate.token for candidate in own), token)[:2]
-    rival = second if token == first else first
+    first = int(base.argmax())  # as greedy picks it; topk may order ties otherwise
+    rival = first
+    if token == first:
+        rival = next((best.token for best in own if best.token != token), token)
     neighbors = [
         neighbor
         for found in adjusted.evidence

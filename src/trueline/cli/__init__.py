@@ -59,7 +59,7 @@ def main() -> None:
     except click.ClickException as error:
         _stop(error.format_message(), 1)
     except (click.Abort, KeyboardInterrupt):
-        _stop("stopped; the same command goes on from where it was", 130)
+        _stop("stopped; a build goes on when the same command is run again", 130)
     except BrokenPipeError:  # the reader of our output has left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

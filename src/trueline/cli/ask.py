@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Any
 
@@ -38,7 +37,7 @@ def ask(question: str, method: str, asking: Asking, as_json: bool, **options: An
     """
     from dataclasses import asdict
 
-    from trueline.cli.screen import printable
+    from trueline.cli.screen import print_json, printable
     from trueline.generation import generate, stream
 
     if not question.strip():
@@ -47,7 +46,7 @@ def ask(question: str, method: str, asking: Asking, as_json: bool, **options: An
     options["max_new_tokens"] = asking.max_new_tokens
     if as_json:
         answer = generate(lm, methods[method], question, trace=True, **options)
-        click.echo(json.dumps(asdict(answer), indent=1, ensure_ascii=False))
+        print_json(asdict(answer))
         return
     for piece in stream(lm, methods[method], question, **options):
         sys.stdout.write(printable(piece))

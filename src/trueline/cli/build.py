@@ -51,6 +51,13 @@ if TYPE_CHECKING:
     help="How keys and values are kept.",
 )
 @click.option("--wrong", is_flag=True, help="Also keep the wrong answers, for RAD's beta.")
+@click.option(
+    "--task",
+    type=click.Choice(["question", "dialogue", "summary"]),
+    default="question",
+    show_default=True,
+    help="Whose of the paper's prompts to use.",
+)
 @click.option("--template", help="The prompt, with {question} where the question goes.")
 @click.option("--system", help="A system line for the prompt.")
 @click.option(
@@ -73,6 +80,7 @@ def build(
     device: str | None,
     trust_remote_code: bool,
     context: str,
+    task: str,
     template: str | None,
     system: str | None,
     columns: tuple[str, ...],
@@ -96,12 +104,12 @@ def build(
     from trueline.cli.screen import progress_bar
     from trueline.examples import read_examples
     from trueline.models.language import load
-    from trueline.prompts import Prompt
+    from trueline.prompts import Prompt, prompt_sets
     from trueline.space.build import build as build_space
-    from trueline.space.storage import check_target
+    from trueline.space.folder import check_target
 
     check_target(out)  # this and what follows before any model is opened: mistakes show at once
-    prompt = Prompt(template or Prompt().template, system=system)
+    prompt = Prompt(template or prompt_sets()[task].base.template, system=system)
     tokens = _context(context)
     read = read_examples(
         examples,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +44,7 @@ def compare(
       trueline compare --space facts.space --flips "What happens if you swallow gum?"
       trueline compare --methods all --set kate.k=4 "What happens if you swallow gum?"
     """
-    from trueline.cli.screen import progress_bars
+    from trueline.cli.screen import print_json, progress_bars
     from trueline.comparison import compare as run
     from trueline.decoders import DECODERS
     from trueline.generation import generate
@@ -62,7 +61,7 @@ def compare(
         if flips and name in ("rad", "knn-lm")
     }
     if as_json:
-        click.echo(json.dumps(_as_json(found, traced), indent=1, ensure_ascii=False))
+        print_json(_as_json(found, traced))
     else:
         _show(asked, found, traced)
 

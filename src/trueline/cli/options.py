@@ -155,8 +155,9 @@ def settings_of(
         name, sign, value = text.partition("=")
         if not sign:
             raise SettingError(f"a setting is NAME=VALUE, such as alpha=0.3; got {text!r}")
+        word = {"true": "True", "false": "False", "none": "None"}.get(value.strip().lower())
         try:
-            settings[name.strip()] = ast.literal_eval(value.strip())
+            settings[name.strip()] = ast.literal_eval(word or value.strip())
         except (ValueError, SyntaxError):  # plain words stand for themselves
             settings[name.strip()] = value.strip()
     given = {"rad.alpha": alpha, "rad.tau": tau}
@@ -171,15 +172,15 @@ def check_names(names: Sequence[str], settings: Mapping[str, object]) -> None:
         raise SettingError(f"name a method: {', '.join(DECODERS)}")
     for name in names:
         check_settings(name, {})
-    for key in settings:
-        method, dot, _ = key.rpartition(".")
-        if dot and method not in DECODERS:
+    for key, value in settings.items():
+        method, dot, setting = key.rpartition(".")
+        if dot:
             check_settings(method, {})
-        if not any(key in _meant_for(name, settings) for name in names) and method in (
-            *names,
-            "",
-        ):
-            check_settings(method or names[0], {key.rpartition(".")[2]: None})
+            if method not in names:
+                raise SettingError(f"{key} is set, but {method} is not asked for")
+        takers = [name for name in names if key in _meant_for(name, settings)]
+        for name in takers or [method or names[0]]:
+            check_settings(name, {setting: value})
 
 
 def methods_named(
@@ -213,10 +214,15 @@ def _meant_for(name: str, settings: Mapping[str, object]) -> list[str]:
 
 def _shipped_space(lm: LanguageModel) -> GroundingSpace:
     """The space of the shipped facts for a model, built once and kept in the cache."""
+    from filelock import FileLock
+
     from trueline.cli.screen import progress_bar
     from trueline.models.sources import home
     from trueline.space.build import build
 
-    folder = home() / "spaces" / f"facts-{lm.fingerprint[:12]}.space"
-    with progress_bar("building the space of the shipped facts", "entries") as progress:
+    spaces = home() / "spaces"
+    spaces.mkdir(parents=True, exist_ok=True)
+    folder = spaces / f"facts-{lm.fingerprint[:12]}.space"
+    label = "building the space of the shipped facts"
+    with FileLock(spaces / ".lock"), progress_bar(label, "entries") as progress:
         return build(lm, "facts", wrong=True, out=folder, progress=progress)

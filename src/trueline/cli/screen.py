@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +16,19 @@ from rich.table import Table
 def console() -> Console:
     """Standard output; as wide as it needs to be when it is not a terminal."""
     return Console(width=None if sys.stdout.isatty() else 10_000, highlight=False)
+
+
+def print_json(value: Any) -> None:
+    """Anything as JSON that every reader takes: a number that is not finite is null."""
+    sys.stdout.write(json.dumps(_plain(value), indent=1, ensure_ascii=False) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -17,6 +17,9 @@ from trueline.prompts import Asked, Prompt
 # Early states are not normed, so their distributions are sharp and often as far from the last
 # as can be. Which of those is farthest would be rounding; the earliest is taken instead.
 _DECIMALS = 4
+_UNLIKELY = (
+    -1000.0
+)  # the score of a barred token where a candidate may hold one, as in DoLa's code
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,8 @@ class DoLa(Decoder):
         farthest = divergence(last, early).round(decimals=_DECIMALS).argmax(0)  # (rows,)
         contrast = last - early[farthest, torch.arange(len(last), device=last.device)]
         floor = last.max(-1, keepdim=True).values + math.log(self.plausibility)
-        contrast = contrast.masked_fill(last < floor, -torch.inf)
+        barred = _UNLIKELY if step.is_probability else -torch.inf
+        contrast = contrast.masked_fill(last < floor, barred)
         return Adjusted(penalized(contrast, step.contexts, self.repetition_penalty))
 
 

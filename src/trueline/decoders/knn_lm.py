@@ -48,7 +48,8 @@ class KNNLM(Decoder):
             return Adjusted(step.logits)
         retriever = self._retrievers.on(step.lm.device)
         recipe = self.space.recipe
-        hits = retriever.nearest(step.windows(recipe.context, recipe.window), self.k)
+        queries = retriever.embed(step.windows(recipe.context, recipe.window))
+        hits = retriever.nearest(queries, self.k)
         rows = len(step.contexts)
         distances = 2 - 2 * hits.similarities.view(rows, -1)  # (rows, k), of unit vectors
         weights = (-distances).softmax(-1).reshape(-1)

@@ -13,7 +13,7 @@ from trueline.decoders.evidence import Evidence
 from trueline.errors import SettingError
 from trueline.fusion import Aggregation, Fusion, aggregate, entropy, fuse, neutralize, weigh
 from trueline.models.language import LanguageModel
-from trueline.prompts import Asked
+from trueline.prompts import Asked, Prompt
 from trueline.retriever import MatchBy, Matches, Retriever, Retrievers
 from trueline.space.space import GroundingSpace
 
@@ -48,9 +48,8 @@ class RAD(Decoder):
     )
     matches: Matches = "all"  # exact matches: with the others, left out, or alone
     match_by: MatchBy = "cosine"  # an exact match has a cosine of 1, or the same text
-    gate: float | None = (
-        None  # retrieve only where the model's own entropy exceeds this, in nats
-    )
+    gate: float | None = None  # retrieve only where the model's entropy exceeds this, in nats
+    prompt: Prompt | None = None  # the one you mean to ask with; any but the space's is refused
     name = "rad"
 
     def __post_init__(self) -> None:
@@ -59,10 +58,18 @@ class RAD(Decoder):
                 raise SettingError(f"{setting} must lie in [0, 1], got {given}")
         if not self.tau >= -1.0:
             raise SettingError(f"tau is a cosine and must be at least -1, got {self.tau}")
+        if self.gate is not None and not self.gate >= 0.0:
+            raise SettingError(f"gate is an entropy and must be 0 or more, got {self.gate}")
         for setting, values in _CHOICES.items():
             if (given := getattr(self, setting)) not in get_args(values):
                 allowed = ", ".join(get_args(values))
                 raise SettingError(f"{setting} must be one of {allowed}; got {given!r}")
+        self._check_space()
+
+    def _check_space(self) -> None:
+        """Refuse what the space cannot give."""
+        if self.prompt is not None:
+            self.space.check_prompt(self.prompt)
         if self.beta and self.fusion != "add":
             raise SettingError(f"beta needs fusion='add', got {self.fusion!r}")
         if self.beta and self.space.wrong is None:
@@ -100,10 +107,14 @@ class RAD(Decoder):
         self, lm: LanguageModel, windows: list[str], is_open: torch.Tensor | None = None
     ) -> tuple[Evidence, ...]:
         """What is near each window: truthful, then wrong if it counts; `is_open` bars rows."""
-        found = [(self._truthful.on(lm.device), self.alpha, False)]
+        rows = torch.arange(len(windows), device=lm.device)
+        rows = rows if is_open is None else rows[is_open]
+        truthful = self._truthful.on(lm.device)
+        queries = truthful.embed([windows[row] for row in rows.tolist()])
+        found = [(truthful, self.alpha, False)]
         if self.beta:
             found.append((self._wrong.on(lm.device), -self.beta, True))
-        return tuple(self._evidence(lm, windows, is_open, *kind) for kind in found)
+        return tuple(self._evidence(lm, windows, rows, queries, *kind) for kind in found)
 
     def after_head(
         self,
@@ -161,14 +172,14 @@ class RAD(Decoder):
         self,
         lm: LanguageModel,
         windows: list[str],
-        is_open: torch.Tensor | None,
+        rows: torch.Tensor,
+        queries: torch.Tensor,
         retriever: Retriever,
         strength: float,
         is_wrong: bool,
     ) -> Evidence:
-        rows = torch.arange(len(windows), device=lm.device)
-        rows = rows if is_open is None else rows[is_open]
         hits = retriever.above(
+            queries,
             [windows[row] for row in rows.tolist()],
             tau=self.tau,
             matches=self.matches,
@@ -192,7 +203,7 @@ class RAD(Decoder):
 
     def _pulled_logits(self, lm: LanguageModel, found: Evidence, rows: int) -> torch.Tensor:
         """sum_i w_i l_i by the shortest way the head allows: (rows, vocabulary)."""
-        if self.space.recipe.values == "logits" or (lm.head is not None and lm.head.is_linear):
+        if self.space.recipe.values == "logits" or self._is_linear(lm):
             return self._logits(lm, self._pull(found, rows))
         total = torch.zeros(rows, lm.vocabulary, device=lm.device)
         hits = found.hits
@@ -210,8 +221,13 @@ class RAD(Decoder):
         return lm.head(values.to(lm.dtype)).float()
 
     def _is_fused_before_head(self, lm: LanguageModel) -> bool:
-        is_linear = lm.head is not None and lm.head.is_linear
-        return is_linear and self.space.recipe.values == "hidden" and self.fusion != "prob"
+        return self._is_linear(lm) and self.fusion != "prob"
+
+    def _is_linear(self, lm: LanguageModel) -> bool:
+        """Whether sums of the values stand for sums of logits, by both checks of the head."""
+        recipe = self.space.recipe
+        is_shown = recipe.head == "linear" and lm.head is not None and lm.head.is_linear
+        return is_shown and recipe.values == "hidden"
 
     @cached_property
     def _truthful(self) -> Retrievers:

@@ -29,7 +29,7 @@ class ExplainedStep:
     wanted: str  # the model's own first choice
     rival: str  # the same, or the model's second choice where the first was picked
     flipped: bool
-    move: float  # by how many nats the method widened the lead of the token over its rival
+    move: float  # by how many logits the method widened the lead of the token over its rival
     measure: Measure  # how that is known; see measure_moves
     hits: int
     entropy: float  # of the model's own distribution, in nats
@@ -123,7 +123,7 @@ def _explain_step(
 
 
 def measure_moves(trace: Sequence[TraceStep]) -> list[Move]:
-    """How far a method moved each picked token against its rival, in nats.
+    """How far a method moved each picked token against its rival, in logits.
 
     move = (final[picked] - final[rival]) - (base[picked] - base[rival])
 

@@ -10,26 +10,27 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-_SAMPLES = 64  # values of each tensor hashed in their order, beside the sum over all of them
-_SETTINGS = (  # what changes the logits and is not in the weights
-    "model_type hidden_act num_attention_heads num_key_value_heads head_dim rope_parameters "
-    "rms_norm_eps layer_norm_eps layer_norm_epsilon sliding_window layer_types "
-    "final_logit_softcapping attn_logit_softcapping query_pre_attn_scalar logit_scale "
-    "logits_scaling embedding_multiplier residual_multiplier attention_multiplier"
+_SAMPLES = 64  # values of each tensor hashed in their order, beside the sums over all of them
+_NO_MATTER = (  # settings that leave the logits as they are
+    "_name_or_path _model_name_or_path architectures auto_map bos_token_id dtype eos_token_id "
+    "initializer_range pad_token_id quantization_config torch_dtype transformers_version "
+    "unk_token_id use_cache"
 ).split()
 
 
 def fingerprint(model: PreTrainedModel) -> str:
     """Hash every weight, rounded to bfloat16 so that fp32 and bf16 copies are the same model.
 
-    Each tensor goes in as the integer sum of its bit patterns, which sees every weight and does
-    not depend on the order of summation, and as a strided sample, which sees their order.
+    Each tensor goes in as the integer sums of the bit patterns of its rows, which see every
+    weight and do not depend on the order of summation, and as a strided sample.
     """
     digest = hashlib.sha256()
-    settings = {name: repr(getattr(model.config, name, None)) for name in _SETTINGS}
-    digest.update(json.dumps(settings, sort_keys=True).encode())
+    settings = model.config.get_text_config().to_diff_dict()
+    told = {name: repr(value) for name, value in settings.items() if name not in _NO_MATTER}
+    digest.update(json.dumps(told, sort_keys=True).encode())
     for name, weight in sorted(model.named_parameters()):
-        digest.update(f"{name}{tuple(weight.shape)}{_bit_sum(weight)}".encode())
+        digest.update(f"{name}{tuple(weight.shape)}".encode())
+        digest.update(_row_sums(weight).cpu().numpy().tobytes())
         flat = weight.detach().reshape(-1)
         sample = _bits(flat[:: max(1, flat.numel() // _SAMPLES)]).cpu()
         digest.update(sample.numpy().tobytes())
@@ -55,9 +56,15 @@ def _bits(values: torch.Tensor) -> torch.Tensor:
     return values.to(torch.bfloat16).view(torch.int16)
 
 
-def _bit_sum(weight: torch.Tensor) -> int:
+def _row_sums(weight: torch.Tensor) -> torch.Tensor:
+    """The sum of the bit patterns of each row: (rows,), a few rows at a time."""
     import torch
 
-    flat, size = weight.detach().reshape(-1), 1 << 24  # bounds the memory of a large model
-    starts = range(0, flat.numel(), size)
-    return sum(int(_bits(flat[at : at + size]).sum(dtype=torch.int64)) for at in starts)
+    rows = weight.detach().reshape(weight.shape[0] if weight.dim() else 1, -1)
+    step = max(1, (1 << 24) // max(1, rows.shape[1]))  # bounds the memory of a large model
+    return torch.cat(
+        [
+            _bits(rows[at : at + step]).sum(1, dtype=torch.int64)
+            for at in range(0, len(rows), step)
+        ]
+    )

@@ -52,7 +52,7 @@ class Head:
     def bias(self) -> torch.Tensor | None:
         """What the head adds whatever the hidden state, on the scale of the logits."""
         bias = getattr(self.output, "bias", None)
-        return None if bias is None else bias * self.multiplier / self.divisor
+        return None if bias is None else bias.detach() * self.multiplier / self.divisor
 
 
 def find_head(model: PreTrainedModel, text: Sequence[int] = ()) -> Head | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +19,8 @@ from trueline.models.sources import resolve
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # how tokenizers with byte fallback name a byte
+_CACHED = {"full_attention", "sliding_attention", "chunked_attention"}  # layers with a KV cache
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -27,7 +30,15 @@ class LanguageModel:
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, id: str = ""
     ) -> None:
-        self.model = model.eval()
+        if model.training:
+            raise ModelError("the model is in training mode; call model.eval() first")
+        layers = getattr(model.config.get_text_config(), "layer_types", None) or ()
+        if getattr(model, "_is_stateful", False) or not set(layers) <= _CACHED:
+            raise ModelError(
+                f"{type(model).__name__} keeps a running state where trueline needs a cache of "
+                "keys and values; models with attention in every layer work"
+            )
+        self.model = model
         self.tokenizer = tokenizer
         self.id = id or Path(str(model.config._name_or_path)).name or model.config.model_type
 
@@ -94,6 +105,14 @@ class LanguageModel:
             return [self.decode(row) for row in rows]
         return list(backend.decode_batch([list(row) for row in rows], skip_special_tokens=True))
 
+    def decode_settled(self, tokens: Sequence[int]) -> str:
+        """The text of unfinished tokens, less a last run of bytes, which may yet change."""
+        known = self.tokenizer.convert_ids_to_tokens(list(tokens))
+        end = len(tokens)
+        while end and _BYTE.fullmatch(known[end - 1] or ""):
+            end -= 1
+        return self.decode(tokens[:end])
+
     def pieces(self, tokens: Sequence[int]) -> list[str]:
         """The text of each token by itself, special ones by their name."""
         return [
@@ -120,6 +139,7 @@ class LanguageModel:
         """`linear`, `own` (not linear) or `opaque`, checked on the states of a real text."""
         head = find_head(self.model, ids)
         if head is None or self.head is None:
+            self.head = None  # what fails on a real text is not to be trusted on another
             return "opaque"
         return "linear" if head.is_linear and self.head.is_linear else "own"
 
@@ -146,7 +166,9 @@ def load(
         with quiet():
             tokenizer = AutoTokenizer.from_pretrained(source.folder, **options)
             model = AutoModelForCausalLM.from_pretrained(source.folder, dtype=number, **options)
-        return LanguageModel(model.to(place), tokenizer, id=source.id)
+        return LanguageModel(model.to(place).eval(), tokenizer, id=source.id)
+    except ModelError:
+        raise
     except Exception as error:  # whatever the files of a model make transformers raise
         reason = (str(error).splitlines() or [""])[0]
         raise ModelError(

@@ -6,24 +6,23 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from filelock import FileLock, Timeout
 
-from trueline.errors import SettingError, SpaceError
+from trueline.errors import SettingError, SpaceFormatError
 from trueline.examples import digest, read_examples
 from trueline.models.embedder import Embedder, load_embedder
 from trueline.models.language import LanguageModel
 from trueline.prompts import Prompt
 from trueline.records import Example
 from trueline.space.content import Entries, Recipe
+from trueline.space.folder import claimed
 from trueline.space.passages import ROWS, Passage, batches, passages
 from trueline.space.space import GroundingSpace, read_space
-from trueline.space.storage import BUILDING, check_target, read_manifest
+from trueline.space.storage import commit, read_manifest
 from trueline.space.windows import Context, Window
 from trueline.space.worker import Worker, passage_length
 
@@ -81,6 +80,7 @@ def build(
         values=_value_kind(values, head),
         head=head,
         dtype=dtype,
+        computed=str(lm.dtype).removeprefix("torch."),
     )
     plan = _plan_hash(recipe, read)
     worker = Worker(lm, embedder, recipe)
@@ -100,27 +100,29 @@ def _build_on_disk(
     progress: Progress | None,
 ) -> GroundingSpace:
     """Keep each finished batch in the folder of the build, and join them when all are there."""
-    check_target(folder)
-    if (folder / "manifest.json").exists() and read_manifest(folder)["plan"] == plan:
-        shutil.rmtree(folder / BUILDING, ignore_errors=True)
-        return read_space(folder)
+    with claimed(folder) as building:
+        kept = building / plan[:16]
+        if (standing := _standing(folder, plan)) is not None:
+            shutil.rmtree(kept, ignore_errors=True)
+            return replace(standing, embedder=worker.embedder)
+        kept.mkdir(exist_ok=True)
+        parts = [
+            worker.resume(batch, kept / f"{place:05d}.safetensors")
+            for place, batch in enumerate(_watched(work, worker.recipe.end, progress))
+        ]
+        space = _space(worker, work, parts, examples, plan)
+        commit(space, folder, building / "save")
+        for begun in [path for path in building.iterdir() if path.is_dir()]:
+            shutil.rmtree(begun)  # the lock is ours, so nobody works on these any more
+        return replace(space, folder=folder)
+
+
+def _standing(folder: Path, plan: str) -> GroundingSpace | None:
+    """The space that stands there, if it is whole and made by this very plan."""
     try:
-        with _locked(folder / BUILDING):
-            kept = folder / BUILDING / plan[:16]
-            kept.mkdir(exist_ok=True)
-            parts = [
-                worker.resume(batch, kept / f"{place:05d}.safetensors")
-                for place, batch in enumerate(_watched(work, worker.recipe.end, progress))
-            ]
-            space = _space(worker, work, parts, examples, plan)
-            space.save(folder)
-            shutil.rmtree(folder / BUILDING)
-            return replace(space, folder=folder)
-    except OSError as error:
-        raise SpaceError(
-            f"the build stopped in {folder} ({error.strerror or error}); what was finished is "
-            "kept there, and the same command goes on from it"
-        ) from error
+        return read_space(folder) if read_manifest(folder)["plan"] == plan else None
+    except SpaceFormatError:  # none, unfinished or damaged: it is made anew
+        return None
 
 
 def _watched(
@@ -195,16 +197,3 @@ def _check_settings(context: Context, window: str, values: str, dtype: str) -> N
         raise SettingError(f"values must be auto, hidden or logits, got {values!r}")
     if dtype not in ("float32", "float16"):
         raise SettingError(f"dtype must be float32 or float16, got {dtype!r}")
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the folder of a build; the lock goes with the process."""
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(folder / ".lock", timeout=0):
-            yield
-    except Timeout as error:
-        raise SpaceError(
-            f"another build is writing to {folder.parent}; wait for it or name another folder"
-        ) from error

@@ -33,6 +33,7 @@ class Recipe:
     values: str  # `hidden` or `logits`
     head: str  # `linear`, `own` (soft-capped) or `opaque`: why the values are kept as they are
     dtype: str  # of keys and values at rest
+    computed: str  # the type the model ran in when they were made
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,9 @@ class GroundingSpace(Content):
 
     folder: Path | None = None  # where it was read from or written to
     embedder: Embedder | None = field(default=None, repr=False)  # None: opened when needed
+    opened: dict[Any, Embedder] = field(  # by device, so that every method shares one
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -49,6 +52,11 @@ class GroundingSpace(Content):
         """Refuse a model or tokenizer the space was not built with."""
         recipe = self.recipe
         again = f"build it anew with `trueline build --model {lm.id}`"
+        if lm.id == recipe.model:
+            again = (
+                "the name is the same, the weights or their precision are not (float32 and "
+                f"bfloat16 count as one, float16 does not); {again}"
+            )
         if lm.fingerprint != recipe.model_fingerprint:
             raise SpaceMismatchError(
                 f"the space was built with the model {recipe.model} "

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -26,34 +27,37 @@ from trueline.errors import SpaceError, SpaceFormatError, TruelineError
 from trueline.examples import read_examples, to_lines
 from trueline.prompts import Prompt
 from trueline.space.content import Array, Content, Entries, Recipe
+from trueline.space.folder import BUILDING, claimed, remove_strays
 
 FORMAT_VERSION = 1
-BUILDING = "building"  # the folder of an unfinished build, inside the space's own
 _CHECKED_ON_OPEN = 256 << 20  # bytes; above it opening checks sizes only, `verify` every byte
 _DTYPES = {"F16": np.float16, "F32": np.float32, "I32": np.int32, "I64": np.int64}
 
 
 def write_content(space: Content, folder: Path) -> None:
     """Write what a space holds; the folder changes at one moment, or not at all."""
-    check_target(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lines = "".join(to_lines(space.examples))
-        scratch = folder / ".examples.tmp"
-        scratch.write_text(lines, "utf-8", newline="\n")
-        examples = _settle(scratch, "examples", ".jsonl")
-        entries = [_write_entries(folder, stem, some) for stem, some in space.sets().items()]
-        manifest = _manifest(space, [*entries, examples])
-        scratch = folder / ".manifest.tmp"
-        scratch.write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", "utf-8")
-        _sync(scratch)
-        os.replace(scratch, folder / "manifest.json")
-        remove_strays(folder, manifest)
-    except OSError as error:
-        raise SpaceError(
-            f"the space cannot be written to {folder} ({error.strerror or error}); "
-            "free some room or choose another folder"
-        ) from error
+    with claimed(folder) as work:
+        commit(space, folder, work / "save")
+
+
+def commit(space: Content, folder: Path, scratch: Path) -> None:
+    """Put a space into a folder one has claimed, by way of a scratch folder inside it."""
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    lines = scratch / "examples"
+    lines.write_text("".join(to_lines(space.examples)), "utf-8", newline="\n")
+    files = [_settle(lines, folder, ".jsonl")]
+    for stem, entries in space.sets().items():
+        arrays = {name: np.ascontiguousarray(array) for name, array in entries.arrays().items()}
+        save_file(arrays, scratch / stem)
+        files.append(_settle(scratch / stem, folder, ".safetensors"))
+    manifest = _manifest(space, files)
+    told = scratch / "manifest"
+    told.write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    _sync(told)
+    os.replace(told, folder / "manifest.json")
+    remove_strays(folder, manifest)
+    shutil.rmtree(scratch)
 
 
 def read_content(folder: Path) -> Content:
@@ -139,34 +143,6 @@ def _nonsense(entries: Entries, examples: int) -> str:
     return ""
 
 
-def _write_entries(folder: Path, stem: str, entries: Entries) -> Path:
-    scratch = folder / f".{stem}.tmp"
-    save_file({name: np.ascontiguousarray(a) for name, a in entries.arrays().items()}, scratch)
-    return _settle(scratch, stem, ".safetensors")
-
-
-def check_target(folder: Path) -> None:
-    """Refuse to write over something that is not a space."""
-    if folder.is_file():
-        raise SpaceError(f"{folder} is a file; name a folder for the space")
-    if not folder.is_dir() or not any(folder.iterdir()):
-        return
-    if not (folder / "manifest.json").exists() and not (folder / BUILDING).exists():
-        raise SpaceError(
-            f"{folder} is not empty and holds no space; nothing was written; name another"
-        )
-
-
-def remove_strays(folder: Path, manifest: dict[str, Any]) -> None:
-    """Delete what an interrupted or replaced write left behind."""
-    for path in folder.iterdir():
-        is_ours = path.name.startswith(
-            ("entries-", "examples-", ".entries", ".examples", ".manif")
-        )
-        if is_ours and path.name not in manifest["files"]:
-            path.unlink()
-
-
 def _manifest(space: Content, files: list[Path]) -> dict[str, Any]:
     recipe = asdict(space.recipe)
     manifest: dict[str, Any] = {
@@ -201,10 +177,10 @@ def file_hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _settle(scratch: Path, stem: str, suffix: str) -> Path:
+def _settle(scratch: Path, folder: Path, suffix: str) -> Path:
     """Give a finished file the name that carries its hash."""
     _sync(scratch)
-    path = scratch.with_name(f"{stem}-{file_hash(scratch)[:12]}{suffix}")
+    path = folder / f"{scratch.name}-{file_hash(scratch)[:12]}{suffix}"
     scratch.chmod(0o644)  # safetensors writes private files; a space may be shared
     os.replace(scratch, path)
     return path

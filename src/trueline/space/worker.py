@@ -34,38 +34,59 @@ class Worker:
     def resume(self, batch: list[Passage], path: Path) -> Entries:
         """The entries of a batch, from its file if an earlier build finished it."""
         try:
-            return Entries(**load_file(path))
-        except (OSError, SafetensorError, TypeError):  # not there, or cut short: make it again
-            entries = self.entries(batch)
+            kept = Entries(**load_file(path))
+            if self._is_of(kept, batch):
+                return kept
+        except (OSError, SafetensorError, TypeError):  # not there, or cut short
+            pass
+        entries = self.entries(batch)
         scratch = path.with_suffix(".tmp")
         save_file(entries.arrays(), scratch)
+        with scratch.open("rb+") as file:
+            os.fsync(file.fileno())
         os.replace(scratch, path)
         return entries
 
     def entries(self, batch: list[Passage]) -> Entries:
         """One entry for every token of every answer; each prompt is read once."""
-        places = [passage_length(passage, self.recipe.end) for passage in batch]
-        texts, facts = [], []
-        for passage, length in zip(batch, places, strict=True):
-            tokens = passage.prompt + passage.tokens
-            for step in range(length):
-                start = len(passage.prompt)
-                seen = tokens[: start + step]
-                texts.append(
-                    window_tokens(seen, start, self.recipe.context, self.recipe.window)
+        lengths = [passage_length(passage, self.recipe.end) for passage in batch]
+        windows = []
+        for passage, length in zip(batch, lengths, strict=True):
+            tokens, start = passage.prompt + passage.tokens, len(passage.prompt)
+            windows += [
+                window_tokens(
+                    tokens[: start + step], start, self.recipe.context, self.recipe.window
                 )
-                nextone = passage.tokens[step] if step < len(passage.tokens) else self._end
-                facts.append((nextone, passage.example, passage.answer, step))
-        windows = self.lm.decode_all(texts)
-        table = np.array(facts, np.int32)  # (entries, 4)
+                for step in range(length)
+            ]
+        texts = self.lm.decode_all(windows)
+        places = self._places(batch)
         return Entries(
-            keys=self._keys(windows),
-            values=self._values(batch, places),
-            tokens=table[:, 0].copy(),
-            examples=table[:, 1].copy(),
-            answers=table[:, 2].copy(),
-            steps=table[:, 3].copy(),
-            windows=np.array([text_hash(text) for text in windows], np.int64),
+            keys=self._keys(texts),
+            values=self._values(batch, lengths),
+            tokens=places[:, 0].copy(),
+            examples=places[:, 1].copy(),
+            answers=places[:, 2].copy(),
+            steps=places[:, 3].copy(),
+            windows=np.array([text_hash(text) for text in texts], np.int64),
+        )
+
+    def _places(self, batch: list[Passage]) -> Array:
+        """Next token, example, answer and step of every entry: (entries, 4)."""
+        return np.array(
+            [
+                (token, passage.example, passage.answer, step)
+                for passage in batch
+                for step, token in enumerate([*passage.tokens, *[self._end] * self.recipe.end])
+            ],
+            np.int32,
+        )
+
+    def _is_of(self, kept: Entries, batch: list[Passage]) -> bool:
+        """Whether kept entries are those of a batch, and no crash has eaten into them."""
+        places = np.stack([kept.tokens, kept.examples, kept.answers, kept.steps], 1)
+        return np.array_equal(places, self._places(batch)) and bool(
+            np.isfinite(kept.values).all() and kept.values.any(1).all()
         )
 
     @property
