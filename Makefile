@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet install 
 
 demo: $(VENV)/.core
 	$(BIN)/trueline build facts --out demo/facts.space
-	$(BIN)/trueline compare --space demo/facts.space --flips --file examples/questions.txt
+	$(BIN)/trueline compare --space demo/facts.space --flips --max-new-tokens 40 --file examples/questions.txt
 
 test: $(VENV)/.dev check browser
 	$(BIN)/pytest

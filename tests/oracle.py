@@ -46,6 +46,9 @@ class Oracle:
     def step(self, tokens, start, *, alpha, tau):
         """l_final = l_base + alpha * sum_S (s_i / sum_S s) l_i, with S = {i : cos > tau}."""
         base = self.logits(tokens, keep=1)[-1]
+        return self._final(base, tokens, start, alpha=alpha, tau=tau)
+
+    def _final(self, base, tokens, start, *, alpha, tau):
         e_t = self.embed(tokens, start)
         aggregated, total = torch.zeros_like(base), 0.0
         chosen = []
@@ -57,6 +60,19 @@ class Oracle:
         for s_i, l_i in chosen:
             aggregated += s_i / total * l_i
         return base + alpha * aggregated, len(chosen)
+
+    def follow(self, prompt, answer, *, alpha, tau):
+        """The token it would pick at each place of a given answer, given the text before it.
+
+        If these are the answer's own tokens, `decode` would give this answer: each pick leads
+        to the next text. One pass over the whole text gives the model's logits at every place.
+        """
+        x = prompt + answer
+        base = self.logits(x)
+        return [
+            int(self._final(base[i - 1], x[:i], len(prompt), alpha=alpha, tau=tau)[0].argmax())
+            for i in range(len(prompt), len(x))
+        ]
 
     def decode(self, prompt, *, alpha, tau, stop_ids, max_new_tokens):
         """Greedy decoding of the adjusted logits; the token that ends the answer is kept."""

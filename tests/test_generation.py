@@ -112,15 +112,13 @@ def test_without_a_hit_the_logits_are_the_models_own_to_the_bit(lm, space):
     step = step_of(lm, tiny.QUESTIONS)
     own = lm.head(step.hidden)
     assert torch.equal(tl.RAD(space, tau=1.0).adjust(step).logits, own)
-    hits = tl.RAD(space, tau=TAU).adjust(step_of(lm, tiny.QUESTIONS))
-    counts = hits.evidence[0].hits.count(len(tiny.QUESTIONS))
-    assert (counts > 0).any()
+    everything = tl.RAD(space, tau=-1.0).adjust(step).evidence[0].hits
+    best = [
+        float(everything.similarities[everything.rows == row].max())
+        for row in range(len(tiny.QUESTIONS))
+    ]
     mixed = step_of(lm, tiny.QUESTIONS)
-    for context in mixed.contexts[:2]:  # two rows leave the neighborhood of every entry
-        context[-8:] = lm.tokenizer.encode(
-            "mountain mountain mountain", add_special_tokens=False
-        )
-    adjusted = tl.RAD(space, tau=0.995).adjust(mixed)
+    adjusted = tl.RAD(space, tau=(min(best) + max(best)) / 2).adjust(mixed)
     counts = adjusted.evidence[0].hits.count(len(tiny.QUESTIONS))
     assert set((counts > 0).tolist()) == {True, False}
     same = torch.tensor(
@@ -213,6 +211,30 @@ def test_a_seed_repeats_a_draw_whatever_the_batch(lm, space):
     assert other != whole
 
 
+def test_p_less_keeps_what_reaches_the_sum_of_squares():  # 0.4 0.4 0.2: the squares sum to 0.36
+    from trueline.pick import Pick
+
+    logits = torch.tensor([[0.4, 0.4, 0.2], [0.25, 0.25, 0.5]]).log()  # and to 0.375
+    kept = Pick(temperature=1.0, p_less=True).probabilities(logits)
+    assert torch.allclose(kept, torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]))
+
+
+def test_p_less_draws_only_what_it_keeps(lm):
+    options = {"max_new_tokens": 8, "temperature": 1.0, "p_less": True, "seed": 1}
+    answer = tl.generate(lm, tl.Greedy(), QUESTION, trace=True, **options)
+    for step in answer.trace:
+        assert step.token in {best.token for best in step.base}  # the best are always kept
+
+
+def test_an_answer_may_end_at_once_and_a_prompt_may_be_one_token(lm):
+    first = tl.generate(lm, tl.Greedy(), QUESTION, max_new_tokens=1).token_ids[0]
+    ended = tl.generate(lm, tl.Greedy(), QUESTION, max_new_tokens=9, stop_ids=[first])
+    assert (ended.token_ids, ended.finish) == ((first,), "stop")
+    tiny_prompt = tl.Greedy(tl.Prompt("{question}"))
+    answer = tl.generate(lm, tiny_prompt, "", max_new_tokens=3)  # the first token alone: <bos>
+    assert (answer.prompt_tokens, len(answer.token_ids)) == (1, 3)
+
+
 def test_a_draw_follows_the_probabilities():  # 1/7, 2/7, 4/7
     from trueline.pick import Pick
 
@@ -232,6 +254,7 @@ def test_a_draw_follows_the_probabilities():  # 1/7, 2/7, 4/7
         ({"temperature": 1.0, "top_p": 0.5}, [0, 0, 1]),
         ({"temperature": 1.0, "top_p": 0.58}, [0, 1 / 3, 2 / 3]),
         ({"temperature": 1.0, "top_p": 1.0}, [1 / 7, 2 / 7, 4 / 7]),
+        ({"temperature": 1.0, "p_less": True}, [0, 0, 1]),  # the squares sum to 3/7
         ({"temperature": 1.0, "top_k": 9, "top_p": 1.0}, [1 / 7, 2 / 7, 4 / 7]),
     ],
 )

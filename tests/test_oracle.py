@@ -92,7 +92,7 @@ def test_every_form_of_the_window_picks_the_tokens_of_the_oracle(
     assert tokens(lm, tl.RAD(space, tau=TAU)) == expected(oracle, lm)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt2", "phi"])
+@pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
 def test_the_processor_picks_the_tokens_of_the_oracle_in_transformers_own_loop(
     architecture, examples, embedder, sentence_transformer
 ):

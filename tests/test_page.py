@@ -140,11 +140,11 @@ def test_the_evidence_of_a_changed_token_shows_both_choices_and_the_move(visit):
     tokens(page).nth(CHANGED).hover()
     shown = evidence(page)
     assert "␣very → ␣not" in shown.replace("\n", " ")
-    assert "+3.50 nats over ␣very" in shown
+    assert "+3.50 logits over ␣very" in shown
     assert "The model alone" in shown
     assert "With rad" in shown
     tokens(page).nth(3).hover()
-    assert "≥ +2.50 nats over ␣red" in evidence(page)
+    assert "≥ +2.50 logits over ␣red" in evidence(page)
     assert "The strongest 2 of 7 neighbors" in evidence(page)
 
 

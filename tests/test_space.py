@@ -1,5 +1,6 @@
 """A space on disk: what was written is read, damage is refused, a kill loses nothing."""
 
+import copy
 import json
 import random
 import shutil
@@ -14,6 +15,7 @@ import pytest
 import tiny
 import torch
 import transformers
+from safetensors import SafetensorError
 
 import trueline as tl
 from trueline.errors import (
@@ -24,7 +26,7 @@ from trueline.errors import (
     SpaceMismatchError,
 )
 from trueline.models.embedder import load_embedder
-from trueline.space.storage import BUILDING
+from trueline.space.folder import BUILDING
 
 
 @pytest.fixture
@@ -196,13 +198,14 @@ def files_of(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("kind", ["manifest", "entries", "examples"])
+@pytest.mark.parametrize("kind", ["manifest", "entries", "wrong", "examples"])
 @pytest.mark.parametrize("damage", ["cut", "emptied", "flipped", "removed", "swapped"])
 def test_a_damaged_file_is_refused_with_its_name(
-    kind, damage, lm, examples, embedder, folder, tmp_path
+    kind, damage, lm, examples, embedder, tmp_path
 ):
-    other = tmp_path / "other.space"
-    tl.build(lm, examples[1:], embedder=embedder, context=4).save(other)
+    folder, other = tmp_path / "facts.space", tmp_path / "other.space"
+    tl.build(lm, examples, embedder=embedder, wrong=True).save(folder)
+    tl.build(lm, examples[1:], embedder=embedder, context=4, wrong=True).save(other)
     (path,) = folder.glob(f"{kind}*")
     good = path.read_bytes()
     if damage == "cut":
@@ -286,8 +289,6 @@ def test_another_model_is_refused_with_both_names(space):
 
 
 def test_one_changed_weight_makes_it_another_model(lm, space):
-    import copy
-
     model = copy.deepcopy(lm.model)
     with torch.no_grad():
         model.model.layers[1].mlp.up_proj.weight[5, 7] += 0.01
@@ -352,6 +353,47 @@ def test_progress_counts_every_entry(lm, examples, embedder, space):
     tl.build(lm, examples, embedder=embedder, progress=lambda *now: seen.append(now))
     assert seen[0] == (0, len(space))
     assert seen[-1] == (len(space), len(space))
+
+
+def test_a_damaged_space_is_built_anew_by_the_same_command(lm, examples, embedder, tmp_path):
+    out = tmp_path / "space"
+    tl.build(lm, examples, embedder=embedder, out=out)
+    good = contents(out)
+    for path in sorted(out.iterdir()):
+        path.write_bytes(path.read_bytes()[:-7])
+        tl.build(lm, examples, embedder=embedder, out=out)
+        assert contents(out) == good
+
+
+def test_a_manifest_of_something_else_is_never_written_over(space, tmp_path):
+    (tmp_path / "manifest.json").write_text('{"name": "an extension", "version": "1"}')
+    with pytest.raises(SpaceError, match="holds no space"):
+        space.save(tmp_path)
+
+
+def test_a_save_that_was_killed_can_be_done_again(space, folder, tmp_path):
+    half = tmp_path / "half"
+    (half / BUILDING / "save").mkdir(parents=True)
+    (half / BUILDING / "save" / "entries").write_bytes(b"half")
+    space.save(half)
+    assert contents(half) == contents(folder)
+
+
+def test_another_precision_is_another_plan(lm, examples, embedder, tmp_path):
+    half = tl.LanguageModel(copy.deepcopy(lm.model).bfloat16(), lm.tokenizer, id=lm.id)
+    assert half.fingerprint == lm.fingerprint
+    tl.build(lm, examples, embedder=embedder, out=tmp_path / "space")
+    again = tl.build(half, examples, embedder=embedder, out=tmp_path / "space")
+    assert again.recipe.computed == "bfloat16"
+
+
+def test_a_full_disk_is_one_error(space, tmp_path, monkeypatch):
+    def full(*_):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("trueline.space.storage.save_file", full)
+    with pytest.raises(SpaceError, match=r"No space left on device.*free some room"):
+        space.save(tmp_path / "full")
 
 
 def test_a_finished_build_is_not_done_again(lm, examples, embedder, tmp_path):
