@@ -12,7 +12,7 @@ import torch
 from trueline.models.embedder import load_embedder
 from trueline.records import Example
 
-torch.set_num_threads(2)
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
 
 EXAMPLES = [
     Example(question, answers, wrong, id=f"fact-{number}", source="made up for the tests")

@@ -11,8 +11,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "trueline"
 README = ROOT / "README.md"
-STAGES = """errors records examples prompts models space retriever fusion decoders pick trace
-    explain answers generation comparison evaluation report server cli""".split()
+STAGES = """errors shortcuts records examples prompts models search space retriever fusion
+    decoders pick trace explain answers generation scoring comparison evaluation report server
+    cli""".split()
 MODULES = sorted(SOURCE.rglob("*.py"))
 LONGEST_MODULE = 300
 LONGEST_FUNCTION = 46  # lines below the signature; the aim is 40; it may only come down

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from trueline.decoders import Instructive as Instructive
     from trueline.errors import TruelineError as TruelineError
     from trueline.generation import generate as generate
-    from trueline.generation import score as score
     from trueline.generation import stream as stream
     from trueline.models.language import LanguageModel as LanguageModel
     from trueline.models.language import load as load
     from trueline.prompts import Prompt as Prompt
     from trueline.records import Example as Example
+    from trueline.scoring import score as score
     from trueline.space.build import build as build
     from trueline.space.space import GroundingSpace as GroundingSpace
     from trueline.space.space import read_space as open  # noqa: F401
@@ -46,7 +46,7 @@ _HOMES = {  # public name -> where it lives, opened when first asked for: --help
     "generate": "trueline.generation",
     "load": "trueline.models.language",
     "open": "trueline.space.space:read_space",
-    "score": "trueline.generation",
+    "score": "trueline.scoring",
     "stream": "trueline.generation",
 }
 __all__ = sorted(_HOMES)

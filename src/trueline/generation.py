@@ -1,12 +1,11 @@
-"""Questions in, answers out: the one decoding loop, for batches, streams and scores."""
+"""Questions in, answers out: the one decoding loop, for batches and streams."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import overload
-
-import torch
 
 from trueline.answers import Answer
 from trueline.decoders.base import Decoder, Step
@@ -130,50 +129,6 @@ def stream(
     return _pieces(lm, row, _decode(lm, method, rows, pick, ending, False), ending.strings)
 
 
-@torch.no_grad()
-def score(
-    lm: LanguageModel, method: Decoder, question: str, candidates: Sequence[str]
-) -> list[float]:
-    """The log-probability of each candidate answer under the method, summed over its tokens."""
-    method.check(lm)
-    if not candidates:
-        return []
-    if isinstance(candidates, str) or not all(text.strip() for text in candidates):
-        raise SettingError(
-            f"candidates must be a list of answers, none empty; got {candidates!r}"
-        )
-    asked = method.prompts(question)
-    prompts = [prompt.encode(lm.tokenizer) for prompt in asked]
-    answers = [asked[0].encode_answer(candidate, lm.tokenizer) for candidate in candidates]
-    longest = max(map(len, prompts)) + max(map(len, answers))
-    if lm.limit is not None and longest > lm.limit:
-        raise SettingError(
-            f"the longest prompt and candidate are {longest} tokens, {lm.id} reads {lm.limit}"
-        )
-    reading = Reading(lm, [prompts], layers=method.layers(lm))
-    reading.select([0] * len(answers))
-    states = reading.finish([answer[:-1] for answer in answers])
-    spots = [(row, step) for row, answer in enumerate(answers) for step in range(len(answer))]
-    totals = [0.0] * len(answers)
-    for start in range(0, len(spots), _SCORED):
-        some = spots[start : start + _SCORED]
-        rows = [
-            stream * len(answers) + row for stream in range(reading.streams) for row, _ in some
-        ]
-        steps = [place for _, place in some] * reading.streams
-        step = Step(
-            lm,
-            [prompts[0] + answers[row][:place] for row, place in some],
-            [len(prompts[0])] * len(some),
-            states.map(lambda tensor: tensor[rows, steps]),  # noqa: B023
-            is_probability=True,
-        )
-        log_probs = method.adjust(step).logits.float().log_softmax(-1)  # (spots, vocabulary)
-        for (row, place), line in zip(some, log_probs, strict=True):
-            totals[row] += float(line[answers[row][place]])
-    return totals
-
-
 def _decode(
     lm: LanguageModel,
     method: Decoder,
@@ -184,7 +139,12 @@ def _decode(
 ) -> Iterator[list[_Row]]:
     """Pick one token a live row and step until all have ended; yields the rows that got one."""
     draws = [pick.generator(row.place) for row in rows]
-    reading = Reading(lm, [row.prompts for row in rows], layers=method.layers(lm))
+    reading = Reading(
+        lm,
+        [row.prompts for row in rows],
+        layers=method.layers(lm),
+        aside=partial(method.look_up, lm),
+    )
     while rows:
         step = Step(
             lm,
@@ -192,6 +152,7 @@ def _decode(
             reading.starts,
             reading.states,
             is_probability=pick.is_sampled,
+            lookup=reading.found,
         )
         adjusted = method.adjust(step)
         tokens = pick(adjusted.logits, draws)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
 from trueline.models.embedder import Embedder, load_embedder
+from trueline.models.language import LanguageModel
+from trueline.search import Exact, Hits, open_search
+from trueline.shortcuts import is_on
 from trueline.space.content import Entries
 from trueline.space.space import GroundingSpace
-from trueline.space.windows import text_hash
+from trueline.space.windows import text_hash, window_tokens
 
 Matches = Literal["all", "without", "only"]  # what becomes of exact matches
 MatchBy = Literal["cosine", "text"]  # what counts as one
@@ -19,30 +21,17 @@ MatchBy = Literal["cosine", "text"]  # what counts as one
 _ROUNDING = {torch.float32: 1e-6, torch.float16: 5e-4}  # of a cosine of 1, by the type of keys
 
 
-@dataclass(frozen=True)
-class Hits:
-    """Retrieved entries, one a place; rows ascend."""
-
-    rows: torch.Tensor  # (hits,) which window asked
-    entries: torch.Tensor  # (hits,) which entry answered
-    similarities: torch.Tensor  # (hits,) their cosine
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def count(self, rows: int) -> torch.Tensor:
-        """How many hits each of the windows has: (rows,)."""
-        return torch.bincount(self.rows, minlength=rows)
-
-
 class Retriever:
     """The keys and values of some entries on one device, with the embedder of the keys."""
 
-    def __init__(self, entries: Entries, embedder: Embedder, device: torch.device) -> None:
+    def __init__(
+        self, entries: Entries, embedder: Embedder, device: torch.device, name: str
+    ) -> None:
         self.embedder = embedder
-        keys = torch.from_numpy(entries.keys)
+        keys = torch.from_numpy(entries.keys).to(device)  # (entries, dimension)
+        self._dimension = keys.shape[1]
         self._same = 1 - _ROUNDING[keys.dtype]  # from here on a cosine is that of equal windows
-        self._keys = keys.to(device).float()  # (entries, dimension)
+        self._search = {True: open_search(keys, name), False: Exact(keys)}
         self._values = torch.from_numpy(entries.values).to(device)  # (entries, d or vocabulary)
         self._windows = torch.from_numpy(entries.windows).to(device)  # (entries,)
         self.tokens = torch.from_numpy(entries.tokens).to(device).long()  # (entries,)
@@ -50,9 +39,9 @@ class Retriever:
     def embed(self, windows: Sequence[str]) -> torch.Tensor:
         """The windows as queries (windows, dimension); equal windows are embedded once."""
         if not windows:
-            return self._keys.new_zeros(0, self._keys.shape[1])
+            return torch.zeros(0, self._dimension, device=self._values.device)
         distinct = list(dict.fromkeys(windows))
-        queries = self.embedder.embed(distinct).to(self._keys.device)
+        queries = self.embedder.embed(distinct).to(self._values.device)
         if len(distinct) == len(windows):
             return queries
         row = {text: place for place, text in enumerate(distinct)}
@@ -68,40 +57,40 @@ class Retriever:
         match_by: MatchBy = "cosine",
     ) -> Hits:
         """Every entry whose cosine with a query exceeds tau; entries ascend within a row."""
-        similarities = self._similarities(queries)  # (queries, entries)
-        near = similarities > tau
-        if matches != "all":
-            exact = self._exact(windows, similarities, match_by)
-            near &= exact if matches == "only" else ~exact
-        rows, entries = near.nonzero(as_tuple=True)
-        return Hits(rows, entries, similarities[rows, entries])
+        hits = self._search[is_on("index")].above(queries, tau)
+        if matches == "all":
+            return hits
+        exact = self._exact(windows, hits, match_by)
+        return hits.kept(exact if matches == "only" else ~exact)
 
     def nearest(self, queries: torch.Tensor, k: int) -> Hits:
         """The k nearest entries of each query, or all there are; the nearest first."""
-        similarities = self._similarities(queries)
-        best = similarities.topk(min(k, similarities.shape[1]))
-        rows = torch.arange(len(queries), device=best.values.device)
-        return Hits(
-            rows.repeat_interleave(best.values.shape[1]),
-            best.indices.reshape(-1),
-            best.values.reshape(-1),
-        )
+        return self._search[is_on("index")].nearest(queries, k)
 
     def values(self, entries: torch.Tensor) -> torch.Tensor:
         """The values of some entries, as float32: (n, d or vocabulary)."""
         return self._values[entries].float()
 
-    def _similarities(self, queries: torch.Tensor) -> torch.Tensor:
-        """The cosine of every query with every entry: (queries, entries)."""
-        return (queries @ self._keys.T).clamp(max=1.0)
-
-    def _exact(
-        self, windows: Sequence[str], similarities: torch.Tensor, match_by: MatchBy
-    ) -> torch.Tensor:
+    def _exact(self, windows: Sequence[str], hits: Hits, match_by: MatchBy) -> torch.Tensor:
+        """Which of the hits stand in the very window that asked: (hits,)."""
         if match_by == "cosine":
-            return similarities >= self._same
-        hashes = [text_hash(text) for text in windows]
-        return torch.tensor(hashes, device=self._windows.device)[:, None] == self._windows
+            return hits.similarities >= self._same
+        asked = torch.tensor([text_hash(text) for text in windows], device=hits.rows.device)
+        return asked[hits.rows] == self._windows[hits.entries]
+
+
+def window_texts(
+    space: GroundingSpace,
+    lm: LanguageModel,
+    contexts: Sequence[Sequence[int]],
+    starts: Sequence[int],
+) -> list[str]:
+    """The text of each row's last tokens, as the space was built with it."""
+    context, window = space.recipe.context, space.recipe.window
+    rows = zip(contexts, starts, strict=True)
+    return lm.decode_all(
+        [window_tokens(tokens, start, context, window) for tokens, start in rows]
+    )
 
 
 class Retrievers:
@@ -116,7 +105,9 @@ class Retrievers:
         if device not in self._made:
             entries = self._space.wrong if self._wrong else self._space.entries
             assert entries is not None
-            self._made[device] = Retriever(entries, open_embedder(self._space, device), device)
+            name = f"{self._space.plan[:32]}-{'wrong' if self._wrong else 'entries'}"
+            embedder = open_embedder(self._space, device)
+            self._made[device] = Retriever(entries, embedder, device, name)
         return self._made[device]
 
 

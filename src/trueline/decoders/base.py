@@ -13,7 +13,14 @@ from trueline.decoders.evidence import Evidence
 from trueline.models.language import LanguageModel
 from trueline.models.reading import States
 from trueline.prompts import Asked
-from trueline.space.windows import Context, Window, window_tokens
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """What a method looks up by; known before the model has read the last token."""
+
+    windows: list[str]  # the text of each row's last tokens
+    queries: torch.Tensor  # (rows, dimension), their embeddings
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,7 @@ class Step:
     is_probability: bool = (
         False  # whether the result is read as probabilities, not as a ranking
     )
+    lookup: Lookup | None = None  # what the method asked to be worked out ahead
 
     @property
     def hidden(self) -> torch.Tensor | None:
@@ -43,13 +51,6 @@ class Step:
     def other_logits(self) -> torch.Tensor:
         """The logits under the second prompt (rows, vocabulary)."""
         return self._logits(self.states.map(lambda tensor: tensor[len(self.contexts) :]))
-
-    def windows(self, context: Context, window: Window) -> list[str]:
-        """The text of each row's last tokens."""
-        rows = zip(self.contexts, self.starts, strict=True)
-        return self.lm.decode_all(
-            [window_tokens(tokens, start, context, window) for tokens, start in rows]
-        )
 
     def _logits(self, states: States) -> torch.Tensor:
         if states.hidden is None or self.lm.head is None:
@@ -84,6 +85,12 @@ class Decoder:
     def layers(self, lm: LanguageModel) -> Sequence[int]:
         """The earlier layers whose states it reads; mostly none."""
         return ()
+
+    def look_up(
+        self, lm: LanguageModel, contexts: Sequence[Sequence[int]], starts: Sequence[int]
+    ) -> Lookup | None:
+        """What `adjust` will look up by; the loop asks for it while the model reads."""
+        return None
 
     def adjust(self, step: Step) -> Adjusted:
         """The logits to pick the next tokens from."""

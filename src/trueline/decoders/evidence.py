@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from trueline.records import Neighbor
-from trueline.retriever import Hits, Retriever
+from trueline.retriever import Retriever
+from trueline.search import Hits
 from trueline.space.space import GroundingSpace
 
 # What some entries say of some tokens: (n,), (tokens,) -> (n, tokens).

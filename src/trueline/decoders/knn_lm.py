@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 
-from trueline.decoders.base import Adjusted, Decoder, Step
+from trueline.decoders.base import Adjusted, Decoder, Lookup, Step
 from trueline.decoders.evidence import Evidence
 from trueline.errors import SettingError
 from trueline.models.language import LanguageModel
 from trueline.prompts import Asked
-from trueline.retriever import Retrievers
+from trueline.retriever import Retrievers, window_texts
 from trueline.space.space import GroundingSpace
 
 
@@ -43,13 +44,18 @@ class KNNLM(Decoder):
     def prompts(self, question: str) -> tuple[Asked, ...]:  # noqa: D102
         return (Asked(self.space.prompt, question),)
 
+    def look_up(  # noqa: D102
+        self, lm: LanguageModel, contexts: Sequence[Sequence[int]], starts: Sequence[int]
+    ) -> Lookup:
+        windows = window_texts(self.space, lm, contexts, starts)
+        return Lookup(windows, self._retrievers.on(lm.device).embed(windows))
+
     def adjust(self, step: Step) -> Adjusted:  # noqa: D102
         if self.lam == 0:
             return Adjusted(step.logits)
         retriever = self._retrievers.on(step.lm.device)
-        recipe = self.space.recipe
-        queries = retriever.embed(step.windows(recipe.context, recipe.window))
-        hits = retriever.nearest(queries, self.k)
+        lookup = step.lookup or self.look_up(step.lm, step.contexts, step.starts)
+        hits = retriever.nearest(lookup.queries, self.k)
         rows = len(step.contexts)
         distances = 2 - 2 * hits.similarities.view(rows, -1)  # (rows, k), of unit vectors
         weights = (-distances).softmax(-1).reshape(-1)

@@ -10,7 +10,6 @@ from transformers import LogitsProcessor
 from trueline.errors import SettingError
 from trueline.fusion import entropy
 from trueline.models.language import LanguageModel
-from trueline.space.windows import window_tokens
 
 if TYPE_CHECKING:
     from trueline.decoders.rad import RAD
@@ -35,12 +34,10 @@ class RadProcessor(LogitsProcessor):
     @torch.no_grad()
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The adjusted scores (rows, vocabulary); rows without a hit keep theirs to the bit."""
-        recipe = self._rad.space.recipe
-        rows = [window_tokens(row, 0, recipe.context, "all") for row in input_ids.tolist()]
-        windows = self._lm.decode_all(rows)
+        lookup = self._rad.look_up(self._lm, input_ids.tolist(), [0] * len(input_ids))
         gate = self._rad.gate
         is_open = None if gate is None else entropy(scores) > gate
-        evidence = self._rad.retrieve(self._lm, windows, is_open)
+        evidence = self._rad.retrieve(self._lm, lookup, is_open)
         if not any(len(found.hits) for found in evidence):
             return scores
         return self._rad.after_head(self._lm, scores, evidence, neutral=bool(self._rad.neutral))

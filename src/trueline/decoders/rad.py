@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, get_args
 
 import torch
 
-from trueline.decoders.base import Adjusted, Decoder, Step
+from trueline.decoders.base import Adjusted, Decoder, Lookup, Step
 from trueline.decoders.evidence import Evidence
 from trueline.errors import SettingError
 from trueline.fusion import Aggregation, Fusion, aggregate, entropy, fuse, neutralize, weigh
 from trueline.models.language import LanguageModel
 from trueline.prompts import Asked, Prompt
-from trueline.retriever import MatchBy, Matches, Retriever, Retrievers
+from trueline.retriever import MatchBy, Matches, Retriever, Retrievers, window_texts
+from trueline.shortcuts import is_on
 from trueline.space.space import GroundingSpace
 
 if TYPE_CHECKING:
@@ -84,11 +86,17 @@ class RAD(Decoder):
     def prompts(self, question: str) -> tuple[Asked, ...]:  # noqa: D102
         return (Asked(self.space.prompt, question),)
 
+    def look_up(  # noqa: D102
+        self, lm: LanguageModel, contexts: Sequence[Sequence[int]], starts: Sequence[int]
+    ) -> Lookup:
+        windows = window_texts(self.space, lm, contexts, starts)
+        return Lookup(windows, self._truthful.on(lm.device).embed(windows))
+
     def adjust(self, step: Step) -> Adjusted:  # noqa: D102
-        recipe = self.space.recipe
-        windows = step.windows(recipe.context, recipe.window)
+        lookup = step.lookup or self.look_up(step.lm, step.contexts, step.starts)
         is_open = None if self.gate is None else entropy(step.logits) > self.gate  # (rows,)
-        evidence = self.retrieve(step.lm, windows, is_open)
+        evidence = self.retrieve(step.lm, lookup, is_open)
+        windows = lookup.windows
         if not any(len(found.hits) for found in evidence):
             return Adjusted(step.logits, evidence)
         neutral = step.is_probability if self.neutral is None else self.neutral
@@ -104,17 +112,13 @@ class RAD(Decoder):
         return Adjusted(logits, evidence, None if neutral else stretch)
 
     def retrieve(
-        self, lm: LanguageModel, windows: list[str], is_open: torch.Tensor | None = None
+        self, lm: LanguageModel, lookup: Lookup, is_open: torch.Tensor | None = None
     ) -> tuple[Evidence, ...]:
         """What is near each window: truthful, then wrong if it counts; `is_open` bars rows."""
-        rows = torch.arange(len(windows), device=lm.device)
-        rows = rows if is_open is None else rows[is_open]
-        truthful = self._truthful.on(lm.device)
-        queries = truthful.embed([windows[row] for row in rows.tolist()])
-        found = [(truthful, self.alpha, False)]
+        found = [(self._truthful.on(lm.device), self.alpha, False)]
         if self.beta:
             found.append((self._wrong.on(lm.device), -self.beta, True))
-        return tuple(self._evidence(lm, windows, rows, queries, *kind) for kind in found)
+        return tuple(self._evidence(lm, lookup, is_open, *kind) for kind in found)
 
     def after_head(
         self,
@@ -171,22 +175,21 @@ class RAD(Decoder):
     def _evidence(
         self,
         lm: LanguageModel,
-        windows: list[str],
-        rows: torch.Tensor,
-        queries: torch.Tensor,
+        lookup: Lookup,
+        is_open: torch.Tensor | None,
         retriever: Retriever,
         strength: float,
         is_wrong: bool,
     ) -> Evidence:
         hits = retriever.above(
-            queries,
-            [windows[row] for row in rows.tolist()],
+            lookup.queries,
+            lookup.windows,
             tau=self.tau,
             matches=self.matches,
             match_by=self.match_by,
         )
-        hits = replace(hits, rows=rows[hits.rows])
-        weights = weigh(hits.similarities, hits.rows, len(windows), self.aggregation)
+        hits = hits if is_open is None else hits.kept(is_open[hits.rows])
+        weights = weigh(hits.similarities, hits.rows, len(lookup.windows), self.aggregation)
 
         def says(entries: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
             values = retriever.values(entries)
@@ -221,7 +224,7 @@ class RAD(Decoder):
         return lm.head(values.to(lm.dtype)).float()
 
     def _is_fused_before_head(self, lm: LanguageModel) -> bool:
-        return self._is_linear(lm) and self.fusion != "prob"
+        return self._is_linear(lm) and self.fusion != "prob" and is_on("fusion")
 
     def _is_linear(self, lm: LanguageModel) -> bool:
         """Whether sums of the values stand for sums of logits, by both checks of the head."""

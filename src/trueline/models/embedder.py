@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,12 +15,15 @@ from tokenizers import Tokenizer
 from trueline.errors import ModelError
 from trueline.models.fingerprint import fingerprint
 from trueline.models.quiet import quiet
+from trueline.models.runtime import Runtime, open_runtime
 from trueline.models.sources import resolve
+from trueline.shortcuts import is_on
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _BATCH = 64  # texts a forward pass
+_FEW = 32  # texts that the runtime embeds in a pass
 
 
 class Embedder(Protocol):
@@ -61,13 +65,21 @@ class SentenceEmbedder:
             vectors[places] = self._pass([encoded[place] for place in places])
         return vectors
 
+    @cached_property
+    def _runtime(self) -> Runtime | None:
+        return open_runtime(self.model, self.hash)
+
     @torch.no_grad()
     def _pass(self, rows: list[list[int]]) -> torch.Tensor:
         width = max(map(len, rows))
         ids = torch.tensor([row + [self._pad] * (width - len(row)) for row in rows])
         mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
         ids, mask = ids.to(self.model.device), mask.to(self.model.device)
-        states = self.model(input_ids=ids, attention_mask=mask).last_hidden_state.float()
+        # Many texts keep all cores of torch busy; the runtime has one, and no cost a call.
+        if len(rows) <= _FEW and is_on("runtime") and self._runtime is not None:
+            states = self._runtime(ids, mask)
+        else:
+            states = self.model(input_ids=ids, attention_mask=mask).last_hidden_state.float()
         if self.pooling == "mean":
             weights = mask[:, :, None].float()
             pooled = (states * weights).sum(1) / weights.sum(1)

@@ -162,10 +162,13 @@ def load(
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
+        from trueline.models.attention import share_heads
+
         options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
         with quiet():
             tokenizer = AutoTokenizer.from_pretrained(source.folder, **options)
             model = AutoModelForCausalLM.from_pretrained(source.folder, dtype=number, **options)
+            share_heads(model)
         return LanguageModel(model.to(place).eval(), tokenizer, id=source.id)
     except ModelError:
         raise

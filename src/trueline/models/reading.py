@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from transformers import DynamicCache
 
+from trueline.models.attention import Cache
+from trueline.models.beside import beside
 from trueline.models.language import LanguageModel
+from trueline.shortcuts import is_on
 
 Prompts = Sequence[
     Sequence[int]
 ]  # of one question: the prompt it is asked with, then any others
+
+
+# What can be worked out from the contexts and where their answers begin, without the model.
+Aside = Callable[[Sequence[Sequence[int]], Sequence[int]], Any]
+
+
+_WORTH = 8  # tokens in common from which a pass of their own pays
 
 
 @dataclass(frozen=True)
@@ -48,34 +58,60 @@ class States:
         )
 
 
+def shared_length(rows: Sequence[Sequence[int]]) -> int:
+    """How many tokens all rows begin with; one of each is left to be read, and few are none."""
+    if len(rows) == 1:
+        return 0
+    first, last = min(map(list, rows)), max(map(list, rows))  # what these share, all share
+    limit = min(map(len, rows)) - 1
+    same = 0
+    while same < limit and first[same] == last[same]:
+        same += 1
+    return same if same >= _WORTH else 0
+
+
 class Reading:
     """What one batch has read so far; it belongs to one call and ends with it.
 
     A row is a question. It may be read under several prompts at once, each with a cache of its
     own and all in one pass: states come prompt by prompt, row by row. Prompts of unequal length
-    are padded on the left and masked. Rows can leave, and can be repeated so that several
-    continuations share one prompt's cache.
+    are padded and masked, and what all begin with is read once. Rows can leave, and can be
+    repeated so that several continuations share one prompt's cache. `aside` runs beside every
+    pass that ends in a new state, over the tokens the pass reads.
     """
 
     def __init__(
-        self, lm: LanguageModel, prompts: Sequence[Prompts], *, layers: Sequence[int] = ()
+        self,
+        lm: LanguageModel,
+        prompts: Sequence[Prompts],
+        *,
+        layers: Sequence[int] = (),
+        aside: Aside | None = None,
     ) -> None:
-        self.lm, self._layers = lm, tuple(layers)
+        self.lm, self._layers, self._aside = lm, tuple(layers), aside
         self.streams = len(prompts[0])
         read = [list(row[stream]) for stream in range(self.streams) for row in prompts]
         self.contexts = read[: len(prompts)]  # tokens of each live row under its first prompt
         self.starts = [len(context) for context in self.contexts]  # where each answer begins
         self._lengths = [len(tokens) for tokens in read]  # of every row under every prompt
-        self._cache = DynamicCache(config=lm.model.config)
+        self._cache = Cache(lm.model)
         self._mask: torch.Tensor | None = None  # (n, tokens), absent while nothing is padded
+        self.found: Any = None  # what was worked out aside, from the contexts
+        # A sliding window counts places, pads too: behind pads it would see too little.
+        is_shared = is_on("prefix") and not any(self._cache.is_sliding)
+        shared = shared_length(read) if is_shared else 0
+        if shared:
+            self._forward([read[0][:shared]], [0])
+            self._cache.batch_select_indices(torch.zeros(len(read), dtype=torch.long))
         gaps = [max(self._lengths) - length for length in self._lengths]
         if any(gaps):
             rows = zip(gaps, self._lengths, strict=True)
             self._mask = torch.tensor(
-                [[0] * gap + [1] * length for gap, length in rows], device=lm.device
+                [[1] * shared + [0] * gap + [1] * (length - shared) for gap, length in rows],
+                device=lm.device,
             )
-        ids = [[0] * gap + tokens for gap, tokens in zip(gaps, read, strict=True)]
-        self.states = self._last(self._forward(ids, [-gap for gap in gaps]))
+        ids = [[0] * gap + tokens[shared:] for gap, tokens in zip(gaps, read, strict=True)]
+        self.states = self._read(ids, [shared - gap for gap in gaps])
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Read one more token in each row."""
@@ -84,7 +120,7 @@ class Reading:
         ]
         self._grow_mask(1)
         ids = [[token] for token in tokens] * self.streams
-        self.states = self._last(self._forward(ids, self._lengths))
+        self.states = self._read(ids, self._lengths)
         self._lengths = [length + 1 for length in self._lengths]
 
     def select(self, rows: Sequence[int]) -> None:
@@ -132,6 +168,13 @@ class Reading:
         }
         return States(*self.lm.forward(inputs, self._layers))
 
-    @staticmethod
-    def _last(states: States) -> States:
+    def _read(self, ids: list[list[int]], first: Sequence[int]) -> States:
+        """The states at the last token; what is asked for aside is worked out meanwhile."""
+        if self._aside is None:
+            return self._forward(ids, first).map(lambda tensor: tensor[:, -1])
+        work = partial(self._aside, self.contexts, self.starts)
+        with beside(work, self.lm.device) as job:
+            self._cache.at_layer = job.at_layer
+            states = self._forward(ids, first)
+        self.found = job.result()
         return states.map(lambda tensor: tensor[:, -1])

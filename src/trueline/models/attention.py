@@ -1,0 +1,129 @@
+"""Keys and values of the tokens read so far: kept in place, and read without a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    DynamicCache,
+    PreTrainedModel,
+)
+from transformers.cache_utils import DynamicLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from trueline.shortcuts import is_on
+
+_NAME = "trueline"  # what transformers files our attention under
+_ROOM = 64  # tokens a buffer can take before it has to be made anew
+
+
+class GrowingLayer(DynamicLayer):
+    """The cache of one layer in a buffer with room at its end.
+
+    transformers' own joins old and new into a new tensor at every step, which copies all.
+    """
+
+    keys: torch.Tensor  # (rows, heads, tokens, width), a view into the buffer
+    values: torch.Tensor
+    is_initialized: bool
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the new tokens behind the old; all keys and values so far come back."""
+        if not self.is_initialized:
+            self.dtype, self.device = key_states.dtype, key_states.device
+            self._length = 0
+            self._buffers = [
+                state.new_empty(*state.shape[:2], 0, state.shape[3])
+                for state in (key_states, value_states)
+            ]
+            self.is_initialized = True
+        start, self._length = self._length, self._length + key_states.shape[2]
+        for place, new in enumerate((key_states, value_states)):
+            if self._length > self._buffers[place].shape[2]:
+                self._buffers[place] = self._larger(self._buffers[place], start)
+            self._buffers[place][:, :, start : self._length] = new
+        self._show()
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep these rows, in this order; a row may be named more than once."""
+        if self.is_initialized:
+            self._buffers = [buffer[indices] for buffer in self._buffers]
+            self._show()
+
+    def _larger(self, buffer: torch.Tensor, used: int) -> torch.Tensor:
+        """(rows, heads, tokens, width) with room for half as many tokens again."""
+        size = max(self._length + _ROOM, self._length * 3 // 2)
+        made = buffer.new_empty(*buffer.shape[:2], size, buffer.shape[3])
+        made[:, :, :used] = buffer[:, :, :used]
+        return made
+
+    def _show(self) -> None:
+        self.keys, self.values = (buffer[:, :, : self._length] for buffer in self._buffers)
+
+
+class Cache(DynamicCache):
+    """The cache of a model; layers with a sliding window keep transformers' own kind."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(config=model.config)
+        self.layers: list[Any]
+        self.at_layer: Callable[[], None] | None = None  # called as the pass reaches a layer
+        if is_on("cache"):
+            self.layers = [
+                GrowingLayer() if type(layer) is DynamicLayer else layer
+                for layer in self.layers
+            ]
+
+    def update(self, *states: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add the new tokens of one layer; all its keys and values so far come back."""
+        if self.at_layer is not None:
+            self.at_layer()
+        both: tuple[torch.Tensor, torch.Tensor] = super().update(*states, **options)
+        return both
+
+
+def share_heads(model: PreTrainedModel) -> None:
+    """Let a model that uses torch's attention read shared keys without copies."""
+    if model.config._attn_implementation == "sdpa":
+        model.set_attn_implementation(_NAME)
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention of one new token: the heads of a group become the queries of their keys.
+
+    (rows, heads, 1, width) is read as (rows, groups, heads a group, width): the same products,
+    and the keys (rows, groups, tokens, width) are not repeated for each head.
+    """
+    rows, heads, new, width = query.shape
+    groups = key.shape[1]
+    plain = not any(options.get(name) for name in ("dropout", "position_bias", "softcap"))
+    if new > 1 or groups == heads or not plain or not is_on("attention"):
+        whole, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        return whole, None
+    out = torch.nn.functional.scaled_dot_product_attention(
+        query.reshape(rows, groups, heads // groups, width),
+        key,
+        value,
+        attn_mask=attention_mask,
+        scale=options.get("scaling"),
+    )  # (rows, groups, heads a group, width)
+    return out.reshape(rows, 1, heads, width), None
+
+
+AttentionInterface.register(_NAME, _attend)
+AttentionMaskInterface.register(_NAME, sdpa_mask)

@@ -1,0 +1,151 @@
+"""Unit vectors in, the keys near each of them out: all of them exactly, or through an index."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from trueline.models.sources import home
+from trueline.shortcuts import is_on
+
+LARGE = 50_000  # entries from which an index is used: below it, comparing with all is as fast
+_BLOCK = 16_384  # keys compared at once, so that half-precision keys stay half in memory
+_PROBED = 8  # one of so many lists of the index is searched: recall of 0.99, see docs/speed.md
+_TRAINED = 64  # keys a list is made from
+
+
+@dataclass(frozen=True)
+class Hits:
+    """Retrieved entries, one a place; rows ascend."""
+
+    rows: torch.Tensor  # (hits,) which query asked
+    entries: torch.Tensor  # (hits,) which entry answered
+    similarities: torch.Tensor  # (hits,) their cosine
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def kept(self, which: torch.Tensor) -> Hits:
+        """Those of the hits that a mask (hits,) or their places name."""
+        return Hits(self.rows[which], self.entries[which], self.similarities[which])
+
+    def count(self, rows: int) -> torch.Tensor:
+        """How many hits each of the queries has: (rows,)."""
+        return torch.bincount(self.rows, minlength=rows)
+
+
+class Search(Protocol):
+    """Finds keys by their cosine with a query."""
+
+    def above(self, queries: torch.Tensor, tau: float) -> Hits:
+        """Every entry whose cosine with a query exceeds tau; entries ascend within a row."""
+        ...
+
+    def nearest(self, queries: torch.Tensor, k: int) -> Hits:
+        """The k nearest entries of each query, or all there are; the nearest first."""
+        ...
+
+
+class Exact:
+    """Compares every query with every key."""
+
+    def __init__(self, keys: torch.Tensor) -> None:
+        self._keys = keys  # (entries, dimension), in the type they are kept in
+
+    def above(self, queries: torch.Tensor, tau: float) -> Hits:  # noqa: D102
+        found = []
+        for start in range(0, len(self._keys), _BLOCK):
+            similarities = self._similarities(queries, start)  # (queries, block)
+            rows, entries = (similarities > tau).nonzero(as_tuple=True)
+            found.append(Hits(rows, entries + start, similarities[rows, entries]))
+        if len(found) == 1:
+            return found[0]
+        hits = _joined(found, queries)
+        return hits.kept(hits.rows.argsort(stable=True))
+
+    def nearest(self, queries: torch.Tensor, k: int) -> Hits:  # noqa: D102
+        starts = range(0, len(self._keys), _BLOCK)
+        similarities = torch.cat([self._similarities(queries, start) for start in starts], 1)
+        best = similarities.topk(min(k, similarities.shape[1]))
+        rows = torch.arange(len(queries), device=queries.device)
+        return Hits(
+            rows.repeat_interleave(best.values.shape[1]),
+            best.indices.reshape(-1),
+            best.values.reshape(-1),
+        )
+
+    def _similarities(self, queries: torch.Tensor, start: int) -> torch.Tensor:
+        """The cosine of every query with a block of entries: (queries, block)."""
+        return (queries @ self._keys[start : start + _BLOCK].float().T).clamp(max=1.0)
+
+
+class Index:
+    """Compares every query with the lists of keys whose centres are nearest (FAISS, IVF)."""
+
+    def __init__(self, index: Any) -> None:
+        self._index = index
+        self._index.nprobe = max(1, self._index.nlist // _PROBED)
+
+    def above(self, queries: torch.Tensor, tau: float) -> Hits:  # noqa: D102
+        ends, cosines, entries = self._index.range_search(queries.cpu().numpy(), tau)
+        rows = torch.arange(len(queries)).repeat_interleave(torch.from_numpy(np.diff(ends)))
+        order = np.lexsort((entries, rows.numpy()))
+        return self._hits(rows[order], entries[order], cosines[order], queries.device)
+
+    def nearest(self, queries: torch.Tensor, k: int) -> Hits:  # noqa: D102
+        cosines, entries = self._index.search(queries.cpu().numpy(), k)
+        there = entries >= 0  # fewer than k in the lists that were searched: filled with -1
+        rows = torch.arange(len(queries))[:, None].expand(-1, k)[torch.from_numpy(there)]
+        return self._hits(rows, entries[there], cosines[there], queries.device)
+
+    @staticmethod
+    def _hits(rows: torch.Tensor, entries: Any, cosines: Any, device: torch.device) -> Hits:
+        values = torch.from_numpy(cosines).clamp(max=1.0)
+        return Hits(rows.to(device), torch.from_numpy(entries).to(device), values.to(device))
+
+
+def open_search(keys: torch.Tensor, name: str) -> Search:
+    """The way to search some keys: all of them, or from LARGE on an index, made once and kept.
+
+    The index takes as much room again as the keys; without FAISS all keys are compared.
+    """
+    if len(keys) < LARGE or not is_on("index"):
+        return Exact(keys)
+    try:
+        import faiss
+    except ImportError:
+        return Exact(keys)
+    path = home() / "indexes" / f"{name}.faiss"
+    if not path.exists():
+        _write_index(faiss, keys, path)
+    return Index(faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC))
+
+
+def _write_index(faiss: Any, keys: torch.Tensor, path: Path) -> None:
+    """About sqrt(n) lists of half-precision keys, trained on a sample drawn with a seed."""
+    count, dimension = keys.shape
+    lists = 2 ** round(np.log2(count) / 2)
+    index = faiss.index_factory(dimension, f"IVF{lists},SQfp16", faiss.METRIC_INNER_PRODUCT)
+    index.cp.max_points_per_centroid, index.cp.niter = _TRAINED, 8
+    sample = np.random.default_rng(0).choice(count, min(count, _TRAINED * lists), replace=False)
+    index.train(keys[np.sort(sample)].float().cpu().numpy())
+    for start in range(0, count, _BLOCK):
+        index.add(keys[start : start + _BLOCK].float().cpu().numpy())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_suffix(f".{os.getpid()}")
+    faiss.write_index(index, str(scratch))
+    os.replace(scratch, path)
+
+
+def _joined(found: list[Hits], queries: torch.Tensor) -> Hits:
+    empty = torch.empty(0, dtype=torch.long, device=queries.device)
+    return Hits(
+        torch.cat([empty, *(hits.rows for hits in found)]),
+        torch.cat([empty, *(hits.entries for hits in found)]),
+        torch.cat([queries.new_empty(0), *(hits.similarities for hits in found)]),
+    )
