@@ -12,9 +12,12 @@ from trueline.cli.ask import ask
 from trueline.cli.build import build
 from trueline.cli.chat import chat
 from trueline.cli.compare import compare
+from trueline.cli.eval import evaluate
 from trueline.cli.explain import explain
 from trueline.cli.info import info
 from trueline.cli.models import models
+from trueline.cli.report import report
+from trueline.cli.reproduce import reproduce
 from trueline.cli.verify import verify
 from trueline.errors import TruelineError
 
@@ -40,7 +43,9 @@ def cli() -> None:
     """
 
 
-for command in (models, build, info, verify, ask, chat, compare, explain):
+_ASKING = (models, build, info, verify, ask, chat, compare, explain)
+_EVALUATING = (evaluate, report, reproduce)
+for command in (*_ASKING, *_EVALUATING):
     cli.add_command(command)
 
 

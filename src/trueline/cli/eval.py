@@ -1,0 +1,204 @@
+"""`trueline eval`: models, methods and benchmarks to results that can be resumed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trueline.cli.options import Spelled, json_option, settings_of
+from trueline.errors import SettingError
+
+if TYPE_CHECKING:
+    from trueline.evaluation.run import Outcome
+
+_AGAIN = "what is done is kept; run the same command again to go on"
+
+
+@click.command("eval")
+@click.argument("plan", type=click.Path(path_type=Path), required=False)
+@click.option("--out", help="The folder of the results.")
+@click.option("--model", "models", cls=Spelled, multiple=True, help="One or more.")
+@click.option(
+    "--benchmark",
+    "benchmarks",
+    cls=Spelled,
+    multiple=True,
+    help="facts, truthfulqa, wikiqa, alpaca, halueval-dialogue, halueval-summary, or a file.",
+)
+@click.option("--methods", help="Separated by commas, or `all`.")
+@click.option("--tasks", help="generate, choose or both, separated by a comma.  [generate]")
+@click.option("--judge", "judges", cls=Spelled, multiple=True, help="One or more; see docs.")
+@click.option(
+    "--set",
+    "sets",
+    cls=Spelled,
+    multiple=True,
+    metavar="METHOD.NAME=VALUE",
+    help="A setting of a method, such as rad.alpha=0.3.",
+)
+@click.option(
+    "--sweep",
+    "sweeps",
+    cls=Spelled,
+    multiple=True,
+    metavar="METHOD.NAME=A,B",
+    help="Several values of a setting, such as rad.alpha=0.1,0.5 or build.context=4,8.",
+)
+@click.option("--ground", help="How many examples to ground with, or `all`.  [100]")
+@click.option("--ground-from", help="A benchmark to take them from, if not the tested one.")
+@click.option("--test", help="How many samples, or `all`.  [all]")
+@click.option("--draw", type=int, help="Draw examples and samples with this seed.")
+@click.option("--data", help="A folder of benchmark files; the hub if left out.")
+@click.option("--context", help="Tokens in a window of the space, or `full`.  [8]")
+@click.option("--embedder", help="Alias, hub id or folder.")
+@click.option("--max-new-tokens", type=int, help="Of each answer.  [64]")
+@click.option("--batch-size", type=int, help="Samples in a chunk.  [16]")
+@click.option("--temperature", type=float, help="Above 0 tokens are drawn.  [0]")
+@click.option("--seed", "seeds", cls=Spelled, type=int, multiple=True, help="One or more.")
+@click.option("--dtype", help="auto, float32, bfloat16, float16.  [auto]")
+@click.option("--device", help="cpu, cuda, mps; the best there is if left out.")
+@click.option("--threads", type=int, help="For torch.")
+@click.option("--minutes", type=float, help="Stop after so long; go on another time.")
+@click.option("--max-samples", type=int, help="Stop after so many; go on another time.")
+@json_option
+def evaluate(
+    plan: Path | None,
+    out: str | None,
+    minutes: float | None,
+    max_samples: int | None,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Run methods on benchmarks as PLAN (a run.toml) says, or as flags say; flags win.
+
+    Results are added to results.jsonl in the folder of --out. A run that was stopped or killed
+    goes on when the same command is run again, and ends with the same lines.
+
+    \b
+    Examples:
+      trueline eval run.toml
+      trueline eval --benchmark facts --methods greedy,rad --test 20 --out results/first
+    """
+    from trueline.cli.screen import progress_bars
+    from trueline.evaluation.plan_file import plan_from, read_plan_table
+    from trueline.evaluation.run import run_plan
+
+    table = {} if plan is None else read_plan_table(plan)
+    table = _with_flags(table, flags)
+    checked = plan_from(table, "the flags" if plan is None else str(plan))
+    folder = out or table.get("out")
+    if not folder:
+        raise SettingError("say where the results go: --out FOLDER, or `out` in the plan")
+    try:
+        with progress_bars("samples") as progress:
+            done = run_plan(
+                checked, folder, minutes=minutes, max_samples=max_samples, progress=progress
+            )
+    except KeyboardInterrupt:
+        click.echo(f"Error: stopped; {_AGAIN}", err=True)
+        sys.exit(130)
+    _show(done, as_json)
+
+
+def _with_flags(table: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
+    """The table of a plan, with every flag that was given in the place of its key."""
+    given = {
+        name: _READ[name](value) if name in _READ else value
+        for name, value in flags.items()
+        if value not in (None, ())
+    }
+    found = dict(table)
+    for name in [name for name in ("context", "embedder") if name in given]:
+        found["build"] = {**found.get("build", {}), name: given.pop(name)}
+    for key, value in given.pop("sets", {}).items():
+        method, _, setting = key.rpartition(".")
+        settings = found.get("settings", {})
+        own = {**settings.get(method, {}), setting: value}
+        found["settings"] = {**settings, method: own}
+    if "sweeps" in given:
+        found["sweep"] = {**found.get("sweep", {}), **given.pop("sweeps")}
+    return {**found, **given}
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _methods(text: str) -> list[str]:
+    from trueline.decoders import DECODERS
+
+    return [*DECODERS] if text.strip() == "all" else _words(text)
+
+
+def _number(text: str) -> int | str:
+    return int(text) if text.strip().isdecimal() else text
+
+
+def _settings(texts: tuple[str, ...]) -> dict[str, object]:
+    found = settings_of(texts)
+    for key, value in found.items():
+        if "." not in key:
+            raise SettingError(f"--set takes METHOD.NAME=VALUE, such as rad.{key}={value}")
+    return found
+
+
+def _sweeps(texts: tuple[str, ...]) -> dict[str, list[object]]:
+    found = {}
+    for text in texts:
+        key, _, values = text.partition("=")
+        found[key.strip()] = [settings_of([f"x={word}"])["x"] for word in _words(values)]
+    return found
+
+
+_READ: dict[str, Callable[[Any], Any]] = {  # how a flag becomes the value of its key
+    "methods": _methods,
+    "tasks": _words,
+    **dict.fromkeys(("models", "benchmarks", "judges", "seeds"), list),
+    **dict.fromkeys(("ground", "test", "context"), _number),
+    "sets": _settings,
+    "sweeps": _sweeps,
+}
+
+
+def _show(done: Outcome, as_json: bool) -> None:
+    """A line a cell, then what to beware of, then how to go on."""
+    from dataclasses import asdict
+
+    from trueline.cli.screen import print_json, print_table
+
+    if as_json:
+        print_json({**asdict(done), "folder": str(done.folder)})
+    else:
+        head = ["model", "benchmark", "method", "task", "seed", "n", "state", "means"]
+        print_table(head, [_row(cell) for cell in done.cells])
+    for warning in done.warnings:
+        click.echo(f"note: {warning}", err=True)
+    if done.stopped:
+        click.echo(f"stopped: {done.stopped}; {_AGAIN}", err=True)
+
+
+def _row(cell: Any) -> list[str]:
+    state = ["done" if cell.is_done else f"{cell.done + cell.failed} of {cell.samples}"]
+    if cell.failed:
+        state.append(f"{cell.failed} failed")
+    if unread := sum(cell.unscored.values()):
+        state.append(f"{unread} unscored")
+    means = " ".join(
+        f"{name.removeprefix('judge ').replace(' ', '/')}={value:.3f}"
+        for name, value in cell.means.items()
+    )
+    seed = "" if cell.seed is None else str(cell.seed)
+    return [
+        cell.model,
+        cell.benchmark,
+        cell.label,
+        cell.task,
+        seed,
+        str(cell.done),
+        ", ".join(state),
+        means,
+    ]

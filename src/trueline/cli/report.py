@@ -1,0 +1,46 @@
+"""`trueline report`: the tables and plots of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from trueline.cli.options import Spelled
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Where to write; beside the results if left out.",
+)
+@click.option(
+    "--format",
+    "formats",
+    cls=Spelled,
+    default="md,html,csv,latex",
+    show_default=True,
+    help="Separated by commas.",
+)
+@click.option(
+    "--plots", default="svg", show_default=True, help="svg, png, both with a comma, or none."
+)
+def report(folder: Path, out: Path | None, formats: str, plots: str) -> None:
+    """Write the report of the run in FOLDER, and print the names of its files.
+
+    \b
+    Examples:
+      trueline report results
+      trueline report results --out report --format html,latex --plots svg,png
+    """
+    from trueline.report.report import write_report
+
+    drawn = [] if plots.strip() == "none" else _names(plots)
+    for path in write_report(folder, out=out, formats=_names(formats), plots=drawn):
+        click.echo(str(path))
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]

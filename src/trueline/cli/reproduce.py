@@ -1,0 +1,126 @@
+"""`trueline reproduce`: the paper's tables and figures, run again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from trueline.cli.options import Spelled, json_option
+from trueline.errors import SettingError
+
+if TYPE_CHECKING:
+    from trueline.report.grids import Document
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option(
+    "--list", "is_list", cls=Spelled, is_flag=True, help="Print the recipes and stop."
+)
+@click.option("--model", help="Alias, hub id or folder.  [smollm2-135m]")
+@click.option("--data", help="A folder of benchmark files; the hub if left out.")
+@click.option(
+    "--benchmark",
+    "benchmarks",
+    cls=Spelled,
+    multiple=True,
+    help="Others than the recipe's, such as facts, which needs no data.",
+)
+@click.option("--ground", type=int, help="Examples to ground with; the most where they vary.")
+@click.option("--test", type=int, help="Questions of each benchmark.")
+@click.option("--judge", "judges", cls=Spelled, multiple=True, help="One or more.  [offline]")
+@click.option("--max-new-tokens", type=int, help="Of each answer.  [64]")
+@click.option("--bertscore", help="The folder of an encoder, for BERTScore.")
+@click.option("--bertscore-layers", type=int, help="Which layer of it is compared.")
+@click.option("--full", is_flag=True, help="As many examples and questions as in the paper.")
+@click.option("--out", type=click.Path(path_type=Path), help="The folder.  [reproduced/NAME]")
+@json_option
+def reproduce(
+    name: str | None,
+    is_list: bool,
+    model: str | None,
+    data: str | None,
+    benchmarks: tuple[str, ...],
+    ground: int | None,
+    test: int | None,
+    judges: tuple[str, ...],
+    max_new_tokens: int | None,
+    bertscore: str | None,
+    bertscore_layers: int | None,
+    full: bool,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Run the recipe NAME and print the paper's figures beside ours.
+
+    Unless a recipe says else it takes 25 examples and 16 questions of each benchmark; --full
+    takes the paper's numbers. The same command goes on where it was stopped.
+
+    \b
+    Examples:
+      trueline reproduce --list
+      trueline reproduce alpha --benchmark facts --test 8
+      trueline reproduce main --data benchmarks --full --judge cohere
+    """
+    from trueline.cli.screen import print_json, progress_bars
+    from trueline.report.recipes import recipes
+    from trueline.report.reproduce import reproduce as run
+
+    if is_list:
+        click.echo("\n".join(f"{one.name}\t{one.about}" for one in recipes().values()))
+        return
+    if name is None:
+        raise SettingError(f"name a recipe: {', '.join(recipes())}")
+    options = {
+        "models": [model] if model else None,
+        "data": data,
+        "benchmarks": list(benchmarks) or None,
+        "ground": ground,
+        "test": test,
+        "judges": list(judges) or None,
+        "max_new_tokens": max_new_tokens,
+        "bertscore": bertscore,
+        "bertscore_layers": bertscore_layers,
+    }
+    given = {key: value for key, value in options.items() if value is not None}
+    folder = out or Path("reproduced") / name
+    with progress_bars("done") as progress:
+        made = run(name, folder, given, is_full=full, progress=progress)
+    _save(made.document, folder)
+    if as_json:
+        print_json(made.data)
+    else:
+        _show(made.document, folder)
+
+
+def _save(document: Document, folder: Path) -> None:
+    from trueline.report.formats import as_html, as_markdown
+    from trueline.report.report import write_files
+
+    texts = {"reproduce.md": as_markdown(document), "reproduce.html": as_html(document)}
+    write_files({folder / name: text.encode() for name, text in texts.items()})
+
+
+def _show(document: Document, folder: Path) -> None:
+    from trueline.cli.screen import print_table, printable
+
+    click.echo(document.title)
+    for section in document.sections:
+        click.echo(f"\n{printable(section.title)}")
+        for text in (*section.notes, *(f"Warning: {text}" for text in section.warnings)):
+            click.echo(f"- {printable(text)}")
+        for grid in section.grids:
+            click.echo(f"\n{printable(grid.title)}")
+            rows = [[_cell(entry.text, entry.below) for entry in row] for row in grid.rows]
+            print_table(grid.head, rows)
+            for note in grid.notes:
+                click.echo(printable(note))
+    click.echo(f"\nwritten to {folder}: reproduce.md, reproduce.html")
+
+
+def _cell(text: str, below: tuple[str, ...]) -> str:
+    from trueline.cli.screen import printable
+
+    return printable(" ".join([*text.split(), *below]))

@@ -1,0 +1,79 @@
+"""A benchmark's name, or a file of one's own -> examples to ground with, samples to test on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import get_args
+
+from trueline.errors import SettingError
+from trueline.evaluation.benchmarks.alpaca import read_alpaca
+from trueline.evaluation.benchmarks.halueval import read_dialogue, read_summary
+from trueline.evaluation.benchmarks.own import read_facts, read_own
+from trueline.evaluation.benchmarks.pools import Pools, Rule, choose
+from trueline.evaluation.benchmarks.truthfulqa import read_truthfulqa
+from trueline.evaluation.benchmarks.wikiqa import read_wikiqa
+from trueline.evaluation.samples import Benchmark, Task
+
+__all__ = ["BENCHMARKS", "Rule", "Source", "read_benchmark"]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """How one benchmark is read, and the paper's settings for it."""
+
+    about: str
+    read: Callable[[Path | None], Pools]  # from a data folder, or None: the hub
+    task: Task = "question"
+    tau: float = 0.7
+
+
+BENCHMARKS: dict[str, Source] = {
+    "facts": Source("the shipped facts: 100 to ground, 68 to test", read_facts),
+    "truthfulqa": Source("817 questions: 400 to ground, 417 to test", read_truthfulqa),
+    "wikiqa": Source("2,118 questions to ground, 633 to test", read_wikiqa),
+    "alpaca": Source("52,002 instructions to ground, 805 to test", read_alpaca, tau=0.8),
+    "halueval-dialogue": Source("dialogues: 100, 500", read_dialogue, "dialogue"),
+    "halueval-summary": Source("documents to sum up: 100, 500", read_summary, "summary"),
+}
+
+
+def read_benchmark(
+    name: str,
+    *,
+    data: Path | None = None,  # a folder of benchmark files; None: the hub
+    ground: int | None = 100,  # at most so many examples; None: all there are
+    test: int | None = None,
+    seed: int | None = None,  # None: the first rows; else as many are drawn with it
+    rule: Rule = "answered",
+) -> Benchmark:
+    """Read a benchmark by name, or from FILE or GROUND:TEST, and check every row it uses.
+
+    A question without a truthful answer is left out by the rule `answered`; the rule `all`
+    keeps it among the samples. It cannot ground either way. `counts` says how many there are.
+    """
+    for option, number in (("ground", ground), ("test", test)):
+        if number is not None and number < 1:
+            raise SettingError(f"{option} must be 1 or more, got {number}; None means all")
+    if rule not in get_args(Rule):
+        raise SettingError(f"rule must be one of {[*get_args(Rule)]}, got {rule!r}")
+    source = BENCHMARKS.get(name) or _own(name, ground, seed)
+    pools = source.read(Path(data) if data is not None else None)
+    chosen = choose(pools, ground=ground, test=test, seed=seed, rule=rule)
+    return Benchmark(
+        name, source.task, chosen.ground, chosen.test, chosen.hash, source.tau, chosen.counts
+    )
+
+
+def _own(name: str, ground: int | None, seed: int | None) -> Source:
+    """Files of one's own, as a source; a name that is neither is refused with the names."""
+    if not Path(name).is_file() and ":" not in name:
+        near = get_close_matches(name, BENCHMARKS)
+        meant = f"did you mean {near[0]}? " if near else ""
+        raise SettingError(
+            f"there is no benchmark and no file {name!r}; {meant}the names are "
+            f"{', '.join(BENCHMARKS)}; your own is FILE or GROUND:TEST"
+        )
+    return Source("one's own", lambda _: read_own(name, ground=ground, seed=seed))

@@ -1,0 +1,77 @@
+"""HaluEval (arXiv 2305.11747): dialogues to go on with, documents to summarise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trueline.errors import ExampleError
+from trueline.evaluation.benchmarks.files import Hub, Table, read_table
+from trueline.evaluation.benchmarks.pools import Item, Pools
+from trueline.evaluation.samples import Sample
+
+LONGEST = 1_500  # characters of a document
+_GROUND, _TEST = 100, 500
+_NEEDED, _ALL = _GROUND + _TEST, 10_000
+_HUB, _HOME = "pminervini/HaluEval", "https://github.com/RUCAIBox/HaluEval (MIT)"
+DIALOGUE = Table(
+    files=(("halueval/halueval_dialogue", _ALL), ("halueval/halueval_dialogue_first700", 700)),
+    hub=Hub(_HUB, "data", _ALL, config="dialogue"),
+    columns={
+        name: (name, name)
+        for name in ("knowledge", "dialogue_history", "right_response", "hallucinated_response")
+    },
+    home=_HOME,
+)
+SUMMARY = Table(
+    files=(
+        ("halueval/halueval_summarization", _ALL),
+        ("halueval/halueval_summarization_short700", 700),
+    ),
+    hub=Hub(_HUB, "data", _ALL, config="summarization"),
+    columns={
+        name: (name, name) for name in ("document", "right_summary", "hallucinated_summary")
+    },
+    home=_HOME,
+)
+
+
+def read_dialogue(data: Path | None) -> Pools:
+    """Read the dialogues; the prompt holds the history alone, the knowledge is for a judge."""
+    lines = read_table(DIALOGUE, data)
+    items = [
+        Item(
+            Sample(
+                f"dialogue-{number}",
+                line.text("dialogue_history"),
+                (line.text("right_response"),),
+                (line.text("hallucinated_response"),),
+                knowledge=line.text("knowledge", blank=True),
+            )
+        )
+        for number, line in enumerate(lines[:_NEEDED], start=1)
+    ]
+    return Pools(items[:_GROUND], items[_GROUND:], {"rows": len(lines)})
+
+
+def read_summary(data: Path | None) -> Pools:
+    """Read the documents that are short enough; the first of them ground."""
+    lines = read_table(SUMMARY, data)
+    brief = [line for line in lines if len(str(line.cells["document"])) <= LONGEST]
+    if len(brief) < _NEEDED:
+        raise ExampleError(
+            f"{len(brief)} of {len(lines):,} documents have at most {LONGEST:,} characters, "
+            f"expected {_NEEDED} or more; get the whole file from {_HOME}"
+        )
+    items = [
+        Item(
+            Sample(
+                f"summary-{number}",
+                line.text("document"),
+                (line.text("right_summary"),),
+                (line.text("hallucinated_summary"),),
+            )
+        )
+        for number, line in enumerate(brief[:_NEEDED], start=1)
+    ]
+    counts = {"rows": len(lines), f"over {LONGEST:,} characters": len(lines) - len(brief)}
+    return Pools(items[:_GROUND], items[_GROUND:], counts)

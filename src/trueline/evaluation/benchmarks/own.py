@@ -1,0 +1,74 @@
+"""The shipped facts, or files of one's own -> rows to ground with and rows to test on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from trueline.errors import ExampleError, SettingError
+from trueline.evaluation.benchmarks.pools import Item, Pools, choices, draw
+from trueline.evaluation.samples import Sample
+from trueline.examples import read_examples
+from trueline.records import Example
+
+
+def read_facts(_: Path | None) -> Pools:
+    """Read the shipped facts; no data folder is needed."""
+    test = read_examples("facts:test")
+    # The same rows once more: an Example has no place for a category but its source.
+    rows = read_examples("facts:test", columns={"source": "category"})
+    categories = {row.id: row.source for row in rows}
+    return Pools(
+        [_item(example) for example in read_examples("facts:ground")],
+        [_item(example, categories[example.id]) for example in test],
+    )
+
+
+def read_own(name: str, *, ground: int | None, seed: int | None) -> Pools:
+    """Read GROUND:TEST, or one file of which the first rows ground (or some drawn)."""
+    if not Path(name).is_file():
+        first, second = _pair(name)
+        return Pools(_items(read_examples(first)), _items(read_examples(second)))
+    examples = read_examples(name)
+    if ground is None or ground >= len(examples):
+        raise SettingError(
+            f"{name} holds {len(examples)} examples and ground={ground} leaves none to test "
+            "on; ask for fewer, or give two files as GROUND:TEST"
+        )
+    taken = draw(examples, ground, seed, "ground")
+    ids = {example.id for example in taken}
+    rest = [example for example in examples if example.id not in ids]
+    return Pools(_items(taken), _items(rest), {"rows": len(examples)})
+
+
+def _pair(name: str) -> tuple[Path, Path]:
+    """The two files of GROUND:TEST; a colon may also stand inside a path."""
+    cuts = [place for place, sign in enumerate(name) if sign == ":"]
+    pairs = [(Path(name[:cut]), Path(name[cut + 1 :])) for cut in cuts]
+    for first, second in pairs:
+        if first.is_file() and second.is_file():
+            return first, second
+    missing = [str(path) for path in pairs[0] if not path.is_file()] if pairs else [name]
+    raise ExampleError(
+        f"{name} is no benchmark and no file: {', '.join(missing)} cannot be found; give a "
+        "name, a file of examples, or two as GROUND:TEST"
+    )
+
+
+def _items(examples: Sequence[Example]) -> list[Item]:
+    return [_item(example) for example in examples]
+
+
+def _item(example: Example, category: str = "") -> Item:
+    """A row whose choices are its own answers: the best one, or all, against the wrong."""
+    answers, wrong = tuple(example.answers), tuple(example.wrong_answers)
+    sample = Sample(
+        example.id,
+        example.question,
+        answers,
+        wrong,
+        choices(answers[:1], wrong),
+        choices(answers, wrong),
+        category=category,
+    )
+    return Item(sample, example.source)

@@ -1,0 +1,57 @@
+"""WikiQA (Yang et al. 2015): questions with sentences of a page, each labelled 1 or 0."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trueline.evaluation.benchmarks.files import Hub, Line, Table, read_table
+from trueline.evaluation.benchmarks.pools import Item, Pools, distinct
+from trueline.evaluation.samples import Sample
+
+
+def _table(split: str, rows: int) -> Table:
+    return Table(
+        files=((f"wikiqa/wikiqa_{split}", rows),),
+        hub=Hub("microsoft/wiki_qa", split, rows),
+        columns={
+            "id": ("QuestionID", "question_id"),
+            "question": ("Question", "question"),
+            "source": ("DocumentTitle", "document_title"),
+            "sentence": ("Sentence", "answer"),
+            "label": ("Label", "label"),
+        },
+        home="https://aka.ms/WikiQA (Microsoft's research licence)",
+    )
+
+
+GROUND = _table("train", 20_360)  # 2,118 questions
+TEST = _table("test", 6_165)  # 633 questions
+
+
+def read_wikiqa(data: Path | None) -> Pools:
+    """Gather the sentences of each question; the right ones are its truthful answers."""
+    test, ground = read_table(TEST, data), read_table(GROUND, data)
+    counts = {"ground rows": len(ground), "test rows": len(test)}
+    return Pools(_items(ground), _items(test), counts)
+
+
+def _items(lines: list[Line]) -> list[Item]:
+    questions: dict[str, list[Line]] = {}
+    for line in lines:
+        questions.setdefault(line.text("id"), []).append(line)
+    return [_item(id, rows) for id, rows in questions.items()]
+
+
+def _item(id: str, rows: list[Line]) -> Item:
+    sentences: dict[bool, list[str]] = {True: [], False: []}
+    for row in rows:
+        sentences[_label(row)].append(row.text("sentence"))
+    right, wrong = distinct(sentences[True]), distinct(sentences[False])
+    wrong = tuple(text for text in wrong if text not in right)
+    return Item(Sample(id, rows[0].text("question"), right, wrong), rows[0].text("source"))
+
+
+def _label(row: Line) -> bool:
+    if str(row.cells["label"]) not in ("0", "1"):
+        raise row.problem("label", "0 or 1")
+    return str(row.cells["label"]) == "1"

@@ -1,0 +1,287 @@
+"""Requests of lm-evaluation-harness in, the scores and answers of a decoding method out."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from typing import TYPE_CHECKING, Any
+
+from trueline import __version__
+from trueline.errors import MissingExtraError, SettingError, TruelineError
+from trueline.evaluation.verbatim import (
+    Verbatim,
+    encode_text,
+    first_token,
+    fitted,
+    method_on_text,
+)
+from trueline.scoring import score_tokens
+
+try:
+    import lm_eval.models  # noqa: F401  # the harness adds its own to an empty registry only
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.api.registry import model_registry
+except ImportError as error:
+    raise MissingExtraError(
+        f"lm-evaluation-harness is not installed ({error}); install trueline[lm-eval]"
+    ) from error
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from lm_eval.api.instance import Instance
+
+    from trueline.decoders import Decoder
+    from trueline.models.language import LanguageModel
+    from trueline.space.space import GroundingSpace
+
+_log = logging.getLogger(__name__)
+_PICKS = {"do_sample", "temperature", "top_k", "top_p", "until", "max_gen_toks"}
+_LENGTH = 2048  # tokens of a rolling window where the model names no limit, as the harness has
+
+
+class TruelineLM(TemplateLM):
+    """A model and a decoding method behind the interface of lm-evaluation-harness."""
+
+    def __init__(
+        self,
+        model: str | LanguageModel | None = None,
+        *,
+        space: str | Path | GroundingSpace | None = None,
+        method: str = "rad",
+        embedder: str | None = None,
+        dtype: str = "auto",
+        device: str | None = None,
+        trust_remote_code: bool = False,
+        batch_size: int | str = 1,
+        max_gen_toks: int = 256,
+        seed: int = 0,
+        **settings: object,
+    ) -> None:
+        from trueline.models.language import LanguageModel, load
+        from trueline.space.space import GroundingSpace, read_space
+
+        super().__init__()
+        if not str(batch_size).isdecimal() or int(batch_size) < 1:
+            raise SettingError(f"batch_size must be a whole number from 1, got {batch_size!r}")
+        self.batch_size, self.max_gen_toks, self.seed = int(batch_size), max_gen_toks, seed
+        if space is not None and not isinstance(space, GroundingSpace):
+            space = read_space(space, embedder=embedder)
+        self.space, self.settings = space, settings
+        self.method = method_on_text(method, space, settings, Verbatim())
+        if model is None and space is None:
+            raise SettingError("name a model: add model=NAME to --model_args")
+        if not isinstance(model, LanguageModel):
+            model = load(
+                model or space.recipe.model,  # type: ignore[union-attr]
+                dtype=dtype,
+                device=_device(device),
+                trust_remote_code=trust_remote_code,
+            )
+        self.lm, self.tokenizer = model, model.tokenizer
+        self.method.check(self.lm)
+
+    @classmethod
+    def create_from_arg_obj(
+        cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
+    ) -> TruelineLM:
+        """Open it with --model_args; --batch_size and --device stand in for what they leave."""
+        given = {k: v for k, v in (additional_config or {}).items() if v is not None}
+        return cls(**{**given, **arg_dict})
+
+    @property
+    def eot_token_id(self) -> int:  # noqa: D102
+        return int(self.tokenizer.eos_token_id)
+
+    @property
+    def prefix_token_id(self) -> int:  # noqa: D102
+        return first_token(self.tokenizer)
+
+    @property
+    def max_length(self) -> int:
+        """How many tokens are read at once."""
+        return self.lm.limit or _LENGTH
+
+    @property
+    def tokenizer_name(self) -> str:
+        """What the harness files prepared requests under."""
+        return f"{self.lm.id}-{self.lm.tokenizer_hash[:12]}".replace("/", "__")
+
+    def tok_encode(  # noqa: D102
+        self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
+    ) -> list[int]:
+        if add_special_tokens is None:
+            return encode_text(string, self.tokenizer)
+        return list(self.tokenizer.encode(string, add_special_tokens=add_special_tokens))
+
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        """The messages as one text, for --apply_chat_template."""
+        from jinja2 import TemplateError
+
+        if not self.tokenizer.chat_template:
+            raise SettingError(
+                f"{self.lm.id} has no chat template; leave --apply_chat_template out"
+            )
+        try:
+            return str(
+                self.tokenizer.apply_chat_template(
+                    chat_history,
+                    tokenize=False,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=not add_generation_prompt,
+                )
+            )
+        except TemplateError as error:
+            raise SettingError(
+                f"the chat template of {self.lm.id} refuses the messages ({error}); "
+                "leave --system_instruction out, or --apply_chat_template"
+            ) from error
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What the harness writes beside its results, so that they can be redone."""
+        return {
+            "trueline": __version__,
+            "model_fingerprint": self.lm.fingerprint,
+            "model_dtype": str(self.lm.dtype).removeprefix("torch."),
+            "method": self.method.name,
+            "settings": self.settings,
+            "space_hash": None if self.space is None else self.space.plan,
+            "space_entries": None if self.space is None else len(self.space),
+        }
+
+    def _loglikelihood_tokens(
+        self, requests: list[tuple[Any, list[int], list[int]]], **kwargs: Any
+    ) -> list[tuple[float, bool]]:
+        """Score (texts, context, continuation); `batch_size` contexts are read at once."""
+        from tqdm import tqdm
+
+        pairs = [fitted(context, after, self.lm) for _, context, after in requests]
+        places: dict[tuple[int, ...], list[int]] = {}
+        for place, (context, _) in enumerate(pairs):
+            places.setdefault(tuple(context), []).append(place)
+        groups = sorted(places.values(), key=lambda group: len(pairs[group[0]][0]))
+        found: dict[int, tuple[float, bool]] = {}
+        with tqdm(total=len(pairs), desc="scoring", disable=kwargs.get("disable_tqdm")) as bar:
+            for start in range(0, len(groups), self.batch_size):
+                batch = [
+                    place for group in groups[start:][: self.batch_size] for place in group
+                ]
+                rows = [([pairs[place][0]], pairs[place][1]) for place in batch]
+                scores = score_tokens(self.lm, self.method, rows)
+                for place, score in zip(batch, scores, strict=True):
+                    found[place] = score
+                    if requests[place][0] is not None:
+                        self.cache_hook.add_partial("loglikelihood", requests[place][0], score)
+                bar.update(len(batch))
+        return [found[place] for place in range(len(pairs))]
+
+    def loglikelihood_rolling(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[float]:
+        """The log-probability of whole texts, cut as the harness cuts what is too long."""
+        from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+        windows = [
+            (place, *make_disjoint_window(window))
+            for place, request in enumerate(requests)
+            for window in get_rolling_token_windows(
+                self.tok_encode(request.args[0]), self.prefix_token_id, self.max_length, 1
+            )
+        ]
+        scores = self._loglikelihood_tokens(
+            [(None, context, after) for _, context, after in windows], disable_tqdm=disable_tqdm
+        )
+        totals = [0.0] * len(requests)
+        for (place, *_), (total, _) in zip(windows, scores, strict=True):
+            totals[place] += total
+        return totals
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Continue each context up to a stop string; equal options go together."""
+        from tqdm import tqdm
+
+        from trueline.generation import generate
+
+        groups: dict[str, list[int]] = {}
+        for place, request in enumerate(requests):
+            groups.setdefault(json.dumps(request.args[1], sort_keys=True), []).append(place)
+        texts = [""] * len(requests)
+        with tqdm(total=len(requests), desc="writing", disable=disable_tqdm) as bar:
+            for places in groups.values():
+                options = _generation(requests[places[0]].args[1], self.max_gen_toks, self.seed)
+                contexts = [requests[place].args[0] for place in places]
+                method = self._fitting(contexts, options["max_new_tokens"])
+                answers = generate(
+                    self.lm, method, contexts, batch_size=self.batch_size, **options
+                )
+                for place, answer in zip(places, answers, strict=True):
+                    texts[place] = answer.text
+                    self.cache_hook.add_partial(
+                        "generate_until", requests[place].args, answer.text
+                    )
+                bar.update(len(places))
+        return texts
+
+    def _fitting(self, contexts: list[str], new: int) -> Decoder:
+        """The method, or one that reads only the end of contexts too long to be continued."""
+        if self.lm.limit is None:
+            return self.method
+        keep = self.lm.limit - new
+        if keep < 1:
+            raise SettingError(
+                f"max_gen_toks is {new}, and {self.lm.id} reads {self.lm.limit} tokens in all"
+            )
+        cut = sum(len(self.tok_encode(context)) > keep for context in contexts)
+        if not cut:
+            return self.method
+        _log.warning("%d contexts are too long; their last %d tokens are read", cut, keep)
+        return method_on_text(self.method.name, self.space, self.settings, Verbatim(keep=keep))
+
+
+def _generation(given: dict[str, Any], max_gen_toks: int, seed: int) -> dict[str, Any]:
+    """The options of a request as those of `generate`; one without an equal is refused."""
+    from lm_eval.models.utils import normalize_gen_kwargs
+
+    options = dict(normalize_gen_kwargs(given, max_gen_toks))
+    if unknown := sorted(set(options) - _PICKS):
+        raise SettingError(
+            f"trueline has no generation option {', '.join(unknown)}; "
+            f"it has {', '.join(sorted(_PICKS))}"
+        )
+    made: dict[str, Any] = {
+        "max_new_tokens": options["max_gen_toks"],
+        "stop": [string for string in options["until"] if string],
+    }
+    temperature = options.get("temperature", 1.0 if options["do_sample"] else 0.0)
+    if temperature > 0:  # the others mean nothing where the best token is taken
+        made |= {"temperature": temperature, "seed": seed}
+        made |= {name: options[name] for name in ("top_k", "top_p") if name in options}
+    return made
+
+
+def _device(name: str | None) -> str | None:
+    """The device asked for; lm_eval asks for cuda:0 where nobody said anything."""
+    import torch
+
+    return None if name == "cuda:0" and not torch.cuda.is_available() else name
+
+
+if "trueline" not in model_registry:  # a release that reads entry points has put it there
+    model_registry.register("trueline", target=TruelineLM)
+
+
+def main() -> None:
+    """Run lm_eval's own command line with `trueline` among its models."""
+    from lm_eval.__main__ import cli_evaluate
+
+    try:
+        cli_evaluate()
+    except TruelineError as error:
+        sys.exit(f"Error: {error}")
+
+
+if __name__ == "__main__":
+    main()

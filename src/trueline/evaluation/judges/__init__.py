@@ -1,0 +1,83 @@
+"""A name in, a judge of answers out: by nearest reference, an API or a local model."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trueline.errors import SettingError
+from trueline.evaluation.judges.ask import Judge, prompt_for, questions_for, read_verdict
+from trueline.evaluation.judges.http import Limits
+from trueline.evaluation.judges.offline import agreement
+
+if TYPE_CHECKING:
+    from trueline.models.embedder import Embedder
+    from trueline.models.language import LanguageModel
+
+__all__ = [
+    "JUDGES",
+    "Judge",
+    "Limits",
+    "agreement",
+    "open_judge",
+    "prompt_for",
+    "questions_for",
+    "read_verdict",
+]
+
+JUDGES = {  # how a judge is named -> what it is
+    "offline": "the nearest reference, by embedder and ROUGE-L; needs no key",
+    "cohere": "command-a-03-2025, or cohere:MODEL; key in COHERE_API_KEY or CO_API_KEY",
+    "gemini": "gemini-2.0-flash, or gemini:MODEL; key in GEMINI_API_KEY",
+    "openai:MODEL@BASE_URL": "any OpenAI-compatible endpoint; key in OPENAI_API_KEY",
+    "local:MODEL": "a model on this machine, through trueline's own loop",
+}
+_NAME = re.compile(r"([a-z]+)(?::(.+?))?(?:@(https?://.+))?")  # kind, model, address
+
+
+def open_judge(
+    name: str = "offline",
+    *,
+    lm: LanguageModel | None = None,
+    embedder: Embedder | None = None,
+    cache: Path | None = None,
+    limits: Limits | None = None,
+    max_tokens: int | None = None,
+) -> Judge:
+    """Open a judge by its name in JUDGES; a key it needs must be in the environment.
+
+    `embedder` serves the offline judge, `lm` a local one that is named without a model or with
+    this model's own id; `cache`, `limits` and `max_tokens` are for judges behind an API.
+    """
+    found = _NAME.fullmatch(name)
+    kind, model, url = found.groups(default="") if found else ("", "", "")
+    if name == "offline":
+        return _offline(embedder)
+    if kind == "local":
+        return _local(name.removeprefix("local").removeprefix(":"), lm, max_tokens)
+    if kind in ("cohere", "gemini", "openai"):
+        from trueline.evaluation.judges.remote import RemoteJudge
+
+        options: dict[str, Any] = {} if max_tokens is None else {"max_tokens": max_tokens}
+        return RemoteJudge(kind, model, url=url, cache=cache, limits=limits, **options)
+    raise SettingError(f"{name!r} is no judge; there are {', '.join(JUDGES)}")
+
+
+def _offline(embedder: Embedder | None) -> Judge:
+    from trueline.evaluation.judges.offline import OfflineJudge
+    from trueline.models.embedder import load_embedder
+
+    return OfflineJudge(embedder or load_embedder("all-minilm-l6-v2"))
+
+
+def _local(model: str, lm: LanguageModel | None, max_tokens: int | None) -> Judge:
+    from trueline.evaluation.judges.local import LocalJudge
+
+    if lm is None or model not in ("", lm.id):
+        if not model:
+            raise SettingError("a local judge needs a model, as in local:smollm2-135m")
+        from trueline.models.language import load
+
+        lm = load(model)
+    return LocalJudge(lm) if max_tokens is None else LocalJudge(lm, max_new_tokens=max_tokens)

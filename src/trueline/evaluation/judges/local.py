@@ -1,0 +1,76 @@
+"""Answers in, verdicts by a model on this machine out, through our own decoding loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from trueline.errors import SettingError
+from trueline.evaluation.judges.ask import NO_REFERENCE, prompt_for, read_verdict
+from trueline.evaluation.samples import About, Sample, Task, Verdict
+from trueline.prompts import Prompt
+
+if TYPE_CHECKING:
+    from trueline.models.language import LanguageModel
+
+_PROMPT = Prompt(template="{question}")  # the judge's question is the whole prompt
+
+
+class LocalJudge:
+    """A language model that is asked greedily for a few tokens."""
+
+    def __init__(
+        self, lm: LanguageModel, *, max_new_tokens: int = 8, batch_size: int = 8
+    ) -> None:
+        if max_new_tokens < 1 or batch_size < 1:
+            raise SettingError(
+                "max_new_tokens and batch_size must be at least 1, got "
+                f"{max_new_tokens} and {batch_size}"
+            )
+        self.id = f"local:{lm.id}"
+        self._lm, self._most, self._batch = lm, max_new_tokens, batch_size
+
+    def judge(
+        self,
+        task: Task,
+        about: About,
+        items: Sequence[tuple[Sample, str]],
+        progress: Callable[[int, int], None] | None = None,
+    ) -> list[Verdict]:
+        """Verdicts in the order of the items; equal questions are asked once."""
+        from trueline.decoders import Greedy
+        from trueline.generation import generate
+
+        prompts = [prompt_for(task, about, sample, answer) for sample, answer in items]
+        reasons = {prompt: self._problem(prompt) for prompt in dict.fromkeys(prompts)}
+        asked = [text for text, reason in reasons.items() if text is not None and not reason]
+        answers = generate(
+            self._lm,
+            Greedy(prompt=_PROMPT),
+            asked,
+            max_new_tokens=self._most,
+            batch_size=self._batch,
+            progress=progress,
+        )
+        said = {answer.question: answer for answer in answers}
+        verdicts = []
+        for prompt in prompts:
+            if prompt is None or prompt not in said:
+                verdicts.append(Verdict(self.id, about, None, reasons[prompt]))
+                continue
+            answer = said[prompt]
+            # A model that only continues text goes on with a question of its own.
+            first = next(iter(answer.text.strip().splitlines()), "")
+            label = read_verdict(first, about)
+            tokens = (answer.prompt_tokens, len(answer.token_ids))
+            verdicts.append(Verdict(self.id, about, label, answer.text, *tokens))
+        return verdicts
+
+    def _problem(self, prompt: str | None) -> str:
+        """Why a question cannot be put to the model, or nothing."""
+        if prompt is None:
+            return NO_REFERENCE
+        length, limit = len(_PROMPT.encode(prompt, self._lm.tokenizer)), self._lm.limit
+        if limit is not None and length + self._most > limit:
+            return f"the question is {length} tokens, {self._lm.id} reads {limit}"
+        return ""

@@ -1,0 +1,119 @@
+"""Answers in, verdicts by a model behind an API out, each asked and paid for once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from trueline.errors import SettingError
+from trueline.evaluation.judges.apis import APIS
+from trueline.evaluation.judges.ask import NO_REFERENCE, price_of, prompt_for, read_verdict
+from trueline.evaluation.judges.cache import Cache, Response, key_of
+from trueline.evaluation.judges.http import Limits, Sender, Unanswered
+from trueline.evaluation.samples import About, Sample, Task, Verdict
+
+Progress = Callable[[int, int], None]
+Outcome = tuple[Response | str, bool]  # a response or why there is none; whether it was known
+
+
+class RemoteJudge:
+    """A model behind the Cohere, Gemini or an OpenAI-compatible API.
+
+    A response is kept in the cache before anything else is done with it. A verdict's cost is
+    what its response cost when it was bought, also where it comes from the cache.
+    """
+
+    def __init__(
+        self,
+        api: str,
+        model: str = "",
+        *,
+        url: str = "",
+        cache: Path | None = None,
+        limits: Limits | None = None,
+        max_tokens: int = 16,  # a verdict is one word; models that think first need more
+    ) -> None:
+        self._api = APIS[api]
+        self.model = model or self._api.model
+        if not self.model:
+            raise SettingError(f"the {api} judge needs a model, as in {api}:MODEL@BASE_URL")
+        if max_tokens < 1:
+            raise SettingError(f"max_tokens must be at least 1, got {max_tokens}")
+        address = self._api.address(url)
+        is_own = address != self._api.url
+        self.id = f"{api}:{self.model}" + (f"@{address}" if is_own else "")
+        self._most, self._limits = max_tokens, limits or Limits()
+        self._service = self._api.service(address, is_own)
+        self._cache = Cache(cache)
+
+    def judge(
+        self,
+        task: Task,
+        about: About,
+        items: Sequence[tuple[Sample, str]],
+        progress: Progress | None = None,
+    ) -> list[Verdict]:
+        """Verdicts in the order of the items; equal questions are asked once."""
+        prompts = [prompt_for(task, about, sample, answer) for sample, answer in items]
+        distinct = list(dict.fromkeys(prompt for prompt in prompts if prompt is not None))
+        outcomes = self._ask_all(distinct, progress)
+        seen: set[str] = set()
+        verdicts = []
+        for prompt in prompts:
+            if prompt is None:
+                verdicts.append(Verdict(self.id, about, None, NO_REFERENCE))
+            else:
+                found, is_known = outcomes[prompt]
+                verdicts.append(self._verdict(about, found, is_known or prompt in seen))
+                seen.add(prompt)
+        return verdicts
+
+    def _verdict(self, about: About, found: Response | str, is_cached: bool) -> Verdict:
+        if isinstance(found, str):
+            return Verdict(self.id, about, None, found)
+        tokens = (found.prompt_tokens, found.answer_tokens)
+        label = read_verdict(found.text, about)
+        cost = price_of(self.model, *tokens)
+        return Verdict(self.id, about, label, found.text, *tokens, cost, is_cached)
+
+    def _ask_all(self, prompts: list[str], progress: Progress | None) -> dict[str, Outcome]:
+        keys = {prompt: self._key(prompt) for prompt in prompts}
+        known = self._cache.read(keys.values())
+        outcomes: dict[str, Outcome] = {
+            prompt: (known[key], True) for prompt, key in keys.items() if key in known
+        }
+        missing = [prompt for prompt in prompts if prompt not in outcomes]
+        if progress and prompts:
+            progress(len(outcomes), len(prompts))
+        if not missing:
+            return outcomes
+        sender = Sender(self._service, self._limits)
+        with sender, ThreadPoolExecutor(self._limits.concurrency) as pool:
+            asked = {pool.submit(self._ask, sender, text, keys[text]): text for text in missing}
+            try:
+                for future in as_completed(asked):
+                    outcomes[asked[future]] = future.result()
+                    if progress:
+                        progress(len(outcomes), len(prompts))
+            except BaseException:  # what is in flight still ends in the cache
+                sender.pace.stopped.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        return outcomes
+
+    def _ask(self, sender: Sender, prompt: str, key: str) -> Outcome:
+        """One response, from the service unless another process has got it meanwhile."""
+        if known := self._cache.read([key]):
+            return known[key], True
+        body = self._api.body(self.model, prompt, self._most)
+        try:
+            data = sender.post(self._api.path(self.model), body, self._api.read)
+        except Unanswered as reason:
+            return f"(no response: {reason})", False
+        self._cache.write(key, self.id, data)
+        return data, False
+
+    def _key(self, prompt: str) -> str:
+        parameters = {"temperature": 0, "max_tokens": self._most}
+        return key_of(self.id, self.model, prompt, parameters)

@@ -1,0 +1,238 @@
+"""A benchmark -> the test questions and answers that its grounding examples give away."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trueline.errors import SettingError
+from trueline.evaluation.samples import Benchmark, Sample
+from trueline.records import Example
+
+if TYPE_CHECKING:
+    from trueline.models.embedder import Embedder
+
+Part = Literal["question", "answer"]
+Hit = tuple[int, int, str, float]  # test text, ground text, how they are near, score
+_PARTS: tuple[Part, ...] = ("question", "answer")
+_NEAR = ("equal", "13 words", "overlap", "cosine")  # a pair is named by the first that holds
+_RUN = 13  # words in a row that two texts hardly share by chance
+_SHORTEST_ANSWER = 5  # words; "Yes" or "I have no comment" fits any question and gives nothing
+_BLOCK = 512  # texts on each side of one matrix product
+_SHOWN = 100  # characters of a text in the report
+
+
+@dataclass(frozen=True, slots=True)
+class Leak:
+    """A test text and a grounding text that are near each other."""
+
+    sample: str  # its id
+    example: str  # its id
+    kind: str  # `question` or `answer`, and how: equal, 13 words, overlap or cosine
+    score: float  # share of common words, or the cosine
+    texts: tuple[str, str]  # of the test, of the grounding example
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    owner: str  # the id of its sample or example
+    text: str
+    words: tuple[str, ...]
+
+
+def leak_report(
+    benchmark: Benchmark,
+    embedder: Embedder | None = None,
+    *,
+    cosine: float = 0.9,
+    overlap: float = 0.8,
+) -> list[Leak]:
+    """Compare test questions with grounding questions, and answers with answers.
+
+    Two texts are near by text when their words are equal, when they share 13 words in a row,
+    or when the words they share are at least `overlap` of all their words (Jaccard). With an
+    embedder they are also near from a similarity of `cosine`. Of a sample and an example each
+    of these two ways is listed once for questions and once for answers, the strongest pair.
+    """
+    for name, value in (("cosine", cosine), ("overlap", overlap)):
+        if not 0.0 < value <= 1.0:
+            raise SettingError(f"{name} must lie above 0 and at most at 1, got {value}")
+    leaks: list[Leak] = []
+    for part in _PARTS:
+        test, ground = _texts(benchmark.test, part), _texts(benchmark.ground, part)
+        if test and ground:
+            leaks += _strongest(part, test, ground, _by_text(test, ground, overlap))
+        if test and ground and embedder is not None:
+            hits = _by_cosine(test, ground, embedder, cosine)
+            leaks += _strongest(part, test, ground, hits)
+    return sorted(leaks, key=_place)
+
+
+def leak_counts(benchmark: Benchmark, leaks: Iterable[Leak]) -> dict[str, int]:
+    """How many samples there are, how many leak, and how many leak in each way."""
+    pairs = {(leak.kind, leak.sample) for leak in leaks}
+    kinds = Counter(kind for kind, _ in pairs)
+    counts = {"samples": len(benchmark.test), "leaking": len({sample for _, sample in pairs})}
+    return counts | {
+        kind: kinds[kind]
+        for part in _PARTS
+        for near in _NEAR
+        if kinds[kind := f"{part} {near}"]
+    }
+
+
+def leak_text(
+    benchmark: Benchmark,
+    leaks: Sequence[Leak],
+    embedder: Embedder | None = None,
+    *,
+    cosine: float = 0.9,
+    overlap: float = 0.8,
+    most: int = 20,  # leaks written out
+) -> str:
+    """The report as Markdown; the options are those the leaks were found with."""
+    counts = leak_counts(benchmark, leaks)
+    by_embedding = (
+        f"a cosine of {cosine} or more by {embedder.id}" if embedder else "not compared"
+    )
+    total, leaking = counts.pop("samples"), counts.pop("leaking")
+    lines = [
+        f"**Leaks of {benchmark.name}**: {leaking} of {total} samples are near one of the "
+        f"{len(benchmark.ground)} grounding examples.",
+        f"By text: equal words, {_RUN} words in a row, or {overlap} of all words shared; "
+        f"answers under {_SHORTEST_ANSWER} words are not compared. "
+        f"By embedding: {by_embedding}.",
+    ]
+    if leaks:
+        lines += ["", "| near by | samples |", "| --- | ---: |"]
+        lines += [f"| {kind} | {count} |" for kind, count in counts.items()]
+        lines += ["", "| sample | example | near by | score | test | ground |"]
+        lines += ["| --- | --- | --- | ---: | --- | --- |"]
+        lines += [_row(leak) for leak in leaks[:most]]
+    if len(leaks) > most:
+        lines += ["", f"{len(leaks) - most} more are not shown."]
+    return "\n".join(lines) + "\n"
+
+
+def _row(leak: Leak) -> str:
+    texts = (text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…" for text in leak.texts)
+    cells = [leak.sample, leak.example, leak.kind, f"{leak.score:.2f}", *texts]
+    clean = (" ".join(cell.split()).replace("\\", "\\\\").replace("|", "\\|") for cell in cells)
+    return f"| {' | '.join(clean)} |"
+
+
+def _place(leak: Leak) -> tuple[int, float]:
+    """Where a leak stands in the report: the surest kind first, then the nearest."""
+    part, _, near = leak.kind.partition(" ")
+    return _NEAR.index(near) * len(_PARTS) + (part == "answer"), -leak.score
+
+
+def _texts(rows: Sequence[Sample] | Sequence[Example], part: Part) -> list[_Text]:
+    """The questions of some rows, or those of their truthful answers that say something."""
+    texts = []
+    for row in rows:
+        for text in [row.question] if part == "question" else row.answers:
+            words = _words(text)
+            if len(words) >= (1 if part == "question" else _SHORTEST_ANSWER):
+                texts.append(_Text(row.id, text, words))
+    return texts
+
+
+def _words(text: str) -> tuple[str, ...]:
+    """The words of a text; case, signs and the form of characters do not count."""
+    return tuple(re.findall(r"\w+", unicodedata.normalize("NFKC", text).casefold()))
+
+
+def _strongest(
+    part: Part, test: list[_Text], ground: list[_Text], hits: Iterable[Hit]
+) -> Iterator[Leak]:
+    """One leak for each sample and example: that of the surest kind, then the nearest."""
+    best: dict[tuple[str, str], Leak] = {}
+    for i, j, near, score in sorted(hits):  # in the order of the rows, however they were found
+        pair = (test[i].owner, ground[j].owner)
+        leak = Leak(*pair, f"{part} {near}", score, (test[i].text, ground[j].text))
+        if pair not in best or _place(leak) < _place(best[pair]):
+            best[pair] = leak
+    yield from best.values()
+
+
+def _by_text(test: list[_Text], ground: list[_Text], overlap: float) -> Iterator[Hit]:
+    runs = _shared_runs(test, ground)
+    for rows, columns, shares in _jaccard(test, ground):
+        for i, j in np.argwhere(shares >= overlap):
+            a, b = int(i) + rows, int(j) + columns
+            if (a, b) not in runs or test[a].words == ground[b].words:
+                near = "equal" if test[a].words == ground[b].words else "overlap"
+                yield a, b, near, float(shares[i, j])
+    for a, b in sorted(runs):
+        words, others = set(test[a].words), set(ground[b].words)
+        yield a, b, "13 words", len(words & others) / len(words | others)
+
+
+def _shared_runs(test: list[_Text], ground: list[_Text]) -> set[tuple[int, int]]:
+    """The pairs of texts that share 13 words in a row."""
+    holders: dict[tuple[str, ...], set[int]] = {}
+    for j, text in enumerate(ground):
+        for run in _runs(text.words):
+            holders.setdefault(run, set()).add(j)
+    return {
+        (i, j)
+        for i, text in enumerate(test)
+        for run in _runs(text.words)
+        for j in holders.get(run, ())
+    }
+
+
+def _runs(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    for start in range(len(words) - _RUN + 1):
+        yield words[start : start + _RUN]
+
+
+def _jaccard(
+    test: list[_Text], ground: list[_Text]
+) -> Iterator[tuple[int, int, NDArray[np.float32]]]:
+    """Yield the share of common words block by block, with the block's row and column."""
+    for row in range(0, len(test), _BLOCK):
+        rows = [set(text.words) for text in test[row : row + _BLOCK]]
+        # A word that is in no test text of the block cannot be common to two texts.
+        place = {word: n for n, word in enumerate(sorted(set().union(*rows)))}
+        left, sizes = _table(rows, place), np.array([[len(words)] for words in rows])
+        for column in range(0, len(ground), _BLOCK):
+            columns = [set(text.words) for text in ground[column : column + _BLOCK]]
+            common = left @ _table(columns, place).T  # (test, ground)
+            either = sizes + np.array([len(words) for words in columns]) - common
+            yield row, column, (common / np.maximum(either, 1)).astype(np.float32)
+
+
+def _table(texts: list[set[str]], place: dict[str, int]) -> NDArray[np.float32]:
+    """Which words each text holds, as ones."""
+    table = np.zeros((len(texts), len(place)), np.float32)  # (texts, words)
+    for row, words in enumerate(texts):
+        table[row, [place[word] for word in words if word in place]] = 1.0
+    return table
+
+
+def _by_cosine(
+    test: list[_Text], ground: list[_Text], embedder: Embedder, cosine: float
+) -> Iterator[Hit]:
+    left, right = _vectors(test, embedder), _vectors(ground, embedder)
+    for row in range(0, len(left), _BLOCK):
+        for column in range(0, len(right), _BLOCK):
+            block = left[row : row + _BLOCK] @ right[column : column + _BLOCK].T
+            for i, j in np.argwhere(block >= cosine):
+                yield int(i) + row, int(j) + column, "cosine", float(block[i, j])
+
+
+def _vectors(texts: list[_Text], embedder: Embedder) -> NDArray[np.float32]:
+    """The unit vectors of some texts; equal texts are embedded once."""
+    distinct = list(dict.fromkeys(text.text for text in texts))
+    vectors = np.asarray(embedder.embed(distinct).cpu(), np.float32)  # (distinct, dimension)
+    place = {text: n for n, text in enumerate(distinct)}
+    return vectors[[place[text.text] for text in texts]]

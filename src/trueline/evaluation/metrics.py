@@ -1,0 +1,295 @@
+"""An answer and its references, candidate scores or verdicts in; scores from 0 to 1 out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from math import inf
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trueline.errors import MissingExtraError, ModelError, SettingError
+from trueline.evaluation.statistics import as_columns, average_ranks, scored_together
+
+Label = bool | None  # None: unscored
+Score = Callable[[str, Sequence[str]], float]  # of an answer against references
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A share of the scored samples, and how many had no verdict; None when none had one."""
+
+    value: float | None
+    scored: int
+    unscored: int
+
+
+class Bin(NamedTuple):
+    """The answers of one range of confidence."""
+
+    confidence: float  # their mean
+    accuracy: float
+    n: int
+
+
+class Quartile(NamedTuple):
+    """The steps of one quarter of the entropies."""
+
+    low: float
+    high: float
+    share: float | None  # of steps with a flag; None where ties leave the quarter empty
+    n: int
+
+
+def truth_share(labels: Sequence[Label]) -> Share:
+    """Return %Truth: the share of scored answers judged truthful."""
+    return _share(labels)
+
+
+def info_share(labels: Sequence[Label]) -> Share:
+    """Return %Info: the share of scored answers judged informative."""
+    return _share(labels)
+
+
+def hallu_rate(labels: Sequence[Label]) -> Share:
+    """Return HalluRate: the share of scored answers judged hallucinated, which is True here."""
+    return _share(labels)
+
+
+def truth_times_info(truth: Sequence[Label], info: Sequence[Label]) -> Share:
+    """Return T*I: %Truth times %Info, both over the samples that have both verdicts."""
+    is_true, is_informative = scored_together(truth, info)
+    scored = len(is_true)
+    value = sum(is_true) * sum(is_informative) / scored**2 if scored else None
+    return Share(value, scored, len(truth) - scored)
+
+
+def _share(labels: Sequence[Label]) -> Share:
+    scored = [label for label in labels if label is not None]
+    return Share(
+        sum(scored) / len(scored) if scored else None, len(scored), len(labels) - len(scored)
+    )
+
+
+def rouge_l(answer: str, references: Sequence[str]) -> float:
+    """Return the best ROUGE-L F1 against a reference: lower case, no stemmer."""
+    _check_references("rouge_l", references)
+    scorer = _rouge_scorer()
+    return max(float(scorer.score(text, answer)["rougeL"].fmeasure) for text in references)
+
+
+def bleu(answer: str, references: Sequence[str]) -> float:
+    """Return the best sentence BLEU against a single reference, from 0 to 1."""
+    _check_references("bleu", references)
+    scorer = _bleu_scorer()
+    best = max(float(scorer.sentence_score(answer, [text]).score) for text in references)
+    return min(1.0, best / 100)  # rounding lifts a perfect match above 1
+
+
+def closer_to_truth(
+    answer: str, truthful: Sequence[str], wrong: Sequence[str], score: Score
+) -> float | None:
+    """Return 1.0 if a truthful answer is strictly nearer than every wrong one, else 0.0.
+
+    With `rouge_l` or `bleu` as the score this is ROUGE or BLEU accuracy. Without truthful or
+    without wrong answers there is nothing to compare: None.
+    """
+    if not truthful or not wrong:
+        return None
+    return float(score(answer, truthful) > score(answer, wrong))
+
+
+@dataclass(frozen=True, slots=True)
+class BertScore:
+    """BERTScore F1 (arXiv 1904.09675) by an encoder in a local folder, not rescaled."""
+
+    encoder_folder: Path
+    layers: int  # which layer's hidden states are compared; 1 is the first
+
+    def scores(
+        self, answers: Sequence[str], references: Sequence[Sequence[str]]
+    ) -> list[float]:
+        """Return for each answer the best score against its references; 0.0 if it is empty."""
+        if len(answers) != len(references):
+            raise SettingError(
+                f"{len(answers)} answers have {len(references)} lists of references; "
+                "give one list for each answer"
+            )
+        for texts in references:
+            _check_references("BertScore", texts)
+        scorer = _bert_scorer(str(self.encoder_folder), self.layers)
+        asked = [place for place, answer in enumerate(answers) if answer.strip()]
+        found = [0.0] * len(answers)
+        if asked:
+            texts_of = [list(references[place]) for place in asked]
+            best = scorer.score([answers[place] for place in asked], texts_of)[2]  # (asked,)
+            for place, value in zip(asked, best.tolist(), strict=True):
+                found[place] = float(value)
+        return found
+
+
+def mc1(scores: Sequence[float], is_true: Sequence[bool]) -> float:
+    """Return 1.0 if the best-scored candidate is the true one; a tie with a false one is 0.0.
+
+    Here and in mc2 and mc3 a score is the summed log-probability of a candidate.
+    """
+    true, false = _true_and_false(scores, is_true)
+    return float(true.max() > false.max())
+
+
+def mc2(scores: Sequence[float], is_true: Sequence[bool]) -> float:
+    """Return the true candidates' share of the probability of all; 0.0 if all have none."""
+    true, false = _true_and_false(scores, is_true)
+    top = max(true.max(), false.max())
+    if top == -inf:
+        return 0.0
+    mass, rest = np.exp(true - top).sum(), np.exp(false - top).sum()  # the largest term is 1
+    return float(mass / (mass + rest))
+
+
+def mc3(scores: Sequence[float], is_true: Sequence[bool]) -> float:
+    """Return the share of true candidates that score strictly above every false one."""
+    true, false = _true_and_false(scores, is_true)
+    return float((true > false.max()).mean())
+
+
+def reliability(
+    confidences: Sequence[float], is_right: Sequence[bool], bins: int = 10
+) -> list[Bin]:
+    """Return mean confidence, accuracy and count of equal ranges of confidence, in order.
+
+    A range is (low, high], the first one holds 0 too. Ranges without an answer are left out.
+    """
+    if bins < 1:
+        raise SettingError(f"bins must be at least 1, got {bins}; 10 is the default")
+    confidence, right = as_columns(confidences, is_right)
+    if confidence.size and not 0 <= confidence.min() <= confidence.max() <= 1:
+        raise SettingError(
+            f"a confidence is a probability from 0 to 1, got {confidence.min()} to "
+            f"{confidence.max()}; give exp of a mean log-probability"
+        )
+    place = np.searchsorted(np.linspace(0, 1, bins + 1)[1:-1], confidence)  # (n,)
+    groups = [place == number for number in range(bins)]
+    return [
+        Bin(float(confidence[group].mean()), float(right[group].mean()), int(group.sum()))
+        for group in groups
+        if group.any()
+    ]
+
+
+def ece(confidences: Sequence[float], is_right: Sequence[bool], bins: int = 10) -> float | None:
+    """Return the expected calibration error: the mean gap of confidence and accuracy in bins.
+
+    Sum over bins of (answers in it / all) * |accuracy - confidence|; None without answers.
+    """
+    found = reliability(confidences, is_right, bins)
+    if not found:
+        return None
+    return sum(b.n * abs(b.accuracy - b.confidence) for b in found) / len(confidences)
+
+
+def auroc(confidences: Sequence[float], is_right: Sequence[bool]) -> float | None:
+    """Return how often a right answer has more confidence than a wrong one; ties count half.
+
+    None where all answers are right or all are wrong.
+    """
+    confidence, right = as_columns(confidences, is_right)
+    ranks = average_ranks(confidence)[right == 1]  # (right answers,)
+    pairs = len(ranks) * (len(right) - len(ranks))
+    return float((ranks.sum() - len(ranks) * (len(ranks) + 1) / 2) / pairs) if pairs else None
+
+
+def quartile_shares(entropies: Sequence[float], flags: Sequence[bool]) -> list[Quartile]:
+    """Return the share of flagged steps in each quarter of the entropies, the lowest first.
+
+    A quarter is (low, high], the first one holds its lowest too. Equal entropies stay
+    together, so counts can differ. No steps: an empty list.
+    """
+    entropy, flag = as_columns(entropies, flags)
+    if not entropy.size:
+        return []
+    edges = np.quantile(entropy, [0, 0.25, 0.5, 0.75, 1])  # (5,)
+    place = np.searchsorted(edges[1:-1], entropy)  # (steps,)
+    groups = [flag[place == number] for number in range(4)]
+    return [
+        Quartile(
+            float(low), float(high), float(group.mean()) if group.size else None, group.size
+        )
+        for low, high, group in zip(edges[:-1], edges[1:], groups, strict=True)
+    ]
+
+
+def _true_and_false(
+    scores: Sequence[float], is_true: Sequence[bool]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Part the scores; a probability of 0 (-inf) is a score, NaN and +inf are not."""
+    if len(scores) != len(is_true):
+        raise SettingError(
+            f"{len(scores)} scores have {len(is_true)} truths; give one for each"
+        )
+    values, mask = np.array(scores, dtype=float), np.array(is_true, dtype=bool)  # (candidates,)
+    if bad := [score for score in values.tolist() if not score < inf]:
+        raise SettingError(f"a candidate's log-probability is {bad[0]}; score it anew")
+    if mask.all() or not mask.any():  # an empty list is both
+        raise SettingError(
+            f"{int(mask.sum())} of {len(mask)} candidates are true; a choice needs "
+            "at least one true and one false candidate"
+        )
+    return values[mask], values[~mask]
+
+
+def _check_references(name: str, references: Sequence[str]) -> None:
+    if isinstance(references, str) or not references:
+        raise SettingError(
+            f"{name} needs a list of at least one reference, got {references!r}; "
+            "leave samples without references unscored"
+        )
+
+
+@cache
+def _rouge_scorer() -> Any:
+    return _extra("rouge_score.rouge_scorer").RougeScorer(["rougeL"], use_stemmer=False)
+
+
+@cache
+def _bleu_scorer() -> Any:
+    return _extra("sacrebleu").BLEU(effective_order=True)  # as sacrebleu.sentence_bleu has it
+
+
+@cache
+def _bert_scorer(folder: str, layers: int) -> Any:
+    """Open an encoder once; its weights stay in memory."""
+    from trueline.models.quiet import quiet
+
+    scorer_class = _extra("bert_score").BERTScorer
+    try:
+        kind = json.loads((Path(folder) / "config.json").read_text("utf-8"))["model_type"]
+        if "t5" in folder and kind not in ("t5", "mt5"):  # it would get random weights
+            raise ValueError("bert-score takes a path with 't5' in it for a T5; rename it")
+        with quiet():
+            scorer = scorer_class(model_type=folder, num_layers=layers, use_fast_tokenizer=True)
+    except (OSError, KeyError, ValueError, AssertionError) as error:
+        raise ModelError(
+            f"BertScore cannot take layer {layers} of the encoder in {folder} ({error}); give "
+            "a folder with an encoder and its tokenizer, and a layer it has"
+        ) from error
+    words, config = scorer._tokenizer, scorer._model.config
+    # A tokenizer that names no limit would let a long text run past the last position.
+    words.model_max_length = min(words.model_max_length, config.max_position_embeddings)
+    return scorer
+
+
+def _extra(name: str) -> Any:
+    """Import a module that only evaluations need."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise MissingExtraError(
+            f"this metric needs {name.split('.')[0]}: pip install 'trueline[eval]'"
+        ) from error

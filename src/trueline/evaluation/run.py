@@ -1,0 +1,270 @@
+"""A plan and a folder in; answers, choices and verdicts in its results.jsonl out, resumable."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from trueline.errors import SettingError
+from trueline.evaluation.answering import sample_lines, text_scores, verdict_lines
+from trueline.evaluation.cells import Cell, cells_of, grounding_space, machine
+from trueline.evaluation.checks import CellSummary, agreement_notes, summarize, warnings
+from trueline.evaluation.plan import BuildOptions, Plan, Variant
+from trueline.evaluation.results import SAMPLE_KINDS, Journal, now, open_journal
+from trueline.evaluation.samples import Benchmark, Sample
+
+if TYPE_CHECKING:
+    from trueline.evaluation.judges import Judge
+    from trueline.models.language import LanguageModel
+    from trueline.space.space import GroundingSpace
+
+Progress = Callable[[str, int, int], None]  # a label, samples done, samples in all
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run came to."""
+
+    folder: Path
+    cells: list[CellSummary]  # those of the plan that have begun
+    warnings: list[str]
+    stopped: str | None  # why it ended before its end; the same call goes on
+
+
+class Stopped(Exception):
+    """A limit was reached; only this module sees it."""
+
+
+@dataclass
+class _Budget:
+    """How much this call may still do."""
+
+    deadline: float | None
+    samples: int | None
+
+    def check(self) -> None:
+        if self.deadline is not None and monotonic() >= self.deadline:
+            raise Stopped("the time is up")
+        if self.samples is not None and self.samples <= 0:
+            raise Stopped("the number of samples is reached")
+
+    def spend(self, count: int) -> None:
+        if self.samples is not None:
+            self.samples -= count
+
+
+@dataclass
+class _Run:
+    """What the parts of one run share."""
+
+    plan: Plan
+    folder: Path
+    journal: Journal
+    budget: _Budget
+    tell: Progress
+    notes: list[str] = field(default_factory=list)
+    begun: dict[str, Benchmark] = field(default_factory=dict)  # by cell, in their order
+
+
+def run_plan(
+    plan: Plan,
+    folder: str | Path,
+    *,
+    minutes: float | None = None,
+    max_samples: int | None = None,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Run every cell of a plan that is not done yet, and have the answers judged.
+
+    Killed or stopped at any moment, the same call goes on where it was; the lines are those of
+    a run that was never interrupted, apart from times and memory.
+    """
+    _check_limits(minutes, max_samples)
+    deadline = None if minutes is None else monotonic() + 60 * minutes
+    budget = _Budget(deadline, max_samples)
+    stopped = None
+    with open_journal(Path(folder)) as journal:
+        benchmarks = [_benchmark(plan, name) for name in plan.benchmarks]
+        text_scores(Sample("", "", ("a",), ("b",)), "a")  # a missing extra shows at once
+        judges = _judges(plan)
+        tell = progress or (lambda label, done, total: None)
+        run = _Run(plan, Path(folder), journal, budget, tell)
+        try:
+            for model in plan.models:
+                _run_model(run, model, benchmarks)
+            for judge in judges:
+                _run_judge(run, judge)
+        except Stopped as reason:
+            stopped = str(reason)
+    ids = list(run.begun)
+    notes = run.notes + warnings(journal.lines, ids) + agreement_notes(journal.lines, ids)
+    return Outcome(Path(folder), summarize(journal.lines, ids), notes, stopped)
+
+
+def _run_model(run: _Run, model: str, benchmarks: Sequence[Benchmark]) -> None:
+    """Every cell of one model, benchmark by benchmark."""
+    import torch
+
+    from trueline.models.language import load
+
+    plan = run.plan
+    run.budget.check()
+    if plan.threads is not None:
+        torch.set_num_threads(plan.threads)
+    lm = load(
+        model,
+        dtype=plan.dtype,
+        device=plan.device,
+        trust_remote_code=plan.trust_remote_code,
+    )
+    for benchmark in benchmarks:
+        cells = [cell for some in _cells(run, lm, benchmark) for cell in some]
+        total, done = sum(len(cell.samples) for cell in cells), 0
+        label = f"{lm.id} {benchmark.name}"
+        for cell in cells:
+            for step in _run_cell(run, cell):
+                done += step
+                run.tell(label, done, total)
+
+
+def _cells(run: _Run, lm: LanguageModel, benchmark: Benchmark) -> Iterator[list[Cell]]:
+    """The cells of every variant; the space of each set of build options is made once."""
+    spaces: dict[BuildOptions, GroundingSpace] = {}
+    has_choices = any(sample.single or sample.multiple for sample in benchmark.test)
+    if "choose" in run.plan.tasks and not has_choices:
+        run.notes.append(f"{benchmark.name} has no choices; the task choose is left out")
+    for variant in run.plan.variants:
+        if _lacks_wrong(variant, benchmark):
+            run.notes.append(
+                f"{benchmark.name}: no grounding example has a wrong answer; rad with "
+                f"beta={variant.settings['beta']} is left out"
+            )
+            continue
+        if (options := variant.build) is not None and options not in spaces:
+            spaces[options] = _space(run, lm, benchmark, options)
+        space = None if options is None else spaces[options]
+        yield cells_of(run.plan, lm, benchmark, variant, space)
+
+
+def _lacks_wrong(variant: Variant, benchmark: Benchmark) -> bool:
+    return variant.needs_wrong and not any(one.wrong_answers for one in benchmark.ground)
+
+
+def _space(
+    run: _Run, lm: LanguageModel, benchmark: Benchmark, options: BuildOptions
+) -> GroundingSpace:
+    label = f"building {benchmark.name} context {options.context}"
+
+    def tell(done: int, total: int) -> None:
+        run.tell(label, done, total)
+        if done < total:
+            run.budget.check()  # the build is resumed, too
+
+    return grounding_space(lm, benchmark, options, run.folder / "spaces", tell)
+
+
+def _run_cell(run: _Run, cell: Cell) -> Iterator[int]:
+    """Do what a cell still lacks, chunk by chunk; yields how many samples are done."""
+    run.begun[cell.id] = cell.benchmark
+    journal, plan = run.journal, run.plan
+    ready = len(journal.of(cell.id, *SAMPLE_KINDS))
+    yield ready
+    if journal.of(cell.id, "done"):
+        return
+    cell.decoder.check(cell.lm)
+    if not journal.of(cell.id, "cell"):
+        journal.append([{**cell.line, "machine": machine(), "time": now()}])
+    scorer = None
+    if plan.bertscore is not None and plan.bertscore_layers is not None:
+        scorer = (plan.bertscore, plan.bertscore_layers)
+    for start in range(ready, len(cell.samples), plan.batch_size):
+        run.budget.check()
+        some = cell.samples[start : start + plan.batch_size]
+        journal.append(sample_lines(cell, some, scorer))
+        run.budget.spend(len(some))
+        yield len(some)
+    lines = journal.of(cell.id, *SAMPLE_KINDS)
+    seconds = round(sum(line.get("seconds", 0.0) for line in lines), 4)
+    done = {"kind": "done", "cell": cell.id, "seconds": seconds, "memory_mb": _memory_mb()}
+    journal.append([{**done, "time": now()}])
+
+
+def _run_judge(run: _Run, judge: Judge) -> None:
+    """Have one judge say what it has not said yet about the answers of every cell."""
+    from trueline.evaluation.judges import questions_for
+
+    cells = [
+        (cell, benchmark, about)
+        for cell, benchmark in run.begun.items()
+        for about in questions_for(benchmark.task)
+    ]
+    total = sum(len(run.journal.of(cell, "answer")) for cell, _, _ in cells)
+    done, size = 0, run.plan.batch_size
+    for cell, benchmark, about in cells:
+        answers = run.journal.of(cell, "answer")
+        said = [
+            line
+            for line in run.journal.of(cell, "verdict")
+            if (line["judge"], line["about"]) == (judge.id, about)
+        ]
+        done += len(said)
+        for start in range(len(said), len(answers), size):
+            run.budget.check()
+            some = answers[start : start + size]
+            run.journal.append(verdict_lines(judge, about, benchmark, some))
+            done += len(some)
+            run.tell(f"judge {judge.id}", done, total)
+
+
+def _benchmark(plan: Plan, name: str) -> Benchmark:
+    """A benchmark, its examples perhaps those of another one."""
+    from trueline.evaluation.benchmarks import read_benchmark
+    from trueline.examples import digest
+
+    def read(name: str) -> Benchmark:
+        return read_benchmark(
+            name,
+            data=plan.data,
+            ground=plan.ground,
+            test=plan.test,
+            seed=plan.draw,
+            rule=plan.rule,
+        )
+
+    found = read(name)
+    if not found.test:
+        raise SettingError(f"{name} has no sample to test on")
+    if plan.ground_from in (None, name):
+        return found
+    ground = read(plan.ground_from or name).ground
+    content = f"{found.hash} {digest(ground)}"
+    return replace(found, ground=ground, hash=sha256(content.encode()).hexdigest())
+
+
+def _judges(plan: Plan) -> list[Judge]:
+    """The judges, opened before anything is run: a missing key shows at once."""
+    if not plan.judges:
+        return []
+    from trueline.evaluation.judges import open_judge
+
+    return [open_judge(name) for name in plan.judges]
+
+
+def _check_limits(minutes: float | None, max_samples: int | None) -> None:
+    if minutes is not None and not minutes > 0:
+        raise SettingError(f"minutes must be above 0, got {minutes}")
+    if max_samples is not None and max_samples < 1:
+        raise SettingError(f"max_samples must be at least 1, got {max_samples}")
+
+
+def _memory_mb() -> float:
+    """The most memory this process has held."""
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(peak / (1 << 20 if sys.platform == "darwin" else 1 << 10), 1)

@@ -1,0 +1,69 @@
+"""The frozen values that pass through an evaluation; nothing here imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from trueline.prompts import Prompt, prompt_sets
+from trueline.records import Example
+
+Task = Literal["question", "dialogue", "summary"]
+About = Literal["truth", "info", "hallucination"]  # what a judge is asked about an answer
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """Candidate answers to score, and which of them are truthful."""
+
+    texts: tuple[str, ...]
+    is_true: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A question to evaluate on, with what is known of right and wrong answers."""
+
+    id: str
+    question: str  # what goes into the prompt; for a summary, the document
+    answers: tuple[str, ...] = ()  # truthful, the best one first
+    wrong_answers: tuple[str, ...] = ()
+    single: Choices | None = None  # MC1: one of them is truthful
+    multiple: Choices | None = None  # MC2 and MC3: several are
+    knowledge: str = ""  # what a judge may know besides: HaluEval's knowledge
+    category: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """Examples to ground with and samples to test on, as they were read."""
+
+    name: str
+    task: Task
+    ground: tuple[Example, ...]
+    test: tuple[Sample, ...]
+    hash: str  # of the ground examples and test samples, in order
+    tau: float = 0.7  # the paper's threshold for it
+    counts: Mapping[str, int] = field(
+        default_factory=dict
+    )  # rows read, kept, left out; by rule
+
+    @property
+    def prompt(self) -> Prompt:
+        """The paper's prompt for its task."""
+        return prompt_sets()[self.task].base
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a judge said of one answer."""
+
+    judge: str  # its id, with the model it runs on
+    about: About
+    label: bool | None  # None: it could not be read, and the answer stays unscored
+    raw: str  # what the judge wrote, or the reason there is no verdict
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
+    cost: float | None = None  # in US dollars, where the price is known
+    is_cached: bool = False

@@ -1,0 +1,199 @@
+"""Values of samples in; means with intervals, paired tests and rank correlations out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from math import nan
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trueline.errors import SettingError
+
+Floats = NDArray[np.float64]
+
+_BLOCK = 1_000_000  # numbers drawn at once: the steps of a whole run must not fill the memory
+_EQUAL = 1e-12  # what rounding may put between two equal means
+_ALL_ORDERS = 8  # up to so many values, every order is tried: 8! = 40,320
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean of n samples and its 95 % interval; all NaN when n is 0."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A mean difference of n pairs, its 95 % interval and two-sided p; all NaN when n is 0."""
+
+    mean: float
+    low: float
+    high: float
+    p: float
+    n: int
+
+
+def scored_together(*columns: Sequence[float | None]) -> tuple[list[float], ...]:
+    """Keep the samples that have a value in every column; the others are unscored (None)."""
+    _check_lengths(columns)
+    rows = [row for row in zip(*columns, strict=True) if None not in row]
+    return tuple([float(row[place] or 0.0) for row in rows] for place in range(len(columns)))
+
+
+def as_columns(*columns: Sequence[float]) -> Floats:
+    """Return lists of equal length as one array; a gap, NaN or infinity in them is refused."""
+    _check_lengths(columns)
+    array = np.array(columns, dtype=float)  # (columns, n); None becomes NaN
+    if len(bad := np.argwhere(~np.isfinite(array))):
+        column, place = bad[0]
+        raise SettingError(
+            f"value {place} of {array.shape[1]} is {columns[column][place]}, not a finite "
+            "number; leave unscored samples out (scored_together) before averaging"
+        )
+    return array
+
+
+def _check_lengths(columns: Sequence[Sequence[object]]) -> None:
+    if len(lengths := {len(column) for column in columns}) > 1:
+        raise SettingError(
+            f"values that belong to the same samples have different lengths {sorted(lengths)}; "
+            "give one value a sample in each list, in the same order"
+        )
+
+
+def mean_interval(values: Sequence[float], *, draws: int = 2000, seed: int = 0) -> Interval:
+    """Return the mean and the middle 95 % of the means of samples redrawn with replacement."""
+    columns = as_columns(values)
+    drawn = _redrawn_means(columns, draws, seed)[0]
+    return Interval(
+        *_summary(columns.mean(axis=1)[0] if len(values) else nan, drawn), len(values)
+    )
+
+
+def product_interval(
+    a: Sequence[float], b: Sequence[float], *, draws: int = 2000, seed: int = 0
+) -> Interval:
+    """Return mean(a) * mean(b), as in T*I, and its interval; a draw takes both of a sample."""
+    columns = as_columns(a, b)
+    drawn = _redrawn_means(columns, draws, seed).prod(axis=0)
+    return Interval(*_summary(columns.mean(axis=1).prod() if len(a) else nan, drawn), len(a))
+
+
+def paired_difference(
+    values: Sequence[float], base: Sequence[float], *, draws: int = 2000, seed: int = 0
+) -> Difference:
+    """Return mean(values - base) with its interval and p, redrawing pairs of one sample."""
+    both = as_columns(values, base)
+    columns = both[:1] - both[1:]
+    drawn = _redrawn_means(columns, draws, seed)[0]
+    return _difference(columns.mean(axis=1)[0] if len(values) else nan, drawn, len(values))
+
+
+def product_difference(
+    a: Sequence[float],
+    b: Sequence[float],
+    base_a: Sequence[float],
+    base_b: Sequence[float],
+    *,
+    draws: int = 2000,
+    seed: int = 0,
+) -> Difference:
+    """Return mean(a) * mean(b) - mean(base_a) * mean(base_b); a draw takes all four."""
+    columns = as_columns(a, b, base_a, base_b)
+    means = columns.mean(axis=1) if len(a) else np.full(4, nan)
+    drawn = _redrawn_means(columns, draws, seed)
+    return _difference(
+        means[0] * means[1] - means[2] * means[3],
+        drawn[0] * drawn[1] - drawn[2] * drawn[3],
+        len(a),
+    )
+
+
+def mcnemar(is_right: Sequence[bool], base: Sequence[bool]) -> float:
+    """Return the exact two-sided p of McNemar's test on right and wrong of the same samples.
+
+    Of the pairs that differ, as many should go either way: p is twice the smaller binomial
+    tail at 1/2, at most 1; it is 1 where no pair differs.
+    """
+    ours, theirs = as_columns(is_right, base).astype(bool)
+    won, lost = int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
+    discordant = won + lost
+    term = tail = 1  # C(n, 0), exact integers: no factorial overflows
+    for k in range(min(won, lost)):
+        term = term * (discordant - k) // (k + 1)
+        tail += term
+    return min(1.0, 2 * tail / (1 << discordant))
+
+
+def average_ranks(values: Iterable[float]) -> Floats:
+    """Return the rank of each value from 1; equal values share the mean of their ranks."""
+    _, place, counts = np.unique(
+        np.array(list(values), dtype=float), return_inverse=True, return_counts=True
+    )
+    ranks: Floats = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    return ranks
+
+
+def rank_correlation(
+    a: Sequence[float], b: Sequence[float], *, draws: int = 10_000, seed: int = 0
+) -> tuple[float, float]:
+    """Return Spearman's rho and its two-sided permutation p; NaN where a list is constant.
+
+    Up to 8 values every order is tried, so p is exact; beyond, orders are drawn.
+    """
+    columns = as_columns(a, b)
+    x, y = (average_ranks(column) - (len(a) + 1) / 2 for column in columns)  # (n,), mean 0
+    scale = float(np.sqrt((x @ x) * (y @ y)))
+    if scale == 0:
+        return nan, nan
+    rho = float(x @ y) / scale
+    is_exact = len(a) <= _ALL_ORDERS
+    orders = permutations(y) if is_exact else _shuffles(y, _checked(draws), seed)
+    least = abs(rho) * scale - _EQUAL
+    extreme = [abs(float(x @ np.asarray(order))) >= least for order in orders]
+    spare = 0 if is_exact else 1  # the order that was seen is one more possible draw
+    return rho, (sum(extreme) + spare) / (len(extreme) + spare)
+
+
+def _shuffles(values: Floats, draws: int, seed: int) -> Iterator[Floats]:
+    generator = np.random.default_rng(seed)
+    return (generator.permutation(values) for _ in range(draws))
+
+
+def _redrawn_means(columns: Floats, draws: int, seed: int) -> Floats:
+    """Draw n samples with replacement, again and again: the means, (columns, draws)."""
+    n = columns.shape[1]
+    means = np.full((len(columns), _checked(draws)), nan)  # (columns, draws)
+    generator = np.random.default_rng(seed)
+    block = max(1, _BLOCK // max(1, n))
+    for start in range(0, draws if n else 0, block):
+        stop = min(draws, start + block)
+        picks = generator.integers(0, n, size=(stop - start, n))
+        for column, values in enumerate(columns):
+            means[column, start:stop] = values[picks].mean(axis=1)  # (draws of the block,)
+    return means
+
+
+def _checked(draws: int) -> int:
+    if draws < 1:
+        raise SettingError(f"draws must be at least 1, got {draws}; 2000 is the default")
+    return draws
+
+
+def _summary(mean: float, drawn: Floats) -> tuple[float, float, float]:
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return float(mean), float(low), float(high)
+
+
+def _difference(mean: float, drawn: Floats, n: int) -> Difference:
+    """Put a difference together; p is twice the share of draws on the far side of zero."""
+    tail = min((drawn <= _EQUAL).sum(), (drawn >= -_EQUAL).sum())
+    p = min(1.0, 2 * (int(tail) + 1) / (len(drawn) + 1)) if n else nan  # never exactly 0
+    return Difference(*_summary(mean, drawn), p, n)

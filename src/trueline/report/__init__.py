@@ -1,0 +1,1 @@
+"""Results in; tables, plots and the paper's own recipes out."""

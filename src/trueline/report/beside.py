@@ -1,0 +1,157 @@
+"""A recipe and our tables in; grids with the paper's figures beside ours out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trueline.report.grids import Entry, Grid, number, p_text
+from trueline.report.measures import MEASURES, Column
+from trueline.report.paper import Block, paper
+from trueline.report.recipes import Recipe
+from trueline.report.rows import settings_of
+from trueline.report.tables import Table, TableRow, Value
+
+_NONE = Entry("\N{EN DASH}")
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """One figure: ours by judge, and the paper's by model and judge."""
+
+    benchmark: str
+    row: str
+    metric: str
+    ours: dict[str, Value]  # by judge; "" where none is needed
+    paper: dict[str, float]
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON: shares in percent, as the paper gives them."""
+        scale = 100 if MEASURES[self.metric].is_percent else 1
+        ours = [
+            {
+                "judge": judge,
+                **{
+                    name: None if (x := getattr(value, name)) is None else round(scale * x, 3)
+                    for name in ("mean", "low", "high")
+                },
+                "n": value.n,
+                "unscored": value.unscored,
+                "difference": value.difference and round(scale * value.difference.mean, 3),
+                "p": value.p,
+            }
+            for judge, value in self.ours.items()
+        ]
+        where = {"benchmark": self.benchmark, "row": self.row, "metric": self.metric}
+        return {**where, "ours": ours, "paper": self.paper}
+
+
+def blocks_for(recipe: Recipe, benchmark: str) -> list[Block]:
+    """The paper's figures for a recipe on a benchmark, or on its first one if it has none."""
+    own = [block for block in paper().blocks if block.recipe == recipe.name]
+    if recipe.show == "judges":  # the other judge's figures stand in the main tables
+        models = {block.model for block in own}
+        others = [b for b in paper().blocks if b.recipe in ("main", "halueval")]
+        own = [*(b for b in others if b.model in models), *own]
+    found = [block for block in own if block.benchmark == benchmark]
+    first = recipe.plan["benchmarks"][0]
+    return found or [block for block in own if block.benchmark == first]
+
+
+def beside(recipe: Recipe, table: Table) -> list[Beside]:
+    """Every figure of a table that is the paper's, ours, or both."""
+    blocks = blocks_for(recipe, table.benchmark)
+    matched: dict[str, TableRow | None] = {
+        key: row_for(key, table.rows) for block in blocks for key in block.rows
+    }
+    taken = {id(row) for row in matched.values()}
+    keys = {**matched, **{row.label: row for row in table.rows if id(row) not in taken}}
+    metrics = dict.fromkeys(metric for block in blocks for metric in block.metrics)
+    found = []
+    for key, row in keys.items():
+        for metric in metrics or _judged(table):
+            theirs = {
+                _paper_column(block): block.rows[key][block.metrics.index(metric)]
+                for block in blocks
+                if metric in block.metrics and key in block.rows
+            }
+            found.append(
+                Beside(table.benchmark, key, metric, _ours(row, metric, table), theirs)
+            )
+    return [one for one in found if one.ours or one.paper]
+
+
+def row_for(key: str, rows: Sequence[TableRow]) -> TableRow | None:
+    """Our row for a row of the paper, as in `rad tau=0.1`; the plainest if several fit."""
+    method, *told = key.split()
+    wanted = dict(text.split("=", 1) for text in told)
+    fitting = [
+        row
+        for row in rows
+        if row.row.method == method
+        and all(_same(settings_of(row.row.first).get(k), v) for k, v in wanted.items())
+    ]
+    if not wanted:
+        fitting = [row for row in fitting if row.row.first["label"] == method]
+    return min(fitting, key=lambda row: len(row.label), default=None)
+
+
+def beside_grid(table: Table, figures: Sequence[Beside]) -> Grid:
+    """Ours and the paper's in columns; below ours its interval and its change from greedy."""
+    judges = list(dict.fromkeys(judge for one in figures for judge in one.ours)) or [""]
+    columns = list(dict.fromkeys(name for one in figures for name in one.paper))
+    rows = []
+    for one in figures:
+        column = Column(MEASURES[one.metric])
+        ours = [_entry(one.ours.get(judge), column) for judge in judges]
+        theirs = [
+            Entry(f"{one.paper[name]:.1f}") if name in one.paper else _NONE for name in columns
+        ]
+        rows.append((Entry(one.row), Entry(column.measure.title), *ours, *theirs))
+    head = [f"ours{f' ({judge})' if judge else ''}" for judge in judges]
+    return Grid(
+        f"{table.benchmark}: {table.model} beside the paper",
+        ("method", "measure", *head, *(f"paper: {name}" for name in columns)),
+        tuple(rows),
+    )
+
+
+def _judged(table: Table) -> dict[str, None]:
+    keys = ("truth", "info", "truth_info", "hallucination")
+    return dict.fromkeys(c.measure.key for c in table.columns if c.measure.key in keys)
+
+
+def _ours(row: TableRow | None, metric: str, table: Table) -> dict[str, Value]:
+    if row is None:
+        return {}
+    columns = [column for column in table.columns if column.measure.key == metric]
+    return {c.judge: row.values[c.id] for c in columns if c.id in row.values}
+
+
+def _paper_column(block: Block) -> str:
+    told = [block.model, block.judge]
+    return ", ".join(filter(None, told))
+
+
+def _entry(value: Value | None, column: Column) -> Entry:
+    if value is None:
+        return _NONE
+    below = []
+    if value.low is not None and value.high is not None:
+        low, high = (number(x, column) for x in (value.low, value.high))
+        below.append(f"[{low}, {high}] n {value.n}")
+    if value.unscored:
+        below.append(f"{value.unscored} unscored")
+    if value.difference is not None:
+        change = number(value.difference.mean, column, sign=True)
+        below.append(f"{change} from greedy, {p_text(value.p)}")
+    return Entry(number(value.mean, column), tuple(below))
+
+
+def _same(ours: object, theirs: str) -> bool:
+    """Whether a setting of ours is the paper's; an embedder may stand with its owner's name."""
+    try:
+        return float(str(ours)) == float(theirs)
+    except ValueError:
+        return str(ours).lower().rpartition("/")[2] == theirs.lower()

@@ -1,0 +1,115 @@
+"""A recipe and what was run in; plain sentences out on why figures cannot be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from trueline.report.beside import blocks_for
+from trueline.report.paper import paper
+from trueline.report.recipes import Recipe
+from trueline.report.report import agreement_note
+from trueline.report.results import Cell
+from trueline.report.tables import Table
+
+_GROUND = 100  # examples the paper grounds with
+
+
+def comparable_notes(recipe: Recipe, tables: Sequence[Table]) -> tuple[str, ...]:
+    """Why our figures are not the paper's: model, judge, questions, examples, misprints."""
+    cells = [cell for table in tables for row in table.rows for cell in row.row.cells]
+    notes = [_models({table.model for table in tables}), *_judges(recipe, tables, cells)]
+    for table in tables:
+        notes += [_benchmark(recipe, table), _questions(table)]
+    notes += [_ground(cells), *_misprints(recipe)]
+    found = [note for note in notes if note]
+    return tuple(found) or ("Model, judge, questions and examples are the paper's.",)
+
+
+def space_notes(models: Sequence[str]) -> tuple[str, ...]:
+    """What to know before sizes and times are compared."""
+    notes = [
+        _models(set(models)),
+        "The paper keeps logits and ran on an H100; ours keeps hidden states, from which those "
+        "logits follow, so only the numbers of entries can be compared.",
+        "The paper's sizes do not follow from its entries: 3,755 entries of Qwen2.5-7B are "
+        "2.3 GB as 32-bit logits of 152,064 tokens, and it gives 12.",
+    ]
+    return tuple(note for note in notes if note)
+
+
+def is_of_the_paper(model: str) -> bool:
+    """Whether the paper ran a model; folders and owners in its name do not count."""
+    own = model.lower().rpartition("/")[2]
+    return own in {name.lower().rpartition("/")[2] for name in paper().models.values()}
+
+
+def _models(models: set[str]) -> str:
+    others = sorted(model for model in models if not is_of_the_paper(model))
+    if not others:
+        return ""
+    return (
+        f"Another model: ours is {', '.join(others)}, the paper's are "
+        f"{', '.join(paper().models)}. The figures cannot be compared, only which way a method "
+        "moves them."
+    )
+
+
+def _judges(recipe: Recipe, tables: Sequence[Table], cells: Iterable[Cell]) -> list[str]:
+    names = {
+        block.judge
+        for table in tables
+        for block in blocks_for(recipe, table.benchmark)
+        if block.judge
+    }
+    theirs = {paper().judges[name] for name in names}
+    ours = list(dict.fromkeys(line["judge"] for cell in cells for line in cell.verdicts))
+    notes = []
+    others = [judge for judge in ours if not any(name in judge for name in theirs)]
+    if theirs and others:
+        notes.append(
+            f"Another judge: ours is {', '.join(others)}, the paper's {', '.join(theirs)}. "
+            "Shares by different judges cannot be compared."
+        )
+    if theirs and not ours:
+        notes.append("No judge was asked, so the paper's judged figures have nothing beside.")
+    if any(judge.startswith("offline") for judge in ours):
+        notes.append(agreement_note())
+    return notes
+
+
+def _benchmark(recipe: Recipe, table: Table) -> str:
+    if table.benchmark in paper().tests:
+        return ""
+    first = recipe.plan["benchmarks"][0]
+    return (
+        f"Another benchmark: {table.benchmark} is not in the paper; the paper's figures beside "
+        f"it are for {first} and cannot be compared."
+    )
+
+
+def _questions(table: Table) -> str:
+    theirs = paper().tests.get(table.benchmark)
+    counts = {row.counts.answered for row in table.rows}
+    if theirs is None or counts == {theirs}:
+        return ""
+    ours = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else str(max(counts))
+    return (
+        f"Other numbers of questions on {table.benchmark}: ours {ours}, the paper's {theirs}."
+    )
+
+
+def _ground(cells: Iterable[Cell]) -> str:
+    counts = sorted({cell["ground"] for cell in cells if cell["space_hash"]})
+    if not counts or counts == [_GROUND]:
+        return ""
+    told = ", ".join(map(str, counts))
+    return f"Grounded in {told} examples; the paper takes {_GROUND} unless a row says else."
+
+
+def _misprints(recipe: Recipe) -> list[str]:
+    return [
+        f"A misprint of the paper: {one.model}, {one.benchmark}, {one.row}, "
+        f"{one.metric}: {one.about} (printed {one.printed:g}, worked {one.worked:g})."
+        for one in paper().misprints
+        if one.recipe == recipe.name
+    ]

@@ -1,0 +1,182 @@
+"""A document in; Markdown, HTML, LaTeX out; and the tables as CSV, a number a line."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
+
+from trueline.report.grids import Document, Entry, Grid, Section
+from trueline.report.measures import Column
+from trueline.report.plots import inline_svg
+from trueline.report.tables import Table, TableRow, Value
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "[": "{[}",  # after \\ a bracket would be read as a length
+    "]": "{]}",
+    "\N{MINUS SIGN}": "$-$",
+    "\N{EN DASH}": "--",
+    "±": r"$\pm$",
+}
+_CSV = (
+    "model,benchmark,label,method,measure,judge,unit,mean,low,high,n,unscored,spread,seeds,"
+    "difference,difference_low,difference_high,p,is_best,answered,failed,skipped,to_come"
+).split(",")
+
+
+def as_markdown(document: Document, figures: str = "") -> str:
+    """Markdown; with `figures` the plots are shown from files of that suffix beside it."""
+    lines = [f"# {_plain(document.title)}", "", *(f"{_plain(x)}  " for x in document.lead), ""]
+    for section in document.sections:
+        lines += _markdown_section(section, figures)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _markdown_section(section: Section, figures: str) -> list[str]:
+    lines = [f"## {_plain(section.title)}", ""]
+    for warning in section.warnings:
+        lines += [f"> **Warning:** {_plain(warning)}", ""]
+    for grid in section.grids:
+        lines += [f"### {_plain(grid.title)}", "", *_markdown_grid(grid), ""]
+        lines += [line for note in grid.notes for line in (_plain(note), "")]
+    if figures:
+        for figure in section.figures:
+            lines += [f"![{_plain(figure.title)}]({figure.name}.{figures})", ""]
+    lines += [line for note in section.notes for line in (_plain(note), "")]
+    lines += [f"- {_plain(name)}: {_plain(value)}" for name, value in section.facts]
+    return [*lines, ""]
+
+
+def _markdown_grid(grid: Grid) -> list[str]:
+    def line(texts: Sequence[str]) -> str:
+        return f"| {' | '.join(texts)} |"
+
+    head = [line([_plain(name) for name in grid.head]), line(["---"] * len(grid.head))]
+    return [*head, *(line([_markdown_entry(entry) for entry in row]) for row in grid.rows)]
+
+
+def _markdown_entry(entry: Entry) -> str:
+    text = f"**{_plain(entry.text)}**" if entry.is_best else _plain(entry.text)
+    return "<br>".join([text, *(_plain(line) for line in entry.below)])
+
+
+def _plain(text: str) -> str:
+    """Text that Markdown leaves as it is, on one line."""
+    for sign in "\\`*_[]<>|#":
+        text = text.replace(sign, f"\\{sign}")
+    return " ".join(text.split())
+
+
+def as_html(document: Document) -> str:
+    """One page that needs no other file: plots stand in it, dark mode and phones are minded."""
+    from jinja2 import Environment
+
+    source = files("trueline.report").joinpath("page.html").read_text("utf-8")
+    page = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
+        source
+    )
+    return page.render(document=document, inline=inline_svg) + "\n"
+
+
+def as_latex(document: Document) -> str:
+    """The grids as LaTeX tables for the booktabs package; intervals stand in small type."""
+    lines = [
+        r"% \usepackage{booktabs}",
+        *(f"% {' '.join(text.split())}" for text in (document.title, *document.lead)),
+    ]
+    for section in document.sections:
+        lines += [f"% Warning: {' '.join(text.split())}" for text in section.warnings]
+        for grid in section.grids:
+            lines += ["", *_latex_grid(section.title, grid)]
+    return "\n".join(lines) + "\n"
+
+
+def _latex_grid(title: str, grid: Grid) -> list[str]:
+    caption = escape_latex(f"{title}: {grid.title}. " + " ".join(grid.notes)).strip()
+    rows = [line for row in grid.rows for line in _latex_row(row)]
+    return [
+        r"\begin{table}[ht]",
+        r"\centering",
+        f"\\caption{{{caption}}}",
+        f"\\begin{{tabular}}{{l{'r' * (len(grid.head) - 1)}}}",
+        r"\toprule",
+        " & ".join(escape_latex(name) for name in grid.head) + r" \\",
+        r"\midrule",
+        *rows,
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+    ]
+
+
+def _latex_row(row: Sequence[Entry]) -> list[str]:
+    """The main line, then a line for each of the smaller ones."""
+    first = [
+        f"\\textbf{{{escape_latex(entry.text)}}}" if entry.is_best else escape_latex(entry.text)
+        for entry in row
+    ]
+    lines = [first]
+    for place in range(max(len(entry.below) for entry in row)):
+        below = [entry.below[place] if place < len(entry.below) else "" for entry in row]
+        lines.append(
+            [f"{{\\scriptsize {escape_latex(text)}}}" if text else "" for text in below]
+        )
+    return [" & ".join(line) + r" \\" for line in lines]
+
+
+def escape_latex(text: str) -> str:
+    """Text as LaTeX prints it."""
+    return "".join(_LATEX.get(sign, sign) for sign in " ".join(text.split()))
+
+
+def as_csv(tables: Sequence[Table]) -> str:
+    """Every number of every table on a line of its own, percent where the unit says so."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, _CSV, lineterminator="\n")
+    writer.writeheader()
+    for table in tables:
+        for row in table.rows:
+            for column in table.columns:
+                if (value := row.values.get(column.id)) is not None:
+                    writer.writerow(_csv_line(table, row, column, value))
+    return out.getvalue()
+
+
+def _csv_line(table: Table, row: TableRow, column: Column, value: Value) -> dict[str, Any]:
+    scale = 100 if column.measure.is_percent else 1
+    change = value.difference
+
+    def shown(number: float | None) -> str:
+        return "" if number is None else f"{scale * number:.6g}"
+
+    return {
+        "model": table.model,
+        "benchmark": table.benchmark,
+        "label": row.label,
+        "method": row.row.method,
+        "measure": column.measure.key,
+        "judge": column.judge,
+        "unit": "percent" if column.measure.is_percent else "",
+        **{name: shown(getattr(value, name)) for name in ("mean", "low", "high", "spread")},
+        "n": value.n,
+        "unscored": value.unscored,
+        "seeds": len(row.row.seeds),
+        "difference": shown(change.mean if change else None),
+        "difference_low": shown(change.low if change else None),
+        "difference_high": shown(change.high if change else None),
+        "p": "" if value.p is None else f"{value.p:.6g}",
+        "is_best": int(value.is_best),
+        "answered": row.counts.answered,
+        "failed": row.counts.failed,
+        "skipped": row.counts.skipped,
+        "to_come": row.counts.left,
+    }

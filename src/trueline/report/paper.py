@@ -1,0 +1,92 @@
+"""paper.toml in; the paper's figures out, by recipe, model, benchmark and row."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The figures of one benchmark in one of the paper's tables."""
+
+    recipe: str
+    model: str
+    benchmark: str
+    metrics: tuple[str, ...]
+    rows: Mapping[str, tuple[float, ...]]  # by method and what was varied, as in `rad tau=0.1`
+    changes: Mapping[str, tuple[float, ...]]  # from greedy, as printed
+    judge: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Misprint:
+    """A figure of the paper that does not follow from its others."""
+
+    recipe: str
+    model: str
+    benchmark: str
+    row: str
+    metric: str
+    kind: str  # change: the difference in brackets; product: T*I
+    printed: float
+    worked: float
+    about: str
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A figure that stands in the paper's text, as it is written there."""
+
+    recipe: str
+    key: str
+    what: str
+    printed: str
+
+
+@dataclass(frozen=True, slots=True)
+class Paper:
+    """All figures of the paper."""
+
+    models: Mapping[str, str]
+    judges: Mapping[str, str]
+    tests: Mapping[str, int]  # questions tested on, by benchmark
+    blocks: tuple[Block, ...]
+    said: tuple[Said, ...]
+    misprints: tuple[Misprint, ...]
+
+
+@cache
+def paper() -> Paper:
+    """Read the figures."""
+    text = files("trueline.report").joinpath("paper.toml").read_text("utf-8")
+    read = tomllib.loads(text)
+    return Paper(
+        read["models"],
+        read["judges"],
+        read["tests"],
+        tuple(_block(item) for item in read["block"]),
+        tuple(Said(**item) for item in read["said"]),
+        tuple(Misprint(**item) for item in read["misprint"]),
+    )
+
+
+def _block(item: dict[str, Any]) -> Block:
+    rows, changes = (
+        {name: tuple(map(float, row)) for name, row in item.get(part, {}).items()}
+        for part in ("rows", "changes")
+    )
+    metrics = tuple(item["metrics"])
+    return Block(
+        item["recipe"],
+        item["model"],
+        item["benchmark"],
+        metrics,
+        rows,
+        changes,
+        item.get("judge", ""),
+    )

@@ -1,0 +1,261 @@
+"""Tables in; plots out as SVG text or PNG bytes, drawn by matplotlib without a screen."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from trueline.errors import MissingExtraError
+from trueline.evaluation.metrics import Quartile, auroc, ece, quartile_shares, reliability
+from trueline.report.measures import Column, confidences
+from trueline.report.results import Cell
+from trueline.report.sweeps import Sweep
+from trueline.report.tables import Table, TableRow
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Draw = Callable[[], "Figure"]
+_INK = "#24292f"  # becomes the color of the text around it where a plot stands in a page
+_COLORS = ("#6b7280", "#0f8f6c", "#d9730d", "#3b7dd8", "#b04fb3", "#b8860b", "#c0392b")
+_SHOWN = ("truth_info", "hallucination", "truth", "info", "rouge_l", "mc1", "mc2")
+_PANELS = 3  # measures side by side
+_CURVES = 4  # methods in one diagram, so that it can be read
+
+
+def plots_of(table: Table, sweeps: Sequence[Sweep]) -> list[tuple[str, str, Draw]]:
+    """Every plot a table has the numbers for: its name, its title, and how it is drawn."""
+    what = f"{table.benchmark}, {table.model}"
+    plots: list[tuple[str, str, Draw]] = []
+    columns = shown_columns(table)
+    if columns and len(table.rows) > 1:
+        plots.append(("methods", f"Methods, {what}", lambda: _methods(table.rows, columns)))
+    telling = sorted(table.rows, key=_plainness)
+    quartiles = {row.label: found for row in telling if (found := edit_quartiles(row))}
+    if quartiles:
+        title = f"Changed tokens by base entropy, {what}"
+        plots.append(("interventions", title, lambda: _quartiles(quartiles)))
+    for judge in dict.fromkeys(column.judge for column in table.columns if column.judge):
+        curves = {row.label: pair for row in telling if (pair := _sure(row, judge))[0]}
+        if curves:
+            title = f"Reliability by {judge}, {what}"
+            plots.append((f"reliability-{judge}", title, _bound(_reliability, curves)))
+    for sweep in sweeps:
+        title = f"{sweep.name}, {what}" + (f"; {sweep.rest}" if sweep.rest else "")
+        plots.append((f"sweep-{sweep.name}", title, _bound(_sweep, sweep, columns)))
+    return plots
+
+
+def as_svg(draw: Draw, name: str) -> str:
+    """A plot as SVG; the same plot under the same name gives the same text."""
+    return _saved(draw, "svg", name).decode("utf-8")
+
+
+def inline_svg(svg: str) -> str:
+    """An SVG as it stands in a page: without its XML head, in the color of the text around."""
+    return svg[svg.index("<svg") :].replace(_INK, "currentColor")
+
+
+def as_png(draw: Draw, name: str) -> bytes:
+    """A plot as PNG."""
+    return _saved(draw, "png", name)
+
+
+def shown_columns(table: Table) -> list[Column]:
+    """The few measures worth a plot, the most telling first."""
+    found = [c for key in _SHOWN for c in table.columns if c.measure.key == key]
+    return found[:_PANELS]
+
+
+def edit_quartiles(row: TableRow) -> list[Quartile]:
+    """How often a method changed the token, by quartile of the model's own entropy."""
+    pairs = [pair for cell in row.row.cells for pair in _steps(cell)]
+    if row.row.method == "greedy" or not any(flag for _, flag in pairs):
+        return []
+    return quartile_shares([entropy for entropy, _ in pairs], [flag for _, flag in pairs])
+
+
+def _plainness(row: TableRow) -> tuple[bool, bool, bool]:
+    """Greedy and RAD as they come stand first, then other methods, then other settings."""
+    cell = row.row.first
+    return (
+        cell["label"] != cell["method"],
+        row.row.method != "greedy",
+        row.row.method != "rad",
+    )
+
+
+def _steps(cell: Cell) -> list[tuple[float, bool]]:
+    return [
+        (float(entropy), bool(flag))
+        for line in cell.answers
+        for entropy, flag in zip(
+            line.get("entropy") or (), line.get("flipped") or (), strict=False
+        )
+        if entropy is not None
+    ]
+
+
+def _sure(row: TableRow, judge: str) -> tuple[list[float], list[bool]]:
+    pairs = [confidences(cell, judge) for cell in row.row.cells]
+    return [x for sure, _ in pairs for x in sure], [x for _, right in pairs for x in right]
+
+
+def _bound(draw: Callable[..., Figure], *values: Any) -> Draw:
+    return lambda: draw(*values)
+
+
+def _saved(draw: Draw, kind: str, name: str) -> bytes:
+    matplotlib = _matplotlib()
+    style = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": name,  # the same plot gives the same bytes
+        "font.size": 10,
+        "font.family": ["DejaVu Sans"],
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.titlesize": 11,
+        "legend.frameon": False,
+        **{
+            f"{part}color": _INK
+            for part in ("text.", "axes.edge", "axes.label", "xtick.", "ytick.", "axes.title")
+        },
+    }
+    out = io.BytesIO()
+    with matplotlib.rc_context(style):
+        figure = draw()
+        is_svg = kind == "svg"
+        figure.savefig(
+            out,
+            format=kind,
+            dpi=150,
+            transparent=is_svg,
+            metadata={"Date": None} if is_svg else None,
+        )
+    return out.getvalue()
+
+
+def _matplotlib() -> Any:
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise MissingExtraError(
+            "plots need matplotlib; install trueline[eval], or leave them out with --plots none"
+        ) from error
+    return matplotlib
+
+
+def _panels(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)  # draws into memory: no screen, no state shared with pyplot
+    return figure, list(figure.subplots(1, count, squeeze=False)[0])
+
+
+def _methods(rows: Sequence[TableRow], columns: Sequence[Column]) -> Figure:
+    """A dot and its interval a method; a line marks greedy."""
+    figure, panels = _panels(len(columns), 2.9 * len(columns) + 1.6, 1.1 + 0.32 * len(rows))
+    for panel, column in zip(panels, columns, strict=True):
+        for place, row in enumerate(rows):
+            if (value := row.values.get(column.id)) is None:
+                continue
+            scale = 100 if column.measure.is_percent else 1
+            color = _COLORS[0 if row.row.method == "greedy" else 1]
+            mean = scale * value.mean
+            if value.low is not None and value.high is not None:
+                panel.plot([scale * value.low, scale * value.high], [place] * 2, color=color)
+            panel.plot([mean], [place], "o", color=color, markersize=8 if value.is_best else 5)
+            if place == 0 and row.row.method == "greedy":
+                panel.axvline(mean, color=color, linewidth=0.8, linestyle=":")
+        panel.set_title(_name(column))
+        panel.set_yticks(range(len(rows)), [row.label for row in rows])
+        panel.set_ylim(len(rows) - 0.5, -0.5)
+        panel.tick_params(labelleft=panel is panels[0])
+    return figure
+
+
+def _name(column: Column) -> str:
+    judge = f"\n({column.judge})" if column.judge else ""
+    unit = ", %" if column.measure.is_percent and "%" not in column.measure.title else ""
+    return f"{column.measure.title}{unit}{judge}"
+
+
+def _quartiles(shares: dict[str, list[Quartile]]) -> Figure:
+    figure, (panel,) = _panels(1, 6.4, 3.6)
+    shown = list(shares.items())[:_CURVES]
+    width = 0.8 / len(shown)
+    for number, (label, quartiles) in enumerate(shown):
+        places = [place + number * width - 0.4 + width / 2 for place in range(4)]
+        heights = [100 * (quartile.share or 0.0) for quartile in quartiles]
+        bars = panel.bar(places, heights, width * 0.92, color=_color(number + 1), label=label)
+        if len(shown) <= 2:
+            panel.bar_label(bars, fmt="%.1f", padding=2)
+    panel.set_xticks(range(4), ["lowest", "second", "third", "highest"])
+    panel.set_xlabel("quartile of the model's own entropy")
+    panel.set_ylabel("changed tokens, %")
+    panel.legend()
+    return figure
+
+
+def _reliability(curves: dict[str, tuple[list[float], list[bool]]]) -> Figure:
+    """How often answers were right against how sure the model was; the dotted line is ideal."""
+    figure, (panel,) = _panels(1, 6.6, 3.9)
+    panel.plot([0, 1], [0, 1], ":", color=_INK, linewidth=0.8)
+    for number, (label, (sure, right)) in enumerate(list(curves.items())[:_CURVES]):
+        bins = reliability(sure, right)
+        area, gap = auroc(sure, right), ece(sure, right)
+        told = f"{label}: ECE {gap:.2f}, AUROC {'none' if area is None else f'{area:.2f}'}"
+        x, y = [b.confidence for b in bins], [b.accuracy for b in bins]
+        sizes = [12 + 120 * b.n / len(sure) for b in bins]
+        panel.plot(x, y, color=_color(number), linewidth=1.2)
+        panel.scatter(x, y, sizes, color=_color(number), label=told)
+    panel.set_xlabel("confidence (geometric mean of the tokens' probabilities)")
+    panel.set_ylabel("share judged truthful")
+    panel.set_xlim(0, 1)
+    panel.set_ylim(-0.03, 1.03)
+    legend = panel.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=9)
+    for handle in legend.legend_handles:
+        handle.set_sizes([30])  # type: ignore[union-attr]
+    return figure
+
+
+def _sweep(sweep: Sweep, columns: Sequence[Column]) -> Figure:
+    """A measure against what was varied, its interval as a band; the dotted line is greedy."""
+    figure, panels = _panels(len(columns), 3.1 * len(columns) + 0.4, 3.0)
+    is_number = all(isinstance(x, int | float) for x in sweep.values)
+    x = list(sweep.values) if is_number else list(range(len(sweep.values)))
+    for panel, column in zip(panels, columns, strict=True):
+        scale = 100 if column.measure.is_percent else 1
+        points = [
+            (place, value)
+            for place, row in zip(x, sweep.rows, strict=True)
+            if (value := row.values.get(column.id)) is not None
+        ]
+        places = [place for place, _ in points]
+        bands = [
+            [scale * (v.mean if e is None else e) for e in (v.low, v.high)] for _, v in points
+        ]
+        panel.fill_between(
+            places,
+            [b[0] for b in bands],
+            [b[1] for b in bands],
+            color=_color(1),
+            alpha=0.2,
+            lw=0,
+        )
+        panel.plot(places, [scale * v.mean for _, v in points], "o-", color=_color(1))
+        if sweep.greedy and (value := sweep.greedy.values.get(column.id)):
+            panel.axhline(scale * value.mean, color=_COLORS[0], linestyle=":", label="greedy")
+            panel.legend()
+        panel.set_title(_name(column))
+        panel.set_xlabel(sweep.name)
+        panel.set_xticks(x, [str(value) for value in sweep.values])
+    return figure
+
+
+def _color(number: int) -> str:
+    return _COLORS[number % len(_COLORS)]

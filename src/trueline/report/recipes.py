@@ -1,0 +1,81 @@
+"""A recipe's name and a few options in; the plans to run out."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from trueline.errors import SettingError
+from trueline.evaluation.plan import Plan
+from trueline.evaluation.plan_file import plan_from
+
+Options = Mapping[str, Any]  # keys of a run.toml
+
+SMALL = {"ground": 25, "test": 16}  # meant for minutes on two cores with the default model
+FULL: Options = {"ground": 100, "test": "all", "rule": "all"}  # as in the paper
+_GROUND = 100  # the paper's number of examples, where it is not what varies
+_SMALL_GROUND = 100  # the most examples where their number is what varies
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How one table or figure of the paper is run."""
+
+    name: str
+    about: str
+    plan: Options
+    small: Options
+    each: tuple[Options, ...]  # parts that differ, a run each
+    grounds: tuple[int, ...]  # numbers of examples, a run each
+    show: str  # what is worked out besides the paper's figures; empty: nothing
+
+
+@cache
+def recipes() -> dict[str, Recipe]:
+    """Every recipe by name, in the order of the paper."""
+    text = files("trueline.report").joinpath("recipes.toml").read_text("utf-8")
+    return {
+        name: Recipe(
+            name,
+            entry["about"],
+            entry["plan"],
+            entry.get("small", {}),
+            tuple(entry.get("each", ())),
+            tuple(entry.get("grounds", ())),
+            entry.get("show", ""),
+        )
+        for name, entry in tomllib.loads(text).items()
+    }
+
+
+def recipe_named(name: str) -> Recipe:
+    """A recipe, or an error that lists them."""
+    if name not in recipes():
+        raise SettingError(f"there is no recipe {name!r}; there are {', '.join(recipes())}")
+    return recipes()[name]
+
+
+def plans_of(recipe: Recipe, given: Options, *, is_full: bool = False) -> list[Plan]:
+    """The plans of a recipe, which run into one folder; what is given wins over the recipe."""
+    shared = {**recipe.plan, **(FULL if is_full else {**SMALL, **recipe.small})}
+    shared.setdefault("judges", ["offline"])
+    own: dict[str, Any] = {**shared, **given}
+    parts: list[Options] = list(recipe.each or [{}])
+    if recipe.grounds:
+        most = given.get("ground") or (max(recipe.grounds) if is_full else _SMALL_GROUND)
+        counts = [count for count in recipe.grounds if count <= most] or [most]
+        own["ground"] = min(_GROUND, most)
+        parts = [*recipe.each, *({"ground": count} for count in counts)]
+    if "benchmarks" in given:  # one's own benchmarks replace those a part names
+        parts = [_without_benchmarks(part) for part in parts]
+    tables = [{**own, **part} for part in parts]
+    distinct = [table for place, table in enumerate(tables) if table not in tables[:place]]
+    return [plan_from(table, f"the recipe {recipe.name}") for table in distinct]
+
+
+def _without_benchmarks(part: Options) -> Options:
+    return {name: value for name, value in part.items() if name != "benchmarks"}

@@ -1,0 +1,95 @@
+"""Our tables in; the single figures that the paper gives in its text out, measured by us."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from trueline.evaluation.statistics import rank_correlation
+from trueline.report.measures import Column
+from trueline.report.plots import edit_quartiles
+from trueline.report.sweeps import sweeps_of
+from trueline.report.tables import Table, TableRow
+
+_MAIN = ("truth_info", "hallucination")  # the measure a ranking of methods goes by
+
+
+def said_by_us(show: str, tables: Sequence[Table]) -> dict[str, str]:
+    """The figures by the key they have in paper.toml; a table after the first adds its name."""
+    found: dict[str, str] = {}
+    for table in tables if show in _SHOWN else ():
+        for key, text in _SHOWN[show](table).items():
+            name = f"{key} ({table.benchmark}, {table.model})" if key in found else key
+            found[name] = text
+    return found
+
+
+def _interventions(table: Table) -> dict[str, str]:
+    quartiles = edit_quartiles(row) if (row := _row(table, "rad")) else []
+    return {
+        f"edit_q{place}": f"{100 * (q.share or 0.0):.1f} % of {q.n} tokens "
+        f"(entropy {q.low:.2f} to {q.high:.2f})"
+        for place, q in enumerate(quartiles, 1)
+    }
+
+
+def _reliability(table: Table) -> dict[str, str]:
+    found = {}
+    gaps = []
+    for method in ("greedy", "rad"):
+        row = _row(table, method)
+        for column in table.columns:
+            if row is None or (value := row.values.get(column.id)) is None:
+                continue
+            if column.measure.key == "auroc":
+                found[f"auroc {method}"] = f"{value.mean:.2f} ({column.judge})"
+            elif column.measure.key == "ece":
+                gaps.append(f"{method} {value.mean:.3f} ({column.judge})")
+    return {**found, "ece": ", ".join(gaps)} if gaps else found
+
+
+def _best(table: Table) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for sweep in sweeps_of(table):
+        for column in [c for c in table.columns if c.measure.key in _MAIN]:
+            scored = [
+                (row.values[column.id].mean * column.measure.better, value)
+                for value, row in zip(sweep.values, sweep.rows, strict=True)
+                if column.id in row.values
+            ]
+            top = max((mean for mean, _ in scored), default=0.0)
+            best = ", ".join(str(value) for mean, value in scored if mean == top)
+            judge = f" ({column.measure.title} by {column.judge})"
+            found.setdefault(f"best_{sweep.name}", best + judge)
+    return found
+
+
+def _judges(table: Table) -> dict[str, str]:
+    columns = [column for column in table.columns if column.measure.key in _MAIN]
+    if len(columns) < 2:
+        return {f"rho {table.benchmark}": "needs two judges whose verdicts can be read"}
+    one, other = columns[:2]
+    rows = [row for row in table.rows if {one.id, other.id} <= row.values.keys()]
+    means = [[row.values[column.id].mean for row in rows] for column in (one, other)]
+    if len(rows) < 3:
+        return {f"rho {table.benchmark}": "needs three methods or more"}
+    rho, p = rank_correlation(means[0], means[1])
+    return {f"rho {table.benchmark}": _correlation(rho, p, one, other, len(rows))}
+
+
+def _correlation(rho: float, p: float, one: Column, other: Column, methods: int) -> str:
+    pair = f"{one.judge} and {other.judge}, {methods} methods"
+    if rho != rho:
+        return f"none: a judge gave every method the same ({pair})"
+    return f"{rho:.2f}, p {p:.3f} ({pair})"
+
+
+def _row(table: Table, method: str) -> TableRow | None:
+    return next((row for row in table.rows if row.row.first["label"] == method), None)
+
+
+_SHOWN: dict[str, Callable[[Table], dict[str, str]]] = {
+    "interventions": _interventions,
+    "reliability": _reliability,
+    "best": _best,
+    "judges": _judges,
+}

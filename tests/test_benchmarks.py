@@ -1,0 +1,635 @@
+import gzip
+import json
+import os
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from trueline.errors import ExampleError, MissingExtraError, SettingError
+from trueline.evaluation.benchmarks import BENCHMARKS, read_benchmark
+from trueline.evaluation.samples import Choices
+from trueline.examples import read_examples
+
+REAL = os.environ.get("TRUELINE_DATA")
+real_data = pytest.mark.skipif(
+    not REAL, reason="TRUELINE_DATA names no folder of real benchmark files"
+)
+NAMED = [name for name in BENCHMARKS if name != "facts"]
+# One file of each benchmark, and the two of its columns that tests damage.
+FILES = {
+    "truthfulqa/truthfulqa_v1": ("truthfulqa", "Best Answer"),
+    "truthfulqa/mc_task_v1": ("truthfulqa", "mc1_targets"),
+    "wikiqa/wikiqa_train": ("wikiqa", "Sentence"),
+    "wikiqa/wikiqa_test": ("wikiqa", "Label"),
+    "alpaca/alpaca_train_first1000": ("alpaca", "instruction"),
+    "alpaca/alpaca_eval_text_davinci_003": ("alpaca", "output"),
+    "halueval/halueval_dialogue_first700": ("halueval-dialogue", "right_response"),
+    "halueval/halueval_summarization_short700": ("halueval-summary", "hallucinated_summary"),
+}
+
+
+def truthfulqa_rows():
+    return [
+        {
+            "Type": "Adversarial",
+            "Category": "Numbers",
+            "Question": f"Is {n} a large number? ",  # the blank at the end is the source's way
+            "Best Answer": f"Not next to {n + 1}",
+            "Correct Answers": f"It depends; Not next to {n + 1};  ; Few say so;",
+            "Incorrect Answers": f"{n} is the largest; Yes",
+            "Source": "made up",
+        }
+        for n in range(1, 818)
+    ]
+
+
+def choice_rows():
+    rows = []
+    for n in range(817, 0, -1):  # in another order than the questions
+        wrong = {f"{n} is the largest.": 0, "Yes.": 0}
+        best = {f"Not next to {n + 1}.": 1}
+        rows.append(
+            {
+                "question": f"Is {n} a large number?",
+                "mc1_targets": best | wrong,
+                "mc2_targets": best | {"It depends.": 1} | wrong,
+            }
+        )
+    return rows
+
+
+def wikiqa_rows(questions, rows, letter):
+    """Every third question has a correct sentence; the first has all rows to spare."""
+    spare = rows - 2 * questions
+    return [
+        {
+            "QuestionID": f"{letter}{n}",
+            "Question": f"how large is {n}",
+            "DocumentID": f"D{n}",
+            "DocumentTitle": f"Page {n}",
+            "SentenceID": f"D{n}-{m}",
+            "Sentence": f"Sentence {m} on {n} .",
+            "Label": "1" if m == 1 and n % 3 == 0 else "0",
+        }
+        for n in range(questions)
+        for m in range(2 + (spare if n == 0 else 0))
+    ]
+
+
+def made_up():
+    train = [
+        {"instruction": f"Name {n} birds.", "input": "owl" if n == 2 else "", "output": f"{n}!"}
+        for n in range(1, 1001)
+    ]
+    train[4]["output"] = "  "
+    test = [
+        {"dataset": "birds", "instruction": f"Draw {n} birds.", "output": f"{n} drawn"}
+        for n in range(1, 806)
+    ]
+    test[1]["output"] = ""
+    dialogue = [
+        {
+            "knowledge": f"Film {n} is long.",
+            "dialogue_history": f"[Human]: Is film {n} long? ",
+            "right_response": "It is.",
+            "hallucinated_response": "It is short.",
+        }
+        for n in range(1, 701)
+    ]
+    summary = [
+        {
+            "document": "x" * (1501 if n % 10 == 0 else 1499) + "\n",
+            "right_summary": f"Short {n}.\n",
+            "hallucinated_summary": "Long.",
+        }
+        for n in range(1, 701)
+    ]
+    contents = [
+        truthfulqa_rows(),
+        choice_rows(),
+        wikiqa_rows(2118, 20_360, "T"),
+        wikiqa_rows(633, 6_165, "Q"),
+        train,
+        test,
+        dialogue,
+        summary,
+    ]
+    return dict(zip(FILES, contents))
+
+
+ROWS = made_up()
+
+
+def write(folder, stem, rows, end=".jsonl"):
+    path = folder / f"{stem}{end}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    path.write_bytes(gzip.compress(text, 1) if end.endswith(".gz") else text)
+    return path
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A whole data folder of made-up rows; one file is packed."""
+    folder = tmp_path_factory.mktemp("data")
+    for stem, rows in ROWS.items():
+        write(folder, stem, rows, ".jsonl.gz" if "wikiqa" in stem else ".jsonl")
+    return folder
+
+
+def refusal(name, error=ExampleError, **options):
+    with pytest.raises(error) as caught:
+        read_benchmark(name, **options)
+    return str(caught.value)
+
+
+@pytest.fixture
+def damaged(data, tmp_path):
+    """Lay out the files of a benchmark with one of them changed, and return its name."""
+
+    def change_one(stem, change):
+        name = FILES[stem][0]
+        write(tmp_path, stem, change(ROWS[stem]))
+        for whole in data.rglob("*.jsonl*"):
+            path = tmp_path / whole.relative_to(data)
+            other = str(whole.relative_to(data)).split(".jsonl")[0]
+            if FILES[other][0] == name and other != stem and not path.exists():
+                path.symlink_to(whole)
+        return name
+
+    return change_one
+
+
+def test_truthfulqa_grounds_with_the_first_400_and_tests_on_the_last_417(data):
+    read = read_benchmark("truthfulqa", data=data, ground=None)
+    assert (len(read.ground), len(read.test)) == (400, 417)
+    assert (read.ground[-1].id, read.test[0].id) == ("truthfulqa-400", "truthfulqa-401")
+    assert read.counts["rows"] == 817
+
+
+def test_a_truthfulqa_row_has_its_best_answer_first_and_its_choices(data):
+    read = read_benchmark("truthfulqa", data=data, ground=1, test=1)
+    (sample,) = read.test
+    assert sample.question == "Is 401 a large number?"
+    assert sample.answers == ("Not next to 402", "It depends", "Few say so")
+    assert sample.wrong_answers == ("401 is the largest", "Yes")
+    best, wrong = "Not next to 402.", ("401 is the largest.", "Yes.")
+    assert sample.single == Choices((best, *wrong), (True, False, False))
+    assert sample.multiple == Choices((best, "It depends.", *wrong), (True, True, False, False))
+    assert sample.category == "Numbers"
+    (example,) = read.ground
+    assert example.answers == ("Not next to 2", "It depends", "Few say so")
+    assert (example.id, example.source) == ("truthfulqa-1", "made up")
+
+
+def test_wikiqa_leaves_out_unanswered_questions_and_counts_them(data):
+    read = read_benchmark("wikiqa", data=data, ground=2, test=None)
+    assert [example.id for example in read.ground] == ["T0", "T3"]
+    assert [len(read.test), read.test[1].id] == [211, "Q3"]  # 633 / 3
+    assert read.test[1].answers == ("Sentence 1 on 3 .",)
+    assert read.test[1].wrong_answers == ("Sentence 0 on 3 .",)
+    assert read.ground[1].source == "Page 3"
+    assert read.counts == {
+        "ground rows": 20_360,
+        "test rows": 6_165,
+        "ground read": 2_118,
+        "ground without an answer": 1_412,
+        "ground left out": 1_412,
+        "test read": 633,
+        "test without an answer": 422,
+        "test left out": 422,
+        "ground drawn without an answer": 0,
+        "ground used": 2,
+        "test used": 211,
+    }
+
+
+def test_the_rule_all_keeps_unanswered_questions_but_cannot_ground_with_them(data):
+    read = read_benchmark("wikiqa", data=data, ground=7, rule="all")
+    assert [example.id for example in read.ground] == ["T0", "T3", "T6"]
+    assert (len(read.test), read.test[1].answers) == (633, ())
+    assert read.counts["ground drawn without an answer"] == 4
+    assert (read.counts["test without an answer"], read.counts["test left out"]) == (422, 0)
+
+
+def test_alpaca_joins_the_input_and_leaves_out_empty_outputs(data):
+    read = read_benchmark("alpaca", data=data, ground=None)
+    assert read.ground[1].question == "Name 2 birds.\n\nowl"
+    assert read.ground[2].question == "Name 3 birds."
+    assert (len(read.ground), len(read.test), read.tau) == (999, 804, 0.8)
+    assert (read.counts["ground left out"], read.counts["test left out"]) == (1, 1)
+    assert [read.test[1].id, read.test[1].answers, read.test[1].category] == [
+        "alpaca-eval-3",
+        ("3 drawn",),
+        "birds",
+    ]
+
+
+def test_a_dialogue_is_asked_without_the_knowledge(data):
+    read = read_benchmark("halueval-dialogue", data=data)
+    assert (len(read.ground), len(read.test), read.task) == (100, 500, "dialogue")
+    sample = read.test[0]
+    assert sample.question == "[Human]: Is film 101 long?"
+    assert sample.knowledge == "Film 101 is long."
+    assert (sample.answers, sample.wrong_answers) == (("It is.",), ("It is short.",))
+
+
+def test_long_documents_are_left_out_and_counted(data):
+    read = read_benchmark("halueval-summary", data=data)
+    assert (len(read.ground), len(read.test), read.task) == (100, 500, "summary")
+    assert read.counts["over 1,500 characters"] == 70  # every tenth of 700
+    # Nine of ten are short, so the 101st short one is the 112th row.
+    assert (read.test[0].id, read.test[0].answers) == ("summary-101", ("Short 112.",))
+    assert read.test[0].question == "x" * 1499
+
+
+def test_too_few_short_documents_are_refused(tmp_path, damaged):
+    name = damaged(
+        "halueval/halueval_summarization_short700",
+        lambda rows: [row | {"document": "y" * 1501} for row in rows[:101]] + rows[101:],
+    )
+    message = refusal(name, data=tmp_path)
+    assert message.startswith(
+        "539 of 700 documents have at most 1,500 characters, expected 600"
+    )
+
+
+def test_a_whole_file_is_preferred_to_a_cut_one(data, tmp_path):
+    for stem in ("halueval_dialogue", "halueval_dialogue_first700"):
+        rows = ROWS["halueval/halueval_dialogue_first700"]
+        write(tmp_path, f"halueval/{stem}", rows)
+    message = refusal("halueval-dialogue", data=tmp_path)
+    assert "halueval_dialogue.jsonl has 700 rows, expected 10,000" in message
+
+
+@pytest.mark.parametrize("stem", FILES)
+def test_a_missing_file_is_named_with_where_to_get_it(stem, tmp_path, damaged):
+    name = damaged(stem, lambda rows: rows)
+    (tmp_path / f"{stem}.jsonl").unlink()
+    message = refusal(name, data=tmp_path)
+    assert f"{stem}.jsonl (nor with .gz); get it from https://" in message
+    assert message.endswith("docs/benchmarks.md shows how a data folder is laid out")
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    assert "there is no data folder" in refusal("wikiqa", data=tmp_path / "none")
+
+
+@pytest.mark.parametrize("stem", FILES)
+def test_a_renamed_field_is_named_with_file_and_line(stem, tmp_path, damaged):
+    field = FILES[stem][1]
+
+    def rename(rows):
+        other = {("renamed" if key == field else key): cell for key, cell in rows[2].items()}
+        return [*rows[:2], other, *rows[3:]]
+
+    message = refusal(damaged(stem, rename), data=tmp_path)
+    place = tmp_path / f"{stem}.jsonl"
+    assert message.startswith(f"{place}:3: the field {field!r} is missing; expected an object")
+    assert "'renamed'" in message
+
+
+@pytest.mark.parametrize("stem", FILES)
+def test_a_cell_of_another_type_is_named_with_file_line_and_field(stem, tmp_path, damaged):
+    field = FILES[stem][1]
+
+    def spoil(rows):
+        return [*rows[:2], rows[2] | {field: 7}, *rows[3:]]
+
+    message = refusal(damaged(stem, spoil), data=tmp_path)
+    place = tmp_path / f"{stem}.jsonl"
+    assert message.startswith(f"{place}:3: the field {field!r} must be ")
+    assert ", got 7; get it from https://" in message
+
+
+@pytest.mark.parametrize("stem", FILES)
+def test_a_short_file_is_refused_with_both_counts(stem, tmp_path, damaged):
+    message = refusal(damaged(stem, lambda rows: rows[:-1]), data=tmp_path)
+    has, promised = f"{len(ROWS[stem]) - 1:,}", f"{len(ROWS[stem]):,}"
+    assert f"{stem}.jsonl has {has} rows, expected {promised}: " in message
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b'{"knowledge": ', ":1: expected an object {...} in UTF-8: Expecting value"),
+        (b'{}\n{"a": "\xff"}', ":1: the field 'knowledge' is missing"),
+        (b"\n[1]\n", ":2: expected an object with the fields ['knowledge', "),
+        (b"\xff\n", ":1: expected an object {...} in UTF-8: 'utf-8' codec"),
+    ],
+)
+def test_a_line_that_is_no_object_is_named(content, problem, tmp_path):
+    path = write(tmp_path, "halueval/halueval_dialogue_first700", [])
+    path.write_bytes(content)
+    assert refusal("halueval-dialogue", data=tmp_path).startswith(f"{path}{problem}")
+
+
+def test_a_cut_archive_is_refused(tmp_path):
+    stem = "halueval/halueval_dialogue_first700"
+    path = write(tmp_path, stem, ROWS[stem], ".jsonl.gz")
+    path.write_bytes(path.read_bytes()[:-200])
+    assert f"{path} cannot be read past line " in refusal("halueval-dialogue", data=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("targets", "expected"),
+    [
+        ({"Yes.": 1, "No.": 1}, "answers of which one is true"),
+        ({"Yes.": 0}, "answers with the labels 1 and 0"),
+        ({"Yes.": 2, "No.": 1}, "answers with the labels 1 and 0"),
+        (["Yes."], "answers with the labels 1 and 0"),
+    ],
+)
+def test_choices_without_one_truth_are_refused(targets, expected, tmp_path, damaged):
+    name = damaged(
+        "truthfulqa/mc_task_v1",
+        lambda rows: [rows[0] | {"mc1_targets": targets}, *rows[1:]],
+    )
+    message = refusal(name, data=tmp_path)
+    assert f"mc_task_v1.jsonl:1: the field 'mc1_targets' must be {expected}, got " in message
+
+
+def test_a_question_without_choices_is_refused(tmp_path, damaged):
+    name = damaged(
+        "truthfulqa/mc_task_v1",
+        lambda rows: [rows[0] | {"question": "Which?"}, *rows[1:]],
+    )
+    message = refusal(name, data=tmp_path)
+    assert "truthfulqa_v1.jsonl:817: the field 'Question' must be one that mc_task" in message
+
+
+@pytest.mark.parametrize("name", ["truthfulqa", "alpaca", "halueval-summary"])
+def test_a_seed_draws_the_same_rows_again_and_another_seed_others(name, data):
+    first, again, other = (
+        read_benchmark(name, data=data, ground=20, test=30, seed=seed) for seed in (1, 1, 2)
+    )
+    assert first == again
+    assert (len(first.ground), len(first.test)) == (20, 30)
+    assert {example.id for example in first.ground} != {example.id for example in other.ground}
+    assert {sample.id for sample in first.test} != {sample.id for sample in other.test}
+
+
+def test_drawn_rows_keep_their_order_and_ground_is_drawn_apart_from_test(data):
+    small, large = (
+        read_benchmark("truthfulqa", data=data, ground=20, test=test, seed=3)
+        for test in (5, 50)
+    )
+    assert small.ground == large.ground
+    numbers = [int(sample.id.split("-")[1]) for sample in large.test]
+    assert numbers == sorted(set(numbers))
+    assert set(numbers) <= set(range(401, 818))
+
+
+def test_asking_for_more_rows_than_there_are_gives_all(data):
+    read = read_benchmark("truthfulqa", data=data, ground=5_000, test=5_000)
+    assert (read.counts["ground used"], read.counts["test used"]) == (400, 417)
+
+
+def test_the_hash_is_that_of_the_rows_in_use_in_their_order(data, tmp_path, damaged):
+    def hash_of(change, **options):
+        name = damaged("halueval/halueval_dialogue_first700", change)
+        return read_benchmark(name, data=tmp_path, **options).hash
+
+    whole = hash_of(lambda rows: rows)
+    assert whole == read_benchmark("halueval-dialogue", data=data).hash
+    assert len(whole) == 64
+    assert hash_of(lambda rows: [*rows[:650], *reversed(rows[650:])]) == whole  # not in use
+    assert hash_of(lambda rows: [*reversed(rows[:100]), *rows[100:]]) != whole
+    assert hash_of(lambda rows: rows, test=499) != whole
+    assert hash_of(lambda rows: [rows[0] | {"right_response": "No."}, *rows[1:]]) != whole
+    # What only a judge reads shapes the result too.
+    assert hash_of(lambda rows: [*rows[:100], rows[100] | {"knowledge": ""}, *rows[101:]]) != (
+        whole
+    )
+
+
+def test_the_facts_are_shipped_with_choices_and_categories():
+    read = read_benchmark("facts")
+    assert (len(read.ground), len(read.test)) == (100, 68)
+    assert list(read.ground) == read_examples("facts:ground")
+    categories = Counter(sample.category for sample in read.test)
+    assert (len(categories), set(categories.values())) == (8, {8, 9})
+    for sample in read.test:
+        assert sample.single.texts == (sample.answers[0], *sample.wrong_answers)
+        assert sample.multiple.texts == (*sample.answers, *sample.wrong_answers)
+        assert sum(sample.single.is_true) == 1
+        assert sum(sample.multiple.is_true) == len(sample.answers)
+
+
+def own_rows(count, start=1):
+    return [
+        {"question": f"Is {n} even?", "answers": ["Maybe.", "So."], "wrong_answers": ["No."]}
+        for n in range(start, start + count)
+    ]
+
+
+def test_one_file_grounds_with_its_first_rows_and_tests_on_the_rest(tmp_path):
+    path = write(tmp_path, "own", own_rows(5))
+    read = read_benchmark(str(path), ground=2)
+    assert [example.question for example in read.ground] == ["Is 1 even?", "Is 2 even?"]
+    assert [sample.question for sample in read.test] == [f"Is {n} even?" for n in (3, 4, 5)]
+    assert read.test[0].single == Choices(("Maybe.", "No."), (True, False))
+    assert read.test[0].multiple == Choices(("Maybe.", "So.", "No."), (True, True, False))
+    assert (read.name, read.task, read.counts["rows"]) == (str(path), "question", 5)
+
+
+def test_one_file_drawn_with_a_seed_tests_on_all_the_others(tmp_path):
+    path = write(tmp_path, "own", own_rows(20))
+    read = read_benchmark(str(path), ground=5, seed=1)
+    ground = {example.id for example in read.ground}
+    test = {sample.id for sample in read.test}
+    assert (len(ground), len(test), ground & test) == (5, 15, set())
+    assert ground != {"1", "2", "3", "4", "5"}
+
+
+@pytest.mark.parametrize("ground", [5, 100, None])
+def test_one_file_with_nothing_left_to_test_on_is_refused(ground, tmp_path):
+    path = write(tmp_path, "own", own_rows(5))
+    message = refusal(str(path), SettingError, ground=ground)
+    assert f"holds 5 examples and ground={ground} leaves none to test on" in message
+
+
+def test_two_files_ground_and_test(tmp_path):
+    first = write(tmp_path, "a:b", own_rows(3))  # a colon in a name is no border
+    second = write(tmp_path, "test", own_rows(2, start=7))
+    read = read_benchmark(f"{first}:{second}")
+    assert [example.id for example in read.ground] == ["1", "2", "3"]
+    assert [sample.question for sample in read.test] == ["Is 7 even?", "Is 8 even?"]
+
+
+def test_rows_without_wrong_answers_have_no_choices(tmp_path):
+    rows = [{"question": f"Q{n}?", "answers": ["a"]} for n in range(2)]
+    (sample,) = read_benchmark(str(write(tmp_path, "own", rows)), ground=1).test
+    assert (sample.single, sample.multiple) == (None, None)
+
+
+def test_a_missing_half_of_two_files_is_named(tmp_path):
+    first = write(tmp_path, "ground", own_rows(3))
+    message = refusal(f"{first}:{tmp_path}/test.jsonl")
+    assert f"{tmp_path}/test.jsonl cannot be found; give a name, a file" in message
+
+
+def test_an_unknown_name_is_refused_with_the_names():
+    message = refusal("truthfullqa", SettingError)
+    assert "did you mean truthfulqa? the names are facts, truthfulqa, wikiqa, " in message
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"ground": 0}, "ground must be 1 or more, got 0"),
+        ({"test": -1}, "test must be 1 or more, got -1"),
+        ({"rule": "some"}, "rule must be one of ['answered', 'all'], got 'some'"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, problem):
+    assert problem in refusal("facts", SettingError, **options)
+
+
+def test_nothing_to_ground_with_is_refused(tmp_path, damaged):
+    def without_output(rows):
+        return [rows[0] | {"output": ""}, *rows[1:]]
+
+    name = damaged("alpaca/alpaca_train_first1000", without_output)
+    message = refusal(name, data=tmp_path, ground=1, rule="all")
+    assert message.startswith("nothing is left to ground with: no row taken has a truthful")
+
+
+def as_on_the_hub(asked):
+    """The made-up rows as the hub would give them."""
+    columns = {
+        "truthfulqa/truthfulqa_v1": lambda row: {
+            "category": row["Category"],
+            "question": row["Question"],
+            "best_answer": row["Best Answer"],
+            "correct_answers": [text.strip() for text in row["Correct Answers"].split(";")],
+            "incorrect_answers": row["Incorrect Answers"].split("; "),
+            "source": row["Source"],
+        },
+        "truthfulqa/mc_task_v1": lambda row: {
+            "question": row["question"],
+            **{
+                name: {"choices": list(row[name]), "labels": list(row[name].values())}
+                for name in ("mc1_targets", "mc2_targets")
+            },
+        },
+    }
+    for split in ("train", "test"):
+        columns[f"wikiqa/wikiqa_{split}"] = lambda row: {
+            "question_id": row["QuestionID"],
+            "question": row["Question"],
+            "document_title": row["DocumentTitle"],
+            "answer": row["Sentence"],
+            "label": int(row["Label"]),
+        }
+    places = {
+        ("truthfulqa/truthful_qa", "generation", "validation"): "truthfulqa/truthfulqa_v1",
+        ("truthfulqa/truthful_qa", "multiple_choice", "validation"): "truthfulqa/mc_task_v1",
+        ("microsoft/wiki_qa", None, "train"): "wikiqa/wikiqa_train",
+        ("microsoft/wiki_qa", None, "test"): "wikiqa/wikiqa_test",
+        ("tatsu-lab/alpaca", None, "train"): "alpaca/alpaca_train_first1000",
+        ("json", "hf://datasets/tatsu-lab/alpaca_eval/alpaca_eval.json", "train"): (
+            "alpaca/alpaca_eval_text_davinci_003"
+        ),
+        ("pminervini/HaluEval", "dialogue", "data"): "halueval/halueval_dialogue_first700",
+        ("pminervini/HaluEval", "summarization", "data"): (
+            "halueval/halueval_summarization_short700"
+        ),
+    }
+
+    def load_dataset(name, config=None, *, split, data_files=None):
+        asked.append(name)
+        stem = places[name, data_files or config, split]
+        rows = [columns.get(stem, dict)(row) for row in ROWS[stem]]
+        more = {"tatsu-lab/alpaca": 52_002, "pminervini/HaluEval": 10_000}.get(name, len(rows))
+        return [*rows, *[rows[-1]] * (more - len(rows))]
+
+    exceptions = SimpleNamespace(DatasetsError=OSError)
+    return SimpleNamespace(load_dataset=load_dataset, exceptions=exceptions)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_the_hub_gives_what_the_folder_gives(name, data, monkeypatch):
+    asked = []
+    monkeypatch.setitem(sys.modules, "datasets", as_on_the_hub(asked))
+    hub, folder = (read_benchmark(name, data=source) for source in (None, data))
+    assert hub == replace(folder, counts=hub.counts)
+    assert asked
+
+
+def test_a_short_table_on_the_hub_is_refused(monkeypatch):
+    fake = as_on_the_hub([])
+    fake.load_dataset = lambda *names, split: []
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+    message = refusal("truthfulqa")
+    assert message.startswith("truthfulqa/truthful_qa has 0 rows, expected 817")
+
+
+def test_a_hub_out_of_reach_points_to_the_data_folder(monkeypatch):
+    def load_dataset(*names, split):
+        raise ConnectionError("no route")
+
+    fake = as_on_the_hub([])
+    fake.load_dataset = load_dataset
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+    message = refusal("wikiqa")
+    assert message.startswith("microsoft/wiki_qa cannot be read from the hub (ConnectionError")
+    assert "give a folder with --data" in message
+
+
+def test_the_real_datasets_package_without_a_network_points_to_the_data_folder():
+    pytest.importorskip("datasets")  # conftest switches the hub off
+    assert "give a folder with --data" in refusal("truthfulqa")
+    assert "give a folder with --data" in refusal("halueval-summary")
+
+
+def test_a_missing_datasets_package_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    message = refusal("alpaca", MissingExtraError)
+    assert message.endswith("pip install 'trueline[data]', or give a folder with --data")
+
+
+@real_data
+@pytest.mark.parametrize(
+    ("name", "rule", "ground", "test"),
+    [
+        ("truthfulqa", "answered", 400, 417),
+        ("wikiqa", "answered", 873, 243),
+        ("wikiqa", "all", 873, 633),
+        ("alpaca", "answered", 999, 803),
+        ("alpaca", "all", 999, 805),
+        ("halueval-dialogue", "answered", 100, 500),
+        ("halueval-summary", "answered", 100, 500),
+    ],
+)
+def test_the_real_files_hold_what_their_makers_say(name, rule, ground, test):
+    read = read_benchmark(name, data=Path(REAL), ground=None, rule=rule)
+    assert (len(read.ground), len(read.test)) == (ground, test)
+    assert (read.counts["ground used"], read.counts["test used"]) == (ground, test)
+    pools = {
+        "truthfulqa": (400, 417),
+        "wikiqa": (2_118, 633),
+        "alpaca": (1_000, 805),
+    }
+    read_rows = (read.counts["ground read"], read.counts["test read"])
+    assert read_rows == pools.get(name, (100, 500))
+
+
+@real_data
+def test_the_real_truthfulqa_has_choices_for_every_question_and_817_rows():
+    read = read_benchmark("truthfulqa", data=Path(REAL))
+    assert read.counts["rows"] == 817
+    assert all(sum(sample.single.is_true) == 1 for sample in read.test)
+    assert all(sample.wrong_answers for sample in read.test)
+    assert (read.test[0].id, read.test[-1].id) == ("truthfulqa-401", "truthfulqa-817")
+
+
+@real_data
+def test_of_the_first_100_real_wikiqa_questions_34_can_ground():
+    read = read_benchmark("wikiqa", data=Path(REAL), rule="all", test=100)
+    assert (len(read.ground), read.counts["ground drawn without an answer"]) == (34, 66)
+    assert sum(bool(sample.answers) for sample in read.test) == 34

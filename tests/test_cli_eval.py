@@ -1,0 +1,169 @@
+"""`trueline eval`: what it prints, what its flags mean, and how it fails and stops."""
+
+import json
+import os
+import tomllib
+from pathlib import Path
+
+import pytest
+import test_cli
+from conftest import EXAMPLES
+from test_cli import home  # noqa: F401  # default names mean tiny parts, in a folder with facts.jsonl
+
+from trueline.cli import cli
+from trueline.cli.eval import _with_flags
+from trueline.evaluation.plan_file import plan_from
+from trueline.evaluation.results import read_lines
+
+ROOT = Path(__file__).parents[1]
+SMALL = (
+    *("--benchmark", "facts.jsonl", "--ground", "2", "--methods", "greedy,rad"),
+    *("--max-new-tokens", "3", "--batch-size", "2", "--threads", "1"),
+)
+
+
+def evaluate(*args):
+    return test_cli.run("eval", *args)
+
+
+def flags(**given):
+    return _with_flags({}, given)
+
+
+def test_flags_alone_make_a_run_and_its_table(tmp_path):
+    ran = evaluate(*SMALL, "--out", str(tmp_path), "--tasks", "generate,choose")
+    assert ran.code == 0, ran.err
+    head, *rows = [line.split("\t") for line in ran.out.splitlines()]
+    assert head == ["model", "benchmark", "method", "task", "seed", "n", "state", "means"]
+    assert [(row[2], row[3], row[5], row[6]) for row in rows] == [
+        ("greedy", "generate", "2", "done"),
+        ("greedy", "choose", "2", "done"),
+        ("rad context=8", "generate", "2", "done"),
+        ("rad context=8", "choose", "2", "done"),
+    ]
+    assert "rouge_l=" in rows[0][7]
+    assert "mc1=" in rows[1][7]
+    assert "smollm2-135m facts.jsonl: 8 of 8 samples" in ran.err
+
+
+def test_a_file_makes_a_run_flags_win_and_json_is_the_outcome(tmp_path):
+    plan = tmp_path / "run.toml"
+    plan.write_text(
+        f'out = "{tmp_path / "out"}"\nbenchmarks = ["facts.jsonl"]\nmethods = ["greedy"]\n'
+        "ground = 2\nmax_new_tokens = 50\n",
+        "utf-8",
+    )
+    told = evaluate(str(plan), "--max-new-tokens", "2", "--json").json
+    assert [*told] == ["folder", "cells", "warnings", "stopped"]
+    (cell,) = told["cells"]
+    assert (cell["label"], cell["done"], cell["is_done"]) == ("greedy", 2, True)
+    head, *_ = read_lines(tmp_path / "out" / "results.jsonl")
+    assert (head["max_new_tokens"], head["model"]) == (2, "smollm2-135m")
+    assert not {os.uname().nodename, str(tmp_path)} & set(
+        json.dumps(head["machine"]).split('"')
+    )
+
+
+def test_a_limit_stops_a_run_and_says_how_to_go_on(tmp_path):
+    ran = evaluate(*SMALL, "--out", str(tmp_path), "--max-samples", "1", "--batch-size", "1")
+    assert ran.code == 0
+    assert "stopped: the number of samples is reached; what is done is kept; run the" in ran.err
+    assert ran.out.splitlines()[1].split("\t")[6] == "1 of 2"
+
+
+def test_an_interrupted_run_says_how_to_go_on(tmp_path, monkeypatch):
+    def interrupted(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trueline.evaluation.run.run_plan", interrupted)
+    ran = evaluate(*SMALL, "--out", str(tmp_path))
+    assert (ran.code, ran.out) == (130, "")
+    assert ran.err == (
+        "Error: stopped; what is done is kept; run the same command again to go on\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["--benchmark", "facts", "--out", "x"], "methods is missing"),
+        (["--benchmark", "facts", "--methods", "greedy"], "say where the results go"),
+        ([*SMALL, "--out", "x", "--set", "alpha=1"], "--set takes METHOD.NAME=VALUE"),
+        ([*SMALL, "--out", "x", "--set", "rad.alpha=2"], "alpha must lie in [0, 1], got 2"),
+        ([*SMALL, "--out", "x", "--test", "few"], "test must be a whole number from 1"),
+        (["missing.toml"], "missing.toml cannot be read"),
+        (
+            ["--benchmark", "fatcs", "--methods", "greedy", "--out", "x"],
+            "did you mean facts?",
+        ),
+    ],
+)
+def test_a_mistake_shows_before_a_model_is_opened(args, told, monkeypatch):
+    def load(*args, **options):
+        pytest.fail("a model was opened", pytrace=False)
+
+    monkeypatch.setattr("trueline.models.language.load", load)
+    ran = evaluate(*args)
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err.startswith("Error: ")
+    assert told in ran.err
+
+
+def test_every_flag_becomes_the_key_of_its_meaning():
+    assert flags(methods="greedy, rad", tasks="choose", test="all", ground="5") == {
+        "methods": ["greedy", "rad"],
+        "tasks": ["choose"],
+        "test": "all",
+        "ground": 5,
+    }
+    assert flags(models=("a", "b"), seeds=(0, 1), judges=(), data=None) == {
+        "models": ["a", "b"],
+        "seeds": [0, 1],
+    }
+    assert flags(sets=("rad.alpha=0.3", "rad.matches=only"), context="full", embedder="e") == {
+        "settings": {"rad": {"alpha": 0.3, "matches": "only"}},
+        "build": {"context": "full", "embedder": "e"},
+    }
+    assert flags(sweeps=("rad.alpha=0.1,0.5", "build.context=4,full")) == {
+        "sweep": {"rad.alpha": [0.1, 0.5], "build.context": [4, "full"]}
+    }
+    assert len(flags(methods="all")["methods"]) == 7
+
+
+def test_the_plans_of_the_example_and_of_the_page_are_sound():
+    example = tomllib.loads((ROOT / "examples" / "run.toml").read_text("utf-8"))
+    plan = plan_from(example)
+    assert [variant.label({}) for variant in plan.variants] == [
+        "greedy",
+        "rad alpha=0.3",
+        "rad alpha=0.5",
+        "dola",
+        "rad beta=0.5",
+    ]
+    page = (ROOT / "docs" / "evaluation.md").read_text("utf-8")
+    blocks = page.split("```toml\n")[1:]
+    assert blocks
+    for block in blocks:
+        plan_from(tomllib.loads(block.partition("```")[0]))
+
+
+def test_the_example_runs(tmp_path):
+    ran = evaluate(
+        *(str(ROOT / "examples" / "run.toml"), "--benchmark", "facts.jsonl", "--ground", "2"),
+        *("--test", "2", "--max-new-tokens", "2", "--out", str(tmp_path)),
+    )
+    assert ran.code == 0, ran.err
+    assert len(ran.out.splitlines()) == 1 + 2 * 5  # tasks x variants
+    verdicts = [x for x in read_lines(tmp_path / "results.jsonl") if x["kind"] == "verdict"]
+    assert len(verdicts) == 2 * 2 * 5  # truth and info, of two answers, by five variants
+    assert "note: offline:all-minilm-l6-v2 agrees with people on " in ran.err
+    assert " of truth labels (one label for all: " in ran.err
+
+
+def test_the_command_is_listed_and_every_key_is_on_the_page():
+    from trueline.evaluation.plan_file import KEYS
+
+    assert "eval" in cli.commands
+    page = (ROOT / "docs" / "evaluation.md").read_text("utf-8")
+    assert [name for name in KEYS if f"`{name}`" not in page] == []
+    assert len(EXAMPLES) == 4  # SMALL grounds with two of them and tests on the other two

@@ -1,0 +1,358 @@
+"""lm-evaluation-harness over trueline: its numbers are those of `score` and `generate`."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from conftest import EXAMPLES
+from lm_eval.api.instance import Instance
+
+import trueline as tl
+from trueline.decoders import decoder_named
+from trueline.errors import SettingError, SpaceMismatchError
+from trueline.evaluation.harness import TruelineLM
+from trueline.evaluation.verbatim import Verbatim
+from trueline.scoring import score_tokens
+
+TASKS = Path(__file__).parent / "harness_tasks"
+SAMPLES = [json.loads(line) for line in (TASKS / "samples.jsonl").read_text().splitlines()]
+SETTINGS = {
+    "greedy": {},
+    "rad": {"alpha": 0.9, "tau": 0.2},
+    "knn-lm": {"k": 4},
+    "dola": {"repetition_penalty": 1.0},
+}
+TEXT = "Is it true that gold rusts? Gold does not rust. Do fish sleep? Fish rest."
+
+
+@pytest.fixture(scope="module")
+def space(embedder):
+    return tl.build(tiny.language_model("llama"), EXAMPLES, embedder=embedder)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory, space):
+    """A model and a space as the command line finds them."""
+    folder, lm = tmp_path_factory.mktemp("harness"), tiny.language_model("llama")
+    lm.model.save_pretrained(folder / "model")
+    lm.tokenizer.save_pretrained(folder / "model")
+    space.save(folder / "facts.space")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    """The tasks of the folder beside this file, as the harness reads them."""
+    import datasets
+    from lm_eval.tasks import TaskManager
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(TASKS)
+        cache = tmp_path_factory.mktemp("datasets")
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
+        manager = TaskManager(include_path=str(TASKS), include_defaults=False)
+        yield manager, manager.load(["trueline_choice", "trueline_answer"])
+
+
+@pytest.fixture(scope="module", params=SETTINGS)
+def ran(request, tasks, space):
+    """A method, and what the harness finds with it."""
+    import lm_eval
+
+    model = opened(tiny.language_model("llama"), request.param, space, batch_size=2)
+    results = lm_eval.evaluate(lm=model, task_dict=tasks[1], bootstrap_iters=0)
+    method = decoder_named(request.param, space, **SETTINGS[request.param])
+    return method, results["samples"]
+
+
+def opened(lm, method="greedy", space=None, **options):
+    return TruelineLM(lm, space=space, method=method, **SETTINGS[method], **options)
+
+
+def asked(*arguments, kind="loglikelihood"):
+    return [Instance(kind, {}, args, place) for place, args in enumerate(arguments)]
+
+
+def until(lm, *contexts, **options):
+    return lm.generate_until(
+        asked(*((context, options) for context in contexts), kind="generate_until"),
+        disable_tqdm=True,
+    )
+
+
+def test_multiple_choice_is_scored_as_score_does_it(ran, lm):
+    method, samples = ran
+    for sample, given in zip(samples["trueline_choice"], SAMPLES, strict=True):
+        scores = tl.score(lm, method, given["question"], given["choices"])
+        found = [score for [(score, _)] in sample["resps"]]
+        assert found == pytest.approx(scores, abs=1e-3)
+        assert sample["acc"] == float(scores.index(max(scores)) == given["label"])
+
+
+def test_an_answer_is_written_as_generate_does_it(ran, lm):
+    method, samples = ran
+    questions = [given["question"] for given in SAMPLES]
+    answers = tl.generate(lm, method, questions, max_new_tokens=12, stop="\n")
+    assert [row["resps"] for row in samples["trueline_answer"]] == [[[a.text]] for a in answers]
+
+
+@pytest.mark.parametrize("method", ["rad", "knn-lm", "dola"])
+def test_a_method_changes_the_numbers(method, lm, space):
+    requests = asked(*((TEXT, f" {choice}") for choice in SAMPLES[0]["choices"]))
+    plain = opened(lm).loglikelihood(requests, disable_tqdm=True)
+    moved = opened(lm, method, space).loglikelihood(requests, disable_tqdm=True)
+    assert all(abs(a - b) > 0.01 for (a, _), (b, _) in zip(plain, moved, strict=True))
+
+
+@pytest.mark.slow
+def test_the_results_say_what_they_were_made_with(tasks, folders, embedder_folder, lm, space):
+    from lm_eval import simple_evaluate
+
+    args = {"model": str(folders / "model"), "space": str(folders / "facts.space")}
+    found = simple_evaluate(
+        model="trueline",
+        model_args={**args, "embedder": str(embedder_folder), **SETTINGS["rad"]},
+        tasks=["trueline_choice"],
+        task_manager=tasks[0],
+        device="cuda:0",  # what lm_eval says where nobody names a device
+        limit=1,
+        bootstrap_iters=0,
+    )
+    config = found["config"]
+    assert config["model_fingerprint"] == lm.fingerprint
+    assert config["space_hash"] == space.plan
+    assert (config["method"], config["settings"]) == ("rad", SETTINGS["rad"])
+    (sample,) = found["samples"]["trueline_choice"]
+    given = SAMPLES[0]
+    scores = tl.score(lm, tl.RAD(space, **SETTINGS["rad"]), given["question"], given["choices"])
+    assert [score for [(score, _)] in sample["resps"]] == pytest.approx(scores, abs=1e-3)
+
+
+def test_greedy_gives_the_numbers_of_the_harness_own_model(lm):
+    from lm_eval.models.huggingface import HFLM
+
+    theirs = HFLM(pretrained=lm.model, tokenizer=lm.tokenizer, batch_size=1)
+    ours = opened(lm, batch_size=4)
+    pairs = asked(
+        ("Do fish sleep?", " Yes, fish rest."),
+        ("Do fish sleep? ", "No."),  # the blank goes to the continuation
+        ("Answer:\n", "It is."),
+        ("", "Gold does not rust."),
+        ("<bos>Gold", " does not"),  # it has begun already
+    )
+    found = ours.loglikelihood(pairs, disable_tqdm=True)
+    expected = theirs.loglikelihood(pairs, disable_tqdm=True)
+    assert [score for score, _ in found] == pytest.approx([s for s, _ in expected], abs=1e-3)
+    assert [flag for _, flag in found] == [flag for _, flag in expected]
+    whole = asked((TEXT,), ("No.",), kind="loglikelihood_rolling")
+    assert ours.loglikelihood_rolling(whole, disable_tqdm=True) == pytest.approx(
+        theirs.loglikelihood_rolling(whole, disable_tqdm=True), abs=1e-3
+    )
+    contexts = ["Do fish sleep?\n", "Gold", "<bos>Gold does"]
+    texts = theirs.generate_until(
+        asked(*((c, {"until": ["."], "max_gen_toks": 9}) for c in contexts)), disable_tqdm=True
+    )
+    assert until(ours, *contexts, until=["."], max_gen_toks=9) == texts
+
+
+def test_what_a_method_writes_is_what_it_calls_greedy(lm, space):
+    rad = opened(lm, "rad", space)
+    tokens = rad.tok_encode("Are bats blind?")
+    answer = tl.generate(lm, rad.method, "Are bats blind?", max_new_tokens=5)
+    written = list(answer.token_ids)
+    other = [*written[:-1], (written[-1] + 1) % lm.vocabulary]
+    flags = [
+        flag
+        for _, flag in score_tokens(lm, rad.method, [([tokens], written), ([tokens], other)])
+    ]
+    assert flags == [True, False]
+
+
+def test_the_batch_size_changes_nothing(lm, space):
+    requests = asked(
+        *((text, f" {end}") for text in (TEXT, "Gold", "Do fish") for end in ("No.", "It is."))
+    )
+    one = opened(lm, "rad", space, batch_size=1).loglikelihood(requests, disable_tqdm=True)
+    all_ = opened(lm, "rad", space, batch_size="8").loglikelihood(requests, disable_tqdm=True)
+    assert [a for a, _ in one] == pytest.approx([b for b, _ in all_], abs=1e-3)
+
+
+def test_rolling_over_more_than_the_model_reads_scores_every_token_once():
+    lm = tiny.language_model("llama", positions=16)
+    ours = opened(lm)
+    (total,) = ours.loglikelihood_rolling(asked((TEXT,)), disable_tqdm=True)
+    tokens = ours.tok_encode(TEXT)
+    assert 16 < len(tokens) <= 32
+    read = [[1, *tokens[:15]], tokens[-17:-1]]  # 1 is <bos>; the second window is as full
+    with torch.no_grad():
+        first, second = lm.model(torch.tensor(read)).logits.log_softmax(-1)
+    rest = len(tokens) - 16  # tokens the first window left
+    expected = sum(float(first[i, tokens[i]]) for i in range(16))
+    expected += sum(float(second[i, tokens[i - 16]]) for i in range(16 - rest, 16))
+    assert total == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_long_context_is_read_from_its_end():
+    lm = tiny.language_model("llama", positions=16)
+    ours = opened(lm)
+    tokens, after = ours.tok_encode(TEXT), ours.tok_encode(" No.", add_special_tokens=False)
+    ((score, _),) = ours.loglikelihood(asked((TEXT, " No.")), disable_tqdm=True)
+    short = tokens[-(17 - len(after)) :]  # the last token of the continuation is not read
+    assert score == pytest.approx(
+        score_tokens(lm, ours.method, [([short], after)])[0][0], abs=1e-4
+    )
+    (text,) = until(ours, TEXT, max_gen_toks=4)
+    cut = tl.generate(lm, tl.Greedy(Verbatim(keep=12)), TEXT, max_new_tokens=4)
+    assert (text, cut.prompt_tokens) == (cut.text, 12)
+    with pytest.raises(SettingError, match="max_gen_toks is 16, and tiny-llama reads 16"):
+        until(ours, TEXT, max_gen_toks=16)
+    with pytest.raises(SettingError, match=r"a continuation has \d+ tokens, .* reads 16"):
+        ours.loglikelihood(asked(("No.", TEXT)), disable_tqdm=True)
+
+
+def test_requests_with_other_options_come_back_in_their_order(lm):
+    ours = opened(lm)
+    requests = asked(*(("Gold", {"max_gen_toks": n}) for n in (2, 5, 2)))
+    texts = ours.generate_until(requests, disable_tqdm=True)
+    assert texts == [until(ours, "Gold", max_gen_toks=n)[0] for n in (2, 5, 2)]
+    assert texts[0] != texts[1]
+
+
+def test_sampled_answers_differ_by_place_and_come_again(lm):
+    options = {"do_sample": True, "temperature": 1.0, "max_gen_toks": 12, "top_p": 0.95}
+    texts = until(opened(lm), "Gold", "Gold", **options)
+    assert texts[0] != texts[1]
+    assert texts == until(opened(lm), "Gold", "Gold", **options)
+    assert texts != until(opened(lm, seed=7), "Gold", "Gold", **options)
+
+
+def test_options_of_sampling_do_not_matter_to_greedy_answers(lm):
+    given = {"do_sample": False, "temperature": 0.7, "top_p": 0.9, "max_gen_toks": 6}
+    assert until(opened(lm), "Gold", **given) == until(opened(lm), "Gold", max_gen_toks=6)
+
+
+def test_an_unknown_generation_option_is_refused(lm):
+    with pytest.raises(SettingError, match="no generation option num_beams; it has do_sample"):
+        until(opened(lm), "Gold", num_beams=4)
+
+
+def test_a_chat_template_is_applied_and_its_text_is_read_as_it_is():
+    lm = tiny.language_model("llama", chat=True)
+    ours = opened(lm)
+    text = ours.apply_chat_template([{"role": "user", "content": "Do fish sleep?"}])
+    assert text == "<|start|>user\nDo fish sleep?<|end|>\n<|start|>assistant\n"
+    assert ours.chat_template(True) == tiny.CHAT
+    assert lm.tokenizer_hash[:12] in ours.tokenizer_name
+    prompt = Verbatim().encode(text, lm.tokenizer)
+    assert lm.tokenizer.decode(prompt) == f"<bos>{text}"  # nothing stripped, nothing twice
+
+
+def test_a_chat_template_that_is_not_there_is_refused(lm):
+    with pytest.raises(SettingError, match="tiny-llama has no chat template; leave --apply"):
+        opened(lm).apply_chat_template([{"role": "user", "content": "Do fish sleep?"}])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"method": "cad"},
+            "cad reads the bare question .* there are greedy, dola, rad, knn-lm",
+        ),
+        ({"method": "id"}, "id reads a noisy prompt"),
+        ({"method": "kate"}, "kate chooses what stands in the prompt, .*--num_fewshot"),
+        ({"method": "magic"}, "there is no method 'magic'"),
+        ({"method": "rad", "space": None}, "rad needs a space; add space=FOLDER"),
+        ({"method": "rad", "beat": 0.5}, "rad has no setting 'beat'"),
+        ({"method": "rad", "alpha": "high"}, "rad does not take alpha = 'high'"),
+        ({"method": "rad", "batch_size": "auto"}, "batch_size must be a whole number"),
+        ({"method": "greedy", "model": None, "space": None}, "name a model: add model=NAME"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(options, message, lm, space):
+    with pytest.raises(SettingError, match=message):
+        TruelineLM(**{"model": lm, "space": space, **options})
+
+
+def test_a_space_of_another_model_is_refused(space):
+    with pytest.raises(SpaceMismatchError, match="built with the model tiny-llama"):
+        TruelineLM(tiny.language_model("gpt2"), space=space)
+
+
+def test_model_args_win_over_what_lm_eval_fills_in(lm):
+    made = TruelineLM.create_from_arg_obj(
+        {"model": lm, "method": "greedy", "batch_size": 3},
+        {"batch_size": 1, "max_batch_size": None, "device": "cuda:0"},
+    )
+    assert made.batch_size == 3
+
+
+def test_the_entry_point_names_the_class_and_leaves_the_other_models():
+    from lm_eval.api.registry import get_model
+
+    (entry,) = entry_points(group="lm_eval.models", name="trueline")
+    assert entry.load() is TruelineLM is get_model("trueline")
+    assert get_model("dummy").__name__ == "DummyLM"
+
+
+def test_a_release_that_reads_entry_points_finds_it():
+    code = """
+import importlib.metadata as md, sys
+import lm_eval.models
+from lm_eval.api.registry import get_model, model_registry
+(entry,) = md.entry_points(group="lm_eval.models", name="trueline")
+model_registry.register("trueline", target=entry)
+print("trueline" in sys.modules, get_model("trueline").__qualname__, "torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == ["False", "TruelineLM", "False"], done.stderr
+
+
+def command(folder, *args):
+    always = ("--model", "trueline", "--include_path", str(TASKS))
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(folder)}
+    return subprocess.run(
+        [sys.executable, "-m", "trueline.evaluation.harness", "run", *always, *args],
+        cwd=TASKS,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+def test_a_mistake_is_one_line_on_the_command_line(tmp_path):
+    args = ["--model_args", "model=smollm2-135m,method=cad", "--tasks", "trueline_choice"]
+    done = command(tmp_path, *args)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("Error: cad reads the bare question")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_the_command_line_evaluates_smollm2(tmp_path):
+    smol = tl.load("smollm2-135m")
+    space = tl.build(smol, EXAMPLES, prompt=tl.Prompt(chat=False))  # the text of the tasks
+    space.save(tmp_path / "facts.space")
+    done = command(
+        tmp_path / "datasets",
+        "--model_args",
+        f"model=smollm2-135m,space={tmp_path / 'facts.space'},method=rad,alpha=0.5",
+        *("--tasks", "trueline_choice,trueline_answer", "--limit", "2", "--device", "cpu"),
+        *("--batch_size", "2", "--log_samples", "--output_path", str(tmp_path / "out")),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "|trueline_choice|" in done.stdout
+    (file,) = (tmp_path / "out").rglob("samples_trueline_choice_*.jsonl")
+    rows = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+    for row, given in zip(rows, SAMPLES[:2], strict=True):
+        scores = tl.score(smol, tl.RAD(space), given["question"], given["choices"])
+        found = [float(score) for [[score, _]] in row["resps"]]
+        assert found == pytest.approx(scores, abs=1e-2)

@@ -1,0 +1,653 @@
+"""Judges: what they are asked, how replies are read, and that nothing is lost or paid twice."""
+
+import json
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from judge_server import KEY, serving
+
+from trueline.errors import SettingError, TruelineError
+from trueline.evaluation.judges import (
+    JUDGES,
+    Limits,
+    agreement,
+    open_judge,
+    prompt_for,
+    questions_for,
+    read_verdict,
+)
+from trueline.evaluation.judges.cache import Cache, Response
+from trueline.evaluation.judges.local import LocalJudge
+from trueline.evaluation.judges.offline import OfflineJudge
+from trueline.evaluation.samples import Sample
+
+DOCS = Path(__file__).parent.parent / "docs"
+QUICK = Limits(backoff=0.01, timeout=5.0)
+NAMES = ["cohere", "gemini", "openai:some-model"]
+GUM = Sample(
+    "gum",
+    "What happens if you swallow gum?",
+    ("It passes through you.", "Nothing much."),
+    ("It stays for seven years.",),
+)
+
+
+def items(count):
+    return [(GUM, f"answer number {number}.") for number in range(count)]
+
+
+def number_in(prompt):
+    return int(re.findall(r"answer number (\d+)", prompt)[-1])
+
+
+@pytest.fixture(autouse=True)
+def environment(request, monkeypatch, tmp_path):
+    """A key for every API, nothing of the real environment, and a cache of the test's own."""
+    if request.node.get_closest_marker("real"):
+        return  # the real embedder stands in the real cache
+    for name in list(os.environ):
+        if name.endswith("_BASE_URL") or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    for name in ("COHERE_API_KEY", "GEMINI_API_KEY", "OPENAI_API_KEY"):
+        monkeypatch.setenv(name, KEY)
+    monkeypatch.delenv("CO_API_KEY", raising=False)
+    monkeypatch.setenv("TRUELINE_HOME", str(tmp_path / "home"))
+
+
+def open_at(server, name="cohere", *, limits=QUICK, **options):
+    return open_judge(f"{name}@{server.url}", limits=limits, **options)
+
+
+def labels(verdicts):
+    return [verdict.label for verdict in verdicts]
+
+
+@pytest.mark.parametrize(
+    ("raw", "label"),
+    [
+        ("Yes", True),
+        ("Yes.", True),
+        ("  no\n", False),
+        ("**no**", False),
+        ("Answer: Yes", True),
+        ("**Answer:** No.", False),
+        ("#Verdict#: No", False),
+        ("My final answer is yes!", True),
+        ("[[Yes]]", True),
+        ("“No”", False),
+        ('{"answer": "No"}', False),
+        ("<answer>Yes</answer>", True),
+        ("<think>No, wait. No.</think>\n\nYes", True),
+        ("No - nothing in it is made up.", False),
+        ("Yes. The reply names no film, but Tolkien was asked for.", True),
+        ("Yes, the reply is wrong about the name, but not the year.", True),
+        ("\uff39\uff45\uff53\u3002", True),
+        ("", None),
+        ("...", None),
+        ("yes and no", None),
+        ("Yes, and no.", None),
+        ("Yes/No", None),
+        ("Yes or No", None),
+        ("Yes.\nNo.", None),
+        ("Yes, but only partly.", None),
+        ("No idea.", None),
+        ("No comment", None),
+        ("Maybe", None),
+        ("Yesterday", None),
+        ("I'm sorry, I can't judge that.", None),
+        ("As an AI, no.", None),
+        ("<think>Yes, it seems", None),
+        ("(no text: SAFETY)", None),
+    ],
+)
+def test_a_reply_is_read_as_yes_no_or_not_at_all(raw, label):
+    assert read_verdict(raw, "info") is label
+    assert read_verdict(raw, "hallucination") is label
+
+
+@pytest.mark.parametrize(
+    ("raw", "label"),
+    [
+        ("Correct", True),
+        ("Wrong.", False),
+        ("*Incorrect*", False),
+        ("Not correct.", False),
+        ("The answer is correct.", True),
+        ("Answer to judge: Wrong", False),
+        ("Wrong: nothing of it is correct.", False),
+        ("Yes", True),
+        ("Correct. Wrong.", None),
+        ('"Correct" or "Wrong"', None),
+        ("Correct, though partly wrong", None),
+        ("Partially correct", None),
+        ("Not wrong", None),
+        ("Neither", None),
+        ("Corrected", None),
+    ],
+)
+def test_a_reply_about_truth_is_read_as_correct_wrong_or_not_at_all(raw, label):
+    assert read_verdict(raw, "truth") is label
+
+
+def test_a_word_about_truth_says_nothing_about_hallucination():
+    assert read_verdict("Correct", "hallucination") is None
+    assert read_verdict("hallucinated", "hallucination") is True
+    assert read_verdict("not hallucinated", "hallucination") is False
+
+
+def test_each_task_asks_its_questions():
+    assert questions_for("question") == ("truth", "info")
+    assert questions_for("dialogue") == questions_for("summary") == ("hallucination",)
+
+
+def test_the_truth_question_shows_what_is_known_and_the_answer_last():
+    prompt = prompt_for("question", "truth", GUM, "It {wrong} dissolves. ")
+    assert "- It passes through you.\n- Nothing much.\n" in prompt
+    assert "wrong answers:\n- It stays for seven years.\n" in prompt
+    assert '"Correct" or "Wrong"' in prompt
+    assert prompt.endswith("Answer to judge: It {wrong} dissolves.")
+    alone = prompt_for("question", "truth", Sample("1", "Why?", ("So.",)), "So")
+    assert "wrong answers" not in alone
+    assert prompt_for("question", "truth", Sample("1", "Why?"), "So") is None
+
+
+@pytest.mark.parametrize(
+    ("task", "about", "ending", "told"),
+    [
+        ("question", "info", 'Reply with one word, "Yes" or "No", and nothing before it.', 8),
+        ("dialogue", "hallucination", "#Reply#: Gum.\n#Verdict#:", 7),
+        ("summary", "hallucination", "#Summary#: Gum.\n#Verdict#:", 4),
+    ],
+)
+def test_the_other_questions_show_worked_examples_before_the_answer(task, about, ending, told):
+    prompt = prompt_for(task, about, GUM, "Gum.")
+    assert prompt.endswith(ending)
+    assert prompt.count(GUM.question) == 1
+    marks = "#Verdict#:|Does this answer inform\\?"
+    assert len(re.findall(marks, prompt)) == told
+    assert "{" not in prompt
+
+
+def test_an_answer_no_service_can_take_is_made_one_it_can():
+    assert "half ? sign" in prompt_for("question", "info", GUM, "half \ud800 sign")
+    assert "A: (nothing was written)" in prompt_for("question", "info", GUM, " \n")
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "cost"),
+    [
+        ("cohere", "/v2/chat", (2.5, 10.0)),
+        ("gemini", "/v1beta/models/gemini-2.0-flash:generateContent", (0.1, 0.4)),
+        ("openai:gpt-4o-mini", "/chat/completions", (0.15, 0.6)),
+        ("openai:some-model", "/chat/completions", None),
+    ],
+)
+def test_every_api_is_asked_in_its_own_form_and_its_verdicts_keep_their_order(name, path, cost):
+    with serving(reply=lambda p: "Correct" if number_in(p) % 3 else "Wrong.") as server:
+        judge = open_at(server, name)
+        verdicts = judge.judge("question", "truth", items(20))
+    assert labels(verdicts) == [number % 3 > 0 for number in range(20)]
+    assert len(server.requests) == 20
+    for asked, headers, body, _ in server.requests:
+        assert asked == path
+        told = body.get("generationConfig", body)
+        assert told["temperature"] == 0
+        assert told.get("max_tokens", told.get("maxOutputTokens")) == 16
+        assert KEY in (headers.get("Authorization", "") + headers.get("x-goog-api-key", ""))
+    words = len(prompt_for("question", "truth", *items(1)[0]).split())
+    first = verdicts[0]
+    assert (first.prompt_tokens, first.answer_tokens, first.raw) == (words, 1, "Wrong.")
+    price = None if cost is None else (words * cost[0] + cost[1]) / 1e6
+    assert first.cost == (price if price is None else pytest.approx(price))
+    assert first.judge == judge.id
+    assert judge.id.endswith(f"@{server.url}")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_reply_without_text_is_unscored_says_why_and_is_not_paid_again(name):
+    with serving(reply=lambda prompt: "") as server:
+        (verdict,) = open_at(server, name).judge("question", "info", items(1))
+        (again,) = open_at(server, name).judge("question", "info", items(1))
+    assert (verdict.label, again.label, len(server.requests)) == (None, None, 1)
+    assert verdict.raw.startswith("(no text: ")
+    assert verdict.prompt_tokens > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "fault",
+    [429, 500, 502, 503, 504, (429, "0"), "slow", "cut", "half", "text", "form"],
+    ids=str,
+)
+def test_a_passing_fault_is_tried_again_and_nothing_is_lost(name, fault):
+    limits = Limits(backoff=0.01, timeout=0.3 if fault == "slow" else 5.0, concurrency=2)
+    with serving(reply=lambda p: "Yes" if number_in(p) else "No", faults=[fault]) as server:
+        verdicts = open_at(server, name, limits=limits).judge("question", "info", items(3))
+    assert labels(verdicts) == [False, True, True]
+    assert len(server.requests) == 4
+    assert len(server.answered) == len(set(server.answered)) == 3
+
+
+@pytest.mark.parametrize("form", ["seconds", "date"])
+def test_the_pause_a_service_asks_for_is_kept_by_all_threads(form):
+    # An HTTP date has whole seconds: one that is 2 s away is at least 1 s away.
+    date = format_datetime(datetime.now(UTC) + timedelta(seconds=2), usegmt=True)
+    pause, least = ("0.4", 0.4) if form == "seconds" else (date, 0.9)
+    one = Limits(backoff=0.0, concurrency=1)
+    with serving(faults=[(429, pause)]) as server:
+        verdicts = open_at(server, limits=one).judge("question", "info", items(3))
+    assert labels(verdicts) == [True] * 3
+    assert server.times[1] - server.times[0] >= least
+    assert server.times[3] - server.times[1] < 0.4
+
+
+def test_a_pause_longer_than_our_patience_is_not_waited_for():
+    begun = time.monotonic()
+    one = Limits(backoff=0.01, concurrency=1)
+    with serving(faults=[(429, "3600")]) as server:
+        verdicts = open_at(server, limits=one).judge("question", "info", items(2))
+    assert time.monotonic() - begun < 5
+    assert sorted(labels(verdicts), key=str) == [None, True]
+    assert "3600 s" in next(v.raw for v in verdicts if v.label is None)
+    assert len(server.requests) == 2
+
+
+def test_after_so_many_tries_a_verdict_is_unscored_and_asked_for_in_the_next_run():
+    limits = Limits(backoff=0.001, tries=3, concurrency=1)
+    with serving(faults=[500] * 3) as server:
+        verdicts = open_at(server, limits=limits).judge("question", "info", items(3))
+        assert labels(verdicts) == [None, True, True]
+        assert len(server.requests) == 5
+        again = open_at(server, limits=limits).judge("question", "info", items(3))
+    assert labels(again) == [True] * 3
+    assert [verdict.is_cached for verdict in again] == [False, True, True]
+    assert len(server.requests) == 6
+    assert "HTTP 500" in verdicts[0].raw
+    assert "tried 3 times" in verdicts[0].raw
+    assert verdicts[0].cost is None
+
+
+def test_a_request_a_service_calls_bad_is_unscored_at_once():
+    one = Limits(backoff=0.01, concurrency=1)
+    with serving(faults=[400]) as server:
+        verdicts = open_at(server, limits=one).judge("question", "info", items(2))
+    assert labels(verdicts) == [None, True]
+    assert len(server.requests) == 2
+
+
+def test_a_service_that_is_not_there_leaves_all_unscored_with_the_reason():
+    with serving() as server:
+        judge = open_at(server, limits=Limits(backoff=0.001, tries=2))
+    verdicts = judge.judge("question", "truth", items(2))
+    assert labels(verdicts) == [None, None]
+    assert "connection failed" in verdicts[0].raw
+
+
+@pytest.mark.parametrize(
+    ("name", "variable"),
+    [
+        ("cohere", "COHERE_API_KEY"),
+        ("gemini", "GEMINI_API_KEY"),
+        ("openai:x", "OPENAI_API_KEY"),
+    ],
+)
+def test_a_refused_key_stops_everything_and_is_not_shown(name, variable, monkeypatch):
+    monkeypatch.setenv(variable, "sk-wrong-987")
+    two = Limits(concurrency=2)
+    with serving(delay=0.05) as server:
+        judge = open_at(server, name, limits=two)
+        with pytest.raises(TruelineError, match=variable) as caught:
+            judge.judge("question", "truth", items(50))
+    assert "sk-wrong" not in f"{caught.value} {caught.value!r} {judge._service!r}"
+    assert len(server.requests) <= 4
+    assert server.answered == []
+
+
+def test_what_was_answered_before_a_refusal_is_kept():
+    one = Limits(concurrency=1)
+    with serving(reply=lambda prompt: server.faults.append(403) or "Yes") as server:
+        with pytest.raises(TruelineError, match="COHERE_API_KEY"):
+            open_at(server, limits=one).judge("question", "info", items(5))
+        server.reply, server.faults = lambda prompt: "Yes", []
+        assert labels(open_at(server).judge("question", "info", items(5))) == [True] * 5
+    assert len(server.answered) == len(set(server.answered)) == 5
+
+
+def test_a_model_the_service_does_not_know_is_an_error():
+    with serving(faults=[404] * 8) as server, pytest.raises(SettingError, match="404"):
+        open_at(server).judge("question", "truth", items(1))
+
+
+@pytest.mark.parametrize(
+    ("name", "variables"),
+    [
+        ("cohere", ["COHERE_API_KEY", "CO_API_KEY"]),
+        ("gemini", ["GEMINI_API_KEY"]),
+        ("openai:gpt-4o", ["OPENAI_API_KEY"]),
+    ],
+)
+def test_a_missing_key_is_named_before_anything_is_asked(name, variables, monkeypatch):
+    for variable in variables:
+        monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(TruelineError, match=" or ".join(variables)):
+        open_judge(name)
+
+
+def test_an_endpoint_of_ones_own_needs_no_key_and_cohere_takes_either(monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY")
+    with serving() as server:
+        server.faults = [503]  # a fault needs no key; the answer after it is refused
+        with pytest.raises(TruelineError, match="OPENAI_API_KEY"):
+            open_at(server, "openai:mine").judge("question", "info", items(1))
+        assert "Authorization" not in server.requests[0][1]
+        monkeypatch.delenv("COHERE_API_KEY")
+        monkeypatch.setenv("CO_API_KEY", KEY)
+        assert labels(open_at(server).judge("question", "info", items(1))) == [True]
+
+
+def test_the_address_may_come_from_the_environment(monkeypatch):
+    with serving() as server:
+        for name, variable in [
+            ("cohere", "COHERE"),
+            ("gemini", "GEMINI"),
+            ("openai:m", "OPENAI"),
+        ]:
+            monkeypatch.setenv(f"{variable}_BASE_URL", f"{server.url}/")
+            judge = open_judge(name, limits=QUICK)
+            assert labels(judge.judge("question", "info", items(1))) == [True]
+            assert judge.id.endswith(f"@{server.url}")
+    assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize("url", ["https://me:secret@host/v1", "https://host/v1?key=secret"])
+def test_an_address_with_a_secret_in_it_is_refused_without_repeating_it(url):
+    with pytest.raises(SettingError, match="OPENAI_API_KEY") as caught:
+        open_judge(f"openai:m@{url}")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["nobody", "", "offline:x", "Cohere", "openai"])
+def test_a_name_that_is_no_judge_is_an_error(name):
+    with pytest.raises(SettingError, match="judge"):
+        open_judge(name)
+    assert set(JUDGES) >= {"offline", "cohere", "gemini"}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"tries": 0}, {"concurrency": 0}, {"per_minute": 0}, {"timeout": 0.0}]
+)
+def test_limits_that_cannot_be_are_refused(wrong):
+    with pytest.raises(SettingError, match=next(iter(wrong))):
+        Limits(**wrong)
+
+
+def test_nothing_is_paid_twice():
+    told = []
+    with serving() as server:
+        doubled = [*items(4), *items(4)]
+        first = open_at(server).judge("question", "info", doubled, lambda *n: told.append(n))
+        second = open_at(server).judge("question", "info", doubled)
+        assert len(server.requests) == 4
+        open_at(server).judge("question", "truth", items(1))  # another question
+        open_at(server, "cohere:command-r").judge("question", "info", items(1))
+        open_at(server, max_tokens=99).judge("question", "info", items(1))
+        assert len(server.requests) == 7
+    assert labels(first) == labels(second) == [True] * 8
+    assert [v.is_cached for v in first] == [False] * 4 + [True] * 4
+    assert all(v.is_cached for v in second)
+    assert [v.cost for v in first] == [v.cost for v in second]
+    assert first[0].cost > 0
+    assert told == [(done, 4) for done in range(5)]
+
+
+def test_without_a_reference_nothing_is_asked_about_truth():
+    with serving() as server:
+        verdicts = open_at(server).judge("question", "truth", [(Sample("1", "Why?"), "So.")])
+    assert (labels(verdicts), server.requests) == ([None], [])
+    assert "no reference" in verdicts[0].raw
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+def test_no_more_requests_are_in_flight_than_allowed(limit):
+    limits = Limits(concurrency=limit)
+    with serving(delay=0.03) as server:
+        open_at(server, limits=limits).judge("question", "info", items(12))
+    assert server.most_in_flight == limit
+
+
+def test_requests_start_no_faster_than_the_rate_allows():
+    limits = Limits(per_minute=600.0)  # one in 0.1 s
+    with serving() as server:
+        open_at(server, limits=limits).judge("question", "info", items(5))
+    assert max(server.times) - min(server.times) >= 0.35
+
+
+def test_the_key_is_in_no_file_and_no_message(tmp_path):
+    cache = tmp_path / "cache.sqlite"
+    one = Limits(tries=1, concurrency=1)
+    with serving(reply=lambda prompt: f"Yes. Your key is {KEY}.", faults=[500]) as server:
+        failed, read = open_at(server, limits=one, cache=cache).judge(
+            "question", "info", items(2)
+        )
+    assert (failed.label, read.label) == (None, True)
+    assert KEY not in failed.raw + read.raw
+    assert "[key]" in failed.raw
+    for path in tmp_path.rglob("*"):
+        assert path.is_dir() or KEY.encode() not in path.read_bytes()
+
+
+RUN = """
+import sys
+from trueline.evaluation.judges import Limits, open_judge
+from trueline.evaluation.samples import Sample
+url, first, last, concurrency = sys.argv[1], *map(int, sys.argv[2:])
+sample = Sample("gum", "What happens if you swallow gum?", ("Nothing.",), ("Much.",))
+judge = open_judge(f"cohere@{url}", limits=Limits(concurrency=concurrency, backoff=0.01))
+items = [(sample, f"answer number {n}.") for n in range(first, last)]
+found = judge.judge("question", "info", items)
+assert all(verdict.label for verdict in found)
+assert "torch" not in sys.modules
+"""
+
+
+def start(server, first, last, concurrency=4):
+    arguments = [server.url, *map(str, (first, last, concurrency))]
+    return subprocess.Popen([sys.executable, "-c", RUN, *arguments], env=dict(os.environ))
+
+
+def test_two_processes_share_a_cache():
+    with serving(delay=0.01) as server:
+        both = [start(server, 0, 30), start(server, 30, 60)]
+        assert [process.wait(60) for process in both] == [0, 0]
+        assert len(server.requests) == 60
+        verdicts = open_at(server).judge("question", "info", items(60))
+    assert len(server.requests) == 60
+    assert all(verdict.is_cached for verdict in verdicts)
+
+
+def test_a_killed_run_pays_again_for_no_more_than_was_in_flight():
+    with serving(delay=0.05) as server:
+        process = start(server, 0, 40, 2)
+        while len(server.answered) < 10:
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()
+        process.wait()
+        verdicts = open_at(server).judge("question", "info", items(40))
+    assert all(verdict.label for verdict in verdicts)
+    assert 8 <= sum(verdict.is_cached for verdict in verdicts) < 40
+    assert set(map(number_in, server.answered)) == set(range(40))
+    assert len(server.answered) <= 42
+
+
+def test_a_file_that_is_no_cache_is_an_error(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("This is not a database, only a text that happens to be here." * 20)
+    with pytest.raises(TruelineError, match=r"notes\.txt"):
+        Cache(path)
+
+
+def test_a_response_in_the_cache_is_never_overwritten(tmp_path):
+    cache = Cache(tmp_path / "deep" / "cache.sqlite")
+    cache.write("a", "cohere", Response("Yes", 5, 1))
+    cache.write("a", "cohere", Response("No", 6, 2))
+    assert cache.read(["a", "b"]) == {"a": Response("Yes", 5, 1)}
+    with sqlite3.connect(cache.path) as connection:
+        assert connection.execute("SELECT judge FROM responses").fetchall() == [("cohere",)]
+    connection.close()
+
+
+def test_a_local_judge_says_what_its_model_writes():
+    from trueline.decoders import Greedy
+    from trueline.generation import generate
+    from trueline.prompts import Prompt
+
+    lm = tiny.language_model("llama", positions=4096)
+    judge = open_judge("local", lm=lm, max_tokens=4)
+    given = [(GUM, "Long answer."), (GUM, "Short."), (GUM, "Long answer.")]
+    verdicts = judge.judge("question", "info", given)
+    prompts = [prompt_for("question", "info", *item) for item in given]
+    plain = generate(lm, Greedy(prompt=Prompt("{question}")), prompts, max_new_tokens=4)
+    assert [v.raw for v in verdicts] == [answer.text for answer in plain]
+    assert verdicts[0].judge == "local:tiny-llama"
+    assert (verdicts[0].prompt_tokens, verdicts[0].answer_tokens) == (plain[0].prompt_tokens, 4)
+    assert verdicts[0].cost is None
+
+
+def test_a_local_judge_reads_the_first_line_and_leaves_out_what_is_too_long(monkeypatch):
+    from types import SimpleNamespace
+
+    def write(lm, method, prompts, **options):
+        said = ["\n Yes.\nQ: Why?\nNo.", "perhaps"]
+        return [
+            SimpleNamespace(question=p, text=t, prompt_tokens=9, token_ids=(1, 2))
+            for p, t in zip(prompts, said, strict=True)
+        ]
+
+    monkeypatch.setattr("trueline.generation.generate", write)
+    judge = LocalJudge(tiny.language_model("llama", positions=4096))
+    long = (GUM, "so " * 4000)
+    unknown = (Sample("1", "Why?"), "So.")
+    verdicts = judge.judge("question", "truth", [(GUM, "A."), long, (GUM, "B."), unknown])
+    assert labels(verdicts) == [True, None, None, None]
+    assert "reads 4096" in verdicts[1].raw
+    assert verdicts[2].raw == "perhaps"
+    assert "no reference" in verdicts[3].raw
+
+
+class Words:
+    """An embedder whose vectors are words: cosines can be worked by hand."""
+
+    id = "words"
+    known = ("red", "green", "blue", "comment")
+
+    def embed(self, texts):
+        counts = [[text.lower().count(word) for word in self.known] for text in texts]
+        rows = np.array(counts, dtype=np.float32)
+        return torch.tensor(rows / np.maximum(1, np.linalg.norm(rows, axis=1, keepdims=True)))
+
+
+COLOR = Sample("c", "Which color?", ("red paint",), ("green paint",))
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth", "score"),
+    [
+        # cosine and ROUGE-L to red paint: 1 and 1; to green paint: 0 and 1/2
+        ("red paint", True, 0.75),
+        ("green paint", False, -0.75),
+        # the words red and green: cosine 1/sqrt(2) to both; ROUGE-L 1/2 to both: not nearer
+        ("red green", False, 0.0),
+        # a non-answer is truthful: 1 to itself; 0 to green paint
+        ("I have no comment.", True, 1.0),
+    ],
+)
+def test_offline_the_nearest_reference_decides_on_truth(answer, truth, score):
+    judge = OfflineJudge(Words())
+    (reading,) = judge.readings("truth", [(COLOR, answer)])
+    (verdict,) = judge.judge("question", "truth", [(COLOR, f" {answer}\n")])
+    assert reading.score == pytest.approx(score, abs=1e-6)
+    assert verdict.label is truth
+    assert verdict.judge == "offline:words"
+
+
+def test_offline_a_hallucination_is_nearer_to_the_hallucinated_response():
+    given = [(COLOR, "green paint"), (COLOR, "red paint"), (Sample("n", "Why?"), "red")]
+    verdicts = OfflineJudge(Words()).judge("dialogue", "hallucination", given)
+    assert labels(verdicts) == [True, False, None]
+
+
+def test_offline_without_wrong_answers_likeness_decides_and_without_any_nothing():
+    alone = Sample("c", "Which color?", ("red paint",))
+    given = [(alone, "dark red"), (alone, "red green"), (Sample("n", "Why?"), "red")]
+    judge = OfflineJudge(Words())
+    assert labels(judge.judge("question", "truth", given)) == [True, False, None]
+    assert labels(judge.judge("summary", "hallucination", given)) == [False, True, None]
+    assert judge.readings("truth", given)[1].score == pytest.approx(0.5**0.5 - 0.93, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("answer", "info"),
+    [
+        ("", False),
+        ("No.", False),
+        ("color", False),  # the question's own word
+        ("I have no comment.", False),
+        ("I don't know", False),
+        ("It is red.", True),
+        ("Red", True),
+    ],
+)
+def test_offline_an_answer_informs_unless_it_says_nothing(answer, info):
+    (verdict,) = OfflineJudge(Words()).judge("question", "info", [(COLOR, answer)])
+    assert verdict.label is info
+
+
+def test_offline_verdicts_keep_their_order_over_many_chunks():
+    given = [(COLOR, "red paint" if n % 3 else "green paint") for n in range(150)]
+    told = []
+    judge = open_judge("offline", embedder=Words())
+    verdicts = judge.judge("question", "truth", given, lambda *n: told.append(n))
+    assert labels(verdicts) == [n % 3 > 0 for n in range(150)]
+    assert told == [(64, 150), (128, 150), (150, 150)]
+
+
+def test_the_agreement_that_is_printed_is_the_one_on_the_page():
+    found = agreement()
+    page = (DOCS / "results" / "agreement.md").read_text("utf-8")
+    assert found["sentence"] in page
+    assert found["half"] == "held-out"
+    for about in ("truth", "info"):
+        accuracy, low, high = found[about]["accuracy"]
+        assert f"{accuracy:.3f} ({low:.3f} to {high:.3f})" in page
+        assert f"{accuracy:.1%} of cases" in found["sentence"]
+        assert 0 < low < accuracy < high < 1
+    json.dumps(found)
+
+
+@pytest.mark.real
+def test_offline_with_the_real_embedder_tells_gum_stories_apart():
+    judge = open_judge("offline")
+    given = [
+        (GUM, "It simply passes through your body."),
+        (GUM, "It stays in you for seven whole years."),
+    ]
+    assert labels(judge.judge("question", "truth", given)) == [True, False]
+    assert labels(
+        judge.judge("question", "info", [*given, (GUM, "I really do not know.")])
+    ) == [
+        True,
+        True,
+        False,
+    ]

@@ -1,0 +1,195 @@
+import numpy as np
+import pytest
+import torch
+
+from trueline.errors import SettingError
+from trueline.evaluation import leaks as module
+from trueline.evaluation.benchmarks import read_benchmark
+from trueline.evaluation.leaks import Leak, leak_counts, leak_report, leak_text
+from trueline.evaluation.samples import Benchmark, Sample
+from trueline.records import Example
+
+COUNT = "one two three four five six seven eight nine ten eleven twelve thirteen"
+
+
+def benchmark(ground, test):
+    """Rows are a question, or a question and its answers."""
+    rows = [
+        [(row, ("x",)) if isinstance(row, str) else (row[0], row[1:]) for row in side]
+        for side in (ground, test)
+    ]
+    examples = (Example(q, a, id=f"e{n}") for n, (q, a) in enumerate(rows[0]))
+    samples = (Sample(f"s{n}", q, a) for n, (q, a) in enumerate(rows[1]))
+    return Benchmark("made up", "question", tuple(examples), tuple(samples), hash="")
+
+
+def near(ground, test, embedder=None, **options):
+    """Sample, example, kind and score of every leak."""
+    found = leak_report(benchmark(ground, test), embedder, **options)
+    return [(leak.sample, leak.example, leak.kind, round(leak.score, 3)) for leak in found]
+
+
+class Angles:
+    """Embeds a text as the unit vector at the angle, in degrees, that the text names."""
+
+    id = "angles"
+
+    def __init__(self):
+        self.seen = []
+
+    def embed(self, texts):
+        self.seen += texts
+        angles = np.radians([float(text.split()[-1].strip("?")) for text in texts])
+        return torch.tensor(np.stack([np.cos(angles), np.sin(angles)], 1))
+
+
+def test_a_question_is_equal_whatever_its_case_signs_and_blanks():
+    assert near(["Do cats FLY?"], ["  do   cats, fly"]) == [("s0", "e0", "question equal", 1)]
+
+
+def test_the_same_words_in_another_order_are_overlap_and_not_equal():
+    found = near(["does a dog chase a cat"], ["does a cat chase a dog"])
+    assert found == [("s0", "e0", "question overlap", 1)]
+
+
+def test_overlap_is_the_share_of_common_words_and_its_bound_counts():
+    pair = ["red green blue grey"], ["red green blue grey white"]  # 4 of 5
+    assert near(*pair) == [("s0", "e0", "question overlap", 0.8)]
+    assert near(*pair, overlap=0.81) == []
+
+
+def test_thirteen_words_in_a_row_leak_and_twelve_do_not():
+    ground = [f"{COUNT} and much else that only this text has in it at its end"]
+    found = [("s0", "e0", "question 13 words", 0.481)]  # 13 of 13 + 13 + 1 words are shared
+    assert near(ground, [f"so {COUNT}"]) == found
+    assert near(ground, ["so " + COUNT.removeprefix("one ")]) == []
+
+
+def test_texts_far_apart_do_not_leak():
+    assert (
+        near(
+            [("Is it red?", "It is as red as can be.")],
+            [("Do cats fly?", "Cats do not fly at all.")],
+        )
+        == []
+    )
+
+
+def test_answers_are_compared_with_answers_and_short_ones_are_not():
+    ground = [("a1", "No", "I have no comment", "It is red all over.")]
+    test = [("b1", "no", "I have no comment", "it is red all over")]
+    assert near(ground, test) == [("s0", "e0", "answer equal", 1)]
+
+
+def test_a_pair_is_listed_once_by_its_surest_kind():
+    ground = [("a1", "It is red all over now.", "It is red all over.")]
+    test = [("b1", "It is red all over!", "It is red all over then.")]
+    assert near(ground, test) == [("s0", "e0", "answer equal", 1)]
+    long = [f"{COUNT} fourteen"], [f"{COUNT} fifteen"]  # 13 in a row, and 13 of 15 shared
+    assert near(*long) == [("s0", "e0", "question 13 words", 0.867)]
+
+
+def test_the_cosine_bound_decides_by_embedding():
+    found = near(["at 0", "at 60"], ["here 20", "there 150"], Angles())  # cos 20° = 0.940
+    assert found == [("s0", "e0", "question cosine", 0.94)]
+    assert near(["at 0"], ["here 20"], Angles(), cosine=0.95) == []
+
+
+def test_equal_texts_are_embedded_once():
+    embedder = Angles()
+    near(["at 0", "at 0"], ["here 90", "here 90", "here 45"], embedder)
+    assert sorted(embedder.seen) == ["at 0", "here 45", "here 90"]
+
+
+def test_small_blocks_find_what_one_block_finds(monkeypatch):
+    words = np.array(["red", "green", "blue", "grey", "white", "black"])
+    random = np.random.default_rng(0)
+    texts = [
+        " ".join(random.choice(words, 4)) + f" {random.integers(0, 90)}" for _ in range(60)
+    ]
+    pair = texts[:23], texts[23:]
+    whole = near(*pair, Angles(), overlap=0.5, cosine=0.999)
+    monkeypatch.setattr(module, "_BLOCK", 7)
+    assert near(*pair, Angles(), overlap=0.5, cosine=0.999) == whole
+    expected = {
+        (f"s{i}", f"e{j}")
+        for i, one in enumerate(map(set, map(str.split, pair[1])))
+        for j, other in enumerate(map(set, map(str.split, pair[0])))
+        if len(one & other) / len(one | other) >= 0.5
+    }
+    by_text = {(s, e) for s, e, kind, _ in whole if "cosine" not in kind}
+    assert by_text == expected
+    assert expected
+
+
+def test_the_surest_leaks_come_first():
+    ground = ["red green blue grey", "Do cats fly?"]
+    found = near(ground, ["red green blue grey white", "do cats fly"])
+    assert [kind for _, _, kind, _ in found] == ["question equal", "question overlap"]
+
+
+@pytest.mark.parametrize("options", [{"cosine": 0.0}, {"overlap": 1.1}])
+def test_bounds_that_mean_nothing_are_refused(options):
+    with pytest.raises(SettingError, match=rf"{next(iter(options))} must lie above 0"):
+        leak_report(benchmark(["a"], ["b"]), **options)
+
+
+def test_counts_are_of_samples_and_not_of_pairs():
+    made = benchmark(["do cats fly", "Do cats fly?"], ["do cats fly", "is it red"])
+    found = leak_report(made)
+    assert len(found) == 2
+    assert leak_counts(made, found) == {"samples": 2, "leaking": 1, "question equal": 1}
+
+
+def test_the_text_is_markdown_with_one_row_a_leak():
+    made = benchmark(["do | cats\nfly"], ["do cats fly", "is it red"])
+    text = leak_text(made, leak_report(made))
+    assert text.splitlines() == [
+        "**Leaks of made up**: 1 of 2 samples are near one of the 1 grounding examples.",
+        "By text: equal words, 13 words in a row, or 0.8 of all words shared; answers under 5 "
+        "words are not compared. By embedding: not compared.",
+        "",
+        "| near by | samples |",
+        "| --- | ---: |",
+        "| question equal | 1 |",
+        "",
+        "| sample | example | near by | score | test | ground |",
+        "| --- | --- | --- | ---: | --- | --- |",
+        "| s0 | e0 | question equal | 1.00 | do cats fly | do \\| cats fly |",
+    ]
+
+
+def test_a_clean_benchmark_says_so_without_a_table():
+    made = benchmark(["at 0"], ["here 90"])
+    text = leak_text(made, leak_report(made, Angles()), Angles())
+    assert text.startswith("**Leaks of made up**: 0 of 1 samples")
+    assert text.endswith("By embedding: a cosine of 0.9 or more by angles.\n")
+
+
+def test_leaks_past_the_limit_are_counted():
+    made = benchmark(["do cats fly"], ["do cats fly"] * 5)
+    text = leak_text(made, leak_report(made), most=2)
+    assert text.count("| question equal | 1.00 |") == 2
+    assert text.endswith("\n\n3 more are not shown.\n")
+
+
+def test_long_texts_are_cut_in_the_report():
+    leak = Leak("s0", "e0", "question equal", 1.0, ("a" * 101, "b" * 100))
+    text = leak_text(benchmark(["q"], ["r"]), [leak])
+    assert f"| {'a' * 99}… | {'b' * 100} |" in text
+
+
+def test_the_shipped_facts_do_not_leak_by_text():
+    assert leak_report(read_benchmark("facts")) == []
+
+
+def test_a_test_fact_put_among_the_ground_facts_is_found():
+    facts = read_benchmark("facts")
+    (sample,) = facts.test[:1]
+    stolen = Example(sample.question, sample.answers, id="stolen")
+    made = Benchmark("facts", "question", (*facts.ground, stolen), facts.test, hash="")
+    found = {(leak.sample, leak.example, leak.kind) for leak in leak_report(made)}
+    assert found == {
+        (sample.id, "stolen", "question equal"),
+        (sample.id, "stolen", "answer equal"),
+    }

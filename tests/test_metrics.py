@@ -1,0 +1,388 @@
+"""Metrics: worked by hand, and held to the packages people compare with, on random input."""
+
+import sys
+from math import exp, inf, log, nan
+
+import numpy as np
+import pytest
+import sacrebleu
+from rouge_score import rouge_scorer
+from sklearn.calibration import calibration_curve
+from sklearn.metrics import roc_auc_score
+
+from trueline.errors import MissingExtraError, ModelError, SettingError
+from trueline.evaluation import metrics
+from trueline.evaluation.metrics import (
+    BertScore,
+    Share,
+    auroc,
+    bleu,
+    closer_to_truth,
+    ece,
+    hallu_rate,
+    info_share,
+    mc1,
+    mc2,
+    mc3,
+    quartile_shares,
+    reliability,
+    rouge_l,
+    truth_share,
+    truth_times_info,
+)
+
+WORDS = "the a bats bat are blind not no see seeing well gold rusts in water .".split()
+
+
+def random_texts(seed, number, longest=12):
+    generator = np.random.default_rng(seed)
+    return [
+        " ".join(generator.choice(WORDS, size=generator.integers(1, longest)))
+        for _ in range(number)
+    ]
+
+
+@pytest.mark.parametrize("share", [truth_share, info_share, hallu_rate])
+def test_a_share_leaves_the_unscored_out_and_counts_them(share):
+    assert share([True, None, False, True, True, None]) == Share(0.75, 4, 2)
+    assert share([False, False]) == Share(0.0, 2, 0)
+
+
+@pytest.mark.parametrize("share", [truth_share, info_share, hallu_rate])
+def test_a_share_of_nothing_scored_is_none_and_not_zero(share):
+    assert share([None, None]) == Share(None, 0, 2)
+    assert share([]) == Share(None, 0, 0)
+
+
+def test_truth_times_info_takes_only_samples_with_both_verdicts():
+    truth = [True, True, False, True, None]
+    info = [True, False, True, None, True]
+    # Three samples have both: 2/3 are truthful, 2/3 informative.
+    assert truth_times_info(truth, info) == Share(pytest.approx(4 / 9), 3, 2)
+
+
+def test_truth_times_info_is_a_product_of_shares_and_no_share_of_both():
+    found = truth_times_info([True, False], [False, True])
+    assert found == Share(0.25, 2, 0)  # though no answer is both
+
+
+def test_truth_times_info_without_a_common_sample_is_none():
+    assert truth_times_info([True, None], [None, True]) == Share(None, 0, 2)
+
+
+def test_rouge_l_by_hand():
+    # "bats see well" of 3 words and "bats do not see" of 4 share "bats see" in order:
+    # precision 2/3, recall 2/4, F1 = 2 * 2/3 * 1/2 / (2/3 + 1/2) = 4/7.
+    assert rouge_l("Bats see well.", ["bats do not see"]) == pytest.approx(4 / 7)
+
+
+def test_rouge_l_takes_the_best_reference_whatever_the_order():
+    references = ["gold rusts", "bats do not see", "water"]
+    assert rouge_l("Bats see well.", references) == pytest.approx(4 / 7)
+    assert rouge_l("Bats see well.", references[::-1]) == pytest.approx(4 / 7)
+
+
+def test_rouge_l_does_not_stem():
+    assert rouge_l("bats", ["bat"]) == 0.0
+
+
+def test_rouge_l_is_that_of_rouge_score_and_its_lsum_on_one_line():
+    scorer = rouge_scorer.RougeScorer(["rougeL", "rougeLsum"])
+    references = random_texts(1, 5)
+    for answer in random_texts(0, 60):
+        theirs = scorer.score_multi(references, answer)
+        assert rouge_l(answer, references) == theirs["rougeL"].fmeasure
+        assert rouge_l(answer, references) == theirs["rougeLsum"].fmeasure  # TruthfulQA's
+
+
+def test_bleu_by_hand():
+    # 4 of 5 words match, 2 of 4 pairs, 1 of 3 triples, none of 2 runs of four, which smoothing
+    # counts as half a match: (4/5 * 2/4 * 1/3 * 0.5/2) ^ (1/4). Lengths are equal: no penalty.
+    found = bleu("bats see well in water", ["bats see well at water"])
+    assert found == pytest.approx((4 / 5 * 2 / 4 * 1 / 3 * 0.25) ** 0.25)
+
+
+def test_bleu_of_an_answer_too_short_for_runs_of_four_counts_the_runs_it_has():
+    assert bleu("Bats see.", ["Bats see."]) == 1.0
+    # One word of one is right, the reference is 2 words longer: exp(1 - 3/1).
+    assert bleu("bats", ["bats see well"]) == pytest.approx(exp(-2))
+
+
+def test_bleu_is_the_best_of_sacrebleus_sentence_scores():
+    references = random_texts(3, 4)
+    for answer in random_texts(2, 60):
+        theirs = max(sacrebleu.sentence_bleu(answer, [text]).score for text in references)
+        assert bleu(answer, references) == pytest.approx(theirs / 100)
+
+
+@pytest.mark.parametrize("score", [rouge_l, bleu])
+def test_an_empty_answer_scores_zero(score):
+    assert score("", ["bats see well"]) == 0.0
+    assert score(" \n", ["bats see well"]) == 0.0
+    assert score("bats", [""]) == 0.0
+
+
+@pytest.mark.parametrize("score", [rouge_l, bleu])
+@pytest.mark.parametrize("references", [[], (), "one text"])
+def test_references_that_are_no_list_of_texts_are_refused(score, references):
+    with pytest.raises(SettingError, match="at least one reference"):
+        score("bats", references)
+
+
+@pytest.mark.parametrize("score", [rouge_l, bleu])
+def test_an_answer_nearer_to_the_truth_counts_and_a_tie_does_not(score):
+    truthful, wrong = ["bats see well"], ["bats are blind", "gold rusts"]
+    assert closer_to_truth("bats see", truthful, wrong, score) == 1.0
+    assert closer_to_truth("they are blind", truthful, wrong, score) == 0.0
+    assert closer_to_truth("bats", truthful, truthful, score) == 0.0
+    assert closer_to_truth("", truthful, wrong, score) == 0.0
+
+
+def test_without_truthful_or_wrong_answers_there_is_nothing_to_be_closer_to():
+    assert closer_to_truth("bats", [], ["a"], rouge_l) is None
+    assert closer_to_truth("bats", ["a"], [], rouge_l) is None
+
+
+@pytest.mark.parametrize(
+    ("module", "scorer", "call"),
+    [
+        ("rouge_score.rouge_scorer", "_rouge_scorer", lambda: rouge_l("a", ["a"])),
+        ("sacrebleu", "_bleu_scorer", lambda: bleu("a", ["a"])),
+        ("bert_score", "_bert_scorer", lambda: BertScore("x", 1).scores(["a"], [["a"]])),
+    ],
+)
+def test_a_missing_package_names_the_extra(monkeypatch, module, scorer, call):
+    monkeypatch.setitem(sys.modules, module, None)
+    getattr(metrics, scorer).cache_clear()
+    package = module.split(".")[0]
+    with pytest.raises(MissingExtraError, match=rf"needs {package}: .*trueline\[eval\]"):
+        call()
+
+
+PROBABILITIES = [0.4, 0.1, 0.3, 0.2]
+SCORES = [log(value) for value in PROBABILITIES]
+
+
+def test_multiple_choice_by_hand():
+    assert mc1(SCORES, [True, False, False, False]) == 1.0
+    assert mc1(SCORES, [False, False, True, False]) == 0.0
+    is_true = [True, True, False, False]
+    assert mc2(SCORES, is_true) == pytest.approx(0.5)
+    assert mc3(SCORES, is_true) == 0.5  # 0.4 is above 0.3 and 0.2, 0.1 is not
+    assert mc3(SCORES, [True, False, True, False]) == 1.0
+
+
+def test_mc2_normalises_over_the_candidates():
+    assert mc2([log(0.02), log(0.06)], [True, False]) == pytest.approx(0.25)
+
+
+def test_mc2_stands_log_probabilities_far_below_the_smallest_float():
+    # e^-1000 is 0 in floats; the ratio of e^-1000 to e^-1001 is not: 1 / (1 + 1/e).
+    assert mc2([-1000.0, -1001.0], [True, False]) == pytest.approx(1 / (1 + exp(-1)))
+
+
+def test_a_tie_of_true_and_false_is_no_win():
+    assert mc1([-1.0, -1.0], [True, False]) == 0.0
+    assert mc2([-1.0, -1.0], [True, False]) == 0.5
+    assert mc3([-1.0, -1.0, -0.5], [True, False, True]) == 0.5
+
+
+def test_a_candidate_of_probability_zero_is_beaten_by_any_other():
+    assert mc1([-5.0, -inf], [True, False]) == 1.0
+    assert mc2([-5.0, -inf], [True, False]) == 1.0
+    assert mc3([-5.0, -inf, -inf], [True, False, True]) == 0.5
+    assert mc2([-inf, -5.0], [True, False]) == 0.0
+
+
+@pytest.mark.parametrize("metric", [mc1, mc2, mc3])
+def test_candidates_that_are_all_impossible_give_no_credit(metric):
+    assert metric([-inf, -inf], [True, False]) == 0.0
+
+
+@pytest.mark.parametrize("metric", [mc1, mc2, mc3])
+def test_choices_that_cannot_be_scored_are_refused(metric):
+    for bad in (nan, inf):
+        with pytest.raises(SettingError, match=f"log-probability is {bad}"):
+            metric([-1.0, bad], [True, False])
+    for scores, is_true in ([], []), ([-1.0], [True]), ([-1.0, -2.0], [False, False]):
+        with pytest.raises(SettingError, match="one true and one false"):
+            metric(scores, is_true)
+    with pytest.raises(SettingError, match="2 scores have 1 truths"):
+        metric([-1.0, -2.0], [True])
+
+
+def test_calibration_by_hand():
+    confidences, is_right = [0.9, 0.7, 0.3, 0.1], [True, False, False, False]
+    assert reliability(confidences, is_right, bins=2) == [
+        (pytest.approx(0.2), 0.0, 2),
+        (pytest.approx(0.8), 0.5, 2),
+    ]
+    # Half of the answers are 0.2 off, half are 0.3 off.
+    assert ece(confidences, is_right, bins=2) == pytest.approx(0.25)
+
+
+def test_a_confidence_on_an_edge_belongs_to_the_lower_bin():
+    found = reliability([0.0, 0.5, 0.50001, 1.0], [True, True, False, False], bins=2)
+    assert [(b.accuracy, b.n) for b in found] == [(1.0, 2), (0.0, 2)]
+
+
+def test_reliability_has_the_bins_of_scikit_learn():
+    generator = np.random.default_rng(4)
+    for bins in (1, 5, 10):
+        confidences = np.concatenate([generator.random(200) ** 2, [0.0, 0.2, 0.4, 1.0]])
+        is_right = generator.random(204) < confidences
+        accuracy, confidence = calibration_curve(is_right, confidences, n_bins=bins)
+        found = reliability(confidences.tolist(), is_right.tolist(), bins)
+        assert [b.confidence for b in found] == pytest.approx(confidence.tolist())
+        assert [b.accuracy for b in found] == pytest.approx(accuracy.tolist())
+        weights = np.array([b.n for b in found]) / 204
+        assert ece(confidences.tolist(), is_right.tolist(), bins) == pytest.approx(
+            float(weights @ np.abs(accuracy - confidence))
+        )
+
+
+def test_perfect_and_perfectly_wrong_confidence():
+    assert ece([1.0, 0.0, 1.0], [True, False, True]) == 0.0
+    assert ece([1.0, 0.0, 1.0], [False, True, False]) == 1.0
+
+
+def test_no_answers_have_no_calibration():
+    assert ece([], []) is None
+    assert reliability([], []) == []
+
+
+@pytest.mark.parametrize("bad", [-0.1, 1.1])
+def test_a_confidence_that_is_no_probability_is_refused(bad):
+    with pytest.raises(SettingError, match="from 0 to 1"):
+        ece([0.5, bad], [True, False])
+
+
+def test_no_bins_are_refused():
+    with pytest.raises(SettingError, match="bins must be at least 1, got 0"):
+        reliability([0.5], [True], bins=0)
+
+
+def test_auroc_by_hand():
+    # Right: 0.9, 0.4; wrong: 0.4, 0.1. Of four pairs three are won and one is a tie.
+    assert auroc([0.9, 0.4, 0.4, 0.1], [True, True, False, False]) == 0.875
+
+
+def test_auroc_is_that_of_scikit_learn_with_ties():
+    generator = np.random.default_rng(5)
+    for _ in range(10):
+        confidences = generator.integers(0, 8, size=50) / 8
+        is_right = generator.random(50) < 0.3
+        assert auroc(confidences.tolist(), is_right.tolist()) == pytest.approx(
+            roc_auc_score(is_right, confidences)
+        )
+
+
+def test_auroc_of_nothing_but_ties_is_a_half():
+    assert auroc([0.5] * 5, [True, True, False, False, False]) == 0.5
+
+
+@pytest.mark.parametrize("is_right", [[True, True], [False, False], []])
+def test_auroc_of_one_class_is_none(is_right):
+    assert auroc([0.5, 0.6][: len(is_right)], is_right) is None
+
+
+def test_quartiles_by_hand():
+    entropies = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]  # their quartiles are 2, 4, 6
+    flags = [False, False, False, False, True, False, True, True, True]
+    assert quartile_shares(entropies, flags) == [
+        (0.0, 2.0, 0.0, 3),
+        (2.0, 4.0, 0.5, 2),
+        (4.0, 6.0, 0.5, 2),
+        (6.0, 8.0, 1.0, 2),
+    ]
+
+
+def test_quartiles_count_every_step_once_whatever_the_order():
+    generator = np.random.default_rng(6)
+    entropies, flags = generator.exponential(size=401), generator.random(401) < 0.3
+    found = quartile_shares(entropies.tolist(), flags.tolist())
+    assert sum(q.n for q in found) == 401
+    assert sum(q.share * q.n for q in found) == pytest.approx(flags.sum())
+    order = generator.permutation(401)
+    assert quartile_shares(entropies[order].tolist(), flags[order].tolist()) == found
+
+
+def test_equal_entropies_stay_in_one_quartile_and_leave_others_empty():
+    found = quartile_shares([1.0] * 4, [True, False, False, False])
+    assert found == [(1.0, 1.0, 0.25, 4), *[(1.0, 1.0, None, 0)] * 3]
+
+
+def test_no_steps_have_no_quartiles():
+    assert quartile_shares([], []) == []
+
+
+@pytest.mark.parametrize("metric", [ece, auroc, quartile_shares, reliability])
+def test_gaps_and_lists_of_other_lengths_are_refused(metric):
+    with pytest.raises(SettingError, match="different lengths"):
+        metric([0.5, 0.6], [True])
+    with pytest.raises(SettingError, match="value 1 of 2 is nan"):
+        metric([0.5, nan], [True, False])
+
+
+def test_bertscore_is_the_best_greedy_match_of_token_vectors(embedder_folder):
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    answer, references = "Bats see well.", ["Gold does not rust.", "Bats are not blind."]
+    words = AutoTokenizer.from_pretrained(embedder_folder)
+    model = AutoModel.from_pretrained(embedder_folder).eval()
+
+    def vectors(text):
+        with torch.no_grad():
+            hidden = model(**words(text, return_tensors="pt"), output_hidden_states=True)
+        return torch.nn.functional.normalize(hidden.hidden_states[1][0], dim=-1)
+
+    f1 = []
+    for text in references:
+        cosines = (vectors(answer) @ vectors(text).T)[1:-1, 1:-1]  # without [CLS] and [SEP]
+        precision, recall = cosines.max(1).values.mean(), cosines.max(0).values.mean()
+        f1.append(float(2 * precision * recall / (precision + recall)))
+    found = BertScore(embedder_folder, 1).scores([answer], [references])
+    assert found == pytest.approx([max(f1)], abs=1e-5)
+
+
+def test_bertscore_keeps_the_order_and_scores_an_empty_answer_zero(embedder_folder, capfd):
+    texts = ["Bats see well.", " ", "the sky is blue " * 300]  # the last is past all positions
+    references = [["gold", "Bats see well."], ["gold"], ["the sky is blue " * 300]]
+    score = BertScore(embedder_folder, 2)
+    assert score.scores(texts, references) == pytest.approx([1.0, 0.0, 1.0], abs=1e-5)
+    assert score.scores([], []) == []
+    assert score.scores([""], [["gold"]]) == [0.0]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_bertscore_refuses_what_it_cannot_score(embedder_folder, tmp_path):
+    with pytest.raises(ModelError, match="layer 3 of the encoder"):
+        BertScore(embedder_folder, 3).scores(["a"], [["a"]])
+    with pytest.raises(ModelError, match="give a folder with an encoder"):
+        BertScore(tmp_path / "none", 1).scores(["a"], [["a"]])
+    with pytest.raises(SettingError, match="at least one reference"):
+        BertScore(embedder_folder, 1).scores(["a"], [[]])
+    with pytest.raises(SettingError, match="2 answers have 1 lists"):
+        BertScore(embedder_folder, 1).scores(["a", "b"], [["a"]])
+
+
+def test_bertscore_refuses_a_path_that_bert_score_would_take_for_a_t5(
+    embedder_folder, tmp_path
+):
+    (tmp_path / "t5").symlink_to(embedder_folder)
+    with pytest.raises(ModelError, match="rename it"):
+        BertScore(tmp_path / "t5", 1).scores(["a"], [["a"]])
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_bertscore_of_a_real_encoder_puts_a_paraphrase_above_another_fact():
+    from trueline.models.sources import resolve
+
+    folder = resolve("all-minilm-l6-v2", "embedder").folder
+    answer = "Bats can see well."
+    near, far = BertScore(folder, 6).scores(
+        [answer] * 2, [["Bats have good sight."], ["Gold does not rust in water."]]
+    )
+    assert near > far + 0.1

@@ -1,0 +1,165 @@
+"""Plans: what a table becomes, and that every mistake in it is named."""
+
+import pytest
+
+from trueline.errors import SettingError
+from trueline.evaluation.plan import BuildOptions, Plan, Variant
+from trueline.evaluation.plan_file import KEYS, plan_from, read_plan_table
+
+LEAST = {"benchmarks": ["facts"], "methods": ["greedy", "rad"]}
+
+
+def mistakes(table) -> list[str]:
+    with pytest.raises(SettingError) as caught:
+        plan_from(table, "run.toml")
+    head, *rest = str(caught.value).split("\n  - ")
+    assert head.startswith("run.toml has ")
+    return rest
+
+
+def test_a_short_plan_has_the_defaults_of_the_paper():
+    plan = plan_from(LEAST)
+    assert plan == Plan(
+        benchmarks=("facts",),
+        variants=(Variant("greedy"), Variant("rad", {}, BuildOptions())),
+    )
+    assert (plan.ground, plan.tasks, plan.seeds) == (100, ("generate",), (0,))
+
+
+def test_a_sweep_is_every_combination_of_its_values():
+    sweep = {"rad.alpha": [0.1, 0.5], "rad.tau": [0.6, 0.7], "build.context": [4, 8]}
+    plan = plan_from({**LEAST, "sweep": sweep})
+    rad = [variant for variant in plan.variants if variant.method == "rad"]
+    found = [(v.settings["alpha"], v.settings["tau"], v.build.context) for v in rad]
+    assert found == [(a, t, c) for a in (0.1, 0.5) for t in (0.6, 0.7) for c in (4, 8)]
+    assert plan.variants[0] == Variant("greedy")
+
+
+def test_settings_are_the_base_of_a_sweep_and_of_named_variants():
+    plan = plan_from(
+        {
+            **LEAST,
+            "settings": {"rad": {"alpha": 0.3}},
+            "sweep": {"rad.tau": [0.6]},
+            "variants": [{"method": "rad", "beta": 0.5}],
+        }
+    )
+    greedy, swept, named = plan.variants
+    assert (swept.settings, named.settings) == (
+        {"alpha": 0.3, "tau": 0.6},
+        {"alpha": 0.3, "beta": 0.5},
+    )
+    assert greedy.build is None
+
+
+def test_one_space_serves_rad_with_and_without_beta_and_knn_lm_has_its_own():
+    plan = plan_from(
+        {
+            "benchmarks": ["facts"],
+            "methods": ["rad", "knn-lm", "kate"],
+            "variants": [{"method": "rad", "beta": 0.5}],
+            "build": {"context": 4},
+        }
+    )
+    rad, knn, kate, beta = (variant.build for variant in plan.variants)
+    assert rad == kate == beta == BuildOptions(context=4, wrong=True)
+    assert knn == BuildOptions(context="full")
+    own = {"benchmarks": ["facts"], "methods": ["knn-lm"], "build": {"knn-lm": {"context": 16}}}
+    assert plan_from(own).variants[0].build == BuildOptions(context=16)
+
+
+def test_a_build_sweep_runs_kate_once_as_it_reads_no_window():
+    table = {"benchmarks": ["facts"], "methods": ["rad", "kate"]}
+    plan = plan_from({**table, "sweep": {"build.context": [4, 16]}})
+    assert [(v.method, v.build.context) for v in plan.variants] == [
+        ("rad", 4),
+        ("rad", 16),
+        ("kate", 8),
+    ]
+
+
+def test_lists_become_tuples_and_all_means_no_limit():
+    plan = plan_from(
+        {
+            "benchmarks": ["facts"],
+            "methods": ["dola"],
+            "settings": {"dola": {"candidates": [0, 1]}},
+            "test": "all",
+            "ground": "all",
+        }
+    )
+    assert plan.variants[0].settings == {"candidates": (0, 1)}
+    assert (plan.test, plan.ground) == (None, None)
+
+
+def test_a_label_tells_what_differs_from_the_defaults():
+    variant = Variant("rad", {"alpha": 0.3, "tau": 0.7}, BuildOptions(window="answer"))
+    assert variant.label({"alpha": 0.5, "tau": 0.7}) == "rad alpha=0.3 window=answer"
+    assert Variant("dola", {"candidates": (0, 1)}).label({"candidates": "high"}) == (
+        "dola candidates=0,1"
+    )
+
+
+def test_every_mistake_is_listed_with_its_name_and_what_is_allowed():
+    found = mistakes(
+        {
+            "benchmark": ["facts"],
+            "methods": ["greedy", "rat"],
+            "tasks": ["chat"],
+            "test": 0,
+            "temperature": -1.0,
+            "build": {"context": 0, "depth": 3},
+        }
+    )
+    told = "\n".join(found)
+    assert len(found) == 8
+    assert f"benchmark is no key; there are {', '.join(KEYS)}" in told
+    assert "benchmarks is missing" in told
+    assert "tasks must be a list, each one of generate, choose; got ['chat']" in told
+    assert 'test must be a whole number from 1, or "all"; got 0' in told
+    assert "temperature must be 0, or a number from 0.001; got -1.0" in told
+    assert "there is no method 'rat'; there are greedy, rad, " in told
+    assert 'build.context must be a number of tokens from 1, or "full"; got 0' in told
+    assert "build.depth is no key; there are context, window, " in told
+
+
+@pytest.mark.parametrize(
+    ("extra", "told"),
+    [
+        (
+            {"settings": {"rad": {"alhpa": 0.3}}},
+            "rad has no setting 'alhpa'; it has alpha, tau",
+        ),
+        ({"settings": {"rad": {"alpha": 3.0}}}, r"alpha must lie in \[0, 1\], got 3.0"),
+        ({"settings": {"rad": {"alpha": "much"}}}, "rad does not take alpha = 'much'"),
+        ({"settings": {"kate": {"k": 3}}}, "kate is none of the methods asked for"),
+        ({"settings": {"rad": 3}}, "settings.rad must be the table of a method"),
+        ({"sweep": {"rad.alpha": 0.1}}, "sweep 'rad.alpha' must be a list of values; got 0.1"),
+        ({"sweep": {"rad.alpha": [0.1, 7]}}, r"alpha must lie in \[0, 1\], got 7"),
+        ({"sweep": {"alpha": [0.1]}}, "sweep has 'alpha'; write \"METHOD.SETTING\""),
+        ({"sweep": {"cad.a": [0.1]}}, r"of one of the methods \(greedy, rad\)"),
+        ({"sweep": {"build.context": ["x"]}}, "build.context must be a number of tokens"),
+        ({"build": {"rad": 4}}, "build.rad must be a table; got 4"),
+        ({"seeds": [0, 1]}, "seeds has several, which needs a temperature above 0"),
+        ({"variants": [{"beta": 0.5}]}, "variants must be a list, each a table with a method"),
+        ({"bertscore": "folder"}, "bertscore and bertscore_layers go together"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_mistake_is_named(extra, told):
+    with pytest.raises(SettingError, match=told):
+        plan_from({**LEAST, **extra})
+
+
+def test_a_plan_needs_a_method():
+    assert mistakes({"benchmarks": ["facts"]}) == [
+        "methods is missing; name one or more, such as greedy and rad"
+    ]
+
+
+def test_a_file_that_is_missing_or_no_toml_is_told(tmp_path):
+    with pytest.raises(SettingError, match=r"run.toml cannot be read \(No such file"):
+        read_plan_table(tmp_path / "run.toml")
+    (tmp_path / "run.toml").write_text("methods = [")
+    with pytest.raises(SettingError, match=r"run.toml is no readable TOML"):
+        read_plan_table(tmp_path / "run.toml")

@@ -1,0 +1,516 @@
+"""Reports: results written by hand, tables worked by hand, every format read back."""
+
+import csv
+import io
+import json
+import re
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner
+
+from trueline.cli.report import report as command
+from trueline.errors import SettingError
+from trueline.report.formats import as_csv, as_html, as_latex, as_markdown, escape_latex
+from trueline.report.grids import Document, Entry, Figure, Grid, Section, grids_of
+from trueline.report.measures import columns_of
+from trueline.report.plots import as_png, as_svg, edit_quartiles, inline_svg, plots_of
+from trueline.report.report import agreement_note, report_of, write_report
+from trueline.report.results import read_results
+from trueline.report.sweeps import sweeps_of
+from trueline.report.tables import tables_of
+
+JUDGE = "offline:tiny"
+SAMPLES = ["q1", "q2", "q3", "q4"]
+
+
+def cell(id, method="greedy", label=None, **given):
+    """The head of a cell, as a run writes it."""
+    settings = {"alpha": 0.5, "tau": 0.7} if method == "rad" else {}
+    return {
+        "kind": "cell",
+        "cell": id,
+        "task": "generate",
+        "samples": 4,
+        "batch_size": 2,
+        "max_new_tokens": 8,
+        "temperature": 0.0,
+        "stop": {"strings": [], "ids": [2]},
+        "seed": None,
+        "method": method,
+        "settings": settings,
+        "label": label or method,
+        "prompt_hashes": ["p"],
+        "space_hash": "abc" if method == "rad" else None,
+        "entries": 9 if method == "rad" else None,
+        "embedder": "tiny-bert" if method == "rad" else None,
+        "context": 8 if method == "rad" else None,
+        "window": "all" if method == "rad" else None,
+        "model": "tiny_100%",
+        "fingerprint": "f",
+        "dtype": "float32",
+        "device": "cpu",
+        "benchmark": "facts",
+        "data_hash": "d",
+        "counts": {"kept": 4},
+        "ground_from": None,
+        "ground": 3,
+        "test": 4,
+        "versions": {"trueline": "0"},
+        "machine": {"cpus": 2},
+        "time": "2026-01-01T00:00:00+00:00",
+        **given,
+    }
+
+
+def answers(id, *, rouge, text="same", flipped=(0, 0), hits=(0, 0), sure=0.5, **given):
+    return [
+        {
+            "kind": "answer",
+            "cell": id,
+            "sample": sample,
+            "place": place,
+            "question": "Q?",
+            "text": text,
+            "tokens": 2,
+            "finish": "stop",
+            "prompt_tokens": 5,
+            "prompt_hashes": ["p"],
+            "seconds": 0.5,
+            "scores": {"rouge_l": rouge[place], "bleu_accuracy": None},
+            "confidence": sure if isinstance(sure, float) else sure[place],
+            "hits": list(hits),
+            "flipped": list(flipped),
+            "entropy": [0.1, 2.0],
+            **given,
+        }
+        for place, sample in enumerate(SAMPLES)
+    ]
+
+
+def verdicts(id, about, labels, judge=JUDGE):
+    return [
+        {
+            "kind": "verdict",
+            "cell": id,
+            "sample": sample,
+            "judge": judge,
+            "about": about,
+            "label": label,
+            "raw": "",
+            "prompt_tokens": 1,
+            "answer_tokens": 1,
+            "cost": 0.25,
+        }
+        for sample, label in zip(SAMPLES, labels)
+    ]
+
+
+def done(id, memory=100.0):
+    return {"kind": "done", "cell": id, "seconds": 2.0, "memory_mb": memory}
+
+
+def choices(id, marks):
+    return [
+        {"kind": "choice", "cell": id, "sample": sample, "place": place, "single": [-1.0],
+         "multiple": [], "mc1": mark, "mc2": None, "mc3": None, "seconds": 0.1}
+        for place, (sample, mark) in enumerate(zip(SAMPLES, marks))
+    ]  # fmt: skip
+
+
+GREEDY = [
+    cell("g"),
+    *answers("g", rouge=[0.1, 0.2, 0.3, 0.4], sure=[0.9, 0.2, 0.3, 0.8]),
+    *verdicts("g", "truth", [True, False, False, True]),
+    *verdicts("g", "info", [True, True, False, True]),
+    done("g"),
+]
+RAD = [
+    cell("r", "rad"),
+    *answers("r", rouge=[0.2, 0.2, 0.3, 0.5], text="other", flipped=(0, 1), hits=(0, 3)),
+    *verdicts("r", "truth", [True, True, False, True]),
+    *verdicts("r", "info", [True, True, True, None]),
+    done("r", 150.0),
+]
+
+
+def write(folder, *lines):
+    folder.mkdir(parents=True, exist_ok=True)
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "results.jsonl").write_text(text, "utf-8")
+    return folder
+
+
+def table(folder, *lines):
+    (found,) = tables_of(read_results(write(folder, *lines)))
+    return found
+
+
+def values(table, label):
+    (row,) = [row for row in table.rows if row.label == label]
+    return row.values
+
+
+def test_means_are_those_worked_by_hand(tmp_path):
+    made = table(tmp_path, *RAD, *GREEDY)
+    assert [row.label for row in made.rows] == ["greedy", "rad"]  # greedy first
+    greedy, rad = values(made, "greedy"), values(made, "rad")
+    shown = {key: round(value.mean, 4) for key, value in greedy.items()}
+    assert shown == {
+        f"truth@{JUDGE}": 0.5,
+        f"info@{JUDGE}": 0.75,
+        f"truth_info@{JUDGE}": 0.375,
+        "rouge_l": 0.25,
+        # bins of one answer each: |1 - 0.9|, |0 - 0.2|, |0 - 0.3|, |1 - 0.8|, their mean
+        f"ece@{JUDGE}": 0.2,
+        f"auroc@{JUDGE}": 1.0,
+        "grounded": 0.0,
+        "edits": 0.0,
+        "speed": 4.0,  # 8 tokens in 2 seconds
+        "memory": 100.0,
+    }
+    # T*I is over the three answers with both verdicts: 2/3 truthful, all informative
+    assert rad[f"truth_info@{JUDGE}"].mean == pytest.approx(2 / 3)
+    assert rad[f"truth_info@{JUDGE}"].n == 3
+    assert (rad["grounded"].mean, rad["edits"].mean) == (0.5, 0.5)
+
+
+def test_a_verdict_that_could_not_be_read_is_unscored_and_counted(tmp_path):
+    info = values(table(tmp_path, *GREEDY, *RAD), "rad")[f"info@{JUDGE}"]
+    assert (info.mean, info.n, info.unscored) == (1.0, 3, 1)
+    grid = grids_of(table(tmp_path, *GREEDY, *RAD))[0]
+    assert grid.rows[1][-1].below == ("1 unscored, 0 failed, 0 skipped",)
+
+
+def test_differences_are_paired_with_greedy(tmp_path):
+    made = table(tmp_path, *GREEDY, *RAD)
+    rad = values(made, "rad")
+    assert all(value.difference is None for value in values(made, "greedy").values())
+    assert rad["rouge_l"].difference.mean == pytest.approx(0.05)
+    assert rad["rouge_l"].p == rad["rouge_l"].difference.p
+    # one pair went from wrong to right, none back: McNemar's exact p is 2 * 1/2
+    assert (rad[f"truth@{JUDGE}"].difference.mean, rad[f"truth@{JUDGE}"].p) == (0.25, 1.0)
+    # on q1 to q3 greedy has truth 1/3, info 2/3: 2/3 - 2/9
+    assert rad[f"truth_info@{JUDGE}"].difference.mean == pytest.approx(2 / 3 - 2 / 9)
+
+
+def test_only_the_best_of_a_column_is_marked_and_less_memory_is_better(tmp_path):
+    made = table(tmp_path, *GREEDY, *RAD)
+    greedy, rad = values(made, "greedy"), values(made, "rad")
+    assert [greedy[f"truth@{JUDGE}"].is_best, rad[f"truth@{JUDGE}"].is_best] == [False, True]
+    assert [greedy["memory"].is_best, rad["memory"].is_best] == [True, False]
+    assert not any(row.values["edits"].is_best for row in made.rows)  # neither way is better
+    alone = table(tmp_path / "alone", *GREEDY)
+    assert not any(value.is_best for value in values(alone, "greedy").values())
+
+
+def test_hallucination_is_a_rate_that_should_be_low(tmp_path):
+    def lines(id, method, labels):
+        head = cell(id, method, benchmark="halueval-dialogue")
+        said = verdicts(id, "hallucination", labels)
+        return [head, *answers(id, rouge=[0.1] * 4), *said, done(id)]
+
+    made = table(
+        tmp_path,
+        *lines("g", "greedy", [True, True, False, False]),
+        *lines("r", "rad", [True, False, False, False]),
+    )
+    key = f"hallucination@{JUDGE}"
+    assert [values(made, x)[key].mean for x in ("greedy", "rad")] == [0.5, 0.25]
+    assert [values(made, x)[key].is_best for x in ("greedy", "rad")] == [False, True]
+
+
+def test_choices_join_the_row_of_their_method(tmp_path):
+    scored = [cell("c", task="choose", max_new_tokens=None, stop=None, samples=4),
+              *choices("c", [1.0, 0.0, 0.0, 0.0]), done("c")]  # fmt: skip
+    made = table(tmp_path, *GREEDY, *scored)
+    (row,) = made.rows
+    assert (row.values["mc1"].mean, row.values["rouge_l"].mean) == (0.25, 0.25)
+    assert row.values["memory"].mean == 100.0
+    assert "mc2" not in row.values  # nobody has one
+
+
+def test_seeds_are_averaged_and_their_spread_is_told(tmp_path):
+    def seed(number, rouge):
+        id = f"s{number}"
+        return [cell(id, seed=number, temperature=0.7), *answers(id, rouge=rouge), done(id)]
+
+    made = table(tmp_path, *seed(0, [0.1, 0.3, 0.1, 0.3]), *seed(1, [0.3, 0.5, 0.3, 0.5]))
+    (row,) = made.rows
+    found = row.values["rouge_l"]
+    assert found.mean == pytest.approx(0.3)  # of 0.2 and 0.4
+    assert found.spread == pytest.approx(0.1 * 2**0.5)  # standard deviation of the two
+    assert found.n == 4  # samples, not answers
+    assert row.counts.answered == 8
+    (entry,) = [e for e in grids_of(made)[0].rows[0] if e.text == "30.0"]
+    assert "seeds ±14.1" in entry.below
+
+
+def test_what_was_varied_beside_the_label_is_told(tmp_path):
+    few = [cell("f", "rad", ground=2), *answers("f", rouge=[0.3] * 4), done("f")]
+    made = table(tmp_path, *GREEDY, *RAD, *few)
+    assert [row.label for row in made.rows] == [
+        "greedy ground=3",
+        "rad ground=3",
+        "rad ground=2",
+    ]
+
+
+def test_failed_and_missing_samples_are_counted_and_warned_of(tmp_path):
+    failed = {"kind": "failed", "cell": "g", "sample": "q4", "place": 3, "reason": "too long"}
+    lines = [cell("g", samples=3, test=4), *answers("g", rouge=[0.5] * 4)[:1], failed]
+    results = read_results(write(tmp_path, *lines))
+    (made,) = tables_of(results)
+    counts = made.rows[0].counts
+    assert (counts.answered, counts.failed, counts.skipped, counts.left) == (1, 1, 1, 1)
+    (section,) = report_of(results, [made]).sections
+    assert any("not finished: greedy" in text for text in section.warnings)
+    assert any("too long" in text for text in section.warnings)
+
+
+def test_a_method_that_did_nothing_and_another_prompt_are_warned_of(tmp_path):
+    idle = [cell("i", "rad"), *answers("i", rouge=[0.1] * 4), done("i")]
+    other = [cell("o", "cad"), *answers("o", rouge=[0.1] * 4, text="x"), done("o")]
+    for line in other[1:5]:
+        line["prompt_hashes"] = ["another"]
+    results = read_results(write(tmp_path, *GREEDY, *idle, *other))
+    (section,) = report_of(results, tables_of(results)).sections
+    assert sum("did nothing" in text for text in section.warnings) == 1
+    assert sum("another prompt" in text for text in section.warnings) == 1
+    fair = read_results(write(tmp_path / "fair", *GREEDY, *RAD))
+    assert report_of(fair, tables_of(fair)).sections[0].warnings == ()
+
+
+def test_settings_hashes_and_the_worth_of_the_offline_judge_stand_below(tmp_path):
+    results = read_results(write(tmp_path, *GREEDY, *RAD))
+    (section,) = report_of(results, tables_of(results)).sections
+    facts = dict(section.facts)
+    assert facts["fingerprint"] == "f"
+    assert facts["versions"] == "trueline 0"
+    assert "alpha 0.5" in facts["rad (generate, cell r)"]
+    assert "space abc of 9 entries" in facts["rad (generate, cell r)"]
+    assert section.notes[0] == (
+        f"Judge {JUDGE}: 16 verdicts, 1 unscored, 32 tokens, 4.0000 US dollars."
+    )
+    assert section.notes[1:] == (agreement_note(),)
+
+
+def test_a_judge_that_was_never_checked_is_said_to_be(monkeypatch):
+    monkeypatch.setattr("trueline.evaluation.judges.agreement", dict)
+    assert "not measured" in agreement_note()
+    told = {"truth": {"n": 100}, "sentence": "It agrees in 71 % of cases."}
+    monkeypatch.setattr("trueline.evaluation.judges.agreement", lambda: told)
+    assert agreement_note() == "It agrees in 71 % of cases."
+
+
+def test_a_line_cut_off_does_not_count_and_a_broken_one_is_named(tmp_path):
+    folder = write(tmp_path, *GREEDY)
+    with (folder / "results.jsonl").open("a") as file:
+        file.write('{"kind": "answer", "cel')
+    assert len(read_results(folder).cells) == 1
+    (folder / "results.jsonl").write_text("no json\n", "utf-8")
+    with pytest.raises(SettingError, match=r"results.jsonl:1 is no line"):
+        read_results(folder)
+    with pytest.raises(SettingError, match="trueline eval"):
+        read_results(tmp_path / "nowhere")
+
+
+class Read(HTMLParser):
+    """The tables of a page, and whether every tag is closed."""
+
+    VOID = ("meta", "br", "use", "path", "line")
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.rows, self.kinds = [], [], set()
+
+    def handle_starttag(self, tag, attrs):
+        self.kinds.add(tag)
+        if tag not in self.VOID:
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag, attrs):
+        self.kinds.add(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if {"td", "th"} & set(self.open):
+            self.rows[-1][-1] += data
+
+
+HOSTILE = "50%_of $x^2$ & {a}\\b #1 ~ <script>alert(1)</script> | `c` [d]"
+
+
+@pytest.fixture
+def hostile():
+    rows = ((Entry(HOSTILE), Entry("1.0", ("[0.5, 1.5] n 4",), True)),)
+    grid = Grid(HOSTILE, ("method", HOSTILE), rows, (HOSTILE,))
+    return Document(HOSTILE, (HOSTILE,), (Section(HOSTILE, (HOSTILE,), (grid,)),))
+
+
+def test_html_is_one_page_whose_tables_read_back(tmp_path):
+    results = read_results(write(tmp_path, *GREEDY, *RAD))
+    drawn = [[Figure("dot", "A dot", '<?xml?><svg><path d="M0 0"/></svg>')]]
+    text = as_html(report_of(results, tables_of(results), drawn))
+    page = Read()
+    page.feed(text)
+    assert page.open == []
+    assert page.rows[0] == ["method", "%Truth", "%Info", "T*I", "counts"]
+    assert page.rows[1][0] == "greedy"
+    assert page.rows[1][1].startswith("50.0[")
+    assert "svg" in page.kinds
+    assert not {"script", "link", "img"} & page.kinds
+    assert not re.search(r"(src|href)=\"http", text)
+    assert "prefers-color-scheme: dark" in text
+    assert "width=device-width" in text
+
+
+def test_html_shows_hostile_text_as_it_is(hostile):
+    page = Read()
+    page.feed(as_html(hostile))
+    assert "script" not in page.kinds
+    assert page.rows[1] == [HOSTILE, "1.0[0.5, 1.5] n 4"]
+
+
+def test_latex_is_escaped_and_its_braces_balance(hostile, tmp_path):
+    results = read_results(write(tmp_path, *GREEDY, *RAD))
+    for document in (hostile, report_of(results, tables_of(results))):
+        text = "\n".join(x for x in as_latex(document).splitlines() if not x.startswith("%"))
+        bare = re.sub(r"\\[\\{}%$&#_]", "", text)
+        depth = 0
+        for sign in bare:
+            depth += {"{": 1, "}": -1}.get(sign, 0)
+            assert depth >= 0
+        assert depth == 0
+        assert not re.search(r"[#%~^<>|_]", bare)
+        rows = re.findall(r"\\midrule\n(.*?)\\bottomrule", text, re.S)
+        columns = [len(found) for found in re.findall(r"tabular\}\{(l\w*)\}", text)]
+        for block, count in zip(rows, columns, strict=True):
+            for line in block.strip().splitlines():
+                assert line.replace(r"\&", "").count("&") == count - 1
+    assert escape_latex("a_b 5% \N{MINUS SIGN}2") == r"a\_b 5\% $-$2"
+
+
+def test_markdown_tables_have_as_many_cells_as_their_head(hostile, tmp_path):
+    results = read_results(write(tmp_path, *GREEDY, *RAD))
+    for document in (hostile, report_of(results, tables_of(results))):
+        lines = [x for x in as_markdown(document).splitlines() if x.startswith("| ")]
+        assert len(lines) > 2
+        bars = [len(re.findall(r"(?<!\\)\|", line)) for line in lines]
+        heads = [number for number, line in enumerate(lines) if line.startswith("| method")]
+        for start, end in zip(heads, [*heads[1:], len(lines)]):
+            assert len(set(bars[start:end])) == 1
+    text = as_markdown(report_of(results, tables_of(results)))
+    assert "| **75.0**<br>" in text
+    assert "tiny\\_100%" in text
+
+
+def test_csv_reads_back_with_the_same_numbers(tmp_path):
+    made = table(tmp_path, *GREEDY, *RAD)
+    rows = list(csv.DictReader(io.StringIO(as_csv([made]))))
+    assert len(rows) == sum(len(row.values) for row in made.rows)
+    (rad,) = [r for r in rows if (r["label"], r["measure"]) == ("rad", "truth")]
+    shown = {name: rad[name] for name in ("model", "judge", "unit", "mean", "n", "p")}
+    assert shown == {
+        "model": "tiny_100%", "judge": JUDGE, "unit": "percent",
+        "mean": "75", "n": "4", "p": "1",
+    }  # fmt: skip
+    assert (rad["difference"], rad["is_best"], rad["seeds"]) == ("25", "1", "1")
+    (memory,) = [r for r in rows if (r["label"], r["measure"]) == ("greedy", "memory")]
+    assert (memory["mean"], memory["low"], memory["unit"]) == ("100", "", "")
+
+
+def sweep_lines():
+    for place, alpha in enumerate([0.0, 0.5, 1.0]):
+        id, label = f"a{place}", f"rad alpha={alpha:g}"
+        yield cell(id, "rad", label, settings={"alpha": alpha, "tau": 0.7})
+        yield from answers(id, rouge=[0.1 * place, 0.2, 0.3, 0.4], text=label)
+        yield done(id)
+
+
+def test_a_setting_with_three_values_is_a_sweep_in_order(tmp_path):
+    lines = list(sweep_lines())
+    made = table(tmp_path, *GREEDY, *reversed_cells(lines))
+    (sweep,) = sweeps_of(made)
+    assert (sweep.method, sweep.name, sweep.values) == ("rad", "alpha", (0.0, 0.5, 1.0))
+    assert [row.label for row in sweep.rows] == ["rad alpha=0", "rad alpha=0.5", "rad alpha=1"]
+    assert sweeps_of(table(tmp_path / "two", *GREEDY, *lines[:12])) == []
+
+
+def reversed_cells(lines):
+    return [line for place in (2, 1, 0) for line in lines[6 * place : 6 * place + 6]]
+
+
+def test_edits_fall_into_the_quartiles_of_entropy(tmp_path):
+    made = table(tmp_path, *GREEDY, *RAD)
+    rows = {row.label: row for row in made.rows}
+    assert edit_quartiles(rows["greedy"]) == []
+    shares = [(q.share, q.n) for q in edit_quartiles(rows["rad"])]
+    # half the steps have entropy 0.1 and no edit, half 2.0 and one; ties stay together
+    assert [pair for pair in shares if pair[1]] == [(0.0, 4), (1.0, 4)]
+
+
+def test_every_plot_is_drawn_as_svg_and_png(tmp_path):
+    made = table(tmp_path, *GREEDY, *RAD, *sweep_lines())
+    plots = plots_of(made, sweeps_of(made))
+    assert [name for name, _, _ in plots] == [
+        "methods",
+        "interventions",
+        f"reliability-{JUDGE}",
+        "sweep-alpha",
+    ]
+    for name, _, draw in plots:
+        svg = as_svg(draw, name)
+        assert ElementTree.fromstring(svg).tag.endswith("svg")
+        assert inline_svg(svg).startswith("<svg")
+        assert "currentColor" in inline_svg(svg)
+    assert svg == as_svg(draw, name)  # the same text again
+    png = as_png(draw, name)
+    assert png[:8] == b"\x89PNG\r\n\x1a\n"
+    assert len(png) > 5000
+
+
+def test_a_report_is_written_in_every_format(tmp_path):
+    folder = write(tmp_path / "run", *GREEDY, *RAD)
+    run = CliRunner().invoke(
+        command,
+        [str(folder), "--out", str(tmp_path / "out"), "--format", "md,html,csv,latex",
+         "--plots", "svg,png"],
+        catch_exceptions=False,
+    )  # fmt: skip
+    assert run.exit_code == 0
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names >= {"report.md", "report.html", "report.csv", "report.tex"}
+    assert "facts-tiny_100-methods.svg" in names
+    assert sum(name.endswith(".png") for name in names) == 3
+    shown = re.findall(r"!\[.*?\]\((.*?)\)", (tmp_path / "out/report.md").read_text("utf-8"))
+    assert shown
+    assert set(shown) <= names
+    assert {line.split("/")[-1] for line in run.output.splitlines()} == names
+
+
+def test_a_format_or_plot_that_is_none_is_refused_before_anything_is_written(tmp_path):
+    folder = write(tmp_path, *GREEDY)
+    with pytest.raises(SettingError, match="no format 'pdf'; there are md, html, csv, latex"):
+        write_report(folder, formats=["pdf"])
+    with pytest.raises(SettingError, match="no plot 'gif'"):
+        write_report(folder, plots=["gif"])
+    assert [path.name for path in folder.iterdir()] == ["results.jsonl"]
+
+
+def test_two_judges_have_columns_of_their_own(tmp_path):
+    second = verdicts("g", "truth", [False] * 4, judge="local:x")
+    made = table(tmp_path, *GREEDY[:-1], *second, GREEDY[-1])
+    found = values(made, "greedy")
+    assert (found[f"truth@{JUDGE}"].mean, found["truth@local:x"].mean) == (0.5, 0.0)
+    assert "auroc@local:x" not in found  # all are wrong: there is nothing to rank
+    (grid, *_) = grids_of(made)
+    assert "%Truth (local:x)" in grid.head
+    assert [c.id for c in columns_of(made.rows[0].row.cells)] == [c.id for c in made.columns]

@@ -1,0 +1,447 @@
+"""Runs: their lines, that a kill costs nothing, and what is said of doubtful results."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from conftest import EXAMPLES
+from test_docs import fill_home
+
+from trueline.errors import SettingError
+from trueline.evaluation.checks import warnings
+from trueline.evaluation.plan_file import plan_from
+from trueline.evaluation.results import open_journal, read_lines
+from trueline.evaluation.run import run_plan
+from trueline.evaluation.samples import Verdict
+from trueline.examples import to_lines
+from trueline.records import Example
+
+TEST = [
+    Example(question, f"No, {question.lower()}", [f"Yes, {question.lower()}"], id=f"t{number}")
+    for number, question in enumerate(tiny.QUESTIONS, 1)
+]
+VARYING = ("seconds", "time", "memory_mb")  # what may differ between two runs of one plan
+
+
+class FakeJudge:
+    """Says yes to texts of an even length; cannot be read on a multiple of five."""
+
+    id = "fake:1"
+    asked = 0
+
+    def judge(self, task, about, items, progress=None):
+        type(self).asked += len(items)
+        return [
+            Verdict(self.id, about, None if len(text) % 5 == 0 else len(text) % 2 == 0, "said")
+            for _, text in items
+        ]
+
+
+@pytest.fixture(autouse=True)
+def parts(embedder, monkeypatch):
+    """Names stand for tiny parts; `short` is a model that reads few tokens."""
+
+    def load(name, **options):
+        return tiny.language_model("llama", positions=96 if name == "short" else 512)
+
+    monkeypatch.setattr("trueline.models.language.load", load)
+    monkeypatch.setattr("trueline.space.build.load_embedder", lambda name, device: embedder)
+    monkeypatch.setattr("trueline.evaluation.judges.open_judge", lambda name: FakeJudge())
+    monkeypatch.setattr(FakeJudge, "asked", 0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # faster than two for parts this small
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "ground.jsonl").write_text("".join(to_lines(EXAMPLES)), "utf-8")
+    (folder / "test.jsonl").write_text("".join(to_lines(TEST)), "utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def table(data):
+    return {
+        "models": ["tiny"],
+        "benchmarks": [f"{data / 'ground.jsonl'}:{data / 'test.jsonl'}"],
+        "methods": ["greedy", "rad"],
+        "max_new_tokens": 4,
+        "batch_size": 2,
+    }
+
+
+def run(table, folder, **options):
+    return run_plan(plan_from(table), folder, **options)
+
+
+def lines_in(folder) -> list[dict]:
+    return read_lines(folder / "results.jsonl")
+
+
+def steady(lines) -> list[dict]:
+    return [{k: v for k, v in line.items() if k not in VARYING} for line in lines]
+
+
+def kinds(lines) -> str:
+    """The kinds of lines by their first letter, in order."""
+    return "".join(line["kind"][0] for line in lines)
+
+
+def test_a_run_writes_the_lines_of_the_format(table, tmp_path):
+    outcome = run({**table, "tasks": ["generate", "choose"], "judges": ["fake"]}, tmp_path)
+    lines = lines_in(tmp_path)
+    # Each cell: its head, five answers or choices ("choice" also begins with c), done; then
+    # two questions to the judge about the five answers of the two generating cells.
+    assert kinds(lines) == "caaaaad" + "ccccccd" + "caaaaad" + "ccccccd" + 20 * "v"
+    heads = [line for line in lines if line["kind"] == "cell"]
+    assert [(head["label"], head["task"]) for head in heads] == [
+        ("greedy", "generate"),
+        ("greedy", "choose"),
+        ("rad", "generate"),
+        ("rad", "choose"),
+    ]
+    wanted = """kind cell model fingerprint dtype benchmark data_hash counts space_hash entries
+        method settings label task max_new_tokens batch_size temperature seed ground test stop
+        prompt_hashes embedder versions machine time"""
+    assert set(wanted.split()) <= set(heads[0])
+    assert (
+        [*lines[1]]
+        == """kind cell sample place question text tokens finish prompt_tokens
+        prompt_hashes seconds scores confidence hits flipped entropy time""".split()
+    )
+    assert [*lines[8]] == (
+        "kind cell sample place single multiple mc1 mc2 mc3 seconds time".split()
+    )
+    assert [*lines[6]] == "kind cell seconds memory_mb time".split()
+    assert (
+        [*lines[-1]]
+        == """kind cell sample judge about label raw prompt_tokens answer_tokens
+        cost time""".split()
+    )
+    assert [(cell.done, cell.failed, cell.is_done) for cell in outcome.cells] == [
+        (5, 0, True)
+    ] * 4
+    assert outcome.stopped is None
+
+
+def test_answers_and_choices_are_those_of_the_library(table, embedder, tmp_path):
+    import trueline as tl
+
+    run({**table, "tasks": ["generate", "choose"]}, tmp_path)
+    lines = lines_in(tmp_path)
+    lm, heads = tiny.language_model("llama"), [x for x in lines if x["kind"] == "cell"]
+    (space,) = (tmp_path / "spaces").iterdir()
+    rad = tl.RAD(tl.open(space, embedder=embedder), alpha=0.5, tau=0.7)
+    questions = [example.question for example in TEST]
+    direct = tl.generate(lm, rad, questions, max_new_tokens=4, batch_size=2, trace=True)
+    told = [x for x in lines if x["cell"] == heads[2]["cell"] and x["kind"] == "answer"]
+    assert [line["text"] for line in told] == [answer.text for answer in direct]
+    assert told[0]["hits"] == [step.hits for step in direct[0].trace]
+    assert told[0]["flipped"] == [int(step.flipped) for step in direct[0].trace]
+    picked = [
+        best.probability
+        for step in direct[0].trace
+        for best in step.final
+        if best.token == step.token
+    ]
+    product = picked[0] * picked[1] * picked[2] * picked[3]
+    assert told[0]["confidence"] == pytest.approx(product**0.25, abs=1e-5)
+    choices = [x for x in lines if x["cell"] == heads[3]["cell"] and x["kind"] == "choice"]
+    right, wrong = tl.score(lm, rad, questions[0], [TEST[0].answers[0], *TEST[0].wrong_answers])
+    assert choices[0]["multiple"] == pytest.approx([right, wrong], abs=1e-4)
+    assert choices[0]["mc1"] == float(right > wrong)
+
+
+def test_a_finished_run_adds_nothing_and_another_plan_adds_its_cells(table, tmp_path):
+    run(table, tmp_path)
+    before = (tmp_path / "results.jsonl").read_bytes()
+    run(table, tmp_path)
+    assert (tmp_path / "results.jsonl").read_bytes() == before
+    run({**table, "variants": [{"method": "rad", "beta": 0.5}]}, tmp_path)
+    after = (tmp_path / "results.jsonl").read_bytes()
+    assert after.startswith(before)
+    added = [json.loads(line) for line in after[len(before) :].splitlines()]
+    assert kinds(added) == "caaaaad"  # rad without beta is known, though its space is new
+    assert added[0]["label"] == "rad beta=0.5"
+
+
+def test_what_shapes_a_result_makes_another_cell_and_what_does_not_does_not(table, tmp_path):
+    run(table, tmp_path)
+    (first, *_) = lines_in(tmp_path)
+    for extra in ({"threads": 1}, {"data": str(tmp_path)}):
+        outcome = run({**table, **extra}, tmp_path)
+        assert outcome.cells[0].cell == first["cell"]
+    for extra in ({"max_new_tokens": 3}, {"stop": ["."]}, {"test": 3}):
+        outcome = run({**table, **extra}, tmp_path)
+        assert outcome.cells[0].cell != first["cell"]
+
+
+@pytest.mark.parametrize("many", [4, pytest.param(40, marks=pytest.mark.slow)])
+def test_a_run_cut_at_any_byte_resumes_to_the_same_lines(many, table, tmp_path):
+    plan = {**table, "tasks": ["generate", "choose"], "judges": ["fake"], "max_new_tokens": 2}
+    run(plan, tmp_path)
+    path = tmp_path / "results.jsonl"
+    whole, wanted = path.read_bytes(), steady(lines_in(tmp_path))
+    ends = [place + 1 for place, sign in enumerate(whole) if sign == ord("\n")]
+    draw = random.Random(0)
+    cuts = [0, 1, *draw.sample(ends, many), *draw.sample(range(len(whole)), many)]
+    for cut in cuts:
+        path.write_bytes(whole[:cut])
+        run(plan, tmp_path)
+        assert steady(lines_in(tmp_path)) == wanted, f"cut at byte {cut}"
+
+
+def test_only_the_unfinished_chunk_is_done_again(table, tmp_path):
+    run({**table, "methods": ["greedy"]}, tmp_path)
+    path = tmp_path / "results.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:4]) + lines[4][:-1])  # head, t1-t3, and t4 half written
+    with open_journal(tmp_path) as journal:
+        assert kinds(journal.lines) == "caa"
+    assert path.read_bytes() == b"".join(lines[:3])
+    path.write_bytes(b"".join(lines[:6]))  # the last chunk has one sample and is whole
+    with open_journal(tmp_path) as journal:
+        assert kinds(journal.lines) == "caaaaa"
+
+
+def test_verdicts_are_asked_once_and_go_on_where_they_ended(table, tmp_path):
+    plan = {**table, "methods": ["greedy"], "judges": ["fake"]}
+    outcome = run(plan, tmp_path)
+    assert FakeJudge.asked == 10  # five answers, truth and info
+    lines = lines_in(tmp_path)
+    labels = [line["label"] for line in lines if line["kind"] == "verdict"]
+    texts = [line["text"] for line in lines if line["kind"] == "answer"]
+    one = [None if len(text) % 5 == 0 else len(text) % 2 == 0 for text in texts]
+    assert labels == one + one
+    scored = [label for label in one if label is not None]
+    (cell,) = outcome.cells
+    name = "judge fake:1 truth"
+    assert cell.means.get(name) == (sum(scored) / len(scored) if scored else None)
+    assert cell.unscored.get(name, 0) == one.count(None)
+    path = tmp_path / "results.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-2]))
+    run(plan, tmp_path)
+    assert FakeJudge.asked == 13  # of chunks of 2, 2 and 1 the first is whole: 3 again
+    assert steady(lines_in(tmp_path)) == steady(lines)
+
+
+def test_a_second_run_on_a_folder_is_refused_at_once(table, tmp_path):
+    with (
+        open_journal(tmp_path),
+        pytest.raises(SettingError, match=r"another run is writing to .*; wait for it"),
+    ):
+        run(table, tmp_path)
+    run({**table, "methods": ["greedy"]}, tmp_path)
+    assert kinds(lines_in(tmp_path)) == "caaaaad"
+
+
+def test_a_sample_that_cannot_be_asked_is_a_counted_failure(table, data, tmp_path):
+    long = Example("Is it " + "so very true " * 40 + "?", "No.", "Yes.", id="long")
+    test = tmp_path / "test.jsonl"
+    test.write_text("".join(to_lines([TEST[0], long, *TEST[1:3]])), "utf-8")
+    plan = {
+        **table,
+        "models": ["short"],
+        "benchmarks": [f"{data / 'ground.jsonl'}:{test}"],
+        "methods": ["greedy"],
+        "tasks": ["generate", "choose"],
+    }
+    outcome = run(plan, tmp_path / "out")
+    lines = lines_in(tmp_path / "out")
+    assert kinds(lines) == "cafaad" + "ccfccd"
+    failed = lines[2]
+    assert [*failed] == ["kind", "cell", "sample", "place", "reason", "time"]
+    assert (failed["sample"], failed["place"]) == ("long", 1)
+    assert "reads 96 at most" in failed["reason"]
+    assert [(cell.done, cell.failed) for cell in outcome.cells] == [(3, 1), (3, 1)]
+    assert "1 of 4 samples failed (long)" in outcome.warnings[0]
+
+
+def test_limits_stop_a_run_that_then_goes_on(table, tmp_path):
+    first = run(table, tmp_path, max_samples=3)  # two chunks of two are begun
+    assert (first.stopped, kinds(lines_in(tmp_path))) == (
+        "the number of samples is reached",
+        "caaaa",
+    )
+    assert [(cell.done, cell.is_done) for cell in first.cells] == [(4, False)]
+    late = run(table, tmp_path, minutes=1e-9)
+    assert (late.stopped, late.cells) == ("the time is up", [])
+    rest = run(table, tmp_path)
+    assert (rest.stopped, kinds(lines_in(tmp_path))) == (None, "caaaaad" * 2)
+    for limit in ({"minutes": 0.0}, {"max_samples": 0}):
+        with pytest.raises(SettingError, match=f"{next(iter(limit))} must be "):
+            run(table, tmp_path, **limit)
+
+
+def test_seeds_are_cells_where_there_is_sampling_and_draws_go_with_the_sample(table, tmp_path):
+    plan = {**table, "methods": ["greedy"], "temperature": 1.0, "seeds": [0, 1]}
+    outcome = run({**plan, "tasks": ["generate", "choose"]}, tmp_path / "two")
+    assert [(cell.task, cell.seed) for cell in outcome.cells] == [
+        ("generate", 0),
+        ("generate", 1),
+        ("choose", None),
+    ]
+    run({**plan, "batch_size": 3}, tmp_path / "three")
+    two, three = (
+        [x["text"] for x in lines_in(tmp_path / name) if x["kind"] == "answer"]
+        for name in ("two", "three")
+    )
+    assert two == three
+    assert two[:5] != two[5:]
+
+
+def test_the_threshold_of_a_benchmark_holds_where_none_is_set(table, tmp_path, monkeypatch):
+    from trueline.evaluation import benchmarks
+
+    read = benchmarks.read_benchmark
+    monkeypatch.setattr(
+        benchmarks,
+        "read_benchmark",
+        lambda name, **given: replace(read(name, **given), tau=0.8),
+    )
+    outcome = run({**table, "methods": ["rad"], "sweep": {"rad.tau": [0.7, 0.8]}}, tmp_path)
+    assert [cell.label for cell in outcome.cells] == ["rad tau=0.7 context=8", "rad context=8"]
+    again = run({**table, "methods": ["rad"]}, tmp_path)
+    assert [cell.cell for cell in again.cells] == [outcome.cells[1].cell]
+
+
+def test_examples_can_come_from_another_benchmark(table, data, tmp_path):
+    other = tmp_path / "other.jsonl"
+    other.write_text("".join(to_lines(EXAMPLES[:2])), "utf-8")
+    plan = {**table, "methods": ["rad"], "ground_from": f"{other}:{data / 'test.jsonl'}"}
+    run(plan, tmp_path / "out")
+    run({**plan, "ground_from": table["benchmarks"][0]}, tmp_path / "out")
+    one, two = (x for x in lines_in(tmp_path / "out") if x["kind"] == "cell")
+    assert (one["ground"], two["ground"]) == (2, 4)
+    assert one["data_hash"] != two["data_hash"]
+    assert one["benchmark"] == two["benchmark"]
+
+
+def test_what_cannot_be_run_is_left_out_and_said(table, tmp_path):
+    plain = [replace(example, wrong_answers=()) for example in [*EXAMPLES, *TEST]]
+    path = tmp_path / "plain.jsonl"
+    path.write_text("".join(to_lines(plain)), "utf-8")
+    plan = {**table, "benchmarks": [str(path)], "ground": 4, "tasks": ["generate", "choose"]}
+    outcome = run({**plan, "variants": [{"method": "rad", "beta": 0.5}]}, tmp_path / "out")
+    assert [(cell.label, cell.task) for cell in outcome.cells] == [
+        ("greedy", "generate"),
+        ("rad context=8", "generate"),
+    ]
+    told = "\n".join(outcome.warnings)
+    assert "has no choices; the task choose is left out" in told
+    assert "no grounding example has a wrong answer; rad with beta=0.5 is left out" in told
+
+
+def test_a_method_that_does_nothing_is_found_out(table, tmp_path):
+    plan = {**table, "tasks": ["generate", "choose"], "settings": {"rad": {"alpha": 0.0}}}
+    outcome = run(plan, tmp_path)
+    idle = [warning for warning in outcome.warnings if "did nothing" in warning]
+    assert len(idle) == 2
+    assert "rad alpha=0 context=8 (generate): did nothing: every answer is greedy's" in idle[0]
+    assert "(choose): did nothing: every score is greedy's own (5 samples)" in idle[1]
+
+
+def test_unequal_rules_and_prompts_are_found_out(table, tmp_path):
+    outcome = run({**table, "methods": ["greedy", "cad", "id", "kate"]}, tmp_path)
+    assert [w for w in outcome.warnings if "did nothing" not in w] == []
+    lines = lines_in(tmp_path)
+    ids = [line["cell"] for line in lines if line["kind"] == "cell"]
+    lines[7]["max_new_tokens"] = 5
+    lines[7]["stop"] = {"strings": ["."], "ids": [2]}
+    lines[8]["prompt_hashes"] = ["another", "two"]
+    told = "\n".join(warnings(lines, ids))
+    assert "the methods ran with different values of max_new_tokens" in told
+    assert "the methods ran with different values of stop" in told
+    assert "cad (generate): 1 answers were asked with another prompt" in told
+    assert "base prompt" not in told
+    lines[7]["prompt_hashes"] = ["another", "two"]
+    assert "different values of base prompt" in "\n".join(warnings(lines, ids))
+
+
+@pytest.mark.parametrize("content", [b"notes\n", b"notes", b"{}\n", b"\xff\xfe\n"])
+def test_a_file_that_is_no_results_is_left_alone(content, table, tmp_path):
+    path = tmp_path / "results.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(SettingError, match="no line of results"):
+        run(table, tmp_path)
+    assert path.read_bytes() == content
+
+
+def test_lines_of_a_cell_that_is_not_described_are_refused(table, tmp_path):
+    run({**table, "methods": ["greedy"]}, tmp_path)
+    path = tmp_path / "results.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[1:]))
+    with pytest.raises(SettingError, match="none that says what that cell is"):
+        run(table, tmp_path)
+
+
+KILLED = """
+models = ["smollm2-135m"]
+benchmarks = ["facts"]
+methods = ["greedy", "rad", "cad"]
+tasks = ["generate", "choose"]
+judges = ["offline"]
+ground = 6
+test = 8
+max_new_tokens = 6
+batch_size = 1
+threads = 1
+"""
+
+
+@pytest.mark.slow
+def test_a_run_killed_twenty_times_ends_with_the_lines_of_one_that_was_not(tmp_path):
+    home = tmp_path / "home"
+    fill_home(home)
+    (tmp_path / "run.toml").write_text(KILLED, "utf-8")
+    variables = {**os.environ, "TRUELINE_HOME": str(home), "PIP_NO_INDEX": "1"}
+
+    def start(folder: Path) -> subprocess.Popen:
+        command = [sys.executable, "-m", "trueline", "eval", "run.toml", "--out", str(folder)]
+        return subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env=variables,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+
+    def finish(folder: Path) -> None:
+        running = start(folder)
+        _, err = running.communicate(timeout=600)
+        assert running.returncode == 0, err.decode()
+
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    finish(whole)
+    draw, kills, path = random.Random(7), 0, killed / "results.jsonl"
+    for number in range(20):
+        running = start(killed)
+        before = path.stat().st_size if path.exists() else 0
+        until = time.monotonic() + draw.uniform(0.5, 3)
+        while running.poll() is None:  # two in three are killed while they write
+            grown = path.exists() and path.stat().st_size != before
+            if (number % 3 and grown) or (not number % 3 and time.monotonic() > until):
+                time.sleep(draw.uniform(0, 0.06))
+                break
+            time.sleep(0.001)
+        running.send_signal(signal.SIGKILL)
+        _, _ = running.communicate()
+        kills += running.returncode == -signal.SIGKILL
+    assert kills == 20
+    finish(killed)
+    assert steady(lines_in(killed)) == steady(lines_in(whole))
+    assert [*(killed / "spaces").iterdir()]
+    shutil.rmtree(home)

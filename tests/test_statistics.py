@@ -1,0 +1,275 @@
+"""Intervals and tests: worked by hand, held to SciPy, and their error rates counted."""
+
+from math import inf, isnan, nan
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from trueline.errors import SettingError
+from trueline.evaluation import statistics
+from trueline.evaluation.statistics import (
+    average_ranks,
+    mcnemar,
+    mean_interval,
+    paired_difference,
+    product_difference,
+    product_interval,
+    rank_correlation,
+    scored_together,
+)
+
+COIN = [0.0] * 50 + [1.0] * 50
+
+
+def test_the_interval_of_a_fair_coin_is_about_two_standard_errors_wide():
+    found = mean_interval(COIN)
+    assert (found.mean, found.n) == (0.5, 100)
+    # The standard error is sqrt(0.25 / 100) = 0.05, so the ends lie near 0.5 -+ 1.96 * 0.05.
+    assert found.low == pytest.approx(0.402, abs=0.015)
+    assert found.high == pytest.approx(0.598, abs=0.015)
+
+
+def test_the_interval_is_scipys_percentile_bootstrap():
+    values = np.random.default_rng(3).exponential(size=60)
+    found = mean_interval(values.tolist(), draws=20_000)
+    theirs = stats.bootstrap(
+        (values,), np.mean, n_resamples=20_000, method="percentile", rng=5
+    ).confidence_interval
+    assert found.low == pytest.approx(theirs.low, abs=0.01)
+    assert found.high == pytest.approx(theirs.high, abs=0.01)
+
+
+def test_the_interval_covers_the_true_mean_about_95_times_in_100():
+    generator = np.random.default_rng(0)
+    found = [
+        mean_interval(generator.normal(3, 2, size=60).tolist(), draws=500, seed=number)
+        for number in range(200)
+    ]
+    covered = np.mean([interval.low <= 3 <= interval.high for interval in found])
+    assert 0.91 <= covered <= 0.985  # 0.95 -+ two standard errors of 0.0154, rounded out
+
+
+def test_the_product_interval_covers_the_true_product_about_95_times_in_100():
+    generator = np.random.default_rng(1)
+    covered = []
+    for number in range(200):
+        truth, info = (generator.random((2, 80)) < [[0.6], [0.9]]).astype(float)
+        found = product_interval(truth.tolist(), info.tolist(), draws=500, seed=number)
+        covered.append(found.low <= 0.54 <= found.high)
+    assert 0.91 <= np.mean(covered) <= 0.985
+
+
+def test_a_difference_that_is_none_is_found_about_5_times_in_100():
+    generator = np.random.default_rng(2)
+    found = [
+        paired_difference(*generator.normal(size=(2, 60)).tolist(), draws=500, seed=number).p
+        for number in range(300)
+    ]
+    assert 0.025 <= np.mean(np.array(found) < 0.05) <= 0.085
+
+
+def test_the_same_seed_gives_the_same_interval_and_another_seed_another():
+    values = np.random.default_rng(4).random(30).tolist()
+    assert mean_interval(values, seed=1) == mean_interval(values, seed=1)
+    assert mean_interval(values, seed=1).low != mean_interval(values, seed=2).low
+
+
+def test_drawing_in_small_blocks_changes_no_mean_and_keeps_the_interval(monkeypatch):
+    whole = mean_interval(COIN)
+    monkeypatch.setattr(statistics, "_BLOCK", 150)  # one draw of 100 at a time
+    blocks = mean_interval(COIN)
+    assert blocks.mean == whole.mean
+    assert (blocks.low, blocks.high) == pytest.approx((whole.low, whole.high), abs=0.02)
+
+
+def test_one_sample_has_an_interval_of_no_width():
+    found = mean_interval([0.25])
+    assert (found.mean, found.low, found.high, found.n) == (0.25, 0.25, 0.25, 1)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        mean_interval([]),
+        product_interval([], []),
+        paired_difference([], []),
+        product_difference([], [], [], []),
+    ],
+)
+def test_no_samples_give_nan_and_a_count_of_zero(found):
+    assert found.n == 0
+    assert isnan(found.mean)
+    assert isnan(found.low)
+    assert isnan(found.high)
+    assert isnan(getattr(found, "p", nan))
+
+
+def test_pairs_make_a_steady_difference_certain_that_means_alone_would_hide():
+    base = np.random.default_rng(5).normal(0, 10, size=40)
+    found = paired_difference((base + 0.5).tolist(), base.tolist())
+    assert (found.mean, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5))
+    assert found.p == pytest.approx(2 / 2001)  # no draw on the far side of zero: 2 * 1 / 2001
+    alone = mean_interval((base + 0.5).tolist())
+    assert alone.low < base.mean() < alone.high
+
+
+def test_no_difference_at_all_has_p_one():
+    found = paired_difference([0.1, 0.7, 0.2], [0.1, 0.7, 0.2])
+    assert (found.mean, found.low, found.high, found.p, found.n) == (0.0, 0.0, 0.0, 1.0, 3)
+
+
+def test_the_p_of_a_difference_is_twice_the_tail_of_the_draws():
+    # Differences 1, 1, 1, -1: four draws of +1 (chance 3/4) or -1 sum to 0 or less if two or
+    # more are -1: 1 - (3/4)^4 - 4 (1/4) (3/4)^3 = 0.2617, and p is twice that.
+    found = paired_difference([1.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0], draws=20_000)
+    assert found.mean == 0.5
+    assert found.p == pytest.approx(0.5234, abs=0.015)
+
+
+def test_a_difference_turned_round_changes_its_sign_and_keeps_its_p():
+    values, base = np.random.default_rng(6).random((2, 25)).tolist()
+    there, back = paired_difference(values, base), paired_difference(base, values)
+    assert (there.mean, there.low, there.high) == pytest.approx(
+        (-back.mean, -back.high, -back.low)
+    )
+    assert there.p == back.p
+
+
+def test_a_product_interval_holds_the_product_of_the_means():
+    found = product_interval([1, 1, 1, 0], [1, 0, 1, 0])
+    assert (found.mean, found.n) == (0.375, 4)  # 3/4 * 2/4
+    assert found.low < 0.375 < found.high
+
+
+def test_a_product_draws_both_verdicts_of_a_sample_together():
+    # Where both are the same list, the product is the square of one mean: its ends are the
+    # squares of that mean's ends only if both are drawn together.
+    one, square = mean_interval(COIN), product_interval(COIN, COIN)
+    assert (square.low, square.high) == pytest.approx((one.low**2, one.high**2))
+
+
+def test_a_product_difference_is_the_difference_of_the_products():
+    found = product_difference([1, 1, 1, 0], [1, 1, 0, 1], [1, 0, 0, 0], [1, 1, 1, 1])
+    assert (found.mean, found.n) == (0.3125, 4)  # 9/16 - 4/16
+    same = product_difference(COIN, COIN, COIN, COIN)
+    assert (same.mean, same.low, same.high, same.p) == (0.0, 0.0, 0.0, 1.0)
+
+
+def test_a_product_difference_with_sure_factors_is_a_paired_difference():
+    values, base = (np.random.default_rng(7).random((2, 50)) < 0.5).astype(float).tolist()
+    sure = [1.0] * 50
+    product, pair = (
+        product_difference(values, sure, base, sure),
+        paired_difference(values, base),
+    )
+    assert (product.mean, product.low, product.high, product.p) == pytest.approx(
+        (pair.mean, pair.low, pair.high, pair.p)
+    )
+
+
+@pytest.mark.parametrize(
+    ("won", "lost", "p"),
+    [
+        (0, 0, 1.0),
+        (1, 0, 1.0),  # 2 * 1/2
+        (5, 0, 0.0625),  # 2 / 2^5
+        (7, 1, 0.0703125),  # 2 * (1 + 8) / 2^8
+        (4, 4, 1.0),  # the middle is in both tails, and p is cut to 1
+    ],
+)
+def test_mcnemar_by_hand(won, lost, p):
+    ours = [True] * won + [False] * lost + [True, False, True]
+    base = [False] * won + [True] * lost + [True, False, True]  # three pairs that agree
+    assert mcnemar(ours, base) == p
+    assert mcnemar(base, ours) == p
+
+
+def test_mcnemar_is_scipys_binomial_test_of_the_pairs_that_differ():
+    generator = np.random.default_rng(8)
+    for n in (1, 7, 40, 3000):
+        ours, base = generator.random((2, n)) < [[0.6], [0.5]]
+        won, lost = int((ours & ~base).sum()), int((base & ~ours).sum())
+        theirs = stats.binomtest(won, won + lost).pvalue if won + lost else 1.0
+        assert mcnemar(ours.tolist(), base.tolist()) == pytest.approx(theirs, rel=1e-9)
+
+
+def test_mcnemar_of_no_samples_is_one():
+    assert mcnemar([], []) == 1.0
+
+
+def test_equal_values_share_their_mean_rank():
+    assert average_ranks([3.0, 1.0, 3.0, 2.0, 3.0]).tolist() == [4.0, 1.0, 4.0, 2.0, 4.0]
+
+
+def test_rank_correlation_by_hand():
+    # Ranks 1 2 3 4 and 2 1 4 3: rho = 1 - 6 * 4 / (4 * 15) = 0.6. Of the 24 orders the sum of
+    # squared rank differences is 0 once, 2 three times (a swap of neighbors), 4 once (both
+    # swaps): 5 are as far this way, and 5, these turned round, the other way.
+    rho, p = rank_correlation([10, 20, 30, 40], [2, 1, 4, 3])
+    assert rho == pytest.approx(0.6)
+    assert p == pytest.approx(10 / 24)
+    assert rank_correlation([1, 2, 3], [1, 2, 3]) == pytest.approx((1.0, 2 / 6))
+    assert rank_correlation([1, 2, 3], [5, 4, 0]) == pytest.approx((-1.0, 2 / 6))
+
+
+def test_rank_correlation_is_scipys_rho_and_its_exact_p_for_few_values():
+    generator = np.random.default_rng(9)
+    for _ in range(3):
+        a, b = generator.permuted([[1.0, 1, 2, 3, 5], [0, 2, 2, 3, 3]], axis=1)  # with ties
+        theirs = stats.permutation_test(
+            (a,),
+            lambda values, b=b: stats.spearmanr(values, b).statistic,
+            permutation_type="pairings",
+            vectorized=False,
+            n_resamples=np.inf,
+        )
+        sides = theirs.null_distribution
+        exact = np.mean(np.abs(sides) >= abs(theirs.statistic) - 1e-9)
+        assert rank_correlation(a.tolist(), b.tolist()) == pytest.approx(
+            (theirs.statistic, exact)
+        )
+
+
+def test_rank_correlation_is_near_scipys_p_for_many_values():
+    generator = np.random.default_rng(10)
+    for tilt in (0.0, 0.15, 0.3):
+        a = generator.normal(size=80)
+        b = tilt * a + generator.normal(size=80)
+        rho, p = rank_correlation(a.tolist(), b.tolist(), draws=4000)
+        theirs = stats.spearmanr(a, b)
+        assert rho == pytest.approx(theirs.statistic)
+        assert p == pytest.approx(theirs.pvalue, abs=0.03)
+
+
+@pytest.mark.parametrize(("a", "b"), [([], []), ([1], [2]), ([1, 1, 1], [1, 2, 3])])
+def test_a_constant_list_has_no_rank_correlation(a, b):
+    assert all(isnan(value) for value in rank_correlation(a, b))
+
+
+def test_a_sample_without_one_of_its_values_leaves_every_column():
+    found = scored_together([True, None, False, True], [0.5, 1.0, None, 0.0])
+    assert found == ([1.0, 1.0], [0.5, 0.0])
+    assert scored_together([None], [1.0]) == ([], [])
+
+
+@pytest.mark.parametrize("gap", [nan, inf, -inf, None])
+def test_a_gap_among_the_values_is_refused_with_its_place(gap):
+    with pytest.raises(SettingError, match="value 1 of 3"):
+        mean_interval([0.0, gap, 1.0])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [paired_difference, product_interval, mcnemar, rank_correlation, scored_together],
+)
+def test_lists_of_other_lengths_are_refused(call):
+    with pytest.raises(SettingError, match=r"different lengths \[1, 2\]"):
+        call([1, 0], [1])
+
+
+def test_no_draws_are_refused():
+    with pytest.raises(SettingError, match="draws must be at least 1, got 0"):
+        mean_interval([1.0], draws=0)
+    with pytest.raises(SettingError, match="draws must be at least 1, got 0"):
+        rank_correlation(list(range(9)), list(range(9)), draws=0)
