@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet install --constraint constraints.txt
 
-.PHONY: demo test quick check format browser clean
+.PHONY: demo test quick check format bench bench-quick browser clean
 
 demo: $(VENV)/.core
 	$(BIN)/trueline build facts --out demo/facts.space
@@ -24,6 +24,13 @@ check: $(VENV)/.dev
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# Speed, measured: under 20 minutes, and under 3. Let nothing else run meanwhile.
+bench: $(VENV)/.dev
+	$(BIN)/python benchmarks/run.py
+
+bench-quick: $(VENV)/.dev
+	$(BIN)/python benchmarks/run.py --quick
 
 # The tests of the page need a real browser; where it cannot be installed they are skipped, loudly.
 browser:

@@ -134,7 +134,7 @@ def test_every_fusion_agrees_between_hidden_states_and_logits(architecture, fusi
 
     lm = tiny.language_model(architecture)
     hidden, logits = (
-        tl.build(lm, EXAMPLES, embedder=embedder, values=values)
+        tl.build(lm, EXAMPLES, embedder=embedder, values=values, dtype="float32")
         for values in ("auto", "logits")
     )
     for neutral in (False, True):

@@ -87,9 +87,10 @@ def test_an_answer_given_twice_counts_once(lm, embedder):
 
 def test_hidden_states_through_the_head_are_the_stored_logits(lm, space, examples, embedder):
     stored = tl.build(lm, examples, embedder=embedder, values="logits")
+    states = tl.build(lm, examples, embedder=embedder, dtype="float32")
     assert (space.recipe.values, stored.recipe.values) == ("hidden", "logits")
     with torch.no_grad():
-        logits = lm.head(torch.from_numpy(space.entries.values)).numpy()
+        logits = lm.head(torch.from_numpy(states.entries.values)).numpy()
     assert np.allclose(logits, stored.entries.values, atol=1e-5)
 
 
@@ -342,10 +343,15 @@ def test_every_example_too_long_for_the_model_is_named(lm, embedder):
         tl.build(lm, long, embedder=embedder)
 
 
-def test_half_precision_halves_the_space(lm, examples, embedder, space):
-    half = tl.build(lm, examples, embedder=embedder, dtype="float16")
-    assert half.entries.values.nbytes * 2 == space.entries.values.nbytes
-    assert np.allclose(half.entries.values, space.entries.values, rtol=1e-3, atol=1e-3)
+def test_hidden_states_are_kept_in_half_precision_and_logits_are_not(
+    lm, examples, embedder, space
+):
+    full = tl.build(lm, examples, embedder=embedder, dtype="float32")
+    logits = tl.build(lm, examples, embedder=embedder, values="logits")
+    assert (space.recipe.dtype, logits.recipe.dtype) == ("float16", "float32")
+    assert space.entries.values.nbytes * 2 == full.entries.values.nbytes
+    assert space.entries.keys.nbytes * 2 == full.entries.keys.nbytes
+    assert np.allclose(space.entries.values, full.entries.values, rtol=1e-3, atol=1e-3)
 
 
 def test_progress_counts_every_entry(lm, examples, embedder, space):

@@ -93,7 +93,8 @@ class Index:
 
     def above(self, queries: torch.Tensor, tau: float) -> Hits:  # noqa: D102
         ends, cosines, entries = self._index.range_search(queries.cpu().numpy(), tau)
-        rows = torch.arange(len(queries)).repeat_interleave(torch.from_numpy(np.diff(ends)))
+        counts = torch.from_numpy(np.diff(ends.astype(np.int64)))
+        rows = torch.arange(len(queries)).repeat_interleave(counts)
         order = np.lexsort((entries, rows.numpy()))
         return self._hits(rows[order], entries[order], cosines[order], queries.device)
 

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--value-dtype",
-    type=click.Choice(["float32", "float16"]),
-    default="float32",
+    type=click.Choice(["auto", "float32", "float16"]),
+    default="auto",
     show_default=True,
     help="How keys and values are kept.",
 )

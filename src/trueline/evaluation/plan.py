@@ -20,7 +20,7 @@ class BuildOptions:
     end: bool = False
     embedder: str = "all-minilm-l6-v2"
     values: str = "auto"
-    dtype: str = "float32"
+    dtype: str = "auto"
     wrong: bool = False  # also keep the wrong answers; set where a variant has a beta
 
 

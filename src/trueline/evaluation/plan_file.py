@@ -98,7 +98,7 @@ _BUILD: dict[str, _Kind] = {
     "end": _FLAG,
     "embedder": _TEXT,
     "values": _one_of("auto", "hidden", "logits"),
-    "dtype": _one_of("float32", "float16"),
+    "dtype": _one_of("auto", "float32", "float16"),
 }
 _SHAPED_BY = {  # the options a sweep of `build.` changes a method by
     "rad": tuple(_BUILD),

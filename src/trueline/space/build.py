@@ -28,6 +28,7 @@ from trueline.space.worker import Worker, passage_length
 
 Progress = Callable[[int, int], None]  # entries done, entries in all
 Values = Literal["auto", "hidden", "logits"]
+Dtype = Literal["auto", "float32", "float16"]
 
 
 def build(
@@ -40,7 +41,7 @@ def build(
     prompt: Prompt | None = None,
     embedder: str | Path | Embedder = "all-minilm-l6-v2",
     values: Values = "auto",
-    dtype: Literal["float32", "float16"] = "float32",
+    dtype: Dtype = "auto",
     wrong: bool = False,
     out: str | Path | None = None,
     columns: Mapping[str, str] | None = None,
@@ -79,7 +80,7 @@ def build(
         prompt=prompt,
         values=_value_kind(values, head),
         head=head,
-        dtype=dtype,
+        dtype=_value_dtype(dtype, _value_kind(values, head)),
         computed=str(lm.dtype).removeprefix("torch."),
     )
     plan = _plan_hash(recipe, read)
@@ -183,6 +184,13 @@ def _value_kind(values: Values, head: str) -> str:
     return values
 
 
+def _value_dtype(dtype: Dtype, kind: str) -> str:
+    """Half precision leaves the tokens as they are where states are kept (docs/speed.md)."""
+    if dtype == "auto":
+        return "float16" if kind == "hidden" else "float32"
+    return dtype
+
+
 def _plan_hash(recipe: Recipe, examples: Sequence[Example]) -> str:
     content = json.dumps([asdict(recipe), digest(examples), ROWS], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
@@ -195,5 +203,5 @@ def _check_settings(context: Context, window: str, values: str, dtype: str) -> N
         raise SettingError(f"window must be all or answer, got {window!r}")
     if values not in ("auto", "hidden", "logits"):
         raise SettingError(f"values must be auto, hidden or logits, got {values!r}")
-    if dtype not in ("float32", "float16"):
-        raise SettingError(f"dtype must be float32 or float16, got {dtype!r}")
+    if dtype not in ("auto", "float32", "float16"):
+        raise SettingError(f"dtype must be auto, float32 or float16, got {dtype!r}")

@@ -1,0 +1,152 @@
+"""Measured figures in, a page with the budgets, tables and plots out."""
+
+from pathlib import Path
+
+BUDGETS = [  # what, must, aim, which way is better, where the figure stands
+    ("RAD over greedy, tokens/s, batch 1, 5,000 entries", 0.90, 0.97, "rates", "float32, batch 1", "rad_over_greedy"),
+    ("the same at batch 16", 0.90, 0.97, "rates", "float32, batch 16", "rad_over_greedy"),
+    ("the same in bfloat16, batch 1", 0.90, 0.97, "rates", "bfloat16, batch 1", "rad_over_greedy"),
+    ("the same in bfloat16, batch 16", 0.90, 0.97, "rates", "bfloat16, batch 16", "rad_over_greedy"),
+    ("greedy over transformers' `generate`, batch 1", 1.0, 1.15, "rates", "float32, batch 1", "greedy_over_transformers"),
+    ("the same at batch 16", 1.0, 1.15, "rates", "float32, batch 16", "greedy_over_transformers"),
+    ("the same in bfloat16, batch 1", 1.0, 1.15, "rates", "bfloat16, batch 1", "greedy_over_transformers"),
+    ("the same in bfloat16, batch 16", 1.0, 1.15, "rates", "bfloat16, batch 16", "greedy_over_transformers"),
+    ("RAD over the paper's procedure, 64 new tokens", 8, 20, "paper", "64", "times_as_fast"),
+    ("build, entries/s, over one pass an answer", 4, 8, "build", "times_as_fast"),
+]  # fmt: skip
+LIMITS = [  # as above, but less is better
+    ("bytes an entry", 2300, 2000, "size", "float16_bytes_per_entry_on_disk"),
+    ("steps that half precision changes", 0, 0, "size", "steps_that_differ"),
+    ("`trueline --help`, seconds", 0.5, 0.2, "start", "help_seconds"),
+]
+
+
+def write_page(found, folder):
+    """Write speed.md and its plots, if every section was measured in full; give the text."""
+    parts = [_head(found), _table(["what", "must", "aim", "measured", ""], _budgets(found))]
+    for name, section in found.items():
+        parts.append(f"## {name}\n\n" + _section(section["figures"]))
+    text = "\n\n".join(parts) + "\n"
+    is_whole = all(name in found for name in ("growth", "paper", "lengths"))
+    if is_whole and not any(section["quick"] for section in found.values()):
+        plots = _plots(found, folder)
+        shown = "\n".join(f"![{what}]({path.name})" for what, path in plots.items())
+        (folder / "speed.md").write_text(text + "\n## Plots\n\n" + shown + "\n", "utf-8")
+    return text
+
+
+def _head(found):
+    newest = max(found.values(), key=lambda section: section["date"])
+    where = ", ".join(f"{name} {value}" for name, value in newest["where"].items())
+    return (
+        f"# Speed\n\n`make bench`, {newest['date']}, SmolLM2-135M: {where}. Ratios are of medians "
+        "within one run, the sides taking turns; the first turn does not count. What was tried, "
+        "and what helped, is in [speed](../speed.md)."
+    )
+
+
+def _at(found, path):
+    place = found.get(path[0], {}).get("figures")
+    for name in path[1:]:
+        place = None if place is None else place.get(name)
+    return place
+
+
+def _budgets(found):
+    rows = []
+    for budgets, sign in ((BUDGETS, 1), (LIMITS, -1)):
+        for what, must, aim, *path in budgets:
+            value = _at(found, path)
+            if value is not None:
+                rows.append(
+                    [what, must, aim, value, _verdict(sign * value, sign * must, sign * aim)]
+                )
+    growth = found.get("growth", {}).get("figures", {})
+    if "1000000" in growth:
+        ratio = round(growth["1000000"]["milliseconds"] / growth["10000"]["milliseconds"], 2)
+        verdict = _verdict(-ratio, -4, -2)
+        rows.append(["retrieve and fuse, 1,000,000 over 10,000 entries", 4, 2, ratio, verdict])
+    return rows
+
+
+def _verdict(value, must, aim):
+    return "aim met" if value >= aim else "met" if value >= must else "**missed**"
+
+
+def _section(figures):
+    """Nested figures as a table: a row for each that holds others, or one row in all."""
+    if not all(isinstance(value, dict) for value in figures.values()):
+        plain = {k: v for k, v in figures.items() if not isinstance(v, dict)}
+        nested = {k: v for k, v in figures.items() if isinstance(v, dict)}
+        tables = [_table(["figure", "value"], [[_said(k), v] for k, v in plain.items()])]
+        tables += [
+            _table([_said(k), ""], [[_said(a), b] for a, b in v.items()])
+            for k, v in nested.items()
+        ]
+        return "\n\n".join(tables)
+    columns = [key for key in next(iter(figures.values())) if key != "seconds"]
+    rows = [[name, *(row.get(key, "") for key in columns)] for name, row in figures.items()]
+    return _table(["", *map(_said, columns)], rows)
+
+
+def _said(name):
+    return str(name).replace("_", " ")
+
+
+def _table(head, rows):
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines)
+
+
+def _cell(value):
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {each}" for name, each in value.items())
+    return (
+        f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    )
+
+
+def _plots(found, folder):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    drawn = {}
+    for what, path, series, axes in _curves(found):
+        figure, plane = pyplot.subplots(figsize=(5.2, 3.2), layout="constrained")
+        for label, points in series.items():
+            plane.plot(*zip(*points, strict=True), marker="o", label=label)
+        plane.set(xscale="log", ylim=(0, None), xlabel=axes[0], ylabel=axes[1])
+        plane.spines[["top", "right"]].set_visible(False)
+        if len(series) > 1:
+            plane.legend(frameon=False)
+        figure.savefig(folder / path, dpi=130)
+        pyplot.close(figure)
+        drawn[what] = Path(path)
+    return drawn
+
+
+def _curves(found):
+    growth, paper = found["growth"]["figures"], found["paper"]["figures"]
+    points = [(int(count), row["milliseconds"]) for count, row in growth.items()]
+    yield (
+        "Retrieval by entries",
+        "growth.png",
+        {"RAD": points},
+        ("entries", "ms to retrieve and fuse"),
+    )
+    points = [(int(length), row["times_as_fast"]) for length, row in paper.items()]
+    yield (
+        "RAD over the paper's procedure",
+        "paper.png",
+        {"RAD": points},
+        ("new tokens", "times as fast"),
+    )
+    spans = {
+        name: [
+            (int(span.split()[-1]), ms) for span, ms in row.items() if span.startswith("tokens")
+        ]
+        for name, row in found["lengths"]["figures"].items()
+    }
+    yield "Time a token by length", "lengths.png", spans, ("token of the answer", "ms a token")

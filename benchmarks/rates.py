@@ -1,0 +1,124 @@
+"""Tokens a second: RAD against greedy, greedy against transformers, RAD against the paper."""
+
+import sys
+from itertools import pairwise
+
+import torch
+from measure import MODEL, interleaved, model, questions, rate, seconds, space
+from paper import PaperDecoder
+from transformers import AutoModelForCausalLM
+
+import trueline as tl
+from trueline.models.sources import resolve
+from trueline.shortcuts import SHORTCUTS, without
+
+
+def rates(quick):
+    """RAD, greedy and transformers' own greedy, at batch 1 and 16, in float32 and bfloat16."""
+    found = {}
+    for dtype in ("float32",) if quick else ("float32", "bfloat16"):
+        for batch in (1, 16):
+            rounds, length = (2, 16) if quick else (5, 64) if dtype == "float32" else (2, 32)
+            print(f"rates: {dtype}, batch {batch}", file=sys.stderr)
+            times = interleaved(_sides(dtype, batch, length), rounds)
+            found[f"{dtype}, batch {batch}"] = {
+                "new_tokens": length,
+                "seconds": times,
+                "tokens_per_second": {
+                    name: round(batch * length / sorted(taken)[len(taken) // 2], 1)
+                    for name, taken in times.items()
+                },
+                "rad_over_greedy": rate(times, "rad", "greedy"),
+                "greedy_over_transformers": rate(times, "greedy", "transformers"),
+            }
+    return found
+
+
+def _sides(dtype, batch, length):
+    lm, asked, tokenizer = model(dtype), questions(batch), model().tokenizer
+    rad, greedy = tl.RAD(space()), tl.Greedy()
+    options = {"max_new_tokens": length, "batch_size": batch}
+    plain = AutoModelForCausalLM.from_pretrained(
+        resolve(MODEL, "language").folder, dtype=getattr(torch, dtype)
+    ).eval()
+    prompts = [tl.Prompt().encode(question, tokenizer) for question in asked]
+    padded = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
+    exact = {"max_new_tokens": length, "min_new_tokens": length, "do_sample": False}
+    return {
+        "greedy": lambda: tl.generate(lm, greedy, asked, **options),
+        "rad": lambda: tl.generate(lm, rad, asked, **options),
+        "transformers": lambda: plain.generate(**padded, **exact),
+    }
+
+
+def paper(quick):
+    """One answer of growing length by RAD, and by the procedure as the paper has it."""
+    slow, rad = PaperDecoder(model(), space()), tl.RAD(space())
+    (asked,) = questions(1)
+    tl.generate(model(), rad, asked, max_new_tokens=4)
+    slow.decode(asked, 1)
+    found = {}
+    for length in (16, 64) if quick else (16, 64, 256):
+        ours = [
+            seconds(lambda: tl.generate(model(), rad, asked, max_new_tokens=length))
+            for _ in range(3)
+        ]
+        tokens = []
+        theirs = seconds(lambda: tokens.extend(slow.decode(asked, length)))
+        mine = list(tl.generate(model(), rad, asked, max_new_tokens=length).token_ids)
+        print(f"paper: {length} tokens, {theirs:.1f} s", file=sys.stderr)
+        found[length] = {
+            "paper_seconds": round(theirs, 2),
+            "rad_seconds": round(sorted(ours)[1], 2),
+            "times_as_fast": round(theirs / sorted(ours)[1], 1),
+            "tokens_equal": mine == tokens,
+        }
+    return found
+
+
+def shortcuts(quick):
+    """RAD at batch 16 with each shortcut switched off in turn, against all of them on."""
+    rad, asked = tl.RAD(space()), questions(16)
+    options = {"max_new_tokens": 8 if quick else 32, "batch_size": 16}
+
+    def run(*names):
+        with without(*names) if names else without("index"):
+            return tl.generate(model(), rad, asked, **options)
+
+    sides = {"all on": run} | {
+        f"without {name}": lambda name=name: run(name) for name in SHORTCUTS if name != "index"
+    }
+    times = interleaved(sides, 1 if quick else 3)
+    tokens = [answer.token_ids for answer in run()]
+    return {
+        name: {
+            "times_as_slow": rate(times, "all on", name),
+            "tokens_equal": [answer.token_ids for answer in work()] == tokens,
+        }
+        for name, work in sides.items()
+    }
+
+
+def lengths(quick):
+    """Milliseconds a token in answers of growing length, and behind a long prompt."""
+    marks = (8, 16, 64) if quick else (8, 16, 64, 256, 1024)
+    long = " ".join(questions(40))  # a prompt of some 600 tokens
+    found = {}
+    for name, method in {"greedy": tl.Greedy(), "rad": tl.RAD(space())}.items():
+
+        def taken(asked, length, method=method):
+            return seconds(lambda: tl.generate(model(), method, asked, max_new_tokens=length))
+
+        taken(questions(1), 2)
+        times = {mark: taken(questions(1), mark) for mark in marks}
+        spans = pairwise(marks)
+        found[name] = {
+            f"tokens {low + 1} to {high}": round(
+                1000 * (times[high] - times[low]) / (high - low), 1
+            )
+            for low, high in spans
+        }
+        first, more = taken([long], 1), taken([long], 33)
+        found[name]["long prompt, tokens 2 to 33"] = round(1000 * (more - first) / 32, 1)
+        print(f"lengths: {name} {found[name]}", file=sys.stderr)
+    return found

@@ -1,0 +1,167 @@
+"""Bytes an entry, entries a second, and how retrieval grows with the number of entries."""
+
+import sys
+import tempfile
+from dataclasses import replace
+from itertools import zip_longest
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+import torch
+from measure import SEED, interleaved, model, questions, rate, rss, space
+
+import trueline as tl
+from trueline.decoders.base import Lookup
+from trueline.examples import read_examples
+from trueline.models.embedder import load_embedder
+from trueline.prompts import Prompt
+from trueline.shortcuts import without
+from trueline.space.content import Entries
+
+TAU = 0.7
+
+
+def size(quick):
+    """Bytes an entry in each precision, and how many steps half precision changes."""
+    full = tl.build(model(), read_examples("facts:ground"), dtype="float32")
+    half = replace(
+        full,
+        recipe=replace(full.recipe, dtype="float16"),
+        entries=Entries(
+            **full.entries.arrays()
+            | {
+                "keys": full.entries.keys.astype(np.float16),
+                "values": full.entries.values.astype(np.float16),
+            }
+        ),
+    )
+    test = [example.question for example in read_examples("facts:test")]
+    asked = test[: 8 if quick else None]
+    options = {"max_new_tokens": 8 if quick else 32}
+    answers = [tl.generate(model(), tl.RAD(made), asked, **options) for made in (full, half)]
+    pairs = [
+        place
+        for one, other in zip(*answers, strict=True)
+        for place in zip_longest(one.token_ids, other.token_ids)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        half.save(folder)
+        on_disk = sum(path.stat().st_size for path in Path(folder).glob("entries-*"))
+    return {
+        "entries": len(full),
+        "float32_bytes_per_entry": full.info()["bytes_per_entry"],
+        "float16_bytes_per_entry": half.info()["bytes_per_entry"],
+        "float16_bytes_per_entry_on_disk": round(on_disk / len(half)),
+        "logits_would_be": full.info()["logits_would_be"],
+        "steps": len(pairs),
+        "steps_that_differ": sum(one != other for one, other in pairs),
+    }
+
+
+def build(quick):
+    """Entries a second: our build, and one forward pass and one encode for each answer."""
+    examples = read_examples("facts:ground", limit=4 if quick else 16)
+    embedder = load_embedder("all-minilm-l6-v2")
+    made = tl.build(model(), examples, embedder=embedder)
+    sides = {
+        "trueline": lambda: tl.build(model(), examples, embedder=embedder),
+        "one pass an answer": lambda: _one_by_one(examples, embedder),
+    }
+    times = interleaved(sides, 1 if quick else 3)
+    return {
+        "entries": len(made),
+        "entries_per_second": {
+            name: round(len(made) / median(taken), 1) for name, taken in times.items()
+        },
+        "times_as_fast": rate(times, "trueline", "one pass an answer"),
+    }
+
+
+@torch.no_grad()
+def _one_by_one(examples, embedder):
+    """Every answer by itself: a pass over prompt and answer, all logits kept, each window alone.
+
+    The windows are embedded one at a time, as the procedure of the paper embeds them.
+    """
+    lm, prompt = model(), Prompt()
+    for example in examples:
+        for answer in example.answers:
+            asked = prompt.encode(example.question, lm.tokenizer)
+            tokens = asked + prompt.encode_answer(example.question, answer, lm.tokenizer)
+            lm.model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].clone()
+            for end in range(len(asked), len(tokens)):
+                with without("runtime"):
+                    embedder.embed([lm.decode(tokens[end - 8 : end])])
+
+
+def growth(quick):
+    """Milliseconds to retrieve and fuse for one row, by entries; recall of the index; memory."""
+    found = {}
+    for count in (1_000, 10_000, 100_000) if quick else (1_000, 10_000, 100_000, 1_000_000):
+        with tempfile.TemporaryDirectory() as folder:
+            found[count] = _grown(count, Path(folder) / "large.space")
+        print(f"growth: {count:,} {found[count]}", file=sys.stderr)
+    return found
+
+
+def _grown(count, folder):
+    large = _enlarged(count)
+    large.save(folder)
+    del large
+    begun, before = perf_counter(), rss()
+    opened = tl.open(folder)
+    opening = perf_counter() - begun
+    rad, lm = tl.RAD(opened), model()
+    queries = torch.from_numpy(_mixed(np.random.default_rng(SEED + 1), 32).astype(np.float32))
+    begun = perf_counter()
+    rad.retrieve(lm, Lookup([""], queries[:1]))
+    first = perf_counter() - begun
+    times, caught, wanted, hits = [], 0.0, 0.0, []
+    for query in queries:
+        lookup = Lookup([""], query[None])
+        begun = perf_counter()
+        (evidence,) = rad.retrieve(lm, lookup)
+        rad._pull(evidence, 1)
+        times.append(perf_counter() - begun)
+        with without("index"):
+            (exact,) = rad.retrieve(lm, lookup)
+        caught += float(evidence.hits.similarities.sum())
+        wanted += float(exact.hits.similarities.sum())
+        hits.append(len(exact.hits))
+    return {
+        "milliseconds": round(1000 * median(times), 2),
+        "recall_of_weight": round(caught / max(wanted, 1e-9), 4),
+        "median_hits": median(hits),
+        "open_seconds": round(opening, 3),
+        "first_use_seconds": round(first, 2),
+        "memory_mb": round((rss() - before) / 1e6),
+    }
+
+
+def _mixed(chance, count):
+    """Unit vectors about real keys: two of them mixed, and noise (count, dimension)."""
+    keys = np.asarray(space().entries.keys, np.float32)
+    one, other = chance.integers(0, len(keys), (2, count))
+    noise = chance.standard_normal((count, keys.shape[1]), np.float32)
+    noise /= np.linalg.norm(noise, axis=1, keepdims=True)
+    near, far = chance.uniform(0, 0.7, (count, 1)), chance.uniform(0, 0.6, (count, 1))
+    made = keys[one] + near * keys[other] + far * noise
+    return (made / np.linalg.norm(made, axis=1, keepdims=True)).astype(np.float16)
+
+
+def _enlarged(count):
+    """A space of as many entries, keys about the real ones and values among the real ones."""
+    chance, real = np.random.default_rng(SEED), space()
+    keys = np.concatenate(
+        [_mixed(chance, min(50_000, count - n)) for n in range(0, count, 50_000)]
+    )
+    rows = chance.integers(0, len(real), count)
+    arrays = {name: array[rows] for name, array in real.entries.arrays().items()}
+    arrays |= {"keys": keys, "values": arrays["values"].astype(np.float16)}
+    recipe = replace(real.recipe, dtype="float16")
+    return replace(real, recipe=recipe, entries=Entries(**arrays), plan=f"benchmark-{count}")
+
+
+__all__ = ["build", "growth", "questions", "size"]

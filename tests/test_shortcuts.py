@@ -1,0 +1,217 @@
+"""Every shortcut against the slow way: the same tokens, and each can be switched off."""
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from conftest import EXAMPLES
+
+import trueline as tl
+from trueline.models.attention import Cache
+from trueline.models.beside import beside
+from trueline.models.reading import Reading, shared_length
+from trueline.search import LARGE, Exact, Index, open_search
+from trueline.shortcuts import SHORTCUTS, is_on, without
+
+CPU = torch.device("cpu")
+ARCHITECTURES = ("llama", "gemma2", "gemma3", "mistral", "gpt2")
+
+
+def test_a_shortcut_is_on_until_it_is_named(monkeypatch):
+    assert all(is_on(name) for name in SHORTCUTS)
+    with without("overlap", "cache"):
+        assert {name for name in SHORTCUTS if not is_on(name)} == {"overlap", "cache"}
+        with without("fusion"):
+            assert not is_on("overlap")
+            assert not is_on("fusion")
+    with without():
+        assert not any(is_on(name) for name in SHORTCUTS)
+    monkeypatch.setenv("TRUELINE_WITHOUT", "prefix")
+    assert not is_on("prefix")
+    assert is_on("cache")
+
+
+def test_a_shortcut_that_is_none_is_refused_with_those_there_are(monkeypatch):
+    with pytest.raises(tl.TruelineError, match="no shortcut 'speed', only attention, cache"):
+        with without("speed"):
+            pass
+    monkeypatch.setenv("TRUELINE_WITHOUT", "sped")
+    with pytest.raises(tl.TruelineError, match="TRUELINE_WITHOUT: there is no shortcut 'sped'"):
+        is_on("cache")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("chat", [False, True], ids=["plain", "chat"])
+def test_tokens_are_the_same_without_any_one_shortcut_and_without_all(
+    architecture, chat, embedder
+):
+    lm = tiny.language_model(architecture, chat=chat)
+    rad = tl.RAD(tl.build(lm, EXAMPLES, embedder=embedder), tau=0.5)
+
+    def tokens():
+        answers = tl.generate(lm, rad, tiny.QUESTIONS, max_new_tokens=8, batch_size=3)
+        return [answer.token_ids for answer in answers]
+
+    wanted = tokens()
+    assert wanted != [
+        answer.token_ids
+        for answer in tl.generate(lm, tl.Greedy(), tiny.QUESTIONS, max_new_tokens=8)
+    ]
+    for names in [*((name,) for name in SHORTCUTS), ()]:
+        with without(*names):
+            assert tokens() == wanted, names or "all"
+
+
+def test_a_space_built_without_shortcuts_is_the_same_up_to_rounding(lm, embedder):
+    fast = tl.build(lm, EXAMPLES, embedder=embedder, dtype="float32")
+    with without():
+        slow = tl.build(lm, EXAMPLES, embedder=embedder, dtype="float32")
+    assert np.allclose(fast.entries.keys, slow.entries.keys, atol=1e-5)
+    assert np.allclose(fast.entries.values, slow.entries.values, atol=1e-4)
+    assert np.array_equal(fast.entries.tokens, slow.entries.tokens)
+
+
+def test_a_cache_in_place_holds_what_a_joined_one_holds(lm):
+    prompts = [[[5, 6, 7, 8]], [[9, 10]], [[11, 12, 13]]]
+    readings = [Reading(lm, prompts)]
+    with without("cache"):
+        readings.append(Reading(lm, prompts))
+    for place in range(80):  # more than the room of a first buffer
+        rows = [0, 2, 2, 1] if place == 3 else None
+        for reading in readings:
+            if rows:
+                reading.select(rows)
+            reading.extend([20 + place] * len(reading.contexts))
+    ours, theirs = (reading._cache.layers[0] for reading in readings)
+    assert type(ours) is not type(theirs)
+    assert torch.allclose(ours.keys, theirs.keys, atol=1e-5)
+    assert torch.allclose(ours.values, theirs.values, atol=1e-5)
+    assert ours.get_seq_length() == theirs.get_seq_length() == 84
+
+
+def test_sliding_layers_keep_their_own_cache_and_read_no_prefix_apart():
+    assert any(Cache(tiny.language_model("mistral").model).is_sliding)
+    assert not any(Cache(tiny.language_model("llama").model).is_sliding)
+
+
+@pytest.mark.parametrize(
+    ("rows", "shared"),
+    [
+        ([[1] * 20], 0),  # alone
+        ([[1] * 20, [1] * 12 + [2]], 12),
+        ([[1] * 20, [1] * 20], 19),  # one is left to be read
+        ([[1] * 20, [1] * 5 + [2]], 0),  # too few to pay
+        ([[1] * 9 + [3], [1] * 9 + [2], [1] * 8 + [2]], 8),
+    ],
+)
+def test_what_all_prompts_begin_with_is_counted(rows, shared):
+    assert shared_length(rows) == shared
+
+
+def test_work_beside_the_model_leaves_it_a_thread_less_until_it_is_done():
+    torch.set_num_threads(2)
+    import threading
+
+    gate = threading.Event()
+    with beside(lambda: gate.wait(10) and "found", CPU) as job:
+        job.at_layer()
+        assert torch.get_num_threads() == 1
+        gate.set()
+        assert job.result() == "found"
+        job.at_layer()
+        assert torch.get_num_threads() == 2
+    assert torch.get_num_threads() == 2
+
+
+def test_threads_come_back_when_the_model_or_the_work_fails():
+    torch.set_num_threads(2)
+    with pytest.raises(ZeroDivisionError), beside(lambda: None, CPU):
+        raise ZeroDivisionError
+    assert torch.get_num_threads() == 2
+    with beside(lambda: {}["no"], CPU) as job:
+        pass
+    with pytest.raises(KeyError):
+        job.result()
+    assert torch.get_num_threads() == 2
+
+
+def test_the_runtime_gives_the_vectors_of_torch(embedder):
+    texts = ["", "bats see well", "gold does not rust in air or water, no matter what"]
+    fast = embedder.embed(texts)
+    assert embedder._runtime is not None
+    with without("runtime"):
+        assert torch.allclose(fast, embedder.embed(texts), atol=1e-6)
+
+
+def test_a_damaged_runtime_is_not_trusted(embedder, monkeypatch, tmp_path):
+    from trueline.models import runtime
+
+    monkeypatch.setattr(runtime, "home", lambda: tmp_path)
+    path = tmp_path / "runtimes" / f"{embedder.hash[:32]}.onnx"
+    path.parent.mkdir()
+    path.write_bytes(b"not a graph")
+    assert runtime.open_runtime(embedder.model, embedder.hash) is None
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """Keys in some clusters, more than are searched one by one, and queries among them."""
+    chance = np.random.default_rng(0)
+    centres = chance.standard_normal((300, 32))
+    made = centres[chance.integers(0, 300, LARGE + 64)] + 0.6 * chance.standard_normal(
+        (LARGE + 64, 32)
+    )
+    made = (made / np.linalg.norm(made, axis=1, keepdims=True)).astype(np.float32)
+    return torch.from_numpy(made[:LARGE]), torch.from_numpy(made[LARGE:])
+
+
+@pytest.fixture
+def index(many, monkeypatch, tmp_path):
+    monkeypatch.setattr("trueline.search.home", lambda: tmp_path)
+    return open_search(many[0], "keys")
+
+
+def test_a_large_space_is_searched_by_an_index_that_finds_almost_all_the_weight(many, index):
+    keys, queries = many
+    assert isinstance(index, Index)
+    exact, near = Exact(keys).above(queries, 0.7), index.above(queries, 0.7)
+    assert len(exact) > 1000
+    assert near.similarities.sum() >= 0.99 * exact.similarities.sum()
+    wanted = {
+        (int(r), int(e)): float(s)
+        for r, e, s in zip(exact.rows, exact.entries, exact.similarities)
+    }
+    for row, entry, similarity in zip(near.rows, near.entries, near.similarities):
+        assert wanted[int(row), int(entry)] == pytest.approx(float(similarity), abs=1e-3)
+    assert (near.rows.diff() >= 0).all()
+
+
+def test_the_index_finds_the_nearest_first(many, index):
+    keys, queries = many
+    exact, near = Exact(keys).nearest(queries, 10), index.nearest(queries, 10)
+    assert near.similarities.view(64, 10).diff(dim=1).max() <= 0
+    assert (near.entries == exact.entries).float().mean() > 0.95
+
+
+def test_the_index_is_made_once_and_switched_off_by_name(many, index, tmp_path):
+    keys, _ = many
+    path = tmp_path / "indexes" / "keys.faiss"
+    made = path.stat().st_mtime_ns
+    assert isinstance(open_search(keys, "keys"), Index)
+    assert path.stat().st_mtime_ns == made
+    with without("index"):
+        assert isinstance(open_search(keys, "keys"), Exact)
+    assert isinstance(open_search(keys[: LARGE - 1], "keys"), Exact)
+
+
+def test_blocks_of_keys_give_the_hits_of_all_keys_at_once(many, monkeypatch):
+    keys, queries = many
+    whole = Exact(keys[:5000])
+    monkeypatch.setattr("trueline.search._BLOCK", 700)
+    for tau in (0.6, 0.9):
+        one = Exact(keys[:5000]).above(queries, tau)
+        similarities = queries @ keys[:5000].T
+        rows, entries = (similarities > tau).nonzero(as_tuple=True)
+        assert torch.equal(one.rows, rows)
+        assert torch.equal(one.entries, entries)
+    assert len(whole.above(queries, 2.0)) == 0
