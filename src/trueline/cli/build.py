@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 )
 @click.option("--template", help="The prompt, with {question} where the question goes.")
 @click.option("--system", help="A system line for the prompt.")
+@click.option("--no-chat", is_flag=True, help="Leave the model's chat template out.")
 @click.option(
     "--column",
     "columns",
@@ -83,6 +84,7 @@ def build(
     task: str,
     template: str | None,
     system: str | None,
+    no_chat: bool,
     columns: tuple[str, ...],
     split: str,
     config: str | None,
@@ -109,7 +111,8 @@ def build(
     from trueline.space.folder import check_target
 
     check_target(out)  # this and what follows before any model is opened: mistakes show at once
-    prompt = Prompt(template or prompt_sets()[task].base.template, system=system)
+    template = template or prompt_sets()[task].base.template
+    prompt = Prompt(template, system=system, chat=False if no_chat else None)
     tokens = _context(context)
     read = read_examples(
         examples,

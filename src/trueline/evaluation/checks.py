@@ -170,7 +170,11 @@ def _unequal_rules(heads: Sequence[Line]) -> list[str]:
     rules["base prompt"] = [
         head["prompt_hashes"][0] for head in heads if head["method"] not in _OWN_PROMPT
     ]
-    rules["dataset"] = [head["data_hash"] for head in heads]
+    hashes: dict[str, list[str]] = {}  # by the examples they are to hold beside the samples
+    for head in heads:
+        key = repr([head["ground"], head["ground_from"]])
+        hashes.setdefault(key, []).append(head["data_hash"])
+    rules["dataset"] = [hash == some[0] for some in hashes.values() for hash in some]
     return [
         f"{where}: the methods ran with different values of {name}"
         for name, values in rules.items()

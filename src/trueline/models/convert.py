@@ -14,13 +14,13 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager
 from importlib import metadata
-from io import StringIO
 from pathlib import Path
 from typing import IO, Any
 
 from trueline.errors import DownloadError, ModelError
+from trueline.models.quiet import quiet
 
 _NO_ROOM = "there is no room left; free some, or set TRUELINE_HOME to a folder on a larger disk"
 _PIP_TROUBLE = {  # what pip prints: what it means and what to do; the first that fits counts
@@ -253,7 +253,7 @@ def convert_gguf(file: Path, folder: Path, label: str, *, sha256: str = "") -> N
 
     source: dict[str, Any] = {"gguf_file": file.name}
     try:
-        with redirect_stderr(StringIO()):  # bars that transformers draws for each tensor
+        with quiet():
             tokenizer = AutoTokenizer.from_pretrained(file.parent, **source)
             model = AutoModelForCausalLM.from_pretrained(file.parent, dtype="float32", **source)
     except Exception as error:  # its readers raise whatever the damage makes them raise
@@ -264,7 +264,7 @@ def convert_gguf(file: Path, folder: Path, label: str, *, sha256: str = "") -> N
         ) from None
     _forget_quantization(model)
     _begin_with_bos(tokenizer, file)
-    with redirect_stderr(StringIO()):
+    with quiet():
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     for weights in folder.glob("*.safetensors"):
