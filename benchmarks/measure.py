@@ -42,8 +42,13 @@ def interleaved(sides: dict[str, Callable[[], object]], rounds: int) -> dict[str
 
 
 def rate(times: dict[str, list[float]], faster: str, slower: str) -> float:
-    """How many times as fast one side is as another, by their medians."""
-    return round(median(times[slower]) / median(times[faster]), 3)
+    """How many times as fast one side is as another: the median of the ratios of each round.
+
+    The two sides of a round ran one after the other, so a machine that slows down and speeds
+    up for minutes at a time cancels out.
+    """
+    rounds = zip(times[slower], times[faster], strict=True)
+    return round(median(slow / fast for slow, fast in rounds), 3)
 
 
 def where(threads: int) -> dict[str, object]:

@@ -39,8 +39,8 @@ def _head(found):
     newest = max(found.values(), key=lambda section: section["date"])
     where = ", ".join(f"{name} {value}" for name, value in newest["where"].items())
     return (
-        f"# Speed\n\n`make bench`, {newest['date']}, SmolLM2-135M: {where}. Ratios are of medians "
-        "within one run, the sides taking turns; the first turn does not count. What was tried, "
+        f"# Speed\n\n`make bench`, {newest['date']}, SmolLM2-135M: {where}. Ratios are the "
+        "medians of those of each round, the sides taking turns; the first turn does not count. What was tried, "
         "and what helped, is in [speed](../speed.md)."
     )
 

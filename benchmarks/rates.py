@@ -18,7 +18,7 @@ def rates(quick):
     found = {}
     for dtype in ("float32",) if quick else ("float32", "bfloat16"):
         for batch in (1, 16):
-            rounds, length = (2, 16) if quick else (5, 64) if dtype == "float32" else (2, 32)
+            rounds, length = (2, 16) if quick else (4, 64) if dtype == "float32" else (2, 24)
             print(f"rates: {dtype}, batch {batch}", file=sys.stderr)
             times = interleaved(_sides(dtype, batch, length), rounds)
             found[f"{dtype}, batch {batch}"] = {
@@ -79,7 +79,7 @@ def paper(quick):
 def shortcuts(quick):
     """RAD at batch 16 with each shortcut switched off in turn, against all of them on."""
     rad, asked = tl.RAD(space()), questions(16)
-    options = {"max_new_tokens": 8 if quick else 32, "batch_size": 16}
+    options = {"max_new_tokens": 8 if quick else 16, "batch_size": 16}
 
     def run(*names):
         with without(*names) if names else without("index"):
@@ -88,7 +88,7 @@ def shortcuts(quick):
     sides = {"all on": run} | {
         f"without {name}": lambda name=name: run(name) for name in SHORTCUTS if name != "index"
     }
-    times = interleaved(sides, 1 if quick else 3)
+    times = interleaved(sides, 1 if quick else 2)
     tokens = [answer.token_ids for answer in run()]
     return {
         name: {

@@ -8,6 +8,7 @@ import trueline as tl
 from trueline.examples import read_examples
 from trueline.models.embedder import load_embedder
 from trueline.models.sources import resolve
+from trueline.shortcuts import SHORTCUTS, without
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -99,6 +100,20 @@ def test_every_form_of_rad_picks_the_tokens_of_the_oracle(
     assert tokens(smol, tl.RAD(space), questions, batch_size=1) == wanted
     stored = tl.build(smol, facts, embedder=minilm, values="logits")
     assert tokens(smol, tl.RAD(stored), questions, batch_size=16) == wanted
+
+
+@pytest.mark.parametrize("names", [*((name,) for name in SHORTCUTS), ()], ids=str)
+def test_every_shortcut_leaves_the_tokens_of_the_oracle(smol, space, questions, wanted, names):
+    with without(*names):
+        assert tokens(smol, tl.RAD(space), questions[:3]) == wanted[:3]
+
+
+def test_full_precision_picks_the_tokens_of_half_precision(
+    smol, minilm, facts, space, questions, wanted
+):
+    full = tl.build(smol, facts, embedder=minilm, dtype="float32")
+    assert (space.recipe.dtype, full.recipe.dtype) == ("float16", "float32")
+    assert tokens(smol, tl.RAD(full), questions) == wanted
 
 
 def test_the_processor_picks_the_tokens_of_the_oracle(smol, space, questions, wanted):

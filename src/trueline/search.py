@@ -15,7 +15,7 @@ from trueline.shortcuts import is_on
 
 LARGE = 50_000  # entries from which an index is used: below it, comparing with all is as fast
 _BLOCK = 16_384  # keys compared at once, so that half-precision keys stay half in memory
-_PROBED = 8  # one of so many lists of the index is searched: recall of 0.99, see docs/speed.md
+_PROBED = 2  # times the root of the number of lists: how many are searched, see docs/speed.md
 _TRAINED = 64  # keys a list is made from
 
 
@@ -89,7 +89,7 @@ class Index:
 
     def __init__(self, index: Any) -> None:
         self._index = index
-        self._index.nprobe = max(1, self._index.nlist // _PROBED)
+        self._index.nprobe = round(_PROBED * self._index.nlist**0.5)
 
     def above(self, queries: torch.Tensor, tau: float) -> Hits:  # noqa: D102
         ends, cosines, entries = self._index.range_search(queries.cpu().numpy(), tau)
