@@ -4,6 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet install --constraint constraints.txt
 
+# A process for each core with a thread each: torch's threads cost small models more than they give.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadfile
+
 .PHONY: demo test quick check format bench bench-quick browser clean
 
 demo: $(VENV)/.core
@@ -11,10 +14,10 @@ demo: $(VENV)/.core
 	$(BIN)/trueline compare --space demo/facts.space --flips --max-new-tokens 40 --file examples/questions.txt
 
 test: $(VENV)/.dev check browser
-	$(BIN)/pytest
+	$(PYTEST)
 
 quick: $(VENV)/.dev
-	$(BIN)/pytest -m "not real and not slow"
+	$(PYTEST) -m "not real and not slow"
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

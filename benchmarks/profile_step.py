@@ -34,15 +34,16 @@ def _parts(batch, steps):
     for place in range(steps):
         tokens = [answer.token_ids[place] for answer in answers]
         timed("forward pass alone", lambda: plain.extend(tokens))
-        timed("forward pass with the embedder beside it", lambda: beside.extend(tokens))
-        timed("embedder alone", lambda: rad.look_up(lm, beside.contexts, beside.starts))
+        timed("forward pass with that beside it", lambda: beside.extend(tokens))
+        timed("embed and search alone", lambda: rad.look_up(lm, beside.contexts, beside.starts))
         timed("windows to text", lambda: lm.decode_all([c[-8:] for c in beside.contexts]))
-        evidence = timed("retrieve", lambda: rad.retrieve(lm, beside.found))
+        evidence = timed("weigh what was found", lambda: rad.retrieve(lm, beside.found))
         timed("sum of states", lambda: [rad._pull(found, batch) for found in evidence])
         logits = timed("head", lambda: lm.head(plain.states.hidden))
         timed("pick", lambda: logits.argmax(-1).tolist())
         step = Step(lm, beside.contexts, beside.starts, beside.states, lookup=beside.found)
         timed("adjust in all", lambda: rad.adjust(step))
+        again = Step(lm, beside.contexts, beside.starts, beside.states, lookup=beside.found)
         with without("fusion"):
-            timed("adjust, fused after the head", lambda: rad.adjust(step))
+            timed("adjust, fused after the head", lambda: rad.adjust(again))
     return {name: round(median(taken[2:]), 2) for name, taken in times.items()}

@@ -13,14 +13,15 @@ from trueline.decoders.evidence import Evidence
 from trueline.models.language import LanguageModel
 from trueline.models.reading import States
 from trueline.prompts import Asked
+from trueline.search import Hits
 
 
 @dataclass(frozen=True)
 class Lookup:
-    """What a method looks up by; known before the model has read the last token."""
+    """What a method looks up; known before the model has read the last token."""
 
-    windows: list[str]  # the text of each row's last tokens
-    queries: torch.Tensor  # (rows, dimension), their embeddings
+    rows: int
+    hits: tuple[Hits, ...]  # of every set of entries it looks into
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Decoder:
     def look_up(
         self, lm: LanguageModel, contexts: Sequence[Sequence[int]], starts: Sequence[int]
     ) -> Lookup | None:
-        """What `adjust` will look up by; the loop asks for it while the model reads."""
+        """What `adjust` will need of a space; the loop asks for it while the model reads."""
         return None
 
     def adjust(self, step: Step) -> Adjusted:

@@ -48,15 +48,15 @@ class KNNLM(Decoder):
         self, lm: LanguageModel, contexts: Sequence[Sequence[int]], starts: Sequence[int]
     ) -> Lookup:
         windows = window_texts(self.space, lm, contexts, starts)
-        return Lookup(windows, self._retrievers.on(lm.device).embed(windows))
+        retriever = self._retrievers.on(lm.device)
+        return Lookup(len(windows), (retriever.nearest(retriever.embed(windows), self.k),))
 
     def adjust(self, step: Step) -> Adjusted:  # noqa: D102
         if self.lam == 0:
             return Adjusted(step.logits)
         retriever = self._retrievers.on(step.lm.device)
         lookup = step.lookup or self.look_up(step.lm, step.contexts, step.starts)
-        hits = retriever.nearest(lookup.queries, self.k)
-        rows = len(step.contexts)
+        (hits,), rows = lookup.hits, lookup.rows
         distances = 2 - 2 * hits.similarities.view(rows, -1)  # (rows, k), of unit vectors
         weights = (-distances).softmax(-1).reshape(-1)
         tokens = retriever.tokens[hits.entries]

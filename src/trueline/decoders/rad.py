@@ -16,6 +16,7 @@ from trueline.fusion import Aggregation, Fusion, aggregate, entropy, fuse, neutr
 from trueline.models.language import LanguageModel
 from trueline.prompts import Asked, Prompt
 from trueline.retriever import MatchBy, Matches, Retriever, Retrievers, window_texts
+from trueline.search import Hits
 from trueline.shortcuts import is_on
 from trueline.space.space import GroundingSpace
 
@@ -90,19 +91,35 @@ class RAD(Decoder):
         self, lm: LanguageModel, contexts: Sequence[Sequence[int]], starts: Sequence[int]
     ) -> Lookup:
         windows = window_texts(self.space, lm, contexts, starts)
-        return Lookup(windows, self._truthful.on(lm.device).embed(windows))
+        queries = self._truthful.on(lm.device).embed(windows)
+        return self.look_up_by(lm, queries, windows)
+
+    def look_up_by(
+        self, lm: LanguageModel, queries: torch.Tensor, windows: Sequence[str]
+    ) -> Lookup:
+        """What is near some windows, whose embeddings are given: truthful, then wrong."""
+        found = [
+            retriever.above(
+                queries,
+                windows,
+                tau=self.tau,
+                matches=self.matches,
+                match_by=self.match_by,
+            )
+            for retriever, _ in self._sets(lm)
+        ]
+        return Lookup(len(windows), tuple(found))
 
     def adjust(self, step: Step) -> Adjusted:  # noqa: D102
         lookup = step.lookup or self.look_up(step.lm, step.contexts, step.starts)
         is_open = None if self.gate is None else entropy(step.logits) > self.gate  # (rows,)
         evidence = self.retrieve(step.lm, lookup, is_open)
-        windows = lookup.windows
         if not any(len(found.hits) for found in evidence):
             return Adjusted(step.logits, evidence)
         neutral = step.is_probability if self.neutral is None else self.neutral
         stretch = None
         if self.fusion == "add":
-            stretch = 1 + self.alpha * (evidence[0].hits.count(len(windows)) > 0)  # (rows,)
+            stretch = 1 + self.alpha * (evidence[0].hits.count(lookup.rows) > 0)  # (rows,)
         if neutral and stretch is not None:
             evidence = tuple(replace(found, scale=1 / stretch) for found in evidence)
         if step.hidden is not None and self._is_fused_before_head(step.lm):
@@ -114,11 +131,17 @@ class RAD(Decoder):
     def retrieve(
         self, lm: LanguageModel, lookup: Lookup, is_open: torch.Tensor | None = None
     ) -> tuple[Evidence, ...]:
-        """What is near each window: truthful, then wrong if it counts; `is_open` bars rows."""
-        found = [(self._truthful.on(lm.device), self.alpha, False)]
-        if self.beta:
-            found.append((self._wrong.on(lm.device), -self.beta, True))
-        return tuple(self._evidence(lm, lookup, is_open, *kind) for kind in found)
+        """What was looked up, with its weights: truthful, then wrong; `is_open` bars rows."""
+        pairs = zip(self._sets(lm), lookup.hits, strict=True)
+        return tuple(
+            self._evidence(lm, lookup.rows, hits, is_open, retriever, strength)
+            for (retriever, strength), hits in pairs
+        )
+
+    def _sets(self, lm: LanguageModel) -> list[tuple[Retriever, float]]:
+        """The truthful entries, then the wrong ones if they count; each with its strength."""
+        found = [(self._truthful.on(lm.device), self.alpha)]
+        return [*found, (self._wrong.on(lm.device), -self.beta)] if self.beta else found
 
     def after_head(
         self,
@@ -175,21 +198,14 @@ class RAD(Decoder):
     def _evidence(
         self,
         lm: LanguageModel,
-        lookup: Lookup,
+        rows: int,
+        hits: Hits,
         is_open: torch.Tensor | None,
         retriever: Retriever,
         strength: float,
-        is_wrong: bool,
     ) -> Evidence:
-        hits = retriever.above(
-            lookup.queries,
-            lookup.windows,
-            tau=self.tau,
-            matches=self.matches,
-            match_by=self.match_by,
-        )
         hits = hits if is_open is None else hits.kept(is_open[hits.rows])
-        weights = weigh(hits.similarities, hits.rows, len(lookup.windows), self.aggregation)
+        weights = weigh(hits.similarities, hits.rows, rows, self.aggregation)
 
         def says(entries: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
             values = retriever.values(entries)
@@ -197,7 +213,7 @@ class RAD(Decoder):
                 return values[:, tokens]
             return lm.head.at(values.to(lm.dtype), tokens).float()
 
-        return Evidence(self.space, retriever, hits, weights, strength, says, is_wrong)
+        return Evidence(self.space, retriever, hits, weights, strength, says, strength < 0)
 
     def _pull(self, found: Evidence, rows: int) -> torch.Tensor:
         """sum_i w_i v_i over the stored values: (rows, width)."""
