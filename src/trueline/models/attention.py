@@ -44,11 +44,12 @@ class GrowingLayer(DynamicLayer):
                 for state in (key_states, value_states)
             ]
             self.is_initialized = True
-        start, self._length = self._length, self._length + key_states.shape[2]
-        for place, new in enumerate((key_states, value_states)):
-            if self._length > self._buffers[place].shape[2]:
-                self._buffers[place] = self._larger(self._buffers[place], start)
-            self._buffers[place][:, :, start : self._length] = new
+        new = key_states.shape[2]
+        start, self._length = self._length, self._length + new
+        if self._length > self._buffers[0].shape[2]:
+            self._buffers = [self._larger(buffer, start) for buffer in self._buffers]
+        for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
+            buffer.narrow(2, start, new).copy_(states)
         self._show()
         return self.keys, self.values
 
@@ -66,7 +67,8 @@ class GrowingLayer(DynamicLayer):
         return made
 
     def _show(self) -> None:
-        self.keys, self.values = (buffer[:, :, : self._length] for buffer in self._buffers)
+        self.keys = self._buffers[0].narrow(2, 0, self._length)
+        self.values = self._buffers[1].narrow(2, 0, self._length)
 
 
 class Cache(DynamicCache):
@@ -112,7 +114,8 @@ def _attend(
     rows, heads, new, width = query.shape
     groups = key.shape[1]
     plain = not any(options.get(name) for name in ("dropout", "position_bias", "softcap"))
-    if new > 1 or groups == heads or not plain or not is_on("attention"):
+    is_small = rows == 1 or groups == heads  # one row is read as fast either way
+    if new > 1 or is_small or not plain or not is_on("attention"):
         whole, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
         return whole, None
     out = torch.nn.functional.scaled_dot_product_attention(
