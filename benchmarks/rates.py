@@ -9,53 +9,72 @@ from paper import PaperDecoder
 from transformers import AutoModelForCausalLM
 
 import trueline as tl
+from trueline.generation import _decode, _ending, _rows
 from trueline.models.sources import resolve
+from trueline.pick import Pick
 from trueline.shortcuts import SHORTCUTS, without
 
 
 def rates(quick):
-    """RAD, greedy and transformers' own greedy, at batch 1 and 16, in float32 and bfloat16."""
+    """RAD, greedy and transformers' own greedy, at batch 1 and 16, in float32 and bfloat16.
+
+    RAD and greedy take turns token by token, so that whatever else slows the machine slows
+    both. transformers' loop cannot be stopped between tokens: there whole answers take turns.
+    """
     found = {}
     for dtype in ("float32",) if quick else ("float32", "bfloat16"):
         for batch in (1, 16):
-            rounds, length = _turns(quick, dtype, batch)
             print(f"rates: {dtype}, batch {batch}", file=sys.stderr)
-            times = interleaved(_sides(dtype, batch, length), rounds)
+            length = 16 if quick or dtype == "bfloat16" else 64
+            steps = _lockstep(dtype, batch, length, 1 if quick or batch > 1 else 3)
+            rounds = (
+                1 if quick else (8 if batch == 1 else 4) // (2 if dtype == "bfloat16" else 1)
+            )
+            whole = interleaved(_sides(dtype, batch, 16), rounds)
             found[f"{dtype}, batch {batch}"] = {
                 "new_tokens": length,
-                "seconds": times,
                 "tokens_per_second": {
-                    name: round(batch * length / sorted(taken)[len(taken) // 2], 1)
-                    for name, taken in times.items()
+                    name: round(batch * len(taken) / sum(taken), 1)
+                    for name, taken in steps.items()
                 },
-                "rad_over_greedy": rate(times, "rad", "greedy"),
-                "greedy_over_transformers": rate(times, "greedy", "transformers"),
+                "rad_over_greedy": round(sum(steps["greedy"]) / sum(steps["rad"]), 3),
+                "greedy_over_transformers": rate(whole, "greedy", "transformers"),
             }
     return found
 
 
-def _turns(quick, dtype, batch):
-    """Rounds and new tokens that fit into the time."""
-    if quick:
-        return 2, 16
-    if dtype == "float32":
-        return (5 if batch == 1 else 3), 64
-    return 2, (24 if batch == 1 else 16)
+def _lockstep(dtype, batch, length, answers):
+    """The seconds of every token of greedy and RAD, prompts read included, by turns."""
+    lm, methods = model(dtype), {"greedy": tl.Greedy(), "rad": tl.RAD(space())}
+    times = {name: [] for name in methods}
+    pick, ending = Pick(0.0, None, None, False, None), _ending(lm, (), ())
+    for turn in range(answers + 1):
+        loops = {
+            name: _decode(
+                lm, method, _rows(lm, method, questions(batch), length), pick, ending, False
+            )
+            for name, method in methods.items()
+        }
+        for place in range(2 if turn == 0 else length):
+            order = loops if place % 2 else reversed(loops)
+            for name in order:
+                taken = seconds(lambda: next(loops[name]))
+                if turn:  # the first turn opens what is needed
+                    times[name].append(taken)
+    return times
 
 
 def _sides(dtype, batch, length):
     lm, asked, tokenizer = model(dtype), questions(batch), model().tokenizer
-    rad, greedy = tl.RAD(space()), tl.Greedy()
-    options = {"max_new_tokens": length, "batch_size": batch}
     plain = AutoModelForCausalLM.from_pretrained(
         resolve(MODEL, "language").folder, dtype=getattr(torch, dtype)
     ).eval()
     prompts = [tl.Prompt().encode(question, tokenizer) for question in asked]
     padded = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
     exact = {"max_new_tokens": length, "min_new_tokens": length, "do_sample": False}
+    options = {"max_new_tokens": length, "batch_size": batch}
     return {
-        "greedy": lambda: tl.generate(lm, greedy, asked, **options),
-        "rad": lambda: tl.generate(lm, rad, asked, **options),
+        "greedy": lambda: tl.generate(lm, tl.Greedy(), asked, **options),
         "transformers": lambda: plain.generate(**padded, **exact),
     }
 
