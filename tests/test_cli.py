@@ -59,6 +59,16 @@ def run(*args: str, stdin: str = "") -> Ran:
     return Ran(code, out.getvalue(), err.getvalue())
 
 
+PLAN = """
+out = "results"
+benchmarks = ["facts"]
+methods = ["greedy", "rad"]
+ground = 4
+test = 2
+max_new_tokens = 4
+"""
+
+
 @pytest.fixture(scope="module", autouse=True)
 def home(tmp_path_factory):
     """A folder with examples, where the default names stand for tiny parts."""
@@ -81,6 +91,9 @@ def home(tmp_path_factory):
         patch.chdir(here)
         built = run("build", "facts.jsonl", "--out", "facts.space")
         assert built.code == 0, built.err
+        (here / "run.toml").write_text(PLAN, "utf-8")
+        ran = run("eval", "run.toml")
+        assert ran.code == 0, ran.err
         yield home
     torch.set_num_threads(threads)
 

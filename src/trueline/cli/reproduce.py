@@ -62,7 +62,7 @@ def reproduce(
     Examples:
       trueline reproduce --list
       trueline reproduce alpha --benchmark facts --test 8
-      trueline reproduce main --data benchmarks --full --judge cohere
+      trueline reproduce cases --benchmark facts --ground 10 --test 4 --json
     """
     from trueline.cli.screen import print_json, progress_bars
     from trueline.report.recipes import recipes

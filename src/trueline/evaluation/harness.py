@@ -16,7 +16,6 @@ from trueline.evaluation.verbatim import (
     fitted,
     method_on_text,
 )
-from trueline.scoring import score_tokens
 
 try:
     import lm_eval.models  # noqa: F401  # the harness adds its own to an empty registry only
@@ -157,6 +156,8 @@ class TruelineLM(TemplateLM):
     ) -> list[tuple[float, bool]]:
         """Score (texts, context, continuation); `batch_size` contexts are read at once."""
         from tqdm import tqdm
+
+        from trueline.scoring import score_tokens
 
         pairs = [fitted(context, after, self.lm) for _, context, after in requests]
         places: dict[tuple[int, ...], list[int]] = {}
