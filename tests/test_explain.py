@@ -387,11 +387,11 @@ def home(tmp_path_factory):
 
 
 def run(home, *options):
-    from trueline.cli.explain import explain as command
+    from trueline.cli import cli
 
     space = ["--space", str(home / "facts.space"), "--max-new-tokens", "8"]
     near = [] if "greedy" in options else ["--tau", "0.5"]
-    return CliRunner().invoke(command, ["Are bats blind?", *space, *near, *options])
+    return CliRunner().invoke(cli, ["explain", "Are bats blind?", *space, *near, *options])
 
 
 def test_the_command_prints_text_beside_greedy(home):

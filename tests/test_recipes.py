@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 from test_docs import fill_home
 
-from trueline.cli.reproduce import reproduce as command
+from trueline.cli import cli
 from trueline.errors import SettingError
 from trueline.evaluation.benchmarks import BENCHMARKS
 from trueline.report.beside import beside, row_for
@@ -275,9 +275,8 @@ def test_rows_are_found_by_their_settings(alpha):
 )
 def test_a_recipe_runs_from_its_name_to_its_page(name, said, tiny_home, tmp_path):
     given = "--benchmark facts --ground 3 --test 2 --max-new-tokens 6".split()
-    run = CliRunner().invoke(
-        command, [name, *given, "--out", str(tmp_path), "--json"], catch_exceptions=False
-    )
+    asked = ["reproduce", name, *given, "--out", str(tmp_path), "--json"]
+    run = CliRunner().invoke(cli, asked, catch_exceptions=False)
     assert run.exit_code == 0
     data = json.loads(run.stdout)
     assert data["recipe"] == name
@@ -325,7 +324,8 @@ def test_the_paper_s_sizes_stand_beside_ours():
 
 
 def test_the_list_is_one_recipe_a_line():
-    run = CliRunner().invoke(command, ["--list"], catch_exceptions=False)
+    run = CliRunner().invoke(cli, ["reproduce", "--list"], catch_exceptions=False)
     lines = [line.split("\t") for line in run.output.splitlines()]
     assert [name for name, _ in lines] == NAMES
-    assert CliRunner().invoke(command, []).exception.args[0].startswith("name a recipe: main")
+    nameless = CliRunner().invoke(cli, ["reproduce"])
+    assert nameless.exception.args[0].startswith("name a recipe: main")

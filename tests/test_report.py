@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
-from trueline.cli.report import report as command
+from trueline.cli import cli
 from trueline.errors import SettingError
 from trueline.report.formats import as_csv, as_html, as_latex, as_markdown, escape_latex
 from trueline.report.grids import Document, Entry, Figure, Grid, Section, grids_of
@@ -480,8 +480,8 @@ def test_every_plot_is_drawn_as_svg_and_png(tmp_path):
 def test_a_report_is_written_in_every_format(tmp_path):
     folder = write(tmp_path / "run", *GREEDY, *RAD)
     run = CliRunner().invoke(
-        command,
-        [str(folder), "--out", str(tmp_path / "out"), "--format", "md,html,csv,latex",
+        cli,
+        ["report", str(folder), "--out", str(tmp_path / "out"), "--format", "md,html,csv,latex",
          "--plots", "svg,png"],
         catch_exceptions=False,
     )  # fmt: skip
