@@ -3,11 +3,13 @@
 import json
 import os
 import random
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,7 +32,7 @@ TEST = [
     Example(question, f"No, {question.lower()}", [f"Yes, {question.lower()}"], id=f"t{number}")
     for number, question in enumerate(tiny.QUESTIONS, 1)
 ]
-VARYING = ("seconds", "time", "memory_mb")  # what may differ between two runs of one plan
+VARYING = ("seconds", "time", "peak_mb")  # what may differ between two runs of one plan
 
 
 class FakeJudge:
@@ -125,7 +127,7 @@ def test_a_run_writes_the_lines_of_the_format(table, tmp_path):
     assert [*lines[8]] == (
         "kind cell sample place single multiple mc1 mc2 mc3 seconds time".split()
     )
-    assert [*lines[6]] == "kind cell seconds memory_mb time".split()
+    assert [*lines[6]] == "kind cell seconds peak_mb time".split()
     assert (
         [*lines[-1]]
         == """kind cell sample judge about label raw prompt_tokens answer_tokens
@@ -189,7 +191,7 @@ def test_what_shapes_a_result_makes_another_cell_and_what_does_not_does_not(tabl
         assert outcome.cells[0].cell != first["cell"]
 
 
-@pytest.mark.parametrize("many", [4, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("many", [4, pytest.param(15, marks=pytest.mark.slow)])
 def test_a_run_cut_at_any_byte_resumes_to_the_same_lines(many, table, tmp_path):
     plan = {**table, "tasks": ["generate", "choose"], "judges": ["fake"], "max_new_tokens": 2}
     run(plan, tmp_path)
@@ -395,53 +397,81 @@ methods = ["greedy", "rad", "cad"]
 tasks = ["generate", "choose"]
 judges = ["offline"]
 ground = 6
-test = 8
+test = 12
 max_new_tokens = 6
 batch_size = 1
 threads = 1
 """
 
 
-@pytest.mark.slow
-def test_a_run_killed_twenty_times_ends_with_the_lines_of_one_that_was_not(tmp_path):
-    home = tmp_path / "home"
-    fill_home(home)
+# Importing takes many times longer than a run this small. So one process imports, runs no
+# tensor and starts no thread, and forks a child for every run: a process as any other, whose
+# command is `trueline eval`, and which the test kills from outside.
+RUNS = """
+import os, sys
+import sacrebleu, torch
+import rouge_score.rouge_scorer, transformers.models.llama.modeling_llama
+import trueline.evaluation.judges.offline, trueline.evaluation.run, trueline.generation
+import trueline.scoring, trueline.space.build
+from trueline.cli import main
+
+for folder in sys.stdin:
+    sys.argv = ["trueline", "eval", "run.toml", "--out", folder.strip()]
+    if (child := os.fork()) == 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(main())
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """A process that runs the plan in each folder it is told: its number, then how it ended."""
+    fill_home(tmp_path / "home")
     (tmp_path / "run.toml").write_text(KILLED, "utf-8")
-    variables = {**os.environ, "TRUELINE_HOME": str(home), "PIP_NO_INDEX": "1"}
+    alone = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PIP_NO_INDEX": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-c", RUNS],
+        cwd=tmp_path,
+        env={**os.environ, **alone, "TRUELINE_HOME": str(tmp_path / "home")},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,  # a line is there for `select` until it is read
+    ) as process:
+        yield process
+        process.stdin.close()
+        assert process.wait(60) == 0
+    shutil.rmtree(tmp_path / "home")
 
-    def start(folder: Path) -> subprocess.Popen:
-        command = [sys.executable, "-m", "trueline", "eval", "run.toml", "--out", str(folder)]
-        return subprocess.Popen(
-            command,
-            cwd=tmp_path,
-            env=variables,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-        )
 
-    def finish(folder: Path) -> None:
-        running = start(folder)
-        _, err = running.communicate(timeout=600)
-        assert running.returncode == 0, err.decode()
+@pytest.mark.slow
+def test_a_run_killed_twenty_times_ends_with_the_lines_of_one_that_was_not(runs, tmp_path):
+    def start(folder: Path) -> int:
+        runs.stdin.write(f"{folder}\n".encode())
+        return int(runs.stdout.readline())
 
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    finish(whole)
+    def finish(folder: Path) -> list[dict]:
+        start(folder)
+        assert int(runs.stdout.readline()) == 0
+        return steady(lines_in(folder))
+
+    whole, killed = finish(tmp_path / "whole"), tmp_path / "killed"
     draw, kills, path = random.Random(7), 0, killed / "results.jsonl"
-    for number in range(20):
-        running = start(killed)
+    while kills < 20:
         before = path.stat().st_size if path.exists() else 0
-        until = time.monotonic() + draw.uniform(0.5, 3)
-        while running.poll() is None:  # two in three are killed while they write
+        child, until = start(killed), time.monotonic() + draw.uniform(0.1, 1.5)
+        while not select.select([runs.stdout], [], [], 0.001)[0]:  # it has not ended
             grown = path.exists() and path.stat().st_size != before
-            if (number % 3 and grown) or (not number % 3 and time.monotonic() > until):
-                time.sleep(draw.uniform(0, 0.06))
+            if (kills % 3 and grown) or (not kills % 3 and time.monotonic() > until):
+                time.sleep(draw.uniform(0, 0.04))  # two in three are killed while they write
                 break
-            time.sleep(0.001)
-        running.send_signal(signal.SIGKILL)
-        _, _ = running.communicate()
-        kills += running.returncode == -signal.SIGKILL
-    assert kills == 20
-    finish(killed)
-    assert steady(lines_in(killed)) == steady(lines_in(whole))
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        if int(runs.stdout.readline()) == -signal.SIGKILL:
+            kills += 1
+        else:  # it came to its end first: one more run, killed from its beginning
+            assert steady(lines_in(killed)) == whole
+            shutil.rmtree(killed)
+    assert finish(killed) == whole
     assert [*(killed / "spaces").iterdir()]
-    shutil.rmtree(home)
