@@ -16,8 +16,9 @@ from trueline.report.formats import as_csv, as_html, as_latex, as_markdown, esca
 from trueline.report.grids import Document, Entry, Figure, Grid, Section, grids_of
 from trueline.report.measures import columns_of
 from trueline.report.plots import as_png, as_svg, edit_quartiles, inline_svg, plots_of
-from trueline.report.report import agreement_note, report_of, write_report
+from trueline.report.report import named_plots, report_of, write_report
 from trueline.report.results import read_results
+from trueline.report.said import said_by_us
 from trueline.report.sweeps import sweeps_of
 from trueline.report.tables import tables_of
 
@@ -108,7 +109,7 @@ def verdicts(id, about, labels, judge=JUDGE):
 
 
 def done(id, memory=100.0):
-    return {"kind": "done", "cell": id, "seconds": 2.0, "memory_mb": memory}
+    return {"kind": "done", "cell": id, "seconds": 2.0, "peak_mb": memory}
 
 
 def choices(id, marks):
@@ -195,26 +196,28 @@ def test_differences_are_paired_with_greedy(tmp_path):
     assert rad[f"truth_info@{JUDGE}"].difference.mean == pytest.approx(2 / 3 - 2 / 9)
 
 
-def test_only_the_best_of_a_column_is_marked_and_less_memory_is_better(tmp_path):
+def test_only_the_best_of_a_column_is_marked_and_memory_is_not_ranked(tmp_path):
     made = table(tmp_path, *GREEDY, *RAD)
     greedy, rad = values(made, "greedy"), values(made, "rad")
     assert [greedy[f"truth@{JUDGE}"].is_best, rad[f"truth@{JUDGE}"].is_best] == [False, True]
-    assert [greedy["memory"].is_best, rad["memory"].is_best] == [True, False]
-    assert not any(row.values["edits"].is_best for row in made.rows)  # neither way is better
+    assert (greedy["memory"].mean, rad["memory"].mean) == (100.0, 150.0)
+    for key in ("memory", "edits"):  # neither way is better; what ran before counts in memory
+        assert not any(row.values[key].is_best for row in made.rows)
     alone = table(tmp_path / "alone", *GREEDY)
     assert not any(value.is_best for value in values(alone, "greedy").values())
 
 
-def test_hallucination_is_a_rate_that_should_be_low(tmp_path):
-    def lines(id, method, labels):
-        head = cell(id, method, benchmark="halueval-dialogue")
-        said = verdicts(id, "hallucination", labels)
-        return [head, *answers(id, rouge=[0.1] * 4), *said, done(id)]
+def hallucinations(id, method, labels):
+    head = cell(id, method, benchmark="halueval-dialogue")
+    said = verdicts(id, "hallucination", labels)
+    return [head, *answers(id, rouge=[0.1] * 4), *said, done(id)]
 
+
+def test_hallucination_is_a_rate_that_should_be_low(tmp_path):
     made = table(
         tmp_path,
-        *lines("g", "greedy", [True, True, False, False]),
-        *lines("r", "rad", [True, False, False, False]),
+        *hallucinations("g", "greedy", [True, True, False, False]),
+        *hallucinations("r", "rad", [True, False, False, False]),
     )
     key = f"hallucination@{JUDGE}"
     assert [values(made, x)[key].mean for x in ("greedy", "rad")] == [0.5, 0.25]
@@ -231,6 +234,37 @@ def test_choices_join_the_row_of_their_method(tmp_path):
     assert "mc2" not in row.values  # nobody has one
 
 
+def test_each_task_has_counts_of_its_own(tmp_path):
+    failed = {"kind": "failed", "cell": "c", "sample": "q2", "place": 1, "reason": "too long"}
+    head = cell("c", task="choose", max_new_tokens=None, stop=None, samples=3)
+    scored = [head, choices("c", [1.0])[0], failed]
+    made = table(tmp_path, *GREEDY, *scored)
+    grids = {grid.title: grid.rows[0][-1] for grid in grids_of(made)}
+    assert grids["Overlap"] == Entry("n 4", ("0 unscored, 0 failed, 0 skipped",))
+    assert grids["Choices"] == Entry("n 1", ("0 unscored, 1 failed, 1 skipped", "1 to come"))
+    rows = {row["measure"]: row for row in csv.DictReader(io.StringIO(as_csv([made])))}
+    assert (rows["rouge_l"]["answered"], rows["mc1"]["answered"]) == ("4", "1")
+    assert (rows["rouge_l"]["failed"], rows["mc1"]["failed"]) == ("0", "1")
+
+
+def test_verdicts_not_asked_yet_are_to_come_and_warned_of(tmp_path):
+    begun = [line for line in RAD if line["kind"] != "verdict"]
+    begun += verdicts("r", "truth", [None, True])  # q3 and q4, and all of info, are not judged
+    results = read_results(write(tmp_path, *GREEDY, *begun))
+    (made,) = tables_of(results)
+    truth = values(made, "rad")[f"truth@{JUDGE}"]
+    assert (truth.mean, truth.n, truth.unscored, truth.to_come) == (1.0, 1, 1, 2)
+    assert f"info@{JUDGE}" not in values(made, "rad")
+    (section,) = report_of(results, [made]).sections
+    assert section.warnings[0] == (
+        f"not judged to the end by {JUDGE}: rad (6 to come); their numbers will change"
+    )
+    assert section.grids[0].rows[1][-1].below == (
+        "1 unscored, 0 failed, 0 skipped",
+        "2 to be judged",
+    )
+
+
 def test_seeds_are_averaged_and_their_spread_is_told(tmp_path):
     def seed(number, rouge):
         id = f"s{number}"
@@ -242,7 +276,7 @@ def test_seeds_are_averaged_and_their_spread_is_told(tmp_path):
     assert found.mean == pytest.approx(0.3)  # of 0.2 and 0.4
     assert found.spread == pytest.approx(0.1 * 2**0.5)  # standard deviation of the two
     assert found.n == 4  # samples, not answers
-    assert row.counts.answered == 8
+    assert row.counts["generate"].answered == 8
     (entry,) = [e for e in grids_of(made)[0].rows[0] if e.text == "30.0"]
     assert "seeds ±14.1" in entry.below
 
@@ -257,12 +291,50 @@ def test_what_was_varied_beside_the_label_is_told(tmp_path):
     ]
 
 
+def spaces_by(name, made):
+    """A row of RAD by what its space was built with."""
+    for place, value in enumerate(made):
+        id = f"x{place}"
+        yield cell(id, "rad", **{name: value})
+        yield from answers(id, rouge=[0.1 * place] * 4, text=id)
+        yield done(id)
+
+
+@pytest.mark.parametrize(
+    ("name", "made"), [("context", [4, 8, 16, "full"]), ("embedder", ["a", "b", "c"])]
+)
+def test_what_a_space_was_built_with_makes_rows_and_a_sweep(name, made, tmp_path):
+    knn = [cell("k", "knn-lm", context="full"), *answers("k", rouge=[0.1] * 4, text="k")]
+    found = table(tmp_path, *GREEDY, *knn, done("k"), *spaces_by(name, made))
+    assert [row.label for row in found.rows] == [
+        "greedy",
+        "knn-lm",  # it has one alone
+        *(f"rad {name}={value}" for value in made),
+    ]
+    assert [row.values["rouge_l"].mean for row in found.rows[2:]] == pytest.approx(
+        [0.1 * place for place in range(len(made))]
+    )
+    (sweep,) = sweeps_of(found)
+    assert (sweep.name, sweep.values) == (name, tuple(made))
+
+
+def test_a_build_option_that_only_the_label_tells_is_a_sweep_too(tmp_path):
+    labels = {"a": "rad", "b": "rad values=hidden", "c": "rad values=logits"}
+    lines = [
+        line
+        for id, label in labels.items()
+        for line in (cell(id, "rad", label), *answers(id, rouge=[0.1] * 4, text=id), done(id))
+    ]
+    (sweep,) = sweeps_of(table(tmp_path, *lines))
+    assert (sweep.name, sweep.values) == ("values", ("auto", "hidden", "logits"))
+
+
 def test_failed_and_missing_samples_are_counted_and_warned_of(tmp_path):
     failed = {"kind": "failed", "cell": "g", "sample": "q4", "place": 3, "reason": "too long"}
     lines = [cell("g", samples=3, test=4), *answers("g", rouge=[0.5] * 4)[:1], failed]
     results = read_results(write(tmp_path, *lines))
     (made,) = tables_of(results)
-    counts = made.rows[0].counts
+    counts = made.rows[0].counts["generate"]
     assert (counts.answered, counts.failed, counts.skipped, counts.left) == (1, 1, 1, 1)
     (section,) = report_of(results, [made]).sections
     assert any("not finished: greedy" in text for text in section.warnings)
@@ -293,15 +365,25 @@ def test_settings_hashes_and_the_worth_of_the_offline_judge_stand_below(tmp_path
     assert section.notes[0] == (
         f"Judge {JUDGE}: 16 verdicts, 1 unscored, 32 tokens, 4.0000 US dollars."
     )
-    assert section.notes[1:] == (agreement_note(),)
+    assert section.notes[1:] == (
+        f"{JUDGE}: how far it agrees with people on truth is not known",
+        f"{JUDGE}: how far it agrees with people on info is not known",
+    )
 
 
-def test_a_judge_that_was_never_checked_is_said_to_be(monkeypatch):
-    monkeypatch.setattr("trueline.evaluation.judges.agreement", dict)
-    assert "not measured" in agreement_note()
-    told = {"truth": {"n": 100}, "sentence": "It agrees in 71 % of cases."}
-    monkeypatch.setattr("trueline.evaluation.judges.agreement", lambda: told)
-    assert agreement_note() == "It agrees in 71 % of cases."
+def test_the_agreement_told_is_that_on_what_the_judge_was_asked(tmp_path, monkeypatch):
+    measured = {"judge": JUDGE, "truth": {"accuracy": [0.71, 0.6, 0.8], "always": 0.58}}
+    monkeypatch.setattr("trueline.evaluation.judges.agreement", lambda: measured)
+    asked = {"truth": GREEDY, "hallucination": hallucinations("g", "greedy", [True] * 4)}
+    told = {}
+    for about, lines in asked.items():
+        results = read_results(write(tmp_path / about, *lines))
+        (section,) = report_of(results, tables_of(results)).sections
+        told[about] = section.notes[1]
+    known = f"{JUDGE} agrees with people on 71% of truth labels (one label for all: 58%)"
+    assert told["truth"] == known
+    unknown = f"{JUDGE}: how far it agrees with people on hallucination is not known"
+    assert told["hallucination"] == unknown
 
 
 def test_a_line_cut_off_does_not_count_and_a_broken_one_is_named(tmp_path):
@@ -352,7 +434,8 @@ HOSTILE = "50%_of $x^2$ & {a}\\b #1 ~ <script>alert(1)</script> | `c` [d]"
 def hostile():
     rows = ((Entry(HOSTILE), Entry("1.0", ("[0.5, 1.5] n 4",), True)),)
     grid = Grid(HOSTILE, ("method", HOSTILE), rows, (HOSTILE,))
-    return Document(HOSTILE, (HOSTILE,), (Section(HOSTILE, (HOSTILE,), (grid,)),))
+    section = Section(HOSTILE, (HOSTILE,), (grid,), notes=(HOSTILE,))
+    return Document(HOSTILE, (HOSTILE,), (section,))
 
 
 def test_html_is_one_page_whose_tables_read_back(tmp_path):
@@ -395,6 +478,9 @@ def test_latex_is_escaped_and_its_braces_balance(hostile, tmp_path):
         for block, count in zip(rows, columns, strict=True):
             for line in block.strip().splitlines():
                 assert line.replace(r"\&", "").count("&") == count - 1
+        notes = [note for section in document.sections for note in section.notes]
+        assert notes
+        assert all(escape_latex(note) + r"\par" in text.splitlines() for note in notes)
     assert escape_latex("a_b 5% \N{MINUS SIGN}2") == r"a\_b 5\% $-$2"
 
 
@@ -464,8 +550,9 @@ def test_every_plot_is_drawn_as_svg_and_png(tmp_path):
         "methods",
         "interventions",
         f"reliability-{JUDGE}",
-        "sweep-alpha",
+        "sweep-rad-alpha",
     ]
+    assert plots[-1][1] == "rad: alpha, facts, tiny_100%"
     for name, _, draw in plots:
         svg = as_svg(draw, name)
         assert ElementTree.fromstring(svg).tag.endswith("svg")
@@ -475,6 +562,44 @@ def test_every_plot_is_drawn_as_svg_and_png(tmp_path):
     png = as_png(draw, name)
     assert png[:8] == b"\x89PNG\r\n\x1a\n"
     assert len(png) > 5000
+
+
+def test_a_sweep_without_a_value_worth_a_plot_is_not_drawn(tmp_path):
+    lines = [
+        line if line["kind"] != "answer" else {**line, "scores": {}} for line in sweep_lines()
+    ]
+    made = table(tmp_path, *GREEDY, *lines)
+    assert len(sweeps_of(made)) == 1
+    assert not [name for name, _, _ in plots_of(made, sweeps_of(made)) if "sweep" in name]
+
+
+def test_a_method_that_changed_no_token_has_quartiles_of_zero_and_no_plot(tmp_path):
+    idle = [cell("i", "rad"), *answers("i", rouge=[0.1] * 4, text="x"), done("i")]
+    made = table(tmp_path, *GREEDY, *idle)
+    (row,) = [row for row in made.rows if row.label == "rad"]
+    assert {q.share for q in edit_quartiles(row)} == {0.0, None}  # None: no step is in it
+    assert [name for name, _, _ in plots_of(made, [])] == ["methods", f"reliability-{JUDGE}"]
+    told = said_by_us("interventions", [made])
+    assert told["edit_q1"] == "0.0 % of 4 tokens (entropy 0.10 to 0.10)"
+
+
+def test_one_model_in_two_dtypes_has_files_and_titles_of_its_own(tmp_path):
+    half = [
+        {**line, "cell": f"h{line['cell']}"}
+        | ({"dtype": "bfloat16"} if "dtype" in line else {})
+        for line in [*GREEDY, *RAD]
+    ]
+    results = read_results(write(tmp_path, *GREEDY, *RAD, *half))
+    tables = tables_of(results)
+    assert [section.title for section in report_of(results, tables).sections] == [
+        "facts, tiny_100%, float32",
+        "facts, tiny_100%, bfloat16",
+    ]
+    names = [name for some in named_plots(tables) for name, _, _ in some]
+    assert len(names) == len(set(names)) == 6
+    assert names[0] == "facts-tiny_100-float32-methods"
+    same = [name for some in named_plots([tables[0], tables[0]]) for name, _, _ in some]
+    assert len(set(same)) == 6  # even where nothing tells two tables apart
 
 
 def test_a_report_is_written_in_every_format(tmp_path):
@@ -513,4 +638,39 @@ def test_two_judges_have_columns_of_their_own(tmp_path):
     assert "auroc@local:x" not in found  # all are wrong: there is nothing to rank
     (grid, *_) = grids_of(made)
     assert "%Truth (local:x)" in grid.head
-    assert [c.id for c in columns_of(made.rows[0].row.cells)] == [c.id for c in made.columns]
+    assert [c.id for c in columns_of(made.cells)] == [
+        f"truth@{JUDGE}",
+        "truth@local:x",
+        f"info@{JUDGE}",
+        f"truth_info@{JUDGE}",
+        "rouge_l",
+        f"ece@{JUDGE}",
+        "ece@local:x",
+        f"auroc@{JUDGE}",
+        "grounded",
+        "edits",
+        "speed",
+        "memory",
+    ]
+
+
+def test_every_judge_and_every_pair_of_judges_is_told(tmp_path):
+    def lines(id, method, truths):
+        yield cell(id, method)
+        yield from answers(id, rouge=[0.1] * 4, text=id, sure=[0.9, 0.2, 0.3, 0.8])
+        for judge, truth in zip(("a", "b", "c"), truths):
+            yield from verdicts(id, "truth", [n < truth for n in range(4)], judge)
+            yield from verdicts(id, "info", [True] * 4, judge)
+        yield done(id)
+
+    made = table(
+        tmp_path,
+        *lines("g", "greedy", (1, 1, 3)),
+        *lines("d", "dola", (2, 2, 2)),
+        *lines("r", "rad", (3, 3, 1)),
+    )
+    # greedy is surest of q1, which a and b alone call true: every other pair is ranked right
+    assert said_by_us("reliability", [made])["auroc greedy"] == "1.00 (a), 1.00 (b), 0.33 (c)"
+    told = said_by_us("judges", [made])
+    assert [*told] == ["rho facts", "rho facts, a and c", "rho facts, b and c"]
+    assert [text[:5].rstrip(",") for text in told.values()] == ["1.00", "-1.00", "-1.00"]

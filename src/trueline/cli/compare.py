@@ -100,10 +100,13 @@ def _show(
 ) -> None:
     """One block a question: its answers, and the tokens a method changed; then the sums."""
     from trueline.cli.screen import print_answers, print_table
+    from trueline.report.moves import moves
 
     for place, question in enumerate(asked):
         answers = {name: run.answers[place].text for name, run in found.items()}
-        notes = [line for given in traced.values() for line in _flips(given[place])]
+        notes = [
+            f"{name}, {line}" for name, given in traced.items() for line in moves(given[place])
+        ]
         print_answers(question, answers, notes)
     print_table(
         ["method", "tokens", "tokens/s", "changed", "first change at token", ""],
@@ -120,17 +123,3 @@ def _row(name: str, run: Compared) -> list[str]:
     )
     first = ", ".join(map(str, places))
     return [name, str(count), f"{run.tokens_per_second:.1f}", changed, first, note]
-
-
-def _flips(answer: Answer) -> list[str]:
-    """A line for each token that is not the model's own: what it was, and who moved it."""
-    lines = []
-    for number, step in enumerate(answer.trace or (), 1):
-        if step.flipped and step.neighbors:
-            best = max(step.neighbors, key=lambda neighbor: neighbor.push)
-            lines.append(
-                f"{answer.method}, token {number}: {step.base[0].text!r} became {step.text!r}, "
-                f"moved by {best.example} ({best.question} cosine {best.similarity:.2f}, "
-                f"{best.push:+.2f}; {step.hits} hits)"
-            )
-    return lines

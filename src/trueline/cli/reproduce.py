@@ -88,22 +88,28 @@ def reproduce(
     folder = out or Path("reproduced") / name
     with progress_bars("done") as progress:
         made = run(name, folder, given, is_full=full, progress=progress)
-    _save(made.document, folder)
+    written = _save(made.document, folder)
     if as_json:
         print_json(made.data)
-    else:
-        _show(made.document, folder)
+        return
+    _show(made.document)
+    click.echo(f"\nwritten to {folder}: {', '.join(path.name for path in written)}")
 
 
-def _save(document: Document, folder: Path) -> None:
+def _save(document: Document, folder: Path) -> list[Path]:
     from trueline.report.formats import as_html, as_markdown
-    from trueline.report.report import write_files
+    from trueline.report.report import svg_files, write_files
 
-    texts = {"reproduce.md": as_markdown(document), "reproduce.html": as_html(document)}
-    write_files({folder / name: text.encode() for name, text in texts.items()})
+    texts = {
+        "reproduce.md": as_markdown(document, figures="svg"),
+        "reproduce.html": as_html(document),
+    }
+    figures = [figure for section in document.sections for figure in section.figures]
+    pages = {folder / name: text.encode() for name, text in texts.items()}
+    return write_files({**pages, **svg_files(folder, figures)})
 
 
-def _show(document: Document, folder: Path) -> None:
+def _show(document: Document) -> None:
     from trueline.cli.screen import print_table, printable
 
     click.echo(document.title)
@@ -117,7 +123,6 @@ def _show(document: Document, folder: Path) -> None:
             print_table(grid.head, rows)
             for note in grid.notes:
                 click.echo(printable(note))
-    click.echo(f"\nwritten to {folder}: reproduce.md, reproduce.html")
 
 
 def _cell(text: str, below: tuple[str, ...]) -> str:

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 _PACKAGES = ("trueline", "torch", "transformers", "tokenizers", "numpy")
 _PROMPTS = ("prompt", "bare")  # settings that are prompts; their hashes are told apart
-_TOLD_ONLY = ("kind", "cell", "model", "label", "embedder", "counts", "ground_from", "versions")
+_TOLD_ONLY = (  # what the id of a cell does not hang on: the hash of the data stands for some
+    *("kind", "cell", "model", "label", "embedder", "counts", "ground_from", "draw", "rule"),
+    "versions",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,17 @@ def grounding_space(
     )
 
 
+def space_hash(space: GroundingSpace, with_wrong: bool) -> str:
+    """A hash of what a method sees of its space: wrong answers count only where they are read.
+
+    The names of model and embedder do not count either; their weights do.
+    """
+    from trueline.examples import digest
+
+    recipe = asdict(space.recipe) | {"model": "", "embedder": "", "wrong": with_wrong}
+    return _hash([recipe, digest(space.examples)])
+
+
 def versions() -> dict[str, str]:
     """The versions of everything that computes."""
     return {name: version(name) for name in _PACKAGES} | {"python": platform.python_version()}
@@ -157,7 +171,7 @@ def _about_method(
         "settings": settings,
         "label": variant.label(defaults),
         "prompt_hashes": _prompt_hashes(decoder, benchmark),
-        "space_hash": None if space is None else _space_hash(space, variant.needs_wrong),
+        "space_hash": None if space is None else space_hash(space, variant.needs_wrong),
         "entries": None if space is None else len(space),
         "embedder": None if recipe is None else recipe.embedder,
         "context": None if recipe is None else recipe.context,
@@ -183,6 +197,8 @@ def _about_data(plan: Plan, benchmark: Benchmark) -> Line:
         "ground_from": plan.ground_from,
         "ground": len(benchmark.ground),
         "test": len(benchmark.test),
+        "draw": plan.draw,
+        "rule": plan.rule,
         "bertscore": scoring if plan.bertscore else None,
     }
 
@@ -202,17 +218,6 @@ def _prompt_hashes(decoder: Decoder, benchmark: Benchmark) -> list[str]:
     if decoder.name == "kate":  # what stands ahead differs from question to question
         return [benchmark.prompt.hash]
     return [asked.hash for asked in decoder.prompts(benchmark.test[0].question)]
-
-
-def _space_hash(space: GroundingSpace, with_wrong: bool) -> str:
-    """A hash of what a method sees of its space: wrong answers count only where they are read.
-
-    The names of model and embedder do not count either; their weights do.
-    """
-    from trueline.examples import digest
-
-    recipe = asdict(space.recipe) | {"model": "", "embedder": "", "wrong": with_wrong}
-    return _hash([recipe, digest(space.examples)])
 
 
 def _id(line: Line) -> str:

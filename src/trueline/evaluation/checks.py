@@ -67,18 +67,18 @@ def agreement_notes(lines: Sequence[Line], ids: Sequence[str]) -> list[str]:
 
     measured, asked = agreement(), set(ids)
     used = {
-        line["about"]: None
+        (line["judge"], line["about"]): None
         for line in lines
         if line["kind"] == "verdict"
         and line["cell"] in asked
-        and line["judge"] == measured.get("judge")
+        and line["judge"].startswith("offline")
     }
     return [
-        f"{measured['judge']} agrees with people on {measured[about]['accuracy'][0]:.0%} of "
+        f"{judge} agrees with people on {measured[about]['accuracy'][0]:.0%} of "
         f"{about} labels (one label for all: {measured[about]['always']:.0%})"
-        if about in measured
-        else f"{measured['judge']}: how far it agrees with people on {about} is not known"
-        for about in used
+        if judge == measured.get("judge") and about in measured
+        else f"{judge}: how far it agrees with people on {about} is not known"
+        for judge, about in used
     ]
 
 

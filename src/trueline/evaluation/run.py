@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from hashlib import sha256
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -14,6 +12,7 @@ from trueline.errors import SettingError
 from trueline.evaluation.answering import sample_lines, text_scores, verdict_lines
 from trueline.evaluation.cells import Cell, cells_of, grounding_space, machine
 from trueline.evaluation.checks import CellSummary, agreement_notes, summarize, warnings
+from trueline.evaluation.parts import benchmark_of, model_of
 from trueline.evaluation.plan import BuildOptions, Plan, Variant
 from trueline.evaluation.results import SAMPLE_KINDS, Journal, now, open_journal
 from trueline.evaluation.samples import Benchmark, Sample
@@ -89,7 +88,7 @@ def run_plan(
     budget = _Budget(deadline, max_samples)
     stopped = None
     with open_journal(Path(folder)) as journal:
-        benchmarks = [_benchmark(plan, name) for name in plan.benchmarks]
+        benchmarks = [benchmark_of(plan, name) for name in plan.benchmarks]
         text_scores(Sample("", "", ("a",), ("b",)), "a")  # a missing extra shows at once
         judges = _judges(plan)
         tell = progress or (lambda label, done, total: None)
@@ -110,18 +109,11 @@ def _run_model(run: _Run, model: str, benchmarks: Sequence[Benchmark]) -> None:
     """Every cell of one model, benchmark by benchmark."""
     import torch
 
-    from trueline.models.language import load
-
     plan = run.plan
     run.budget.check()
     if plan.threads is not None:
         torch.set_num_threads(plan.threads)
-    lm = load(
-        model,
-        dtype=plan.dtype,
-        device=plan.device,
-        trust_remote_code=plan.trust_remote_code,
-    )
+    lm = model_of(plan, model)
     for benchmark in benchmarks:
         cells = [cell for some in _cells(run, lm, benchmark) for cell in some]
         total, done = sum(len(cell.samples) for cell in cells), 0
@@ -182,6 +174,7 @@ def _run_cell(run: _Run, cell: Cell) -> Iterator[int]:
     scorer = None
     if plan.bertscore is not None and plan.bertscore_layers is not None:
         scorer = (plan.bertscore, plan.bertscore_layers)
+    is_weighed = _start_peak()
     for start in range(ready, len(cell.samples), plan.batch_size):
         run.budget.check()
         some = cell.samples[start : start + plan.batch_size]
@@ -190,8 +183,9 @@ def _run_cell(run: _Run, cell: Cell) -> Iterator[int]:
         yield len(some)
     lines = journal.of(cell.id, *SAMPLE_KINDS)
     seconds = round(sum(line.get("seconds", 0.0) for line in lines), 4)
-    done = {"kind": "done", "cell": cell.id, "seconds": seconds, "memory_mb": _memory_mb()}
-    journal.append([{**done, "time": now()}])
+    peak = {"peak_mb": _peak_mb()} if is_weighed else {}
+    done = {"kind": "done", "cell": cell.id, "seconds": seconds, **peak, "time": now()}
+    journal.append([done])
 
 
 def _run_judge(run: _Run, judge: Judge) -> None:
@@ -221,31 +215,6 @@ def _run_judge(run: _Run, judge: Judge) -> None:
             run.tell(f"judge {judge.id}", done, total)
 
 
-def _benchmark(plan: Plan, name: str) -> Benchmark:
-    """A benchmark, its examples perhaps those of another one."""
-    from trueline.evaluation.benchmarks import read_benchmark
-    from trueline.examples import digest
-
-    def read(name: str) -> Benchmark:
-        return read_benchmark(
-            name,
-            data=plan.data,
-            ground=plan.ground,
-            test=plan.test,
-            seed=plan.draw,
-            rule=plan.rule,
-        )
-
-    found = read(name)
-    if not found.test:
-        raise SettingError(f"{name} has no sample to test on")
-    if plan.ground_from in (None, name):
-        return found
-    ground = read(plan.ground_from or name).ground
-    content = f"{found.hash} {digest(ground)}"
-    return replace(found, ground=ground, hash=sha256(content.encode()).hexdigest())
-
-
 def _judges(plan: Plan) -> list[Judge]:
     """The judges, opened before anything is run: a missing key shows at once."""
     if not plan.judges:
@@ -262,9 +231,17 @@ def _check_limits(minutes: float | None, max_samples: int | None) -> None:
         raise SettingError(f"max_samples must be at least 1, got {max_samples}")
 
 
-def _memory_mb() -> float:
-    """The most memory this process has held."""
-    import resource
+def _start_peak() -> bool:
+    """Have the system forget the most memory we held so far; False where it cannot."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5", "ascii")
+    except OSError:
+        return False
+    return True
 
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return round(peak / (1 << 20 if sys.platform == "darwin" else 1 << 10), 1)
+
+def _peak_mb() -> float:
+    """The most memory this process held since the peak was forgotten."""
+    status = Path("/proc/self/status").read_text("ascii")
+    found = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return round(int(found.split()[1]) / 1024, 1)

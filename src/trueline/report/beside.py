@@ -38,6 +38,7 @@ class Beside:
                 },
                 "n": value.n,
                 "unscored": value.unscored,
+                "to_come": value.to_come,
                 "difference": value.difference and round(scale * value.difference.mean, 3),
                 "p": value.p,
             }
@@ -72,7 +73,7 @@ def beside(recipe: Recipe, table: Table) -> list[Beside]:
     for key, row in keys.items():
         for metric in metrics or _judged(table):
             theirs = {
-                _paper_column(block): block.rows[key][block.metrics.index(metric)]
+                _paper_column(block, table): block.rows[key][block.metrics.index(metric)]
                 for block in blocks
                 if metric in block.metrics and key in block.rows
             }
@@ -111,7 +112,7 @@ def beside_grid(table: Table, figures: Sequence[Beside]) -> Grid:
         rows.append((Entry(one.row), Entry(column.measure.title), *ours, *theirs))
     head = [f"ours{f' ({judge})' if judge else ''}" for judge in judges]
     return Grid(
-        f"{table.benchmark}: {table.model} beside the paper",
+        f"{table.title} beside the paper",
         ("method", "measure", *head, *(f"paper: {name}" for name in columns)),
         tuple(rows),
     )
@@ -129,9 +130,10 @@ def _ours(row: TableRow | None, metric: str, table: Table) -> dict[str, Value]:
     return {c.judge: row.values[c.id] for c in columns if c.id in row.values}
 
 
-def _paper_column(block: Block) -> str:
-    told = [block.model, block.judge]
-    return ", ".join(filter(None, told))
+def _paper_column(block: Block, table: Table) -> str:
+    """The model and judge of the paper, and its benchmark where that is another than ours."""
+    on = "" if block.benchmark == table.benchmark else f"on {block.benchmark}"
+    return ", ".join(filter(None, (block.model, block.judge, on)))
 
 
 def _entry(value: Value | None, column: Column) -> Entry:
@@ -143,6 +145,8 @@ def _entry(value: Value | None, column: Column) -> Entry:
         below.append(f"[{low}, {high}] n {value.n}")
     if value.unscored:
         below.append(f"{value.unscored} unscored")
+    if value.to_come:
+        below.append(f"{value.to_come} to come")
     if value.difference is not None:
         change = number(value.difference.mean, column, sign=True)
         below.append(f"{change} from greedy, {p_text(value.p)}")

@@ -6,29 +6,44 @@ from collections.abc import Iterable, Sequence
 
 from trueline.report.beside import blocks_for
 from trueline.report.paper import paper
-from trueline.report.recipes import Recipe
-from trueline.report.report import agreement_note
+from trueline.report.recipes import GROUND, Recipe
+from trueline.report.report import agreement_of
 from trueline.report.results import Cell
+from trueline.report.spaces import SpaceMeasured
 from trueline.report.tables import Table
 
-_GROUND = 100  # examples the paper grounds with
+_RULES = {  # by which examples are taken, as the plan has it
+    "answered": "Rule `answered`: questions without an answer are left out before examples are "
+    "taken, so there are as many as were asked for.",
+    "all": "Rule `all`, as in the paper: examples are taken among all questions, and those "
+    "without an answer cannot ground, so there may be fewer than were asked for.",
+}
+_BERTSCORE = (
+    "BERTScore: ours is F1 as the encoder gives it, not rescaled by a baseline; the paper "
+    "names neither its encoder nor whether it rescales."
+)
+_CONFIDENCE = (
+    "Confidence: the paper takes the mean of the tokens' probabilities, ours is their "
+    "geometric mean, so the levels of ECE and AUROC cannot be compared."
+)
 
 
 def comparable_notes(recipe: Recipe, tables: Sequence[Table]) -> tuple[str, ...]:
     """Why our figures are not the paper's: model, judge, questions, examples, misprints."""
-    cells = [cell for table in tables for row in table.rows for cell in row.row.cells]
+    cells = [cell for table in tables for cell in table.cells]
     notes = [_models({table.model for table in tables}), *_judges(recipe, tables, cells)]
     for table in tables:
         notes += [_benchmark(recipe, table), _questions(table)]
-    notes += [_ground(cells), *_misprints(recipe)]
+    notes += [_ground(cells), *_measures(recipe, tables), *_misprints(recipe)]
     found = [note for note in notes if note]
     return tuple(found) or ("Model, judge, questions and examples are the paper's.",)
 
 
-def space_notes(models: Sequence[str]) -> tuple[str, ...]:
+def space_notes(measured: Sequence[SpaceMeasured]) -> tuple[str, ...]:
     """What to know before sizes and times are compared."""
     notes = [
-        _models(set(models)),
+        _models({one.model for one in measured}),
+        *dict.fromkeys(_RULES[one.rule] for one in measured),
         "The paper keeps logits and ran on an H100; ours keeps hidden states, from which those "
         "logits follow, so only the numbers of entries can be compared.",
         "The paper's sizes do not follow from its entries: 3,755 entries of Qwen2.5-7B are "
@@ -54,14 +69,9 @@ def _models(models: set[str]) -> str:
     )
 
 
-def _judges(recipe: Recipe, tables: Sequence[Table], cells: Iterable[Cell]) -> list[str]:
-    names = {
-        block.judge
-        for table in tables
-        for block in blocks_for(recipe, table.benchmark)
-        if block.judge
-    }
-    theirs = {paper().judges[name] for name in names}
+def _judges(recipe: Recipe, tables: Sequence[Table], cells: Sequence[Cell]) -> list[str]:
+    blocks = [block for table in tables for block in blocks_for(recipe, table.benchmark)]
+    theirs = dict.fromkeys(paper().judges[block.judge] for block in blocks if block.judge)
     ours = list(dict.fromkeys(line["judge"] for cell in cells for line in cell.verdicts))
     notes = []
     others = [judge for judge in ours if not any(name in judge for name in theirs)]
@@ -72,25 +82,34 @@ def _judges(recipe: Recipe, tables: Sequence[Table], cells: Iterable[Cell]) -> l
         )
     if theirs and not ours:
         notes.append("No judge was asked, so the paper's judged figures have nothing beside.")
-    if any(judge.startswith("offline") for judge in ours):
-        notes.append(agreement_note())
-    return notes
+    return notes + agreement_of(cells)
 
 
 def _benchmark(recipe: Recipe, table: Table) -> str:
-    if table.benchmark in paper().tests:
+    blocks = blocks_for(recipe, table.benchmark)
+    others = dict.fromkeys(b.benchmark for b in blocks if b.benchmark != table.benchmark)
+    if not others:
         return ""
-    first = recipe.plan["benchmarks"][0]
-    return (
-        f"Another benchmark: {table.benchmark} is not in the paper; the paper's figures beside "
-        f"it are for {first} and cannot be compared."
+    where = (
+        "" if table.benchmark in paper().tests else f"{table.benchmark} is not in the paper; "
     )
+    return (
+        f"Another benchmark: {where}the paper's figures beside {table.benchmark} are for "
+        f"{', '.join(others)} and cannot be compared."
+    )
+
+
+def _measures(recipe: Recipe, tables: Sequence[Table]) -> list[str]:
+    """What is measured in another way than the paper's, and is shown here."""
+    shown = {column.measure.key for table in tables for column in table.columns}
+    notes = [_BERTSCORE] if "bertscore" in shown else []
+    return [*notes, _CONFIDENCE] if recipe.show == "reliability" else notes
 
 
 def _questions(table: Table) -> str:
     theirs = paper().tests.get(table.benchmark)
-    counts = {row.counts.answered for row in table.rows}
-    if theirs is None or counts == {theirs}:
+    counts = {row.counts["generate"].answered for row in table.rows if "generate" in row.counts}
+    if theirs is None or not counts or counts == {theirs}:
         return ""
     ours = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else str(max(counts))
     return (
@@ -100,10 +119,10 @@ def _questions(table: Table) -> str:
 
 def _ground(cells: Iterable[Cell]) -> str:
     counts = sorted({cell["ground"] for cell in cells if cell["space_hash"]})
-    if not counts or counts == [_GROUND]:
+    if not counts or counts == [GROUND]:
         return ""
     told = ", ".join(map(str, counts))
-    return f"Grounded in {told} examples; the paper takes {_GROUND} unless a row says else."
+    return f"Grounded in {told} examples; the paper takes {GROUND} unless a row says else."
 
 
 def _misprints(recipe: Recipe) -> list[str]:

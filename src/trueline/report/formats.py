@@ -28,8 +28,9 @@ _LATEX = {
     "±": r"$\pm$",
 }
 _CSV = (
-    "model,benchmark,label,method,measure,judge,unit,mean,low,high,n,unscored,spread,seeds,"
-    "difference,difference_low,difference_high,p,is_best,answered,failed,skipped,to_come"
+    "model,dtype,benchmark,label,method,measure,judge,unit,mean,low,high,n,unscored,spread,"
+    "seeds,difference,difference_low,difference_high,p,is_best,answered,failed,skipped,to_come,"
+    "to_be_judged"
 ).split(",")
 
 
@@ -97,6 +98,8 @@ def as_latex(document: Document) -> str:
         lines += [f"% Warning: {' '.join(text.split())}" for text in section.warnings]
         for grid in section.grids:
             lines += ["", *_latex_grid(section.title, grid)]
+        for note in section.notes:
+            lines += ["", f"{escape_latex(note)}\\par"]
     return "\n".join(lines) + "\n"
 
 
@@ -154,12 +157,14 @@ def as_csv(tables: Sequence[Table]) -> str:
 def _csv_line(table: Table, row: TableRow, column: Column, value: Value) -> dict[str, Any]:
     scale = 100 if column.measure.is_percent else 1
     change = value.difference
+    counts = row.counts[column.measure.task]
 
     def shown(number: float | None) -> str:
         return "" if number is None else f"{scale * number:.6g}"
 
     return {
         "model": table.model,
+        "dtype": row.row.first["dtype"],
         "benchmark": table.benchmark,
         "label": row.label,
         "method": row.row.method,
@@ -175,8 +180,9 @@ def _csv_line(table: Table, row: TableRow, column: Column, value: Value) -> dict
         "difference_high": shown(change.high if change else None),
         "p": "" if value.p is None else f"{value.p:.6g}",
         "is_best": int(value.is_best),
-        "answered": row.counts.answered,
-        "failed": row.counts.failed,
-        "skipped": row.counts.skipped,
-        "to_come": row.counts.left,
+        "answered": counts.answered,
+        "failed": counts.failed,
+        "skipped": counts.skipped,
+        "to_come": counts.left,
+        "to_be_judged": value.to_come,
     }

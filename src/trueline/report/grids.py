@@ -66,7 +66,7 @@ def grids_of(table: Table) -> tuple[Grid, ...]:
         columns = [column for column in table.columns if column.measure.kind == kind]
         if columns:
             head = ("method", *(_title(column, len(judges) > 1) for column in columns))
-            rows = tuple(_row(row, columns) for row in table.rows)
+            rows = tuple(_row(row, columns) for row in table.rows if _has_task(row, columns))
             grids.append(Grid(kind, (*head, "counts"), rows))
     return tuple(grids)
 
@@ -83,20 +83,24 @@ def _title(column: Column, is_judge_told: bool) -> str:
     return f"{column.measure.title}{judge}"
 
 
+def _has_task(row: TableRow, columns: list[Column]) -> bool:
+    return columns[0].measure.task in row.counts
+
+
 def _row(row: TableRow, columns: list[Column]) -> tuple[Entry, ...]:
     values = [_entry(row.values.get(column.id), column) for column in columns]
-    unscored = max(
-        (row.values[column.id].unscored for column in columns if column.id in row.values),
-        default=0,
-    )
-    return (Entry(row.label), *values, Entry(*_counts(row.counts, unscored)))
+    found = [row.values[column.id] for column in columns if column.id in row.values]
+    counts = _counts(row.counts[columns[0].measure.task], found)
+    return (Entry(row.label), *values, counts)
 
 
-def _counts(counts: Counts, unscored: int) -> tuple[str, tuple[str, ...]]:
-    text = f"n {counts.answered}"
-    told = [f"{unscored} unscored", f"{counts.failed} failed", f"{counts.skipped} skipped"]
-    left = [f"{counts.left} to come"] if counts.left else []
-    return text, (", ".join(told), *left)
+def _counts(counts: Counts, values: list[Value]) -> Entry:
+    unscored = max((value.unscored for value in values), default=0)
+    to_judge = max((value.to_come for value in values), default=0)
+    told = [f"{unscored} unscored, {counts.failed} failed, {counts.skipped} skipped"]
+    told += [f"{counts.left} to come"] if counts.left else []
+    told += [f"{to_judge} to be judged"] if to_judge else []
+    return Entry(f"n {counts.answered}", tuple(told))
 
 
 def _entry(value: Value | None, column: Column) -> Entry:

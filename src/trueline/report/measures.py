@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trueline.evaluation.metrics import auroc, ece
+from trueline.evaluation.plan import Task
 from trueline.report.results import Cell, Line
 
 Kind = Literal["Judged", "Overlap", "Choices", "Behaviour"]
@@ -24,6 +25,11 @@ class Measure:
     is_percent: bool = True
     is_binary: bool = False  # right or wrong, one a sample: McNemar's test applies
     digits: int = 1
+
+    @property
+    def task(self) -> Task:
+        """The task whose lines it is worked out from."""
+        return "choose" if self.kind == "Choices" else "generate"
 
 
 MEASURES = {
@@ -45,7 +51,7 @@ MEASURES = {
         Measure("grounded", "grounded tokens", "Behaviour", 0),
         Measure("edits", "changed tokens", "Behaviour", 0),
         Measure("speed", "tokens/s", "Behaviour", 1, is_percent=False),
-        Measure("memory", "memory (MB)", "Behaviour", -1, is_percent=False, digits=0),
+        Measure("memory", "peak memory (MB)", "Behaviour", 0, is_percent=False, digits=0),
     )
 }
 _ABOUT = ("truth", "info", "hallucination")
@@ -70,6 +76,8 @@ class Series:
 
     seeds: tuple[Samples, ...] = ()  # in the order of the cells
     number: float | None = None
+    unscored: int = 0  # samples that were looked at and have no value
+    to_come: int = 0  # samples nobody has looked at yet
 
     @property
     def pooled(self) -> Samples:
@@ -95,8 +103,15 @@ def series_of(cells: Sequence[Cell], column: Column) -> Series:
     if key in _NUMBERS:
         found = [n for cell in cells if (n := _NUMBERS[key](cell, judge)) is not None]
         return Series(number=_mean(found) if found else None)
-    seeds = [samples for cell in cells if (samples := _samples(cell, key, judge))]
-    return Series(tuple(seeds))
+    seeds, unscored, to_come = [], 0, 0
+    for cell in cells:
+        looked_at = _values(cell, key, judge)
+        scored = {id: value for id, value in looked_at.items() if value is not None}
+        seeds += [scored] if scored else []
+        unscored += len(looked_at) - len(scored)
+        lines = cell.choices if column.measure.task == "choose" else cell.answers
+        to_come += len(lines) - len(looked_at)
+    return Series(tuple(seeds), unscored=unscored, to_come=to_come)
 
 
 def labels(cell: Cell, about: str, judge: str) -> dict[str, bool | None]:
@@ -131,12 +146,15 @@ def _has_value(series: Series) -> bool:
     return bool(series.seeds) or series.number is not None
 
 
-def _samples(cell: Cell, key: str, judge: str) -> Samples:
+def _values(cell: Cell, key: str, judge: str) -> dict[str, float | None]:
+    """Every sample that was looked at; None where there is no value to be had."""
     if key in _ABOUT:
-        return {s: float(x) for s, x in labels(cell, key, judge).items() if x is not None}
+        return {
+            id: None if x is None else float(x) for id, x in labels(cell, key, judge).items()
+        }
     if key == "truth_info":  # its samples: those with both verdicts; the product is of means
-        info = _samples(cell, "info", judge)
-        return {id: x for id, x in _samples(cell, "truth", judge).items() if id in info}
+        truth, info = (_values(cell, about, judge) for about in ("truth", "info"))
+        return {id: None if info[id] is None else x for id, x in truth.items() if id in info}
     if key in ("mc1", "mc2", "mc3"):
         return _numbers(cell.choices, lambda line: line.get(key))
     if key in ("grounded", "edits"):
@@ -144,9 +162,9 @@ def _samples(cell: Cell, key: str, judge: str) -> Samples:
     return _numbers(cell.answers, lambda line: (line.get("scores") or {}).get(key))
 
 
-def _numbers(lines: Sequence[Line], value: Callable[[Line], Any]) -> Samples:
+def _numbers(lines: Sequence[Line], value: Callable[[Line], Any]) -> dict[str, float | None]:
     found = {line["sample"]: value(line) for line in lines}
-    return {sample: float(number) for sample, number in found.items() if number is not None}
+    return {id: None if number is None else float(number) for id, number in found.items()}
 
 
 def _share(values: Sequence[float] | None, is_counted: Callable[[float], bool]) -> float | None:
@@ -165,7 +183,7 @@ def _speed(cell: Cell, judge: str) -> float | None:
 
 
 def _memory(cell: Cell, judge: str) -> float | None:
-    return cell.done.get("memory_mb") if cell.done and cell["task"] != "choose" else None
+    return cell.done.get("peak_mb") if cell.done and cell["task"] != "choose" else None
 
 
 _NUMBERS: Mapping[str, Callable[[Cell, str], float | None]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -32,7 +32,7 @@ class Misprint:
     benchmark: str
     row: str
     metric: str
-    kind: str  # change: the difference in brackets; product: T*I
+    kind: str  # change: the difference in brackets; product: T*I; sum: of logits
     printed: float
     worked: float
     about: str
@@ -49,6 +49,21 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
+class Case:
+    """A question the paper shows the answers to; all by method, in other words than its own."""
+
+    benchmark: str
+    question: str
+    answers: Mapping[str, str]
+    truth: Mapping[str, bool]
+    info: Mapping[str, bool] = field(default_factory=dict)  # told of one case only
+    moved: str = ""  # the token that RAD changed
+    logits: Mapping[str, tuple[float, float, float]] = field(
+        default_factory=dict
+    )  # of a token, as printed: the model's own, retrieved, fused
+
+
+@dataclass(frozen=True, slots=True)
 class Paper:
     """All figures of the paper."""
 
@@ -58,6 +73,7 @@ class Paper:
     blocks: tuple[Block, ...]
     said: tuple[Said, ...]
     misprints: tuple[Misprint, ...]
+    cases: tuple[Case, ...]
 
 
 @cache
@@ -72,6 +88,7 @@ def paper() -> Paper:
         tuple(_block(item) for item in read["block"]),
         tuple(Said(**item) for item in read["said"]),
         tuple(Misprint(**item) for item in read["misprint"]),
+        tuple(Case(**item) for item in read["case"]),
     )
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Draw = Callable[[], "Figure"]
+Plot = tuple[str, str, Draw]  # its name, its title, and how it is drawn
 _INK = "#24292f"  # becomes the color of the text around it where a plot stands in a page
 _COLORS = ("#6b7280", "#0f8f6c", "#d9730d", "#3b7dd8", "#b04fb3", "#b8860b", "#c0392b")
 _SHOWN = ("truth_info", "hallucination", "truth", "info", "rouge_l", "mc1", "mc2")
@@ -25,15 +26,16 @@ _PANELS = 3  # measures side by side
 _CURVES = 4  # methods in one diagram, so that it can be read
 
 
-def plots_of(table: Table, sweeps: Sequence[Sweep]) -> list[tuple[str, str, Draw]]:
-    """Every plot a table has the numbers for: its name, its title, and how it is drawn."""
-    what = f"{table.benchmark}, {table.model}"
-    plots: list[tuple[str, str, Draw]] = []
-    columns = shown_columns(table)
+def plots_of(table: Table, sweeps: Sequence[Sweep]) -> list[Plot]:
+    """Every plot a table has the numbers for."""
+    what = table.title
+    plots: list[Plot] = []
+    columns = shown_columns(table, table.rows)
     if columns and len(table.rows) > 1:
         plots.append(("methods", f"Methods, {what}", lambda: _methods(table.rows, columns)))
     telling = sorted(table.rows, key=_plainness)
-    quartiles = {row.label: found for row in telling if (found := edit_quartiles(row))}
+    found = {row.label: edit_quartiles(row) for row in telling}
+    quartiles = {label: some for label, some in found.items() if any(q.share for q in some)}
     if quartiles:
         title = f"Changed tokens by base entropy, {what}"
         plots.append(("interventions", title, lambda: _quartiles(quartiles)))
@@ -43,8 +45,11 @@ def plots_of(table: Table, sweeps: Sequence[Sweep]) -> list[tuple[str, str, Draw
             title = f"Reliability by {judge}, {what}"
             plots.append((f"reliability-{judge}", title, _bound(_reliability, curves)))
     for sweep in sweeps:
-        title = f"{sweep.name}, {what}" + (f"; {sweep.rest}" if sweep.rest else "")
-        plots.append((f"sweep-{sweep.name}", title, _bound(_sweep, sweep, columns)))
+        title = f"{sweep.method}: {sweep.name}, {what}"
+        title += f"; {sweep.rest}" if sweep.rest else ""
+        name = f"sweep-{sweep.method}-{sweep.name}"
+        if own := shown_columns(table, sweep.rows):
+            plots.append((name, title, _bound(_sweep, sweep, own)))
     return plots
 
 
@@ -63,16 +68,17 @@ def as_png(draw: Draw, name: str) -> bytes:
     return _saved(draw, "png", name)
 
 
-def shown_columns(table: Table) -> list[Column]:
-    """The few measures worth a plot, the most telling first."""
-    found = [c for key in _SHOWN for c in table.columns if c.measure.key == key]
-    return found[:_PANELS]
+def shown_columns(table: Table, rows: Sequence[TableRow]) -> list[Column]:
+    """The few measures of some rows that are worth a plot, the most telling first."""
+    known = {id for row in rows for id in row.values}
+    some = [column for column in table.columns if column.id in known]
+    return [column for key in _SHOWN for column in some if column.measure.key == key][:_PANELS]
 
 
 def edit_quartiles(row: TableRow) -> list[Quartile]:
     """How often a method changed the token, by quartile of the model's own entropy."""
     pairs = [pair for cell in row.row.cells for pair in _steps(cell)]
-    if row.row.method == "greedy" or not any(flag for _, flag in pairs):
+    if row.row.method == "greedy" or not pairs:
         return []
     return quartile_shares([entropy for entropy, _ in pairs], [flag for _, flag in pairs])
 

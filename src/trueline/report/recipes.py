@@ -15,10 +15,9 @@ from trueline.evaluation.plan_file import plan_from
 
 Options = Mapping[str, Any]  # keys of a run.toml
 
-SMALL = {"ground": 25, "test": 16}  # meant for minutes on two cores with the default model
-FULL: Options = {"ground": 100, "test": "all", "rule": "all"}  # as in the paper
-_GROUND = 100  # the paper's number of examples, where it is not what varies
-_SMALL_GROUND = 100  # the most examples where their number is what varies
+GROUND = 100  # examples the paper grounds with, where their number is not what varies
+SMALL: Options = {"ground": 25, "test": 16}  # minutes on two cores with the default model
+FULL: Options = {"ground": GROUND, "test": "all", "rule": "all"}  # as in the paper
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +65,21 @@ def plans_of(recipe: Recipe, given: Options, *, is_full: bool = False) -> list[P
     own: dict[str, Any] = {**shared, **given}
     parts: list[Options] = list(recipe.each or [{}])
     if recipe.grounds:
-        most = given.get("ground") or (max(recipe.grounds) if is_full else _SMALL_GROUND)
-        counts = [count for count in recipe.grounds if count <= most] or [most]
-        own["ground"] = min(_GROUND, most)
+        most = given.get("ground", max(recipe.grounds) if is_full else GROUND)
+        counts = _grounds(recipe, most)
+        own["ground"] = min(GROUND, most) if isinstance(most, int) else most
         parts = [*recipe.each, *({"ground": count} for count in counts)]
     if "benchmarks" in given:  # one's own benchmarks replace those a part names
         parts = [_without_benchmarks(part) for part in parts]
     tables = [{**own, **part} for part in parts]
     distinct = [table for place, table in enumerate(tables) if table not in tables[:place]]
     return [plan_from(table, f"the recipe {recipe.name}") for table in distinct]
+
+
+def _grounds(recipe: Recipe, most: int | str) -> list[int | str]:
+    """The recipe's numbers of examples that are below the most, and that one itself."""
+    fewer = [n for n in recipe.grounds if isinstance(most, int) and n < most]
+    return [*fewer, most]
 
 
 def _without_benchmarks(part: Options) -> Options:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from trueline.errors import SettingError
+from trueline.evaluation.checks import agreement_notes
 from trueline.report.checks import warnings_of
 from trueline.report.formats import as_csv, as_html, as_latex, as_markdown
 from trueline.report.grids import Document, Figure, Section, grids_of
-from trueline.report.plots import Draw, as_png, as_svg, plots_of
+from trueline.report.plots import Plot, as_png, as_svg, plots_of
 from trueline.report.results import Cell, Results, read_results
 from trueline.report.sweeps import sweeps_of
 from trueline.report.tables import Table, tables_of
@@ -24,12 +25,13 @@ LEAD = (
     "difference from greedy on the same samples with its interval, and p (McNemar's exact "
     "test where a sample is right or wrong, else the paired bootstrap). Shares are in percent.",
     "Bold is the best mean of a column; it may be ahead of the others by no more than chance. "
-    "Tokens/s is taken while traces are kept, so it is below what decoding alone reaches.",
+    "Tokens/s is taken while traces are kept, so it is below what decoding alone reaches. Peak "
+    "memory is that of the whole process while a row was run; what earlier rows left counts.",
 )
 _FACTS = (
     "model fingerprint dtype device benchmark data_hash counts ground ground_from test task "
-    "max_new_tokens batch_size temperature seed stop prompt_hashes embedder bertscore versions "
-    "machine"
+    "max_new_tokens batch_size temperature seed stop prompt_hashes embedder bertscore draw "
+    "rule versions machine"
 ).split()
 
 
@@ -47,7 +49,8 @@ def write_report(
     results = read_results(folder)
     tables = tables_of(results)
     target = Path(out) if out is not None else results.folder
-    figures = [figures_of(table) for table in tables] if plots else []
+    named = named_plots(tables) if plots else []
+    figures = [drawn(some) for some in named]
     document = report_of(results, tables, figures)
     texts = {
         "md": lambda: as_markdown(document, figures=plots[0] if plots else ""),
@@ -57,11 +60,10 @@ def write_report(
     }
     written = {target / FORMATS[name]: texts[name]().encode() for name in formats}
     if "svg" in plots:
-        drawn = [figure for some in figures for figure in some]
-        written |= {target / f"{figure.name}.svg": figure.svg.encode() for figure in drawn}
+        written |= svg_files(target, (figure for some in figures for figure in some))
     if "png" in plots:
-        named = [(name, draw) for table in tables for name, _, draw in _named_plots(table)]
-        written |= {target / f"{name}.png": as_png(draw, name) for name, draw in named}
+        each = [plot for some in named for plot in some]
+        written |= {target / f"{name}.png": as_png(draw, name) for name, _, draw in each}
     return write_files(written)
 
 
@@ -71,30 +73,45 @@ def report_of(
     """Put a report together: a section a table, with its figures if there are any."""
     sections = []
     for place, table in enumerate(tables):
-        cells = [cell for row in table.rows for cell in row.row.cells]
         sections.append(
             Section(
-                f"{table.benchmark}, {table.model}",
+                table.title,
                 warnings_of(table),
                 grids_of(table),
                 tuple(figures[place]) if figures else (),
-                facts_of(cells),
-                judge_notes(cells),
+                facts_of(table.cells),
+                judge_notes(table.cells),
             )
         )
     return Document(f"Results of {results.folder.resolve().name}", LEAD, tuple(sections))
 
 
-def figures_of(table: Table) -> list[Figure]:
-    """The plots of a table, drawn."""
-    return [
-        Figure(name, title, as_svg(draw, name)) for name, title, draw in _named_plots(table)
-    ]
+def named_plots(tables: Sequence[Table]) -> list[list[Plot]]:
+    """The plots of each table, every one with a file name that no other has."""
+    taken: set[str] = set()
+    found = []
+    for table in tables:
+        parts = [Path(table.benchmark).name, Path(table.model).name, table.apart]
+        start = "-".join(filter(None, parts))
+        own = []
+        for name, title, draw in plots_of(table, sweeps_of(table)):
+            file = re.sub(r"[^\w.]+", "-", f"{start}-{name}").strip("-")
+            while file in taken:
+                file += "-more"
+            taken.add(file)
+            own.append((file, title, draw))
+        found.append(own)
+    return found
 
 
-def table_name(table: Table) -> str:
-    """How the files of a table begin."""
-    return _file_name(f"{Path(table.benchmark).name}-{Path(table.model).name}")
+def drawn(plots: Iterable[Plot]) -> tuple[Figure, ...]:
+    """Plots as figures."""
+    return tuple(Figure(name, title, as_svg(draw, name)) for name, title, draw in plots)
+
+
+def svg_files(folder: Path, figures: Iterable[Figure]) -> dict[Path, bytes]:
+    """The files of figures and what they hold."""
+    return {folder / f"{figure.name}.svg": figure.svg.encode() for figure in figures}
 
 
 def write_files(contents: dict[Path, bytes]) -> list[Path]:
@@ -108,7 +125,7 @@ def write_files(contents: dict[Path, bytes]) -> list[Path]:
     return list(contents)
 
 
-def judge_notes(cells: Iterable[Cell]) -> tuple[str, ...]:
+def judge_notes(cells: Sequence[Cell]) -> tuple[str, ...]:
     """Who judged, how much was read, what it cost; and how far the offline judge is right."""
     lines = [line for cell in cells for line in cell.verdicts]
     notes = []
@@ -122,19 +139,13 @@ def judge_notes(cells: Iterable[Cell]) -> tuple[str, ...]:
         cost = f", {sum(costs):.4f} US dollars" if costs else ""
         told = f"{len(own)} verdicts, {len(unread)} unscored, {tokens} tokens{cost}"
         notes.append(f"Judge {judge}: {told}.")
-        if judge.startswith("offline"):
-            notes.append(agreement_note())
-    return tuple(notes)
+    return (*notes, *agreement_of(cells))
 
 
-def agreement_note() -> str:
-    """How far the offline judge agrees with people, as it was measured."""
-    from trueline.evaluation.judges import agreement
-
-    measured = agreement().get("sentence")
-    if not measured:
-        return "How far the offline judge agrees with people is not measured: trust it little."
-    return str(measured)
+def agreement_of(cells: Sequence[Cell]) -> list[str]:
+    """How far the offline judge agrees with people on what it was asked about these cells."""
+    lines = [line for cell in cells for line in cell.lines]
+    return agreement_notes(lines, [cell.id for cell in cells])
 
 
 def facts_of(cells: Sequence[Cell]) -> tuple[tuple[str, str], ...]:
@@ -160,18 +171,3 @@ def _fact(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {_fact(item)}" for name, item in value.items()) or "none"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else str(value)
-
-
-def _named_plots(table: Table) -> list[tuple[str, str, Draw]]:
-    """The plots of a table, each with a file name of its own."""
-    named: dict[str, tuple[str, str, Draw]] = {}
-    for name, title, draw in plots_of(table, sweeps_of(table)):
-        file = _file_name(f"{table_name(table)}-{name}")
-        while file in named:
-            file += "-more"
-        named[file] = (file, title, draw)
-    return list(named.values())
-
-
-def _file_name(text: str) -> str:
-    return re.sub(r"[^\w.]+", "-", text).strip("-")

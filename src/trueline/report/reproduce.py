@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from trueline.errors import ModelError, SettingError
 from trueline.evaluation.plan import Plan
 from trueline.report.beside import Beside, beside, beside_grid
-from trueline.report.cases import case_grid
+from trueline.report.cases import Case, case_grid, cases_of, paper_grid
 from trueline.report.checks import warnings_of
 from trueline.report.comparable import comparable_notes, space_notes
-from trueline.report.grids import Document, Entry, Figure, Grid, Section
+from trueline.report.grids import Document, Entry, Grid, Section
 from trueline.report.paper import paper
+from trueline.report.plots import Plot
 from trueline.report.recipes import Options, Recipe, plans_of, recipe_named
-from trueline.report.report import facts_of, figures_of
+from trueline.report.report import drawn, facts_of, named_plots
 from trueline.report.results import Results, read_results
 from trueline.report.said import said_by_us
-from trueline.report.space_figures import space_figure, space_grid, times_said
+from trueline.report.space_figures import space_facts, space_figure, space_grid, times_said
 from trueline.report.spaces import SpaceMeasured, measure_spaces
 from trueline.report.tables import Table, tables_of
 
@@ -50,24 +51,31 @@ def reproduce(
         return _spaces(recipe, measure_spaces(plans, Path(folder), progress))
     results, told = run_all(plans, Path(folder), progress)
     tables = tables_of(results)
-    figures = {place: beside(recipe, table) for place, table in enumerate(tables)}
-    sections = [
-        _section(recipe, plans[0], results, table, figures[place])
-        for place, table in enumerate(tables)
+    figures = [beside(recipe, table) for table in tables]
+    cases = [
+        cases_of(plans[0], results.folder, table) if recipe.show == "cases" else []
+        for table in tables
     ]
+    parts = zip(tables, figures, cases, named_plots(tables), strict=True)
+    sections = [_section(*part) for part in parts]
     ours = said_by_us(recipe.show, tables)
     notes = (*told, *comparable_notes(recipe, tables))
-    sections.insert(0, _summary(recipe, ours, notes))
     data = {
         "recipe": name,
         "about": recipe.about,
         "models": sorted({table.model for table in tables}),
         "judges": list(results.judges),
-        "figures": [one.plain() for some in figures.values() for one in some],
+        "figures": [one.plain() for some in figures for one in some],
         "said": _said(recipe, ours),
         "notes": list(notes),
+        "warnings": {section.title: list(section.warnings) for section in sections},
+        "cells": [dict(cell.info) for cell in results.cells],  # settings, hashes, versions
     }
-    return Reproduced(recipe, _document(recipe, sections), data)
+    if recipe.show == "cases":
+        data["cases"] = [case.plain() for some in cases for case in some]
+        data["paper_cases"] = [asdict(case) for case in paper().cases]
+    summary = _summary(recipe, ours, notes)
+    return Reproduced(recipe, _document(recipe, [summary, *sections]), data)
 
 
 def run_all(
@@ -97,24 +105,27 @@ def run_all(
 
 
 def _section(
-    recipe: Recipe, plan: Plan, results: Results, table: Table, figures: Sequence[Beside]
+    table: Table, figures: Sequence[Beside], cases: Sequence[Case], plots: Sequence[Plot]
 ) -> Section:
-    grids = [beside_grid(table, figures)] if figures else []
-    if recipe.show == "cases":
-        grids = [case_grid(plan, results.folder, table)]
-    cells = [cell for row in table.rows for cell in row.row.cells]
-    drawn: tuple[Figure, ...] = tuple(figures_of(table))
-    title = f"{table.benchmark}, {table.model}"
-    return Section(title, warnings_of(table), tuple(grids), drawn, facts_of(cells))
+    grid = case_grid(table, cases) if cases else beside_grid(table, figures)
+    return Section(
+        table.title,
+        warnings_of(table),
+        (grid,) if grid.rows else (),
+        drawn(plots),
+        facts_of(table.cells),
+    )
 
 
 def _summary(recipe: Recipe, ours: dict[str, str], notes: Sequence[str]) -> Section:
     said = _said(recipe, ours)
     rows = tuple(tuple(Entry(text) for text in line.values()) for line in said)
-    grid = Grid("What the paper's text says", ("what", "paper", "ours"), rows)
-    return Section(
-        "How far it can be compared", (), (grid,) if said else (), notes=tuple(notes)
+    grids = (
+        [Grid("What the paper's text says", ("what", "paper", "ours"), rows)] if said else []
     )
+    if recipe.show == "cases":
+        grids.append(paper_grid())
+    return Section("How far it can be compared", (), tuple(grids), notes=tuple(notes))
 
 
 def _said(recipe: Recipe, ours: dict[str, str]) -> list[dict[str, str]]:
@@ -133,18 +144,17 @@ def _document(recipe: Recipe, sections: Sequence[Section]) -> Document:
 
 
 def _spaces(recipe: Recipe, measured: Sequence[SpaceMeasured]) -> Reproduced:
-    notes = space_notes([one.model for one in measured])
+    notes = space_notes(measured)
     ours = times_said(measured) if recipe.name == "latency" else {}
-    sections = [
-        _summary(recipe, ours, notes),
-        Section("Spaces", (), (space_grid(measured),)),
-    ]
+    grid, facts = space_grid(measured), space_facts(measured)
+    sections = [_summary(recipe, ours, notes), Section("Spaces", (), (grid,), facts=facts)]
     data = {
         "recipe": recipe.name,
         "about": recipe.about,
         "models": sorted({one.model for one in measured}),
-        "figures": [space_figure(one) for one in measured],
+        "figures": [space_figure(one) for one in measured],  # with hashes, machine, versions
         "said": _said(recipe, ours),
         "notes": list(notes),
+        "warnings": {},
     }
     return Reproduced(recipe, _document(recipe, sections), data)

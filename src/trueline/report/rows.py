@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trueline.evaluation.plan import Task, default_build
 from trueline.report.results import Cell
 
 _TABLE = ("model", "fingerprint", "dtype", "benchmark")
 _VARIED = ("ground", "ground_from", "test")  # what may differ beside the label
-_SPACE = ("context", "window", "embedder")  # told in the label where it is not the default
+_SPACE = ("context", "embedder")  # the same, where a method has more than one of them
+_BUILT = ("window", "end", "values", "dtype")  # in the label where it is not the default
 _ANSWERED = ("temperature", "max_new_tokens", "stop")  # the same, where answers are generated
 
 
@@ -27,6 +29,11 @@ class Row:
     def first(self) -> Cell:
         """The cell that speaks for the others: one with answers, if there is any."""
         return next((cell for cell in self.cells if cell["task"] == "generate"), self.cells[0])
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """What was asked of the method."""
+        return tuple(dict.fromkeys(cell["task"] for cell in self.cells))
 
     @property
     def seeds(self) -> tuple[object, ...]:
@@ -56,8 +63,12 @@ def baseline(row: Row, rows: Sequence[Row]) -> Row | None:
 
 def settings_of(cell: Cell) -> dict[str, object]:
     """What can be swept: the settings of the method, and how its space was built."""
-    space = {name: cell[name] for name in _SPACE + _VARIED if cell[name] is not None}
-    return {**space, **(cell["settings"] or {})}
+    found = {name: cell[name] for name in _SPACE + _VARIED if cell[name] is not None}
+    if cell["space_hash"]:
+        plain = default_build(str(cell["method"]))
+        told = dict(word.partition("=")[::2] for word in str(cell["label"]).split())
+        found |= {name: told.get(name, str(getattr(plain, name))) for name in _BUILT}
+    return {**found, **(cell["settings"] or {})}
 
 
 def _rows(cells: Sequence[Cell]) -> list[Row]:
@@ -65,17 +76,21 @@ def _rows(cells: Sequence[Cell]) -> list[Row]:
     for cell in cells:
         is_choice = cell["task"] == "choose"  # how answers are generated is nothing to it
         inner = "" if is_choice else _key(cell, _ANSWERED)
-        groups.setdefault(_key(cell, ("label", *_VARIED)), {}).setdefault(inner, []).append(
-            cell
-        )
+        group = groups.setdefault(_key(cell, ("label", *_VARIED, *_SPACE)), {})
+        group.setdefault(inner, []).append(cell)
     together = [part for group in groups.values() for part in _with_choices(group)]
-    names = [
-        name
-        for name in _VARIED + _ANSWERED
-        if len({_key(some[0], (name,)) for some in together}) > 1
-    ]
-    rows = [Row(_label(some[0], names), some[0]["method"], tuple(some)) for some in together]
+    firsts = [some[0] for some in together]
+    names = _differing(firsts, _VARIED + _ANSWERED)
+    rows = []
+    for some in together:
+        method = some[0]["method"]
+        own = _differing([cell for cell in firsts if cell["method"] == method], _SPACE)
+        rows.append(Row(_label(some[0], own + names), method, tuple(some)))
     return sorted(rows, key=lambda row: row.method != "greedy")
+
+
+def _differing(cells: Sequence[Cell], names: Sequence[str]) -> list[str]:
+    return [name for name in names if len({_key(cell, (name,)) for cell in cells}) > 1]
 
 
 def _with_choices(group: dict[str, list[Cell]]) -> list[list[Cell]]:

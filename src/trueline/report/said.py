@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import combinations
 
 from trueline.evaluation.statistics import rank_correlation
 from trueline.report.measures import Column
@@ -18,7 +19,7 @@ def said_by_us(show: str, tables: Sequence[Table]) -> dict[str, str]:
     found: dict[str, str] = {}
     for table in tables if show in _SHOWN else ():
         for key, text in _SHOWN[show](table).items():
-            name = f"{key} ({table.benchmark}, {table.model})" if key in found else key
+            name = f"{key} ({table.title})" if key in found else key
             found[name] = text
     return found
 
@@ -33,18 +34,19 @@ def _interventions(table: Table) -> dict[str, str]:
 
 
 def _reliability(table: Table) -> dict[str, str]:
-    found = {}
-    gaps = []
+    found: dict[str, list[str]] = {}
     for method in ("greedy", "rad"):
         row = _row(table, method)
         for column in table.columns:
             if row is None or (value := row.values.get(column.id)) is None:
                 continue
             if column.measure.key == "auroc":
-                found[f"auroc {method}"] = f"{value.mean:.2f} ({column.judge})"
+                told = f"{value.mean:.2f} ({column.judge})"
+                found.setdefault(f"auroc {method}", []).append(told)
             elif column.measure.key == "ece":
-                gaps.append(f"{method} {value.mean:.3f} ({column.judge})")
-    return {**found, "ece": ", ".join(gaps)} if gaps else found
+                told = f"{method} {value.mean:.3f} ({column.judge})"
+                found.setdefault("ece", []).append(told)
+    return {key: ", ".join(told) for key, told in found.items()}
 
 
 def _best(table: Table) -> dict[str, str]:
@@ -65,19 +67,21 @@ def _best(table: Table) -> dict[str, str]:
 
 def _judges(table: Table) -> dict[str, str]:
     columns = [column for column in table.columns if column.measure.key in _MAIN]
+    key = f"rho {table.benchmark}"
     if len(columns) < 2:
-        return {f"rho {table.benchmark}": "needs two judges whose verdicts can be read"}
-    one, other = columns[:2]
+        return {key: "needs two judges whose verdicts can be read"}
+    pairs = list(combinations(columns, 2))
+    keys = [key, *(f"{key}, {one.judge} and {other.judge}" for one, other in pairs[1:])]
+    return {key: _correlation(table, *pair) for key, pair in zip(keys, pairs, strict=True)}
+
+
+def _correlation(table: Table, one: Column, other: Column) -> str:
     rows = [row for row in table.rows if {one.id, other.id} <= row.values.keys()]
     means = [[row.values[column.id].mean for row in rows] for column in (one, other)]
     if len(rows) < 3:
-        return {f"rho {table.benchmark}": "needs three methods or more"}
+        return "needs three methods or more"
     rho, p = rank_correlation(means[0], means[1])
-    return {f"rho {table.benchmark}": _correlation(rho, p, one, other, len(rows))}
-
-
-def _correlation(rho: float, p: float, one: Column, other: Column, methods: int) -> str:
-    pair = f"{one.judge} and {other.judge}, {methods} methods"
+    pair = f"{one.judge} and {other.judge}, {len(rows)} methods"
     if rho != rho:
         return f"none: a judge gave every method the same ({pair})"
     return f"{rho:.2f}, p {p:.3f} ({pair})"

@@ -39,7 +39,7 @@ def space_grid(measured: Sequence[SpaceMeasured]) -> Grid:
         entries, size = _paper(one, "entries"), _paper(one, "gigabytes")
         texts = (
             one.benchmark,
-            str(one.ground),
+            _examples(one),
             f"{one.entries:,}",
             "\N{EN DASH}" if entries is None else f"{entries:,.0f}",
             f"{one.size / 1e6:,.1f} MB",
@@ -51,6 +51,25 @@ def space_grid(measured: Sequence[SpaceMeasured]) -> Grid:
         rows.append(tuple(Entry(text) for text in texts))
     models = ", ".join(dict.fromkeys(one.model for one in measured))
     return Grid(f"Spaces of {models}, the paper's of Qwen2.5-7B", _HEAD, tuple(rows))
+
+
+def space_facts(measured: Sequence[SpaceMeasured]) -> tuple[tuple[str, str], ...]:
+    """What is needed to measure the same again."""
+    facts = {}
+    for name in ("machine", "versions"):
+        told = (
+            ", ".join(f"{k} {v}" for k, v in getattr(one, name).items()) for one in measured
+        )
+        facts[name] = "; ".join(dict.fromkeys(told))
+    for one in measured:
+        name = f"{one.benchmark}, {one.model}, {_examples(one)} examples"
+        facts[name] = f"space {one.space_hash}, rule {one.rule}"
+    return tuple(facts.items())
+
+
+def _examples(one: SpaceMeasured) -> str:
+    is_as_asked = one.asked in (None, one.ground)
+    return str(one.ground) if is_as_asked else f"{one.ground} of {one.asked} asked for"
 
 
 def times_said(measured: Sequence[SpaceMeasured]) -> dict[str, str]:
@@ -70,6 +89,6 @@ def _paper(one: SpaceMeasured, metric: str) -> float | None:
         if (block.recipe, block.benchmark) == ("sizes", one.benchmark) and (
             metric in block.metrics
         ):
-            row = block.rows.get(f"rad ground={one.ground}")
+            row = block.rows.get(f"rad ground={one.asked}")
             return None if row is None else row[block.metrics.index(metric)]
     return None

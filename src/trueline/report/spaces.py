@@ -1,115 +1,184 @@
-"""Plans in; what their grounding spaces hold, weigh and cost out, measured."""
+"""Plans in; what their grounding spaces hold, weigh and cost out, measured once a folder."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from trueline.errors import SettingError
+from trueline.evaluation.cells import machine, space_hash, versions
+from trueline.evaluation.parts import benchmark_of, model_of
 from trueline.evaluation.plan import BuildOptions, Plan
 
 if TYPE_CHECKING:
     from trueline.evaluation.samples import Benchmark
+    from trueline.models.embedder import Embedder
     from trueline.models.language import LanguageModel
     from trueline.space.space import GroundingSpace
 
 Progress = Callable[[str, int, int], None]
+MEASURED = "spaces.jsonl"  # what was measured in a folder, a space a line
 _WINDOWS = 100  # retrievals that are timed; the median is told
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SpaceMeasured:
     """One grounding space."""
 
     model: str
     benchmark: str
-    ground: int  # examples
+    asked: int | None  # examples that were asked for; None: all
+    ground: int  # examples that could be had
+    rule: str  # whether questions without an answer are among those asked for
     entries: int
     size: int  # bytes on disk
     as_logits: int  # bytes that 32-bit logits would take, which is what the paper keeps
-    build_seconds: float
-    retrieval_ms: float  # embed one window, retrieve and aggregate; the median
+    build_seconds: float  # with model and embedder open
+    retrieval_ms: float  # embed one window, retrieve and add up the states; the median
+    space_hash: str
+    machine: dict[str, Any]
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """A space to measure."""
+
+    lm: LanguageModel
+    embedder: Embedder
+    plan: Plan
+    benchmark: Benchmark
+    options: BuildOptions
+
+    @property
+    def key(self) -> str:
+        """A hash of all that shapes the space and its figures."""
+        from trueline.examples import digest
+
+        examples = digest(self.benchmark.ground)
+        names = [self.lm.fingerprint, self.embedder.hash, self.benchmark.name, examples]
+        content = [names, asdict(self.options), machine(), versions()]
+        return sha256(json.dumps(content).encode()).hexdigest()[:12]
 
 
 def measure_spaces(
     plans: Sequence[Plan], folder: Path, progress: Progress | None = None
 ) -> list[SpaceMeasured]:
-    """Build and weigh the space of every benchmark of every plan, in a folder."""
-    from trueline.evaluation.benchmarks import read_benchmark
-    from trueline.models.language import load
+    """Build and weigh the space of every benchmark of every plan, in a folder.
+
+    A space that was measured there before is not built again. Where more examples are asked for
+    than there are, spaces would be equal: there is one of them.
+    """
+    from trueline.models.embedder import load_embedder
 
     models: dict[str, LanguageModel] = {}
-    found = []
+    embedders: dict[str, Embedder] = {}
+    known, found = _known(folder), dict[str, SpaceMeasured]()
     for plan in plans:
+        options = plan.variants[0].build or BuildOptions()
         for name in plan.benchmarks:
-            benchmark = read_benchmark(
-                name, data=plan.data, ground=plan.ground, test=1, seed=plan.draw
-            )
+            benchmark = benchmark_of(plan, name)
             for model in plan.models:
                 if model not in models:
-                    models[model] = load(
-                        model,
-                        dtype=plan.dtype,
-                        device=plan.device,
-                        trust_remote_code=plan.trust_remote_code,
-                    )
-                options = plan.variants[0].build or BuildOptions()
-                found.append(_measure(models[model], benchmark, options, folder, progress))
-    return found
+                    models[model] = model_of(plan, model)
+                lm = models[model]
+                if options.embedder not in embedders:
+                    opened = load_embedder(options.embedder, device=lm.device)
+                    embedders[options.embedder] = opened
+                task = _Task(lm, embedders[options.embedder], plan, benchmark, options)
+                if (key := task.key) not in known:
+                    known[key] = _measure(task, folder, progress)
+                    _keep(folder, key, known[key])
+                measured = replace(known[key], asked=plan.ground, rule=plan.rule)
+                found.setdefault(key, measured)
+    return list(found.values())
 
 
-def _measure(
-    lm: LanguageModel,
-    benchmark: Benchmark,
-    options: BuildOptions,
-    folder: Path,
-    progress: Progress | None,
-) -> SpaceMeasured:
+def _known(folder: Path) -> dict[str, SpaceMeasured]:
+    path = folder / MEASURED
+    if not path.exists():
+        return {}
+    try:
+        lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+        return {line.pop("key"): SpaceMeasured(**line) for line in lines}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SettingError(
+            f"{path} cannot be read ({error}); move it away, or name another folder with --out"
+        ) from error
+
+
+def _keep(folder: Path, key: str, one: SpaceMeasured) -> None:
+    with (folder / MEASURED).open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"key": key, **asdict(one)}) + "\n")
+
+
+def _measure(task: _Task, folder: Path, progress: Progress | None) -> SpaceMeasured:
     from trueline.space.build import build
 
+    lm, benchmark = task.lm, task.benchmark
     label = f"building {benchmark.name}, {len(benchmark.ground)} examples"
     tell = None if progress is None else lambda done, total: progress(label, done, total)
+    task.embedder.embed(["warm"])  # what the first call opens is no part of a build
+    options = {**asdict(task.options), "embedder": task.embedder}
     begun = perf_counter()
-    space = build(
-        lm, benchmark.ground, prompt=benchmark.prompt, progress=tell, **asdict(options)
-    )
+    space = build(lm, benchmark.ground, prompt=benchmark.prompt, progress=tell, **options)
     seconds = perf_counter() - begun
-    content = json.dumps([lm.fingerprint, benchmark.hash, asdict(options)])
-    target = folder / "spaces" / f"measured-{sha256(content.encode()).hexdigest()[:12]}.space"
+    target = folder / "spaces" / f"measured-{task.key}.space"
     space.save(target)
     return SpaceMeasured(
-        lm.id,
-        benchmark.name,
-        len(benchmark.ground),
-        len(space),
-        sum(path.stat().st_size for path in target.rglob("*") if path.is_file()),
-        len(space) * lm.vocabulary * 4,
-        round(seconds, 2),
-        round(_retrieval_ms(lm, space, benchmark), 3),
+        model=lm.id,
+        benchmark=benchmark.name,
+        asked=task.plan.ground,
+        ground=len(benchmark.ground),
+        rule=task.plan.rule,
+        entries=len(space),
+        size=sum(path.stat().st_size for path in target.rglob("*") if path.is_file()),
+        as_logits=len(space) * lm.vocabulary * 4,
+        build_seconds=round(seconds, 2),
+        retrieval_ms=round(1000 * median(retrieval_seconds(lm, space, benchmark)), 3),
+        space_hash=space_hash(space, with_wrong=False),
+        machine=machine(),
+        versions=versions(),
     )
 
 
-def _retrieval_ms(lm: LanguageModel, space: GroundingSpace, benchmark: Benchmark) -> float:
-    """The median time for one window of real text; the first few only warm up."""
+def retrieval_seconds(
+    lm: LanguageModel, space: GroundingSpace, benchmark: Benchmark
+) -> list[float]:
+    """What our loop pays at a step beside the model's own: windows of real text, one by one.
+
+    The head is left out: it is applied once to the sum of both, as it is without retrieval.
+    """
     import torch
 
-    from trueline.decoders.processor import RadProcessor
     from trueline.decoders.rad import RAD
+    from trueline.fusion import aggregate
 
-    processor = RadProcessor(RAD(space, tau=benchmark.tau), lm)
+    rad = RAD(space, tau=benchmark.tau)
+    times = []
+    with torch.no_grad():
+        for window in _windows(lm, space, benchmark):
+            begun = perf_counter()
+            lookup = rad.look_up(lm, [window], [0])
+            for found in rad.retrieve(lm, lookup):
+                values = found.retriever.values(found.hits.entries)  # (hits, d)
+                aggregate(found.weights, found.hits.rows, values, 1)  # (1, d)
+            times.append(perf_counter() - begun)
+    return times[len(times) // 10 :]  # the first few only warm up
+
+
+def _windows(
+    lm: LanguageModel, space: GroundingSpace, benchmark: Benchmark
+) -> list[tuple[int, ...]]:
+    """Stretches of the examples' text, as long as a window and all different."""
     texts = [text for one in benchmark.ground for text in (one.question, *one.answers)]
     tokens = lm.tokenizer(" ".join(texts), add_special_tokens=False)["input_ids"]
     context = space.recipe.context if isinstance(space.recipe.context, int) else 64
-    base = torch.zeros(1, lm.vocabulary, device=lm.device, dtype=lm.dtype)  # (1, vocabulary)
-    times = []
-    for place in range(min(_WINDOWS, len(tokens) - context)):
-        window = torch.tensor([tokens[place : place + context]], device=lm.device)
-        begun = perf_counter()
-        processor(window, base)  # type: ignore[no-untyped-call, unused-ignore]
-        times.append(perf_counter() - begun)
-    return 1000 * median(times[len(times) // 10 :])
+    places = range(max(1, len(tokens) - context))
+    return list(dict.fromkeys(tuple(tokens[n : n + context]) for n in places))[:_WINDOWS]

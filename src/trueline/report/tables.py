@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, stdev
 
+from trueline.evaluation.plan import Task
 from trueline.evaluation.statistics import (
     Difference,
     Interval,
@@ -16,7 +17,7 @@ from trueline.evaluation.statistics import (
     product_interval,
 )
 from trueline.report.measures import MEASURES, Column, Samples, columns_of, series_of
-from trueline.report.results import Results
+from trueline.report.results import Cell, Results
 from trueline.report.rows import Row, baseline, rows_by_table
 
 
@@ -28,7 +29,8 @@ class Value:
     low: float | None = None  # the 95 % interval; None where the number is no mean
     high: float | None = None
     n: int = 0  # samples it rests on; 0 where it is no mean
-    unscored: int = 0  # answers that have no value here
+    unscored: int = 0  # answers that were looked at and have no value
+    to_come: int = 0  # answers nobody has looked at yet
     spread: float | None = None  # standard deviation of the seeds' means
     difference: Difference | None = None  # from greedy, paired
     p: float | None = None  # of the difference: McNemar where it is right or wrong
@@ -37,7 +39,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What became of the samples of a row, over its seeds."""
+    """What became of the samples of one task in a row, over its seeds."""
 
     asked: int
     answered: int
@@ -55,7 +57,7 @@ class TableRow:
     """One method."""
 
     row: Row
-    counts: Counts
+    counts: dict[Task, Counts]
     values: dict[str, Value]  # by column id
 
     @property
@@ -72,11 +74,31 @@ class Table:
     benchmark: str
     columns: tuple[Column, ...]
     rows: tuple[TableRow, ...]
+    apart: str = ""  # what tells it from another table of this model and benchmark
+
+    @property
+    def title(self) -> str:
+        """What it is of."""
+        return ", ".join(filter(None, (self.benchmark, self.model, self.apart)))
+
+    @property
+    def cells(self) -> list[Cell]:
+        """Everything it rests on."""
+        return [cell for row in self.rows for cell in row.row.cells]
 
 
 def tables_of(results: Results) -> list[Table]:
     """Work out every table of a run."""
-    return [_table(rows) for rows in rows_by_table(results.cells)]
+    tables = [_table(rows) for rows in rows_by_table(results.cells)]
+    return [replace(table, apart=_apart(table, tables)) for table in tables]
+
+
+def _apart(table: Table, tables: Sequence[Table]) -> str:
+    """The dtype and the fingerprint, where another table differs in nothing but them."""
+    name = (table.model, table.benchmark)
+    alike = [other.cells[0] for other in tables if (other.model, other.benchmark) == name]
+    told = [n for n in ("dtype", "fingerprint") if len({cell[n] for cell in alike}) > 1]
+    return " ".join(str(table.cells[0][name]) for name in told)
 
 
 def _table(rows: list[Row]) -> Table:
@@ -86,7 +108,8 @@ def _table(rows: list[Row]) -> Table:
         base = baseline(row, rows)
         values = {column.id: _value(row, column, base) for column in columns}
         found = {id: value for id, value in values.items() if value is not None}
-        made.append(TableRow(row, counts_of(row), found))
+        counts = {task: counts_of(row, task) for task in row.tasks}
+        made.append(TableRow(row, counts, found))
     best = {column.id: _best(column, made) for column in columns}
     marked = tuple(
         replace(
@@ -102,9 +125,9 @@ def _table(rows: list[Row]) -> Table:
     return Table(str(first["model"]), str(first["benchmark"]), tuple(columns), marked)
 
 
-def counts_of(row: Row) -> Counts:
-    """Count the samples of a row, seed by seed, by the task that speaks for it."""
-    cells = [cell for cell in row.cells if cell["task"] == row.first["task"]]
+def counts_of(row: Row, task: Task) -> Counts:
+    """Count the samples of one task in a row, seed by seed."""
+    cells = [cell for cell in row.cells if cell["task"] == task]
     answered = sum(len(cell.answers or cell.choices) for cell in cells)
     failed = sum(len(cell.failed) for cell in cells)
     asked = sum(cell["samples"] or cell["test"] or 0 for cell in cells)
@@ -120,23 +143,16 @@ def _value(row: Row, column: Column, base: Row | None) -> Value | None:
         return None
     parts = _parts(row, column)
     interval = _interval(parts)
-    lines = [line for cell in row.cells for line in cell.answers or cell.choices]
-    asked = len({(line["cell"], line["sample"]) for line in lines if _is_of(line, column)})
-    scored = sum(map(len, series.seeds))
     value = Value(
         interval.mean,
         interval.low,
         interval.high,
         interval.n,
-        unscored=max(0, asked - scored),
+        unscored=series.unscored,
+        to_come=series.to_come,
         spread=_spread(row, column),
     )
     return value if base is None else _compared(value, column, parts, base, len(series.seeds))
-
-
-def _is_of(line: object, column: Column) -> bool:
-    kind = "choice" if column.measure.kind == "Choices" else "answer"
-    return isinstance(line, dict) and line["kind"] == kind
 
 
 def _parts(row: Row, column: Column) -> list[Samples]:

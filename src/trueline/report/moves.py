@@ -1,0 +1,22 @@
+"""An answer with its trace in; a line a token that is not the model's own out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trueline.answers import Answer
+
+
+def moves(answer: Answer) -> list[str]:
+    """What each changed token was, and the example that pushed most."""
+    lines = []
+    for number, step in enumerate(answer.trace or (), 1):
+        if step.flipped and step.neighbors:
+            best = max(step.neighbors, key=lambda neighbor: neighbor.push)
+            lines.append(
+                f"token {number}: {step.base[0].text!r} became {step.text!r}, moved by "
+                f"{best.example} ({best.question} cosine {best.similarity:.2f}, "
+                f"{best.push:+.2f}; {step.hits} hits)"
+            )
+    return lines
