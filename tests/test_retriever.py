@@ -63,7 +63,7 @@ def space_of(angles, *, values=None, embedder_hash="north", **recipe):
 
 
 def retriever_of(angles):
-    return Retriever(space_of(angles).entries, Compass(), torch.device("cpu"), "test")
+    return Retriever(space_of(angles).entries, Compass(), torch.device("cpu"))
 
 
 def above(angles, queries, **options):

@@ -1,5 +1,9 @@
 """Every shortcut against the slow way: the same tokens, and each can be switched off."""
 
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import tiny
@@ -7,9 +11,10 @@ import torch
 from conftest import EXAMPLES
 
 import trueline as tl
-from trueline.models.attention import Cache
-from trueline.models.beside import beside
+from trueline.models.attention import Cache, GrowingLayer
+from trueline.models.beside import _worker, beside
 from trueline.models.reading import Reading, shared_length
+from trueline.models.runtime import Runtime
 from trueline.search import LARGE, Exact, Index, open_search
 from trueline.shortcuts import SHORTCUTS, is_on, without
 
@@ -62,6 +67,70 @@ def test_tokens_are_the_same_without_any_one_shortcut_and_without_all(
             assert tokens() == wanted, names or "all"
 
 
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_tokens_are_the_same_with_windows_embedded_beside_the_model(
+    architecture, embedder, two_threads, monkeypatch
+):
+    lm = tiny.language_model(architecture)
+    space = tl.build(lm, EXAMPLES, embedder=embedder)
+    used = []
+    run = Runtime.__call__
+    monkeypatch.setattr(Runtime, "__call__", counted(run, used, "runtime"))
+    monkeypatch.setattr("trueline.models.beside._worker", counted(_worker, used, "beside"))
+
+    def asked(method, *names):
+        used.clear()
+        with without(*names, "index"):
+            answers = tl.generate(lm, method, tiny.QUESTIONS[:2], max_new_tokens=4)
+        return [answer.token_ids for answer in answers], set(used)
+
+    for method in (tl.RAD(space, tau=0.5), tl.KNNLM(space)):
+        wanted, both = asked(method)
+        assert both == {"beside", "runtime"}
+        assert asked(method, "runtime") == (wanted, {"beside"})
+        assert asked(method, "overlap") == (wanted, {"runtime"})
+    assert asked(tl.Greedy())[1] == set()  # nothing to look up, so no thread either
+
+
+def counted(function, used, name="call"):
+    def call(*given):
+        used.append(name)
+        return function(*given)
+
+    return call
+
+
+@pytest.mark.parametrize("method", [tl.RAD, tl.KNNLM])
+def test_tokens_are_the_same_through_an_index_of_which_all_is_searched(
+    method, lm, embedder, monkeypatch, tmp_path
+):
+    space = tl.build(lm, EXAMPLES, embedder=embedder)
+    monkeypatch.setattr("trueline.search.home", lambda: tmp_path)
+    monkeypatch.setattr("trueline.search.LARGE", 30)
+    monkeypatch.setattr("trueline.search._PROBED", 9)  # every list: nothing is missed
+    settings = {"tau": 0.5} if method is tl.RAD else {}
+    indexed = method(space, **settings)
+    fast = tl.generate(lm, indexed, tiny.QUESTIONS, max_new_tokens=6)
+    assert isinstance(indexed._truthful.on(CPU)._search[True], Index)
+    with without("index"):
+        slow = tl.generate(lm, indexed, tiny.QUESTIONS, max_new_tokens=6)
+    assert [a.token_ids for a in fast] == [a.token_ids for a in slow]
+
+
+def test_two_threads_that_decode_at_once_keep_their_tokens_and_their_threads(
+    lm, embedder, two_threads
+):
+    rad = tl.RAD(tl.build(lm, EXAMPLES, embedder=embedder), tau=0.5)
+
+    def tokens(question):
+        return tl.generate(lm, rad, question, max_new_tokens=6).token_ids
+
+    wanted = [tokens(question) for question in tiny.QUESTIONS]
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(tokens, [*tiny.QUESTIONS] * 3)) == wanted * 3
+    assert torch.get_num_threads() == 2
+
+
 def test_a_space_built_without_shortcuts_is_the_same_up_to_rounding(lm, embedder):
     fast = tl.build(lm, EXAMPLES, embedder=embedder, dtype="float32")
     with without():
@@ -89,9 +158,20 @@ def test_a_cache_in_place_holds_what_a_joined_one_holds(lm):
     assert ours.get_seq_length() == theirs.get_seq_length() == 84
 
 
-def test_sliding_layers_keep_their_own_cache_and_read_no_prefix_apart():
-    assert any(Cache(tiny.language_model("mistral").model).is_sliding)
-    assert not any(Cache(tiny.language_model("llama").model).is_sliding)
+def test_sliding_layers_keep_their_own_cache_and_read_no_prefix_apart(monkeypatch):
+    prompts = [[[5] * 12 + [6]], [[5] * 12 + [7, 8]]]
+    passes = {}
+    for name in ("mistral", "llama", "gpt2"):
+        lm = tiny.language_model(name)
+        with monkeypatch.context() as patch:
+            patch.setattr(lm, "forward", counted(lm.forward, passes.setdefault(name, [])))
+            Reading(lm, prompts)
+    assert {name: len(made) for name, made in passes.items()} == {
+        "mistral": 1, "llama": 2, "gpt2": 1
+    }  # fmt: skip
+    layers = {name: Cache(tiny.language_model(name).model).layers for name in passes}
+    assert {type(layer) for layer in layers["llama"]} == {GrowingLayer}
+    assert GrowingLayer not in map(type, layers["mistral"])
 
 
 @pytest.mark.parametrize(
@@ -108,10 +188,15 @@ def test_what_all_prompts_begin_with_is_counted(rows, shared):
     assert shared_length(rows) == shared
 
 
-def test_work_beside_the_model_leaves_it_a_thread_less_until_it_is_done():
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
     torch.set_num_threads(2)
-    import threading
+    yield
+    torch.set_num_threads(before)
 
+
+def test_work_beside_the_model_leaves_it_a_thread_less_until_it_is_done(two_threads):
     gate = threading.Event()
     with beside(lambda: gate.wait(10) and "found", CPU) as job:
         job.at_layer()
@@ -123,8 +208,7 @@ def test_work_beside_the_model_leaves_it_a_thread_less_until_it_is_done():
     assert torch.get_num_threads() == 2
 
 
-def test_threads_come_back_when_the_model_or_the_work_fails():
-    torch.set_num_threads(2)
+def test_threads_come_back_when_the_model_or_the_work_fails(two_threads):
     with pytest.raises(ZeroDivisionError), beside(lambda: None, CPU):
         raise ZeroDivisionError
     assert torch.get_num_threads() == 2
@@ -143,13 +227,18 @@ def test_the_runtime_gives_the_vectors_of_torch(embedder):
         assert torch.allclose(fast, embedder.embed(texts), atol=1e-6)
 
 
-def test_a_damaged_runtime_is_not_trusted(embedder, monkeypatch, tmp_path):
+@pytest.mark.slow
+def test_a_damaged_runtime_is_made_anew(embedder, monkeypatch, tmp_path):
     from trueline.models import runtime
 
     monkeypatch.setattr(runtime, "home", lambda: tmp_path)
     path = tmp_path / "runtimes" / f"{embedder.hash[:32]}.onnx"
     path.parent.mkdir()
     path.write_bytes(b"not a graph")
+    assert runtime.open_runtime(embedder.model, embedder.hash) is not None
+    assert len(path.read_bytes()) > 1000
+    path.write_bytes(b"not a graph")
+    monkeypatch.setattr(runtime, "_export", lambda model, path: path)
     assert runtime.open_runtime(embedder.model, embedder.hash) is None
 
 
@@ -168,7 +257,7 @@ def many(tmp_path_factory):
 @pytest.fixture
 def index(many, monkeypatch, tmp_path):
     monkeypatch.setattr("trueline.search.home", lambda: tmp_path)
-    return open_search(many[0], "keys")
+    return open_search(many[0])
 
 
 def test_a_large_space_is_searched_by_an_index_that_finds_almost_all_the_weight(many, index):
@@ -195,13 +284,38 @@ def test_the_index_finds_the_nearest_first(many, index):
 
 def test_the_index_is_made_once_and_switched_off_by_name(many, index, tmp_path):
     keys, _ = many
-    path = tmp_path / "indexes" / "keys.faiss"
+    (path,) = (tmp_path / "indexes").iterdir()
     made = path.stat().st_mtime_ns
-    assert isinstance(open_search(keys, "keys"), Index)
+    assert isinstance(open_search(keys), Index)
     assert path.stat().st_mtime_ns == made
     with without("index"):
-        assert isinstance(open_search(keys, "keys"), Exact)
-    assert isinstance(open_search(keys[: LARGE - 1], "keys"), Exact)
+        assert isinstance(open_search(keys), Exact)
+    assert isinstance(open_search(keys[: LARGE - 1]), Exact)
+
+
+def test_a_damaged_index_is_made_anew_and_one_that_cannot_be_kept_is_used(
+    many, index, monkeypatch, tmp_path
+):
+    keys, queries = many
+    (path,) = (tmp_path / "indexes").iterdir()
+    wanted = index.nearest(queries, 3).entries
+    path.rename(tmp_path / "whole")
+    path.write_bytes((tmp_path / "whole").read_bytes()[:1000])
+    assert torch.equal(open_search(keys).nearest(queries, 3).entries, wanted)
+    monkeypatch.setattr("trueline.search.home", lambda: path)  # a file, not a folder
+    assert torch.equal(open_search(keys).nearest(queries, 3).entries, wanted)
+
+
+def test_the_index_keeps_the_bounds_of_an_exact_search(many, index):
+    keys, queries = many
+    assert len(index.above(keys[:8], 1.0)) == 0
+    assert len(index.nearest(queries[:2], 20_000)) == 2 * 20_000
+
+
+def test_a_large_space_without_faiss_is_slow_and_says_how_to_mend_it(many, monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.warns(UserWarning, match=r"pip install 'trueline\[large\]'"):
+        assert isinstance(open_search(many[0]), Exact)
 
 
 def test_blocks_of_keys_give_the_hits_of_all_keys_at_once(many, monkeypatch):

@@ -17,6 +17,7 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
+from trueline.models.attention import share_heads
 from trueline.models.language import LanguageModel
 
 CHAT = (
@@ -131,6 +132,7 @@ def language_model(
     model = getattr(transformers, f"{name}{head}")(config)
     if name == "Phi":  # a bias of zero would hide that the fused bias is counted twice
         torch.nn.init.normal_(model.lm_head.bias)
+    share_heads(model)
     return LanguageModel(model.eval(), words, id=f"tiny-{architecture}")
 
 

@@ -13,10 +13,9 @@ from trueline.errors import SettingError
 from trueline.models.language import LanguageModel
 from trueline.models.reading import Reading
 from trueline.pick import Pick
+from trueline.prompts import check_text
 from trueline.records import TraceStep
 from trueline.trace import trace_step
-
-_SCORED = 64  # positions whose logits are held at once while scoring
 
 
 @dataclass
@@ -143,7 +142,7 @@ def _decode(
         lm,
         [row.prompts for row in rows],
         layers=method.layers(lm),
-        aside=partial(method.look_up, lm),
+        aside=partial(method.look_up, lm) if method.looks_up else None,
     )
     while rows:
         step = Step(
@@ -205,7 +204,7 @@ def _rows(
     method.check(lm)
     rows = []
     for place, question in enumerate(questions):
-        _check_text(question, f"question {place + 1}")
+        check_text(question, f"question {place + 1}")
         asked = method.prompts(question)
         prompts = [prompt.encode(lm.tokenizer) for prompt in asked]
         longest = max(map(len, prompts))
@@ -220,13 +219,6 @@ def _rows(
             raise SettingError(f"question {place + 1} makes an empty prompt: {question!r}")
         rows.append(_Row(question, place, prompts, tuple(a.hash for a in asked), room))
     return rows
-
-
-def _check_text(text: str, what: str) -> None:
-    if not isinstance(text, str):
-        raise SettingError(f"{what} must be text, got {text!r}")
-    if any("\ud800" <= sign <= "\udfff" for sign in text):
-        raise SettingError(f"{what} is not valid Unicode: {text[:60]!r}")
 
 
 def _batches(rows: list[_Row], size: int) -> list[list[_Row]]:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import tomllib
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
@@ -122,6 +123,7 @@ class PromptSet:
     demonstration: str  # KATE writes its examples so, ahead of the base prompt
 
 
+@cache
 def prompt_sets() -> dict[str, PromptSet]:
     """The paper's prompts by task: `question`, `dialogue` and `summary`."""
     text = (files("trueline") / "prompts.toml").read_text("utf-8")
@@ -141,6 +143,14 @@ def prompts_with(base: Prompt) -> PromptSet:
             return replace(known, base=base, bare=replace(base, template=known.bare.template))
     bare = replace(base, template=sets["question"].bare.template)
     return replace(sets["question"], base=base, bare=bare)
+
+
+def check_text(text: object, what: str) -> None:
+    """Refuse what no tokenizer can read."""
+    if not isinstance(text, str):
+        raise SettingError(f"{what} must be text, got {text!r}")
+    if any("\ud800" <= sign <= "\udfff" for sign in text):
+        raise SettingError(f"{what} is not valid Unicode: {text[:60]!r}")
 
 
 def _apply_chat_template(

@@ -1,13 +1,14 @@
-"""Windows of text in, the entries above tau out: exact, strict, and all of them."""
+"""Windows of text in, the entries near them out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import RLock
 from typing import Literal
 
 import torch
 
-from trueline.models.embedder import Embedder, load_embedder
+from trueline.models.embedder import Embedder, SentenceEmbedder, load_embedder
 from trueline.models.language import LanguageModel
 from trueline.search import Exact, Hits, open_search
 from trueline.shortcuts import is_on
@@ -18,20 +19,19 @@ from trueline.space.windows import text_hash, window_tokens
 Matches = Literal["all", "without", "only"]  # what becomes of exact matches
 MatchBy = Literal["cosine", "text"]  # what counts as one
 
-_ROUNDING = {torch.float32: 1e-6, torch.float16: 5e-4}  # of a cosine of 1, by the type of keys
+_opening = RLock()  # one thread at a time opens embedders, keys and indexes
+_ROUNDING = {torch.float32: 1e-6, torch.float16: 1e-4}  # of a cosine of 1, by the type of keys
 
 
 class Retriever:
     """The keys and values of some entries on one device, with the embedder of the keys."""
 
-    def __init__(
-        self, entries: Entries, embedder: Embedder, device: torch.device, name: str
-    ) -> None:
+    def __init__(self, entries: Entries, embedder: Embedder, device: torch.device) -> None:
         self.embedder = embedder
         keys = torch.from_numpy(entries.keys).to(device)  # (entries, dimension)
         self._dimension = keys.shape[1]
         self._same = 1 - _ROUNDING[keys.dtype]  # from here on a cosine is that of equal windows
-        self._search = {True: open_search(keys, name), False: Exact(keys)}
+        self._search = {True: open_search(keys), False: Exact(keys)}
         self._values = torch.from_numpy(entries.values).to(device)  # (entries, d or vocabulary)
         self._windows = torch.from_numpy(entries.windows).to(device)  # (entries,)
         self.tokens = torch.from_numpy(entries.tokens).to(device).long()  # (entries,)
@@ -102,19 +102,22 @@ class Retrievers:
 
     def on(self, device: torch.device) -> Retriever:
         """The entries on a device."""
-        if device not in self._made:
-            entries = self._space.wrong if self._wrong else self._space.entries
-            assert entries is not None
-            name = f"{self._space.plan[:32]}-{'wrong' if self._wrong else 'entries'}"
-            embedder = open_embedder(self._space, device)
-            self._made[device] = Retriever(entries, embedder, device, name)
-        return self._made[device]
+        with _opening:
+            if device not in self._made:
+                entries = self._space.wrong if self._wrong else self._space.entries
+                assert entries is not None
+                embedder = open_embedder(self._space, device)
+                self._made[device] = Retriever(entries, embedder, device)
+            return self._made[device]
 
 
 def open_embedder(space: GroundingSpace, device: torch.device) -> Embedder:
     """The embedder a space was built with, and no other; opened once for a space and device."""
-    if device not in space.opened:
-        embedder = space.embedder or load_embedder(space.recipe.embedder, device=device)
-        space.check_embedder(embedder)
-        space.opened[device] = embedder
-    return space.opened[device]
+    with _opening:
+        if device not in space.opened:
+            embedder = space.embedder or load_embedder(space.recipe.embedder, device=device)
+            space.check_embedder(embedder)
+            if isinstance(embedder, SentenceEmbedder):
+                embedder.open()
+            space.opened[device] = embedder
+        return space.opened[device]

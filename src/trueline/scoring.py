@@ -10,6 +10,7 @@ from trueline.decoders.base import Decoder, Step
 from trueline.errors import SettingError
 from trueline.models.language import LanguageModel
 from trueline.models.reading import Reading
+from trueline.prompts import check_text
 
 _SCORED = 64  # positions whose logits are held at once
 
@@ -24,10 +25,13 @@ def score(
     method.check(lm)
     if not candidates:
         return []
-    if isinstance(candidates, str) or not all(text.strip() for text in candidates):
-        raise SettingError(
-            f"candidates must be a list of answers, none empty; got {candidates!r}"
-        )
+    if isinstance(candidates, str):
+        raise SettingError(f"candidates must be a list of answers, got {candidates!r}")
+    check_text(question, "the question")
+    for place, candidate in enumerate(candidates):
+        check_text(candidate, f"candidate {place + 1}")
+        if not candidate.strip():
+            raise SettingError(f"candidate {place + 1} is empty; leave it out")
     asked = method.prompts(question)
     prompts = [prompt.encode(lm.tokenizer) for prompt in asked]
     answers = [asked[0].encode_answer(candidate, lm.tokenizer) for candidate in candidates]

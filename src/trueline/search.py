@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import threading
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,10 +16,11 @@ import torch
 from trueline.models.sources import home
 from trueline.shortcuts import is_on
 
-LARGE = 50_000  # entries from which an index is used: below it, comparing with all is as fast
+LARGE = 50_000  # entries from which an index is used: below it, all are compared exactly
 _BLOCK = 16_384  # keys compared at once, so that half-precision keys stay half in memory
 _PROBED = 2  # times the root of the number of lists: how many are searched, see docs/speed.md
 _TRAINED = 64  # keys a list is made from
+_SAMPLED = 4096  # keys that tell one set of keys from another
 
 
 @dataclass(frozen=True)
@@ -96,21 +100,23 @@ class Index:
         counts = torch.from_numpy(np.diff(ends.astype(np.int64)))
         rows = torch.arange(len(queries)).repeat_interleave(counts)
         order = np.lexsort((entries, rows.numpy()))
-        return self._hits(rows[order], entries[order], cosines[order], queries.device)
+        hits = _hits(rows[order], entries[order], cosines[order], queries.device)
+        return hits.kept(hits.similarities > tau)  # a cosine of 1 may have been rounded up
 
     def nearest(self, queries: torch.Tensor, k: int) -> Hits:  # noqa: D102
-        cosines, entries = self._index.search(queries.cpu().numpy(), k)
-        there = entries >= 0  # fewer than k in the lists that were searched: filled with -1
-        rows = torch.arange(len(queries))[:, None].expand(-1, k)[torch.from_numpy(there)]
-        return self._hits(rows, entries[there], cosines[there], queries.device)
+        given, k = queries.cpu().numpy(), min(k, self._index.ntotal)
+        cosines, entries = self._index.search(given, k)
+        if (entries < 0).any():  # fewer than k in the lists that were searched: search all
+            import faiss
 
-    @staticmethod
-    def _hits(rows: torch.Tensor, entries: Any, cosines: Any, device: torch.device) -> Hits:
-        values = torch.from_numpy(cosines).clamp(max=1.0)
-        return Hits(rows.to(device), torch.from_numpy(entries).to(device), values.to(device))
+            every = faiss.SearchParametersIVF()
+            every.nprobe = self._index.nlist
+            cosines, entries = self._index.search(given, k, params=every)
+        rows = torch.arange(len(queries)).repeat_interleave(k)
+        return _hits(rows, entries.reshape(-1), cosines.reshape(-1), queries.device)
 
 
-def open_search(keys: torch.Tensor, name: str) -> Search:
+def open_search(keys: torch.Tensor) -> Search:
     """The way to search some keys: all of them, or from LARGE on an index, made once and kept.
 
     The index takes as much room again as the keys; without FAISS all keys are compared.
@@ -120,14 +126,36 @@ def open_search(keys: torch.Tensor, name: str) -> Search:
     try:
         import faiss
     except ImportError:
+        warnings.warn(
+            f"all {len(keys):,} entries are compared at every token; an index is faster: "
+            "pip install 'trueline[large]'",
+            stacklevel=2,
+        )
         return Exact(keys)
-    path = home() / "indexes" / f"{name}.faiss"
-    if not path.exists():
-        _write_index(faiss, keys, path)
+    path = home() / "indexes" / f"{_name(keys)}.faiss"
+    try:
+        return _mapped(faiss, path)
+    except RuntimeError:  # there is none, or it is damaged
+        index = _index(faiss, keys)
+    try:
+        _write(faiss, index, path)
+    except (OSError, RuntimeError):  # no room, or not ours to write: it stays in memory
+        return Index(index)
+    return _mapped(faiss, path)
+
+
+def _mapped(faiss: Any, path: Path) -> Index:
     return Index(faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC))
 
 
-def _write_index(faiss: Any, keys: torch.Tensor, path: Path) -> None:
+def _name(keys: torch.Tensor) -> str:
+    """What the index of some keys is kept under: a hash of their number and some of them."""
+    some = keys[:: max(1, len(keys) // _SAMPLED)].contiguous().cpu().numpy()
+    told = f"{len(keys)} {keys.dtype}".encode() + some.tobytes()
+    return hashlib.sha256(told).hexdigest()[:32]
+
+
+def _index(faiss: Any, keys: torch.Tensor) -> Any:
     """About sqrt(n) lists of half-precision keys, trained on a sample drawn with a seed."""
     count, dimension = keys.shape
     lists = 2 ** round(np.log2(count) / 2)
@@ -137,10 +165,23 @@ def _write_index(faiss: Any, keys: torch.Tensor, path: Path) -> None:
     index.train(keys[np.sort(sample)].float().cpu().numpy())
     for start in range(0, count, _BLOCK):
         index.add(keys[start : start + _BLOCK].float().cpu().numpy())
+    return index
+
+
+def _write(faiss: Any, index: Any, path: Path) -> None:
+    """Write it beside its place, then move it there at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_suffix(f".{os.getpid()}")
-    faiss.write_index(index, str(scratch))
-    os.replace(scratch, path)
+    scratch = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
+    try:
+        faiss.write_index(index, str(scratch))
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def _hits(rows: torch.Tensor, entries: Any, cosines: Any, device: torch.device) -> Hits:
+    values = torch.from_numpy(cosines).clamp(max=1.0)
+    return Hits(rows.to(device), torch.from_numpy(entries).to(device), values.to(device))
 
 
 def _joined(found: list[Hits], queries: torch.Tensor) -> Hits:

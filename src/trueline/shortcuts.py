@@ -1,4 +1,4 @@
-"""Names of the shortcuts in; out: whether one is on. All leave the picked tokens as they are.
+"""Names of the shortcuts in; out: whether one is on. All but `index` are exact.
 
 Every one can be switched off by name, to be held against the slow way: for a block with
 `without`, for a process with TRUELINE_WITHOUT=overlap,runtime.

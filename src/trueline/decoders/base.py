@@ -75,6 +75,7 @@ class Decoder:
     """A decoding method: a frozen dataclass that keeps nothing between two calls."""
 
     name: ClassVar[str]  # what results are filed under
+    looks_up: ClassVar[bool] = False  # whether the loop is to call `look_up` ahead
 
     def check(self, lm: LanguageModel) -> None:
         """Refuse a model it cannot work with."""
@@ -89,9 +90,9 @@ class Decoder:
 
     def look_up(
         self, lm: LanguageModel, contexts: Sequence[Sequence[int]], starts: Sequence[int]
-    ) -> Lookup | None:
+    ) -> Lookup:
         """What `adjust` will need of a space; the loop asks for it while the model reads."""
-        return None
+        raise NotImplementedError
 
     def adjust(self, step: Step) -> Adjusted:
         """The logits to pick the next tokens from."""

@@ -5,21 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 
-from trueline.decoders.base import Adjusted, Decoder, Lookup, Step
+from trueline.decoders.base import Adjusted, Lookup, Step
 from trueline.decoders.evidence import Evidence
+from trueline.decoders.grounded import Grounded
 from trueline.errors import SettingError
 from trueline.models.language import LanguageModel
-from trueline.prompts import Asked
-from trueline.retriever import Retrievers, window_texts
+from trueline.retriever import window_texts
 from trueline.space.space import GroundingSpace
 
 
 @dataclass(frozen=True)
-class KNNLM(Decoder):
+class KNNLM(Grounded):
     """Mix the model's distribution with the next tokens of near contexts (arXiv 1911.00172).
 
     p = (1 - lam) * p_model + lam * p_knn,   p_knn(x) = sum_{i of k : x_i = x} softmax(-d_i)
@@ -38,23 +37,17 @@ class KNNLM(Decoder):
         if not 0.0 <= self.lam <= 1.0:
             raise SettingError(f"lam must lie in [0, 1], got {self.lam}")
 
-    def check(self, lm: LanguageModel) -> None:  # noqa: D102
-        self.space.check_model(lm)
-
-    def prompts(self, question: str) -> tuple[Asked, ...]:  # noqa: D102
-        return (Asked(self.space.prompt, question),)
-
     def look_up(  # noqa: D102
         self, lm: LanguageModel, contexts: Sequence[Sequence[int]], starts: Sequence[int]
     ) -> Lookup:
         windows = window_texts(self.space, lm, contexts, starts)
-        retriever = self._retrievers.on(lm.device)
+        retriever = self._truthful.on(lm.device)
         return Lookup(len(windows), (retriever.nearest(retriever.embed(windows), self.k),))
 
     def adjust(self, step: Step) -> Adjusted:  # noqa: D102
         if self.lam == 0:
             return Adjusted(step.logits)
-        retriever = self._retrievers.on(step.lm.device)
+        retriever = self._truthful.on(step.lm.device)
         lookup = step.lookup or self.look_up(step.lm, step.contexts, step.starts)
         (hits,), rows = lookup.hits, lookup.rows
         distances = 2 - 2 * hits.similarities.view(rows, -1)  # (rows, k), of unit vectors
@@ -75,7 +68,3 @@ class KNNLM(Decoder):
             says=lambda entries, asked: (retriever.tokens[entries, None] == asked).float(),
         )
         return Adjusted(mixed, (evidence,))
-
-    @cached_property
-    def _retrievers(self) -> Retrievers:
-        return Retrievers(self.space)

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, get_args
 
 import torch
 
-from trueline.decoders.base import Adjusted, Decoder, Lookup, Step
+from trueline.decoders.base import Adjusted, Lookup, Step
 from trueline.decoders.evidence import Evidence
+from trueline.decoders.grounded import Grounded
 from trueline.errors import SettingError
 from trueline.fusion import Aggregation, Fusion, aggregate, entropy, fuse, neutralize, weigh
 from trueline.models.language import LanguageModel
-from trueline.prompts import Asked, Prompt
+from trueline.prompts import Prompt
 from trueline.retriever import MatchBy, Matches, Retriever, Retrievers, window_texts
 from trueline.search import Hits
 from trueline.shortcuts import is_on
@@ -33,7 +34,7 @@ _CHOICES = {
 
 
 @dataclass(frozen=True)
-class RAD(Decoder):
+class RAD(Grounded):
     """Add what the model itself predicts in similar truthful contexts (arXiv 2508.02184).
 
     final = base + alpha * sum_i w_i l_i,   w_i = s_i / sum_S s,   S = {i : s_i > tau}
@@ -82,10 +83,8 @@ class RAD(Decoder):
             )
 
     def check(self, lm: LanguageModel) -> None:  # noqa: D102
-        self.space.check_model(lm)
-
-    def prompts(self, question: str) -> tuple[Asked, ...]:  # noqa: D102
-        return (Asked(self.space.prompt, question),)
+        super().check(lm)
+        self._sets(lm)
 
     def look_up(  # noqa: D102
         self, lm: LanguageModel, contexts: Sequence[Sequence[int]], starts: Sequence[int]
@@ -247,10 +246,6 @@ class RAD(Decoder):
         recipe = self.space.recipe
         is_shown = recipe.head == "linear" and lm.head is not None and lm.head.is_linear
         return is_shown and recipe.values == "hidden"
-
-    @cached_property
-    def _truthful(self) -> Retrievers:
-        return Retrievers(self.space)
 
     @cached_property
     def _wrong(self) -> Retrievers:

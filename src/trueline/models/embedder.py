@@ -65,6 +65,11 @@ class SentenceEmbedder:
             vectors[places] = self._pass([encoded[place] for place in places])
         return vectors
 
+    def open(self) -> None:
+        """Open its runtime, which may have to be exported first: not a thing to do meanwhile."""
+        if is_on("runtime"):
+            _ = self._runtime
+
     @cached_property
     def _runtime(self) -> Runtime | None:
         return open_runtime(self.model, self.hash)

@@ -97,8 +97,7 @@ class Reading:
         self._cache = Cache(lm.model)
         self._mask: torch.Tensor | None = None  # (n, tokens), absent while nothing is padded
         self.found: Any = None  # what was worked out aside, from the contexts
-        # A sliding window counts places, pads too: behind pads it would see too little.
-        is_shared = is_on("prefix") and not any(self._cache.is_sliding)
+        is_shared = is_on("prefix") and self._goes_by_position(read)
         shared = shared_length(read) if is_shared else 0
         if shared:
             self._forward([read[0][:shared]], [0])
@@ -149,6 +148,17 @@ class Reading:
         ids = [list(tokens) + [0] * (width - len(tokens)) for tokens in continuations]
         self._grow_mask(width)
         return self.states.joined(self._forward(ids * self.streams, self._lengths))
+
+    def _goes_by_position(self, read: list[list[int]]) -> bool:
+        """Whether pads between a shared prefix and the rest change nothing.
+
+        A sliding window or a bias by distance counts places, pads too.
+        """
+        if any(self._cache.is_sliding):
+            return False
+        config = self.lm.model.config.get_text_config()
+        is_rotary = getattr(config, "rope_parameters", None) is not None
+        return is_rotary or len(set(map(len, read))) == 1
 
     def _grow_mask(self, width: int) -> None:
         if self._mask is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,18 +49,24 @@ def open_runtime(model: PreTrainedModel, name: str) -> Runtime | None:
         return None
     path = home() / "runtimes" / f"{name[:32]}.onnx"
     try:
-        if not path.exists():
-            _export(model, path)
-        runtime = Runtime(path)
-    except Exception:  # whatever an exporter or a damaged file raises: torch itself still works
+        runtime = _opened(path) or _opened(_export(model, path))
+    except Exception:  # whatever an exporter raises: torch itself still works
         return None
-    return runtime if _is_same(model, runtime) else None
+    return runtime if runtime is not None and _is_same(model, runtime) else None
 
 
-def _export(model: PreTrainedModel, path: Path) -> None:
+def _opened(path: Path) -> Runtime | None:
+    """None where there is no file, or a damaged one."""
+    try:
+        return Runtime(path) if path.exists() else None
+    except Exception:  # its errors have no common class of their own
+        return None
+
+
+def _export(model: PreTrainedModel, path: Path) -> Path:
     """Write the graph and its weights beside their place, then move them there at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_suffix(f".{os.getpid()}")
+    scratch = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
     ids, mask = _sample(model)
     dims = {0: torch.export.Dim("texts", max=4096), 1: torch.export.Dim("tokens", max=512)}
     with quiet(), warnings.catch_warnings():
@@ -75,6 +82,7 @@ def _export(model: PreTrainedModel, path: Path) -> None:
         assert program is not None
         program.save(str(scratch), external_data=False)
     os.replace(scratch, path)
+    return path
 
 
 class _States(torch.nn.Module):
