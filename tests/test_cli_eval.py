@@ -12,6 +12,7 @@ from test_cli import home  # noqa: F401  # default names mean tiny parts, in a f
 
 from trueline.cli import cli
 from trueline.cli.eval import _with_flags
+from trueline.errors import SettingError
 from trueline.evaluation.plan_file import plan_from
 from trueline.evaluation.results import read_lines
 
@@ -67,20 +68,8 @@ def test_a_file_makes_a_run_flags_win_and_json_is_the_outcome(tmp_path):
 def test_a_limit_stops_a_run_and_says_how_to_go_on(tmp_path):
     ran = evaluate(*SMALL, "--out", str(tmp_path), "--max-samples", "1", "--batch-size", "1")
     assert ran.code == 0
-    assert "stopped: the number of samples is reached; what is done is kept; run the" in ran.err
+    assert "stopped: the number of samples is reached; run the same command again" in ran.err
     assert ran.out.splitlines()[1].split("\t")[6] == "1 of 2"
-
-
-def test_an_interrupted_run_says_how_to_go_on(tmp_path, monkeypatch):
-    def interrupted(*args, **options):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("trueline.evaluation.run.run_plan", interrupted)
-    ran = evaluate(*SMALL, "--out", str(tmp_path))
-    assert (ran.code, ran.out) == (130, "")
-    assert ran.err == (
-        "Error: stopped; what is done is kept; run the same command again to go on\n"
-    )
 
 
 @pytest.mark.parametrize(
@@ -128,6 +117,29 @@ def test_every_flag_becomes_the_key_of_its_meaning():
         "sweep": {"rad.alpha": [0.1, 0.5], "build.context": [4, "full"]}
     }
     assert len(flags(methods="all")["methods"]) == 7
+
+
+@pytest.mark.parametrize(
+    ("table", "given", "told"),
+    [
+        ({"build": 3}, {"context": "4"}, "build must be a table"),
+        ({"settings": 3}, {"sets": ("rad.alpha=0.3",)}, "settings must be a table"),
+        ({"settings": {"rad": 3}}, {"sets": ("rad.alpha=0.3",)}, "rad"),
+        ({"sweep": "x"}, {"sweeps": ("rad.alpha=0,1",)}, "sweep must be a table"),
+    ],
+)
+def test_a_flag_hides_no_mistake_of_the_plan(table, given, told):
+    plan = {"benchmarks": ["facts"], "methods": ["rad"], **table}
+    with pytest.raises(SettingError, match=told):
+        plan_from(_with_flags(plan, given))
+
+
+def test_flags_go_into_the_tables_of_the_plan():
+    plan = {"settings": {"rad": {"alpha": 0.1, "tau": 0.5}}, "build": {"window": "answer"}}
+    assert _with_flags(plan, {"sets": ("rad.alpha=0.3",), "context": "4"}) == {
+        "settings": {"rad": {"alpha": 0.3, "tau": 0.5}},
+        "build": {"window": "answer", "context": 4},
+    }
 
 
 def test_the_plans_of_the_example_and_of_the_page_are_sound():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from io import TextIOWrapper
 
 import click
 
@@ -51,6 +52,7 @@ for command in (*_ASKING, *_EVALUATING):
 
 def main() -> None:
     """Run a command; exit 1 with one line for what the user can mend, 130 when interrupted."""
+    _spell_out()
     try:
         cli.main(standalone_mode=False)
         sys.stdout.flush()
@@ -64,9 +66,20 @@ def main() -> None:
     except click.ClickException as error:
         _stop(error.format_message(), 1)
     except (click.Abort, KeyboardInterrupt):
-        _stop("stopped; a build goes on when the same command is run again", 130)
+        _stop(
+            "stopped; a build, an evaluation or a recipe goes on where it was when the same "
+            "command is run again",
+            130,
+        )
     except BrokenPipeError:  # the reader of our output has left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _spell_out() -> None:
+    """Print signs that the encoding of our output has no code for by their number."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _stop(message: str, code: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +13,6 @@ from trueline.errors import SettingError
 
 if TYPE_CHECKING:
     from trueline.evaluation.run import Outcome
-
-_AGAIN = "what is done is kept; run the same command again to go on"
 
 
 @click.command("eval")
@@ -93,14 +90,10 @@ def evaluate(
     folder = out or table.get("out")
     if not folder:
         raise SettingError("say where the results go: --out FOLDER, or `out` in the plan")
-    try:
-        with progress_bars("samples") as progress:
-            done = run_plan(
-                checked, folder, minutes=minutes, max_samples=max_samples, progress=progress
-            )
-    except KeyboardInterrupt:
-        click.echo(f"Error: stopped; {_AGAIN}", err=True)
-        sys.exit(130)
+    with progress_bars("samples") as progress:
+        done = run_plan(
+            checked, folder, minutes=minutes, max_samples=max_samples, progress=progress
+        )
     _show(done, as_json)
 
 
@@ -111,17 +104,27 @@ def _with_flags(table: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
         for name, value in flags.items()
         if value not in (None, ())
     }
-    found = dict(table)
-    for name in [name for name in ("context", "embedder") if name in given]:
-        found["build"] = {**found.get("build", {}), name: given.pop(name)}
+    built = {name: given.pop(name) for name in ("context", "embedder") if name in given}
+    settings: dict[str, dict[str, object]] = {}
     for key, value in given.pop("sets", {}).items():
         method, _, setting = key.rpartition(".")
-        settings = found.get("settings", {})
-        own = {**settings.get(method, {}), setting: value}
-        found["settings"] = {**settings, method: own}
-    if "sweeps" in given:
-        found["sweep"] = {**found.get("sweep", {}), **given.pop("sweeps")}
-    return {**found, **given}
+        settings.setdefault(method, {})[setting] = value
+    parts = {"build": built, "settings": settings, "sweep": given.pop("sweeps", {})}
+    given |= {name: part for name, part in parts.items() if part}
+    found: dict[str, Any] = _merged(table, given)
+    return found
+
+
+def _merged(old: Any, new: Any) -> Any:
+    """The new in the place of the old, tables into tables.
+
+    What should be a table and is none stays as it is, for the check of the plan to name it.
+    """
+    if not isinstance(new, dict):
+        return new
+    if not isinstance(old, dict):
+        return old
+    return {**old, **{key: _merged(old.get(key, {}), new[key]) for key in new}}
 
 
 def _words(text: str) -> list[str]:
@@ -178,7 +181,7 @@ def _show(done: Outcome, as_json: bool) -> None:
     for warning in done.warnings:
         click.echo(f"note: {warning}", err=True)
     if done.stopped:
-        click.echo(f"stopped: {done.stopped}; {_AGAIN}", err=True)
+        click.echo(f"stopped: {done.stopped}; run the same command again to go on", err=True)
 
 
 def _row(cell: Any) -> list[str]:

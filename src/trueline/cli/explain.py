@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +35,7 @@ def explain(
       trueline explain "What happens if you swallow gum?"
       trueline explain --space facts.space --out gum.html "What happens if you swallow gum?"
     """
+    from trueline.cli.screen import print_json
     from trueline.explain import check_target
     from trueline.generation import generate
 
@@ -53,12 +53,12 @@ def explain(
     if out is not None:
         explanation.save(out)
     if as_json:
-        _print(explanation.json())
+        print_json(explanation.as_dict())
     elif out is None:
-        _print(explanation.text())
+        click.echo(explanation.text())
     else:
         told = explanation.summary
-        _print(
+        click.echo(
             f"{out}: {told.tokens} tokens, {told.grounded} grounded, {told.flips} changed, "
             f"{len(told.cited)} examples cited"
         )
@@ -73,9 +73,3 @@ def _settings(decoder: Decoder) -> dict[str, Any]:
         for name, value in given.items()
         if isinstance(value, int | float) or (isinstance(value, str) and value != known[name])
     }
-
-
-def _print(text: str) -> None:
-    """Print what our output can carry; signs it has no code for are spelled out."""
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    click.echo(text.encode(encoding, "backslashreplace").decode(encoding))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -20,11 +19,11 @@ def info(folder: Path, as_json: bool) -> None:
     Example:
       trueline info facts.space
     """
-    from trueline.cli.screen import print_facts
+    from trueline.cli.screen import print_facts, print_json
     from trueline.space.storage import read_content
 
     facts = read_content(folder).info()
     if as_json:
-        click.echo(json.dumps(facts, indent=1, ensure_ascii=False))
+        print_json(facts)
     else:
         print_facts(facts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 
 import click
@@ -19,12 +18,12 @@ def models(as_json: bool) -> None:
     Example:
       trueline models
     """
-    from trueline.cli.screen import print_table, size
+    from trueline.cli.screen import print_json, print_table, size
     from trueline.models.sources import listing
 
     rows = listing()
     if as_json:
-        click.echo(json.dumps([asdict(row) for row in rows], indent=1))
+        print_json([asdict(row) for row in rows])
         return
     print_table(
         ["name", "kind", "to fetch", "licence", "here", "what it is"],

@@ -20,7 +20,13 @@ def console() -> Console:
 
 def print_json(value: Any) -> None:
     """Anything as JSON that every reader takes: a number that is not finite is null."""
-    sys.stdout.write(json.dumps(_plain(value), indent=1, ensure_ascii=False) + "\n")
+    plain = _plain(value)
+    text = json.dumps(plain, indent=1, ensure_ascii=False)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:  # JSON has ways of its own to spell a sign out
+        text = json.dumps(plain, indent=1)
+    sys.stdout.write(text + "\n")
 
 
 def _plain(value: Any) -> Any:

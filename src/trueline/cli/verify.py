@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -20,11 +19,12 @@ def verify(folder: Path, as_json: bool) -> None:
     Example:
       trueline verify facts.space
     """
+    from trueline.cli.screen import print_json
     from trueline.space.storage import read_content, verify_content
 
     checked = verify_content(read_content(folder), folder)
     if as_json:
-        click.echo(json.dumps(checked, indent=1))
+        print_json(checked)
     else:
         click.echo(
             f"{folder} is sound: {checked['files']} files, {checked['entries']:,} entries, "
