@@ -1,6 +1,8 @@
 """Tiny parts for the quick tests, and the real model and embedder for the marked ones."""
 
+import json
 import os
+from pathlib import Path
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -47,3 +49,45 @@ def lm():
 @pytest.fixture
 def examples():
     return EXAMPLES
+
+
+def fill_home(home: Path) -> None:
+    """Make a cache in which the default names stand for a tiny random model and embedder.
+
+    They are opened by the code that opens the real ones, in this process and in others.
+    """
+    from trueline.models.quiet import quiet
+    from trueline.models.sources import ALIASES
+
+    with pytest.MonkeyPatch.context() as patch, quiet():
+        patch.setenv("TRUELINE_HOME", str(home))
+        for name in ("smollm2-135m", "all-minilm-l6-v2"):
+            folder = ALIASES[name].folder
+            folder.mkdir(parents=True)
+            if ALIASES[name].kind == "embedder":
+                tiny.write_embedder(folder)
+            else:
+                lm = tiny.language_model("llama", chat=True)
+                lm.model.save_pretrained(folder)
+                lm.tokenizer.save_pretrained(folder)
+            (folder / "source.json").write_text(json.dumps(ALIASES[name].facts), "utf-8")
+
+
+@pytest.fixture(scope="session")
+def filled_home(tmp_path_factory):
+    """One such cache for everybody who only reads it."""
+    home = tmp_path_factory.mktemp("home")
+    fill_home(home)
+    return home
+
+
+@pytest.fixture(scope="module")
+def tiny_home(filled_home):
+    """Default names mean tiny parts, nothing is fetched, and one thread is faster for them."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRUELINE_HOME", str(filled_home))
+        patch.setenv("PIP_NO_INDEX", "1")
+        yield filled_home
+    torch.set_num_threads(threads)

@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 import click
 import pytest
-from conftest import EXAMPLES
-from test_docs import fill_home
+from conftest import EXAMPLES, fill_home
 
 import trueline as tl
 from trueline.cli import cli, main
@@ -313,7 +312,9 @@ def shown_commands(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["", *cli.commands])
-def test_the_examples_of_the_help_run(name, few_facts):
+def test_the_examples_of_the_help_run(name, few_facts, monkeypatch):
+    for one in cli.commands:  # a few tokens show as much as many
+        monkeypatch.setenv(f"TRUELINE_{one.upper()}_MAX_NEW_TOKENS", "4")
     for command in shown_commands(name):
         ran = run(*shlex.split(command)[1:])
         assert ran.code == 0, f"{command}\n{ran.err}"
@@ -501,4 +502,39 @@ def test_info_prints_one_fact_a_line():
 
 
 def test_no_command_prints_the_help():
-    assert "Error: " not in run().err
+    ran = run()
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.startswith("Usage: trueline [OPTIONS] COMMAND")
+    assert all(f"\n  {name} " in ran.out for name in cli.commands)
+
+
+def test_signs_without_a_code_are_spelled_out_and_json_stays_json(monkeypatch):
+    question = (
+        "Is \u22121 less than 0, \U0001f987?"  # a minus sign and a bat; latin-1 has neither
+    )
+
+    def printed(*args):
+        out = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "argv", ["trueline", *args])
+        main()
+        out.flush()
+        return out.buffer.getvalue().decode("latin-1")
+
+    text = printed("compare", *SPACE, "--methods", "greedy", question)
+    assert text.splitlines()[0] == r"Is \u22121 less than 0, \U0001f987?"
+    told = json.loads(printed("explain", *SPACE, "--method", "greedy", "--json", question))
+    assert told["question"] == question
+
+
+def test_an_interrupted_command_says_what_goes_on(monkeypatch):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trueline.space.storage.read_content", interrupted)
+    assert run("info", "facts.space") == (
+        130,
+        "",
+        "\nError: stopped; a build, an evaluation or a recipe goes on where it was when the same "
+        "command is run again\n",
+    )

@@ -81,45 +81,6 @@ def run_page(page: Path, folder: Path) -> None:
                 run_command(command, folder)
 
 
-def fill_home(home: Path) -> None:
-    """Make a cache in which the default names stand for a tiny random model and embedder.
-
-    They are opened by the code that opens the real ones, in this process and in others.
-    """
-    import tiny
-
-    from trueline.models.quiet import quiet
-    from trueline.models.sources import ALIASES
-
-    with pytest.MonkeyPatch.context() as patch, quiet():
-        patch.setenv("TRUELINE_HOME", str(home))
-        for name in ("smollm2-135m", "all-minilm-l6-v2"):
-            folder = ALIASES[name].folder
-            folder.mkdir(parents=True)
-            if ALIASES[name].kind == "embedder":
-                tiny.write_embedder(folder)
-            else:
-                lm = tiny.language_model("llama", chat=True)
-                lm.model.save_pretrained(folder)
-                lm.tokenizer.save_pretrained(folder)
-            (folder / "source.json").write_text(json.dumps(ALIASES[name].facts), "utf-8")
-
-
-@pytest.fixture(scope="module")
-def tiny_home(tmp_path_factory):
-    """Default names mean tiny parts, nothing is fetched, and one thread is faster for them."""
-    import torch
-
-    home, threads = tmp_path_factory.mktemp("home"), torch.get_num_threads()
-    fill_home(home)
-    torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRUELINE_HOME", str(home))
-        patch.setenv("PIP_NO_INDEX", "1")
-        yield home
-    torch.set_num_threads(threads)
-
-
 def cli_page() -> str:
     """docs/cli.md: the help of every command, in the order of the flow."""
     pages = [["trueline"], *(["trueline", name] for name in cli.commands)]
@@ -154,7 +115,6 @@ def test_the_python_of_a_page_runs(page, tiny_home, tmp_path, monkeypatch):
 
 @pytest.mark.real
 @pytest.mark.slow
-@pytest.mark.skipif(not README.exists(), reason="README.md is not written yet")
 def test_the_readme_runs_from_its_first_block_to_its_last(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_page(README, tmp_path)

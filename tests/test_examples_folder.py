@@ -6,21 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_docs import fill_home
 
 SCRIPTS = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("home")
-    fill_home(folder)
-    return folder
-
-
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_a_script_runs(script, home, tmp_path):
-    variables = {**os.environ, "TRUELINE_HOME": str(home), "OMP_NUM_THREADS": "1"}
+def test_a_script_runs(script, filled_home, tmp_path):
+    variables = {**os.environ, "TRUELINE_HOME": str(filled_home), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-W", "error", str(script)],
         cwd=tmp_path,

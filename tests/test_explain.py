@@ -373,17 +373,11 @@ def test_a_real_trace_is_told_whole(lm, embedder):
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
+def home(tiny_home, tmp_path_factory):
     """A folder with a space, where the default names stand for tiny parts."""
-    from test_docs import fill_home
-
-    home = tmp_path_factory.mktemp("home")
-    fill_home(home)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRUELINE_HOME", str(home))
-        patch.setenv("PIP_NO_INDEX", "1")
-        tl.build(tl.load("smollm2-135m"), EXAMPLES).save(home / "facts.space")
-        yield home
+    folder = tmp_path_factory.mktemp("explained")
+    tl.build(tl.load("smollm2-135m"), EXAMPLES).save(folder / "facts.space")
+    return folder
 
 
 def run(home, *options):

@@ -137,7 +137,6 @@ def test_every_data_file_of_the_package_is_installed():
     assert data - named == set()
 
 
-@pytest.mark.skipif(not README.exists(), reason="README.md is not written yet")
 def test_the_readme_is_short_and_its_file_tree_is_the_real_one():
     text = README.read_text("utf-8")
     assert len(text.splitlines()) < 200

@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
-from conftest import EXAMPLES
-from test_docs import fill_home
+from conftest import EXAMPLES, fill_home
 
 from trueline.errors import SettingError
 from trueline.evaluation.checks import warnings

@@ -14,7 +14,7 @@ from trueline.report.tables import Table
 
 _RULES = {  # by which examples are taken, as the plan has it
     "answered": "Rule `answered`: questions without an answer are left out before examples are "
-    "taken, so there are as many as were asked for.",
+    "taken, so there are as many as were asked for if the benchmark holds them.",
     "all": "Rule `all`, as in the paper: examples are taken among all questions, and those "
     "without an answer cannot ground, so there may be fewer than were asked for.",
 }
