@@ -590,7 +590,8 @@ def test_the_real_datasets_package_without_a_network_points_to_the_data_folder()
 def test_a_missing_datasets_package_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     message = refusal("alpaca", MissingExtraError)
-    assert message.endswith("pip install 'trueline[data]', or give a folder with --data")
+    assert message.endswith("needs datasets: pip install 'trueline[data]'")
+    assert "without a folder (--data)" in message
 
 
 @real_data

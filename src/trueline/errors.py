@@ -12,6 +12,9 @@ TruelineError
 └── MissingExtraError     an optional part is not installed; the message names the extra
 """
 
+from importlib import import_module
+from typing import Any
+
 
 class TruelineError(Exception):
     """The root of every error a user can cause."""
@@ -51,3 +54,12 @@ class SpaceMismatchError(SpaceError):
 
 class MissingExtraError(TruelineError):
     """An optional part is not installed."""
+
+
+def import_extra(name: str, what: str, extra: str) -> Any:
+    """Import a module that is needed for `what` alone, and comes with an extra."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        install = f"pip install 'trueline[{extra}]'"
+        raise MissingExtraError(f"{what} needs {name}: {install}") from error

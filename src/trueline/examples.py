@@ -12,13 +12,13 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
-from importlib import import_module, resources
+from importlib import resources
 from itertools import islice
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, TextIO
 
-from trueline.errors import ExampleError, MissingExtraError, SettingError
+from trueline.errors import ExampleError, SettingError, import_extra
 from trueline.records import Example
 
 Row = dict[str, Any]
@@ -101,7 +101,7 @@ def _file_rows(path: Path) -> Iterator[Found]:
     if _format(path) not in _FORMATS:
         raise ValueError(f"its name must end in one of {[*_FORMATS]}, or a text form with .gz")
     if (reader := _FORMATS[_format(path)]) is None:
-        with _extra("pyarrow.parquet", str(path)).ParquetFile(path) as table:
+        with import_extra("pyarrow.parquet", str(path), "data").ParquetFile(path) as table:
             parts = table.iter_batches()
             yield from enumerate((row for part in parts for row in part.to_pylist()), start=1)
         return
@@ -177,7 +177,7 @@ def _csv_rows(file: TextIO, delimiter: str = ",") -> Iterator[Found]:
 
 def _dataset_rows(name: str, split: str, config: str | None) -> Iterator[Found]:
     """Yield the rows of a dataset on the hub or in a folder."""
-    datasets = _extra("datasets", name)
+    datasets = import_extra("datasets", name, "data")
     try:
         dataset = datasets.load_dataset(name, config, split=split)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
@@ -185,14 +185,6 @@ def _dataset_rows(name: str, split: str, config: str | None) -> Iterator[Found]:
         raise ValueError(f"{why}; check name, split and config, or give a file") from error
     parts = dataset.with_format("arrow").iter(1000)  # as Arrow tables, no image is decoded
     yield from enumerate((row for part in parts for row in part.to_pylist()), start=1)
-
-
-def _extra(name: str, what: str) -> Any:
-    """Import a module that only some sources need."""
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise MissingExtraError(f"{what} needs {name}: pip install 'trueline[data]'") from error
 
 
 _FORMATS: dict[str, Callable[[TextIO], Iterator[Found]] | None] = {

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.errors import MissingExtraError, ModelError, SettingError
+from trueline.errors import ModelError, SettingError, import_extra
 from trueline.evaluation.statistics import as_columns, average_ranks, scored_together
 
 Label = bool | None  # None: unscored
@@ -254,12 +253,16 @@ def _check_references(name: str, references: Sequence[str]) -> None:
 
 @cache
 def _rouge_scorer() -> Any:
-    return _extra("rouge_score.rouge_scorer").RougeScorer(["rougeL"], use_stemmer=False)
+    return import_extra("rouge_score.rouge_scorer", "ROUGE", "eval").RougeScorer(
+        ["rougeL"], use_stemmer=False
+    )
 
 
 @cache
 def _bleu_scorer() -> Any:
-    return _extra("sacrebleu").BLEU(effective_order=True)  # as sacrebleu.sentence_bleu has it
+    return import_extra("sacrebleu", "BLEU", "eval").BLEU(
+        effective_order=True
+    )  # as sacrebleu.sentence_bleu has it
 
 
 @cache
@@ -267,7 +270,7 @@ def _bert_scorer(folder: str, layers: int) -> Any:
     """Open an encoder once; its weights stay in memory."""
     from trueline.models.quiet import quiet
 
-    scorer_class = _extra("bert_score").BERTScorer
+    scorer_class = import_extra("bert_score", "BERTScore", "eval").BERTScorer
     try:
         kind = json.loads((Path(folder) / "config.json").read_text("utf-8"))["model_type"]
         if "t5" in folder and kind not in ("t5", "mt5"):  # it would get random weights
@@ -283,13 +286,3 @@ def _bert_scorer(folder: str, layers: int) -> Any:
     # A tokenizer that names no limit would let a long text run past the last position.
     words.model_max_length = min(words.model_max_length, config.max_position_embeddings)
     return scorer
-
-
-def _extra(name: str) -> Any:
-    """Import a module that only evaluations need."""
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise MissingExtraError(
-            f"this metric needs {name.split('.')[0]}: pip install 'trueline[eval]'"
-        ) from error

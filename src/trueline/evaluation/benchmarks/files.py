@@ -11,7 +11,7 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
-from trueline.errors import ExampleError, MissingExtraError
+from trueline.errors import ExampleError, import_extra
 
 _ENDS = (".jsonl", ".jsonl.gz")
 
@@ -136,13 +136,7 @@ def _file_rows(path: Path, home: str) -> Iterator[tuple[int, object]]:
 
 def _hub_rows(hub: Hub) -> Iterable[tuple[int, object]]:
     """Yield the number and content of each row of a dataset on the hub."""
-    try:
-        import datasets
-    except ImportError as error:
-        raise MissingExtraError(
-            f"{hub.id} is read from the hub with datasets: pip install 'trueline[data]', "
-            "or give a folder with --data"
-        ) from error
+    datasets = import_extra("datasets", f"{hub.id}, without a folder (--data),", "data")
     try:
         if hub.file:
             address = f"hf://datasets/{hub.id}/{hub.file}"
