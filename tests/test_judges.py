@@ -9,6 +9,7 @@ import sys
 import time
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -134,6 +135,19 @@ def test_a_reply_is_read_as_yes_no_or_not_at_all(raw, label):
         ("Not wrong", None),
         ("Neither", None),
         ("Corrected", None),
+        ("The answer is: Correct", True),
+        ("Verdict: the answer is correct.", True),
+        ("Correct, I think.", True),
+        ("Correct. The answer isn't wrong.", True),
+        ("Wrong. It is true that gum is sticky, but that was not asked.", False),
+        ("Wrong, because the right answer is seven years.", False),
+        ("No, that is correct.", None),
+        ("No, the answer is right", None),
+        ("Yes, it is wrong", None),
+        ("Yes, but that's not correct.", None),
+        ("Correct. I think it was wrong about the year.", None),
+        ("Correct, I think, but it is partly wrong", None),
+        ("Correct, I think, but only in part", None),
     ],
 )
 def test_a_reply_about_truth_is_read_as_correct_wrong_or_not_at_all(raw, label):
@@ -144,6 +158,9 @@ def test_a_word_about_truth_says_nothing_about_hallucination():
     assert read_verdict("Correct", "hallucination") is None
     assert read_verdict("hallucinated", "hallucination") is True
     assert read_verdict("not hallucinated", "hallucination") is False
+    assert read_verdict("No, it is hallucinated", "hallucination") is None
+    assert read_verdict("Yes. The reply is not hallucinated.", "hallucination") is None
+    assert read_verdict("No, it isn't hallucinated", "hallucination") is False
 
 
 def test_each_task_asks_its_questions():
@@ -244,12 +261,15 @@ def test_the_pause_a_service_asks_for_is_kept_by_all_threads(form):
     # An HTTP date has whole seconds: one that is 2 s away is at least 1 s away.
     date = format_datetime(datetime.now(UTC) + timedelta(seconds=2), usegmt=True)
     pause, least = ("0.4", 0.4) if form == "seconds" else (date, 0.9)
-    one = Limits(backoff=0.0, concurrency=1)
+    three = Limits(backoff=0.0, concurrency=3)
     with serving(faults=[(429, pause)]) as server:
-        verdicts = open_at(server, limits=one).judge("question", "info", items(3))
-    assert labels(verdicts) == [True] * 3
-    assert server.times[1] - server.times[0] >= least
-    assert server.times[3] - server.times[1] < 0.4
+        verdicts = open_at(server, limits=three).judge("question", "info", items(20))
+    assert labels(verdicts) == [True] * 20
+    assert len(server.requests) == 21
+    since = [time - server.times[0] for time in server.times]
+    early = [time for time in since if time < 0.2]  # begun before the refusal was read
+    assert len(early) < 21
+    assert all(time >= least for time in since if time not in early)
 
 
 def test_a_pause_longer_than_our_patience_is_not_waited_for():
@@ -275,6 +295,7 @@ def test_after_so_many_tries_a_verdict_is_unscored_and_asked_for_in_the_next_run
     assert len(server.requests) == 6
     assert "HTTP 500" in verdicts[0].raw
     assert "tried 3 times" in verdicts[0].raw
+    assert [v.is_answered for v in verdicts] == [False, True, True]
     assert verdicts[0].cost is None
 
 
@@ -309,7 +330,7 @@ def test_a_refused_key_stops_everything_and_is_not_shown(name, variable, monkeyp
         judge = open_at(server, name, limits=two)
         with pytest.raises(TruelineError, match=variable) as caught:
             judge.judge("question", "truth", items(50))
-    assert "sk-wrong" not in f"{caught.value} {caught.value!r} {judge._service!r}"
+    assert "sk-wrong" not in f"{caught.value} {caught.value!r} {judge._sender.service!r}"
     assert len(server.requests) <= 4
     assert server.answered == []
 
@@ -377,6 +398,28 @@ def test_an_address_with_a_secret_in_it_is_refused_without_repeating_it(url):
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("openai:gpt-4o@localhost:8000/v1", "must begin with http:// or https://"),
+        ("openai:gpt-4o@api.example.org", "must begin with http:// or https://"),
+        ("openai:m@http://localhost:80a0/v1", "is no address"),
+        ("openai:m@http://[::1/v1", "is no address"),
+        ("openai:m@http://", "is no address"),
+        ("gemini@http://local host/v1", "is no address"),
+        ("openai:m@ftp://me:secret@host/v1", "begin with http"),
+    ],
+)
+def test_an_address_that_cannot_be_asked_is_refused_at_once(name, told):
+    with pytest.raises(SettingError, match=told) as caught:
+        open_judge(name)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_model_may_have_an_at_sign_in_its_name():
+    assert open_judge("openai:claude@20250601").id == "openai:claude@20250601"
+
+
 @pytest.mark.parametrize("name", ["nobody", "", "offline:x", "Cohere", "openai"])
 def test_a_name_that_is_no_judge_is_an_error(name):
     with pytest.raises(SettingError, match="judge"):
@@ -431,6 +474,56 @@ def test_requests_start_no_faster_than_the_rate_allows():
     with serving() as server:
         open_at(server, limits=limits).judge("question", "info", items(5))
     assert max(server.times) - min(server.times) >= 0.35
+
+
+def test_after_a_pause_requests_start_no_faster_than_the_rate_allows():
+    limits = Limits(per_minute=1200.0, concurrency=4, backoff=0.0)  # one in 0.05 s
+    with serving(faults=[(429, "0.3")]) as server:
+        open_at(server, limits=limits).judge("question", "info", items(5))
+    late = sorted(time for time in server.times if time - server.times[0] >= 0.25)
+    assert len(late) >= 3
+    assert min(b - a for a, b in pairwise(late)) >= 0.04
+
+
+def test_a_judge_keeps_its_pace_and_its_connections_from_call_to_call(monkeypatch):
+    import httpx2
+
+    opened = []
+    client = httpx2.Client
+    monkeypatch.setattr(httpx2, "Client", lambda **o: opened.append(o) or client(**o))
+    with serving() as server:
+        judge = open_at(server, limits=Limits(per_minute=600.0))  # one in 0.1 s
+        for about in ("truth", "info"):
+            for item in items(2):
+                judge.judge("question", about, [item])
+    assert len(opened) == 1
+    assert min(b - a for a, b in pairwise(server.times)) >= 0.09
+
+
+def test_a_judge_that_was_stopped_can_be_asked_again():
+    with serving(faults=[403]) as server:
+        judge = open_at(server, limits=Limits(concurrency=1))
+        with pytest.raises(TruelineError, match="COHERE_API_KEY"):
+            judge.judge("question", "info", items(3))
+        assert labels(judge.judge("question", "info", items(3))) == [True] * 3
+
+
+@pytest.mark.parametrize("key", ["1", "token", "message", "e"])
+def test_a_key_that_stands_in_the_form_of_a_response_breaks_nothing(key, monkeypatch):
+    monkeypatch.setattr("judge_server.KEY", key)
+    monkeypatch.setenv("COHERE_API_KEY", key)
+    with serving(reply=lambda prompt: f"NO. {key}") as server:
+        (verdict,) = open_at(server).judge("question", "info", items(1))
+    assert (verdict.label, verdict.raw) == (False, "NO. [key]")
+    words = len(prompt_for("question", "info", *items(1)[0]).split())
+    assert (verdict.prompt_tokens, verdict.answer_tokens) == (words, 2)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_half_a_surrogate_in_a_reply_is_kept_as_a_question_mark(name):
+    with serving(reply=lambda prompt: "Yes. \ud83d") as server:
+        (verdict,) = open_at(server, name).judge("question", "info", items(1))
+    assert (verdict.label, verdict.raw) == (True, "Yes. ?")
 
 
 def test_the_key_is_in_no_file_and_no_message(tmp_path):
@@ -621,6 +714,22 @@ def test_offline_verdicts_keep_their_order_over_many_chunks():
     verdicts = judge.judge("question", "truth", given, lambda *n: told.append(n))
     assert labels(verdicts) == [n % 3 > 0 for n in range(150)]
     assert told == [(64, 150), (128, 150), (150, 150)]
+
+
+def test_offline_a_reference_is_embedded_once_whatever_is_asked():
+    class Counting(Words):
+        seen = ()
+
+        def embed(self, texts):
+            self.seen += tuple(texts)
+            return super().embed(texts)
+
+    embedder = Counting()
+    judge = OfflineJudge(embedder)
+    for answer in ("red paint", "green", "blue"):
+        for about in ("truth", "info"):
+            judge.judge("question", about, [(COLOR, answer)] * 70)
+    assert len(embedder.seen) == len(set(embedder.seen)) == 2 + 5 + 2  # "red paint" is known
 
 
 def test_the_agreement_that_is_printed_is_the_one_on_the_page():

@@ -67,3 +67,4 @@ class Verdict:
     answer_tokens: int = 0
     cost: float | None = None  # in US dollars, where the price is known
     is_cached: bool = False
+    is_answered: bool = True  # False: a service gave no response, and can be asked again

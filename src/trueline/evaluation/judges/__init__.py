@@ -33,7 +33,8 @@ JUDGES = {  # how a judge is named -> what it is
     "openai:MODEL@BASE_URL": "any OpenAI-compatible endpoint; key in OPENAI_API_KEY",
     "local:MODEL": "a model on this machine, through trueline's own loop",
 }
-_NAME = re.compile(r"([a-z]+)(?::(.+?))?(?:@(https?://.+))?")  # kind, model, address
+_NAME = re.compile(r"([a-z]+)(?::(.+?))?(?:@(https?://.*))?")  # kind, model, address
+_HOST = re.compile(r"@(?:localhost|[^@]*[.:/])")  # what only an address has
 
 
 def open_judge(
@@ -57,6 +58,11 @@ def open_judge(
     if kind == "local":
         return _local(name.removeprefix("local").removeprefix(":"), lm, max_tokens)
     if kind in ("cohere", "gemini", "openai"):
+        if _HOST.search(model):
+            raise SettingError(
+                f"the address of a judge must begin with http:// or https://, as in "
+                f"{kind}:MODEL@http://localhost:8000/v1"
+            )
         from trueline.evaluation.judges.remote import RemoteJudge
 
         options: dict[str, Any] = {} if max_tokens is None else {"max_tokens": max_tokens}

@@ -44,14 +44,20 @@ class Api:
     def address(self, given: str) -> str:
         """The address to ask: given, from the environment, or the usual one."""
         url = (given or os.environ.get(self.variable) or self.url).rstrip("/")
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise SettingError(f"{url!r} is no address; it should look like {self.url}")
-        if parts.username or parts.password or parts.query:
+        if "@" in url or "?" in url:
             raise SettingError(
                 f"the address of the {self.name} judge holds a name, a password or a query, "
                 f"which would be printed with results; put the key into {self.keys[0]}"
             )
+        try:
+            parts = urlsplit(url)
+            is_whole = parts.hostname and parts.port != 0 and url.split() == [url]
+            if parts.scheme not in ("http", "https") or not is_whole:
+                raise ValueError("http:// or https:// and a host are wanted")
+        except ValueError as error:
+            raise SettingError(
+                f"{url!r} is no address ({error}); it should look like {self.url}"
+            ) from error
         return url
 
 
@@ -106,8 +112,9 @@ def _response(
     text: str, reason: object, counts: Mapping[str, Any], read: str, written: str
 ) -> Response:
     """A response; one without text says why, since it was paid for like any other."""
+    told = text if text.strip() else f"(no text: {reason})"
     return Response(
-        text if text.strip() else f"(no text: {reason})",
+        told.encode("utf-8", "replace").decode(),  # half a surrogate can be kept nowhere
         _count(counts, read),
         _count(counts, written),
     )

@@ -12,7 +12,10 @@ from typing import Any, Protocol
 
 from trueline.evaluation.samples import About, Sample, Task, Verdict
 
+Items = Sequence[tuple[Sample, str]]  # answers, each with what it answers
+Progress = Callable[[int, int], None] | None
 NO_REFERENCE = "no reference answer to judge by"
+NO_RESPONSE = "(no response"  # how the reason begins where a service gave none
 _QUESTIONS: dict[Task, tuple[About, ...]] = {
     "question": ("truth", "info"),
     "dialogue": ("hallucination",),
@@ -41,12 +44,21 @@ _PHRASES: dict[About, dict[str, bool]] = {  # hallucination: yes means it is hal
 }
 _THOUGHT = re.compile(r"<think>.*?(?:</think>|$)|</?\w+>", re.S)  # and tags around a word
 _SIGNS = re.compile("[*_`'\"#\\[\\](){}<>\\\\\u201c\u201d\u2018\u2019]")  # marks around a word
+_OF = r"(?:answer|verdict|judge?ment|response|reply|summary|label|assessment|statement)"
 _LEAD = re.compile(
-    r"(?:(?:my|the|your|final|given|above)\s+)*"
-    r"(?:answer|verdict|judge?ment|response|reply|summary|label|assessment)"
-    r"(?:\s+to judge)?\s*(?:is|:|=|-)\s*"
+    rf"(?:(?:(?:my|the|your|final|given|above)\s+)*{_OF}"
+    r"(?:\s+to judge)?\s*(?:is\s*[:=-]?|[:=-])\s*)+"
 )
 _CLAUSE = re.compile("[.,;:!?/\n\u2013\u2014]+|\\s-+\\s")
+_FILLER = re.compile(
+    r"(?:(?:and|also|then|so|but|because|since|i think|i believe|indeed)\b\s*)+"
+)
+_STATEMENT = re.compile(  # as in "it is partly wrong", "the answer isn't correct"
+    rf"(?:it|this|that|(?:(?:the|this|that|your|given)\s+)+{_OF})\s+"
+    r"(?:is|s|was|seems|looks)(?P<denied>n t| not)?\s+"
+    r"(?:(?:in fact|indeed|actually|clearly|also|only|partly|partially|mostly)\s+)*"
+    r"(?P<said>[a-z ]+?)(?:\s+(?:about|in|on|as|because|since|here|overall|and|but)\b.*)?"
+)
 _DOUBT = re.compile(  # what takes back part of a verdict that came before it
     r"(?:but|or|though|although|however|except|unless|partly|partially|mostly|somewhat|maybe"
     r"|perhaps)\b"
@@ -62,11 +74,7 @@ class Judge(Protocol):
         ...
 
     def judge(
-        self,
-        task: Task,
-        about: About,
-        items: Sequence[tuple[Sample, str]],
-        progress: Callable[[int, int], None] | None = None,
+        self, task: Task, about: About, items: Items, progress: Progress = None
     ) -> list[Verdict]:
         """Verdicts on answers, in their order; one that cannot be had has no label."""
         ...
@@ -106,12 +114,20 @@ def read_verdict(raw: str, about: About) -> bool | None:
     text = _SIGNS.sub(" ", _THOUGHT.sub(" ", text)).strip(" \n\t.,:;-")
     text = text[lead.end() :] if (lead := _LEAD.match(text)) else text
     clauses = [" ".join(clause.split()) for clause in _CLAUSE.split(text)]
-    phrases = _PHRASES[about]
-    label = phrases.get(clauses[0])
-    if any(_DOUBT.match(clause) for clause in clauses[1:2]):
+    label = _PHRASES[about].get(clauses[0])
+    rest = [clause for clause in clauses[1:] if not _FILLER.fullmatch(clause)]
+    if any(_DOUBT.match(clause) for clause in rest[:1]):
         return None
-    others = [re.sub(r"^(?:and|also|then)\s+", "", clause) for clause in clauses[1:]]
-    return label if all(phrases.get(other, label) == label for other in others) else None
+    return label if all(_stated(clause, about) in (None, label) for clause in rest) else None
+
+
+def _stated(clause: str, about: About) -> bool | None:
+    """The label a clause behind the verdict stands for, where it is a verdict itself."""
+    clause = clause[filler.end() :] if (filler := _FILLER.match(clause)) else clause
+    if not (found := _STATEMENT.fullmatch(clause)):
+        return _PHRASES[about].get(clause)
+    label = _PHRASES[about].get(found["said"])
+    return None if label is None else label != bool(found["denied"])
 
 
 def price_of(model: str, prompt_tokens: int, answer_tokens: int) -> float | None:

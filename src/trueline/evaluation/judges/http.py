@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from time import monotonic
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
+from weakref import finalize
 
-from trueline.errors import MissingExtraError, SettingError, TruelineError
+from trueline.errors import SettingError, TruelineError, import_extra
 
 Read = TypeVar("Read")
 _RETRIED = frozenset({408, 429, 500, 502, 503, 504})
@@ -83,12 +84,17 @@ class Pace:
 
     def wait(self) -> None:
         """Sleep until it is this request's turn; raises Unanswered once all is stopped."""
-        with self._lock:
-            start = max(monotonic(), self._next, self._held)
-            self._next = start + self._spacing
-        while (rest := max(start, self._held) - monotonic()) > 0:
-            self.sleep(rest)
         self.sleep(0)
+        while (rest := self._take_turn()) > 0:
+            self.sleep(rest)
+
+    def _take_turn(self) -> float:
+        """Take the next turn if it has come, else say in how many seconds it will have."""
+        with self._lock:
+            now = monotonic()
+            if (rest := max(self._next, self._held) - now) <= 0:
+                self._next = now + self._spacing
+            return rest
 
     def hold(self, seconds: float) -> None:
         """Let nobody start for a while: the service asked for it."""
@@ -102,17 +108,12 @@ class Pace:
 
 
 class Sender:
-    """Sends requests to one service, from any number of threads."""
+    """Sends requests to one service, from any number of threads; it ends with its owner."""
 
     def __init__(self, service: Service, limits: Limits) -> None:
         self.service, self.limits, self.pace = service, limits, Pace(limits.per_minute)
-        self._client = _open_client(limits)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._client.close()
+        self._client = _open_client(service, limits)
+        finalize(self, self._client.close)
 
     def post(self, path: str, body: Mapping[str, Any], read: Callable[[Any], Read]) -> Read:
         """What is read from a service's response; Unanswered when it cannot be had.
@@ -152,17 +153,17 @@ class Sender:
         except httpx2.TransportError as error:
             kind = type(error).__name__
             raise _Retry(service.hide(f"the connection failed ({kind}: {error})")) from None
-        text = service.hide(response.text)
-        self._check(response.status_code, text, response.headers.get("retry-after"))
+        self._check(response.status_code, response.text, response.headers.get("retry-after"))
         try:
-            return read(json.loads(text))
+            return read(json.loads(response.text))
         except (ValueError, LookupError, TypeError, AttributeError):
-            raise _Retry(f"the response is not of this API's form: {text[:80]!r}") from None
+            told = service.hide(response.text)[:80]
+            raise _Retry(f"the response is not of this API's form: {told!r}") from None
 
-    def _check(self, status: int, text: str, retry_after: str | None) -> None:
-        service = self.service
+    def _check(self, status: int, raw: str, retry_after: str | None) -> None:
+        service, text = self.service, self.service.hide(raw)
         # Gemini calls a key it does not know a bad request.
-        if status in (401, 403) or (status == 400 and "API_KEY_INVALID" in text):
+        if status in (401, 403) or (status == 400 and "API_KEY_INVALID" in raw):
             raise TruelineError(
                 f"{service.name} at {service.url} refused the key (HTTP {status}); set "
                 f"{service.variable} to one that is valid and may use this model"
@@ -194,12 +195,11 @@ def _seconds(retry_after: str | None) -> float | None:
     return max(0.0, (date - datetime.now(UTC)).total_seconds())
 
 
-def _open_client(limits: Limits) -> Any:
+def _open_client(service: Service, limits: Limits) -> Any:
+    httpx2 = import_extra("httpx2", "a judge behind an API", "judge")
     try:
-        import httpx2
-    except ImportError as error:
-        raise MissingExtraError(
-            "judges behind an API need httpx2; install trueline[judge]"
-        ) from error
+        httpx2.URL(service.url)
+    except httpx2.InvalidURL as error:
+        raise SettingError(f"{service.url!r} is no address ({error})") from error
     pool = httpx2.Limits(max_connections=limits.concurrency)
     return httpx2.Client(timeout=limits.timeout, limits=pool)

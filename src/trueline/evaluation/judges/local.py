@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from trueline.errors import SettingError
-from trueline.evaluation.judges.ask import NO_REFERENCE, prompt_for, read_verdict
-from trueline.evaluation.samples import About, Sample, Task, Verdict
+from trueline.evaluation.judges.ask import (
+    NO_REFERENCE,
+    Items,
+    Progress,
+    prompt_for,
+    read_verdict,
+)
+from trueline.evaluation.samples import About, Task, Verdict
 from trueline.prompts import Prompt
 
 if TYPE_CHECKING:
@@ -31,11 +36,7 @@ class LocalJudge:
         self._lm, self._most, self._batch = lm, max_new_tokens, batch_size
 
     def judge(
-        self,
-        task: Task,
-        about: About,
-        items: Sequence[tuple[Sample, str]],
-        progress: Callable[[int, int], None] | None = None,
+        self, task: Task, about: About, items: Items, progress: Progress = None
     ) -> list[Verdict]:
         """Verdicts in the order of the items; equal questions are asked once."""
         from trueline.decoders import Greedy

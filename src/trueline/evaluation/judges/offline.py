@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trueline.evaluation.judges.ask import NO_REFERENCE
+from trueline.evaluation.judges.ask import NO_REFERENCE, Items, Progress
 from trueline.evaluation.metrics import rouge_l
 from trueline.evaluation.samples import About, Sample, Task, Verdict
 
@@ -29,6 +29,7 @@ NON_ANSWERS = (
 _SAME = 0.93  # cosine of question and answer to question and reference, where no wrong is known
 _EVASIVE = 0.45  # nearness to a non-answer from which an answer says nothing
 _CHUNK = 64  # items embedded together
+_KEPT = 50_000  # vectors kept for texts that come up again; 75 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +48,10 @@ class OfflineJudge:
 
     def __init__(self, embedder: Embedder) -> None:
         self.id = f"offline:{embedder.id}"
-        self._embedder = embedder
+        self._vectors = _Vectors(embedder)
 
     def judge(
-        self,
-        task: Task,
-        about: About,
-        items: Sequence[tuple[Sample, str]],
-        progress: Callable[[int, int], None] | None = None,
+        self, task: Task, about: About, items: Items, progress: Progress = None
     ) -> list[Verdict]:
         """Verdicts in the order of the items; without a reference there is no label."""
         return [
@@ -62,22 +59,14 @@ class OfflineJudge:
             for r in self.readings(about, items, progress)
         ]
 
-    def readings(
-        self,
-        about: About,
-        items: Sequence[tuple[Sample, str]],
-        progress: Callable[[int, int], None] | None = None,
-    ) -> list[Reading]:
+    def readings(self, about: About, items: Items, progress: Progress = None) -> list[Reading]:
         """The scores behind the verdicts, in the order of the items."""
         read = {"truth": _truth, "info": _info, "hallucination": _hallucination}[about]
         found: list[Reading] = []
         for start in range(0, len(items), _CHUNK):
-            some = items[start : start + _CHUNK]
-            vectors = _Vectors(
-                self._embedder,
-                (text for sample, answer in some for text in _texts(about, sample, answer)),
-            )
-            found += [read(sample, answer.strip(), vectors) for sample, answer in some]
+            some = [(sample, answer.strip()) for sample, answer in items[start:][:_CHUNK]]
+            self._vectors.add(text for item in some for text in _texts(about, *item))
+            found += [read(sample, answer, self._vectors) for sample, answer in some]
             if progress:
                 progress(len(found), len(items))
         return found
@@ -90,16 +79,23 @@ def agreement() -> dict[str, Any]:
 
 
 class _Vectors:
-    """Unit vectors of some texts, embedded in one call."""
+    """Unit vectors of texts: the references of a run come up again in every cell."""
 
-    def __init__(self, embedder: Embedder, texts: Iterable[str]) -> None:
-        distinct = list(dict.fromkeys(texts))
-        self._rows = embedder.embed(distinct).cpu().numpy()  # (texts, dimension)
-        self._places = {text: place for place, text in enumerate(distinct)}
+    def __init__(self, embedder: Embedder) -> None:
+        self._embedder = embedder
+        self._rows: dict[str, np.ndarray] = {}
+
+    def add(self, texts: Iterable[str]) -> None:
+        """Embed what is not known yet, in one call."""
+        if len(self._rows) > _KEPT:
+            self._rows.clear()
+        if new := [text for text in dict.fromkeys(texts) if text not in self._rows]:
+            rows = self._embedder.embed(new).cpu().numpy()  # (new, dimension)
+            self._rows |= zip(new, rows, strict=True)
 
     def cosines(self, text: str, others: Sequence[str]) -> np.ndarray:
-        rows = self._rows[[self._places[other] for other in others]]  # (others, dimension)
-        return np.asarray(rows @ self._rows[self._places[text]], dtype=np.float64)
+        rows = np.stack([self._rows[other] for other in others])  # (others, dimension)
+        return np.asarray(rows @ self._rows[text], dtype=np.float64)
 
     def nearest(self, answer: str, references: Sequence[str]) -> float:
         """The nearness of the nearest of some references."""
@@ -109,12 +105,11 @@ class _Vectors:
 
 def _texts(about: About, sample: Sample, answer: str) -> list[str]:
     """Everything a reading of one answer compares."""
-    own = answer.strip()
     if about == "info":
-        return [own, *NON_ANSWERS]
+        return [answer, *NON_ANSWERS]
     if not sample.wrong_answers:
-        return [_with_question(sample, text) for text in (own, *sample.answers)]
-    return [own, *sample.answers, *sample.wrong_answers, *NON_ANSWERS]
+        return [_with_question(sample, text) for text in (answer, *sample.answers)]
+    return [answer, *sample.answers, *sample.wrong_answers, *NON_ANSWERS]
 
 
 def _with_question(sample: Sample, text: str) -> str:

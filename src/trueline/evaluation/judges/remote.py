@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
 from pathlib import Path
 
 from trueline.errors import SettingError
 from trueline.evaluation.judges.apis import APIS
-from trueline.evaluation.judges.ask import NO_REFERENCE, price_of, prompt_for, read_verdict
+from trueline.evaluation.judges.ask import (
+    NO_REFERENCE,
+    NO_RESPONSE,
+    Items,
+    Progress,
+    price_of,
+    prompt_for,
+    read_verdict,
+)
 from trueline.evaluation.judges.cache import Cache, Response, key_of
 from trueline.evaluation.judges.http import Limits, Sender, Unanswered
-from trueline.evaluation.samples import About, Sample, Task, Verdict
+from trueline.evaluation.samples import About, Task, Verdict
 
-Progress = Callable[[int, int], None]
 Outcome = tuple[Response | str, bool]  # a response or why there is none; whether it was known
 
 
@@ -43,16 +50,11 @@ class RemoteJudge:
         address = self._api.address(url)
         is_own = address != self._api.url
         self.id = f"{api}:{self.model}" + (f"@{address}" if is_own else "")
-        self._most, self._limits = max_tokens, limits or Limits()
-        self._service = self._api.service(address, is_own)
-        self._cache = Cache(cache)
+        self._most, self._cache = max_tokens, Cache(cache)
+        self._sender = Sender(self._api.service(address, is_own), limits or Limits())
 
     def judge(
-        self,
-        task: Task,
-        about: About,
-        items: Sequence[tuple[Sample, str]],
-        progress: Progress | None = None,
+        self, task: Task, about: About, items: Items, progress: Progress = None
     ) -> list[Verdict]:
         """Verdicts in the order of the items; equal questions are asked once."""
         prompts = [prompt_for(task, about, sample, answer) for sample, answer in items]
@@ -71,13 +73,13 @@ class RemoteJudge:
 
     def _verdict(self, about: About, found: Response | str, is_cached: bool) -> Verdict:
         if isinstance(found, str):
-            return Verdict(self.id, about, None, found)
+            return Verdict(self.id, about, None, found, is_answered=False)
         tokens = (found.prompt_tokens, found.answer_tokens)
         label = read_verdict(found.text, about)
         cost = price_of(self.model, *tokens)
         return Verdict(self.id, about, label, found.text, *tokens, cost, is_cached)
 
-    def _ask_all(self, prompts: list[str], progress: Progress | None) -> dict[str, Outcome]:
+    def _ask_all(self, prompts: list[str], progress: Progress) -> dict[str, Outcome]:
         keys = {prompt: self._key(prompt) for prompt in prompts}
         known = self._cache.read(keys.values())
         outcomes: dict[str, Outcome] = {
@@ -88,31 +90,32 @@ class RemoteJudge:
             progress(len(outcomes), len(prompts))
         if not missing:
             return outcomes
-        sender = Sender(self._service, self._limits)
-        with sender, ThreadPoolExecutor(self._limits.concurrency) as pool:
-            asked = {pool.submit(self._ask, sender, text, keys[text]): text for text in missing}
+        self._sender.pace.stopped.clear()
+        with ThreadPoolExecutor(self._sender.limits.concurrency) as pool:
+            asked = {pool.submit(self._ask, text, keys[text]): text for text in missing}
             try:
                 for future in as_completed(asked):
                     outcomes[asked[future]] = future.result()
                     if progress:
                         progress(len(outcomes), len(prompts))
             except BaseException:  # what is in flight still ends in the cache
-                sender.pace.stopped.set()
+                self._sender.pace.stopped.set()
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
         return outcomes
 
-    def _ask(self, sender: Sender, prompt: str, key: str) -> Outcome:
+    def _ask(self, prompt: str, key: str) -> Outcome:
         """One response, from the service unless another process has got it meanwhile."""
         if known := self._cache.read([key]):
             return known[key], True
-        body = self._api.body(self.model, prompt, self._most)
+        path, body = self._api.path(self.model), self._api.body(self.model, prompt, self._most)
         try:
-            data = sender.post(self._api.path(self.model), body, self._api.read)
+            found = self._sender.post(path, body, self._api.read)
         except Unanswered as reason:
-            return f"(no response: {reason})", False
-        self._cache.write(key, self.id, data)
-        return data, False
+            return f"{NO_RESPONSE}: {reason})", False
+        found = replace(found, text=self._sender.service.hide(found.text))
+        self._cache.write(key, self.id, found)
+        return found, False
 
     def _key(self, prompt: str) -> str:
         parameters = {"temperature": 0, "max_tokens": self._most}
