@@ -109,7 +109,7 @@ def test_pairs_make_a_steady_difference_certain_that_means_alone_would_hide():
     base = np.random.default_rng(5).normal(0, 10, size=40)
     found = paired_difference((base + 0.5).tolist(), base.tolist())
     assert (found.mean, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5))
-    assert found.p == pytest.approx(2 / 2001)  # no draw on the far side of zero: 2 * 1 / 2001
+    assert found.p == pytest.approx(1 / 2001)  # no draw of 2000 swaps none or all of 40 pairs
     alone = mean_interval((base + 0.5).tolist())
     assert alone.low < base.mean() < alone.high
 
@@ -119,12 +119,38 @@ def test_no_difference_at_all_has_p_one():
     assert (found.mean, found.low, found.high, found.p, found.n) == (0.0, 0.0, 0.0, 1.0, 3)
 
 
-def test_the_p_of_a_difference_is_twice_the_tail_of_the_draws():
-    # Differences 1, 1, 1, -1: four draws of +1 (chance 3/4) or -1 sum to 0 or less if two or
-    # more are -1: 1 - (3/4)^4 - 4 (1/4) (3/4)^3 = 0.2617, and p is twice that.
-    found = paired_difference([1.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0], draws=20_000)
-    assert found.mean == 0.5
-    assert found.p == pytest.approx(0.5234, abs=0.015)
+@pytest.mark.parametrize(
+    ("values", "base", "p"),
+    [
+        ([1.0], [0.0], 1.0),  # swapped or not, the difference is as large
+        ([1.0, 1.0, 1.0], [0.0, 0.0, 0.0], 0.25),  # of 8 ways, none and all swapped: 2/8
+        ([1.0, 1.0, 1.0, 0.5], [0.0, 0.0, 0.0, 0.5], 0.25),  # a pair that agrees adds nothing
+        ([1.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0], 0.625),  # sums of 2 or 4: 2 + 8 of 16
+        ([0.4, 0.2], [0.1, 0.1], 0.5),  # 0.3 and 0.1: only 0.4 is as far, 2 of 4 ways
+    ],
+)
+def test_the_p_of_a_difference_is_the_share_of_swaps_that_go_as_far(values, base, p):
+    assert paired_difference(values, base).p == p
+    assert product_difference(values, [1.0] * len(base), base, [1.0] * len(base)).p == p
+
+
+def test_the_p_of_a_few_samples_is_the_one_of_mcnemar():
+    found = paired_difference([1, 1, 1, 1, 1, 1, 1, 0], [0, 0, 0, 0, 0, 0, 0, 1])
+    assert found.p == mcnemar([True] * 7 + [False], [False] * 7 + [True])
+
+
+def test_drawn_swaps_come_near_to_all_of_them(monkeypatch):
+    values, base = np.random.default_rng(11).random((2, 12)).tolist()
+    exact = paired_difference(values, base).p
+    monkeypatch.setattr(statistics, "_ALL_SWAPS", 0)
+    assert paired_difference(values, base, draws=20_000).p == pytest.approx(exact, abs=0.015)
+
+
+def test_the_p_of_a_product_swaps_both_verdicts_of_a_sample():
+    # Truth 1 and info 0 against truth 0 and info 1: products 0 and 0, and swapped the same.
+    assert product_difference([1], [0], [0], [1]).p == 1.0
+    # Two samples, right and informative against neither: 1 - 0 for none and all of 4 ways.
+    assert product_difference([1, 1], [1, 1], [0, 0], [0, 0]).p == 0.5
 
 
 def test_a_difference_turned_round_changes_its_sign_and_keeps_its_p():

@@ -23,7 +23,8 @@ PLOTS = ("svg", "png")
 LEAD = (
     "Below each mean: its 95 % bootstrap interval and the samples it rests on; then the "
     "difference from greedy on the same samples with its interval, and p (McNemar's exact "
-    "test where a sample is right or wrong, else the paired bootstrap). Shares are in percent.",
+    "test where a sample is right or wrong, else a paired permutation test). Shares are in "
+    "percent.",
     "Bold is the best mean of a column; it may be ahead of the others by no more than chance. "
     "Tokens/s is taken while traces are kept, so it is below what decoding alone reaches. Peak "
     "memory is that of the whole process while a row was run; what earlier rows left counts.",
@@ -156,7 +157,10 @@ def facts_of(cells: Sequence[Cell]) -> tuple[tuple[str, str], ...]:
         if values:
             facts.append((name.replace("_", " "), "; ".join(values)))
     for cell in cells:
-        space = f", space {cell['space_hash']} of {cell['entries']} entries"
+        space = (
+            f", space {cell['space_hash']} of {cell['entries']} entries, context "
+            f"{cell['context']}"
+        )
         told = f"{_fact(cell['settings'] or {})}{space if cell['space_hash'] else ''}"
         facts.append((f"{cell['label']} ({cell['task']}, cell {cell.id})", told))
     times = sorted(str(cell["time"]) for cell in cells if cell["time"])
