@@ -43,7 +43,7 @@ def score(
     return [total for total, _ in score_tokens(lm, method, [(prompts, a) for a in answers])]
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def score_tokens(
     lm: LanguageModel, method: Decoder, rows: Sequence[Row]
 ) -> list[tuple[float, bool]]:

@@ -66,7 +66,7 @@ class SentenceEmbedder:
         return vectors
 
     def open(self) -> None:
-        """Open its runtime, which may have to be exported first: not a thing to do meanwhile."""
+        """Open its runtime, which may have to be exported first."""
         if is_on("runtime"):
             _ = self._runtime
 
@@ -74,7 +74,7 @@ class SentenceEmbedder:
     def _runtime(self) -> Runtime | None:
         return open_runtime(self.model, self.hash)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def _pass(self, rows: list[list[int]]) -> torch.Tensor:
         width = max(map(len, rows))
         ids = torch.tensor([row + [self._pad] * (width - len(row)) for row in rows])

@@ -24,12 +24,12 @@ class Head:
     cap: float | None = None
     is_linear: bool = False  # whether a sum of hidden states gives the sum of their logits
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """The logits of hidden states (..., d), by the operations of the model's own head."""
         return self._scaled(self.output(hidden))
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def at(self, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """The logits of a few tokens only: (n, d) -> (n, tokens)."""
         if type(self.output) is not torch.nn.Linear:  # weights of another kind have no rows

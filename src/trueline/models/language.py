@@ -120,7 +120,7 @@ class LanguageModel:
             for token in tokens
         ]
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def forward(
         self, inputs: dict[str, Any], layers: Sequence[int] = ()
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, tuple[torch.Tensor, ...]]:

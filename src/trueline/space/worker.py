@@ -101,7 +101,7 @@ class Worker:
         keys: Array = vectors[[row[text] for text in windows]]  # (entries, dimension)
         return keys
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def _values(self, batch: list[Passage], lengths: list[int]) -> Array:
         prompts: list[list[list[int]]] = []
         rows = []
