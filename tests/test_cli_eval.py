@@ -13,8 +13,10 @@ from test_cli import home  # noqa: F401  # default names mean tiny parts, in a f
 from trueline.cli import cli
 from trueline.cli.eval import _with_flags
 from trueline.errors import SettingError
+from trueline.evaluation.cells import _id
 from trueline.evaluation.plan_file import plan_from
 from trueline.evaluation.results import read_lines
+from trueline.evaluation.run import _peak_mb, _start_peak
 
 ROOT = Path(__file__).parents[1]
 SMALL = (
@@ -63,6 +65,29 @@ def test_a_file_makes_a_run_flags_win_and_json_is_the_outcome(tmp_path):
     assert not {os.uname().nodename, str(tmp_path)} & set(
         json.dumps(head["machine"]).split('"')
     )
+
+
+def test_a_cell_says_how_it_was_drawn_and_its_id_does_not_hang_on_that(tmp_path):
+    plan = (*SMALL, "--methods", "greedy", "--test", "2")
+    ids = []
+    for place, draw in enumerate([(), ("--draw", "5")]):
+        evaluate(*plan, *draw, "--out", str(tmp_path / str(place)))
+        head, *_, last = read_lines(tmp_path / str(place) / "results.jsonl")
+        assert (head["draw"], head["rule"]) == (None if not draw else 5, "answered")
+        assert last["peak_mb"] > 10
+        told = {"kind": "cell", "cell": "", "draw": 7, "rule": "all"}
+        line = {k: v for k, v in head.items() if k not in ("machine", "time")}
+        assert _id({**line, **told}) == head["cell"]
+        ids.append((head["data_hash"], head["cell"]))
+    assert ids[0] != ids[1]  # other samples are another cell: by their hash
+
+
+def test_the_peak_of_a_cell_is_not_that_of_what_ran_before():
+    held = b"x" * (300 << 20)
+    before = _peak_mb()
+    del held
+    assert _start_peak()
+    assert _peak_mb() < before - 200
 
 
 def test_a_limit_stops_a_run_and_says_how_to_go_on(tmp_path):

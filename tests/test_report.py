@@ -361,7 +361,7 @@ def test_settings_hashes_and_the_worth_of_the_offline_judge_stand_below(tmp_path
     assert facts["fingerprint"] == "f"
     assert facts["versions"] == "trueline 0"
     assert "alpha 0.5" in facts["rad (generate, cell r)"]
-    assert "space abc of 9 entries" in facts["rad (generate, cell r)"]
+    assert "space abc of 9 entries, context 8" in facts["rad (generate, cell r)"]
     assert section.notes[0] == (
         f"Judge {JUDGE}: 16 verdicts, 1 unscored, 32 tokens, 4.0000 US dollars."
     )
