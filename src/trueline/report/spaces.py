@@ -94,7 +94,7 @@ def measure_spaces(
                 task = _Task(lm, embedders[options.embedder], plan, benchmark, options)
                 if (key := task.key) not in known:
                     known[key] = _measure(task, folder, progress)
-                    _keep(folder, key, known[key])
+                    _keep(folder, known)
                 measured = replace(known[key], asked=plan.ground, rule=plan.rule)
                 found.setdefault(key, measured)
     return list(found.values())
@@ -113,9 +113,12 @@ def _known(folder: Path) -> dict[str, SpaceMeasured]:
         ) from error
 
 
-def _keep(folder: Path, key: str, one: SpaceMeasured) -> None:
-    with (folder / MEASURED).open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"key": key, **asdict(one)}) + "\n")
+def _keep(folder: Path, known: dict[str, SpaceMeasured]) -> None:
+    """Write what is known beside, and put it in place: a kill leaves the old lines or all."""
+    lines = [json.dumps({"key": key, **asdict(one)}) + "\n" for key, one in known.items()]
+    beside = folder / f"{MEASURED}.new"
+    beside.write_text("".join(lines), "utf-8")
+    beside.replace(folder / MEASURED)
 
 
 def _measure(task: _Task, folder: Path, progress: Progress | None) -> SpaceMeasured:
