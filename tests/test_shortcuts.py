@@ -8,11 +8,16 @@ import numpy as np
 import pytest
 import tiny
 import torch
+import transformers
 from conftest import EXAMPLES
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 import trueline as tl
 from trueline.models.attention import Cache, GrowingLayer
 from trueline.models.beside import _worker, beside
+from trueline.models.embedder import SentenceEmbedder
 from trueline.models.reading import Reading, shared_length
 from trueline.models.runtime import Runtime
 from trueline.search import LARGE, Exact, Index, open_search
@@ -220,11 +225,33 @@ def test_threads_come_back_when_the_model_or_the_work_fails(two_threads):
 
 
 def test_the_runtime_gives_the_vectors_of_torch(embedder):
-    texts = ["", "bats see well", "gold does not rust in air or water, no matter what"]
-    fast = embedder.embed(texts)
+    texts = ["", "bats see well", "gold does not rust in air or water, no matter what"] * 10
+    fast = embedder.embed(texts)  # more tokens than are read at once
     assert embedder._runtime is not None
     with without("runtime"):
         assert torch.allclose(fast, embedder.embed(texts), atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["Roberta", "MPNet"])
+def test_encoders_that_count_from_their_pad_have_a_runtime_too(
+    architecture, monkeypatch, tmp_path
+):
+    monkeypatch.setattr("trueline.models.runtime.home", lambda: tmp_path)
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=60, hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
+    config = getattr(transformers, f"{architecture}Config")(
+        **sizes, intermediate_size=32, max_position_embeddings=40, pad_token_id=1
+    )
+    model = getattr(transformers, f"{architecture}Model")(config).eval()
+    words = Tokenizer(WordLevel({f"w{number}": number for number in range(60)}, "w0"))
+    words.pre_tokenizer = WhitespaceSplit()
+    made = SentenceEmbedder("tiny", model, words, pooling="first", limit=32)
+    texts = ["w7 w8 w9", "w10", "w11 w12 w13 w14 w15"]
+    fast = made.embed(texts)
+    assert made._runtime is not None
+    with without("runtime"):
+        assert torch.allclose(fast, made.embed(texts), atol=1e-6)
 
 
 @pytest.mark.slow
@@ -232,14 +259,14 @@ def test_a_damaged_runtime_is_made_anew(embedder, monkeypatch, tmp_path):
     from trueline.models import runtime
 
     monkeypatch.setattr(runtime, "home", lambda: tmp_path)
-    path = tmp_path / "runtimes" / f"{embedder.hash[:32]}.onnx"
+    path = tmp_path / "runtimes" / f"{embedder.hash[:32]}-packed.onnx"
     path.parent.mkdir()
     path.write_bytes(b"not a graph")
-    assert runtime.open_runtime(embedder.model, embedder.hash) is not None
+    assert runtime.open_runtime(embedder.model, embedder.hash, embedder._states) is not None
     assert len(path.read_bytes()) > 1000
     path.write_bytes(b"not a graph")
-    monkeypatch.setattr(runtime, "_export", lambda model, path: path)
-    assert runtime.open_runtime(embedder.model, embedder.hash) is None
+    monkeypatch.setattr(runtime, "_export", lambda model, path, first: path)
+    assert runtime.open_runtime(embedder.model, embedder.hash, embedder._states) is None
 
 
 @pytest.fixture(scope="module")

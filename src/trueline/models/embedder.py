@@ -72,25 +72,33 @@ class SentenceEmbedder:
 
     @cached_property
     def _runtime(self) -> Runtime | None:
-        return open_runtime(self.model, self.hash)
+        return open_runtime(self.model, self.hash, self._states)
 
     @torch.inference_mode()
     def _pass(self, rows: list[list[int]]) -> torch.Tensor:
-        width = max(map(len, rows))
-        ids = torch.tensor([row + [self._pad] * (width - len(row)) for row in rows])
-        mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
-        ids, mask = ids.to(self.model.device), mask.to(self.model.device)
         # Many texts keep all cores of torch busy; the runtime has one, and no cost a call.
         if len(rows) <= _FEW and is_on("runtime") and self._runtime is not None:
-            states = self._runtime(ids, mask)
+            states = self._runtime(rows)  # (tokens, width), row behind row
         else:
-            states = self.model(input_ids=ids, attention_mask=mask).last_hidden_state.float()
+            states = self._states(rows)
+        lengths = torch.tensor([len(row) for row in rows], device=states.device)
         if self.pooling == "mean":
-            weights = mask[:, :, None].float()
-            pooled = (states * weights).sum(1) / weights.sum(1)
+            owners = torch.arange(len(rows), device=states.device).repeat_interleave(lengths)
+            pooled = states.new_zeros(len(rows), self.dimension).index_add(0, owners, states)
+            pooled /= lengths[:, None]
         else:
-            pooled = states[:, 0]
+            pooled = states[lengths.cumsum(0) - lengths]
         return torch.nn.functional.normalize(pooled, dim=1)
+
+    def _states(self, rows: list[list[int]]) -> torch.Tensor:
+        """The last states of all tokens by torch: (tokens, width)."""
+        width, device = max(map(len, rows)), self.model.device
+        ids = torch.tensor([row + [self._pad] * (width - len(row)) for row in rows])
+        mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
+        ids, mask = ids.to(device), mask.to(device)
+        out = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
+        states: torch.Tensor = out[mask.bool()].float()
+        return states
 
 
 class StaticEmbedder:

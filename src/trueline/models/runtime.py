@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +18,18 @@ from trueline.models.sources import home
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+Rows = list[list[int]]  # the tokens of some texts
+States = Callable[[Rows], torch.Tensor]  # of all their tokens: (tokens, width)
+
 _CLOSE = 1e-5  # how far a value of a state may be off, in multiples of the largest one
+_PACKED = 256  # tokens read as one row: more, and attention between texts costs more than pads
+_SAMPLE = [[5, 6, 7, 8, 9, 10, 11], [12, 13], [14, 15, 16, 17]]
 
 
 class Runtime:
-    """The last hidden states of an encoder, without the cost of a Python call an operation."""
+    """The last hidden states of an encoder, without pads and without a Python call each."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, first: int) -> None:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -31,15 +37,22 @@ class Runtime:
         self._session = onnxruntime.InferenceSession(
             str(path), options, providers=["CPUExecutionProvider"]
         )
+        self._first = first  # the position of a text's first token
 
-    def __call__(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """(texts, tokens) twice -> (texts, tokens, width)."""
-        feed = {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
-        states: Any = self._session.run(None, feed)[0]
-        return torch.from_numpy(np.asarray(states))
+    def __call__(self, rows: Rows) -> torch.Tensor:
+        """The states of all tokens: (tokens, width)."""
+        return torch.cat([self._pack(some) for some in _packs(rows)])
+
+    def _pack(self, rows: Rows) -> torch.Tensor:
+        packed = [tensor.numpy() for tensor in _packed(rows, self._first)]
+        states: Any = self._session.run(None, dict(zip(_INPUTS, packed, strict=True)))[0]
+        return torch.from_numpy(np.asarray(states))[0]
 
 
-def open_runtime(model: PreTrainedModel, name: str) -> Runtime | None:
+_INPUTS = ("ids", "positions", "owners")
+
+
+def open_runtime(model: PreTrainedModel, name: str, states: States) -> Runtime | None:
     """The runtime of an encoder, kept in the cache under a name; None where there is none.
 
     There is none without the packages, on another device than a CPU, or if the exported model
@@ -47,35 +60,45 @@ def open_runtime(model: PreTrainedModel, name: str) -> Runtime | None:
     """
     if model.device.type != "cpu":
         return None
-    path = home() / "runtimes" / f"{name[:32]}.onnx"
+    wanted = states(_SAMPLE)
+    path = home() / "runtimes" / f"{name[:32]}-packed.onnx"
     try:
-        runtime = _opened(path) or _opened(_export(model, path))
+        first = _first_position(model, wanted)
+        runtime = _opened(path, first) or _opened(_export(model, path, first), first)
     except Exception:  # whatever an exporter raises: torch itself still works
         return None
-    return runtime if runtime is not None and _is_same(model, runtime) else None
+    return runtime if runtime is not None and _is_same(runtime(_SAMPLE), wanted) else None
 
 
-def _opened(path: Path) -> Runtime | None:
+def _opened(path: Path, first: int) -> Runtime | None:
     """None where there is no file, or a damaged one."""
     try:
-        return Runtime(path) if path.exists() else None
+        return Runtime(path, first) if path.exists() else None
     except Exception:  # its errors have no common class of their own
         return None
 
 
-def _export(model: PreTrainedModel, path: Path) -> Path:
+@torch.no_grad()
+def _first_position(model: PreTrainedModel, wanted: torch.Tensor) -> int:
+    """Where an encoder begins to count; some begin behind the number of their pad."""
+    for first in (0, int(model.config.pad_token_id or 0) + 1):
+        if _is_same(_Packed(model)(*_packed(_SAMPLE, first))[0], wanted):
+            return first
+    raise ValueError("the encoder does not read texts one behind the other")
+
+
+def _export(model: PreTrainedModel, path: Path, first: int) -> Path:
     """Write the graph and its weights beside their place, then move them there at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
-    ids, mask = _sample(model)
-    dims = {0: torch.export.Dim("texts", max=4096), 1: torch.export.Dim("tokens", max=512)}
+    tokens = torch.export.Dim("tokens", max=8192)
     with quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
-            _States(model),
-            (ids, mask),
-            input_names=["input_ids", "attention_mask"],
-            dynamic_shapes=(dims, dims),
+            _Packed(model),
+            _packed(_SAMPLE, first),
+            input_names=_INPUTS,
+            dynamic_shapes=({1: tokens}, {1: tokens}, {0: tokens}),
             dynamo=True,
             verbose=False,
         )
@@ -85,28 +108,43 @@ def _export(model: PreTrainedModel, path: Path) -> Path:
     return path
 
 
-class _States(torch.nn.Module):
+class _Packed(torch.nn.Module):
+    """An encoder that reads texts one behind the other, each seeing itself alone."""
+
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, owners: torch.Tensor
+    ) -> torch.Tensor:
+        """(1, tokens) twice and (tokens,) -> (1, tokens, width)."""
+        far = torch.finfo(torch.float32).min
+        mask = torch.where(owners[:, None] == owners, 0.0, far)[None, None]
         states: torch.Tensor = self.model(
-            input_ids=input_ids, attention_mask=attention_mask
+            input_ids=ids, position_ids=positions, attention_mask=mask
         ).last_hidden_state
         return states
 
 
-@torch.no_grad()
-def _is_same(model: PreTrainedModel, runtime: Runtime) -> bool:
-    ids, mask = _sample(model)
-    own = model(input_ids=ids, attention_mask=mask).last_hidden_state
-    return bool((runtime(ids, mask) - own).abs().max() <= _CLOSE * own.abs().max())
+def _packed(rows: Rows, first: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """All tokens in one row, the position of each in its text, and which text it is of."""
+    ids = torch.tensor([[token for row in rows for token in row]])
+    positions = torch.tensor([[first + place for row in rows for place in range(len(row))]])
+    owners = torch.tensor([number for number, row in enumerate(rows) for _ in row])
+    return ids, positions, owners
 
 
-def _sample(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two texts of unequal length, as ids and mask."""
-    ids = torch.arange(14).reshape(2, 7) * 37 % int(model.config.vocab_size)
-    mask = torch.ones_like(ids)
-    mask[1, 4:] = 0
-    return ids, mask
+def _packs(rows: Rows) -> Iterator[Rows]:
+    """As many rows at a time as make a pack, in their order."""
+    pack: Rows = []
+    for row in rows:
+        if pack and sum(map(len, pack)) + len(row) > _PACKED:
+            yield pack
+            pack = []
+        pack.append(row)
+    yield pack
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return bool((one - other).abs().max() <= _CLOSE * other.abs().max())
