@@ -139,6 +139,23 @@ def test_every_mistake_is_listed_with_its_name_and_what_is_allowed():
         ({"sweep": {"alpha": [0.1]}}, "sweep has 'alpha'; write \"METHOD.SETTING\""),
         ({"sweep": {"cad.a": [0.1]}}, r"of one of the methods \(greedy, rad\)"),
         ({"sweep": {"build.context": ["x"]}}, "build.context must be a number of tokens"),
+        ({"sweep": {"build.depth": [1]}}, "build.depth is no key; there are context"),
+        ({"settings": {"rad": {"gate": float("inf")}}}, "settings.rad.gate must be a finite"),
+        (
+            {"sweep": {"rad.gate": [0.1, float("nan")]}},
+            "sweep.rad.gate must be a finite number",
+        ),
+        (
+            {"variants": [{"method": "rad", "gate": float("inf")}]},
+            "variants.gate must be a fini",
+        ),
+        (
+            {"judge": {"per_hour": 3}},
+            "judge.per_hour is no key; there are concurrency, per_min",
+        ),
+        ({"judge": {"tries": 0}}, "judge.tries must be a whole number from 1; got 0"),
+        ({"judge": {"timeout": float("inf")}}, "judge.timeout must be a number above 0"),
+        ({"judge": 3}, "judge must be a table; got 3"),
         ({"build": {"rad": 4}}, "build.rad must be a table; got 4"),
         ({"seeds": [0, 1]}, "seeds has several, which needs a temperature above 0"),
         ({"variants": [{"beta": 0.5}]}, "variants must be a list, each a table with a method"),
@@ -149,6 +166,13 @@ def test_every_mistake_is_listed_with_its_name_and_what_is_allowed():
 def test_a_mistake_is_named(extra, told):
     with pytest.raises(SettingError, match=told):
         plan_from({**LEAST, **extra})
+
+
+def test_a_sweep_of_the_space_needs_a_method_that_has_one():
+    sweep = {"build.context": [4, 8]}
+    assert mistakes(
+        {"benchmarks": ["facts"], "methods": ["greedy", "kate"], "sweep": sweep}
+    ) == ["sweep has 'build.context', which changes none of greedy, kate"]
 
 
 def test_a_plan_needs_a_method():

@@ -66,6 +66,7 @@ class Plan:
     models: tuple[str, ...] = ("smollm2-135m",)
     tasks: tuple[Task, ...] = ("generate",)
     judges: tuple[str, ...] = ()
+    judge: Mapping[str, Any] = field(default_factory=dict)  # Limits and max_tokens of them
     ground: int | None = 100  # examples to ground with; None: all
     ground_from: str | None = None  # a benchmark to take them from, if not the tested one
     test: int | None = None  # samples; None: all

@@ -3,108 +3,26 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from trueline.errors import SettingError, TruelineError
 from trueline.evaluation.plan import (
-    TASKS,
     BuildOptions,
     Plan,
     Variant,
     default_build,
     with_wrong_answers,
 )
+from trueline.evaluation.plan_keys import BUILD, JUDGE, KEYS, endless, misfits
 
-
-class _Kind(NamedTuple):
-    """What a key takes: in words, and as a check."""
-
-    words: str
-    fits: Callable[[Any], bool]
-
-
-def _whole(least: int) -> _Kind:
-    return _Kind(
-        f"a whole number from {least}", lambda value: type(value) is int and value >= least
-    )
-
-
-def _one_of(*names: str) -> _Kind:
-    return _Kind(f"one of {', '.join(names)}", lambda value: value in names)
-
-
-def _list(each: _Kind) -> _Kind:
-    return _Kind(
-        f"a list, each {each.words}",
-        lambda value: isinstance(value, list) and bool(value) and all(map(each.fits, value)),
-    )
-
-
-_TEXT = _Kind("a text", lambda value: isinstance(value, str) and bool(value))
-_FLAG = _Kind("true or false", lambda value: type(value) is bool)
-_TABLE = _Kind("a table", lambda value: isinstance(value, dict))
-_OWN = _Kind(
-    "a table with a method",
-    lambda value: isinstance(value, dict) and isinstance(value.get("method"), str),
-)
-_COUNT = _Kind(
-    'a whole number from 1, or "all"',
-    lambda value: value == "all" or (type(value) is int and value >= 1),
-)
-_TEMPERATURE = _Kind(
-    "0, or a number from 0.001",
-    lambda value: type(value) in (int, float) and (value == 0 or 1e-3 <= value < float("inf")),
-)
-KEYS: dict[str, _Kind] = {
-    "out": _TEXT,
-    "models": _list(_TEXT),
-    "benchmarks": _list(_TEXT),
-    "methods": _list(_TEXT),
-    "tasks": _list(_one_of(*TASKS)),
-    "judges": _list(_TEXT),
-    "ground": _COUNT,
-    "ground_from": _TEXT,
-    "test": _COUNT,
-    "draw": _whole(0),
-    "data": _TEXT,
-    "rule": _one_of("answered", "all"),
-    "max_new_tokens": _whole(1),
-    "batch_size": _whole(1),
-    "temperature": _TEMPERATURE,
-    "seeds": _list(_whole(0)),
-    "stop": _list(_TEXT),
-    "dtype": _one_of("auto", "float32", "bfloat16", "float16"),
-    "device": _TEXT,
-    "threads": _whole(1),
-    "trust_remote_code": _FLAG,
-    "bertscore": _TEXT,
-    "bertscore_layers": _whole(1),
-    "settings": _TABLE,
-    "sweep": _TABLE,
-    "variants": _list(_OWN),
-    "build": _TABLE,
-}
-_BUILD: dict[str, _Kind] = {
-    "context": _Kind(
-        'a number of tokens from 1, or "full"',
-        lambda value: value == "full" or (type(value) is int and value >= 1),
-    ),
-    "window": _one_of("all", "answer"),
-    "end": _FLAG,
-    "embedder": _TEXT,
-    "values": _one_of("auto", "hidden", "logits"),
-    "dtype": _one_of("auto", "float32", "float16"),
-}
 _SHAPED_BY = {  # the options a sweep of `build.` changes a method by
-    "rad": tuple(_BUILD),
-    "knn-lm": tuple(
-        name for name in _BUILD if name != "context"
-    ),  # it has a context of its own
+    "rad": tuple(BUILD),
+    "knn-lm": tuple(name for name in BUILD if name != "context"),  # it has a context of its own
     "kate": ("embedder",),
 }
 
@@ -124,7 +42,11 @@ def read_plan_table(path: Path) -> dict[str, Any]:
 
 def plan_from(table: Mapping[str, Any], where: str = "the plan") -> Plan:
     """A plan from a table; every mistake in it is listed at once."""
-    mistakes = _misfits(table, KEYS, "")
+    mistakes = misfits(table, KEYS, "")
+    for name in ("settings", "sweep", "variants"):
+        mistakes += endless(table.get(name), name)
+    if isinstance(judge := table.get("judge"), dict):
+        mistakes += misfits(judge, JUDGE, "judge.")
     sound = {
         name: value for name, value in table.items() if name in KEYS and KEYS[name].fits(value)
     }
@@ -154,17 +76,6 @@ def _missing(table: Mapping[str, Any], sound: Mapping[str, Any]) -> list[str]:
         found.append("bertscore and bertscore_layers go together: a folder and a layer of it")
     if len(sound.get("seeds", ())) > 1 and not sound.get("temperature"):
         found.append("seeds has several, which needs a temperature above 0")
-    return found
-
-
-def _misfits(table: Mapping[str, Any], kinds: Mapping[str, _Kind], inside: str) -> list[str]:
-    """What is wrong with the keys and values of a table, in words."""
-    found = []
-    for name, value in table.items():
-        if name not in kinds:
-            found.append(f"{inside}{name} is no key; there are {', '.join(kinds)}")
-        elif not kinds[name].fits(value):
-            found.append(f"{inside}{name} must be {kinds[name].words}; got {value!r}")
     return found
 
 
@@ -235,19 +146,19 @@ def _build_options(
     shared = {
         name: value
         for name, value in build.items()
-        if name in _BUILD and not (method == "knn-lm" and name == "context")
+        if name in BUILD and not (method == "knn-lm" and name == "context")
     }
     return replace(default_build(method), **{**shared, **swept, **build.get(method, {})})
 
 
 def _build_mistakes(build: Mapping[str, Any]) -> list[str]:
     own = {name: build[name] for name in build if name in _SHAPED_BY}
-    found = _misfits(
-        {name: value for name, value in build.items() if name not in own}, _BUILD, "build."
+    found = misfits(
+        {name: value for name, value in build.items() if name not in own}, BUILD, "build."
     )
     for name, options in own.items():
         if isinstance(options, dict):
-            found += _misfits(options, _BUILD, f"build.{name}.")
+            found += misfits(options, BUILD, f"build.{name}.")
         else:
             found.append(f"build.{name} must be a table; got {options!r}")
     return found
@@ -268,8 +179,10 @@ def _sweep_mistakes(sweep: Mapping[str, Any], methods: list[str]) -> list[str]:
             found += [
                 problem
                 for value in values
-                for problem in _misfits({name: value}, _BUILD, key[:6])
+                for problem in misfits({name: value}, BUILD, key[:6])
             ]
+            if name in BUILD and not any(name in _SHAPED_BY.get(m, ()) for m in methods):
+                found.append(f"sweep has {key!r}, which changes none of {', '.join(methods)}")
     return found
 
 
