@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from itertools import pairwise
@@ -730,6 +731,36 @@ def test_offline_a_reference_is_embedded_once_whatever_is_asked():
         for about in ("truth", "info"):
             judge.judge("question", about, [(COLOR, answer)] * 70)
     assert len(embedder.seen) == len(set(embedder.seen)) == 2 + 5 + 2  # "red paint" is known
+
+
+def test_the_agreement_told_is_that_of_the_references_a_verdict_had():
+    from trueline.evaluation.checks import agreement_notes
+
+    class Named(Words):
+        id = "all-minilm-l6-v2"
+
+    def notes(task, about, *samples):
+        found = OfflineJudge(Named()).judge(task, about, [(s, "dark red") for s in samples])
+        lines = [{"kind": "verdict", "cell": "x", **asdict(verdict)} for verdict in found]
+        return agreement_notes(lines, ["x"])
+
+    alone, unknown = Sample("c", "Which color?", ("red paint",)), Sample("n", "Why?")
+    with_wrong, by_right = (
+        f"{agreement()[n]['accuracy'][0]:.0%}" for n in ("truth", "references_only")
+    )
+    name = "offline:all-minilm-l6-v2 agrees with people on"
+    assert notes("question", "truth", COLOR, unknown) == [
+        f"{name} {with_wrong} of truth labels (one label for all: 58%)"
+    ]
+    assert notes("question", "truth", alone) == [
+        f"{name} {by_right} of truth labels where no wrong answer is known "
+        "(one label for all: 58%)"
+    ]
+    assert len(notes("question", "truth", alone, COLOR)) == 2
+    assert notes("summary", "hallucination", alone) == [
+        "offline:all-minilm-l6-v2: how far it agrees with people on hallucination is not known"
+    ]
+    assert with_wrong != by_right
 
 
 def test_the_agreement_that_is_printed_is_the_one_on_the_page():

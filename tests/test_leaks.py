@@ -5,7 +5,14 @@ import torch
 from trueline.errors import SettingError
 from trueline.evaluation import leaks as module
 from trueline.evaluation.benchmarks import read_benchmark
-from trueline.evaluation.leaks import Leak, leak_counts, leak_report, leak_text
+from trueline.evaluation.leaks import (
+    Leak,
+    leak_counts,
+    leak_line,
+    leak_note,
+    leak_report,
+    leak_text,
+)
 from trueline.evaluation.samples import Benchmark, Sample
 from trueline.records import Example
 
@@ -164,6 +171,24 @@ def test_a_clean_benchmark_says_so_without_a_table():
     text = leak_text(made, leak_report(made, Angles()), Angles())
     assert text.startswith("**Leaks of made up**: 0 of 1 samples")
     assert text.endswith("By embedding: a cosine of 0.9 or more by angles.\n")
+
+
+def test_a_line_of_results_holds_the_counts_and_the_nearest():
+    made = benchmark(["do cats fly", "at 0"], ["Do cats fly?", "is it red", "x " * 120])
+    line = leak_line(made, None)
+    assert (line["kind"], line["cell"], line["benchmark"]) == ("leaks", None, "made up")
+    assert line["counts"] == {"samples": 3, "leaking": 1, "question equal": 1}
+    (nearest,) = line["nearest"]
+    assert nearest["texts"] == ["Do cats fly?", "do cats fly"]
+    assert leak_note(line) == (
+        "made up: 1 of 3 samples are near one of the 2 grounding examples, by text alone "
+        "(question equal 1); the nearest: s0 and e0 (question equal, 1.00)"
+    )
+    clean = benchmark(["at 0"], ["here 90"])
+    assert leak_note(leak_line(clean, Angles())) == (
+        "made up: 0 of 1 samples are near one of the 1 grounding examples, "
+        "by text and by angles"
+    )
 
 
 def test_leaks_past_the_limit_are_counted():

@@ -26,6 +26,9 @@ from trueline.evaluation.run import run_plan
 from trueline.evaluation.samples import Verdict
 from trueline.examples import to_lines
 from trueline.records import Example
+from trueline.report.report import report_of
+from trueline.report.results import read_results
+from trueline.report.tables import tables_of
 
 TEST = [
     Example(question, f"No, {question.lower()}", [f"Yes, {question.lower()}"], id=f"t{number}")
@@ -55,9 +58,13 @@ def parts(embedder, monkeypatch):
     def load(name, **options):
         return tiny.language_model("llama", positions=96 if name == "short" else 512)
 
+    def open_judge(name, **options):
+        FakeJudge.options = options
+        return FakeJudge()
+
     monkeypatch.setattr("trueline.models.language.load", load)
     monkeypatch.setattr("trueline.space.build.load_embedder", lambda name, device: embedder)
-    monkeypatch.setattr("trueline.evaluation.judges.open_judge", lambda name: FakeJudge())
+    monkeypatch.setattr("trueline.evaluation.judges.open_judge", open_judge)
     monkeypatch.setattr(FakeJudge, "asked", 0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # faster than two for parts this small
@@ -105,8 +112,9 @@ def test_a_run_writes_the_lines_of_the_format(table, tmp_path):
     outcome = run({**table, "tasks": ["generate", "choose"], "judges": ["fake"]}, tmp_path)
     lines = lines_in(tmp_path)
     # Each cell: its head, five answers or choices ("choice" also begins with c), done; then
-    # two questions to the judge about the five answers of the two generating cells.
-    assert kinds(lines) == "caaaaad" + "ccccccd" + "caaaaad" + "ccccccd" + 20 * "v"
+    # the leaks of the benchmark, and two questions to the judge about the five answers of the
+    # two generating cells.
+    assert kinds(lines) == "caaaaad" + "ccccccd" + "caaaaad" + "ccccccd" + "l" + 20 * "v"
     heads = [line for line in lines if line["kind"] == "cell"]
     assert [(head["label"], head["task"]) for head in heads] == [
         ("greedy", "generate"),
@@ -130,7 +138,7 @@ def test_a_run_writes_the_lines_of_the_format(table, tmp_path):
     assert (
         [*lines[-1]]
         == """kind cell sample judge about label raw prompt_tokens answer_tokens
-        cost time""".split()
+        cost is_cached is_answered time""".split()
     )
     assert [(cell.done, cell.failed, cell.is_done) for cell in outcome.cells] == [
         (5, 0, True)
@@ -235,8 +243,142 @@ def test_verdicts_are_asked_once_and_go_on_where_they_ended(table, tmp_path):
     path = tmp_path / "results.jsonl"
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-2]))
     run(plan, tmp_path)
-    assert FakeJudge.asked == 13  # of chunks of 2, 2 and 1 the first is whole: 3 again
+    assert FakeJudge.asked == 12  # the two that are missing
     assert steady(lines_in(tmp_path)) == steady(lines)
+
+
+class SilentJudge(FakeJudge):
+    """Gives no response to what it is asked first."""
+
+    silent = 3
+
+    def judge(self, task, about, items, progress=None):
+        verdicts = super().judge(task, about, items)
+        for place in range(min(len(items), self.silent)):
+            type(self).silent -= 1
+            why = "(no response: HTTP 429 (tried 6 times))"
+            verdicts[place] = replace(verdicts[place], label=None, raw=why, is_answered=False)
+        return verdicts
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_a_question_that_got_no_response_is_asked_again_in_the_next_run(
+    is_marked, table, tmp_path, monkeypatch
+):
+    judge = "trueline.evaluation.judges.open_judge"
+    monkeypatch.setattr(judge, lambda name, **options: SilentJudge())
+    monkeypatch.setattr(SilentJudge, "silent", 3)
+    monkeypatch.setattr(SilentJudge, "asked", 0)
+    plan = {**table, "methods": ["greedy"], "judges": ["fake"]}
+    first = run(plan, tmp_path)
+    assert "fake:1: 3 questions got no response; the next run asks again" in first.warnings
+    path = tmp_path / "results.jsonl"
+    if not is_marked:  # as releases wrote it that had no mark
+        lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+        plain = [{k: v for k, v in x.items() if k != "is_answered"} for x in lines]
+        path.write_text("".join(json.dumps(line) + "\n" for line in plain), "utf-8")
+    second = run(plan, tmp_path)
+    assert SilentJudge.asked == 10 + 3
+    assert not any("no response" in warning for warning in second.warnings)
+    verdicts = [line for line in lines_in(tmp_path) if line["kind"] == "verdict"]
+    assert {line["raw"] for line in verdicts} == {"said"}
+    assert len(verdicts) == len({(x["sample"], x["about"]) for x in verdicts}) == 10
+    before = path.read_bytes()
+    run(plan, tmp_path)
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir() if file.suffix == ".tmp"] == []
+
+
+def test_judges_are_given_many_answers_at_once_and_the_options_of_the_plan(
+    table, tmp_path, monkeypatch
+):
+    sizes = []
+    judge = FakeJudge.judge
+    monkeypatch.setattr(
+        FakeJudge,
+        "judge",
+        lambda self, task, about, items: (
+            sizes.append(len(items)) or judge(self, task, about, items)
+        ),
+    )
+    plan = {**table, "judges": ["fake"], "batch_size": 1}
+    plan["judge"] = {"per_minute": 30, "concurrency": 2, "max_tokens": 9}
+    with_options = run(plan, tmp_path / "one")
+    assert sizes == [5] * 4
+    limits = FakeJudge.options["limits"]
+    assert (limits.per_minute, limits.concurrency, limits.tries) == (30, 2, 6)
+    assert FakeJudge.options["max_tokens"] == 9
+    without = run({**plan, "judge": {}}, tmp_path / "two")
+    assert [cell.cell for cell in with_options.cells] == [cell.cell for cell in without.cells]
+
+
+def test_only_what_was_bought_is_counted_in_the_report(table, tmp_path, monkeypatch):
+    def judge(self, task, about, items):
+        return [
+            Verdict(self.id, about, True, "Yes", 10, 1, 0.5, is_cached=place > 0)
+            for place, _ in enumerate(items)
+        ]
+
+    monkeypatch.setattr(FakeJudge, "judge", judge)
+    run({**table, "methods": ["greedy"], "judges": ["fake"]}, tmp_path)
+    results = read_results(tmp_path)
+    (section,) = report_of(results, tables_of(results)).sections
+    told = "Judge fake:1: 10 verdicts, 0 unscored, 22 tokens, 1.0000 US dollars."
+    assert section.notes[0] == told
+
+
+def test_a_judge_on_this_machine_shares_the_model_of_the_run(table, tmp_path, monkeypatch):
+    loaded = []
+
+    def load(name, **options):
+        loaded.append((name, options["dtype"]))
+        return tiny.language_model("llama", positions=4096)
+
+    monkeypatch.setattr("trueline.models.language.load", load)
+    plan = {**table, "judges": ["local:tiny"], "dtype": "float32", "test": 1}
+    run(plan, tmp_path)
+    assert loaded == [("tiny", "float32")]
+    assert FakeJudge.options["lm"].id == "tiny-llama"
+
+
+def test_what_grounding_gives_away_is_found_once_and_told(table, data, tmp_path, monkeypatch):
+    from trueline.evaluation import run as module
+
+    near = replace(TEST[0], question=EXAMPLES[0].question, id="near")
+    test = tmp_path / "test.jsonl"
+    test.write_text("".join(to_lines([near, *TEST[1:]])), "utf-8")
+    plan = {**table, "benchmarks": [f"{data / 'ground.jsonl'}:{test}"]}
+    outcome = run(plan, tmp_path / "out")
+    (line,) = (x for x in lines_in(tmp_path / "out") if x["kind"] == "leaks")
+    assert line["counts"]["samples"] == 5
+    assert line["counts"]["question equal"] == 1
+    assert line["nearest"][0]["sample"] == "near"
+    assert line["nearest"][0]["example"] == EXAMPLES[0].id
+    (told,) = (warning for warning in outcome.warnings if "grounding examples" in warning)
+    assert f"near and {EXAMPLES[0].id} (question equal, 1.00)" in told
+    assert f"by text and by {line['embedder']}" in told
+    results = read_results(tmp_path / "out")
+    (section,) = report_of(results, tables_of(results)).sections
+    assert f"{told}." in section.notes
+    monkeypatch.setattr(module, "leak_line", None)  # it is not asked for again
+    again = run({**plan, "methods": ["greedy"]}, tmp_path / "out")
+    assert told in again.warnings
+
+
+def test_results_that_cannot_be_read_are_told(table, tmp_path):
+    (tmp_path / "results.jsonl").mkdir()
+    with pytest.raises(SettingError, match=r"results.jsonl cannot be read \(Is a directory\)"):
+        run(table, tmp_path)
+
+
+def test_an_encoder_that_is_not_there_is_told_before_a_model_is_opened(
+    table, tmp_path, monkeypatch
+):
+    from trueline.errors import ModelError
+
+    monkeypatch.setattr("trueline.models.language.load", None)
+    with pytest.raises(ModelError, match="give a folder with an encoder"):
+        run({**table, "bertscore": str(tmp_path), "bertscore_layers": 1}, tmp_path / "out")
 
 
 def test_a_second_run_on_a_folder_is_refused_at_once(table, tmp_path):
@@ -246,7 +388,7 @@ def test_a_second_run_on_a_folder_is_refused_at_once(table, tmp_path):
     ):
         run(table, tmp_path)
     run({**table, "methods": ["greedy"]}, tmp_path)
-    assert kinds(lines_in(tmp_path)) == "caaaaad"
+    assert kinds(lines_in(tmp_path)) == "caaaaadl"
 
 
 def test_a_sample_that_cannot_be_asked_is_a_counted_failure(table, data, tmp_path):
@@ -262,13 +404,26 @@ def test_a_sample_that_cannot_be_asked_is_a_counted_failure(table, data, tmp_pat
     }
     outcome = run(plan, tmp_path / "out")
     lines = lines_in(tmp_path / "out")
-    assert kinds(lines) == "cafaad" + "ccfccd"
+    assert kinds(lines) == "cafaad" + "ccfccd" + "l"
     failed = lines[2]
     assert [*failed] == ["kind", "cell", "sample", "place", "reason", "time"]
     assert (failed["sample"], failed["place"]) == ("long", 1)
     assert "reads 96 at most" in failed["reason"]
     assert [(cell.done, cell.failed) for cell in outcome.cells] == [(3, 1), (3, 1)]
-    assert "1 of 4 samples failed (long)" in outcome.warnings[0]
+    assert any("1 of 4 samples failed (long)" in warning for warning in outcome.warnings)
+
+
+def test_a_sample_that_failed_takes_no_time_from_the_others(table, data, tmp_path, monkeypatch):
+    clock = iter(range(1000))  # a second at every look
+    monkeypatch.setattr("trueline.evaluation.answering.perf_counter", lambda: next(clock))
+    long = Example("Is it " + "so very true " * 40 + "?", "No.", "Yes.", id="long")
+    test = tmp_path / "test.jsonl"
+    test.write_text("".join(to_lines([TEST[0], long, *TEST[1:3]])), "utf-8")
+    plan = {**table, "models": ["short"], "methods": ["greedy"]}
+    run({**plan, "benchmarks": [f"{data / 'ground.jsonl'}:{test}"]}, tmp_path / "out")
+    # The first chunk of two is asked one by one, the second together.
+    told = [line.get("seconds") for line in lines_in(tmp_path / "out")[1:5]]
+    assert told == [1.0, None, 0.5, 0.5]
 
 
 def test_limits_stop_a_run_that_then_goes_on(table, tmp_path):
@@ -281,7 +436,7 @@ def test_limits_stop_a_run_that_then_goes_on(table, tmp_path):
     late = run(table, tmp_path, minutes=1e-9)
     assert (late.stopped, late.cells) == ("the time is up", [])
     rest = run(table, tmp_path)
-    assert (rest.stopped, kinds(lines_in(tmp_path))) == (None, "caaaaad" * 2)
+    assert (rest.stopped, kinds(lines_in(tmp_path))) == (None, "caaaaad" * 2 + "l")
     for limit in ({"minutes": 0.0}, {"max_samples": 0}):
         with pytest.raises(SettingError, match=f"{next(iter(limit))} must be "):
             run(table, tmp_path, **limit)
@@ -329,6 +484,10 @@ def test_examples_can_come_from_another_benchmark(table, data, tmp_path):
     assert (one["ground"], two["ground"]) == (2, 4)
     assert one["data_hash"] != two["data_hash"]
     assert one["benchmark"] == two["benchmark"]
+    counted = ("ground read", "ground used", "test used")
+    assert [one["counts"][name] for name in counted] == [2, 2, 5]
+    assert [two["counts"][name] for name in counted] == [4, 4, 5]
+    assert one["built"] == {"end": False, "values": "hidden", "dtype": "float16"}
 
 
 def test_what_cannot_be_run_is_left_out_and_said(table, tmp_path):
@@ -357,7 +516,8 @@ def test_a_method_that_does_nothing_is_found_out(table, tmp_path):
 
 def test_unequal_rules_and_prompts_are_found_out(table, tmp_path):
     outcome = run({**table, "methods": ["greedy", "cad", "id", "kate"]}, tmp_path)
-    assert [w for w in outcome.warnings if "did nothing" not in w] == []
+    told = [w for w in outcome.warnings if "did nothing" not in w]
+    assert all("are near one of the 4 grounding examples" in warning for warning in told)
     lines = lines_in(tmp_path)
     ids = [line["cell"] for line in lines if line["kind"] == "cell"]
     lines[7]["max_new_tokens"] = 5

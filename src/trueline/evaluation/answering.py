@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from trueline.errors import SettingError
 from trueline.evaluation.cells import Cell
+from trueline.evaluation.judges.ask import NO_RESPONSE
 from trueline.evaluation.results import Line, now
 from trueline.evaluation.samples import About, Benchmark, Choices, Sample
 
 if TYPE_CHECKING:
     from trueline.answers import Answer
     from trueline.evaluation.judges import Judge
+
+Timed = tuple["Answer", float]  # with its seconds
 
 _SEEDS_APART = 1_000_003  # so that no sample of one seed draws as another sample of the next
 
@@ -26,14 +29,11 @@ def sample_lines(
     """The lines of a chunk of samples, one each and in their order."""
     if cell.task == "choose":
         return [_choice(cell, place, sample) for place, sample in some]
-    begun = perf_counter()
-    answers = _answers(cell, some)
-    seconds = round((perf_counter() - begun) / len(some), 4)
     lines = [
         _failed(cell, place, sample, answer)
         if isinstance(answer, str)
-        else _answer(cell, place, sample, answer, seconds)
-        for (place, sample), answer in zip(some, answers, strict=True)
+        else _answer(cell, place, sample, *answer)
+        for (place, sample), answer in zip(some, _answers(cell, some), strict=True)
     ]
     if bertscore is not None:
         _add_bertscore(lines, dict(some), *bertscore)
@@ -58,10 +58,18 @@ def verdict_lines(
             "prompt_tokens": verdict.prompt_tokens,
             "answer_tokens": verdict.answer_tokens,
             "cost": verdict.cost,
+            "is_cached": verdict.is_cached,
+            "is_answered": verdict.is_answered,
             "time": now(),
         }
         for line, verdict in zip(answers, verdicts, strict=True)
     ]
+
+
+def is_unanswered(line: Line) -> bool:
+    """Whether a verdict is none because a service gave no response."""
+    old = line["label"] is None and str(line["raw"]).startswith(NO_RESPONSE)  # without a mark
+    return not line.get("is_answered", not old)
 
 
 def text_scores(sample: Sample, text: str) -> dict[str, float | None]:
@@ -78,20 +86,28 @@ def text_scores(sample: Sample, text: str) -> dict[str, float | None]:
     return {name: _rounded(value, 6) for name, value in scores.items()}
 
 
-def _answers(cell: Cell, some: Sequence[tuple[int, Sample]]) -> list[Answer | str]:
-    """An answer to each sample, or why it cannot be asked."""
+def _answers(cell: Cell, some: Sequence[tuple[int, Sample]]) -> list[Timed | str]:
+    """An answer to each sample and the seconds it took, or why it cannot be asked."""
     questions = [sample.question for _, sample in some]
     try:
-        return [*_generate(cell, questions, some[0][0])]
+        return [*_timed(cell, questions, some[0][0])]
     except SettingError:  # one of them cannot be asked; each alone tells which
         return [_alone(cell, place, sample) for place, sample in some]
 
 
-def _alone(cell: Cell, place: int, sample: Sample) -> Answer | str:
+def _alone(cell: Cell, place: int, sample: Sample) -> Timed | str:
     try:
-        return _generate(cell, [sample.question], place)[0]
+        return _timed(cell, [sample.question], place)[0]
     except SettingError as error:
         return str(error)
+
+
+def _timed(cell: Cell, questions: list[str], place: int) -> list[Timed]:
+    """Answers, each with its share of the time they took together."""
+    begun = perf_counter()
+    answers = _generate(cell, questions, place)
+    seconds = round((perf_counter() - begun) / len(questions), 4)
+    return [(answer, seconds) for answer in answers]
 
 
 def _generate(cell: Cell, questions: list[str], place: int) -> list[Answer]:

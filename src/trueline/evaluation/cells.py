@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from trueline.space.space import GroundingSpace
 
 _PACKAGES = ("trueline", "torch", "transformers", "tokenizers", "numpy")
+_BUILT = ("end", "values", "dtype")  # of a space; its hash stands for them
 _PROMPTS = ("prompt", "bare")  # settings that are prompts; their hashes are told apart
 _TOLD_ONLY = (  # what the id of a cell does not hang on: the hash of the data stands for some
     *("kind", "cell", "model", "label", "embedder", "counts", "ground_from", "draw", "rule"),
-    "versions",
+    *("built", "versions"),
 )
 
 
@@ -176,6 +177,7 @@ def _about_method(
         "embedder": None if recipe is None else recipe.embedder,
         "context": None if recipe is None else recipe.context,
         "window": None if recipe is None else recipe.window,
+        "built": None if recipe is None else {n: getattr(recipe, n) for n in _BUILT},
     }
 
 

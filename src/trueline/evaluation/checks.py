@@ -64,21 +64,24 @@ def warnings(lines: Sequence[Line], ids: Sequence[str]) -> list[str]:
 def agreement_notes(lines: Sequence[Line], ids: Sequence[str]) -> list[str]:
     """How far the offline judge agrees with people, where its verdicts are among the lines."""
     from trueline.evaluation.judges import agreement
+    from trueline.evaluation.judges.offline import measured_as
 
     measured, asked = agreement(), set(ids)
     used = {
-        (line["judge"], line["about"]): None
+        (line["judge"], line["about"], measured_as(line["about"], line["raw"])): None
         for line in lines
         if line["kind"] == "verdict"
         and line["cell"] in asked
         and line["judge"].startswith("offline")
+        and line["label"] is not None
     }
     return [
-        f"{judge} agrees with people on {measured[about]['accuracy'][0]:.0%} of "
-        f"{about} labels (one label for all: {measured[about]['always']:.0%})"
-        if judge == measured.get("judge") and about in measured
+        f"{judge} agrees with people on {measured[name]['accuracy'][0]:.0%} of {about} labels"
+        f"{' where no wrong answer is known' if name != about else ''} "
+        f"(one label for all: {measured[name]['always']:.0%})"
+        if judge == measured.get("judge") and name in measured
         else f"{judge}: how far it agrees with people on {about} is not known"
-        for judge, about in used
+        for judge, about, name in used
     ]
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trueline.errors import SettingError
+from trueline.evaluation.results import Line, now
 from trueline.evaluation.samples import Benchmark, Sample
 from trueline.records import Example
 
@@ -27,6 +28,7 @@ _RUN = 13  # words in a row that two texts hardly share by chance
 _SHORTEST_ANSWER = 5  # words; "Yes" or "I have no comment" fits any question and gives nothing
 _BLOCK = 512  # texts on each side of one matrix product
 _SHOWN = 100  # characters of a text in the report
+_NEAREST = 10  # leaks in a line of results
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,44 @@ def leak_report(
             hits = _by_cosine(test, ground, embedder, cosine)
             leaks += _strongest(part, test, ground, hits)
     return sorted(leaks, key=_place)
+
+
+def leak_line(benchmark: Benchmark, embedder: Embedder | None) -> Line:
+    """The report as a line of results: counts, and the surest and nearest few."""
+    leaks = leak_report(benchmark, embedder)
+    return {
+        "kind": "leaks",
+        "cell": None,  # it is of a benchmark, whatever is run on it
+        "benchmark": benchmark.name,
+        "data_hash": benchmark.hash,
+        "embedder": None if embedder is None else embedder.id,
+        "ground": len(benchmark.ground),
+        "counts": leak_counts(benchmark, leaks),
+        "nearest": [
+            {**asdict(leak), "score": round(leak.score, 4), "texts": [*map(_cut, leak.texts)]}
+            for leak in leaks[:_NEAREST]
+        ],
+        "time": now(),
+    }
+
+
+def leak_note(line: Mapping[str, Any]) -> str:
+    """A line of leaks in words."""
+    counts = dict(line["counts"])
+    total, leaking = counts.pop("samples"), counts.pop("leaking")
+    by = "by text alone" if line["embedder"] is None else f"by text and by {line['embedder']}"
+    told = (
+        f"{line['benchmark']}: {leaking} of {total} samples are near one of the "
+        f"{line['ground']} grounding examples, {by}"
+    )
+    if not leaking:
+        return told
+    nearest = "; ".join(
+        f"{one['sample']} and {one['example']} ({one['kind']}, {one['score']:.2f})"
+        for one in line["nearest"][:3]
+    )
+    kinds = ", ".join(f"{kind} {count}" for kind, count in counts.items())
+    return f"{told} ({kinds}); the nearest: {nearest}"
 
 
 def leak_counts(benchmark: Benchmark, leaks: Iterable[Leak]) -> dict[str, int]:
@@ -122,10 +162,13 @@ def leak_text(
 
 
 def _row(leak: Leak) -> str:
-    texts = (text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…" for text in leak.texts)
-    cells = [leak.sample, leak.example, leak.kind, f"{leak.score:.2f}", *texts]
+    cells = [leak.sample, leak.example, leak.kind, f"{leak.score:.2f}", *map(_cut, leak.texts)]
     clean = (" ".join(cell.split()).replace("\\", "\\\\").replace("|", "\\|") for cell in cells)
     return f"| {' | '.join(clean)} |"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
 
 
 def _place(leak: Leak) -> tuple[int, float]:

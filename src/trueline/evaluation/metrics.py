@@ -282,7 +282,8 @@ def _bert_scorer(folder: str, layers: int) -> Any:
             f"BertScore cannot take layer {layers} of the encoder in {folder} ({error}); give "
             "a folder with an encoder and its tokenizer, and a layer it has"
         ) from error
-    words, config = scorer._tokenizer, scorer._model.config
-    # A tokenizer that names no limit would let a long text run past the last position.
-    words.model_max_length = min(words.model_max_length, config.max_position_embeddings)
+    # A tokenizer that names no limit would let a long text run past the last position. A model
+    # of relative positions (T5) has no last one.
+    if limit := getattr(scorer._model.config, "max_position_embeddings", None):
+        scorer._tokenizer.model_max_length = min(scorer._tokenizer.model_max_length, limit)
     return scorer

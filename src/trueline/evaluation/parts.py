@@ -1,16 +1,18 @@
-"""A plan and a name in it in; the model or the benchmark that is meant out."""
+"""A plan and a name in it in; the model, benchmark or judge that is meant out."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from trueline.errors import SettingError
 from trueline.evaluation.plan import Plan
 from trueline.evaluation.samples import Benchmark
 
 if TYPE_CHECKING:
+    from trueline.evaluation.judges import Judge
     from trueline.models.language import LanguageModel
 
 
@@ -46,6 +48,44 @@ def benchmark_of(plan: Plan, name: str) -> Benchmark:
         raise SettingError(f"{name} has no sample to test on")
     if plan.ground_from in (None, name):
         return found
-    ground = read(plan.ground_from or name).ground
-    content = f"{found.hash} {digest(ground)}"
-    return replace(found, ground=ground, hash=sha256(content.encode()).hexdigest())
+    other = read(plan.ground_from or name)
+    content = f"{found.hash} {digest(other.ground)}"
+    own = {name: count for name, count in found.counts.items() if not name.startswith("ground")}
+    theirs = {name: count for name, count in other.counts.items() if name.startswith("ground")}
+    return replace(
+        found,
+        ground=other.ground,
+        hash=sha256(content.encode()).hexdigest(),
+        counts={**theirs, **own},
+    )
+
+
+def judges_of(plan: Plan, models: dict[str, LanguageModel]) -> list[Judge]:
+    """Open the judges of a plan; those on this machine share its models, by name."""
+    if not plan.judges:
+        return []
+    from trueline.evaluation.judges import Limits, open_judge
+
+    limits = {name: value for name, value in plan.judge.items() if name != "max_tokens"}
+    most = plan.judge.get("max_tokens")
+    options: dict[str, Any] = {"limits": Limits(**limits), "max_tokens": most}
+    found = []
+    for name in plan.judges:
+        kind, _, model = name.partition(":")
+        if kind == "local" and model:
+            if model not in models:
+                models[model] = model_of(plan, model)
+            found.append(open_judge("local", lm=models[model], **options))
+        else:
+            found.append(open_judge(name, **options))
+    return found
+
+
+def check_scorers(plan: Plan) -> None:
+    """Open what scores texts: a missing extra or encoder shows before anything is run."""
+    from trueline.evaluation.metrics import BertScore, bleu, rouge_l
+
+    for score in (bleu, rouge_l):
+        score("a", ["a"])
+    if plan.bertscore is not None and plan.bertscore_layers is not None:
+        BertScore(Path(plan.bertscore), plan.bertscore_layers).scores([], [])

@@ -49,6 +49,18 @@ class Journal:
             ) from error
         self.lines.extend(lines)
 
+    def drop(self, lines: Sequence[Line]) -> None:
+        """Take lines out again: the file is written anew beside the old one, then renamed."""
+        gone = {id(line) for line in lines}
+        if not gone:
+            return
+        kept = [line for line in self.lines if id(line) not in gone]
+        beside = Journal(self.path.with_suffix(".tmp"), [])
+        beside.path.unlink(missing_ok=True)
+        beside.append(kept)
+        os.replace(beside.path, self.path)
+        self.lines[:] = kept
+
     def of(self, cell: str, *kinds: str) -> list[Line]:
         """The lines of a cell, of some kinds, in their order."""
         return [line for line in self.lines if line["cell"] == cell and line["kind"] in kinds]
@@ -88,12 +100,8 @@ def now() -> str:
 
 
 def group(line: Line) -> Group | None:
-    """What the lines of one chunk share; None for a line that is its own chunk."""
-    if line["kind"] in SAMPLE_KINDS:
-        return ("sample", line["cell"])
-    if line["kind"] == "verdict":
-        return ("verdict", line["cell"], line["judge"], line["about"])
-    return None
+    """What the lines of one chunk share; None for a line that stands for itself."""
+    return ("sample", line["cell"]) if line["kind"] in SAMPLE_KINDS else None
 
 
 def _mended(path: Path) -> Journal:
@@ -101,7 +109,7 @@ def _mended(path: Path) -> Journal:
     sized = _sized(path)
     lines = [line for line, _ in sized]
     heads = {line["cell"] for line in lines if line["kind"] == "cell"}
-    if strays := {line["cell"] for line in lines} - heads:
+    if strays := {line["cell"] for line in lines} - heads - {None}:
         raise SettingError(
             f"{path} has lines of {', '.join(sorted(strays))} and none that says what that "
             "cell is; move the file away, or name another folder with --out"
@@ -121,6 +129,11 @@ def _sized(path: Path) -> list[tuple[Line, int]]:
         *pieces, torn = path.read_bytes().split(b"\n")
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise SettingError(
+            f"{path} cannot be read ({error.strerror}); mend that, or name another folder with "
+            "--out"
+        ) from error
     found = []
     for number, piece in enumerate(pieces, 1):
         try:
@@ -147,6 +160,4 @@ def _unfinished(lines: list[Line]) -> int:
     of_cell = [line for line in lines if line["cell"] == last[1]]
     head = next(line for line in of_cell if line["kind"] == "cell")
     count = sum(group(line) == last for line in of_cell)
-    answers = sum(line["kind"] == "answer" for line in of_cell)
-    total = head["samples"] if last[0] == "sample" else answers
-    return 0 if count == total else count % int(head["batch_size"])
+    return 0 if count == head["samples"] else count % int(head["batch_size"])

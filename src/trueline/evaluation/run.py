@@ -9,13 +9,14 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from trueline.errors import SettingError
-from trueline.evaluation.answering import sample_lines, text_scores, verdict_lines
+from trueline.evaluation.answering import is_unanswered, sample_lines, verdict_lines
 from trueline.evaluation.cells import Cell, cells_of, grounding_space, machine
 from trueline.evaluation.checks import CellSummary, agreement_notes, summarize, warnings
-from trueline.evaluation.parts import benchmark_of, model_of
+from trueline.evaluation.leaks import leak_line, leak_note
+from trueline.evaluation.parts import benchmark_of, check_scorers, judges_of, model_of
 from trueline.evaluation.plan import BuildOptions, Plan, Variant
 from trueline.evaluation.results import SAMPLE_KINDS, Journal, now, open_journal
-from trueline.evaluation.samples import Benchmark, Sample
+from trueline.evaluation.samples import Benchmark
 
 if TYPE_CHECKING:
     from trueline.evaluation.judges import Judge
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from trueline.space.space import GroundingSpace
 
 Progress = Callable[[str, int, int], None]  # a label, samples done, samples in all
+_JUDGED = 64  # answers a judge is given at once: enough to keep a service busy
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class _Run:
     journal: Journal
     budget: _Budget
     tell: Progress
+    models: dict[str, LanguageModel]  # those a judge on this machine holds, by name
     notes: list[str] = field(default_factory=list)
     begun: dict[str, Benchmark] = field(default_factory=dict)  # by cell, in their order
 
@@ -89,10 +92,11 @@ def run_plan(
     stopped = None
     with open_journal(Path(folder)) as journal:
         benchmarks = [benchmark_of(plan, name) for name in plan.benchmarks]
-        text_scores(Sample("", "", ("a",), ("b",)), "a")  # a missing extra shows at once
-        judges = _judges(plan)
+        check_scorers(plan)
+        models: dict[str, LanguageModel] = {}
+        judges = judges_of(plan, models)  # a missing key shows before anything is run
         tell = progress or (lambda label, done, total: None)
-        run = _Run(plan, Path(folder), journal, budget, tell)
+        run = _Run(plan, Path(folder), journal, budget, tell, models)
         try:
             for model in plan.models:
                 _run_model(run, model, benchmarks)
@@ -113,20 +117,46 @@ def _run_model(run: _Run, model: str, benchmarks: Sequence[Benchmark]) -> None:
     run.budget.check()
     if plan.threads is not None:
         torch.set_num_threads(plan.threads)
-    lm = model_of(plan, model)
+    lm = run.models.get(model) or model_of(plan, model)
     for benchmark in benchmarks:
-        cells = [cell for some in _cells(run, lm, benchmark) for cell in some]
+        spaces: dict[BuildOptions, GroundingSpace] = {}
+        cells = [cell for some in _cells(run, lm, benchmark, spaces) for cell in some]
         total, done = sum(len(cell.samples) for cell in cells), 0
         label = f"{lm.id} {benchmark.name}"
         for cell in cells:
             for step in _run_cell(run, cell):
                 done += step
                 run.tell(label, done, total)
+        _find_leaks(run, lm, benchmark, next(iter(spaces.values()), None))
 
 
-def _cells(run: _Run, lm: LanguageModel, benchmark: Benchmark) -> Iterator[list[Cell]]:
+def _find_leaks(
+    run: _Run, lm: LanguageModel, benchmark: Benchmark, space: GroundingSpace | None
+) -> None:
+    """Say once for all cells what the grounding examples give away of the samples."""
+    from trueline.retriever import open_embedder
+
+    known = [
+        line
+        for line in run.journal.lines
+        if (line["kind"], line.get("data_hash")) == ("leaks", benchmark.hash)
+        and (space is None or line["embedder"] == space.recipe.embedder)
+    ]
+    if not known:
+        embedder = None if space is None else open_embedder(space, lm.device)
+        known = [leak_line(benchmark, embedder)]
+        run.journal.append(known)
+    if known[0]["counts"]["leaking"]:
+        run.notes.append(leak_note(known[0]))
+
+
+def _cells(
+    run: _Run,
+    lm: LanguageModel,
+    benchmark: Benchmark,
+    spaces: dict[BuildOptions, GroundingSpace],
+) -> Iterator[list[Cell]]:
     """The cells of every variant; the space of each set of build options is made once."""
-    spaces: dict[BuildOptions, GroundingSpace] = {}
     has_choices = any(sample.single or sample.multiple for sample in benchmark.test)
     if "choose" in run.plan.tasks and not has_choices:
         run.notes.append(f"{benchmark.name} has no choices; the task choose is left out")
@@ -192,36 +222,32 @@ def _run_judge(run: _Run, judge: Judge) -> None:
     """Have one judge say what it has not said yet about the answers of every cell."""
     from trueline.evaluation.judges import questions_for
 
-    cells = [
-        (cell, benchmark, about)
+    journal = run.journal
+    old = [line for line in journal.lines if line["kind"] == "verdict"]
+    own = [line for line in old if line["judge"] == judge.id and line["cell"] in run.begun]
+    journal.drop([line for line in own if is_unanswered(line)])  # they are asked once more
+    said = {(x["cell"], x["about"], x["sample"]) for x in own if not is_unanswered(x)}
+    asked = [
+        (benchmark, about, journal.of(cell, "answer"))
         for cell, benchmark in run.begun.items()
         for about in questions_for(benchmark.task)
     ]
-    total = sum(len(run.journal.of(cell, "answer")) for cell, _, _ in cells)
-    done, size = 0, run.plan.batch_size
-    for cell, benchmark, about in cells:
-        answers = run.journal.of(cell, "answer")
-        said = [
-            line
-            for line in run.journal.of(cell, "verdict")
-            if (line["judge"], line["about"]) == (judge.id, about)
-        ]
-        done += len(said)
-        for start in range(len(said), len(answers), size):
+    total, done = sum(len(answers) for _, _, answers in asked), len(said)
+    size = max(_JUDGED, run.plan.batch_size)
+    silent = 0
+    for benchmark, about, answers in asked:
+        left = [x for x in answers if (x["cell"], about, x["sample"]) not in said]
+        for start in range(0, len(left), size):
             run.budget.check()
-            some = answers[start : start + size]
-            run.journal.append(verdict_lines(judge, about, benchmark, some))
-            done += len(some)
+            lines = verdict_lines(judge, about, benchmark, left[start : start + size])
+            journal.append(lines)
+            silent += sum(map(is_unanswered, lines))
+            done += len(lines)
             run.tell(f"judge {judge.id}", done, total)
-
-
-def _judges(plan: Plan) -> list[Judge]:
-    """The judges, opened before anything is run: a missing key shows at once."""
-    if not plan.judges:
-        return []
-    from trueline.evaluation.judges import open_judge
-
-    return [open_judge(name) for name in plan.judges]
+    if silent:
+        run.notes.append(
+            f"{judge.id}: {silent} questions got no response; the next run asks again"
+        )
 
 
 def _check_limits(minutes: float | None, max_samples: int | None) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from trueline.errors import SettingError
 from trueline.evaluation.checks import agreement_notes
+from trueline.evaluation.leaks import leak_note
 from trueline.report.checks import warnings_of
 from trueline.report.formats import as_csv, as_html, as_latex, as_markdown
 from trueline.report.grids import Document, Figure, Section, grids_of
@@ -81,7 +82,7 @@ def report_of(
                 grids_of(table),
                 tuple(figures[place]) if figures else (),
                 facts_of(table.cells),
-                judge_notes(table.cells),
+                (*judge_notes(table.cells), *leak_notes(results, table)),
             )
         )
     return Document(f"Results of {results.folder.resolve().name}", LEAD, tuple(sections))
@@ -133,14 +134,21 @@ def judge_notes(cells: Sequence[Cell]) -> tuple[str, ...]:
     for judge in dict.fromkeys(line["judge"] for line in lines):
         own = [line for line in lines if line["judge"] == judge]
         unread = [line for line in own if line["label"] is None]
+        bought = [line for line in own if not line.get("is_cached")]
         tokens = sum(
-            (line.get(k) or 0) for line in own for k in ("prompt_tokens", "answer_tokens")
+            (line.get(k) or 0) for line in bought for k in ("prompt_tokens", "answer_tokens")
         )
-        costs = [line["cost"] for line in own if line.get("cost") is not None]
+        costs = [line["cost"] for line in bought if line.get("cost") is not None]
         cost = f", {sum(costs):.4f} US dollars" if costs else ""
         told = f"{len(own)} verdicts, {len(unread)} unscored, {tokens} tokens{cost}"
         notes.append(f"Judge {judge}: {told}.")
     return (*notes, *agreement_of(cells))
+
+
+def leak_notes(results: Results, table: Table) -> list[str]:
+    """What the grounding examples of a table's cells give away of its samples."""
+    hashes = {cell["data_hash"] for cell in table.cells}
+    return [f"{leak_note(line)}." for line in results.leaks if line["data_hash"] in hashes]
 
 
 def agreement_of(cells: Sequence[Cell]) -> list[str]:

@@ -47,6 +47,7 @@ class Results:
 
     folder: Path
     cells: tuple[Cell, ...]  # in the order they were begun
+    leaks: tuple[Line, ...] = ()  # what the grounding examples of a benchmark give away
 
     @property
     def judges(self) -> tuple[str, ...]:
@@ -63,10 +64,12 @@ def read_results(folder: str | Path) -> Results:
         raise SettingError(
             f"there is no {path}; give the folder of a run that `trueline eval` has begun"
         )
-    cells = _cells(read_lines(path))
+    lines = read_lines(path)
+    cells = _cells(lines)
     if not cells:
         raise SettingError(f"{path} holds no results yet; run `trueline eval` first")
-    return Results(path.parent, cells)
+    leaks = tuple(line for line in lines if line["kind"] == "leaks")
+    return Results(path.parent, cells, leaks)
 
 
 def _cells(lines: Sequence[Line]) -> tuple[Cell, ...]:
