@@ -457,6 +457,9 @@ def test_seeds_are_cells_where_there_is_sampling_and_draws_go_with_the_sample(ta
     )
     assert two == three
     assert two[:5] != two[5:]
+    drawn = [x for x in lines_in(tmp_path / "two") if x["kind"] == "answer"]
+    assert sum(sum(line["flipped"]) for line in drawn) == 0  # a draw is no change by a method
+    assert all(0 < line["confidence"] < 1 for line in drawn)  # also beyond the best five
 
 
 def test_the_threshold_of_a_benchmark_holds_where_none_is_set(table, tmp_path, monkeypatch):

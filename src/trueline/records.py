@@ -102,3 +102,4 @@ class TraceStep:
     neighbors: tuple[Neighbor, ...]  # the few that pushed most
     entropy: float  # of the model's own distribution, in nats
     flipped: bool  # whether the picked token is not the model's own first choice
+    probability: float | None = None  # of the picked token, after the method

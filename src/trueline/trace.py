@@ -14,9 +14,10 @@ _BEST = 5  # candidates and neighbors kept
 
 def trace_step(step: Step, adjusted: Adjusted, row: int, token: int) -> TraceStep:
     """What the model wanted in one row, what was picked, and which examples moved it."""
-    base = step.logits[row]
-    own = _best(step.lm, base)
+    base, final = step.logits[row], adjusted.logits[row]
+    own = _best(step.lm, base, base.float().softmax(-1))
     stretch = 1.0 if adjusted.stretch is None else float(adjusted.stretch[row])
+    probabilities = (final.float() / stretch).softmax(-1)  # of logits that are not stretched
     first = int(base.argmax())  # as greedy picks it; topk may order ties otherwise
     rival = first
     if token == first:
@@ -30,20 +31,19 @@ def trace_step(step: Step, adjusted: Adjusted, row: int, token: int) -> TraceSte
         token=token,
         text=step.lm.pieces([token])[0],
         base=own,
-        final=_best(step.lm, adjusted.logits[row], stretch),
+        final=_best(step.lm, final, probabilities),
         rival=rival,
         hits=sum(found.count(row) for found in adjusted.evidence),
         neighbors=tuple(neighbors),
         entropy=float(entropy(base[None])),
         flipped=token != first,
+        probability=float(probabilities[token]),
     )
 
 
 def _best(
-    lm: LanguageModel, logits: torch.Tensor, stretch: float = 1.0
+    lm: LanguageModel, logits: torch.Tensor, probabilities: torch.Tensor
 ) -> tuple[Candidate, ...]:
-    """The best candidates; their probabilities are those of logits that are not stretched."""
-    probabilities = (logits.float() / stretch).softmax(-1)
     tokens = logits.topk(min(_BEST, len(logits))).indices.tolist()
     return tuple(
         Candidate(token, text, float(logits[token]), float(probabilities[token]))

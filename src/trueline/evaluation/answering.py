@@ -17,6 +17,7 @@ from trueline.evaluation.samples import About, Benchmark, Choices, Sample
 if TYPE_CHECKING:
     from trueline.answers import Answer
     from trueline.evaluation.judges import Judge
+    from trueline.records import TraceStep
 
 Timed = tuple["Answer", float]  # with its seconds
 
@@ -147,7 +148,7 @@ def _answer(cell: Cell, place: int, sample: Sample, answer: Answer, seconds: flo
         "scores": text_scores(sample, answer.text),
         "confidence": _confidence(answer),
         "hits": [step.hits for step in steps],
-        "flipped": [int(step.flipped) for step in steps],
+        "flipped": [int(_is_changed(step, cell.line["temperature"])) for step in steps],
         "entropy": [_rounded(step.entropy, 4) for step in steps],
         "time": now(),
     }
@@ -191,17 +192,18 @@ def _failed(cell: Cell, place: int, sample: Sample, reason: str) -> Line:
 
 
 def _confidence(answer: Answer) -> float | None:
-    """The geometric mean of the picked tokens' probabilities.
+    """The geometric mean of the picked tokens' probabilities; None where one of them is 0."""
+    picked = [step.probability or 0.0 for step in answer.trace or ()]
+    if not picked or min(picked) <= 0:
+        return None
+    return _rounded(math.exp(sum(map(math.log, picked)) / len(picked)), 6)
 
-    A trace keeps the five best candidates; None where a drawn token is not among them.
-    """
-    logs = []
-    for step in answer.trace or ():
-        picked = [best.probability for best in step.final if best.token == step.token]
-        if not picked or picked[0] <= 0:
-            return None
-        logs.append(math.log(picked[0]))
-    return _rounded(math.exp(sum(logs) / len(logs)), 6) if logs else None
+
+def _is_changed(step: TraceStep, temperature: float) -> bool:
+    """Whether the method changed what the model wants most; a draw alone is no change."""
+    if temperature == 0:
+        return step.flipped
+    return step.final[0].token != step.base[0].token
 
 
 def _add_bertscore(
