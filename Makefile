@@ -2,10 +2,11 @@
 PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet install --constraint constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet install --no-compile --constraint constraints.txt
 
-# A process for each core with a thread each: torch's threads cost small models more than they give.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadfile
+# A process for each core with a thread each: torch's threads cost small models more than they give,
+# and where a test wants two, they are not to spin while they wait.
+PYTEST := OMP_NUM_THREADS=1 GOMP_SPINCOUNT=0 $(BIN)/pytest --numprocesses 2 --dist loadfile
 
 .PHONY: demo test quick check format bench bench-quick browser clean
 
@@ -13,7 +14,9 @@ demo: $(VENV)/.core
 	$(BIN)/trueline build facts --out demo/facts.space
 	$(BIN)/trueline compare --space demo/facts.space --flips --max-new-tokens 40 --file examples/questions.txt
 
-test: $(VENV)/.dev check browser
+test:
+	$(MAKE) --no-print-directory --jobs 2 $(VENV)/.dev browser
+	$(MAKE) --no-print-directory check
 	$(PYTEST)
 
 quick: $(VENV)/.dev
