@@ -6,12 +6,10 @@ from trueline.errors import SettingError
 from trueline.evaluation import leaks as module
 from trueline.evaluation.benchmarks import read_benchmark
 from trueline.evaluation.leaks import (
-    Leak,
     leak_counts,
     leak_line,
     leak_note,
     leak_report,
-    leak_text,
 )
 from trueline.evaluation.samples import Benchmark, Sample
 from trueline.records import Example
@@ -148,31 +146,6 @@ def test_counts_are_of_samples_and_not_of_pairs():
     assert leak_counts(made, found) == {"samples": 2, "leaking": 1, "question equal": 1}
 
 
-def test_the_text_is_markdown_with_one_row_a_leak():
-    made = benchmark(["do | cats\nfly"], ["do cats fly", "is it red"])
-    text = leak_text(made, leak_report(made))
-    assert text.splitlines() == [
-        "**Leaks of made up**: 1 of 2 samples are near one of the 1 grounding examples.",
-        "By text: equal words, 13 words in a row, or 0.8 of all words shared; answers under 5 "
-        "words are not compared. By embedding: not compared.",
-        "",
-        "| near by | samples |",
-        "| --- | ---: |",
-        "| question equal | 1 |",
-        "",
-        "| sample | example | near by | score | test | ground |",
-        "| --- | --- | --- | ---: | --- | --- |",
-        "| s0 | e0 | question equal | 1.00 | do cats fly | do \\| cats fly |",
-    ]
-
-
-def test_a_clean_benchmark_says_so_without_a_table():
-    made = benchmark(["at 0"], ["here 90"])
-    text = leak_text(made, leak_report(made, Angles()), Angles())
-    assert text.startswith("**Leaks of made up**: 0 of 1 samples")
-    assert text.endswith("By embedding: a cosine of 0.9 or more by angles.\n")
-
-
 def test_a_line_of_results_holds_the_counts_and_the_nearest():
     made = benchmark(["do cats fly", "at 0"], ["Do cats fly?", "is it red", "x " * 120])
     line = leak_line(made, None)
@@ -191,17 +164,13 @@ def test_a_line_of_results_holds_the_counts_and_the_nearest():
     )
 
 
-def test_leaks_past_the_limit_are_counted():
-    made = benchmark(["do cats fly"], ["do cats fly"] * 5)
-    text = leak_text(made, leak_report(made), most=2)
-    assert text.count("| question equal | 1.00 |") == 2
-    assert text.endswith("\n\n3 more are not shown.\n")
-
-
-def test_long_texts_are_cut_in_the_report():
-    leak = Leak("s0", "e0", "question equal", 1.0, ("a" * 101, "b" * 100))
-    text = leak_text(benchmark(["q"], ["r"]), [leak])
-    assert f"| {'a' * 99}… | {'b' * 100} |" in text
+def test_the_nearest_ten_are_kept_and_long_texts_are_cut():
+    made = benchmark([f"do cats {'fly ' * 40}"], [f"do cats {'fly ' * 40}"] * 12)
+    line = leak_line(made, None)
+    assert line["counts"]["leaking"] == 12
+    assert len(line["nearest"]) == 10
+    (text,) = {text for one in line["nearest"] for text in one["texts"]}
+    assert (len(text), text[-1]) == (100, "…")
 
 
 def test_the_shipped_facts_do_not_leak_by_text():

@@ -14,21 +14,16 @@ from trueline.errors import MissingExtraError, ModelError, SettingError
 from trueline.evaluation import metrics
 from trueline.evaluation.metrics import (
     BertScore,
-    Share,
     auroc,
     bleu,
     closer_to_truth,
     ece,
-    hallu_rate,
-    info_share,
     mc1,
     mc2,
     mc3,
     quartile_shares,
     reliability,
     rouge_l,
-    truth_share,
-    truth_times_info,
 )
 
 WORDS = "the a bats bat are blind not no see seeing well gold rusts in water .".split()
@@ -40,34 +35,6 @@ def random_texts(seed, number, longest=12):
         " ".join(generator.choice(WORDS, size=generator.integers(1, longest)))
         for _ in range(number)
     ]
-
-
-@pytest.mark.parametrize("share", [truth_share, info_share, hallu_rate])
-def test_a_share_leaves_the_unscored_out_and_counts_them(share):
-    assert share([True, None, False, True, True, None]) == Share(0.75, 4, 2)
-    assert share([False, False]) == Share(0.0, 2, 0)
-
-
-@pytest.mark.parametrize("share", [truth_share, info_share, hallu_rate])
-def test_a_share_of_nothing_scored_is_none_and_not_zero(share):
-    assert share([None, None]) == Share(None, 0, 2)
-    assert share([]) == Share(None, 0, 0)
-
-
-def test_truth_times_info_takes_only_samples_with_both_verdicts():
-    truth = [True, True, False, True, None]
-    info = [True, False, True, None, True]
-    # Three samples have both: 2/3 are truthful, 2/3 informative.
-    assert truth_times_info(truth, info) == Share(pytest.approx(4 / 9), 3, 2)
-
-
-def test_truth_times_info_is_a_product_of_shares_and_no_share_of_both():
-    found = truth_times_info([True, False], [False, True])
-    assert found == Share(0.25, 2, 0)  # though no answer is both
-
-
-def test_truth_times_info_without_a_common_sample_is_none():
-    assert truth_times_info([True, None], [None, True]) == Share(None, 0, 2)
 
 
 def test_rouge_l_by_hand():

@@ -128,45 +128,6 @@ def leak_counts(benchmark: Benchmark, leaks: Iterable[Leak]) -> dict[str, int]:
     }
 
 
-def leak_text(
-    benchmark: Benchmark,
-    leaks: Sequence[Leak],
-    embedder: Embedder | None = None,
-    *,
-    cosine: float = 0.9,
-    overlap: float = 0.8,
-    most: int = 20,  # leaks written out
-) -> str:
-    """The report as Markdown; the options are those the leaks were found with."""
-    counts = leak_counts(benchmark, leaks)
-    by_embedding = (
-        f"a cosine of {cosine} or more by {embedder.id}" if embedder else "not compared"
-    )
-    total, leaking = counts.pop("samples"), counts.pop("leaking")
-    lines = [
-        f"**Leaks of {benchmark.name}**: {leaking} of {total} samples are near one of the "
-        f"{len(benchmark.ground)} grounding examples.",
-        f"By text: equal words, {_RUN} words in a row, or {overlap} of all words shared; "
-        f"answers under {_SHORTEST_ANSWER} words are not compared. "
-        f"By embedding: {by_embedding}.",
-    ]
-    if leaks:
-        lines += ["", "| near by | samples |", "| --- | ---: |"]
-        lines += [f"| {kind} | {count} |" for kind, count in counts.items()]
-        lines += ["", "| sample | example | near by | score | test | ground |"]
-        lines += ["| --- | --- | --- | ---: | --- | --- |"]
-        lines += [_row(leak) for leak in leaks[:most]]
-    if len(leaks) > most:
-        lines += ["", f"{len(leaks) - most} more are not shown."]
-    return "\n".join(lines) + "\n"
-
-
-def _row(leak: Leak) -> str:
-    cells = [leak.sample, leak.example, leak.kind, f"{leak.score:.2f}", *map(_cut, leak.texts)]
-    clean = (" ".join(cell.split()).replace("\\", "\\\\").replace("|", "\\|") for cell in cells)
-    return f"| {' | '.join(clean)} |"
-
-
 def _cut(text: str) -> str:
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
 

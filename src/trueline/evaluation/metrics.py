@@ -1,4 +1,4 @@
-"""An answer and its references, candidate scores or verdicts in; scores from 0 to 1 out."""
+"""An answer and its references, or scores of candidates in; scores from 0 to 1 out."""
 
 from __future__ import annotations
 
@@ -14,19 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueline.errors import ModelError, SettingError, import_extra
-from trueline.evaluation.statistics import as_columns, average_ranks, scored_together
+from trueline.evaluation.statistics import as_columns, average_ranks
 
-Label = bool | None  # None: unscored
 Score = Callable[[str, Sequence[str]], float]  # of an answer against references
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """A share of the scored samples, and how many had no verdict; None when none had one."""
-
-    value: float | None
-    scored: int
-    unscored: int
 
 
 class Bin(NamedTuple):
@@ -44,36 +34,6 @@ class Quartile(NamedTuple):
     high: float
     share: float | None  # of steps with a flag; None where ties leave the quarter empty
     n: int
-
-
-def truth_share(labels: Sequence[Label]) -> Share:
-    """Return %Truth: the share of scored answers judged truthful."""
-    return _share(labels)
-
-
-def info_share(labels: Sequence[Label]) -> Share:
-    """Return %Info: the share of scored answers judged informative."""
-    return _share(labels)
-
-
-def hallu_rate(labels: Sequence[Label]) -> Share:
-    """Return HalluRate: the share of scored answers judged hallucinated, which is True here."""
-    return _share(labels)
-
-
-def truth_times_info(truth: Sequence[Label], info: Sequence[Label]) -> Share:
-    """Return T*I: %Truth times %Info, both over the samples that have both verdicts."""
-    is_true, is_informative = scored_together(truth, info)
-    scored = len(is_true)
-    value = sum(is_true) * sum(is_informative) / scored**2 if scored else None
-    return Share(value, scored, len(truth) - scored)
-
-
-def _share(labels: Sequence[Label]) -> Share:
-    scored = [label for label in labels if label is not None]
-    return Share(
-        sum(scored) / len(scored) if scored else None, len(scored), len(labels) - len(scored)
-    )
 
 
 def rouge_l(answer: str, references: Sequence[str]) -> float:

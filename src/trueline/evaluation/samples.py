@@ -31,8 +31,8 @@ class Sample:
     wrong_answers: tuple[str, ...] = ()
     single: Choices | None = None  # MC1: one of them is truthful
     multiple: Choices | None = None  # MC2 and MC3: several are
-    knowledge: str = ""  # what a judge may know besides: HaluEval's knowledge
-    category: str = ""
+    knowledge: str = ""  # HaluEval's; shown to nobody, it counts for the hash of the data
+    category: str = ""  # the makers' own; it counts for the hash of the data
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from trueline.errors import ExampleError
-from trueline.evaluation.benchmarks.files import Hub, Table, read_table
+from trueline.evaluation.benchmarks.files import Hub, Line, Table, read_table
 from trueline.evaluation.benchmarks.pools import Item, Pools
 from trueline.evaluation.samples import Sample
 
@@ -36,21 +36,9 @@ SUMMARY = Table(
 
 
 def read_dialogue(data: Path | None) -> Pools:
-    """Read the dialogues; the prompt holds the history alone, the knowledge is for a judge."""
+    """Read the dialogues; model and judge see the history alone, as in the paper."""
     lines = read_table(DIALOGUE, data)
-    items = [
-        Item(
-            Sample(
-                f"dialogue-{number}",
-                line.text("dialogue_history"),
-                (line.text("right_response"),),
-                (line.text("hallucinated_response"),),
-                knowledge=line.text("knowledge", blank=True),
-            )
-        )
-        for number, line in enumerate(lines[:_NEEDED], start=1)
-    ]
-    return Pools(items[:_GROUND], items[_GROUND:], {"rows": len(lines)})
+    return _pools("dialogue", "dialogue_history", "response", lines, {"rows": len(lines)})
 
 
 def read_summary(data: Path | None) -> Pools:
@@ -62,16 +50,26 @@ def read_summary(data: Path | None) -> Pools:
             f"{len(brief)} of {len(lines):,} documents have at most {LONGEST:,} characters, "
             f"expected {_NEEDED} or more; get the whole file from {_HOME}"
         )
+    counts = {"rows": len(lines), f"over {LONGEST:,} characters": len(lines) - len(brief)}
+    return _pools("summary", "document", "summary", brief, counts)
+
+
+def _pools(
+    name: str, question: str, answer: str, lines: list[Line], counts: dict[str, int]
+) -> Pools:
+    """The first rows, each with its right and its hallucinated answer."""
     items = [
         Item(
             Sample(
-                f"summary-{number}",
-                line.text("document"),
-                (line.text("right_summary"),),
-                (line.text("hallucinated_summary"),),
+                f"{name}-{number}",
+                line.text(question),
+                (line.text(f"right_{answer}"),),
+                (line.text(f"hallucinated_{answer}"),),
+                knowledge=line.text("knowledge", blank=True)
+                if "knowledge" in line.cells
+                else "",
             )
         )
-        for number, line in enumerate(brief[:_NEEDED], start=1)
+        for number, line in enumerate(lines[:_NEEDED], start=1)
     ]
-    counts = {"rows": len(lines), f"over {LONGEST:,} characters": len(lines) - len(brief)}
     return Pools(items[:_GROUND], items[_GROUND:], counts)
