@@ -207,6 +207,17 @@ def test_only_the_best_of_a_column_is_marked_and_memory_is_not_ranked(tmp_path):
     assert not any(value.is_best for value in values(alone, "greedy").values())
 
 
+def test_a_row_that_is_not_finished_is_not_the_best(tmp_path):
+    three = [
+        line
+        for id, method, rouge in (("g", "greedy", 0.2), ("r", "rad", 0.3), ("c", "cad", 0.9))
+        for line in (cell(id, method), *answers(id, rouge=[rouge] * 4))
+    ]
+    made = table(tmp_path, *three[:-2])  # two answers of the last are to come
+    best = {row.label: row.values["rouge_l"].is_best for row in made.rows}
+    assert best == {"greedy": False, "rad": True, "cad": False}
+
+
 def hallucinations(id, method, labels):
     head = cell(id, method, benchmark="halueval-dialogue")
     said = verdicts(id, "hallucination", labels)

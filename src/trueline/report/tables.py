@@ -65,6 +65,11 @@ class TableRow:
         """What the row is called."""
         return self.row.label
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the run has come to all its samples; before that nothing of it is best."""
+        return not any(counts.left for counts in self.counts.values())
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -110,12 +115,14 @@ def _table(rows: list[Row]) -> Table:
         found = {id: value for id, value in values.items() if value is not None}
         counts = {task: counts_of(row, task) for task in row.tasks}
         made.append(TableRow(row, counts, found))
-    best = {column.id: _best(column, made) for column in columns}
+    best = {
+        column.id: _best(column, [row for row in made if row.is_whole]) for column in columns
+    }
     marked = tuple(
         replace(
             row,
             values={
-                id: replace(value, is_best=value.mean == best[id])
+                id: replace(value, is_best=row.is_whole and value.mean == best[id])
                 for id, value in row.values.items()
             },
         )
