@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import tomllib
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from trueline.cli.eval import _with_flags
 from trueline.errors import SettingError
 from trueline.evaluation.cells import _id
 from trueline.evaluation.plan_file import plan_from
+from trueline.evaluation.plan_keys import KEYS
 from trueline.evaluation.results import read_lines
 from trueline.evaluation.run import _peak_mb, _start_peak
 
@@ -44,7 +46,7 @@ def test_flags_alone_make_a_run_and_its_table(tmp_path):
         ("rad context=8", "generate", "2", "done"),
         ("rad context=8", "choose", "2", "done"),
     ]
-    assert "rouge_l=" in rows[0][7]
+    assert re.match(r"rouge_l=0\.\d{3} \(0\.\d{3} to [01]\.\d{3}\) bleu=", rows[0][7])
     assert "mc1=" in rows[1][7]
     assert "smollm2-135m facts.jsonl: 8 of 8 samples" in ran.err
 
@@ -142,6 +144,38 @@ def test_every_flag_becomes_the_key_of_its_meaning():
         "sweep": {"rad.alpha": [0.1, 0.5], "build.context": [4, "full"]}
     }
     assert len(flags(methods="all")["methods"]) == 7
+    assert flags(stop=("\n", "Q:"), rule="all", trust_remote_code=None) == {
+        "stop": ["\n", "Q:"],
+        "rule": "all",
+    }
+
+
+def test_a_plan_has_a_flag_for_every_key_that_is_no_table_of_tables():
+    known = {option.name for option in cli.commands["eval"].params}
+    told = {"settings": "sets", "sweep": "sweeps", "build": "context"}
+    assert {name for name in KEYS if told.get(name, name) not in known} == {"variants", "judge"}
+
+
+def test_a_flag_that_was_not_given_leaves_what_the_plan_says(monkeypatch, tmp_path):
+    given = []
+
+    def run_plan(plan, *args, **options):
+        given.append(plan)
+        raise SettingError("enough")
+
+    monkeypatch.setattr("trueline.evaluation.run.run_plan", run_plan)
+    plan = tmp_path / "run.toml"
+    plan.write_text(
+        'out = "x"\nbenchmarks = ["facts"]\nmethods = ["greedy"]\nstop = ["."]\n'
+        'trust_remote_code = true\nrule = "all"\n',
+        "utf-8",
+    )
+    evaluate(str(plan))
+    evaluate(str(plan), "--rule", "answered", "--stop", "!", "--bertscore", "b")
+    evaluate(*SMALL, "--trust-remote-code", "--out", "x")
+    one, two = given  # BERTScore needs a layer: the second is refused before
+    assert (one.trust_remote_code, one.rule, one.stop) == (True, "all", (".",))
+    assert two.trust_remote_code
 
 
 @pytest.mark.parametrize(
@@ -198,8 +232,6 @@ def test_the_example_runs(tmp_path):
 
 
 def test_the_command_is_listed_and_every_key_is_on_the_page():
-    from trueline.evaluation.plan_file import KEYS
-
     assert "eval" in cli.commands
     page = (ROOT / "docs" / "evaluation.md").read_text("utf-8")
     assert [name for name in KEYS if f"`{name}`" not in page] == []

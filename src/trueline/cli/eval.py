@@ -50,15 +50,22 @@ if TYPE_CHECKING:
 @click.option("--test", help="How many samples, or `all`.  [all]")
 @click.option("--draw", type=int, help="Draw examples and samples with this seed.")
 @click.option("--data", help="A folder of benchmark files; the hub if left out.")
+@click.option("--rule", help="all: also ask questions without a truthful answer.  [answered]")
 @click.option("--context", help="Tokens in a window of the space, or `full`.  [8]")
 @click.option("--embedder", help="Alias, hub id or folder.")
 @click.option("--max-new-tokens", type=int, help="Of each answer.  [64]")
+@click.option("--stop", cls=Spelled, multiple=True, help="A text that ends an answer.")
 @click.option("--batch-size", type=int, help="Samples in a chunk.  [16]")
 @click.option("--temperature", type=float, help="Above 0 tokens are drawn.  [0]")
 @click.option("--seed", "seeds", cls=Spelled, type=int, multiple=True, help="One or more.")
 @click.option("--dtype", help="auto, float32, bfloat16, float16.  [auto]")
 @click.option("--device", help="cpu, cuda, mps; the best there is if left out.")
 @click.option("--threads", type=int, help="For torch.")
+@click.option(
+    "--trust-remote-code", is_flag=True, default=None, help="Run code that a model brings."
+)
+@click.option("--bertscore", help="The folder of an encoder: adds BERTScore.")
+@click.option("--bertscore-layers", type=int, help="Which layer of it is compared.")
 @click.option("--minutes", type=float, help="Stop after so long; go on another time.")
 @click.option("--max-samples", type=int, help="Stop after so many; go on another time.")
 @json_option
@@ -160,7 +167,7 @@ def _sweeps(texts: tuple[str, ...]) -> dict[str, list[object]]:
 _READ: dict[str, Callable[[Any], Any]] = {  # how a flag becomes the value of its key
     "methods": _methods,
     "tasks": _words,
-    **dict.fromkeys(("models", "benchmarks", "judges", "seeds"), list),
+    **dict.fromkeys(("models", "benchmarks", "judges", "seeds", "stop"), list),
     **dict.fromkeys(("ground", "test", "context"), _number),
     "sets": _settings,
     "sweeps": _sweeps,
@@ -192,6 +199,7 @@ def _row(cell: Any) -> list[str]:
         state.append(f"{unread} unscored")
     means = " ".join(
         f"{name.removeprefix('judge ').replace(' ', '/')}={value:.3f}"
+        f" ({cell.intervals[name][0]:.3f} to {cell.intervals[name][1]:.3f})"
         for name, value in cell.means.items()
     )
     seed = "" if cell.seed is None else str(cell.seed)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trueline.evaluation.results import SAMPLE_KINDS, Line
+from trueline.evaluation.statistics import mean_interval
 
 _OWN_PROMPT = ("kate",)  # methods that read another prompt by design
 _COMPARED = (
@@ -37,6 +38,7 @@ class CellSummary:
     samples: int  # in all
     is_done: bool
     means: dict[str, float]  # of every score, and the share of yes by judge and question
+    intervals: dict[str, tuple[float, float]]  # of these, 95 %
     unscored: dict[str, int]  # verdicts that could not be read, by judge and question
     seconds: float
 
@@ -108,6 +110,7 @@ def _summary(own: list[Line]) -> CellSummary:
             values.setdefault(name, []).append(float(value))
         elif name.startswith("judge "):
             unscored[name] = unscored.get(name, 0) + 1
+    means = {name: mean_interval(some) for name, some in values.items()}
     return CellSummary(
         cell=head["cell"],
         model=head["model"],
@@ -119,7 +122,8 @@ def _summary(own: list[Line]) -> CellSummary:
         failed=failed,
         samples=head["samples"],
         is_done=any(line["kind"] == "done" for line in own),
-        means={name: sum(some) / len(some) for name, some in values.items()},
+        means={name: one.mean for name, one in means.items()},
+        intervals={name: (one.low, one.high) for name, one in means.items()},
         unscored=unscored,
         seconds=sum(line.get("seconds", 0.0) for line in samples),
     )
