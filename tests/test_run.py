@@ -325,6 +325,10 @@ def test_only_what_was_bought_is_counted_in_the_report(table, tmp_path, monkeypa
     (section,) = report_of(results, tables_of(results)).sections
     told = "Judge fake:1: 10 verdicts, 0 unscored, 22 tokens, 1.0000 US dollars."
     assert section.notes[0] == told
+    (row,) = tables_of(results)[0].rows
+    calibration = row.values["ece@fake:1"]
+    assert calibration.low <= calibration.mean <= calibration.high
+    assert calibration.n == 5
 
 
 def test_a_judge_on_this_machine_shares_the_model_of_the_run(table, tmp_path, monkeypatch):

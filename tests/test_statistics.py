@@ -8,6 +8,7 @@ from scipy import stats
 
 from trueline.errors import SettingError
 from trueline.evaluation import statistics
+from trueline.evaluation.metrics import auroc, ece
 from trueline.evaluation.statistics import (
     average_ranks,
     mcnemar,
@@ -16,6 +17,7 @@ from trueline.evaluation.statistics import (
     product_difference,
     product_interval,
     rank_correlation,
+    redrawn_interval,
     scored_together,
 )
 
@@ -103,6 +105,20 @@ def test_no_samples_give_nan_and_a_count_of_zero(found):
     assert isnan(found.low)
     assert isnan(found.high)
     assert isnan(getattr(found, "p", nan))
+
+
+def test_the_interval_of_a_statistic_redraws_pairs_and_leaves_out_what_it_is_not_known_of():
+    # Pairs stay together: the mean of a times b of (1, True) and (0, False) is that of a alone.
+    def product(a, b):
+        return float(np.mean(np.array(a) * np.array(b)))
+
+    whole = redrawn_interval(product, COIN, [value == 1 for value in COIN], draws=2000)
+    plain = mean_interval(COIN)
+    assert whole == pytest.approx((plain.low, plain.high), abs=0.02)
+    # AUROC is not known where one class was drawn alone; of the rest every draw is perfect.
+    assert redrawn_interval(auroc, [0.9, 0.1], [True, False]) == (1.0, 1.0)
+    assert redrawn_interval(auroc, [0.9, 0.1], [True, True]) is None
+    assert redrawn_interval(ece, [], []) is None
 
 
 def test_pairs_make_a_steady_difference_certain_that_means_alone_would_hide():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from math import nan
@@ -85,6 +85,29 @@ def product_interval(
     columns = as_columns(a, b)
     drawn = _redrawn_means(columns, draws, seed).prod(axis=0)
     return Interval(*_summary(columns.mean(axis=1).prod() if len(a) else nan, drawn), len(a))
+
+
+def redrawn_interval(
+    statistic: Callable[[list[float], list[bool]], float | None],
+    a: Sequence[float],
+    b: Sequence[bool],
+    *,
+    draws: int = 500,
+    seed: int = 0,
+) -> tuple[float, float] | None:
+    """Return the middle 95 % of a statistic (ECE, AUROC) of redrawn pairs; None without any.
+
+    Draws it cannot be worked out from, such as those with right answers alone, do not count.
+    """
+    x, y = as_columns(a, b)
+    size = (_checked(draws), len(x))
+    picks = np.random.default_rng(seed).integers(0, max(1, len(x)), size=size)
+    found = [statistic(x[row].tolist(), y[row].astype(bool).tolist()) for row in picks]
+    known = [value for value in found if value is not None]
+    if not known:
+        return None
+    low, high = np.quantile(known, [0.025, 0.975])
+    return float(low), float(high)
 
 
 def paired_difference(

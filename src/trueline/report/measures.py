@@ -186,6 +186,7 @@ def _memory(cell: Cell, judge: str) -> float | None:
     return cell.done.get("peak_mb") if cell.done and cell["task"] != "choose" else None
 
 
+STATISTICS = {"ece": ece, "auroc": auroc}  # of confidences and verdicts
 _NUMBERS: Mapping[str, Callable[[Cell, str], float | None]] = {
     "ece": lambda cell, judge: ece(*confidences(cell, judge)),
     "auroc": lambda cell, judge: auroc(*confidences(cell, judge)),

@@ -15,8 +15,17 @@ from trueline.evaluation.statistics import (
     paired_difference,
     product_difference,
     product_interval,
+    redrawn_interval,
 )
-from trueline.report.measures import MEASURES, Column, Samples, columns_of, series_of
+from trueline.report.measures import (
+    MEASURES,
+    STATISTICS,
+    Column,
+    Samples,
+    columns_of,
+    confidences,
+    series_of,
+)
 from trueline.report.results import Cell, Results
 from trueline.report.rows import Row, baseline, rows_by_table
 
@@ -145,7 +154,7 @@ def counts_of(row: Row, task: Task) -> Counts:
 def _value(row: Row, column: Column, base: Row | None) -> Value | None:
     series = series_of(row.cells, column)
     if series.number is not None:
-        return Value(series.number)
+        return Value(series.number, *_redrawn(row, column))
     if not series.seeds:
         return None
     parts = _parts(row, column)
@@ -160,6 +169,15 @@ def _value(row: Row, column: Column, base: Row | None) -> Value | None:
         spread=_spread(row, column),
     )
     return value if base is None else _compared(value, column, parts, base, len(series.seeds))
+
+
+def _redrawn(row: Row, column: Column) -> tuple[float | None, float | None, int]:
+    """The interval of a number that is no mean, and n: of ECE and AUROC, of a single seed."""
+    sets = [found for cell in row.cells if (found := confidences(cell, column.judge))[0]]
+    if column.measure.key not in STATISTICS or len(sets) != 1:
+        return None, None, 0
+    interval = redrawn_interval(STATISTICS[column.measure.key], *sets[0])
+    return (*interval, len(sets[0][0])) if interval else (None, None, 0)
 
 
 def _parts(row: Row, column: Column) -> list[Samples]:
