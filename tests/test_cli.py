@@ -535,6 +535,6 @@ def test_an_interrupted_command_says_what_goes_on(monkeypatch):
     assert run("info", "facts.space") == (
         130,
         "",
-        "\nError: stopped; a build, an evaluation or a recipe goes on where it was when the same "
-        "command is run again\n",
+        "\nError: stopped; a build, an evaluation or a recipe goes on where it was when the "
+        "same command is run again\n",
     )
