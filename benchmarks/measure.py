@@ -104,6 +104,7 @@ def rss() -> int:
 
 
 def pin(threads: int) -> None:
-    """Hold torch to some threads."""
+    """Hold torch to some threads, here and in what is started from here."""
+    os.environ["OMP_NUM_THREADS"] = str(threads)
     torch.set_num_threads(threads)
     torch.manual_seed(SEED)

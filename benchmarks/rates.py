@@ -1,10 +1,13 @@
 """Tokens a second: RAD against greedy, greedy against transformers, RAD against the paper."""
 
 import sys
+from contextlib import nullcontext
 from itertools import pairwise
+from statistics import median
+from time import perf_counter
 
 import torch
-from measure import MODEL, interleaved, model, questions, rate, seconds, space
+from measure import MODEL, model, questions, seconds, space
 from paper import PaperDecoder
 from transformers import AutoModelForCausalLM
 
@@ -18,19 +21,14 @@ from trueline.shortcuts import SHORTCUTS, without
 def rates(quick):
     """RAD, greedy and transformers' own greedy, at batch 1 and 16, in float32 and bfloat16.
 
-    RAD and greedy take turns token by token, so that whatever else slows the machine slows
-    both. transformers' loop cannot be stopped between tokens: there whole answers take turns.
+    The three take turns token by token, so that whatever else slows the machine slows all.
     """
     found = {}
     for dtype in ("float32",) if quick else ("float32", "bfloat16"):
         for batch in (1, 16):
-            print(f"rates: {dtype}, batch {batch}", file=sys.stderr)
             length = 16 if quick or dtype == "bfloat16" else 64
-            steps = _lockstep(dtype, batch, length, 1 if quick or batch > 1 else 3)
-            rounds = (
-                1 if quick else (8 if batch == 1 else 4) // (2 if dtype == "bfloat16" else 1)
-            )
-            whole = interleaved(_sides(dtype, batch, 16), rounds)
+            answers = 1 if quick or batch > 1 else 4
+            steps = _by_turns(dtype, batch, length, answers)
             found[f"{dtype}, batch {batch}"] = {
                 "new_tokens": length,
                 "tokens_per_second": {
@@ -38,113 +36,144 @@ def rates(quick):
                     for name, taken in steps.items()
                 },
                 "rad_over_greedy": round(sum(steps["greedy"]) / sum(steps["rad"]), 3),
-                "greedy_over_transformers": rate(whole, "greedy", "transformers"),
+                "greedy_over_transformers": round(
+                    sum(steps["transformers"]) / sum(steps["greedy"]), 3
+                ),
             }
+            print(f"rates: {dtype}, batch {batch} {found}", file=sys.stderr)
     return found
 
 
-def _lockstep(dtype, batch, length, answers):
-    """The seconds of every token of greedy and RAD, prompts read included, by turns."""
-    lm, methods = model(dtype), {"greedy": tl.Greedy(), "rad": tl.RAD(space())}
-    times = {name: [] for name in methods}
-    pick, ending = Pick(0.0, None, None, False, None), _ending(lm, (), ())
-    for turn in range(answers + 1):
-        loops = {
-            name: _decode(
-                lm, method, _rows(lm, method, questions(batch), length), pick, ending, False
-            )
-            for name, method in methods.items()
-        }
-        for place in range(2 if turn == 0 else length):
-            order = loops if place % 2 else reversed(loops)
-            for name in order:
-                taken = seconds(lambda: next(loops[name]))
-                if turn:  # the first turn opens what is needed
-                    times[name].append(taken)
-    return times
-
-
-def _sides(dtype, batch, length):
-    lm, asked, tokenizer = model(dtype), questions(batch), model().tokenizer
-    plain = AutoModelForCausalLM.from_pretrained(
+def _by_turns(dtype, batch, length, answers):
+    """The seconds of every token of each side, the prompt read with the first."""
+    tokenizer, asked = model().tokenizer, questions(batch)
+    theirs = AutoModelForCausalLM.from_pretrained(
         resolve(MODEL, "language").folder, dtype=getattr(torch, dtype)
     ).eval()
     prompts = [tl.Prompt().encode(question, tokenizer) for question in asked]
     padded = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
-    exact = {"max_new_tokens": length, "min_new_tokens": length, "do_sample": False}
-    options = {"max_new_tokens": length, "batch_size": batch}
+    times = {"transformers": [], "greedy": [], "rad": []}
+    for count in (2, *[length] * answers):
+        turns = Turns(_loops(dtype, asked, count))
+        exact = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False}
+        theirs.generate(**padded, **exact, streamer=turns)
+        if count == length:  # the first turn opens what is needed
+            for name, taken in turns.times.items():
+                times[name] += taken
+    return times
+
+
+def _loops(dtype, asked, length):
+    """Our loop over the same questions, by method; it stops behind every token."""
+    lm, methods = model(dtype), {"greedy": tl.Greedy(), "rad": tl.RAD(space())}
+    pick, ending = Pick(0.0, None, None, False, None), _ending(lm, (), ())
     return {
-        "greedy": lambda: tl.generate(lm, tl.Greedy(), asked, **options),
-        "transformers": lambda: plain.generate(**padded, **exact),
+        name: _decode(lm, method, _rows(lm, method, asked, length), pick, ending, False)
+        for name, method in methods.items()
     }
+
+
+class Turns:
+    """What transformers hands its tokens to; before it goes on, each of our loops has a turn."""
+
+    def __init__(self, loops):
+        """Nothing is timed before the prompt comes in."""
+        self._loops, self._begun = loops, None
+        self.times = {name: [] for name in ("transformers", *loops)}
+
+    def put(self, _):
+        """The prompt, then every token."""
+        now = perf_counter()
+        if self._begun is not None:
+            self.times["transformers"].append(now - self._begun)
+            turn = len(self.times["transformers"])
+            for name in self._loops if turn % 2 else reversed(self._loops):
+                self.times[name].append(seconds(lambda: next(self._loops[name])))
+        self._begun = perf_counter()
+
+    def end(self):
+        """Nothing is left to do."""
 
 
 def paper(quick):
     """Answers of growing length by RAD, and by the procedure as the paper has it.
 
-    It takes one row at a time, so sixteen questions take it sixteen times as long as one.
+    It takes one row at a time, so sixteen questions take it sixteen times as long as one. The
+    sides take turns; medians of the rounds, one round at 256 tokens.
     """
     slow, rad = PaperDecoder(model(), space()), tl.RAD(space())
     (asked,) = questions(1)
     tl.generate(model(), rad, asked, max_new_tokens=4)
     slow.decode(asked, 1)
     found = {}
-    for length in (16, 64) if quick else (16, 64, 256):
-        options = {"max_new_tokens": length, "batch_size": 16}
-        alone = seconds(lambda: tl.generate(model(), rad, asked, **options))
-        together = seconds(lambda: tl.generate(model(), rad, questions(16), **options))
-        tokens = []
-        theirs = seconds(lambda: tokens.extend(slow.decode(asked, length)))
-        mine = list(tl.generate(model(), rad, asked, max_new_tokens=length).token_ids)
-        print(f"paper: {length} tokens, {theirs:.1f} s", file=sys.stderr)
-        found[length] = {
-            "paper_seconds": round(theirs, 2),
-            "rad_seconds": round(alone, 2),
-            "rad_seconds_for_16": round(together, 2),
-            "times_as_fast_alone": round(theirs / alone, 1),
-            "times_as_fast": round(16 * theirs / together, 1),
-            "tokens_equal": mine == tokens,
-        }
+    for length, rounds in ({16: 3, 64: 1} | ({} if quick else {256: 1})).items():
+        found[length] = _against_paper(slow, rad, length, rounds)
+        print(f"paper: {length} tokens {found[length]}", file=sys.stderr)
     return found
 
 
-def shortcuts(quick):
-    """RAD at batch 16 with each shortcut switched off in turn, against all of them on."""
-    rad, asked = tl.RAD(space()), questions(16)
-    options = {"max_new_tokens": 8 if quick else 16, "batch_size": 16}
+def _against_paper(slow, rad, length, rounds):
+    options = {"max_new_tokens": length, "batch_size": 16}
+    (asked,), tokens, times = questions(1), {}, {"paper": [], "rad": [], "together": []}
 
-    def run(*names):
-        with without(*names) if names else without("index"):
-            return tl.generate(model(), rad, asked, **options)
+    def one():
+        tokens["rad"] = list(tl.generate(model(), rad, asked, **options).token_ids)
 
-    sides = {"all on": run} | {
-        f"without {name}": lambda name=name: run(name) for name in SHORTCUTS if name != "index"
-    }
-    times = interleaved(sides, 1 if quick else 2)
-    tokens = [answer.token_ids for answer in run()]
+    def theirs():
+        tokens["paper"] = slow.decode(asked, length)
+
+    for _ in range(rounds):
+        times["rad"].append(seconds(one))
+        times["paper"].append(seconds(theirs))
+        times["together"].append(
+            seconds(lambda: tl.generate(model(), rad, questions(16), **options))
+        )
+    taken = {name: median(values) for name, values in times.items()}
     return {
-        name: {
-            "times_as_slow": rate(times, "all on", name),
-            "tokens_equal": [answer.token_ids for answer in work()] == tokens,
-        }
-        for name, work in sides.items()
+        "paper_seconds": round(taken["paper"], 2),
+        "rad_seconds": round(taken["rad"], 2),
+        "rad_seconds_for_16": round(taken["together"], 2),
+        "times_as_fast_alone": round(taken["paper"] / taken["rad"], 1),
+        "times_as_fast": round(16 * taken["paper"] / taken["together"], 1),
+        "tokens_equal": tokens["rad"] == tokens["paper"],
     }
+
+
+def shortcuts(quick):
+    """RAD at batch 16 without each shortcut, against all of them on; turns token by token."""
+    length, found = 8 if quick else 16, {}
+    for name in SHORTCUTS:
+        if name == "index":  # not used at this size
+            continue
+        loops = {off: _loops("float32", questions(16), length)["rad"] for off in ((), (name,))}
+        times, tokens = {off: [] for off in loops}, {}
+        for turn in range(length):
+            for off, loop in loops.items() if turn % 2 else reversed(loops.items()):
+                with without(*off) if off else nullcontext():
+                    times[off].append(seconds(lambda: tokens.update({off: next(loop)})))
+        picked = {off: [row.tokens for row in rows] for off, rows in tokens.items()}
+        found[f"without {name}"] = {
+            "times_as_slow": round(sum(times[(name,)]) / sum(times[()]), 3),
+            "tokens_equal": picked[(name,)] == picked[()],
+        }
+        print(f"shortcuts: {name} {found[f'without {name}']}", file=sys.stderr)
+    return found
 
 
 def lengths(quick):
-    """Milliseconds a token in answers of growing length, and behind a long prompt."""
+    """Milliseconds a token in answers of growing length, and behind a long prompt; one run."""
     marks = (8, 16, 64) if quick else (8, 16, 64, 256, 1024)
     long = " ".join(questions(40))  # a prompt of some 600 tokens
     found = {}
     for name, method in {"greedy": tl.Greedy(), "rad": tl.RAD(space())}.items():
-        marks = marks[:4] if name == "greedy" else marks  # the last is as long as all others
+        own = marks[:4] if name == "greedy" else marks  # the last is as long as all others
 
         def taken(asked, length, method=method):
             return seconds(lambda: tl.generate(model(), method, asked, max_new_tokens=length))
 
         taken(questions(1), 2)
-        times = {mark: taken(questions(1), mark) for mark in marks}
-        spans = pairwise(marks)
+        times = {mark: taken(questions(1), mark) for mark in own}
+        spans = pairwise(own)
         found[name] = {
             f"tokens {low + 1} to {high}": round(
                 1000 * (times[high] - times[low]) / (high - low), 1

@@ -7,6 +7,7 @@ some sections anew and keeps the others.
 """
 
 import argparse
+import inspect
 import json
 import sys
 from datetime import date
@@ -56,6 +57,7 @@ def main():
         begun = perf_counter()
         figures = SECTIONS[name](options.quick)
         found[name] = {
+            "about": inspect.getdoc(SECTIONS[name]),
             "figures": figures,
             "quick": options.quick,
             "date": str(date.today()),

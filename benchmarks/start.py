@@ -20,7 +20,6 @@ def mark(name):
     marks[name] = round(now - begun, 3)
     begun = now
 import torch
-torch.set_num_threads(int(sys.argv[2]))
 mark("import torch")
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
@@ -31,11 +30,11 @@ mark("open the model and its tokenizer")
 space = tl.open(sys.argv[1])
 mark("open the space")
 rad = tl.RAD(space)
-rad.check(lm)
+space.check_model(lm)
 mark("check the model against the space")
 lm.head
 mark("check the head")
-rad._truthful.on(lm.device).embed(["a window of eight tokens"])
+rad.check(lm)
 mark("open the embedder")
 next(iter(tl.stream(lm, rad, "Are bats blind?")))
 mark("read the prompt and pick the first tokens")
@@ -43,8 +42,8 @@ print(json.dumps(marks))
 """
 
 
-def start(quick, threads=2):
-    """Seconds; the parts are those of `trueline ask` with everything in the cache."""
+def start(quick):
+    """Seconds, medians; the parts are those of `trueline ask` with everything in the cache."""
     bin = Path(sys.executable).parent
     help = [
         seconds(lambda: subprocess.run([bin / "trueline", "--help"], capture_output=True))
@@ -54,7 +53,7 @@ def start(quick, threads=2):
         space().save(folder)
         parts = []
         for _ in range(1 if quick else 3):
-            child = [sys.executable, "-c", CHILD, folder, str(threads)]
+            child = [sys.executable, "-c", CHILD, folder]
             done = subprocess.run(child, capture_output=True, text=True, check=True)
             parts.append(json.loads(done.stdout))
         ask = [bin / "trueline", "ask", "--space", folder, "Are bats blind?"]
