@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet install 
 
 # A process for each core with a thread each: torch's threads cost small models more than they give,
 # and where a test wants two, they are not to spin while they wait.
-PYTEST := OMP_NUM_THREADS=1 GOMP_SPINCOUNT=0 $(BIN)/pytest --numprocesses 2 --dist loadfile
+PYTEST := OMP_NUM_THREADS=1 GOMP_SPINCOUNT=0 $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test quick check format bench bench-quick browser clean
 
