@@ -2,8 +2,9 @@
 
     python benchmarks/beyond.py --out docs/results/beyond.md
 
-Multiple choice: MC1 is the share of questions whose most probable candidate is truthful, MC2
-the probability mass of the truthful ones; differences from greedy come with a paired bootstrap.
+Multiple choice: "best is true" is the share of questions whose most probable candidate is a
+truthful one (MC1 would leave all but one of these out), MC2 the probability mass of the truthful
+ones; differences from greedy come with a paired bootstrap.
 Generation: how many steps retrieve, how many tokens change, and tokens a second, the methods
 taking turns.
 """
@@ -27,7 +28,7 @@ SEED, DRAWS, ROUNDS = 0, 2000, 2
 
 
 def choices(lm, method, examples):
-    """MC1 and MC2 of every question: (questions, 2), in percent."""
+    """Whether the best candidate is true, and MC2, of every question: (questions, 2), in percent."""
     found = []
     for example in examples:
         candidates = [*example.answers, *example.wrong_answers]
@@ -46,7 +47,7 @@ def interval(differences):
 
 
 def choice_table(lm, methods, examples):
-    """MC1 and MC2 of each method, with their differences from greedy."""
+    """Both shares of each method, with their differences from greedy."""
     plain = choices(lm, methods["greedy"], examples)
     rows = []
     for name, method in methods.items():
@@ -58,7 +59,10 @@ def choice_table(lm, methods, examples):
             told = "" if name == "greedy" else f" ({gain:+.1f}; {low:+.1f} to {high:+.1f})"
             row.append(f"{own[:, column].mean():.1f}{told}")
         rows.append(row)
-    return [["method", "MC1 % (against greedy; 95 %)", "MC2 % (against greedy; 95 %)"], *rows]
+    return [
+        ["method", "best is true, % (against greedy; 95 %)", "MC2 % (against greedy; 95 %)"],
+        *rows,
+    ]
 
 
 def speed_table(lm, methods, questions, length):
