@@ -28,7 +28,8 @@ def size(quick):
 
     Also where exact matches are left out, which cosines of 1 tell.
     """
-    full = tl.build(model(), read_examples("facts:ground"), dtype="float32")
+    ground = read_examples("facts:ground", limit=10 if quick else None)
+    full = tl.build(model(), ground, dtype="float32")
     half = replace(
         full,
         recipe=replace(full.recipe, dtype="float16"),
@@ -72,7 +73,7 @@ def build(quick):
     The slow side then embeds the windows of the answer one at a time, as the paper's procedure
     does, or, as a stricter measure, together.
     """
-    examples = read_examples("facts:ground", limit=4 if quick else 16)
+    examples = read_examples("facts:ground", limit=2 if quick else 16)
     embedder = load_embedder("all-minilm-l6-v2")
     made = tl.build(model(), examples, embedder=embedder)
     sides = {
