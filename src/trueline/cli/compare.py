@@ -100,12 +100,14 @@ def _show(
 ) -> None:
     """One block a question: its answers, and the tokens a method changed; then the sums."""
     from trueline.cli.screen import print_answers, print_table
-    from trueline.report.moves import moves
+    from trueline.explain.moves import moves
 
     for place, question in enumerate(asked):
         answers = {name: run.answers[place].text for name, run in found.items()}
         notes = [
-            f"{name}, {line}" for name, given in traced.items() for line in moves(given[place])
+            f"{name}, {line}"
+            for name, given in traced.items()
+            for line in moves(given[place].trace)
         ]
         print_answers(question, answers, notes)
     print_table(

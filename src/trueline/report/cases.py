@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from trueline.evaluation.parts import benchmark_of, model_of
 from trueline.evaluation.plan import Plan
+from trueline.explain.moves import moves
 from trueline.report.grids import Entry, Grid
 from trueline.report.measures import labels
-from trueline.report.moves import moves
 from trueline.report.paper import Case as PaperCase
 from trueline.report.paper import paper
 from trueline.report.results import Cell
@@ -68,7 +68,7 @@ def cases_of(plan: Plan, folder: Path, table: Table) -> list[Case]:
                 for name, cell in cells.items()
                 if (said := _said(cell, line["sample"]))
             },
-            tuple(moves(answer)),
+            tuple(moves(answer.trace)),
             line in named,
         )
         for line, answer in zip(shown, traced, strict=True)

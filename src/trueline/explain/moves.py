@@ -1,17 +1,16 @@
-"""An answer with its trace in; a line a token that is not the model's own out."""
+"""The trace of an answer in; a line a token that is not the model's own out."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-if TYPE_CHECKING:
-    from trueline.answers import Answer
+from trueline.records import TraceStep
 
 
-def moves(answer: Answer) -> list[str]:
+def moves(trace: Sequence[TraceStep] | None) -> list[str]:
     """What each changed token was, and the example that pushed most."""
     lines = []
-    for number, step in enumerate(answer.trace or (), 1):
+    for number, step in enumerate(trace or (), 1):
         if step.flipped and step.neighbors:
             best = max(step.neighbors, key=lambda neighbor: neighbor.push)
             lines.append(
