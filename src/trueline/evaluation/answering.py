@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from trueline.errors import SettingError
 from trueline.evaluation.cells import Cell
-from trueline.evaluation.judges.ask import NO_RESPONSE
 from trueline.evaluation.results import Line, now
 from trueline.evaluation.samples import About, Benchmark, Choices, Sample
 
@@ -65,12 +64,6 @@ def verdict_lines(
         }
         for line, verdict in zip(answers, verdicts, strict=True)
     ]
-
-
-def is_unanswered(line: Line) -> bool:
-    """Whether a verdict is none because a service gave no response."""
-    old = line["label"] is None and str(line["raw"]).startswith(NO_RESPONSE)  # without a mark
-    return not line.get("is_answered", not old)
 
 
 def text_scores(sample: Sample, text: str) -> dict[str, float | None]:

@@ -220,9 +220,8 @@ def _rouge_scorer() -> Any:
 
 @cache
 def _bleu_scorer() -> Any:
-    return import_extra("sacrebleu", "BLEU", "eval").BLEU(
-        effective_order=True
-    )  # as sacrebleu.sentence_bleu has it
+    sacrebleu = import_extra("sacrebleu", "BLEU", "eval")
+    return sacrebleu.BLEU(effective_order=True)  # as sacrebleu.sentence_bleu has it
 
 
 @cache

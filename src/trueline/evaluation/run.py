@@ -9,7 +9,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from trueline.errors import SettingError
-from trueline.evaluation.answering import is_unanswered, sample_lines, verdict_lines
+from trueline.evaluation.answering import sample_lines, verdict_lines
 from trueline.evaluation.cells import Cell, cells_of, grounding_space, machine
 from trueline.evaluation.checks import CellSummary, agreement_notes, summarize, warnings
 from trueline.evaluation.leaks import leak_line, leak_note
@@ -225,8 +225,8 @@ def _run_judge(run: _Run, judge: Judge) -> None:
     journal = run.journal
     old = [line for line in journal.lines if line["kind"] == "verdict"]
     own = [line for line in old if line["judge"] == judge.id and line["cell"] in run.begun]
-    journal.drop([line for line in own if is_unanswered(line)])  # they are asked once more
-    said = {(x["cell"], x["about"], x["sample"]) for x in own if not is_unanswered(x)}
+    journal.drop([line for line in own if not line["is_answered"]])  # they are asked once more
+    said = {(x["cell"], x["about"], x["sample"]) for x in own if x["is_answered"]}
     asked = [
         (benchmark, about, journal.of(cell, "answer"))
         for cell, benchmark in run.begun.items()
@@ -241,7 +241,7 @@ def _run_judge(run: _Run, judge: Judge) -> None:
             run.budget.check()
             lines = verdict_lines(judge, about, benchmark, left[start : start + size])
             journal.append(lines)
-            silent += sum(map(is_unanswered, lines))
+            silent += sum(not line["is_answered"] for line in lines)
             done += len(lines)
             run.tell(f"judge {judge.id}", done, total)
     if silent:
@@ -258,7 +258,7 @@ def _check_limits(minutes: float | None, max_samples: int | None) -> None:
 
 
 def _start_peak() -> bool:
-    """Have the system forget the most memory we held so far; False where it cannot."""
+    """Have the system forget the most memory we held so far; False where it does not."""
     try:
         Path("/proc/self/clear_refs").write_text("5", "ascii")
     except OSError:
@@ -269,5 +269,5 @@ def _start_peak() -> bool:
 def _held_mb(name: str) -> float:
     """The memory this process holds (VmRSS), or its peak since that was forgotten (VmHWM)."""
     status = Path("/proc/self/status").read_text("ascii")
-    found = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+    found = next(line for line in status.splitlines() if line.startswith(f"{name}:"))
     return round(int(found.split()[1]) / 1024, 1)

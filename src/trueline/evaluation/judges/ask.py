@@ -15,7 +15,6 @@ from trueline.evaluation.samples import About, Sample, Task, Verdict
 Items = Sequence[tuple[Sample, str]]  # answers, each with what it answers
 Progress = Callable[[int, int], None] | None
 NO_REFERENCE = "no reference answer to judge by"
-NO_RESPONSE = "(no response"  # how the reason begins where a service gave none
 _QUESTIONS: dict[Task, tuple[About, ...]] = {
     "question": ("truth", "info"),
     "dialogue": ("hallucination",),

@@ -10,7 +10,6 @@ from trueline.errors import SettingError
 from trueline.evaluation.judges.apis import APIS
 from trueline.evaluation.judges.ask import (
     NO_REFERENCE,
-    NO_RESPONSE,
     Items,
     Progress,
     price_of,
@@ -112,7 +111,7 @@ class RemoteJudge:
         try:
             found = self._sender.post(path, body, self._api.read)
         except Unanswered as reason:
-            return f"{NO_RESPONSE}: {reason})", False
+            return f"(no response: {reason})", False
         found = replace(found, text=self._sender.service.hide(found.text))
         self._cache.write(key, self.id, found)
         return found, False
