@@ -233,9 +233,11 @@ def test_the_runtime_gives_the_vectors_of_torch(embedder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["Roberta", "MPNet"])
+@pytest.mark.parametrize(
+    ("architecture", "pooling"), [("Roberta", "first"), ("Roberta", "mean"), ("MPNet", "first")]
+)
 def test_encoders_that_count_from_their_pad_have_a_runtime_too(
-    architecture, monkeypatch, tmp_path
+    architecture, pooling, monkeypatch, tmp_path
 ):
     monkeypatch.setattr("trueline.models.runtime.home", lambda: tmp_path)
     torch.manual_seed(0)
@@ -246,7 +248,7 @@ def test_encoders_that_count_from_their_pad_have_a_runtime_too(
     model = getattr(transformers, f"{architecture}Model")(config).eval()
     words = Tokenizer(WordLevel({f"w{number}": number for number in range(60)}, "w0"))
     words.pre_tokenizer = WhitespaceSplit()
-    made = SentenceEmbedder("tiny", model, words, pooling="first", limit=32)
+    made = SentenceEmbedder("tiny", model, words, pooling=pooling, limit=32)
     texts = ["w7 w8 w9", "w10", "w11 w12 w13 w14 w15"]
     fast = made.embed(texts)
     assert made._runtime is not None
@@ -259,14 +261,15 @@ def test_a_damaged_runtime_is_made_anew(embedder, monkeypatch, tmp_path):
     from trueline.models import runtime
 
     monkeypatch.setattr(runtime, "home", lambda: tmp_path)
-    path = tmp_path / "runtimes" / f"{embedder.hash[:32]}-packed.onnx"
+    path = tmp_path / "runtimes" / f"{embedder.hash[:32]}-vectors.onnx"
     path.parent.mkdir()
     path.write_bytes(b"not a graph")
-    assert runtime.open_runtime(embedder.model, embedder.hash, embedder._states) is not None
+    given = (embedder.model, embedder.hash, embedder.pooling, embedder._vectors)
+    assert runtime.open_runtime(*given) is not None
     assert len(path.read_bytes()) > 1000
     path.write_bytes(b"not a graph")
-    monkeypatch.setattr(runtime, "_export", lambda model, path, first: path)
-    assert runtime.open_runtime(embedder.model, embedder.hash, embedder._states) is None
+    monkeypatch.setattr(runtime, "_export", lambda model, path, pack: path)
+    assert runtime.open_runtime(*given) is None
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _BATCH = 64  # texts a forward pass
-_FEW = 32  # texts that the runtime embeds in a pass
+_FEW = 32  # texts that the runtime embeds, in their order
 
 
 class Embedder(Protocol):
@@ -58,6 +58,8 @@ class SentenceEmbedder:
         encoded = [
             item.ids for item in self.tokenizer.encode_batch([text.strip() for text in texts])
         ]
+        if 0 < len(encoded) <= _FEW:
+            return self._pass(encoded)
         order = sorted(range(len(encoded)), key=lambda place: len(encoded[place]))
         vectors = torch.empty(len(encoded), self.dimension, device=self.model.device)
         for start in range(0, len(order), _BATCH):
@@ -72,33 +74,24 @@ class SentenceEmbedder:
 
     @cached_property
     def _runtime(self) -> Runtime | None:
-        return open_runtime(self.model, self.hash, self._states)
+        return open_runtime(self.model, self.hash, self.pooling, self._vectors)
 
     @torch.inference_mode()
     def _pass(self, rows: list[list[int]]) -> torch.Tensor:
         # Many texts keep all cores of torch busy; the runtime has one, and no cost a call.
         if len(rows) <= _FEW and is_on("runtime") and self._runtime is not None:
-            states = self._runtime(rows)  # (tokens, width), row behind row
-        else:
-            states = self._states(rows)
-        lengths = torch.tensor([len(row) for row in rows], device=states.device)
-        if self.pooling == "mean":
-            owners = torch.arange(len(rows), device=states.device).repeat_interleave(lengths)
-            pooled = states.new_zeros(len(rows), self.dimension).index_add(0, owners, states)
-            pooled /= lengths[:, None]
-        else:
-            pooled = states[lengths.cumsum(0) - lengths]
-        return torch.nn.functional.normalize(pooled, dim=1)
+            return self._runtime(rows)
+        return self._vectors(rows)
 
-    def _states(self, rows: list[list[int]]) -> torch.Tensor:
-        """The last states of all tokens by torch: (tokens, width)."""
+    def _vectors(self, rows: list[list[int]]) -> torch.Tensor:
+        """The unit vectors of some texts by torch: (texts, width)."""
         width, device = max(map(len, rows)), self.model.device
         ids = torch.tensor([row + [self._pad] * (width - len(row)) for row in rows])
         mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
         ids, mask = ids.to(device), mask.to(device)
-        out = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
-        states: torch.Tensor = out[mask.bool()].float()
-        return states
+        states = self.model(input_ids=ids, attention_mask=mask).last_hidden_state.float()
+        summed = states[:, 0] if self.pooling == "first" else (states * mask[..., None]).sum(1)
+        return torch.nn.functional.normalize(summed, dim=1)
 
 
 class StaticEmbedder:

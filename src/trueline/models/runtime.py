@@ -1,4 +1,4 @@
-"""An encoder of torch in, the same encoder on ONNX Runtime out: exported once, then kept."""
+"""An embedder of torch in, the same one on ONNX Runtime out: exported once, then kept."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,17 +20,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Rows = list[list[int]]  # the tokens of some texts
-States = Callable[[Rows], torch.Tensor]  # of all their tokens: (tokens, width)
+Vectors = Callable[[Rows], torch.Tensor]  # of the texts: (texts, width)
 
-_CLOSE = 1e-5  # how far a value of a state may be off, in multiples of the largest one
+_CLOSE = 1e-5  # how far a value of a vector may be off, in multiples of the largest one
 _PACKED = 256  # tokens read as one row: more, and attention between texts costs more than pads
 _SAMPLE = [[5, 6, 7, 8, 9, 10, 11], [12, 13], [14, 15, 16, 17]]
 
 
 class Runtime:
-    """The last hidden states of an encoder, without pads and without a Python call each."""
+    """The unit vectors of texts, without pads; one call, so Python's lock is let go once."""
 
-    def __init__(self, path: Path, first: int) -> None:
+    def __init__(self, path: Path, pack: _Pack) -> None:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -37,68 +38,93 @@ class Runtime:
         self._session = onnxruntime.InferenceSession(
             str(path), options, providers=["CPUExecutionProvider"]
         )
-        self._first = first  # the position of a text's first token
+        self._pack = pack
 
     def __call__(self, rows: Rows) -> torch.Tensor:
-        """The states of all tokens: (tokens, width)."""
-        return torch.cat([self._pack(some) for some in _packs(rows)])
-
-    def _pack(self, rows: Rows) -> torch.Tensor:
-        packed = [tensor.numpy() for tensor in _packed(rows, self._first)]
-        states: Any = self._session.run(None, dict(zip(_INPUTS, packed, strict=True)))[0]
-        return torch.from_numpy(np.asarray(states))[0]
-
-
-_INPUTS = ("ids", "positions", "owners")
+        """The vectors of some texts: (texts, width)."""
+        found: list[Any] = [
+            self._session.run(None, dict(zip(_INPUTS, self._pack(some), strict=True)))[0]
+            for some in _packs(rows)
+        ]
+        return torch.from_numpy(found[0] if len(found) == 1 else np.concatenate(found))
 
 
-def open_runtime(model: PreTrainedModel, name: str, states: States) -> Runtime | None:
-    """The runtime of an encoder, kept in the cache under a name; None where there is none.
+_INPUTS = ("ids", "positions", "owners", "counted")
+
+
+@dataclass(frozen=True)
+class _Pack:
+    """Puts texts one behind the other."""
+
+    first: int  # the position of a text's first token
+    pooling: str  # which of its tokens make a text's vector: `first`, or all of them (`mean`)
+
+    def __call__(self, rows: Rows) -> tuple[np.ndarray, ...]:
+        """All tokens in one row, the place of each in its text, its text, and if it counts."""
+        ids = np.array([[token for row in rows for token in row]])
+        places = np.array([[place for row in rows for place in range(len(row))]])
+        owners = np.array([number for number, row in enumerate(rows) for _ in row])
+        counted = owners == np.arange(len(rows))[:, None]  # (texts, tokens)
+        if self.pooling == "first":
+            counted &= places == 0
+        return ids, places + self.first, owners, counted.astype(np.float32)
+
+
+def open_runtime(
+    model: PreTrainedModel, name: str, pooling: str, vectors: Vectors
+) -> Runtime | None:
+    """The runtime of an embedder, kept in the cache under a name; None where there is none.
 
     There is none without the packages, on another device than a CPU, or if the exported model
-    does not give the states of the one it was made from.
+    does not give the vectors of the one it was made from.
     """
     if model.device.type != "cpu":
         return None
-    wanted = states(_SAMPLE)
-    path = home() / "runtimes" / f"{name[:32]}-packed.onnx"
+    path = home() / "runtimes" / f"{name[:32]}-vectors.onnx"
+    with torch.no_grad():
+        wanted = vectors(_SAMPLE)
     try:
-        first = _first_position(model, wanted)
-        runtime = _opened(path, first) or _opened(_export(model, path, first), first)
+        pack = _pack(model, pooling, wanted)
+        runtime = _opened(path, pack) or _opened(_export(model, path, pack), pack)
     except Exception:  # whatever an exporter raises: torch itself still works
         return None
     return runtime if runtime is not None and _is_same(runtime(_SAMPLE), wanted) else None
 
 
-def _opened(path: Path, first: int) -> Runtime | None:
+def _opened(path: Path, pack: _Pack) -> Runtime | None:
     """None where there is no file, or a damaged one."""
     try:
-        return Runtime(path, first) if path.exists() else None
+        return Runtime(path, pack) if path.exists() else None
     except Exception:  # its errors have no common class of their own
         return None
 
 
 @torch.no_grad()
-def _first_position(model: PreTrainedModel, wanted: torch.Tensor) -> int:
-    """Where an encoder begins to count; some begin behind the number of their pad."""
+def _pack(model: PreTrainedModel, pooling: str, wanted: torch.Tensor) -> _Pack:
+    """How an encoder is given texts; some count places from behind the number of their pad."""
     for first in (0, int(model.config.pad_token_id or 0) + 1):
-        if _is_same(_Packed(model)(*_packed(_SAMPLE, first))[0], wanted):
-            return first
+        pack = _Pack(first, pooling)
+        if _is_same(_Packed(model)(*_tensors(pack)), wanted):
+            return pack
     raise ValueError("the encoder does not read texts one behind the other")
 
 
-def _export(model: PreTrainedModel, path: Path, first: int) -> Path:
+def _tensors(pack: _Pack) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.from_numpy(array) for array in pack(_SAMPLE))
+
+
+def _export(model: PreTrainedModel, path: Path, pack: _Pack) -> Path:
     """Write the graph and its weights beside their place, then move them there at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
-    tokens = torch.export.Dim("tokens", max=8192)
+    tokens, texts = torch.export.Dim("tokens", max=8192), torch.export.Dim("texts", max=8192)
     with quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
             _Packed(model),
-            _packed(_SAMPLE, first),
+            _tensors(pack),
             input_names=_INPUTS,
-            dynamic_shapes=({1: tokens}, {1: tokens}, {0: tokens}),
+            dynamic_shapes=({1: tokens}, {1: tokens}, {0: tokens}, {0: texts, 1: tokens}),
             dynamo=True,
             verbose=False,
         )
@@ -116,23 +142,19 @@ class _Packed(torch.nn.Module):
         self.model = model
 
     def forward(
-        self, ids: torch.Tensor, positions: torch.Tensor, owners: torch.Tensor
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        owners: torch.Tensor,
+        counted: torch.Tensor,
     ) -> torch.Tensor:
-        """(1, tokens) twice and (tokens,) -> (1, tokens, width)."""
+        """(1, tokens) twice, (tokens,) and (texts, tokens) -> (texts, width)."""
         far = torch.finfo(torch.float32).min
         mask = torch.where(owners[:, None] == owners, 0.0, far)[None, None]
         states: torch.Tensor = self.model(
             input_ids=ids, position_ids=positions, attention_mask=mask
         ).last_hidden_state
-        return states
-
-
-def _packed(rows: Rows, first: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """All tokens in one row, the position of each in its text, and which text it is of."""
-    ids = torch.tensor([[token for row in rows for token in row]])
-    positions = torch.tensor([[first + place for row in rows for place in range(len(row))]])
-    owners = torch.tensor([number for number, row in enumerate(rows) for _ in row])
-    return ids, positions, owners
+        return torch.nn.functional.normalize(counted @ states[0], dim=1)
 
 
 def _packs(rows: Rows) -> Iterator[Rows]:
