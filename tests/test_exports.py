@@ -1,6 +1,7 @@
 """The public names: all of them, only them, and none that makes `trueline --help` slow."""
 
 import ast
+import os
 import subprocess
 import sys
 import tomllib
@@ -31,7 +32,8 @@ def modules_after(code: str) -> set[str]:
 def declared() -> dict[str, str]:
     """Where a type checker is told that each public name lives."""
     tree = ast.parse(Path(trueline.__file__).read_text("utf-8"))
-    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    blocks = (node for node in tree.body if isinstance(node, ast.If))
+    (block,) = (node for node in blocks if ast.unparse(node.test) == "TYPE_CHECKING")
     return {
         alias.asname or alias.name: f"{node.module}:{alias.name}"
         for node in block.body
@@ -85,3 +87,25 @@ def test_the_version_is_one():
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"trueline {trueline.__version__}\n"
     assert trueline.__version__ == project["version"]
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({}, "20000"),
+        ({"GOMP_SPINCOUNT": "7"}, "7"),
+        ({"OMP_WAIT_POLICY": "active"}, "None"),
+    ],
+)
+def test_torch_is_told_how_long_to_wait_unless_the_user_has(given, wanted):
+    names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    bare = {name: value for name, value in os.environ.items() if name not in names}
+    code = "import os, trueline; print(os.environ.get('GOMP_SPINCOUNT'))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=bare | given,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == wanted
