@@ -17,9 +17,9 @@ from trueline.models.sources import home
 from trueline.shortcuts import is_on
 
 LARGE = 50_000  # entries from which an index is used: below it, all are compared exactly
-_BLOCK = 16_384  # keys compared at once, so that half-precision keys stay half in memory
-_PROBED = 2  # times the root of the number of lists: how many are searched, see docs/speed.md
-_TRAINED = 64  # keys a list is made from
+_BLOCK = 4_096  # keys compared at once: what is widened to float32 stays in the cache
+_PROBED = 1.5  # times the root of the number of lists: how many are searched, docs/speed.md
+_TRAINED = 40  # keys a list is made from
 _SAMPLED = 4096  # keys that tell one set of keys from another
 
 
@@ -156,9 +156,9 @@ def _name(keys: torch.Tensor) -> str:
 
 
 def _index(faiss: Any, keys: torch.Tensor) -> Any:
-    """About sqrt(n) lists of half-precision keys, trained on a sample drawn with a seed."""
+    """About 2 sqrt(n) lists of half-precision keys, trained on a sample drawn with a seed."""
     count, dimension = keys.shape
-    lists = 2 ** round(np.log2(count) / 2)
+    lists = 2 ** round(1 + np.log2(count) / 2)
     index = faiss.index_factory(dimension, f"IVF{lists},SQfp16", faiss.METRIC_INNER_PRODUCT)
     index.cp.max_points_per_centroid, index.cp.niter = _TRAINED, 8
     sample = np.random.default_rng(0).choice(count, min(count, _TRAINED * lists), replace=False)
