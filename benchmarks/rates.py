@@ -7,7 +7,7 @@ from statistics import median
 from time import perf_counter
 
 import torch
-from measure import MODEL, model, questions, seconds, space
+from measure import MODEL, model, questions, rate, seconds, space
 from paper import PaperDecoder
 from transformers import AutoModelForCausalLM
 
@@ -21,47 +21,47 @@ from trueline.shortcuts import SHORTCUTS, without
 def rates(quick):
     """RAD, greedy and transformers' own greedy, at batch 1 and 16, in float32 and bfloat16.
 
-    The three take turns token by token, so that whatever else slows the machine slows all.
+    The three take turns token by token, so that whatever else slows the machine slows all; the
+    ratios are medians over answers.
     """
     found = {}
     for dtype in ("float32",) if quick else ("float32", "bfloat16"):
         for batch in (1, 16):
             is_slow = dtype == "bfloat16" and batch > 1  # where there is no arithmetic for it
             length = 8 if quick else 16 if is_slow else 64
-            answers = 1 if quick or batch > 1 else 3
-            steps = _by_turns(dtype, batch, length, answers)
+            answers = 1 if quick or batch > 1 else 5
+            taken = _by_turns(dtype, batch, length, answers)
             found[f"{dtype}, batch {batch}"] = {
                 "new_tokens": length,
+                "answers": answers,
                 "tokens_per_second": {
-                    name: round(batch * len(taken) / sum(taken), 1)
-                    for name, taken in steps.items()
+                    name: round(batch * length / median(times), 1)
+                    for name, times in taken.items()
                 },
-                "rad_over_greedy": round(sum(steps["greedy"]) / sum(steps["rad"]), 3),
-                "greedy_over_transformers": round(
-                    sum(steps["transformers"]) / sum(steps["greedy"]), 3
-                ),
+                "rad_over_greedy": rate(taken, "rad", "greedy"),
+                "greedy_over_transformers": rate(taken, "greedy", "transformers"),
             }
             print(f"rates: {dtype}, batch {batch} {found}", file=sys.stderr)
     return found
 
 
 def _by_turns(dtype, batch, length, answers):
-    """The seconds of every token of each side, the prompt read with the first."""
+    """The seconds of every answer of each side, its prompt included."""
     tokenizer, asked = model().tokenizer, questions(batch)
     theirs = AutoModelForCausalLM.from_pretrained(
         resolve(MODEL, "language").folder, dtype=getattr(torch, dtype)
     ).eval()
     prompts = [tl.Prompt().encode(question, tokenizer) for question in asked]
     padded = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
-    times = {"transformers": [], "greedy": [], "rad": []}
+    taken = {"transformers": [], "greedy": [], "rad": []}
     for count in (2, *[length] * answers):
         turns = Turns(_loops(dtype, asked, count))
         exact = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False}
         theirs.generate(**padded, **exact, streamer=turns)
         if count == length:  # the first turn opens what is needed
-            for name, taken in turns.times.items():
-                times[name] += taken
-    return times
+            for name, times in turns.times.items():
+                taken[name].append(sum(times))
+    return taken
 
 
 def _loops(dtype, asked, length):
