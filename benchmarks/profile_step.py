@@ -22,7 +22,7 @@ def _parts(batch, steps):
     answers = tl.generate(lm, rad, asked, max_new_tokens=steps + 2, batch_size=batch)
     prompts = [[tl.Prompt().encode(question, lm.tokenizer)] for question in asked]
     plain = Reading(lm, prompts)
-    beside = Reading(lm, prompts, aside=partial(rad.look_up, lm))
+    beside = Reading(lm, prompts, aside=partial(rad.begin, lm))
     times = {}
 
     def timed(name, work):

@@ -142,7 +142,7 @@ def _decode(
         lm,
         [row.prompts for row in rows],
         layers=method.layers(lm),
-        aside=partial(method.look_up, lm) if method.looks_up else None,
+        aside=partial(method.begin, lm) if method.looks_up else None,
     )
     while rows:
         step = Step(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import RLock
 from typing import Literal
 
 import torch
 
-from trueline.models.embedder import Embedder, SentenceEmbedder, load_embedder
+from trueline.models.embedder import Embedder, SentenceEmbedder, begin, load_embedder
 from trueline.models.language import LanguageModel
 from trueline.search import Exact, Hits, open_search
 from trueline.shortcuts import is_on
@@ -36,16 +36,21 @@ class Retriever:
         self._windows = torch.from_numpy(entries.windows).to(device)  # (entries,)
         self.tokens = torch.from_numpy(entries.tokens).to(device).long()  # (entries,)
 
-    def embed(self, windows: Sequence[str]) -> torch.Tensor:
-        """The windows as queries (windows, dimension); equal windows are embedded once."""
+    def begin(self, windows: Sequence[str]) -> Callable[[], torch.Tensor]:
+        """Begin to embed the windows as queries (windows, dimension), equal windows once."""
+        device = self._values.device
         if not windows:
-            return torch.zeros(0, self._dimension, device=self._values.device)
+            return lambda: torch.zeros(0, self._dimension, device=device)
         distinct = list(dict.fromkeys(windows))
-        queries = self.embedder.embed(distinct).to(self._values.device)
-        if len(distinct) == len(windows):
-            return queries
         row = {text: place for place, text in enumerate(distinct)}
-        return queries[[row[text] for text in windows]]
+        rows = None if len(distinct) == len(windows) else [row[text] for text in windows]
+        vectors = begin(self.embedder, distinct)
+
+        def end() -> torch.Tensor:
+            queries = vectors().to(device)
+            return queries if rows is None else queries[rows]
+
+        return end
 
     def above(
         self,

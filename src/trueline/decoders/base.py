@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -75,7 +75,7 @@ class Decoder:
     """A decoding method: a frozen dataclass that keeps nothing between two calls."""
 
     name: ClassVar[str]  # what results are filed under
-    looks_up: ClassVar[bool] = False  # whether the loop is to call `look_up` ahead
+    looks_up: ClassVar[bool] = False  # whether the loop is to call `begin` ahead
 
     def check(self, lm: LanguageModel) -> None:
         """Refuse a model it cannot work with."""
@@ -88,10 +88,10 @@ class Decoder:
         """The earlier layers whose states it reads; mostly none."""
         return ()
 
-    def look_up(
+    def begin(
         self, lm: LanguageModel, contexts: Sequence[Sequence[int]], starts: Sequence[int]
-    ) -> Lookup:
-        """What `adjust` will need of a space; the loop asks for it while the model reads."""
+    ) -> Callable[[], Lookup]:
+        """Begin to look up what `adjust` will need; the loop ends it while the model reads."""
         raise NotImplementedError
 
     def adjust(self, step: Step) -> Adjusted:

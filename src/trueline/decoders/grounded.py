@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
-from trueline.decoders.base import Decoder
+import torch
+
+from trueline.decoders.base import Decoder, Lookup
 from trueline.models.language import LanguageModel
 from trueline.prompts import Asked
-from trueline.retriever import Retrievers
+from trueline.retriever import Retrievers, window_texts
 from trueline.space.space import GroundingSpace
 
 
@@ -25,6 +28,29 @@ class Grounded(Decoder):
     def prompts(self, question: str) -> tuple[Asked, ...]:
         """The prompt of the space."""
         return (Asked(self.space.prompt, question),)
+
+    def begin(
+        self, lm: LanguageModel, contexts: Sequence[Sequence[int]], starts: Sequence[int]
+    ) -> Callable[[], Lookup]:
+        """Read the windows; what is returned embeds them and searches.
+
+        Reading is Python, which a thread beside the model would do against the model's own.
+        """
+        windows = window_texts(self.space, lm, contexts, starts)
+        queries = self._truthful.on(lm.device).begin(windows)
+        return lambda: self.look_up_by(lm, queries(), windows)
+
+    def look_up(
+        self, lm: LanguageModel, contexts: Sequence[Sequence[int]], starts: Sequence[int]
+    ) -> Lookup:
+        """What is near the last windows of some contexts."""
+        return self.begin(lm, contexts, starts)()
+
+    def look_up_by(
+        self, lm: LanguageModel, queries: torch.Tensor, windows: Sequence[str]
+    ) -> Lookup:
+        """What is near some windows, whose embeddings are given."""
+        raise NotImplementedError
 
     @cached_property
     def _truthful(self) -> Retrievers:

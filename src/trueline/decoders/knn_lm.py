@@ -13,7 +13,6 @@ from trueline.decoders.evidence import Evidence
 from trueline.decoders.grounded import Grounded
 from trueline.errors import SettingError
 from trueline.models.language import LanguageModel
-from trueline.retriever import window_texts
 from trueline.space.space import GroundingSpace
 
 
@@ -37,12 +36,11 @@ class KNNLM(Grounded):
         if not 0.0 <= self.lam <= 1.0:
             raise SettingError(f"lam must lie in [0, 1], got {self.lam}")
 
-    def look_up(  # noqa: D102
-        self, lm: LanguageModel, contexts: Sequence[Sequence[int]], starts: Sequence[int]
+    def look_up_by(  # noqa: D102
+        self, lm: LanguageModel, queries: torch.Tensor, windows: Sequence[str]
     ) -> Lookup:
-        windows = window_texts(self.space, lm, contexts, starts)
-        retriever = self._truthful.on(lm.device)
-        return Lookup(len(windows), (retriever.nearest(retriever.embed(windows), self.k),))
+        nearest = self._truthful.on(lm.device).nearest(queries, self.k)
+        return Lookup(len(windows), (nearest,))
 
     def adjust(self, step: Step) -> Adjusted:  # noqa: D102
         if self.lam == 0:

@@ -16,7 +16,7 @@ from trueline.errors import SettingError
 from trueline.fusion import Aggregation, Fusion, aggregate, entropy, fuse, neutralize, weigh
 from trueline.models.language import LanguageModel
 from trueline.prompts import Prompt
-from trueline.retriever import MatchBy, Matches, Retriever, Retrievers, window_texts
+from trueline.retriever import MatchBy, Matches, Retriever, Retrievers
 from trueline.search import Hits
 from trueline.shortcuts import is_on
 from trueline.space.space import GroundingSpace
@@ -85,13 +85,6 @@ class RAD(Grounded):
     def check(self, lm: LanguageModel) -> None:  # noqa: D102
         super().check(lm)
         self._sets(lm)
-
-    def look_up(  # noqa: D102
-        self, lm: LanguageModel, contexts: Sequence[Sequence[int]], starts: Sequence[int]
-    ) -> Lookup:
-        windows = window_texts(self.space, lm, contexts, starts)
-        queries = self._truthful.on(lm.device).embed(windows)
-        return self.look_up_by(lm, queries, windows)
 
     def look_up_by(
         self, lm: LanguageModel, queries: torch.Tensor, windows: Sequence[str]

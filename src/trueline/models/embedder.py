@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _BATCH = 64  # texts a forward pass
-_FEW = 32  # texts that the runtime embeds, in their order
+_FEW = 32  # texts that the runtime embeds
 
 
 class Embedder(Protocol):
@@ -54,17 +54,26 @@ class SentenceEmbedder:
         self.hash = hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     def embed(self, texts: Sequence[str]) -> torch.Tensor:
-        """Unit vectors (texts, dimension), float32; texts of like length share a pass."""
+        """Unit vectors (texts, dimension), float32, in the order of the texts."""
+        return self.begin(texts)()
+
+    def begin(self, texts: Sequence[str]) -> Callable[[], torch.Tensor]:
+        """Cut the texts into tokens; what is returned embeds them."""
         encoded = [
             item.ids for item in self.tokenizer.encode_batch([text.strip() for text in texts])
         ]
-        if 0 < len(encoded) <= _FEW:
-            return self._pass(encoded)
+        # Many texts keep all cores of torch busy; the runtime has one, and no cost a call.
+        if 0 < len(encoded) <= _FEW and is_on("runtime") and self._runtime is not None:
+            return self._runtime.begin(encoded)
+        return partial(self._embed, encoded)
+
+    def _embed(self, encoded: list[list[int]]) -> torch.Tensor:
+        """By torch; texts of like length share a pass."""
         order = sorted(range(len(encoded)), key=lambda place: len(encoded[place]))
         vectors = torch.empty(len(encoded), self.dimension, device=self.model.device)
         for start in range(0, len(order), _BATCH):
             places = order[start : start + _BATCH]
-            vectors[places] = self._pass([encoded[place] for place in places])
+            vectors[places] = self._vectors([encoded[place] for place in places])
         return vectors
 
     def open(self) -> None:
@@ -77,12 +86,6 @@ class SentenceEmbedder:
         return open_runtime(self.model, self.hash, self.pooling, self._vectors)
 
     @torch.inference_mode()
-    def _pass(self, rows: list[list[int]]) -> torch.Tensor:
-        # Many texts keep all cores of torch busy; the runtime has one, and no cost a call.
-        if len(rows) <= _FEW and is_on("runtime") and self._runtime is not None:
-            return self._runtime(rows)
-        return self._vectors(rows)
-
     def _vectors(self, rows: list[list[int]]) -> torch.Tensor:
         """The unit vectors of some texts by torch: (texts, width)."""
         width, device = max(map(len, rows)), self.model.device
@@ -120,6 +123,13 @@ class StaticEmbedder:
             ids.to(device), self.vectors, starts.to(device), mode="mean"
         )
         return torch.nn.functional.normalize(bags, dim=1)
+
+
+def begin(embedder: Embedder, texts: Sequence[str]) -> Callable[[], torch.Tensor]:
+    """Do what an embedder can do at once; what is returned does the rest."""
+    if isinstance(embedder, SentenceEmbedder):
+        return embedder.begin(texts)
+    return partial(embedder.embed, texts)
 
 
 def load_embedder(name: str | Path, *, device: str | torch.device = "cpu") -> Embedder:

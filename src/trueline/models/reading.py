@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,8 +18,9 @@ Prompts = Sequence[
 ]  # of one question: the prompt it is asked with, then any others
 
 
-# What can be worked out from the contexts and where their answers begin, without the model.
-Aside = Callable[[Sequence[Sequence[int]], Sequence[int]], Any]
+# Begins what can be worked out from the contexts and where their answers begin, without the
+# model; what it returns ends it.
+Aside = Callable[[Sequence[Sequence[int]], Sequence[int]], Callable[[], Any]]
 
 
 _WORTH = 8  # tokens in common from which a pass of their own pays
@@ -182,7 +182,7 @@ class Reading:
         """The states at the last token; what is asked for aside is worked out meanwhile."""
         if self._aside is None:
             return self._forward(ids, first).map(lambda tensor: tensor[:, -1])
-        work = partial(self._aside, self.contexts, self.starts)
+        work = self._aside(self.contexts, self.starts)
         with beside(work, self.lm.device) as job:
             self._cache.at_layer = job.at_layer
             states = self._forward(ids, first)

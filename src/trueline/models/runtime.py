@@ -42,13 +42,15 @@ class Runtime:
         )
         self._pack = pack
 
-    def __call__(self, rows: Rows) -> torch.Tensor:
-        """The vectors of some texts: (texts, width)."""
-        found: list[Any] = [
-            self._session.run(None, dict(zip(_INPUTS, self._pack(some), strict=True)))[0]
-            for some in _packs(rows)
-        ]
-        return torch.from_numpy(found[0] if len(found) == 1 else np.concatenate(found))
+    def begin(self, rows: Rows) -> Callable[[], torch.Tensor]:
+        """Pack some texts; what is returned gives their vectors (texts, width)."""
+        packs = [dict(zip(_INPUTS, self._pack(some), strict=True)) for some in _packs(rows)]
+
+        def end() -> torch.Tensor:
+            found: list[Any] = [self._session.run(None, pack)[0] for pack in packs]
+            return torch.from_numpy(found[0] if len(found) == 1 else np.concatenate(found))
+
+        return end
 
 
 _INPUTS = ("ids", "positions", "owners", "counted")
@@ -83,14 +85,15 @@ def open_runtime(
     if model.device.type != "cpu":
         return None
     path = home() / "runtimes" / f"{name[:32]}-vectors.onnx"
-    with torch.no_grad():
-        wanted = vectors(_SAMPLE)
+    wanted = vectors(_SAMPLE)
     try:
         pack = _pack(model, pooling, wanted)
         runtime = _opened(path, pack) or _opened(_export(model, path, pack), pack)
     except Exception:  # whatever an exporter raises: torch itself still works
         return None
-    return runtime if runtime is not None and _is_same(runtime(_SAMPLE), wanted) else None
+    return (
+        runtime if runtime is not None and _is_same(runtime.begin(_SAMPLE)(), wanted) else None
+    )
 
 
 def _opened(path: Path, pack: _Pack) -> Runtime | None:
