@@ -21,12 +21,11 @@ class PaperDecoder:
         self.logits = torch.cat([lm.head(some) for some in hidden.split(256)])
 
     @torch.no_grad()
-    def decode(self, question, length):
-        """The tokens of the answer."""
+    def steps(self, question):
+        """Yields the tokens of the answer, without an end."""
         tokenizer = self.lm.tokenizer
         tokens = tl.Prompt().encode(question, tokenizer)
-        start = len(tokens)
-        for _ in range(length):
+        while True:
             ids = torch.tensor([tokens])
             base = self.lm.model(input_ids=ids, use_cache=False).logits[0, -1]
             window = tokenizer.decode(tokens[-8:], skip_special_tokens=True)
@@ -37,4 +36,4 @@ class PaperDecoder:
                 weights = torch.from_numpy(cosines[near] / cosines[near].sum())
                 base = base + self.alpha * (weights[:, None] * self.logits[near]).sum(0)
             tokens.append(int(base.argmax()))
-        return tokens[start:]
+            yield tokens[-1]

@@ -100,44 +100,40 @@ def paper(quick):
     """Answers of growing length by RAD, and by the procedure as the paper has it.
 
     It takes one row at a time, so sixteen questions take it sixteen times as long as one. The
-    sides take turns; medians of two rounds at 16 tokens, one round above.
+    sides take turns token by token.
     """
-    slow, rad = PaperDecoder(model(), space()), tl.RAD(space())
-    (asked,) = questions(1)
-    tl.generate(model(), rad, asked, max_new_tokens=4)
-    slow.decode(asked, 1)
-    found = {}
-    for length, rounds in ({16: 1} if quick else {16: 2, 64: 1, 256: 1}).items():
-        found[length] = _against_paper(slow, rad, length, rounds)
-        print(f"paper: {length} tokens {found[length]}", file=sys.stderr)
+    marks, found = (16,) if quick else (16, 64, 256), {}
+    slow = PaperDecoder(model(), space())
+    _against_paper(slow, 2)  # opens what is needed
+    times, is_equal = _against_paper(slow, marks[-1])
+    for mark in marks:
+        taken = {name: sum(steps[:mark]) for name, steps in times.items()}
+        found[mark] = {
+            "paper_seconds": round(taken["paper"], 2),
+            "rad_seconds": round(taken["rad"], 2),
+            "rad_seconds_for_16": round(taken["together"], 2),
+            "times_as_fast_alone": round(taken["paper"] / taken["rad"], 1),
+            "times_as_fast": round(16 * taken["paper"] / taken["together"], 1),
+            "tokens_equal": is_equal,
+        }
+        print(f"paper: {mark} tokens {found[mark]}", file=sys.stderr)
     return found
 
 
-def _against_paper(slow, rad, length, rounds):
-    options = {"max_new_tokens": length, "batch_size": 16}
-    (asked,), tokens, times = questions(1), {}, {"paper": [], "rad": [], "together": []}
-
-    def one():
-        tokens["rad"] = list(tl.generate(model(), rad, asked, **options).token_ids)
-
-    def theirs():
-        tokens["paper"] = slow.decode(asked, length)
-
-    for _ in range(rounds):
-        times["rad"].append(seconds(one))
-        times["paper"].append(seconds(theirs))
-        times["together"].append(
-            seconds(lambda: tl.generate(model(), rad, questions(16), **options))
-        )
-    taken = {name: median(values) for name, values in times.items()}
-    return {
-        "paper_seconds": round(taken["paper"], 2),
-        "rad_seconds": round(taken["rad"], 2),
-        "rad_seconds_for_16": round(taken["together"], 2),
-        "times_as_fast_alone": round(taken["paper"] / taken["rad"], 1),
-        "times_as_fast": round(16 * taken["paper"] / taken["together"], 1),
-        "tokens_equal": tokens["rad"] == tokens["paper"],
+def _against_paper(slow, length):
+    """The seconds of every token of each side, and whether one question's tokens are equal."""
+    (asked,) = questions(1)
+    sides = {
+        "paper": slow.steps(asked),
+        "rad": _loops("float32", [asked], length)["rad"],
+        "together": _loops("float32", questions(16), length)["rad"],
     }
+    times, last, theirs = {name: [] for name in sides}, {}, []
+    for _ in range(length):
+        for name, side in sides.items():
+            times[name].append(seconds(lambda: last.update({name: next(side)})))
+        theirs.append(last["paper"])
+    return times, theirs == last["rad"][0].tokens
 
 
 def shortcuts(quick):
@@ -162,26 +158,33 @@ def shortcuts(quick):
 
 
 def lengths(quick):
-    """Milliseconds a token in answers of growing length, and behind a long prompt; one run."""
+    """Milliseconds a token in answers of growing length, and behind a long prompt: medians.
+
+    Greedy and RAD take turns token by token, as far as greedy goes.
+    """
     marks = (8, 16, 32) if quick else (8, 16, 64, 256, 1024)
-    long = " ".join(questions(40))  # a prompt of some 600 tokens
+    goes = {"greedy": marks[-1] if quick else marks[-2], "rad": marks[-1]}
+    _token_times(questions(1), dict.fromkeys(goes, 2))  # opens what is needed
+    times = _token_times(questions(1), goes)
+    behind = _token_times([" ".join(questions(40))], dict.fromkeys(goes, 33))  # some 600 tokens
     found = {}
-    for name, method in {"greedy": tl.Greedy(), "rad": tl.RAD(space())}.items():
-        own = marks[:4] if name == "greedy" else marks  # the last is as long as all others
-
-        def taken(asked, length, method=method):
-            return seconds(lambda: tl.generate(model(), method, asked, max_new_tokens=length))
-
-        taken(questions(1), 2)
-        times = {mark: taken(questions(1), mark) for mark in own}
-        spans = pairwise(own)
+    for name, taken in times.items():
         found[name] = {
-            f"tokens {low + 1} to {high}": round(
-                1000 * (times[high] - times[low]) / (high - low), 1
-            )
-            for low, high in spans
+            f"tokens {low + 1} to {high}": round(1000 * median(taken[low:high]), 1)
+            for low, high in pairwise(marks)
+            if high <= goes[name]
         }
-        first, more = taken([long], 1), taken([long], 33)
-        found[name]["long prompt, tokens 2 to 33"] = round(1000 * (more - first) / 32, 1)
+        found[name]["long prompt, tokens 2 to 33"] = round(1000 * median(behind[name][1:]), 1)
         print(f"lengths: {name} {found[name]}", file=sys.stderr)
     return found
+
+
+def _token_times(asked, goes):
+    """The seconds of every token of greedy and of RAD, each as far as it goes."""
+    times = {name: [] for name in goes}
+    loops = _loops("float32", asked, max(goes.values()))
+    for turn in range(max(goes.values())):
+        for name, loop in loops.items():
+            if turn < goes[name]:
+                times[name].append(seconds(lambda: next(loop)))
+    return times
