@@ -68,7 +68,7 @@ def retriever_of(angles):
 
 def above(angles, queries, **options):
     retriever, texts = retriever_of(angles), [str(query) for query in queries]
-    return retriever.above(retriever.begin(texts)(), texts, **options)
+    return retriever.above(retriever.embed(texts), texts, **options)
 
 
 def found(angles, query, **options):

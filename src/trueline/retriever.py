@@ -36,8 +36,12 @@ class Retriever:
         self._windows = torch.from_numpy(entries.windows).to(device)  # (entries,)
         self.tokens = torch.from_numpy(entries.tokens).to(device).long()  # (entries,)
 
+    def embed(self, windows: Sequence[str]) -> torch.Tensor:
+        """The windows as queries (windows, dimension)."""
+        return self.begin(windows)()
+
     def begin(self, windows: Sequence[str]) -> Callable[[], torch.Tensor]:
-        """Begin to embed the windows as queries (windows, dimension), equal windows once."""
+        """Begin to embed the windows, equal ones once; what is returned ends it."""
         device = self._values.device
         if not windows:
             return lambda: torch.zeros(0, self._dimension, device=device)
