@@ -122,7 +122,7 @@ def _plots(found, folder):
         plane.minorticks_off()
         plane.spines[["top", "right"]].set_visible(False)
         if len(series) > 1:
-            plane.legend(frameon=False, loc="lower right")
+            plane.legend(frameon=False, loc="best")
         figure.savefig(folder / path, dpi=130)
         pyplot.close(figure)
         drawn[what] = Path(path)
