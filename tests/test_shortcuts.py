@@ -267,7 +267,7 @@ def test_a_damaged_runtime_is_made_anew(embedder, monkeypatch, tmp_path):
     assert runtime.open_runtime(*given) is not None
     assert len(path.read_bytes()) > 1000
     path.write_bytes(b"not a graph")
-    monkeypatch.setattr(runtime, "_export", lambda model, path, pack: path)
+    monkeypatch.setattr(runtime, "_export", lambda model, path, packer: path)
     assert runtime.open_runtime(*given) is None
 
 

@@ -149,16 +149,20 @@ def _mapped(faiss: Any, path: Path) -> Index:
 
 
 def _name(keys: torch.Tensor) -> str:
-    """What the index of some keys is kept under: a hash of their number and some of them."""
+    """What the index of some keys is kept under: a hash of some of them, and how it is made."""
     some = keys[:: max(1, len(keys) // _SAMPLED)].contiguous().cpu().numpy()
-    told = f"{len(keys)} {keys.dtype}".encode() + some.tobytes()
+    told = f"{len(keys)} {keys.dtype} {_lists(len(keys))} {_TRAINED}".encode() + some.tobytes()
     return hashlib.sha256(told).hexdigest()[:32]
+
+
+def _lists(count: int) -> int:
+    return int(2 ** round(1 + np.log2(count) / 2))
 
 
 def _index(faiss: Any, keys: torch.Tensor) -> Any:
     """About 2 sqrt(n) lists of half-precision keys, trained on a sample drawn with a seed."""
     count, dimension = keys.shape
-    lists = 2 ** round(1 + np.log2(count) / 2)
+    lists = _lists(count)
     index = faiss.index_factory(dimension, f"IVF{lists},SQfp16", faiss.METRIC_INNER_PRODUCT)
     index.cp.max_points_per_centroid, index.cp.niter = _TRAINED, 8
     sample = np.random.default_rng(0).choice(count, min(count, _TRAINED * lists), replace=False)

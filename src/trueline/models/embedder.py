@@ -127,7 +127,7 @@ class StaticEmbedder:
 
 def begin(embedder: Embedder, texts: Sequence[str]) -> Callable[[], torch.Tensor]:
     """Do what an embedder can do at once; what is returned does the rest."""
-    if isinstance(embedder, SentenceEmbedder):
+    if type(embedder) is SentenceEmbedder:  # one made from it may embed in another way
         return embedder.begin(texts)
     return partial(embedder.embed, texts)
 
