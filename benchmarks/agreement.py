@@ -20,10 +20,10 @@ from time import perf_counter
 import numpy as np
 import torch
 
+from trueline.embedders.embedder import load_embedder
 from trueline.evaluation.judges.offline import OfflineJudge
 from trueline.evaluation.metrics import auroc
 from trueline.evaluation.samples import Sample
-from trueline.models.embedder import load_embedder
 
 SEED, DRAWS = 0, 1000
 ROOT = Path(__file__).parent.parent

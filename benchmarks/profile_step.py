@@ -8,7 +8,7 @@ from measure import model, questions, space
 
 import trueline as tl
 from trueline.decoders.base import Step
-from trueline.models.reading import Reading
+from trueline.engines.transformers.reading import Reading
 from trueline.shortcuts import without
 
 

@@ -12,8 +12,8 @@ from paper import PaperDecoder
 from transformers import AutoModelForCausalLM
 
 import trueline as tl
+from trueline.engines.sources import resolve
 from trueline.generation import _decode, _ending, _rows
-from trueline.models.sources import resolve
 from trueline.pick import Pick
 from trueline.shortcuts import SHORTCUTS, without
 

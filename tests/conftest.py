@@ -12,7 +12,7 @@ import pytest
 import tiny
 import torch
 
-from trueline.models.embedder import load_embedder
+from trueline.embedders.embedder import load_embedder
 from trueline.records import Example
 
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
@@ -63,8 +63,8 @@ def fill_home(home: Path) -> None:
 
     They are opened by the code that opens the real ones, in this process and in others.
     """
-    from trueline.models.quiet import quiet
-    from trueline.models.sources import ALIASES
+    from trueline.engines.sources import ALIASES
+    from trueline.engines.transformers.quiet import quiet
 
     with pytest.MonkeyPatch.context() as patch, quiet():
         patch.setenv("TRUELINE_HOME", str(home))

@@ -104,7 +104,7 @@ def no_model(monkeypatch):
     def load(*args, **options):
         pytest.fail("a model was opened", pytrace=False)
 
-    monkeypatch.setattr("trueline.models.language.load", load)
+    monkeypatch.setattr("trueline.engines.transformers.language.load", load)
 
 
 def names(record) -> list[str]:
@@ -225,10 +225,10 @@ def test_compare_names_the_example_behind_each_changed_token():
 
 
 def test_compare_runs_every_method_there_is():
-    from trueline.decoders import DECODERS
+    from trueline.decoders import method_names
 
     settings = ["--methods", "all", "--set", "kate.k=1", "--set", "k=3", "--json"]
-    assert [*run("compare", *SPACE, *settings, QUESTION).json] == [*DECODERS]
+    assert [*run("compare", *SPACE, *settings, QUESTION).json] == method_names()
 
 
 def test_a_method_can_be_set_up_from_the_command_line():
@@ -448,7 +448,7 @@ def test_what_a_user_can_mend_is_one_error_and_exit_1(args, reason):
 def test_another_model_than_that_of_the_space_is_refused(tmp_path):
     import tiny
 
-    from trueline.models.quiet import quiet
+    from trueline.engines.transformers.quiet import quiet
 
     other = tiny.language_model("llama", chat=True, seed=1)
     with quiet():

@@ -139,7 +139,7 @@ def test_a_mistake_shows_before_a_model_is_opened(args, told, monkeypatch):
     def load(*args, **options):
         pytest.fail("a model was opened", pytrace=False)
 
-    monkeypatch.setattr("trueline.models.language.load", load)
+    monkeypatch.setattr("trueline.engines.transformers.language.load", load)
     ran = evaluate(*args)
     assert (ran.code, ran.out) == (1, "")
     assert ran.err.startswith("Error: ")

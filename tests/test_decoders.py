@@ -8,12 +8,12 @@ import torch
 import transcriptions as slow
 
 import trueline as tl
-from trueline.decoders import DECODERS, decoder_named
+from trueline.decoders import make_method, method_names
 from trueline.decoders.base import Step
 from trueline.decoders.dola import divergence, penalized
+from trueline.engines.transformers.head import Head
+from trueline.engines.transformers.reading import States
 from trueline.errors import SettingError
-from trueline.models.head import Head
-from trueline.models.reading import States
 from trueline.prompts import prompt_sets, prompts_with
 
 LENGTH = 10
@@ -194,26 +194,28 @@ def tokens(lm, method, **options):
     return [answer.token_ids for answer in answers]
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", method_names())
 def test_every_method_has_an_off_switch_and_does_something_without_it(name, lm, spaces):
     greedy = tokens(lm, tl.Greedy())
-    assert tokens(lm, decoder_named(name, spaces[8], **OFF[name])) == greedy
+    assert tokens(lm, make_method(name, space=spaces[8], settings=OFF[name])) == greedy
     if name != "greedy":
-        assert tokens(lm, decoder_named(name, spaces[8], **ON.get(name, {}))) != greedy
+        assert (
+            tokens(lm, make_method(name, space=spaces[8], settings=ON.get(name, {}))) != greedy
+        )
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", method_names())
 def test_every_method_scores_what_it_generates(name, lm, spaces):
-    method = decoder_named(name, spaces[8], **ON.get(name, {}))
+    method = make_method(name, space=spaces[8], settings=ON.get(name, {}))
     scores = tl.score(lm, method, "Do bats sleep?", ["No, bats see well.", "Gold."])
     assert all(score < 0 for score in scores)
     greedy = tl.score(lm, tl.Greedy(), "Do bats sleep?", ["No, bats see well.", "Gold."])
     assert (scores == greedy) == (name == "greedy")
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", method_names())
 def test_every_method_leaves_a_trace(name, lm, spaces):
-    method = decoder_named(name, spaces[8], **ON.get(name, {}))
+    method = make_method(name, space=spaces[8], settings=ON.get(name, {}))
     answer = tl.generate(lm, method, "Do bats sleep?", max_new_tokens=6, trace=True)
     assert [step.token for step in answer.trace] == list(answer.token_ids)
     assert (name in ("rad", "knn-lm")) == any(step.neighbors for step in answer.trace)
@@ -264,7 +266,7 @@ def test_every_baseline_picks_the_tokens_of_its_transcription(
     name, lm, spaces, sentence_transformer
 ):
     space = spaces["full"]
-    method = decoder_named(name, space, **ON.get(name, {}))
+    method = make_method(name, space=space, settings=ON.get(name, {}))
     found = tokens(lm, method)
     for question, answer in zip(tiny.QUESTIONS, found, strict=True):
         assert answer == transcribed(
@@ -312,8 +314,11 @@ def test_beta_without_wrong_entries_is_refused(lm, examples, embedder):
         (lambda space: tl.KNNLM(space, k=0), "k must be"),
         (lambda space: tl.KNNLM(space, lam=2), "lam"),
         (lambda space: tl.RAD(space, beta=2), "beta"),
-        (lambda space: decoder_named("magic", space), "there is no method 'magic'"),
-        (lambda space: decoder_named("cad", space, tau=1), "cad has no setting 'tau'"),
+        (lambda space: make_method("magic", space=space), "there is no method 'magic'"),
+        (
+            lambda space: make_method("cad", space=space, settings={"tau": 1}),
+            "cad has no setting 'tau'",
+        ),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused_by_name(make, message, spaces):

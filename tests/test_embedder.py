@@ -8,8 +8,8 @@ import tiny
 import torch
 from safetensors.torch import load_file, save_file
 
+from trueline.embedders.embedder import load_embedder
 from trueline.errors import ModelError
-from trueline.models.embedder import load_embedder
 
 TEXTS = ["", " sky", "No, bats see well in the dark.", "unknown wörds 北京 🙂", "rust " * 200]
 

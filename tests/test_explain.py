@@ -416,5 +416,7 @@ def test_the_command_explains_greedy_alone(home):
 
 
 def test_the_command_refuses_a_name_before_it_opens_a_model(home, monkeypatch):
-    monkeypatch.setattr("trueline.models.language.load", lambda *a, **o: pytest.fail("opened"))
+    monkeypatch.setattr(
+        "trueline.engines.transformers.language.load", lambda *a, **o: pytest.fail("opened")
+    )
     assert isinstance(run(home, "--out", "bats.pdf").exception, SettingError)

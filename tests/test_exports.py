@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import trueline
-from trueline.decoders import DECODERS
+from trueline.decoders import method_class, method_names
 
 ROOT = Path(__file__).parent.parent
 HEAVY = {"torch", "transformers", "numpy", "tokenizers", "safetensors", "rich"}
@@ -50,7 +50,7 @@ def test_the_public_names_are_exactly_all():
 
 def test_the_promised_names_and_every_method_are_public():
     assert set(PROMISED) <= set(trueline.__all__)
-    for method in DECODERS.values():
+    for method in map(method_class, method_names()):
         assert getattr(trueline, method.__name__) is method
 
 

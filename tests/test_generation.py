@@ -7,10 +7,10 @@ import tiny
 import torch
 
 import trueline as tl
-from trueline.decoders import DECODERS, decoder_named
+from trueline.decoders import make_method, method_names
 from trueline.decoders.base import Step
+from trueline.engines.transformers.reading import Reading
 from trueline.errors import SettingError
-from trueline.models.reading import Reading
 
 TAU = 0.8
 QUESTION = tiny.QUESTIONS[1]
@@ -23,13 +23,13 @@ def space(embedder):
     return tl.build(tiny.language_model("llama"), EXAMPLES, embedder=embedder)
 
 
-@pytest.fixture(params=DECODERS)
+@pytest.fixture(params=method_names())
 def method(request, space):
     settings = {
         "rad": {"tau": TAU},
         "kate": {"k": 2},
     }  # ten examples would not fit its 512 tokens
-    return decoder_named(request.param, space, **settings.get(request.param, {}))
+    return make_method(request.param, space=space, settings=settings.get(request.param, {}))
 
 
 def step_of(lm, questions, **options):
@@ -96,12 +96,12 @@ def test_odd_questions_are_answered(question, lm, method):
     assert len(answer.token_ids) == 4
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", method_names())
 def test_a_prompt_of_two_thousand_tokens_is_answered_as_its_batch_is(name, embedder):
     from conftest import EXAMPLES
 
     lm = tiny.language_model("llama", positions=4096)
-    method = decoder_named(name, tl.build(lm, EXAMPLES, embedder=embedder))
+    method = make_method(name, space=tl.build(lm, EXAMPLES, embedder=embedder))
     long = "bats, " * 1000
     alone, _ = tl.generate(lm, method, [long, "Do bats sleep?"], max_new_tokens=4)
     assert alone.prompt_tokens > 2000

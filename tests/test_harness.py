@@ -14,10 +14,10 @@ from conftest import EXAMPLES
 from lm_eval.api.instance import Instance
 
 import trueline as tl
-from trueline.decoders import decoder_named
+from trueline.decoders import make_method
 from trueline.errors import SettingError, SpaceMismatchError
-from trueline.evaluation.harness import TruelineLM, main
 from trueline.evaluation.verbatim import Verbatim
+from trueline.integrations.lm_eval import TruelineLM, main
 from trueline.scoring import score_tokens
 
 TASKS = Path(__file__).parent / "harness_tasks"
@@ -68,7 +68,7 @@ def ran(request, tasks, space):
 
     model = opened(tiny.language_model("llama"), request.param, space, batch_size=2)
     results = lm_eval.evaluate(lm=model, task_dict=tasks[1], bootstrap_iters=0)
-    method = decoder_named(request.param, space, **SETTINGS[request.param])
+    method = make_method(request.param, space=space, settings=SETTINGS[request.param])
     return method, results["samples"]
 
 
@@ -271,7 +271,7 @@ def test_a_chat_template_that_is_not_there_is_refused(lm):
         ({"method": "magic"}, "there is no method 'magic'"),
         ({"method": "rad", "space": None}, "rad needs a space; add space=FOLDER"),
         ({"method": "rad", "beat": 0.5}, "rad has no setting 'beat'"),
-        ({"method": "rad", "alpha": "high"}, "rad does not take alpha = 'high'"),
+        ({"method": "rad", "alpha": "high"}, "alpha must be a number; got 'high'"),
         ({"method": "rad", "batch_size": "auto"}, "batch_size must be a whole number"),
         ({"method": "greedy", "model": None, "space": None}, "name a model: add model=NAME"),
     ],
@@ -335,7 +335,7 @@ def test_the_command_line_evaluates_smollm2(tmp_path):
     made = f"model=smollm2-135m,space={tmp_path / 'facts.space'},method=rad,alpha=0.5"
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "trueline.evaluation.harness", "run", *ALWAYS),
+            *(sys.executable, "-m", "trueline.integrations.lm_eval", "run", *ALWAYS),
             *("--model_args", made, "--tasks", "trueline_choice,trueline_answer"),
             *("--limit", "2", "--device", "cpu", "--batch_size", "2", "--log_samples"),
             *("--output_path", str(tmp_path / "out")),

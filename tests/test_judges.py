@@ -603,7 +603,7 @@ def test_a_response_in_the_cache_is_never_overwritten(tmp_path):
 
 
 def test_a_local_judge_says_what_its_model_writes():
-    from trueline.decoders import Greedy
+    from trueline.decoders.greedy import Greedy
     from trueline.generation import generate
     from trueline.prompts import Prompt
 

@@ -11,9 +11,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "trueline"
 README = ROOT / "README.md"
-STAGES = """errors shortcuts records examples prompts models search space retriever fusion
-    decoders pick trace explain answers generation scoring comparison evaluation report server
-    cli""".split()
+STAGES = """errors settings files shortcuts records examples prompts engines embedders search
+    space fusion decoders pick trace explain answers generation scoring comparison evaluation
+    report paper integrations cli""".split()
 MODULES = sorted(SOURCE.rglob("*.py"))
 LONGEST_MODULE = 300
 LONGEST_FUNCTION = 46  # lines below the signature; the aim is 40; it may only come down

@@ -357,7 +357,7 @@ def test_an_encoder_without_a_last_position_is_opened(monkeypatch, tmp_path):
 @pytest.mark.real
 @pytest.mark.slow
 def test_bertscore_of_a_real_encoder_puts_a_paraphrase_above_another_fact():
-    from trueline.models.sources import resolve
+    from trueline.engines.sources import resolve
 
     folder = resolve("all-minilm-l6-v2", "embedder").folder
     answer = "Bats can see well."

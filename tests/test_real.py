@@ -5,9 +5,9 @@ import torch
 from oracle import Oracle
 
 import trueline as tl
+from trueline.embedders.embedder import load_embedder
+from trueline.engines.sources import resolve
 from trueline.examples import read_examples
-from trueline.models.embedder import load_embedder
-from trueline.models.sources import resolve
 from trueline.shortcuts import SHORTCUTS, without
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
@@ -153,7 +153,7 @@ def test_our_embedder_gives_the_vectors_of_sentence_transformers(minilm, referen
 
 def test_a_bfloat16_model_gives_rad_logits_within_its_rounding(smol, space, questions):
     from trueline.decoders.base import Step
-    from trueline.models.reading import Reading
+    from trueline.engines.transformers.reading import Reading
 
     half = tl.load("smollm2-135m", dtype="bfloat16")
     assert half.fingerprint == smol.fingerprint
@@ -181,9 +181,9 @@ def test_every_baseline_picks_the_tokens_of_its_transcription(
 ):
     from test_decoders import transcribed
 
-    from trueline.decoders import decoder_named
+    from trueline.decoders import make_method
 
-    method, some = decoder_named(name, full_space), questions[:2]
+    method, some = make_method(name, space=full_space), questions[:2]
     found = tl.generate(smol, method, some, max_new_tokens=8)
     for question, answer in zip(some, found):
         assert answer.token_ids == transcribed(

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from trueline.errors import SpaceMismatchError
 from trueline.prompts import Prompt
 from trueline.records import Example
-from trueline.retriever import Retriever, open_embedder
 from trueline.space.content import Entries, Recipe
+from trueline.space.retriever import Retriever, open_embedder
 from trueline.space.space import GroundingSpace
 from trueline.space.windows import text_hash, window_tokens
 

@@ -62,7 +62,7 @@ def parts(embedder, monkeypatch):
         FakeJudge.options = options
         return FakeJudge()
 
-    monkeypatch.setattr("trueline.models.language.load", load)
+    monkeypatch.setattr("trueline.engines.transformers.language.load", load)
     monkeypatch.setattr("trueline.space.build.load_embedder", lambda name, device: embedder)
     monkeypatch.setattr("trueline.evaluation.judges.open_judge", open_judge)
     monkeypatch.setattr(FakeJudge, "asked", 0)
@@ -333,7 +333,7 @@ def test_a_judge_on_this_machine_shares_the_model_of_the_run(table, tmp_path, mo
         loaded.append((name, options["dtype"]))
         return tiny.language_model("llama", positions=4096)
 
-    monkeypatch.setattr("trueline.models.language.load", load)
+    monkeypatch.setattr("trueline.engines.transformers.language.load", load)
     plan = {**table, "judges": ["local:tiny"], "dtype": "float32", "test": 1}
     run(plan, tmp_path)
     assert loaded == [("tiny", "float32")]
@@ -375,7 +375,7 @@ def test_an_encoder_that_is_not_there_is_told_before_a_model_is_opened(
 ):
     from trueline.errors import ModelError
 
-    monkeypatch.setattr("trueline.models.language.load", None)
+    monkeypatch.setattr("trueline.engines.transformers.language.load", None)
     with pytest.raises(ModelError, match="give a folder with an encoder"):
         run({**table, "bertscore": str(tmp_path), "bertscore_layers": 1}, tmp_path / "out")
 

@@ -15,11 +15,11 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 import trueline as tl
-from trueline.models.attention import Cache, GrowingLayer
-from trueline.models.beside import _worker, beside
-from trueline.models.embedder import SentenceEmbedder
-from trueline.models.reading import Reading, shared_length
-from trueline.models.runtime import Runtime
+from trueline.embedders.embedder import SentenceEmbedder
+from trueline.embedders.runtime import Runtime
+from trueline.engines.alongside import _worker, beside
+from trueline.engines.transformers.attention import Cache, GrowingLayer
+from trueline.engines.transformers.reading import Reading, shared_length
 from trueline.search import LARGE, Exact, Index, open_search
 from trueline.shortcuts import SHORTCUTS, is_on, without
 
@@ -80,7 +80,7 @@ def test_tokens_are_the_same_with_windows_embedded_beside_the_model(
     space = tl.build(lm, EXAMPLES, embedder=embedder)
     used = []
     monkeypatch.setattr(Runtime, "begin", counted(Runtime.begin, used, "runtime"))
-    monkeypatch.setattr("trueline.models.beside._worker", counted(_worker, used, "beside"))
+    monkeypatch.setattr("trueline.engines.alongside._worker", counted(_worker, used, "beside"))
 
     def asked(method, *names):
         used.clear()
@@ -238,7 +238,7 @@ def test_the_runtime_gives_the_vectors_of_torch(embedder):
 def test_encoders_that_count_from_their_pad_have_a_runtime_too(
     architecture, pooling, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr("trueline.models.runtime.home", lambda: tmp_path)
+    monkeypatch.setattr("trueline.embedders.runtime.home", lambda: tmp_path)
     torch.manual_seed(0)
     sizes = dict(vocab_size=60, hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
     config = getattr(transformers, f"{architecture}Config")(

@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 from safetensors import SafetensorError
 from safetensors.numpy import save
+from trueline.engines import download as convert
+from trueline.engines import sources
 
+from trueline.engines.sources import ALIASES, Alias, Listed, listing, resolve
 from trueline.errors import DownloadError, ModelError, UnknownModelError
-from trueline.models import convert, sources
-from trueline.models.sources import ALIASES, Alias, Listed, listing, resolve
 
 VECTORS = save({"embeddings": np.eye(4, dtype=np.float32)})
 TINY = {"tiny_model/data/model.safetensors": VECTORS, "tiny_model/data/tokenizer.json": b"{}"}
@@ -244,7 +245,7 @@ def test_parts_that_make_up_another_file_are_refused(shelf, home, monkeypatch):
 MAKER = """
 import sys, time
 from pathlib import Path
-from trueline.models.convert import prepare
+from trueline.engines.download import prepare
 
 def make(folder, scratch):
     with open(sys.argv[2], "a") as log:
@@ -338,7 +339,7 @@ def test_the_cache_is_in_the_users_own_unless_the_environment_says_otherwise(mon
 
 
 def test_importing_the_names_loads_nothing_heavy():
-    check = "import sys, trueline.models.sources; print(*sys.modules)"
+    check = "import sys, trueline.engines.sources; print(*sys.modules)"
     run = subprocess.run(
         [sys.executable, "-c", check], capture_output=True, text=True, check=True
     )

@@ -18,6 +18,7 @@ import transformers
 from safetensors import SafetensorError
 
 import trueline as tl
+from trueline.embedders.embedder import load_embedder
 from trueline.errors import (
     ExampleError,
     SettingError,
@@ -25,7 +26,6 @@ from trueline.errors import (
     SpaceFormatError,
     SpaceMismatchError,
 )
-from trueline.models.embedder import load_embedder
 from trueline.space.folder import BUILDING
 
 

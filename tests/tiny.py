@@ -17,8 +17,8 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
-from trueline.models.attention import share_heads
-from trueline.models.language import LanguageModel
+from trueline.engines.transformers.attention import share_heads
+from trueline.engines.transformers.language import LanguageModel
 
 CHAT = (
     "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}"

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trueline.answers import Answer as Answer
     from trueline.comparison import compare as compare
-    from trueline.decoders import CAD as CAD
-    from trueline.decoders import KATE as KATE
-    from trueline.decoders import KNNLM as KNNLM
-    from trueline.decoders import RAD as RAD
-    from trueline.decoders import DoLa as DoLa
-    from trueline.decoders import Greedy as Greedy
-    from trueline.decoders import Instructive as Instructive
+    from trueline.decoders.cad import CAD as CAD
+    from trueline.decoders.dola import DoLa as DoLa
+    from trueline.decoders.greedy import Greedy as Greedy
+    from trueline.decoders.instructive import Instructive as Instructive
+    from trueline.decoders.kate import KATE as KATE
+    from trueline.decoders.knn_lm import KNNLM as KNNLM
+    from trueline.decoders.rad import RAD as RAD
+    from trueline.engines.transformers.language import LanguageModel as LanguageModel
+    from trueline.engines.transformers.language import load as load
     from trueline.errors import TruelineError as TruelineError
     from trueline.generation import generate as generate
     from trueline.generation import stream as stream
-    from trueline.models.language import LanguageModel as LanguageModel
-    from trueline.models.language import load as load
     from trueline.prompts import Prompt as Prompt
     from trueline.records import Example as Example
     from trueline.scoring import score as score
@@ -29,23 +29,23 @@ if TYPE_CHECKING:
     from trueline.space.space import read_space as open  # noqa: F401
 
 _HOMES = {  # public name -> where it lives, opened when first asked for: --help stays instant
-    "CAD": "trueline.decoders",
-    "DoLa": "trueline.decoders",
-    "Instructive": "trueline.decoders",
-    "KATE": "trueline.decoders",
-    "KNNLM": "trueline.decoders",
+    "CAD": "trueline.decoders.cad",
+    "DoLa": "trueline.decoders.dola",
+    "Instructive": "trueline.decoders.instructive",
+    "KATE": "trueline.decoders.kate",
+    "KNNLM": "trueline.decoders.knn_lm",
     "Answer": "trueline.answers",
     "Example": "trueline.records",
-    "Greedy": "trueline.decoders",
+    "Greedy": "trueline.decoders.greedy",
     "GroundingSpace": "trueline.space.space",
-    "LanguageModel": "trueline.models.language",
+    "LanguageModel": "trueline.engines.transformers.language",
     "Prompt": "trueline.prompts",
-    "RAD": "trueline.decoders",
+    "RAD": "trueline.decoders.rad",
     "TruelineError": "trueline.errors",
     "build": "trueline.space.build",
     "compare": "trueline.comparison",
     "generate": "trueline.generation",
-    "load": "trueline.models.language",
+    "load": "trueline.engines.transformers.language",
     "open": "trueline.space.space:read_space",
     "score": "trueline.scoring",
     "stream": "trueline.generation",

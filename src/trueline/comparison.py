@@ -8,10 +8,10 @@ from time import perf_counter
 from typing import Any
 
 from trueline.answers import Answer
-from trueline.decoders import Decoder
+from trueline.decoders.base import Decoder
+from trueline.engines.transformers.language import LanguageModel
 from trueline.errors import SettingError
 from trueline.generation import generate
-from trueline.models.language import LanguageModel
 
 _REFERENCE = "greedy"
 

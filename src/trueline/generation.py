@@ -9,9 +9,9 @@ from typing import overload
 
 from trueline.answers import Answer
 from trueline.decoders.base import Decoder, Step
+from trueline.engines.transformers.language import LanguageModel
+from trueline.engines.transformers.reading import Reading
 from trueline.errors import SettingError
-from trueline.models.language import LanguageModel
-from trueline.models.reading import Reading
 from trueline.pick import Pick
 from trueline.prompts import check_text
 from trueline.records import TraceStep

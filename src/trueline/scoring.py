@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from trueline.decoders.base import Decoder, Step
+from trueline.engines.transformers.language import LanguageModel
+from trueline.engines.transformers.reading import Reading
 from trueline.errors import SettingError
-from trueline.models.language import LanguageModel
-from trueline.models.reading import Reading
 from trueline.prompts import check_text
 
 _SCORED = 64  # positions whose logits are held at once

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from trueline.decoders.base import Adjusted, Step
+from trueline.engines.transformers.language import LanguageModel
 from trueline.fusion import entropy
-from trueline.models.language import LanguageModel
 from trueline.records import Candidate, TraceStep
 
 _BEST = 5  # candidates and neighbors kept

@@ -104,8 +104,8 @@ def build(
       trueline build faq.csv --column question=Q --column answers=A --out faq.space
     """
     from trueline.cli.screen import progress_bar
+    from trueline.engines.transformers.language import load
     from trueline.examples import read_examples
-    from trueline.models.language import load
     from trueline.prompts import Prompt, prompt_sets
     from trueline.space.build import build as build_space
     from trueline.space.folder import check_target

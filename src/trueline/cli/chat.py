@@ -20,8 +20,8 @@ from trueline.cli.options import (
 from trueline.errors import TruelineError
 
 if TYPE_CHECKING:
-    from trueline.decoders import Decoder
-    from trueline.models.language import LanguageModel
+    from trueline.decoders.base import Decoder
+    from trueline.engines.transformers.language import LanguageModel
     from trueline.space.space import GroundingSpace
 
 HELP = """\
@@ -121,7 +121,7 @@ class Chat:
 
     def plain(self) -> None:
         """What the model says by itself."""
-        from trueline.decoders import Greedy
+        from trueline.decoders.greedy import Greedy
 
         if self.question is None:
             tell("ask something first")

@@ -46,12 +46,12 @@ def compare(
     """
     from trueline.cli.screen import print_json, progress_bars
     from trueline.comparison import compare as run
-    from trueline.decoders import DECODERS
+    from trueline.decoders import method_names
     from trueline.generation import generate
 
     asked = _questions(questions, file)
     names = [name.strip() for name in methods.split(",") if name.strip()]
-    lm, _, decoders = asking.open([*DECODERS] if names == ["all"] else names)
+    lm, _, decoders = asking.open(method_names() if names == ["all"] else names)
     length = asking.max_new_tokens
     with progress_bars("answers") as progress:
         found = run(lm, decoders, asked, max_new_tokens=length, progress=progress)

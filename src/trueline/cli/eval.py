@@ -139,9 +139,9 @@ def _words(text: str) -> list[str]:
 
 
 def _methods(text: str) -> list[str]:
-    from trueline.decoders import DECODERS
+    from trueline.decoders import method_names
 
-    return [*DECODERS] if text.strip() == "all" else _words(text)
+    return method_names() if text.strip() == "all" else _words(text)
 
 
 def _number(text: str) -> int | str:

@@ -19,7 +19,7 @@ def models(as_json: bool) -> None:
       trueline models
     """
     from trueline.cli.screen import print_json, print_table, size
-    from trueline.models.sources import listing
+    from trueline.engines.sources import listing
 
     rows = listing()
     if as_json:

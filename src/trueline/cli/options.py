@@ -15,8 +15,8 @@ import click
 from trueline.errors import ModelError, SettingError, SpaceMismatchError
 
 if TYPE_CHECKING:
-    from trueline.decoders import Decoder
-    from trueline.models.language import LanguageModel
+    from trueline.decoders.base import Decoder
+    from trueline.engines.transformers.language import LanguageModel
     from trueline.space.space import GroundingSpace
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -84,7 +84,7 @@ class Asking:
         self, names: Sequence[str]
     ) -> tuple[LanguageModel, GroundingSpace, dict[str, Decoder]]:
         """The model, the space and the methods; mistakes show before a model is opened."""
-        from trueline.models.language import load
+        from trueline.engines.transformers.language import load
         from trueline.space.space import read_space
 
         settings = settings_of(self.sets, alpha=self.alpha, tau=self.tau)
@@ -166,10 +166,10 @@ def settings_of(
 
 def check_names(names: Sequence[str], settings: Mapping[str, object]) -> None:
     """Refuse methods that are none, and settings that none of the methods has."""
-    from trueline.decoders import DECODERS, check_settings
+    from trueline.decoders import check_settings, method_names
 
     if not names:
-        raise SettingError(f"name a method: {', '.join(DECODERS)}")
+        raise SettingError(f"name a method: {', '.join(method_names())}")
     for name in names:
         check_settings(name, {})
     for key, value in settings.items():
@@ -187,13 +187,15 @@ def methods_named(
     names: Sequence[str], space: GroundingSpace, settings: Mapping[str, object]
 ) -> dict[str, Decoder]:
     """Methods by name, each with the settings meant for it."""
-    from trueline.decoders import decoder_named
+    from trueline.decoders import make_method
 
     return {
-        name: decoder_named(
+        name: make_method(
             name,
-            space,
-            **{key.rpartition(".")[2]: settings[key] for key in _meant_for(name, settings)},
+            space=space,
+            settings={
+                key.rpartition(".")[2]: settings[key] for key in _meant_for(name, settings)
+            },
         )
         for name in names
     }
@@ -201,10 +203,9 @@ def methods_named(
 
 def _meant_for(name: str, settings: Mapping[str, object]) -> list[str]:
     """The settings a method takes: those under its name, and those under none that it has."""
-    from trueline.decoders import DECODERS
+    from trueline.decoders import settings_fields
 
-    _, *own = fields(DECODERS[name])  # type: ignore[arg-type]  # the first is the space or the prompt
-    known = {field.name for field in own}
+    known = settings_fields(name)
     return [
         key
         for key in settings
@@ -217,7 +218,7 @@ def _shipped_space(lm: LanguageModel) -> GroundingSpace:
     from filelock import FileLock
 
     from trueline.cli.screen import progress_bar
-    from trueline.models.sources import home
+    from trueline.engines.sources import home
     from trueline.space.build import build
 
     spaces = home() / "spaces"

@@ -1,57 +1,127 @@
-"""Decoding methods by name: a new one is a class and a line here."""
+"""Decoding methods by name: the built-in ones, and those that other packages plug in.
 
-from collections.abc import Mapping
-from dataclasses import fields
-from types import UnionType
-from typing import Literal, Union, get_args, get_origin, get_type_hints
+Nothing heavy is imported before a method is asked for. A package adds methods of its own
+through the entry-point group `trueline.methods`: name = "module:Class" (docs/methods.md).
+"""
 
-from trueline.decoders.base import Decoder as Decoder
-from trueline.decoders.cad import CAD as CAD
-from trueline.decoders.dola import DoLa as DoLa
-from trueline.decoders.greedy import Greedy as Greedy
-from trueline.decoders.instructive import Instructive as Instructive
-from trueline.decoders.kate import KATE as KATE
-from trueline.decoders.knn_lm import KNNLM as KNNLM
-from trueline.decoders.rad import RAD as RAD
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, Field, fields
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any
+
 from trueline.errors import SettingError
-from trueline.space.space import GroundingSpace
 
-DECODERS: dict[str, type[Decoder]] = {
-    method.name: method for method in (Greedy, RAD, KNNLM, CAD, Instructive, DoLa, KATE)
+if TYPE_CHECKING:
+    from trueline.decoders.base import Decoder
+    from trueline.prompts import Prompt
+    from trueline.space.space import GroundingSpace
+
+GROUP = "trueline.methods"
+PLAIN = "greedy"  # the model as it is, which every method is compared with
+DEFAULT = "rad"  # what answers where there is a space and no method is named
+_BUILT_IN = {
+    "greedy": "trueline.decoders.greedy:Greedy",
+    "rad": "trueline.decoders.rad:RAD",
+    "knn-lm": "trueline.decoders.knn_lm:KNNLM",
+    "cad": "trueline.decoders.cad:CAD",
+    "id": "trueline.decoders.instructive:Instructive",
+    "dola": "trueline.decoders.dola:DoLa",
+    "kate": "trueline.decoders.kate:KATE",
 }
+_NO_SETTINGS = ("space", "prompt")  # what a method works with, not how
 
 
-def decoder_named(name: str, space: GroundingSpace, **settings: object) -> Decoder:
-    """A method by its name, on a space or on the prompt of the space."""
-    check_settings(name, settings)
-    first, *_ = fields(DECODERS[name])  # type: ignore[arg-type]
-    given = space if first.name == "space" else space.prompt
-    return DECODERS[name](given, **settings)  # type: ignore[call-arg]
+def method_names() -> list[str]:
+    """The names of all methods, the built-in ones first."""
+    return [*_BUILT_IN, *(name for name in _plugged_in() if name not in _BUILT_IN)]
 
 
-def check_settings(name: str, settings: Mapping[str, object]) -> None:
-    """Refuse a method that is none, a setting it does not have, or a value of another type."""
-    if name not in DECODERS:
-        raise SettingError(f"there is no method {name!r}; there are {', '.join(DECODERS)}")
-    known = [field.name for field in fields(DECODERS[name])][1:]  # type: ignore[arg-type]
-    hints = get_type_hints(DECODERS[name])
-    for setting, value in settings.items():
-        if setting not in known:
-            raise SettingError(f"{name} has no setting {setting!r}; it has {', '.join(known)}")
-        if not _fits(value, hints[setting]):
-            raise SettingError(f"{name} does not take {setting} = {value!r}")
-
-
-def _fits(value: object, hint: object) -> bool:
-    """Whether a value is of a type; a whole number is also a float, and true is no number."""
-    if get_origin(hint) in (Union, UnionType):
-        return any(_fits(value, option) for option in get_args(hint))
-    if get_origin(hint) is Literal:
-        return isinstance(value, str)  # which texts it takes, the method says itself
-    if get_origin(hint) is tuple:
-        return isinstance(value, tuple) and all(
-            _fits(item, get_args(hint)[0]) for item in value
+def method_class(name: str) -> type[Decoder]:
+    """The class of a method; one that cannot be had is refused with the names that can."""
+    if name in _BUILT_IN:
+        module, _, attribute = _BUILT_IN[name].partition(":")
+        found: type[Decoder] = getattr(import_module(module), attribute)
+        return found
+    if name not in _plugged_in():
+        raise SettingError(
+            f"there is no method {name!r}; there are {', '.join(method_names())}"
         )
-    if hint is float:
-        return type(value) in (int, float)
-    return type(value) is hint
+    return _load(_plugged_in()[name])
+
+
+def settings_fields(name: str) -> dict[str, Field[Any]]:
+    """The settings of a method by name: every field but the space and the prompt."""
+    own = fields(method_class(name))  # type: ignore[arg-type]
+    return {field.name: field for field in own if field.name not in _NO_SETTINGS}
+
+
+def default_settings(name: str) -> dict[str, Any]:
+    """What each setting of a method is if nobody says anything."""
+    found = settings_fields(name)
+    return {key: field.default for key, field in found.items() if field.default is not MISSING}
+
+
+def make_method(
+    name: str,
+    *,
+    space: GroundingSpace | None = None,
+    prompt: Prompt | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Decoder:
+    """A method by its name; lists among the settings count as tuples, as JSON has no others."""
+    cls = method_class(name)
+    given = {key: _frozen(value) for key, value in (settings or {}).items()}
+    check_settings(name, given)
+    if cls.needs.space:
+        if space is None:
+            raise SettingError(f"{name} needs a grounding space, and there is none")
+        return cls(space, **given)  # type: ignore[call-arg]
+    asked = prompt or (space.prompt if space is not None else None)
+    return cls(**({"prompt": asked} if asked is not None else {}), **given)
+
+
+def check_settings(name: str, settings: Mapping[str, Any]) -> None:
+    """Refuse a method that is none, a setting it does not have, or a value it does not take."""
+    known = settings_fields(name)
+    for setting in settings:
+        if setting not in known:
+            has = f"it has {', '.join(known)}" if known else "it has none"
+            raise SettingError(f"{name} has no setting {setting!r}; {has}")
+    method_class(name).check_settings({**default_settings(name), **settings})
+
+
+@cache
+def _plugged_in() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def _load(point: EntryPoint) -> type[Decoder]:
+    from trueline.decoders.base import Decoder
+
+    try:
+        found = point.load()
+    except Exception as error:  # whatever the import of another package raises
+        raise SettingError(
+            f"the method {point.name!r} of {point.value} cannot be imported "
+            f"({type(error).__name__}: {error}); mend or remove the package that brings it"
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Decoder)):
+        raise SettingError(
+            f"the method {point.name!r} is {point.value}, which is no subclass of "
+            "trueline.decoders.base.Decoder"
+        )
+    return found
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+def names_in_words(names: Iterable[str] | None = None) -> str:
+    """Names of methods as a sentence has them: `greedy, rad or dola`."""
+    *first, last = method_names() if names is None else names
+    return f"{', '.join(first)} or {last}" if first else last

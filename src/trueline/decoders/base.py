@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 
 from trueline.decoders.evidence import Evidence
-from trueline.models.language import LanguageModel
-from trueline.models.reading import States
+from trueline.engines.transformers.language import LanguageModel
+from trueline.engines.transformers.reading import States
 from trueline.prompts import Asked
 from trueline.search import Hits
+from trueline.settings import check_values
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,42 @@ class Adjusted:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a method cannot work without."""
+
+    space: bool = False  # a grounding space: its first argument
+    context: int | Literal["full"] | None = None  # entries of the space: their usual window
+    second_prompt: bool = False  # it reads another prompt beside the one it is asked with
+    own_prompt: bool = False  # it rewrites the prompt for each question
+    layers: bool = False  # the states of earlier layers
+    question: bool = False  # the text of the question, not its tokens alone
+
+
 class Decoder:
     """A decoding method: a frozen dataclass that keeps nothing between two calls."""
 
     name: ClassVar[str]  # what results are filed under
+    needs: ClassVar[Needs] = Needs()
     looks_up: ClassVar[bool] = False  # whether the loop is to call `begin` ahead
+
+    def __post_init__(self) -> None:
+        self.check_settings(self.settings())
+
+    def settings(self) -> dict[str, Any]:
+        """How it works, as plain values: every field but the space and the prompt."""
+        names = [field.name for field in fields(self)]  # type: ignore[arg-type]
+        return {name: getattr(self, name) for name in names if name not in ("space", "prompt")}
+
+    @classmethod
+    def check_settings(cls, settings: Mapping[str, Any]) -> None:
+        """Refuse a value a setting cannot have; a method adds what goes across several."""
+        check_values(cls, settings)
+
+    @classmethod
+    def needs_wrong(cls, settings: Mapping[str, Any]) -> bool:
+        """Whether these settings want the entries of wrong answers in the space."""
+        return False
 
     def check(self, lm: LanguageModel) -> None:
         """Refuse a model it cannot work with."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Annotated
 
-from trueline.decoders.base import Adjusted, Decoder, Step
-from trueline.errors import SettingError
+from trueline.decoders.base import Adjusted, Decoder, Needs, Step
 from trueline.prompts import Asked, Prompt, prompts_with
+from trueline.settings import Between
 
 
 @dataclass(frozen=True)
@@ -17,16 +18,17 @@ class CAD(Decoder):
     """
 
     prompt: Prompt = Prompt()
-    a: float = 0.5  # how far the bare prompt is pushed away; 0 is plain decoding
-    bare: Prompt | None = None  # None: the one that belongs to the prompt
+    a: Annotated[float, Between(0)] = (
+        0.5  # how far the bare prompt is pushed away; 0 is plain decoding
+    )
+    bare: str | None = None  # the bare template; None: the one that belongs to the prompt
     name = "cad"
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.a < float("inf"):
-            raise SettingError(f"a must be 0 or more, got {self.a}")
+    needs = Needs(second_prompt=True, question=True)
 
     def prompts(self, question: str) -> tuple[Asked, ...]:  # noqa: D102
-        bare = self.bare or prompts_with(self.prompt).bare
+        bare = prompts_with(self.prompt).bare
+        if self.bare is not None:
+            bare = replace(self.prompt, template=self.bare)
         return Asked(self.prompt, question), Asked(bare, question)
 
     def adjust(self, step: Step) -> Adjusted:  # noqa: D102

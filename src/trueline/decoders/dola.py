@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 
-from trueline.decoders.base import Adjusted, Decoder, Step
+from trueline.decoders.base import Adjusted, Decoder, Needs, Step
+from trueline.engines.transformers.language import LanguageModel
 from trueline.errors import SettingError
-from trueline.models.language import LanguageModel
 from trueline.prompts import Asked, Prompt
+from trueline.settings import Between
 
 # Early states are not normed, so their distributions are sharp and often as far from the last
 # as can be. Which of those is farthest would be rounding; the earliest is taken instead.
@@ -32,24 +33,13 @@ class DoLa(Decoder):
     """
 
     prompt: Prompt = Prompt()
-    candidates: Literal["low", "high"] | tuple[int, ...] = (
-        "high"  # half of the layers, or these
-    )
-    plausibility: float = (
-        0.1  # share of the best probability a token needs; 1 is plain decoding
-    )
-    repetition_penalty: float = 1.2  # 1: none
+    # Half of the layers, or these.
+    candidates: Literal["low", "high"] | tuple[int, ...] = "high"
+    # The share of the best probability a token needs; 1 is plain decoding.
+    plausibility: Annotated[float, Between(0, 1, above=True)] = 0.1
+    repetition_penalty: Annotated[float, Between(0, above=True)] = 1.2  # 1: none
     name = "dola"
-
-    def __post_init__(self) -> None:
-        if not (self.candidates in ("low", "high") or isinstance(self.candidates, tuple)):
-            raise SettingError(
-                f"candidates must be low, high or a tuple of layers, got {self.candidates!r}"
-            )
-        if not 0.0 < self.plausibility <= 1.0:
-            raise SettingError(f"plausibility must lie in (0, 1], got {self.plausibility}")
-        if not self.repetition_penalty > 0:
-            raise SettingError(f"repetition_penalty must be > 0, got {self.repetition_penalty}")
+    needs = Needs(layers=True)
 
     def check(self, lm: LanguageModel) -> None:  # noqa: D102
         if lm.head is None:

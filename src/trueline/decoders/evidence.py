@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from trueline.records import Neighbor
-from trueline.retriever import Retriever
 from trueline.search import Hits
+from trueline.space.retriever import Retriever
 from trueline.space.space import GroundingSpace
 
 # What some entries say of some tokens: (n,), (tokens,) -> (n, tokens).

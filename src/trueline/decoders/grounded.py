@@ -8,9 +8,9 @@ from functools import cached_property
 import torch
 
 from trueline.decoders.base import Decoder, Lookup
-from trueline.models.language import LanguageModel
+from trueline.engines.transformers.language import LanguageModel
 from trueline.prompts import Asked
-from trueline.retriever import Retrievers, window_texts
+from trueline.space.retriever import Retrievers, window_texts
 from trueline.space.space import GroundingSpace
 
 

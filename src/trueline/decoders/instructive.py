@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from trueline.decoders.base import Adjusted, Decoder, Step
-from trueline.errors import SettingError
+from trueline.decoders.base import Adjusted, Decoder, Needs, Step
 from trueline.prompts import Asked, Prompt, prompts_with
+from trueline.settings import Between
 
 
 @dataclass(frozen=True)
@@ -17,13 +18,10 @@ class Instructive(Decoder):
     """
 
     prompt: Prompt = Prompt()
-    eta: float = 0.3  # how far; 0 is plain decoding
+    eta: Annotated[float, Between(0)] = 0.3  # how far; 0 is plain decoding
     noise: str | None = None  # the misleading line; None: the one that belongs to the prompt
     name = "id"
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.eta < float("inf"):
-            raise SettingError(f"eta must be 0 or more, got {self.eta}")
+    needs = Needs(second_prompt=True, question=True)
 
     def prompts(self, question: str) -> tuple[Asked, ...]:  # noqa: D102
         noise = prompts_with(self.prompt).noise if self.noise is None else self.noise

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated
 
 import torch
 
-from trueline.decoders.base import Adjusted, Decoder, Step
-from trueline.errors import SettingError
-from trueline.models.embedder import Embedder
+from trueline.decoders.base import Adjusted, Decoder, Needs, Step
+from trueline.embedders.embedder import Embedder
 from trueline.prompts import Asked, prompts_with
 from trueline.records import Example
-from trueline.retriever import open_embedder
+from trueline.settings import Between
+from trueline.space.retriever import open_embedder
 from trueline.space.space import GroundingSpace
 
 
@@ -24,12 +25,9 @@ class KATE(Decoder):
     """
 
     space: GroundingSpace
-    k: int = 10  # 0 is plain decoding
+    k: Annotated[int, Between(0)] = 10  # 0 is plain decoding
     name = "kate"
-
-    def __post_init__(self) -> None:
-        if self.k < 0:
-            raise SettingError(f"k must be 0 or more, got {self.k}")
+    needs = Needs(space=True, own_prompt=True, question=True)
 
     def prompts(self, question: str) -> tuple[Asked, ...]:  # noqa: D102
         form = prompts_with(self.space.prompt).demonstration

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
-from trueline.decoders.base import Adjusted, Lookup, Step
+from trueline.decoders.base import Adjusted, Lookup, Needs, Step
 from trueline.decoders.evidence import Evidence
 from trueline.decoders.grounded import Grounded
-from trueline.errors import SettingError
-from trueline.models.language import LanguageModel
+from trueline.engines.transformers.language import LanguageModel
+from trueline.settings import Between
 from trueline.space.space import GroundingSpace
 
 
@@ -26,15 +27,10 @@ class KNNLM(Grounded):
     """
 
     space: GroundingSpace
-    k: int = 1024  # neighbors, or all if there are fewer
-    lam: float = 0.5  # weight of the neighbors; 0 is plain decoding
+    k: Annotated[int, Between(1)] = 1024  # neighbors, or all if there are fewer
+    lam: Annotated[float, Between(0, 1)] = 0.5  # weight of the neighbors; 0 is plain decoding
     name = "knn-lm"
-
-    def __post_init__(self) -> None:
-        if self.k < 1:
-            raise SettingError(f"k must be at least 1, got {self.k}")
-        if not 0.0 <= self.lam <= 1.0:
-            raise SettingError(f"lam must lie in [0, 1], got {self.lam}")
+    needs = Needs(space=True, context="full")
 
     def look_up_by(  # noqa: D102
         self, lm: LanguageModel, queries: torch.Tensor, windows: Sequence[str]

@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 
-from trueline.decoders.base import Adjusted, Lookup, Step
+from trueline.decoders.base import Adjusted, Lookup, Needs, Step
 from trueline.decoders.evidence import Evidence
 from trueline.decoders.grounded import Grounded
+from trueline.engines.transformers.language import LanguageModel
 from trueline.errors import SettingError
 from trueline.fusion import Aggregation, Fusion, aggregate, entropy, fuse, neutralize, weigh
-from trueline.models.language import LanguageModel
 from trueline.prompts import Prompt
-from trueline.retriever import MatchBy, Matches, Retriever, Retrievers
 from trueline.search import Hits
+from trueline.settings import Between
 from trueline.shortcuts import is_on
+from trueline.space.retriever import MatchBy, Matches, Retriever, Retrievers
 from trueline.space.space import GroundingSpace
 
 if TYPE_CHECKING:
     from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
 _CHUNK = 64  # entries that go through a head that is not linear at once
-_CHOICES = {
-    "aggregation": Aggregation,
-    "fusion": Fusion,
-    "matches": Matches,
-    "match_by": MatchBy,
-}
 
 
 @dataclass(frozen=True)
@@ -42,9 +37,14 @@ class RAD(Grounded):
     """
 
     space: GroundingSpace
-    alpha: float = 0.5  # weight of the retrieved logits; 0 is plain decoding
-    tau: float = 0.7  # a neighbor counts only above this cosine; at 1 and above none does
-    beta: float = 0.0  # weight of the logits retrieved from wrong answers
+    alpha: Annotated[float, Between(0, 1)] = (
+        0.5  # weight of the retrieved logits; 0 is plain decoding
+    )
+    # A neighbor counts only above this cosine; at 1 and above none does.
+    tau: Annotated[float, Between(-1)] = 0.7
+    beta: Annotated[float, Between(0, 1)] = (
+        0.0  # weight of the logits retrieved from wrong answers
+    )
     aggregation: Aggregation = "weighted"
     fusion: Fusion = "add"
     neutral: bool | None = (
@@ -52,35 +52,31 @@ class RAD(Grounded):
     )
     matches: Matches = "all"  # exact matches: with the others, left out, or alone
     match_by: MatchBy = "cosine"  # an exact match has a cosine of 1, or the same text
-    gate: float | None = None  # retrieve only where the model's entropy exceeds this, in nats
+    # Retrieve only where the model's entropy exceeds this, in nats.
+    gate: Annotated[float, Between(0)] | None = None
     prompt: Prompt | None = None  # the one you mean to ask with; any but the space's is refused
     name = "rad"
+    needs = Needs(space=True, context=8)
 
     def __post_init__(self) -> None:
-        for setting in ("alpha", "beta"):
-            if not 0.0 <= (given := getattr(self, setting)) <= 1.0:
-                raise SettingError(f"{setting} must lie in [0, 1], got {given}")
-        if not self.tau >= -1.0:
-            raise SettingError(f"tau is a cosine and must be at least -1, got {self.tau}")
-        if self.gate is not None and not self.gate >= 0.0:
-            raise SettingError(f"gate is an entropy and must be 0 or more, got {self.gate}")
-        for setting, values in _CHOICES.items():
-            if (given := getattr(self, setting)) not in get_args(values):
-                allowed = ", ".join(get_args(values))
-                raise SettingError(f"{setting} must be one of {allowed}; got {given!r}")
-        self._check_space()
-
-    def _check_space(self) -> None:
-        """Refuse what the space cannot give."""
+        super().__post_init__()
         if self.prompt is not None:
             self.space.check_prompt(self.prompt)
-        if self.beta and self.fusion != "add":
-            raise SettingError(f"beta needs fusion='add', got {self.fusion!r}")
         if self.beta and self.space.wrong is None:
             raise SettingError(
                 "beta subtracts what stands in wrong answers, and this space holds none; "
                 "build it with wrong=True (`trueline build --wrong`)"
             )
+
+    @classmethod
+    def check_settings(cls, settings: Mapping[str, Any]) -> None:  # noqa: D102
+        super().check_settings(settings)
+        if settings["beta"] and settings["fusion"] != "add":
+            raise SettingError(f"beta needs fusion='add', got {settings['fusion']!r}")
+
+    @classmethod
+    def needs_wrong(cls, settings: Mapping[str, Any]) -> bool:  # noqa: D102
+        return bool(settings.get("beta"))
 
     def check(self, lm: LanguageModel) -> None:  # noqa: D102
         super().check(lm)
@@ -150,7 +146,7 @@ class RAD(Grounded):
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     ) -> LogitsProcessor:
         """The same arithmetic for transformers: model.generate(..., logits_processor=[...])."""
-        from trueline.decoders.processor import RadProcessor
+        from trueline.integrations.processor import RadProcessor
 
         return RadProcessor(self, LanguageModel(model, tokenizer))
 

@@ -20,8 +20,8 @@ from trueline.evaluation.samples import Benchmark, Sample
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trueline.decoders import Decoder
-    from trueline.models.language import LanguageModel
+    from trueline.decoders.base import Decoder
+    from trueline.engines.transformers.language import LanguageModel
     from trueline.space.space import GroundingSpace
 
 _PACKAGES = ("trueline", "torch", "transformers", "tokenizers", "numpy")
@@ -149,13 +149,12 @@ def machine() -> dict[str, Any]:
 
 
 def _decoder(variant: Variant, benchmark: Benchmark, space: GroundingSpace | None) -> Decoder:
-    from trueline.decoders import DECODERS
+    from trueline.decoders import make_method
 
     settings: dict[str, Any] = dict(variant.settings)
     if variant.method == "rad":
         settings.setdefault("tau", benchmark.tau)
-    ground: Any = benchmark.prompt if space is None else space
-    return DECODERS[variant.method](ground, **settings)  # type: ignore[call-arg]
+    return make_method(variant.method, space=space, prompt=benchmark.prompt, settings=settings)
 
 
 def _about_method(

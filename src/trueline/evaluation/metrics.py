@@ -227,7 +227,7 @@ def _bleu_scorer() -> Any:
 @cache
 def _bert_scorer(folder: str, layers: int) -> Any:
     """Open an encoder once; its weights stay in memory."""
-    from trueline.models.quiet import quiet
+    from trueline.engines.transformers.quiet import quiet
 
     scorer_class = import_extra("bert_score", "BERTScore", "eval").BERTScorer
     try:

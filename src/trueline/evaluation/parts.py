@@ -12,13 +12,13 @@ from trueline.evaluation.plan import Plan
 from trueline.evaluation.samples import Benchmark
 
 if TYPE_CHECKING:
+    from trueline.engines.transformers.language import LanguageModel
     from trueline.evaluation.judges import Judge
-    from trueline.models.language import LanguageModel
 
 
 def model_of(plan: Plan, name: str) -> LanguageModel:
     """Open a model as a plan wants it."""
-    from trueline.models.language import load
+    from trueline.engines.transformers.language import load
 
     return load(
         name,

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 from trueline.errors import SettingError, TruelineError
@@ -81,15 +80,15 @@ def _missing(table: Mapping[str, Any], sound: Mapping[str, Any]) -> list[str]:
 
 def _variants(table: Mapping[str, Any], mistakes: list[str]) -> tuple[Variant, ...]:
     """Every method with every combination of its swept settings, then the named variants."""
-    from trueline.decoders import DECODERS
+    from trueline.decoders import method_names
 
     known = len(mistakes)
     settings, sweep = table.get("settings", {}), table.get("sweep", {})
     asked = [*table.get("methods", ()), *(item["method"] for item in _own(table))]
     mistakes += [
-        f"there is no method {name!r}; there are {', '.join(DECODERS)}"
+        f"there is no method {name!r}; there are {', '.join(method_names())}"
         for name in dict.fromkeys(asked)
-        if name not in DECODERS
+        if name not in method_names()
     ]
     mistakes += [
         f"settings.{name} is given, but {name} is none of the methods asked for"
@@ -188,12 +187,10 @@ def _sweep_mistakes(sweep: Mapping[str, Any], methods: list[str]) -> list[str]:
 
 def _refused(variant: Variant) -> list[str]:
     """What the method itself says against its settings, before there is any space."""
-    from trueline.decoders import DECODERS, check_settings
+    from trueline.decoders import check_settings
 
-    stand_in: Any = SimpleNamespace(wrong=())  # settings are checked, nothing is retrieved
     try:
         check_settings(variant.method, variant.settings)
-        DECODERS[variant.method](stand_in, **variant.settings)  # type: ignore[call-arg]
     except TruelineError as error:
         return [f"{variant.method}: {error}"]
     return []

@@ -19,8 +19,8 @@ from trueline.evaluation.results import SAMPLE_KINDS, Journal, now, open_journal
 from trueline.evaluation.samples import Benchmark
 
 if TYPE_CHECKING:
+    from trueline.engines.transformers.language import LanguageModel
     from trueline.evaluation.judges import Judge
-    from trueline.models.language import LanguageModel
     from trueline.space.space import GroundingSpace
 
 Progress = Callable[[str, int, int], None]  # a label, samples done, samples in all
@@ -134,7 +134,7 @@ def _find_leaks(
     run: _Run, lm: LanguageModel, benchmark: Benchmark, space: GroundingSpace | None
 ) -> None:
     """Say once for all cells what the grounding examples give away of the samples."""
-    from trueline.retriever import open_embedder
+    from trueline.space.retriever import open_embedder
 
     known = [
         line

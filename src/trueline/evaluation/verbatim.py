@@ -12,8 +12,8 @@ from trueline.prompts import Prompt
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from trueline.decoders import Decoder
-    from trueline.models.language import LanguageModel
+    from trueline.decoders.base import Decoder
+    from trueline.engines.transformers.language import LanguageModel
     from trueline.space.space import GroundingSpace
 
 Pair = tuple[list[int], list[int]]  # the tokens of a context, and of what continues it
@@ -65,7 +65,7 @@ def method_on_text(
     name: str, space: GroundingSpace | None, settings: Mapping[str, object], prompt: Prompt
 ) -> Decoder:
     """A method that is asked with this prompt, whatever prompt its space was built with."""
-    from trueline.decoders import DECODERS, check_settings, decoder_named
+    from trueline.decoders import check_settings, make_method
 
     check_settings(name, settings)
     if name not in _NEEDS_SPACE:
@@ -76,10 +76,10 @@ def method_on_text(
         )
     if space is not None:
         asked = replace(space, recipe=replace(space.recipe, prompt=prompt))
-        return decoder_named(name, asked, **settings)
+        return make_method(name, space=asked, settings=settings)
     if _NEEDS_SPACE[name]:
         raise SettingError(f"{name} needs a space; add space=FOLDER to --model_args")
-    return DECODERS[name](prompt, **settings)  # type: ignore[call-arg]
+    return make_method(name, prompt=prompt, settings=settings)
 
 
 def fitted(context: list[int], after: list[int], lm: LanguageModel) -> Pair:

@@ -17,9 +17,9 @@ from trueline.evaluation.parts import benchmark_of, model_of
 from trueline.evaluation.plan import BuildOptions, Plan
 
 if TYPE_CHECKING:
+    from trueline.embedders.embedder import Embedder
+    from trueline.engines.transformers.language import LanguageModel
     from trueline.evaluation.samples import Benchmark
-    from trueline.models.embedder import Embedder
-    from trueline.models.language import LanguageModel
     from trueline.space.space import GroundingSpace
 
 Progress = Callable[[str, int, int], None]
@@ -75,7 +75,7 @@ def measure_spaces(
     A space that was measured there before is not built again. Where more examples are asked for
     than there are, spaces would be equal: there is one of them.
     """
-    from trueline.models.embedder import load_embedder
+    from trueline.embedders.embedder import load_embedder
 
     models: dict[str, LanguageModel] = {}
     embedders: dict[str, Embedder] = {}

@@ -12,10 +12,10 @@ from typing import Literal
 
 import numpy as np
 
+from trueline.embedders.embedder import Embedder, load_embedder
+from trueline.engines.transformers.language import LanguageModel
 from trueline.errors import SettingError, SpaceFormatError
 from trueline.examples import digest, read_examples
-from trueline.models.embedder import Embedder, load_embedder
-from trueline.models.language import LanguageModel
 from trueline.prompts import Prompt
 from trueline.records import Example
 from trueline.space.content import Entries, Recipe

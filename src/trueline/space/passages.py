@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from trueline.engines.transformers.language import LanguageModel
 from trueline.errors import ExampleError
-from trueline.models.language import LanguageModel
 from trueline.prompts import Prompt
 from trueline.records import Example
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trueline.embedders.embedder import Embedder, load_embedder
 from trueline.errors import SpaceMismatchError
-from trueline.models.embedder import Embedder, load_embedder
 from trueline.prompts import Prompt
 from trueline.space.content import Content
 from trueline.space.storage import read_content, verify_content, write_content
 
 if TYPE_CHECKING:
-    from trueline.models.language import LanguageModel
+    from trueline.engines.transformers.language import LanguageModel
 
 
 @dataclass(frozen=True)

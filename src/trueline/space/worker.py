@@ -11,10 +11,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from trueline.embedders.embedder import Embedder
+from trueline.engines.transformers.language import LanguageModel
+from trueline.engines.transformers.reading import Reading
 from trueline.errors import SettingError
-from trueline.models.embedder import Embedder
-from trueline.models.language import LanguageModel
-from trueline.models.reading import Reading
 from trueline.space.content import Array, Entries, Recipe
 from trueline.space.passages import Passage
 from trueline.space.windows import text_hash, window_tokens

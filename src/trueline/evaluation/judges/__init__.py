@@ -12,8 +12,8 @@ from trueline.evaluation.judges.http import Limits
 from trueline.evaluation.judges.offline import agreement
 
 if TYPE_CHECKING:
-    from trueline.models.embedder import Embedder
-    from trueline.models.language import LanguageModel
+    from trueline.embedders.embedder import Embedder
+    from trueline.engines.transformers.language import LanguageModel
 
 __all__ = [
     "JUDGES",
@@ -71,8 +71,8 @@ def open_judge(
 
 
 def _offline(embedder: Embedder | None) -> Judge:
+    from trueline.embedders.embedder import load_embedder
     from trueline.evaluation.judges.offline import OfflineJudge
-    from trueline.models.embedder import load_embedder
 
     return OfflineJudge(embedder or load_embedder("all-minilm-l6-v2"))
 
@@ -83,7 +83,7 @@ def _local(model: str, lm: LanguageModel | None, max_tokens: int | None) -> Judg
     if lm is None or model not in ("", lm.id):
         if not model:
             raise SettingError("a local judge needs a model, as in local:smollm2-135m")
-        from trueline.models.language import load
+        from trueline.engines.transformers.language import load
 
         lm = load(model)
     return LocalJudge(lm) if max_tokens is None else LocalJudge(lm, max_new_tokens=max_tokens)

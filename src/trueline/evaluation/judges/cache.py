@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from trueline.engines.sources import home
 from trueline.errors import TruelineError
-from trueline.models.sources import home
 
 _PATIENCE = 60.0  # seconds to wait for another thread or process that writes
 _TABLE = """CREATE TABLE IF NOT EXISTS responses (

@@ -16,7 +16,7 @@ from trueline.evaluation.samples import About, Task, Verdict
 from trueline.prompts import Prompt
 
 if TYPE_CHECKING:
-    from trueline.models.language import LanguageModel
+    from trueline.engines.transformers.language import LanguageModel
 
 _PROMPT = Prompt(template="{question}")  # the judge's question is the whole prompt
 
@@ -39,7 +39,7 @@ class LocalJudge:
         self, task: Task, about: About, items: Items, progress: Progress = None
     ) -> list[Verdict]:
         """Verdicts in the order of the items; equal questions are asked once."""
-        from trueline.decoders import Greedy
+        from trueline.decoders.greedy import Greedy
         from trueline.generation import generate
 
         prompts = [prompt_for(task, about, sample, answer) for sample, answer in items]

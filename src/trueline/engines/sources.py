@@ -15,8 +15,7 @@ from typing import Any, Literal
 
 from platformdirs import user_cache_path
 
-from trueline.errors import DownloadError, ModelError, UnknownModelError
-from trueline.models.convert import (
+from trueline.engines.download import (
     check_weights,
     convert_gguf,
     download,
@@ -25,6 +24,7 @@ from trueline.models.convert import (
     prepare,
     unpack,
 )
+from trueline.errors import DownloadError, ModelError, UnknownModelError
 
 Kind = Literal["language", "embedder"]
 _NOUN = {"language": "language model", "embedder": "embedder"}

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from trueline.models.quiet import quiet
-from trueline.models.sources import home
+from trueline.engines.sources import home
+from trueline.engines.transformers.quiet import quiet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

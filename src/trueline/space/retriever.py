@@ -8,8 +8,8 @@ from typing import Literal
 
 import torch
 
-from trueline.models.embedder import Embedder, SentenceEmbedder, begin, load_embedder
-from trueline.models.language import LanguageModel
+from trueline.embedders.embedder import Embedder, SentenceEmbedder, begin, load_embedder
+from trueline.engines.transformers.language import LanguageModel
 from trueline.search import Exact, Hits, open_search
 from trueline.shortcuts import is_on
 from trueline.space.content import Entries

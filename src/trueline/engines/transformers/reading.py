@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from trueline.models.attention import Cache
-from trueline.models.beside import beside
-from trueline.models.language import LanguageModel
+from trueline.engines.alongside import beside
+from trueline.engines.transformers.attention import Cache
+from trueline.engines.transformers.language import LanguageModel
 from trueline.shortcuts import is_on
 
 Prompts = Sequence[

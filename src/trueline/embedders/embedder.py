@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from tokenizers import Tokenizer
 
+from trueline.embedders.runtime import Runtime, open_runtime
+from trueline.engines.sources import resolve
+from trueline.engines.transformers.fingerprint import fingerprint
+from trueline.engines.transformers.quiet import quiet
 from trueline.errors import ModelError
-from trueline.models.fingerprint import fingerprint
-from trueline.models.quiet import quiet
-from trueline.models.runtime import Runtime, open_runtime
-from trueline.models.sources import resolve
 from trueline.shortcuts import is_on
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trueline.engines.sources import resolve
+from trueline.engines.transformers.fingerprint import fingerprint, tokenizer_hash
+from trueline.engines.transformers.head import Head, find_head
+from trueline.engines.transformers.quiet import quiet
 from trueline.errors import ModelError, SettingError
-from trueline.models.fingerprint import fingerprint, tokenizer_hash
-from trueline.models.head import Head, find_head
-from trueline.models.quiet import quiet
-from trueline.models.sources import resolve
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -162,7 +162,7 @@ def load(
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        from trueline.models.attention import share_heads
+        from trueline.engines.transformers.attention import share_heads
 
         options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
         with quiet():

@@ -19,8 +19,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
+from trueline.engines.transformers.quiet import quiet
 from trueline.errors import DownloadError, ModelError
-from trueline.models.quiet import quiet
 
 _NO_ROOM = "there is no room left; free some, or set TRUELINE_HOME to a folder on a larger disk"
 _PIP_TROUBLE = {  # what pip prints: what it means and what to do; the first that fits counts

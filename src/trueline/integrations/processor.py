@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import LogitsProcessor
 
+from trueline.engines.transformers.language import LanguageModel
 from trueline.errors import SettingError
 from trueline.fusion import entropy
-from trueline.models.language import LanguageModel
 
 if TYPE_CHECKING:
     from trueline.decoders.rad import RAD

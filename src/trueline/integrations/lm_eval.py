@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from lm_eval.api.instance import Instance
 
-    from trueline.decoders import Decoder
-    from trueline.models.language import LanguageModel
+    from trueline.decoders.base import Decoder
+    from trueline.engines.transformers.language import LanguageModel
     from trueline.space.space import GroundingSpace
 
 _log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class TruelineLM(TemplateLM):
         seed: int = 0,
         **settings: object,
     ) -> None:
-        from trueline.models.language import LanguageModel, load
+        from trueline.engines.transformers.language import LanguageModel, load
         from trueline.space.space import GroundingSpace, read_space
 
         super().__init__()

@@ -1,0 +1,1 @@
+"""What reads tokens and gives states or logits, and where its weights come from."""

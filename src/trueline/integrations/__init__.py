@@ -1,0 +1,1 @@
+"""trueline inside other people's programs."""

@@ -1,1 +1,0 @@
-"""Language models and embedders: a name in, weights that run out."""
