@@ -212,7 +212,7 @@ class Work:
 def test_work_beside_the_model_leaves_it_a_thread_less_until_it_is_done(two_threads):
     gate, layer = threading.Event(), torch.nn.Identity()
     work = Alongside([Work(lambda: gate.wait(60) and "found"), None], CPU)
-    with leave_a_core([layer], work.busy, CPU):
+    with leave_a_core([layer], work.done, CPU):
         layer(torch.zeros(1))
         assert torch.get_num_threads() == 1
         gate.set()
@@ -224,7 +224,7 @@ def test_work_beside_the_model_leaves_it_a_thread_less_until_it_is_done(two_thre
 
 
 def test_threads_come_back_when_the_model_or_the_work_fails(two_threads):
-    with pytest.raises(ZeroDivisionError), leave_a_core([], lambda: True, CPU):
+    with pytest.raises(ZeroDivisionError), leave_a_core([], lambda: False, CPU):
         raise ZeroDivisionError
     assert torch.get_num_threads() == 2
     failing = Alongside([Work(lambda: {}["no"])], CPU)
