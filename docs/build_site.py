@@ -54,7 +54,7 @@ def build_site(out: Path) -> None:
 
 
 def site_config() -> str:
-    """The configuration of zensical, with what pyproject.toml and docs/README.md say filled in."""
+    """The configuration of zensical, filled in from pyproject.toml and docs/README.md."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     template = Template((ROOT / "docs" / "zensical.toml").read_text("utf-8"))
     return template.substitute(

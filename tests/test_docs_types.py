@@ -1,4 +1,4 @@
-"""The Python of the documents is typed: a wrong option in an example is found before it runs."""
+"""The Python of the documents is typed: a wrong option is found before it runs."""
 
 import re
 from pathlib import Path
@@ -26,11 +26,11 @@ def name_of(page: Path) -> str:
 
 @pytest.fixture(scope="module")
 def problems(tmp_path_factory):
-    """What mypy says of pages, by the name of the page; later runs use the cache of the first."""
+    """What mypy says of pages, as a function; later calls use the cache of the first."""
     folder = tmp_path_factory.mktemp("types")
     config = folder / "mypy.ini"
-    # Only the types of trueline are read: those of torch alone would take half a minute. What is
-    # wrong inside trueline, `make check` says.
+    # Only the types of trueline are read: those of torch alone would take half a minute.
+    # What is wrong inside trueline, `make check` says.
     config.write_text(
         f"[mypy]\nmypy_path = {ROOT / 'src'}\nfollow_imports = skip\n"
         "ignore_missing_imports = true\ncheck_untyped_defs = true\n"

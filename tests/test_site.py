@@ -1,4 +1,4 @@
-"""The documents as a reader moves through them: every link leads somewhere, on GitHub and on the site."""
+"""The documents as a reader moves through them: on GitHub and on the site of `make docs`."""
 
 import re
 import runpy
@@ -26,7 +26,9 @@ def links(text: str) -> list[str]:
 
 def anchors(text: str) -> set[str]:
     """The anchors GitHub gives the headings of a page."""
-    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), re.M)
+    headings = re.findall(
+        r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), re.M
+    )
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
