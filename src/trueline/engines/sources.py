@@ -159,6 +159,8 @@ _TABLE = (
     ),
 )
 ALIASES = {alias.name: alias for alias in _TABLE}
+DEFAULT_MODEL = "smollm2-135m"
+DEFAULT_EMBEDDER = "all-minilm-l6-v2"
 
 
 def home() -> Path:
