@@ -63,7 +63,6 @@ def test_a_wrong_value_in_an_example_is_found_at_its_line(problems, tmp_path):
     assert found.startswith('wrong_value.py:6: error: Argument 1 to "load"')
 
 
-@pytest.mark.xfail(strict=True, reason="the signatures still take **options: object")
 def test_a_wrong_option_in_an_example_is_found(problems):
     text = f'import trueline as tl\n\nlm = tl.load("smollm2-135m")\n{WRONG_OPTION}\n'
     found, *_ = problems({"wrong_option": text})  # an overload adds its variants

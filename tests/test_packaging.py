@@ -55,7 +55,6 @@ def test_the_workflows_run_every_python_that_the_package_names():
     assert matrix == versions
 
 
-@pytest.mark.xfail(strict=True, reason="engines/base.py comes with the engine protocol")
 def test_every_file_that_the_guide_for_contributors_names_is_there():
     text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
     paths = re.findall(r"`((?:src|tests|docs|benchmarks|examples)/[^`\s]*)`", text)
