@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src"
 COPIED = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "LICENSE", "docs")
 REFERENCE = "docs/api.md"
-CONTRACTS = ("Decoder", "Engine", "Embedder", "Judge")  # what a person implements to plug something in
+CONTRACTS = ("Decoder", "Engine", "Embedder", "Judge")  # what a plug-in implements
 
 # The sections of the page of the Python names, and what each says.
 SECTIONS = {
