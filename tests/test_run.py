@@ -138,7 +138,7 @@ def test_a_run_writes_the_lines_of_the_format(table, tmp_path):
     assert (
         [*lines[-1]]
         == """kind cell sample judge about label raw prompt_tokens answer_tokens
-        cost is_cached is_answered time""".split()
+        cost is_cached is_answered basis time""".split()
     )
     assert [(cell.done, cell.failed, cell.is_done) for cell in outcome.cells] == [
         (5, 0, True)
