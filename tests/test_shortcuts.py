@@ -202,7 +202,7 @@ def two_threads():
 
 def test_work_beside_the_model_leaves_it_a_thread_less_until_it_is_done(two_threads):
     gate = threading.Event()
-    with beside(lambda: gate.wait(10) and "found", CPU) as job:
+    with beside(lambda: gate.wait(300) and "found", CPU) as job:
         job.at_layer()
         assert torch.get_num_threads() == 1
         gate.set()
