@@ -22,7 +22,7 @@ _PROMPT = Prompt(template="{question}")  # the judge's question is the whole pro
 
 
 class LocalJudge:
-    """A language model that is asked greedily for a few tokens."""
+    """A language model that writes a few tokens, by plain decoding."""
 
     def __init__(
         self, lm: LanguageModel, *, max_new_tokens: int = 8, batch_size: int = 8
@@ -39,7 +39,7 @@ class LocalJudge:
         self, task: Task, about: About, items: Items, progress: Progress = None
     ) -> list[Verdict]:
         """Verdicts in the order of the items; equal questions are asked once."""
-        from trueline.decoders.greedy import Greedy
+        from trueline.decoders import PLAIN, make_method
         from trueline.generation import generate
 
         prompts = [prompt_for(task, about, sample, answer) for sample, answer in items]
@@ -47,7 +47,7 @@ class LocalJudge:
         usable = [text for text, reason in reasons.items() if text is not None and not reason]
         answers = generate(
             self._lm,
-            Greedy(prompt=_PROMPT),
+            make_method(PLAIN, prompt=_PROMPT),
             usable,
             max_new_tokens=self._max_new_tokens,
             batch_size=self._batch_size,
