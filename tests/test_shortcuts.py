@@ -211,7 +211,7 @@ class Work:
 
 def test_work_beside_the_model_leaves_it_a_thread_less_until_it_is_done(two_threads):
     gate, layer = threading.Event(), torch.nn.Identity()
-    work = Alongside([Work(lambda: gate.wait(60) and "found"), None], CPU)
+    work = Alongside([Work(lambda: gate.wait(300) and "found"), None], CPU)
     with leave_a_core([layer], work.done, CPU):
         layer(torch.zeros(1))
         assert torch.get_num_threads() == 1

@@ -243,7 +243,7 @@ def test_parts_that_make_up_another_file_are_refused(shelf, home, monkeypatch):
 
 
 MAKER = """
-import sys, time
+import sys
 from pathlib import Path
 from trueline.engines.download import prepare
 
@@ -251,23 +251,24 @@ def make(folder, scratch):
     with open(sys.argv[2], "a") as log:
         log.write("made ")
     (folder / "half").write_text("half")
-    print("making", flush=True)
-    time.sleep(float(sys.argv[3]))
-    Path(folder, "model.safetensors").write_bytes(bytes.fromhex(sys.argv[4]))
+    print("making", file=sys.stderr, flush=True)
+    sys.stdin.readline()
+    Path(folder, "model.safetensors").write_bytes(bytes.fromhex(sys.argv[3]))
 
 prepare(Path(sys.argv[1]), {"key": 1}, make)
 """
 
 
-def start_maker(home, seconds):
+def start_maker(home):
+    """A process that says when it is half done, and goes on when it is sent a line."""
     command = [sys.executable, "-c", MAKER, home / "models" / "made", home.parent / "log"]
-    command += [str(seconds), VECTORS.hex()]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    command.append(VECTORS.hex())
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def test_a_killed_run_leaves_nothing_that_is_used_or_stays(alias, home):
-    with start_maker(home, 60) as maker:
-        assert maker.stdout.readline() == b"making\n"
+    with start_maker(home) as maker:
+        assert maker.stderr.readline() == "making\n"
         maker.kill()
     assert len(left_in(home)) == 1
     assert left_in(home)[0].startswith(".tmp-")
@@ -276,10 +277,13 @@ def test_a_killed_run_leaves_nothing_that_is_used_or_stays(alias, home):
 
 
 def test_two_processes_at_once_make_a_folder_once(home):
-    makers = [start_maker(home, 0.5), start_maker(home, 0.5)]
-    for maker in makers:
-        maker.communicate()
-    assert [maker.returncode for maker in makers] == [0, 0]
+    with start_maker(home) as first, start_maker(home) as second:
+        heard = {maker: maker.stderr.readline() for maker in (first, second)}
+        maker, other = sorted(heard, key=heard.get)  # "making", then "waiting for another"
+        assert heard[other].startswith("waiting for another trueline")
+        assert maker.communicate("go on\n") == (None, "")
+        assert other.communicate() == (None, "")
+    assert (first.returncode, second.returncode) == (0, 0)
     assert (home.parent / "log").read_text() == "made "
     assert left_in(home) == ["made"]
 

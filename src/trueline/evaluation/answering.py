@@ -59,6 +59,7 @@ def verdict_lines(
             "cost": verdict.cost,
             "is_cached": verdict.is_cached,
             "is_answered": verdict.is_answered,
+            "basis": verdict.basis,
             "time": now(),
         }
         for line, verdict in zip(answers, verdicts, strict=True)

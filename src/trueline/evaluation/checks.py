@@ -66,11 +66,10 @@ def warnings(lines: Sequence[Line], ids: Sequence[str]) -> list[str]:
 def agreement_notes(lines: Sequence[Line], ids: Sequence[str]) -> list[str]:
     """How far the offline judge agrees with people, where its verdicts are among the lines."""
     from trueline.evaluation.judges import agreement
-    from trueline.evaluation.judges.offline import measured_as
 
     measured, asked = agreement(), set(ids)
     used = {
-        (line["judge"], line["about"], measured_as(line["about"], line["raw"])): None
+        (line["judge"], line["about"], line.get("basis") or line["about"]): None
         for line in lines
         if line["kind"] == "verdict"
         and line["cell"] in asked
