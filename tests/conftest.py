@@ -12,7 +12,7 @@ import pytest
 import tiny
 import torch
 
-from trueline.embedders.embedder import load_embedder
+from trueline.embedders.loading import load_embedder
 from trueline.records import Example
 
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))

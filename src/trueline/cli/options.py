@@ -218,7 +218,7 @@ def _shipped_space(lm: LanguageModel) -> GroundingSpace:
     from filelock import FileLock
 
     from trueline.cli.screen import progress_bar
-    from trueline.engines.sources import home
+    from trueline.engines.model_cache import home
     from trueline.space.build import build
 
     spaces = home() / "spaces"

@@ -37,8 +37,9 @@ class Grounded(Decoder):
         Reading is Python, which a thread beside the model would do against the model's own.
         """
         windows = window_texts(self.space, lm, contexts, starts)
-        queries = self._truthful.on(lm.device).begin(windows)
-        return lambda: self.look_up_by(lm, queries(), windows)
+        retriever = self._truthful.on(lm.device)
+        prepared = retriever.prepare(windows)
+        return lambda: self.look_up_by(lm, retriever.embed_prepared(prepared), windows)
 
     def look_up(
         self, lm: LanguageModel, contexts: Sequence[Sequence[int]], starts: Sequence[int]
