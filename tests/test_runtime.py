@@ -97,7 +97,7 @@ def test_without_the_packages_torch_embeds_and_one_line_names_the_extra(
     assert open_for(embedder) is None
     assert open_for(embedder) is None
     assert said() == [
-        "the embedder runs on torch; it is faster with onnxruntime and onnx and onnxscript: "
+        "the embedder runs on torch, without onnxruntime, onnx, onnxscript; for a faster one: "
         "pip install 'trueline[fast]'"
     ]
 

@@ -103,7 +103,7 @@ def open_runtime(encoder: Encoder, name: str, pooling: str, embed: EmbedRows) ->
     path = home() / "runtimes" / f"{name[:32]}-vectors.onnx"
     if packages := _missing("onnxruntime", *(() if path.exists() else ("onnx", "onnxscript"))):
         _say_once(
-            f"the embedder runs on torch; it is faster with {' and '.join(packages)}: "
+            f"the embedder runs on torch, without {', '.join(packages)}; for a faster one: "
             "pip install 'trueline[fast]'"
         )
         return None
