@@ -11,7 +11,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from trueline.embedders import runtime
 from trueline.embedders.sentence import SentenceEmbedder
-from trueline.engines.transformers.encoder import Encoder
+from trueline.engines.transformers.encoder import TransformersEncoder
 from trueline.shortcuts import without
 
 
@@ -46,7 +46,9 @@ def tiny_embedder(architecture, pooling="mean", **settings):
     model = getattr(transformers, f"{architecture}Model")(config).eval()
     words = Tokenizer(WordLevel({f"w{number}": number for number in range(60)}, "w0"))
     words.pre_tokenizer = WhitespaceSplit()
-    return SentenceEmbedder("tiny", Encoder(model), words, pooling=pooling, limit=32)
+    return SentenceEmbedder(
+        "tiny", TransformersEncoder(model), words, pooling=pooling, limit=32
+    )
 
 
 def test_the_runtime_gives_the_vectors_of_torch(embedder):

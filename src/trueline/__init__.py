@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trueline.answers import Answer as Answer
     from trueline.comparison import compare as compare
     from trueline.decoders.cad import CAD as CAD
     from trueline.decoders.dola import DoLa as DoLa
@@ -16,54 +14,54 @@ if TYPE_CHECKING:
     from trueline.decoders.kate import KATE as KATE
     from trueline.decoders.knn_lm import KNNLM as KNNLM
     from trueline.decoders.rad import RAD as RAD
+    from trueline.engines import load as load
     from trueline.engines.transformers.language import LanguageModel as LanguageModel
-    from trueline.engines.transformers.language import load as load
     from trueline.errors import TruelineError as TruelineError
     from trueline.generation import generate as generate
     from trueline.generation import stream as stream
     from trueline.prompts import Prompt as Prompt
+    from trueline.records import Answer as Answer
     from trueline.records import Example as Example
+    from trueline.records import GenerateOptions as GenerateOptions
+    from trueline.records import Piece as Piece
     from trueline.scoring import score as score
     from trueline.space.build import build as build
     from trueline.space.space import GroundingSpace as GroundingSpace
     from trueline.space.space import read_space as open  # noqa: F401
 
-_HOMES = {  # public name -> where it lives, opened when first asked for: --help stays instant
+_LAZY = {  # public name -> where it lives, opened when first asked for: --help stays instant
     "CAD": "trueline.decoders.cad",
     "DoLa": "trueline.decoders.dola",
     "Instructive": "trueline.decoders.instructive",
     "KATE": "trueline.decoders.kate",
     "KNNLM": "trueline.decoders.knn_lm",
-    "Answer": "trueline.answers",
+    "Answer": "trueline.records",
     "Example": "trueline.records",
     "Greedy": "trueline.decoders.greedy",
+    "GenerateOptions": "trueline.records",
     "GroundingSpace": "trueline.space.space",
     "LanguageModel": "trueline.engines.transformers.language",
+    "Piece": "trueline.records",
     "Prompt": "trueline.prompts",
     "RAD": "trueline.decoders.rad",
     "TruelineError": "trueline.errors",
     "build": "trueline.space.build",
     "compare": "trueline.comparison",
     "generate": "trueline.generation",
-    "load": "trueline.engines.transformers.language",
+    "load": "trueline.engines",
     "open": "trueline.space.space:read_space",
     "score": "trueline.scoring",
     "stream": "trueline.generation",
 }
-__all__ = sorted(_HOMES)
+__all__ = sorted(_LAZY)
 __version__ = "0.1.0"
-
-# A thread of torch that waits for work keeps its core busy for some 5 ms, the time in which the
-# embedder should have that core. libgomp reads this once, when torch is imported.
-if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # 0.3 ms
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _LAZY:
         raise AttributeError(f"trueline has no {name!r}; it has {', '.join(__all__)}")
-    home, _, there = _HOMES[name].partition(":")
-    value = globals()[name] = getattr(import_module(home), there or name)
+    module, _, attribute = _LAZY[name].partition(":")
+    value = globals()[name] = getattr(import_module(module), attribute or name)
     return value
 
 

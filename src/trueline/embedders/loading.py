@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 from trueline.embedders.base import Embedder
 from trueline.embedders.sentence import SentenceEmbedder
 from trueline.embedders.static import StaticEmbedder
+from trueline.engines.encoders import open_encoder
 from trueline.engines.sources import DEFAULT_EMBEDDER, resolve
-from trueline.engines.transformers.encoder import open_encoder
 from trueline.errors import ModelError
 
 
@@ -51,7 +51,7 @@ def _sentence_embedder(id: str, folder: Path, device: torch.device) -> SentenceE
         )
     settings = _read(folder / "sentence_bert_config.json")
     encoder = open_encoder(folder, device)
-    limit = int(settings.get("max_seq_length") or encoder.limit)
+    limit = settings.get("max_seq_length") or encoder.limit
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     mode = "mean" if "mean" in modes[0] else "first"
     return SentenceEmbedder(id, encoder, tokenizer, pooling=mode, limit=limit)

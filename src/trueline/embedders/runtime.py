@@ -16,9 +16,8 @@ import numpy as np
 import torch
 
 from trueline.embedders.base import Pack, Rows
+from trueline.engines.encoders import Encoder
 from trueline.engines.model_cache import home
-from trueline.engines.transformers.encoder import Encoder
-from trueline.engines.transformers.quiet import quiet
 from trueline.files import replacing
 
 EmbedRows = Callable[[Rows], torch.Tensor]  # token ids -> unit vectors (texts, width)
@@ -156,7 +155,7 @@ def _export(encoder: Encoder, path: Path, packer: _Packer) -> None:
     """Write the graph and its weights as one file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     tokens, texts = torch.export.Dim("tokens", max=8192), torch.export.Dim("texts", max=8192)
-    with quiet(), _quiet_exporter():
+    with _quiet_exporter():
         program = torch.onnx.export(
             _PackedEncoder(encoder),
             _sample_inputs(packer),
@@ -172,16 +171,18 @@ def _export(encoder: Encoder, path: Path, packer: _Packer) -> None:
 
 @contextmanager
 def _quiet_exporter() -> Iterator[None]:
-    """Without torch's remarks on operators it could not register, and on its own old names."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Show errors only while an encoder is exported: of the exporter, and of what it runs."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "transformers")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 class _PackedEncoder(torch.nn.Module):

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from trueline.embedders.base import Rows, Tokenized, TwoPhaseEmbedder
 from trueline.embedders.runtime import Runtime, open_runtime
-from trueline.engines.transformers.encoder import Encoder
+from trueline.engines.encoders import Encoder
 from trueline.shortcuts import is_on
 
 _BATCH = 64  # texts a forward pass
@@ -22,12 +22,21 @@ class SentenceEmbedder(TwoPhaseEmbedder):
     """An encoder, and the mean of a text's states or the first of them as its vector."""
 
     def __init__(
-        self, id: str, encoder: Encoder, tokenizer: Tokenizer, *, pooling: str, limit: int
+        self,
+        id: str,
+        encoder: Encoder,
+        tokenizer: Tokenizer,
+        *,
+        pooling: str,
+        limit: int | None,
     ) -> None:
         self.id, self.encoder, self.pooling = id, encoder, pooling
         self.dimension = encoder.width
         self.tokenizer = tokenizer
-        tokenizer.enable_truncation(limit)
+        if limit is None:
+            tokenizer.no_truncation()
+        else:
+            tokenizer.enable_truncation(limit)
         tokenizer.no_padding()
         parts = [encoder.fingerprint(), tokenizer.to_str(), pooling]
         self.hash = hashlib.sha256("\0".join(parts).encode()).hexdigest()

@@ -14,9 +14,8 @@ from trueline.evaluation.results import Line, now
 from trueline.evaluation.samples import About, Benchmark, Choices, Sample
 
 if TYPE_CHECKING:
-    from trueline.answers import Answer
     from trueline.evaluation.judges import Judge
-    from trueline.records import TraceStep
+    from trueline.records import Answer, TraceStep
 
 Timed = tuple["Answer", float]  # with its seconds
 

@@ -16,6 +16,7 @@ from trueline.errors import SettingError
 from trueline.evaluation.plan import BuildOptions, Plan, Task, Variant
 from trueline.evaluation.results import Line
 from trueline.evaluation.samples import Benchmark, Sample
+from trueline.inputs import FilledPrompt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -216,9 +217,10 @@ def _generation(plan: Plan, lm: LanguageModel, task: Task) -> Line:
 
 
 def _prompt_hashes(decoder: Decoder, benchmark: Benchmark) -> list[str]:
-    if decoder.name == "kate":  # what stands ahead differs from question to question
+    if decoder.needs.own_prompt:  # what stands ahead differs from question to question
         return [benchmark.prompt.hash]
-    return [asked.hash for asked in decoder.prompts(benchmark.test[0].question)]
+    given = FilledPrompt(decoder.question_prompt, benchmark.test[0].question)
+    return [one.hash for one in decoder.inputs(given)]
 
 
 def _id(line: Line) -> str:

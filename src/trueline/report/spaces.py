@@ -160,6 +160,7 @@ def retrieval_seconds(
     """
     import torch
 
+    from trueline.decoders.base import Rows
     from trueline.decoders.rad import RAD
     from trueline.fusion import aggregate
 
@@ -168,7 +169,7 @@ def retrieval_seconds(
     with torch.no_grad():
         for window in _windows(lm, space, benchmark):
             begun = perf_counter()
-            lookup = rad.look_up(lm, [window], [0])
+            lookup = rad.look_up(Rows(lm, [window], [0]))
             for found in rad.retrieve(lm, lookup):
                 values = found.retriever.values(found.hits.entries)  # (hits, d)
                 aggregate(found.weights, found.hits.rows, values, 1)  # (1, d)

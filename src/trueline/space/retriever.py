@@ -11,7 +11,7 @@ import torch
 from trueline.embedders.base import Embedder, PreparedTexts, embed_prepared, prepare_texts
 from trueline.embedders.loading import load_embedder
 from trueline.embedders.sentence import SentenceEmbedder
-from trueline.engines.transformers.language import LanguageModel
+from trueline.engines.base import Engine
 from trueline.search import Exact, Hits, open_search
 from trueline.shortcuts import is_on
 from trueline.space.content import Entries
@@ -39,15 +39,15 @@ class Retriever:
 
     def embed(self, windows: Sequence[str]) -> torch.Tensor:
         """The windows as queries (windows, dimension); equal ones are embedded once."""
-        return self.embed_prepared(self.prepare(windows))
+        return self.embed_tokenized(self.tokenize(windows))
 
-    def prepare(self, windows: Sequence[str]) -> PreparedTexts:
-        """Do what can be done with the windows before the embedder's model runs."""
+    def tokenize(self, windows: Sequence[str]) -> PreparedTexts:
+        """What the embedder makes of the windows without running; equal ones once."""
         return prepare_texts(self.embedder, windows)
 
-    def embed_prepared(self, prepared: PreparedTexts) -> torch.Tensor:
-        """Prepared windows as queries (windows, dimension), safe in another thread."""
-        return embed_prepared(self.embedder, prepared).to(self._values.device)
+    def embed_tokenized(self, tokenized: PreparedTexts) -> torch.Tensor:
+        """Tokenized windows as queries (windows, dimension), safe in another thread."""
+        return embed_prepared(self.embedder, tokenized).to(self._values.device)
 
     def above(
         self,
@@ -83,7 +83,7 @@ class Retriever:
 
 def window_texts(
     space: GroundingSpace,
-    lm: LanguageModel,
+    lm: Engine,
     contexts: Sequence[Sequence[int]],
     starts: Sequence[int],
 ) -> list[str]:
