@@ -63,7 +63,7 @@ def fill_home(home: Path) -> None:
 
     They are opened by the code that opens the real ones, in this process and in others.
     """
-    from trueline.engines.sources import ALIASES
+    from trueline.engines.aliases import ALIASES
     from trueline.engines.transformers.quiet import quiet
 
     with pytest.MonkeyPatch.context() as patch, quiet():

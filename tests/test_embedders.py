@@ -151,3 +151,17 @@ def test_wordllama_256_gives_the_vectors_of_its_own_library():
     theirs = torch.tensor(library.embed(texts, norm=True))
     ours = load_embedder("wordllama-256").embed(texts)
     assert torch.allclose(ours, theirs, atol=1e-4)
+
+
+@pytest.mark.real
+def test_all_mpnet_base_v2_gives_the_vectors_of_sentence_transformers():
+    from sentence_transformers import SentenceTransformer
+
+    from trueline.engines.sources import list_models, resolve
+
+    if not next(row for row in list_models() if row.name == "all-mpnet-base-v2").cached:
+        pytest.skip("all-mpnet-base-v2 is optional and not in the cache")
+    folder = resolve("all-mpnet-base-v2", "embedder").folder
+    theirs = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
+    ours = load_embedder("all-mpnet-base-v2").embed(TEXTS)
+    assert torch.allclose(ours, torch.tensor(theirs), atol=1e-5)
