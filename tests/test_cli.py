@@ -276,12 +276,13 @@ def test_chat_keeps_what_was_said_and_asks_each_turn_in_the_prompt_of_the_space(
 
     talk = run("chat", *SPACE, "--method", "greedy", stdin=f"{QUESTION}\nDo fish sleep?\n")
     lm = tiny.language_model("llama", chat=True)
-    first = tl.generate(lm, tl.Greedy(), QUESTION)
+    first = tl.generate(lm, tl.Greedy(), QUESTION, max_new_tokens=5)
     given = chat_turn(tl.Prompt(), "Do fish sleep?", [(QUESTION, first.text)])
     assert [role for role, _ in given.messages] == ["user", "assistant", "user"]
-    second = tl.generate(lm, tl.Greedy(), given)
+    second = tl.generate(lm, tl.Greedy(), given, max_new_tokens=5)
     assert talk.out == f"{first.text}\n{second.text}\n"
-    assert second.text != tl.generate(lm, tl.Greedy(), "Do fish sleep?").text
+    alone = tl.generate(lm, tl.Greedy(), "Do fish sleep?", max_new_tokens=5)
+    assert second.text != alone.text
 
 
 @pytest.mark.parametrize(
