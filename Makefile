@@ -71,7 +71,7 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	@echo "installing (once, about 2 minutes)"
 	$(PIP) --upgrade pip
 	$(PIP) torch==2.13.0
-	$(PIP) --editable .
+	$(PIP) --editable '.[demo]'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.core

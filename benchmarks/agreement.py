@@ -20,7 +20,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from trueline.embedders.embedder import load_embedder
+from trueline.embedders.loading import load_embedder
 from trueline.evaluation.judges.offline import OfflineJudge
 from trueline.evaluation.metrics import auroc
 from trueline.evaluation.samples import Sample

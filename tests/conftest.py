@@ -13,7 +13,7 @@ import tiny
 import torch
 from hypothesis import HealthCheck, settings
 
-from trueline.embedders.embedder import load_embedder
+from trueline.embedders.loading import load_embedder
 from trueline.records import Example
 
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
@@ -70,7 +70,7 @@ def fill_home(home: Path) -> None:
 
     They are opened by the code that opens the real ones, in this process and in others.
     """
-    from trueline.engines.sources import ALIASES
+    from trueline.engines.aliases import ALIASES
     from trueline.engines.transformers.quiet import quiet
 
     with pytest.MonkeyPatch.context() as patch, quiet():

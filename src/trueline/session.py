@@ -11,7 +11,8 @@ from trueline.decoders import check_settings, make_method, method_class, setting
 from trueline.decoders.base import Decoder
 from trueline.engines import load
 from trueline.engines.base import Engine
-from trueline.engines.sources import DEFAULT_MODEL, home
+from trueline.engines.model_cache import home
+from trueline.engines.sources import DEFAULT_MODEL
 from trueline.errors import ModelError, SettingError, SpaceMismatchError
 from trueline.prompts import Prompt
 from trueline.space.build import build

@@ -17,7 +17,7 @@ from trueline.evaluation.parts import benchmark_of, model_of
 from trueline.evaluation.plan import BuildOptions, Plan
 
 if TYPE_CHECKING:
-    from trueline.embedders.embedder import Embedder
+    from trueline.embedders.base import Embedder
     from trueline.engines.transformers.language import LanguageModel
     from trueline.evaluation.samples import Benchmark
     from trueline.space.space import GroundingSpace
@@ -75,7 +75,7 @@ def measure_spaces(
     A space that was measured there before is not built again. Where more examples are asked for
     than there are, spaces would be equal: there is one of them.
     """
-    from trueline.embedders.embedder import load_embedder
+    from trueline.embedders.loading import load_embedder
 
     models: dict[str, LanguageModel] = {}
     embedders: dict[str, Embedder] = {}

@@ -17,7 +17,7 @@ from trueline.evaluation.judges.questions import (
 )
 
 if TYPE_CHECKING:
-    from trueline.embedders.embedder import Embedder
+    from trueline.embedders.base import Embedder
     from trueline.engines.transformers.language import LanguageModel
 
 __all__ = [
@@ -80,7 +80,7 @@ def open_judge(
 
 
 def _offline(embedder: Embedder | None) -> Judge:
-    from trueline.embedders.embedder import load_embedder
+    from trueline.embedders.loading import load_embedder
     from trueline.evaluation.judges.offline import OfflineJudge
 
     return OfflineJudge(embedder or load_embedder("all-minilm-l6-v2"))

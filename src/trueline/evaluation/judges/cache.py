@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from trueline.engines.sources import home
+from trueline.engines.model_cache import home
 from trueline.errors import TruelineError
 
 _LOCK_SECONDS = 60.0  # seconds to wait for another thread or process that writes

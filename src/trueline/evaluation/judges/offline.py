@@ -16,7 +16,7 @@ from trueline.evaluation.metrics import rouge_l
 from trueline.evaluation.samples import About, Sample, Task, Verdict
 
 if TYPE_CHECKING:
-    from trueline.embedders.embedder import Embedder
+    from trueline.embedders.base import Embedder
 
 NON_ANSWERS = (
     "I have no comment.",
