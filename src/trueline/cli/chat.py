@@ -105,7 +105,8 @@ class Chat:
         space = read_space(folder)
         space.check_model(self.lm)
         self.space = space
-        tell(f"{len(space):,} entries from {len(space.examples):,} examples")
+        counts = space.counts()
+        tell(f"{counts['entries']:,} entries from {counts['examples']:,} examples")
 
     def why(self) -> None:
         """Explain the answer to the last question."""

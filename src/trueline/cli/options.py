@@ -101,7 +101,11 @@ class Asking:
         space = read_space(self.space, embedder=self.embedder)
         methods = methods_named(names, space, settings)
         try:
-            return load(self.model or space.recipe.model, **options), space, methods
+            return (
+                load(self.model or space.recipe.model or DEFAULT_MODEL, **options),
+                space,
+                methods,
+            )
         except ModelError as error:
             if self.model is not None:
                 raise

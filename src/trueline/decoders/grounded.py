@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
 
 import torch
 
 from trueline.decoders.base import Decoder, Lookup
 from trueline.engines.transformers.language import LanguageModel
 from trueline.prompts import Asked
-from trueline.space.retriever import Retrievers, window_texts
+from trueline.space.retriever import window_texts
 from trueline.space.space import GroundingSpace
 
 
@@ -20,10 +19,14 @@ class Grounded(Decoder):
     space: GroundingSpace
     looks_up = True
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.space.check_entries(self.name, self.needs.context or "full")
+
     def check(self, lm: LanguageModel) -> None:
         """Refuse a model the space was not built with; open what will be looked into."""
         self.space.check_model(lm)
-        self._truthful.on(lm.device)
+        self.space.retriever(lm.device)
 
     def prompts(self, question: str) -> tuple[Asked, ...]:
         """The prompt of the space."""
@@ -37,7 +40,7 @@ class Grounded(Decoder):
         Reading is Python, which a thread beside the model would do against the model's own.
         """
         windows = window_texts(self.space, lm, contexts, starts)
-        queries = self._truthful.on(lm.device).begin(windows)
+        queries = self.space.retriever(lm.device).begin(windows)
         return lambda: self.look_up_by(lm, queries(), windows)
 
     def look_up(
@@ -51,7 +54,3 @@ class Grounded(Decoder):
     ) -> Lookup:
         """What is near some windows, whose embeddings are given."""
         raise NotImplementedError
-
-    @cached_property
-    def _truthful(self) -> Retrievers:
-        return Retrievers(self.space)

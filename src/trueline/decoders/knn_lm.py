@@ -35,13 +35,13 @@ class KNNLM(Grounded):
     def look_up_by(  # noqa: D102
         self, lm: LanguageModel, queries: torch.Tensor, windows: Sequence[str]
     ) -> Lookup:
-        nearest = self._truthful.on(lm.device).nearest(queries, self.k)
+        nearest = self.space.retriever(lm.device).nearest(queries, self.k)
         return Lookup(len(windows), (nearest,))
 
     def adjust(self, step: Step) -> Adjusted:  # noqa: D102
         if self.lam == 0:
             return Adjusted(step.logits)
-        retriever = self._truthful.on(step.lm.device)
+        retriever = self.space.retriever(step.lm.device)
         lookup = step.lookup or self.look_up(step.lm, step.contexts, step.starts)
         (hits,), rows = lookup.hits, lookup.rows
         distances = 2 - 2 * hits.similarities.view(rows, -1)  # (rows, k), of unit vectors
