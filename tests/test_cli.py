@@ -127,9 +127,9 @@ def test_build_prints_one_line_and_its_progress_elsewhere(tmp_path):
     built = run("build", "facts.jsonl", "--out", out, "--limit", "2", "--context", "full")
     space = tl.open(out)
     assert (len(space.examples), space.recipe.context) == (2, "full")
-    assert built.out.startswith(f"{out}: {len(space)} entries from 2 examples, ")
+    assert built.out.startswith(f"{out}: 2 examples, {len(space.entries)} entries, ")
     assert len(built.out.splitlines()) == 1
-    assert f"{len(space)} of {len(space)} entries" in built.err
+    assert f"{len(space.entries)} of {len(space.entries)} entries" in built.err
     again = run("build", "facts.jsonl", "--out", out, "--limit", "2", "--context", "full")
     assert (again.code, again.out, again.err) == (0, built.out, "")
 
@@ -151,10 +151,10 @@ def test_info_and_verify_tell_what_the_library_tells():
     space = tl.open("facts.space")
     assert run("info", "facts.space", "--json").json == space.info()
     told = run("info", "facts.space").out
-    assert re.search(rf"^entries +{len(space)}$", told, re.M)
+    assert re.search(rf"^entries +{len(space.entries)}$", told, re.M)
     assert run("verify", "facts.space", "--json").json == space.verify()
     assert run("verify", "facts.space").out == (
-        f"facts.space is sound: 2 files, {len(space)} entries, {len(EXAMPLES)} examples\n"
+        f"facts.space is sound: 3 files, {len(EXAMPLES)} examples, {len(space.entries)} entries\n"
     )
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from trueline.embedders.embedder import Embedder, load_embedder
 from trueline.engines.transformers.language import LanguageModel
 from trueline.errors import SettingError, SpaceFormatError, SpaceMismatchError
 from trueline.examples import read_examples
 from trueline.prompts import Prompt
-from trueline.settings import Between, check_values
+from trueline.settings import check_values
 from trueline.space.content import Content, Recipe, utc_now
 from trueline.space.folder import clear, clear_others, working
 from trueline.space.making import Progress, cut_answers, head_of, make_segment, plan_hash
@@ -31,7 +31,7 @@ Dtype = Literal["auto", "float32", "float16"]
 class _EntrySettings:
     """How entries are to be made."""
 
-    context: Annotated[int, Between(1)] | Literal["full"] | None
+    context: Context | None
     window: Window = "all"
     end: bool = False
     wrong: bool = False
@@ -41,6 +41,8 @@ class _EntrySettings:
     def __post_init__(self) -> None:
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         check_values(_EntrySettings, given)
+        if isinstance(self.context, int) and self.context < 1:
+            raise SettingError(f"context must be 1 or more, 'full' or None; got {self.context}")
         for field in fields(self)[1:]:
             if self.context is None and given[field.name] != field.default:
                 raise SettingError(

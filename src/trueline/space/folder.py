@@ -91,7 +91,7 @@ def committing(folder: Path, base: str | None, *, check: bool = True) -> Iterato
         _claim(folder)
         with FileLock(folder / OWN / "lock", timeout=_WAITING):
             if check:
-                _check_base(folder, base)
+                check_base(folder, base)
             yield
     except Timeout as error:
         raise SpaceError(
@@ -154,8 +154,8 @@ def _claim(folder: Path) -> None:
         files.write_text(folder / OWN / _MARK, _MARK_TEXT)
 
 
-def _check_base(folder: Path, base: str | None) -> None:
-    """Refuse a commit if another came first."""
+def check_base(folder: Path, base: str | None) -> None:
+    """Refuse a commit if another came first: the folder must still be in the state `base`."""
     try:
         standing = manifest.parse((folder / manifest.NAME).read_text("utf-8"))
     except (OSError, KeyError, TypeError, ValueError, AttributeError):  # none, or damaged

@@ -26,6 +26,7 @@ from trueline.examples import from_lines, to_lines
 from trueline.space import manifest
 from trueline.space.content import Content
 from trueline.space.folder import (
+    check_base,
     committing,
     is_begun,
     is_plain,
@@ -110,6 +111,8 @@ def commit(
 
     New segments are written into `work` first. Without `check` any state may be replaced.
     """
+    if check:
+        check_base(folder, base)
     standing = _standing_names(folder, base) if check else set()
     scratch: dict[str, Path] = {}
     for number, part in enumerate(content.parts):
