@@ -475,7 +475,10 @@ FAILURES = {
     "no examples": (["build", "none.jsonl", "--out", "x.space"], "none.jsonl cannot be read"),
     "folder taken": (["build", "facts.jsonl", "--out", "."], "not empty and holds no space"),
     "file in the way": (["build", "facts.jsonl", "--out", "faq.csv"], "faq.csv is a file"),
-    "context": (["build", "facts.jsonl", "--out", "x.space", "--context", "all"], "`full` or `none`"),
+    "context": (
+        ["build", "facts.jsonl", "--out", "x.space", "--context", "all"],
+        "`full` or `none`",
+    ),
     "template": (
         ["build", "facts.jsonl", "--out", "x.space", "--template", "Q"],
         "needs {question}",

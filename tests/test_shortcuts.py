@@ -331,8 +331,25 @@ def test_a_damaged_index_is_made_anew_and_one_that_cannot_be_kept_is_used(
     path.rename(tmp_path / "whole")
     path.write_bytes((tmp_path / "whole").read_bytes()[:1000])
     assert torch.equal(open_search(keys).nearest(queries, 3).entries, wanted)
+    foreign = bytearray((tmp_path / "whole").read_bytes())
+    foreign[-500] ^= 1  # FAISS opens it, and finds other keys
+    path.write_bytes(foreign)
+    assert torch.equal(open_search(keys).nearest(queries, 3).entries, wanted)
+    assert path.read_bytes() == (tmp_path / "whole").read_bytes()
     monkeypatch.setattr("trueline.search.home", lambda: path)  # a file, not a folder
     assert torch.equal(open_search(keys).nearest(queries, 3).entries, wanted)
+
+
+def test_the_index_skips_what_is_not_left(many, index):
+    keys, queries = many
+    live = torch.rand(len(keys), generator=torch.Generator().manual_seed(0)) > 0.5
+    near, exact = index.nearest(queries, 10, live), Exact(keys).nearest(queries, 10, live)
+    assert live[near.entries].all()
+    assert live[exact.entries].all()
+    assert (near.entries == exact.entries).float().mean() > 0.95
+    few = torch.zeros(len(keys), dtype=torch.bool)
+    few[:3] = True
+    assert len(index.nearest(queries[:2], 10, few)) == 2 * 3
 
 
 def test_the_index_keeps_the_bounds_of_an_exact_search(many, index):

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import random
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -24,6 +25,7 @@ from trueline.errors import (
     SpaceFormatError,
     SpaceMismatchError,
 )
+from trueline.examples import to_lines
 from trueline.space import manifest as manifests
 from trueline.space.folder import OWN
 
@@ -197,6 +199,114 @@ def test_a_folder_of_something_else_is_never_written_to(space, tmp_path):
     with pytest.raises(SpaceError, match="not empty and holds no space"):
         space.save(tmp_path)
     assert contents(tmp_path) == {"letters.txt": b"dear"}
+
+
+@pytest.mark.parametrize("name", ["building", OWN])
+def test_a_folder_that_only_holds_a_name_like_ours_is_never_touched(name, space, tmp_path):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "letters.txt").write_text("dear")
+    with pytest.raises(SpaceError, match="holds no space"):
+        space.save(tmp_path)
+    assert contents(tmp_path) == {f"{name}/letters.txt": b"dear"}
+
+
+def test_only_names_we_made_are_ever_deleted(lm, examples, embedder, folder):
+    kept = {
+        "notes.txt",
+        "entries-notes.safetensors",
+        "examples-0123.jsonl",
+        "a-0123456789abcdef",
+    }
+    for name in kept:
+        (folder / name).write_text("mine")
+    (folder / "entries-0123456789abcdef.safetensors").write_text("left by a kill")
+    (folder / ".manifest.json.17-42.tmp").write_text("left by a kill")
+    tl.build(lm, examples[:2], embedder=embedder, out=folder).compact()
+    found = {path.name for path in folder.iterdir()}
+    assert kept <= found
+    assert not found & {"entries-0123456789abcdef.safetensors", ".manifest.json.17-42.tmp"}
+
+
+def point_to(folder, name):
+    """Let the manifest name another file for the entries."""
+    (segment,) = json.loads((folder / "manifest.json").read_text())["segments"]
+    files = segment["files"]
+    files["entries"] = files["entries"] | {"name": name}
+    change_segment(folder, files=files)
+
+
+@pytest.mark.parametrize(
+    "name", ["../x/entries", "/etc/passwd", "..", "", "sub/entries", "manifest.json", "CON"]
+)
+def test_a_name_that_leads_out_of_the_folder_is_refused(name, folder):
+    point_to(folder, name)
+    with pytest.raises(SpaceFormatError, match="no name of a file of ours"):
+        tl.open(folder)
+
+
+@pytest.mark.parametrize("kind", ["manifest", "entries", "examples", "vectors"])
+@pytest.mark.parametrize("made", ["link", "pipe", "folder"])
+def test_what_is_no_regular_file_is_refused(kind, made, folder, tmp_path):
+    (path,) = folder.glob(f"{kind}*")
+    path.rename(tmp_path / "elsewhere")
+    if made == "link":
+        path.symlink_to(tmp_path / "elsewhere")
+    elif made == "pipe":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    with pytest.raises(SpaceFormatError, match="no regular file"):
+        tl.open(folder)
+
+
+def test_a_space_of_the_first_format_is_refused_with_the_command_that_makes_it_anew(
+    lm, examples, embedder, embedder_folder, tmp_path
+):
+    folder = tmp_path / "old.space"
+    folder.mkdir()
+    lines = f"examples-{'0' * 12}.jsonl"
+    (folder / lines).write_text("".join(to_lines(examples)), "utf-8")
+    (folder / f"entries-{'0' * 12}.safetensors").write_bytes(b"")
+    recipe = {"model": "tiny-llama", "embedder": "all-minilm-l6-v2", "context": 8}
+    old = {"format_version": 1, "recipe": recipe, "files": {lines: {}}, "plan": ""}
+    content = {**old, "sha256": manifests.content_hash(old)}
+    (folder / "manifest.json").write_text(json.dumps(content))
+    command = (
+        f"trueline build {folder / lines} --model tiny-llama "
+        f"--embedder all-minilm-l6-v2 --context 8 --out {folder}"
+    )
+    with pytest.raises(SpaceFormatError, match="has format 1") as caught:
+        tl.open(folder)
+    assert f"`{command}`" in str(caught.value)
+    tl.build(lm, folder / lines, embedder=embedder, out=folder)
+    assert list(tl.open(folder).examples) == list(examples)
+    assert not list(folder.glob("*-000000000000*"))
+
+
+def test_removed_ids_that_were_never_there_are_refused(folder):
+    change_segment(folder, removed=["nobody"])
+    with pytest.raises(SpaceFormatError, match="never there"):
+        tl.open(folder)
+
+
+def test_an_in_memory_space_that_is_saved_has_this_folder_from_then_on(space, folder, lm):
+    assert space.folder == folder
+    space.remove("fact-1")
+    assert len(tl.open(folder)) == 3
+
+
+def test_a_read_that_is_overtaken_by_a_commit_starts_again(folder, monkeypatch):
+    from trueline.space import storage
+
+    opened, read = tl.open(folder), storage._open
+
+    def overtaken(*given):
+        monkeypatch.setattr(storage, "_open", read)
+        opened.remove("fact-1").compact()  # what the manifest just read names is gone
+        return read(*given)
+
+    monkeypatch.setattr(storage, "_open", overtaken)
+    assert len(tl.open(folder)) == 3
 
 
 def files_of(folder):

@@ -44,8 +44,8 @@ def check_target(folder: Path) -> None:
 def is_ours(folder: Path) -> bool:
     """Whether a folder holds a space, whole or damaged, or one that was begun."""
     try:
-        if is_plain(folder / OWN / _MARK):
-            return (folder / OWN / _MARK).read_text("utf-8") == _MARK_TEXT
+        if (folder / OWN).is_dir():
+            return _is_marked(folder)
         content = json.loads((folder / manifest.NAME).read_text("utf-8"))
         is_first_format = manifest.rebuilding(content, folder) is not None
         return is_first_format or content["format"] == manifest.FORMAT
@@ -55,7 +55,7 @@ def is_ours(folder: Path) -> bool:
 
 def is_begun(folder: Path) -> bool:
     """Whether a space was begun in a folder and has never been finished."""
-    return (folder / OWN / _MARK).exists() and not (folder / manifest.NAME).exists()
+    return is_ours(folder) and not (folder / manifest.NAME).exists()
 
 
 @contextmanager
@@ -147,11 +147,24 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def _is_marked(folder: Path) -> bool:
+    """Whether the mark is there, or a kill came while it was written, before all else."""
+    mark = folder / OWN / _MARK
+    text = mark.read_text("utf-8") if is_plain(mark) else ""
+    if text == _MARK_TEXT:
+        return True
+    others = {path.name for path in folder.iterdir()} - {OWN}
+    inside = {path.name for path in (folder / OWN).iterdir()} - {_MARK}
+    return _MARK_TEXT.startswith(text) and not others and not inside
+
+
 def _claim(folder: Path) -> None:
     """Mark a folder as ours."""
-    (folder / OWN).mkdir(parents=True, exist_ok=True)
-    if not (folder / OWN / _MARK).exists():
-        files.write_text(folder / OWN / _MARK, _MARK_TEXT)
+    mark = folder / OWN / _MARK
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    if not is_plain(mark) or mark.read_text("utf-8") != _MARK_TEXT:
+        mark.write_text(_MARK_TEXT, "utf-8")  # in place: whoever else does it writes the same
+        files.sync(mark)
 
 
 def check_base(folder: Path, base: str | None) -> None:
