@@ -173,7 +173,7 @@ def _about_method(
         "label": variant.label(defaults),
         "prompt_hashes": _prompt_hashes(decoder, benchmark),
         "space_hash": None if space is None else space_hash(space, variant.needs_wrong),
-        "entries": None if space is None else len(space),
+        "entries": None if space is None else space.counts()["entries"],
         "embedder": None if recipe is None else recipe.embedder,
         "context": None if recipe is None else recipe.context,
         "window": None if recipe is None else recipe.window,
