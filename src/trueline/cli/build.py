@@ -10,6 +10,7 @@ import click
 
 from trueline.cli.options import model_options
 from trueline.cli.rows import example_options
+from trueline.engines.sources import DEFAULT_EMBEDDER
 from trueline.errors import SettingError
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 )
 @model_options
 @click.option(
-    "--embedder", default="all-minilm-l6-v2", show_default=True, help="Alias, hub id or folder."
+    "--embedder", default=DEFAULT_EMBEDDER, show_default=True, help="Alias, hub id or folder."
 )
 @click.option(
     "--context",

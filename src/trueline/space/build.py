@@ -10,6 +10,7 @@ from typing import Any, Literal
 from trueline.embedders.base import Embedder
 from trueline.embedders.loading import load_embedder
 from trueline.engines.base import Engine
+from trueline.engines.sources import DEFAULT_EMBEDDER
 from trueline.errors import SettingError, SpaceFormatError, SpaceMismatchError
 from trueline.examples import read_examples
 from trueline.prompts import Prompt
@@ -60,7 +61,7 @@ def build(
     window: Window = "all",
     end: bool = False,
     prompt: Prompt | None = None,
-    embedder: str | Path | Embedder = "all-minilm-l6-v2",
+    embedder: str | Path | Embedder = DEFAULT_EMBEDDER,
     values: Values = "auto",
     dtype: Dtype = "auto",
     wrong: bool = False,

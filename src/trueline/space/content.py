@@ -44,7 +44,7 @@ class Recipe:
     vocabulary: int = 0
     tokenizer_hash: str = ""
     values: str = ""  # `hidden` or `logits`
-    head: str = ""  # `linear`, `own` (soft-capped) or `opaque`: why values are kept as they are
+    head: str = ""  # `linear`, `nonlinear` (soft-capped) or `opaque`: why values are kept so
     dtype: str = ""  # of keys and values at rest
     computed: str = ""  # the type the model ran in when they were made
 

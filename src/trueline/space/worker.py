@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from trueline.embedders.base import Embedder
+from trueline.embedders.base import Embedder, embed_distinct
 from trueline.engines.base import Engine, states_behind
 from trueline.errors import SettingError
 from trueline.files import replacing
@@ -93,11 +93,8 @@ class Worker:
         return min(self.lm.stop_ids, default=-1) if token is None else int(token)
 
     def _keys(self, windows: list[str]) -> Array:
-        distinct = list(dict.fromkeys(windows))
-        vectors = self.embedder.embed(distinct).cpu().numpy().astype(self.recipe.dtype)
-        row = {text: place for place, text in enumerate(distinct)}
-        keys: Array = vectors[[row[text] for text in windows]]  # (entries, dimension)
-        return keys
+        vectors = embed_distinct(self.embedder, windows)  # (entries, dimension)
+        return vectors.cpu().numpy().astype(self.recipe.dtype)
 
     @torch.inference_mode()
     def _values(self, batch: list[Passage], lengths: list[int]) -> Array:

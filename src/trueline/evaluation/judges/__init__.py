@@ -83,7 +83,7 @@ def _offline(embedder: Embedder | None) -> Judge:
     from trueline.embedders.loading import load_embedder
     from trueline.evaluation.judges.offline import OfflineJudge
 
-    return OfflineJudge(embedder or load_embedder("all-minilm-l6-v2"))
+    return OfflineJudge(embedder or load_embedder())
 
 
 def _local(model: str, lm: LanguageModel | None, max_tokens: int | None) -> Judge:
