@@ -1,0 +1,1 @@
+"""Grounding spaces: examples with their vectors and entries, built, stored and edited."""
