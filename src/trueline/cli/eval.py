@@ -12,7 +12,7 @@ from trueline.cli.options import Spelled, json_option, settings_of
 from trueline.errors import SettingError
 
 if TYPE_CHECKING:
-    from trueline.evaluation.run import Outcome
+    from trueline.evaluation.run import RunOutcome
 
 
 @click.command("eval")
@@ -174,7 +174,7 @@ _READ: dict[str, Callable[[Any], Any]] = {  # how a flag becomes the value of it
 }
 
 
-def _show(done: Outcome, as_json: bool) -> None:
+def _show(done: RunOutcome, as_json: bool) -> None:
     """A line a cell, then what to beware of, then how to go on."""
     from dataclasses import asdict
 

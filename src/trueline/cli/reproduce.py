@@ -65,8 +65,8 @@ def reproduce(
       trueline reproduce cases --benchmark facts --ground 10 --test 4 --json
     """
     from trueline.cli.screen import print_json, progress_bars
-    from trueline.report.recipes import recipes
-    from trueline.report.reproduce import reproduce as run
+    from trueline.paper.recipes import recipes
+    from trueline.paper.reproduce import reproduce as run
 
     if is_list:
         click.echo("\n".join(f"{one.name}\t{one.about}" for one in recipes().values()))
@@ -98,7 +98,7 @@ def reproduce(
 
 def _save(document: Document, folder: Path) -> list[Path]:
     from trueline.report.formats import as_html, as_markdown
-    from trueline.report.report import svg_files, write_files
+    from trueline.report.writing import svg_files, write_files
 
     texts = {
         "reproduce.md": as_markdown(document, figures="svg"),

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trueline.errors import SettingError
-from trueline.evaluation.results import Line, now
+from trueline.evaluation.lines import Leak, LeaksLine, now, replace_line
 from trueline.evaluation.samples import Benchmark, Sample
 from trueline.records import Example
 
@@ -29,17 +29,6 @@ _SHORTEST_ANSWER = 5  # words; "Yes" or "I have no comment" fits any question an
 _BLOCK = 512  # texts on each side of one matrix product
 _SHOWN = 100  # characters of a text in the report
 _NEAREST = 10  # leaks in a line of results
-
-
-@dataclass(frozen=True, slots=True)
-class Leak:
-    """A test text and a grounding text that are near each other."""
-
-    sample: str  # its id
-    example: str  # its id
-    kind: str  # `question` or `answer`, and how: equal, 13 words, overlap or cosine
-    score: float  # share of common words, or the cosine
-    texts: tuple[str, str]  # of the test, of the grounding example
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,42 +66,42 @@ def leak_report(
     return sorted(leaks, key=_place)
 
 
-def leak_line(benchmark: Benchmark, embedder: Embedder | None) -> Line:
+def leak_line(benchmark: Benchmark, embedder: Embedder | None) -> LeaksLine:
     """The report as a line of results: counts, and the surest and nearest few."""
     leaks = leak_report(benchmark, embedder)
-    return {
-        "kind": "leaks",
-        "cell": None,  # it is of a benchmark, whatever is run on it
-        "benchmark": benchmark.name,
-        "data_hash": benchmark.hash,
-        "embedder": None if embedder is None else embedder.id,
-        "ground": len(benchmark.ground),
-        "counts": leak_counts(benchmark, leaks),
-        "nearest": [
-            {**asdict(leak), "score": round(leak.score, 4), "texts": [*map(_cut, leak.texts)]}
+    return LeaksLine(
+        benchmark=benchmark.name,
+        data_hash=benchmark.hash,
+        embedder=None if embedder is None else embedder.id,
+        ground=len(benchmark.ground),
+        counts=leak_counts(benchmark, leaks),
+        nearest=tuple(
+            replace_line(
+                leak, score=round(leak.score, 4), texts=tuple(map(_shorten, leak.texts))
+            )
             for leak in leaks[:_NEAREST]
-        ],
-        "time": now(),
-    }
+        ),
+        time=now(),
+    )
 
 
-def leak_note(line: Mapping[str, Any]) -> str:
+def leak_note(line: LeaksLine) -> str:
     """A line of leaks in words."""
-    counts = dict(line["counts"])
+    counts = dict(line.counts)
     total, leaking = counts.pop("samples"), counts.pop("leaking")
-    by = "by text alone" if line["embedder"] is None else f"by text and by {line['embedder']}"
-    told = (
-        f"{line['benchmark']}: {leaking} of {total} samples are near one of the "
-        f"{line['ground']} grounding examples, {by}"
+    by = "by text alone" if line.embedder is None else f"by text and by {line.embedder}"
+    found = (
+        f"{line.benchmark}: {leaking} of {total} samples are near one of the "
+        f"{line.ground} grounding examples, {by}"
     )
     if not leaking:
-        return told
+        return found
     nearest = "; ".join(
-        f"{one['sample']} and {one['example']} ({one['kind']}, {one['score']:.2f})"
-        for one in line["nearest"][:3]
+        f"{one.sample} and {one.example} ({one.kind}, {one.score:.2f})"
+        for one in line.nearest[:3]
     )
     kinds = ", ".join(f"{kind} {count}" for kind, count in counts.items())
-    return f"{told} ({kinds}); the nearest: {nearest}"
+    return f"{found} ({kinds}); the nearest: {nearest}"
 
 
 def leak_counts(benchmark: Benchmark, leaks: Iterable[Leak]) -> dict[str, int]:
@@ -128,7 +117,7 @@ def leak_counts(benchmark: Benchmark, leaks: Iterable[Leak]) -> dict[str, int]:
     }
 
 
-def _cut(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
 
 

@@ -1,4 +1,4 @@
-"""An answer and its references, or scores of candidates in; scores from 0 to 1 out."""
+"""An answer and its references, or scores of candidates -> scores from 0 to 1."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from trueline.errors import ModelError, SettingError, import_extra
 from trueline.evaluation.statistics import as_columns, average_ranks
+from trueline.explain.summary import entropy_quartiles
 
 Score = Callable[[str, Sequence[str]], float]  # of an answer against references
 
@@ -27,7 +28,7 @@ class Bin(NamedTuple):
     n: int
 
 
-class Quartile(NamedTuple):
+class QuartileShare(NamedTuple):
     """The steps of one quarter of the entropies."""
 
     low: float
@@ -164,7 +165,7 @@ def auroc(confidences: Sequence[float], is_right: Sequence[bool]) -> float | Non
     return float((ranks.sum() - len(ranks) * (len(ranks) + 1) / 2) / pairs) if pairs else None
 
 
-def quartile_shares(entropies: Sequence[float], flags: Sequence[bool]) -> list[Quartile]:
+def quartile_shares(entropies: Sequence[float], flags: Sequence[bool]) -> list[QuartileShare]:
     """Return the share of flagged steps in each quarter of the entropies, the lowest first.
 
     A quarter is (low, high], the first one holds its lowest too. Equal entropies stay
@@ -174,10 +175,10 @@ def quartile_shares(entropies: Sequence[float], flags: Sequence[bool]) -> list[Q
     if not entropy.size:
         return []
     edges = np.quantile(entropy, [0, 0.25, 0.5, 0.75, 1])  # (5,)
-    place = np.searchsorted(edges[1:-1], entropy)  # (steps,)
-    groups = [flag[place == number] for number in range(4)]
+    quartile = np.array(entropy_quartiles(entropies))  # (steps,), 1 to 4
+    groups = [flag[quartile == number] for number in (1, 2, 3, 4)]
     return [
-        Quartile(
+        QuartileShare(
             float(low), float(high), float(group.mean()) if group.size else None, group.size
         )
         for low, high, group in zip(edges[:-1], edges[1:], groups, strict=True)

@@ -50,13 +50,13 @@ def benchmark_of(plan: Plan, name: str) -> Benchmark:
         return found
     other = read(plan.ground_from or name)
     content = f"{found.hash} {digest(other.ground)}"
-    own = {name: count for name, count in found.counts.items() if not name.startswith("ground")}
-    theirs = {name: count for name, count in other.counts.items() if name.startswith("ground")}
+    grounding = {n: count for n, count in other.counts.items() if n.startswith("ground")}
+    testing = {n: count for n, count in found.counts.items() if not n.startswith("ground")}
     return replace(
         found,
         ground=other.ground,
         hash=sha256(content.encode()).hexdigest(),
-        counts={**theirs, **own},
+        counts={**grounding, **testing},
     )
 
 

@@ -1,4 +1,4 @@
-"""Tables in; plots out as SVG text or PNG bytes, drawn by matplotlib without a screen."""
+"""Tables -> plots as SVG text or PNG bytes, drawn by matplotlib without a screen."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trueline.errors import MissingExtraError
-from trueline.evaluation.metrics import Quartile, auroc, ece, quartile_shares, reliability
-from trueline.report.measures import Column, confidences
-from trueline.report.results import Cell
+from trueline.evaluation.measures import Column, confidences
+from trueline.evaluation.metrics import (
+    QuartileShare,
+    auroc,
+    ece,
+    quartile_shares,
+    reliability,
+)
+from trueline.report.rows import MethodRow
 from trueline.report.sweeps import Sweep
-from trueline.report.tables import Table, TableRow
+from trueline.report.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,9 +39,9 @@ def plots_of(table: Table, sweeps: Sequence[Sweep]) -> list[Plot]:
     columns = shown_columns(table, table.rows)
     if columns and len(table.rows) > 1:
         plots.append(("methods", f"Methods, {what}", lambda: _methods(table.rows, columns)))
-    telling = sorted(table.rows, key=_plainness)
+    telling = sorted(table.rows, key=_plot_order)
     found = {row.label: edit_quartiles(row) for row in telling}
-    quartiles = {label: some for label, some in found.items() if any(q.share for q in some)}
+    quartiles = {label: own for label, own in found.items() if any(q.share for q in own)}
     if quartiles:
         title = f"Changed tokens by base entropy, {what}"
         plots.append(("interventions", title, lambda: _quartiles(quartiles)))
@@ -68,44 +74,34 @@ def as_png(draw: Draw, name: str) -> bytes:
     return _saved(draw, "png", name)
 
 
-def shown_columns(table: Table, rows: Sequence[TableRow]) -> list[Column]:
-    """The few measures of some rows that are worth a plot, the most telling first."""
+def shown_columns(table: Table, rows: Sequence[MethodRow]) -> list[Column]:
+    """The few measures of these rows that are worth a plot, the most telling first."""
     known = {id for row in rows for id in row.values}
-    some = [column for column in table.columns if column.id in known]
-    return [column for key in _SHOWN for column in some if column.measure.key == key][:_PANELS]
+    columns = [column for column in table.columns if column.id in known]
+    return [one for key in _SHOWN for one in columns if one.measure.key == key][:_PANELS]
 
 
-def edit_quartiles(row: TableRow) -> list[Quartile]:
+def edit_quartiles(row: MethodRow) -> list[QuartileShare]:
     """How often a method changed the token, by quartile of the model's own entropy."""
-    pairs = [pair for cell in row.row.cells for pair in _steps(cell)]
-    if row.row.method == "greedy" or not pairs:
+    pairs = [
+        (entropy, bool(flag))
+        for cell in row.cells
+        for line in cell.answers
+        for entropy, flag in zip(line.entropy, line.flipped, strict=True)
+        if entropy is not None
+    ]
+    if row.is_plain or not pairs:
         return []
     return quartile_shares([entropy for entropy, _ in pairs], [flag for _, flag in pairs])
 
 
-def _plainness(row: TableRow) -> tuple[bool, bool, bool]:
-    """Greedy and RAD as they come stand first, then other methods, then other settings."""
-    cell = row.row.first
-    return (
-        cell["label"] != cell["method"],
-        row.row.method != "greedy",
-        row.row.method != "rad",
-    )
+def _plot_order(row: MethodRow) -> tuple[bool, bool, bool]:
+    """Which rows a plot of few shows: methods as they come, plain first, then grounded ones."""
+    return not row.has_default_settings, not row.is_plain, row.first.head.space is None
 
 
-def _steps(cell: Cell) -> list[tuple[float, bool]]:
-    return [
-        (float(entropy), bool(flag))
-        for line in cell.answers
-        for entropy, flag in zip(
-            line.get("entropy") or (), line.get("flipped") or (), strict=False
-        )
-        if entropy is not None
-    ]
-
-
-def _sure(row: TableRow, judge: str) -> tuple[list[float], list[bool]]:
-    pairs = [confidences(cell, judge) for cell in row.row.cells]
+def _sure(row: MethodRow, judge: str) -> tuple[list[float], list[bool]]:
+    pairs = [confidences(cell, judge) for cell in row.cells]
     return [x for sure, _ in pairs for x in sure], [x for _, right in pairs for x in right]
 
 
@@ -162,20 +158,20 @@ def _panels(count: int, width: float, height: float) -> tuple[Figure, list[Axes]
     return figure, list(figure.subplots(1, count, squeeze=False)[0])
 
 
-def _methods(rows: Sequence[TableRow], columns: Sequence[Column]) -> Figure:
-    """A dot and its interval a method; a line marks greedy."""
+def _methods(rows: Sequence[MethodRow], columns: Sequence[Column]) -> Figure:
+    """A dot and its interval a method; a line marks the plain model."""
     figure, panels = _panels(len(columns), 2.9 * len(columns) + 1.6, 1.1 + 0.32 * len(rows))
     for panel, column in zip(panels, columns, strict=True):
         for place, row in enumerate(rows):
             if (value := row.values.get(column.id)) is None:
                 continue
             scale = 100 if column.measure.is_percent else 1
-            color = _COLORS[0 if row.row.method == "greedy" else 1]
+            color = _COLORS[0 if row.is_plain else 1]
             mean = scale * value.mean
             if value.low is not None and value.high is not None:
                 panel.plot([scale * value.low, scale * value.high], [place] * 2, color=color)
             panel.plot([mean], [place], "o", color=color, markersize=8 if value.is_best else 5)
-            if place == 0 and row.row.method == "greedy":
+            if place == 0 and row.is_plain:
                 panel.axvline(mean, color=color, linewidth=0.8, linestyle=":")
         panel.set_title(_name(column))
         panel.set_yticks(range(len(rows)), [row.label for row in rows])
@@ -190,7 +186,7 @@ def _name(column: Column) -> str:
     return f"{column.measure.title}{unit}{judge}"
 
 
-def _quartiles(shares: dict[str, list[Quartile]]) -> Figure:
+def _quartiles(shares: dict[str, list[QuartileShare]]) -> Figure:
     figure, (panel,) = _panels(1, 6.4, 3.6)
     shown = list(shares.items())[:_CURVES]
     width = 0.8 / len(shown)
@@ -214,11 +210,11 @@ def _reliability(curves: dict[str, tuple[list[float], list[bool]]]) -> Figure:
     for number, (label, (sure, right)) in enumerate(list(curves.items())[:_CURVES]):
         bins = reliability(sure, right)
         area, gap = auroc(sure, right), ece(sure, right)
-        told = f"{label}: ECE {gap:.2f}, AUROC {'none' if area is None else f'{area:.2f}'}"
+        text = f"{label}: ECE {gap:.2f}, AUROC {'none' if area is None else f'{area:.2f}'}"
         x, y = [b.confidence for b in bins], [b.accuracy for b in bins]
         sizes = [12 + 120 * b.n / len(sure) for b in bins]
         panel.plot(x, y, color=_color(number), linewidth=1.2)
-        panel.scatter(x, y, sizes, color=_color(number), label=told)
+        panel.scatter(x, y, sizes, color=_color(number), label=text)
     panel.set_xlabel("confidence (geometric mean of the tokens' probabilities)")
     panel.set_ylabel("share judged truthful")
     panel.set_xlim(0, 1)
@@ -230,7 +226,7 @@ def _reliability(curves: dict[str, tuple[list[float], list[bool]]]) -> Figure:
 
 
 def _sweep(sweep: Sweep, columns: Sequence[Column]) -> Figure:
-    """A measure against what was varied, its interval as a band; the dotted line is greedy."""
+    """A measure against what was varied, its interval as a band; the dotted line is plain."""
     figure, panels = _panels(len(columns), 3.1 * len(columns) + 0.4, 3.0)
     is_number = all(isinstance(x, int | float) for x in sweep.values)
     x = list(sweep.values) if is_number else list(range(len(sweep.values)))
@@ -254,8 +250,9 @@ def _sweep(sweep: Sweep, columns: Sequence[Column]) -> Figure:
             lw=0,
         )
         panel.plot(places, [scale * v.mean for _, v in points], "o-", color=_color(1))
-        if sweep.greedy and (value := sweep.greedy.values.get(column.id)):
-            panel.axhline(scale * value.mean, color=_COLORS[0], linestyle=":", label="greedy")
+        if sweep.plain and (value := sweep.plain.values.get(column.id)):
+            mean, name = scale * value.mean, sweep.plain.method
+            panel.axhline(mean, color=_COLORS[0], linestyle=":", label=name)
             panel.legend()
         panel.set_title(_name(column))
         panel.set_xlabel(sweep.name)

@@ -1,4 +1,4 @@
-"""A recipe's name and a few options in; the plans to run out."""
+"""A recipe's name and a few options -> the plans to run."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from trueline.errors import SettingError
 from trueline.evaluation.plan import Plan
 from trueline.evaluation.plan_file import plan_from
 
-Options = Mapping[str, Any]  # keys of a run.toml
+PlanKeys = Mapping[str, Any]  # keys of a run.toml
 
-GROUND = 100  # examples the paper grounds with, where their number is not what varies
-SMALL: Options = {"ground": 25, "test": 16}  # minutes on two cores with the default model
-FULL: Options = {"ground": GROUND, "test": "all", "rule": "all"}  # as in the paper
+EXAMPLES = 100  # examples the paper grounds with, where their number is not what varies
+SMALL: PlanKeys = {"ground": 25, "test": 16}  # minutes on two cores with the default model
+FULL: PlanKeys = {"ground": EXAMPLES, "test": "all", "rule": "all"}  # as in the paper
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class PaperRecipe:
     """How one table or figure of the paper is run."""
 
     name: str
     about: str
-    plan: Options
-    small: Options
-    each: tuple[Options, ...]  # parts that differ, a run each
+    plan: PlanKeys
+    small: PlanKeys
+    each: tuple[PlanKeys, ...]  # parts that differ, a run each
     grounds: tuple[int, ...]  # numbers of examples, a run each
     show: str  # what is worked out besides the paper's figures; empty: nothing
 
 
 @cache
-def recipes() -> dict[str, Recipe]:
+def recipes() -> dict[str, PaperRecipe]:
     """Every recipe by name, in the order of the paper."""
-    text = files("trueline.report").joinpath("recipes.toml").read_text("utf-8")
+    text = files("trueline.paper").joinpath("recipes.toml").read_text("utf-8")
     return {
-        name: Recipe(
+        name: PaperRecipe(
             name,
             entry["about"],
             entry["plan"],
@@ -51,36 +51,36 @@ def recipes() -> dict[str, Recipe]:
     }
 
 
-def recipe_named(name: str) -> Recipe:
+def recipe_named(name: str) -> PaperRecipe:
     """A recipe, or an error that lists them."""
     if name not in recipes():
         raise SettingError(f"there is no recipe {name!r}; there are {', '.join(recipes())}")
     return recipes()[name]
 
 
-def plans_of(recipe: Recipe, given: Options, *, is_full: bool = False) -> list[Plan]:
+def plans_of(recipe: PaperRecipe, given: PlanKeys, *, is_full: bool = False) -> list[Plan]:
     """The plans of a recipe, which run into one folder; what is given wins over the recipe."""
     shared = {**recipe.plan, **(FULL if is_full else {**SMALL, **recipe.small})}
     shared.setdefault("judges", ["offline"])
-    own: dict[str, Any] = {**shared, **given}
-    parts: list[Options] = list(recipe.each or [{}])
+    table: dict[str, Any] = {**shared, **given}
+    parts: list[PlanKeys] = list(recipe.each or [{}])
     if recipe.grounds:
-        most = given.get("ground", max(recipe.grounds) if is_full else GROUND)
+        most = given.get("ground", max(recipe.grounds) if is_full else EXAMPLES)
         counts = _grounds(recipe, most)
-        own["ground"] = min(GROUND, most) if isinstance(most, int) else most
+        table["ground"] = min(EXAMPLES, most) if isinstance(most, int) else most
         parts = [*recipe.each, *({"ground": count} for count in counts)]
-    if "benchmarks" in given:  # one's own benchmarks replace those a part names
+    if "benchmarks" in given:  # benchmarks that are given replace those a part names
         parts = [_without_benchmarks(part) for part in parts]
-    tables = [{**own, **part} for part in parts]
-    distinct = [table for place, table in enumerate(tables) if table not in tables[:place]]
-    return [plan_from(table, f"the recipe {recipe.name}") for table in distinct]
+    tables = [{**table, **part} for part in parts]
+    distinct = [one for index, one in enumerate(tables) if one not in tables[:index]]
+    return [plan_from(one, f"the recipe {recipe.name}") for one in distinct]
 
 
-def _grounds(recipe: Recipe, most: int | str) -> list[int | str]:
+def _grounds(recipe: PaperRecipe, most: int | str) -> list[int | str]:
     """The recipe's numbers of examples that are below the most, and that one itself."""
     fewer = [n for n in recipe.grounds if isinstance(most, int) and n < most]
     return [*fewer, most]
 
 
-def _without_benchmarks(part: Options) -> Options:
+def _without_benchmarks(part: PlanKeys) -> PlanKeys:
     return {name: value for name, value in part.items() if name != "benchmarks"}

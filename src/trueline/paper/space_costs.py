@@ -1,9 +1,9 @@
-"""Plans in; what their grounding spaces hold, weigh and cost out, measured once a folder."""
+"""Plans -> what their grounding spaces hold, weigh and cost, measured once a folder."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -15,6 +15,8 @@ from trueline.errors import SettingError
 from trueline.evaluation.cells import machine, space_hash, versions
 from trueline.evaluation.parts import benchmark_of, model_of
 from trueline.evaluation.plan import BuildOptions, Plan
+from trueline.evaluation.run import OnProgress
+from trueline.files import write_text
 
 if TYPE_CHECKING:
     from trueline.embedders.embedder import Embedder
@@ -22,18 +24,17 @@ if TYPE_CHECKING:
     from trueline.evaluation.samples import Benchmark
     from trueline.space.space import GroundingSpace
 
-Progress = Callable[[str, int, int], None]
 MEASURED = "spaces.jsonl"  # what was measured in a folder, a space a line
 _WINDOWS = 100  # retrievals that are timed; the median is told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpaceMeasured:
+class SpaceCosts:
     """One grounding space."""
 
     model: str
     benchmark: str
-    asked: int | None  # examples that were asked for; None: all
+    wanted: int | None  # examples that were asked for; None: all
     ground: int  # examples that could be had
     rule: str  # whether questions without an answer are among those asked for
     entries: int
@@ -47,8 +48,8 @@ class SpaceMeasured:
 
 
 @dataclass(frozen=True, slots=True)
-class _Task:
-    """A space to measure."""
+class _SpaceToMeasure:
+    """A space, and what it is built with."""
 
     lm: LanguageModel
     embedder: Embedder
@@ -68,8 +69,8 @@ class _Task:
 
 
 def measure_spaces(
-    plans: Sequence[Plan], folder: Path, progress: Progress | None = None
-) -> list[SpaceMeasured]:
+    plans: Sequence[Plan], folder: Path, progress: OnProgress | None = None
+) -> list[SpaceCosts]:
     """Build and weigh the space of every benchmark of every plan, in a folder.
 
     A space that was measured there before is not built again. Where more examples are asked for
@@ -79,7 +80,7 @@ def measure_spaces(
 
     models: dict[str, LanguageModel] = {}
     embedders: dict[str, Embedder] = {}
-    known, found = _known(folder), dict[str, SpaceMeasured]()
+    known, found = _known(folder), dict[str, SpaceCosts]()
     for plan in plans:
         options = plan.variants[0].build or BuildOptions()
         for name in plan.benchmarks:
@@ -91,37 +92,37 @@ def measure_spaces(
                 if options.embedder not in embedders:
                     opened = load_embedder(options.embedder, device=lm.device)
                     embedders[options.embedder] = opened
-                task = _Task(lm, embedders[options.embedder], plan, benchmark, options)
+                task = _SpaceToMeasure(
+                    lm, embedders[options.embedder], plan, benchmark, options
+                )
                 if (key := task.key) not in known:
                     known[key] = _measure(task, folder, progress)
                     _keep(folder, known)
-                measured = replace(known[key], asked=plan.ground, rule=plan.rule)
+                measured = replace(known[key], wanted=plan.ground, rule=plan.rule)
                 found.setdefault(key, measured)
     return list(found.values())
 
 
-def _known(folder: Path) -> dict[str, SpaceMeasured]:
+def _known(folder: Path) -> dict[str, SpaceCosts]:
     path = folder / MEASURED
     if not path.exists():
         return {}
     try:
         lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-        return {line.pop("key"): SpaceMeasured(**line) for line in lines}
+        return {line.pop("key"): SpaceCosts(**line) for line in lines}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SettingError(
             f"{path} cannot be read ({error}); move it away, or name another folder with --out"
         ) from error
 
 
-def _keep(folder: Path, known: dict[str, SpaceMeasured]) -> None:
-    """Write what is known beside, and put it in place: a kill leaves the old lines or all."""
+def _keep(folder: Path, known: dict[str, SpaceCosts]) -> None:
+    """Write what is known; a kill leaves the old lines or all."""
     lines = [json.dumps({"key": key, **asdict(one)}) + "\n" for key, one in known.items()]
-    beside = folder / f"{MEASURED}.new"
-    beside.write_text("".join(lines), "utf-8")
-    beside.replace(folder / MEASURED)
+    write_text(folder / MEASURED, "".join(lines))
 
 
-def _measure(task: _Task, folder: Path, progress: Progress | None) -> SpaceMeasured:
+def _measure(task: _SpaceToMeasure, folder: Path, progress: OnProgress | None) -> SpaceCosts:
     from trueline.space.build import build
 
     lm, benchmark = task.lm, task.benchmark
@@ -132,17 +133,18 @@ def _measure(task: _Task, folder: Path, progress: Progress | None) -> SpaceMeasu
     begun = perf_counter()
     space = build(lm, benchmark.ground, prompt=benchmark.prompt, progress=tell, **options)
     seconds = perf_counter() - begun
+    entries = space.info()["entries"]
     target = folder / "spaces" / f"measured-{task.key}.space"
     space.save(target)
-    return SpaceMeasured(
+    return SpaceCosts(
         model=lm.id,
         benchmark=benchmark.name,
-        asked=task.plan.ground,
+        wanted=task.plan.ground,
         ground=len(benchmark.ground),
         rule=task.plan.rule,
-        entries=len(space),
+        entries=entries,
         size=sum(path.stat().st_size for path in target.rglob("*") if path.is_file()),
-        as_logits=len(space) * lm.vocabulary * 4,
+        as_logits=entries * lm.vocabulary * 4,
         build_seconds=round(seconds, 2),
         retrieval_ms=round(1000 * median(retrieval_seconds(lm, space, benchmark)), 3),
         space_hash=space_hash(space, with_wrong=False),
@@ -163,7 +165,7 @@ def retrieval_seconds(
     from trueline.decoders.rad import RAD
     from trueline.fusion import aggregate
 
-    rad = RAD(space, tau=benchmark.tau)
+    rad = RAD(space, **benchmark.settings)
     times = []
     with torch.no_grad():
         for window in _windows(lm, space, benchmark):

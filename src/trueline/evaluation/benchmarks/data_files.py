@@ -28,7 +28,7 @@ class Hub:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class DataTable:
     """One table: its files in a data folder, its place on the hub, and its columns there."""
 
     files: tuple[tuple[str, int], ...]  # path without its end, rows it has; the first is taken
@@ -69,7 +69,7 @@ class Line:
         )
 
 
-def read_table(table: Table, data: Path | None) -> list[Line]:
+def read_table(table: DataTable, data: Path | None) -> list[Line]:
     """Read a table from the data folder, or from the hub where there is none."""
     if data is None:
         name, promised, rows = table.hub.id, table.hub.rows, _hub_rows(table.hub)
@@ -86,7 +86,7 @@ def read_table(table: Table, data: Path | None) -> list[Line]:
     return lines
 
 
-def _find(table: Table, data: Path) -> tuple[Path, int]:
+def _find(table: DataTable, data: Path) -> tuple[Path, int]:
     """The first file of a table that is there, and how many rows it promises."""
     if not data.is_dir():
         raise ExampleError(f"there is no data folder {data}; {_advice(table.home)}")

@@ -1,4 +1,4 @@
-"""paper.toml in; the paper's figures out, by recipe, model, benchmark and row."""
+"""paper.toml -> the paper's figures, by recipe, model, benchmark and row."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class PaperBlock:
     """The figures of one benchmark in one of the paper's tables."""
 
     recipe: str
@@ -39,7 +39,7 @@ class Misprint:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class TextFigure:
     """A figure that stands in the paper's text, as it is written there."""
 
     recipe: str
@@ -49,7 +49,7 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class PaperCase:
     """A question the paper shows the answers to; all by method, in other words than its own."""
 
     benchmark: str
@@ -70,35 +70,35 @@ class Paper:
     models: Mapping[str, str]
     judges: Mapping[str, str]
     tests: Mapping[str, int]  # questions tested on, by benchmark
-    blocks: tuple[Block, ...]
-    said: tuple[Said, ...]
+    blocks: tuple[PaperBlock, ...]
+    text_figures: tuple[TextFigure, ...]
     misprints: tuple[Misprint, ...]
-    cases: tuple[Case, ...]
+    cases: tuple[PaperCase, ...]
 
 
 @cache
 def paper() -> Paper:
     """Read the figures."""
-    text = files("trueline.report").joinpath("paper.toml").read_text("utf-8")
+    text = files("trueline.paper").joinpath("paper.toml").read_text("utf-8")
     read = tomllib.loads(text)
     return Paper(
         read["models"],
         read["judges"],
         read["tests"],
         tuple(_block(item) for item in read["block"]),
-        tuple(Said(**item) for item in read["said"]),
+        tuple(TextFigure(**item) for item in read["text_figure"]),
         tuple(Misprint(**item) for item in read["misprint"]),
-        tuple(Case(**item) for item in read["case"]),
+        tuple(PaperCase(**item) for item in read["case"]),
     )
 
 
-def _block(item: dict[str, Any]) -> Block:
+def _block(item: dict[str, Any]) -> PaperBlock:
     rows, changes = (
         {name: tuple(map(float, row)) for name, row in item.get(part, {}).items()}
         for part in ("rows", "changes")
     )
     metrics = tuple(item["metrics"])
-    return Block(
+    return PaperBlock(
         item["recipe"],
         item["model"],
         item["benchmark"],
