@@ -44,8 +44,8 @@ def test_the_first_difference_is_found(one, other, place):
 
 
 def test_changed_counts_places_over_the_longer_answer():
-    from trueline.answers import Answer
     from trueline.comparison import _compared
+    from trueline.records import Answer
 
     def answer(tokens):
         return Answer("q", "", tuple(tokens), "stop", "m", 1)

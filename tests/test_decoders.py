@@ -1,6 +1,7 @@
 """Each method on numbers worked by hand, and against its slow transcription."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import tiny
@@ -9,11 +10,12 @@ import transcriptions as slow
 
 import trueline as tl
 from trueline.decoders import make_method, method_names
-from trueline.decoders.base import Step
+from trueline.decoders.base import Rows, Step
 from trueline.decoders.dola import divergence, penalized
-from trueline.engines.transformers.head import Head
-from trueline.engines.transformers.reading import States
+from trueline.engines.base import States
+from trueline.engines.transformers.head import TransformersHead
 from trueline.errors import SettingError
+from trueline.inputs import FilledPrompt
 from trueline.prompts import prompt_sets, prompts_with
 
 LENGTH = 10
@@ -27,16 +29,17 @@ class Toy:
     def __init__(self):
         identity = torch.nn.Linear(4, 4, bias=False)
         torch.nn.init.eye_(identity.weight)
-        self.head = Head(identity, is_linear=True)
+        self.head = TransformersHead(identity, is_linear=True)
 
     def decode_all(self, rows):
         return ["".join(map(str, row)) for row in rows]
 
 
 def toy_step(*states, layers=(), tokens=(0,), **options):
-    hidden = torch.tensor(states)
-    kept = tuple(torch.tensor([layer]) for layer in layers)
-    return Step(Toy(), [list(tokens)], [1], States(hidden, None, kept), **options)
+    """The states of one row under its first prompt, then under its second, if there is one."""
+    kept = {number: torch.tensor([layer]) for number, layer in enumerate(layers)}
+    first, *second = (States(torch.tensor([one]), None, kept) for one in states)
+    return Step(Rows(Toy(), [list(tokens)], [1]), first, *second, **options)
 
 
 def test_cad_amplifies_the_full_prompt():  # 1.5 * (1 2 0 0) - 0.5 * (2 0 0 4)
@@ -100,19 +103,8 @@ def test_divergence_is_nothing_between_equals_and_log_two_between_strangers():
 def test_dola_takes_the_candidate_layers_that_transformers_documents(
     depth, tied, candidates, wanted
 ):
-    class Config:
-        num_hidden_layers, tie_word_embeddings = depth, tied
-
-        def get_text_config(self):
-            return self
-
-    class Model:
-        config = Config()
-
-    class LM:
-        model = Model()
-
-    assert list(tl.DoLa(candidates=candidates).layers(LM())) == list(wanted)
+    lm = SimpleNamespace(depth=depth, is_tied=tied)
+    assert list(tl.DoLa(candidates=candidates).layers(lm)) == list(wanted)
 
 
 def test_knn_lm_gives_the_mass_of_the_neighbors_to_their_next_tokens():
@@ -138,7 +130,8 @@ def test_the_gate_keeps_sure_steps_as_they_are():
 
     space = space_of([0, 5], values=[[0.0, 9.0, 0.0, 0.0]] * 2)
     unsure, sure = [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 12.0]  # entropies log 4 and 0.0002
-    step = Step(Toy(), [[0], [0]], [1, 1], States(torch.tensor([unsure, sure]), None))
+    rows = Rows(Toy(), [[0], [0]], [1, 1])
+    step = Step(rows, States(torch.tensor([unsure, sure]), None))
     found = tl.RAD(space, gate=0.5).adjust(step)
     assert found.logits[0].tolist() == pytest.approx([0.0, 4.5, 0.0, 0.0])
     assert found.logits[1].tolist() == sure
@@ -349,7 +342,7 @@ def test_kate_shows_the_nearest_question_last_and_leaves_braces_alone(lm, embedd
         tl.Example("Are bats blind?", "Bats see well."),
     ]
     kate = tl.KATE(tl.build(lm, examples, embedder=embedder), k=3)
-    (asked,) = kate.prompts("Are bats blind?")
+    (asked,) = kate.inputs(FilledPrompt(tl.Prompt(), "Are bats blind?"))
     assert asked.before.endswith("Q: Are bats blind?\nA: Bats see well.\n\n")
     assert "Q: Is {answer} a word?\nA: Yes, {question} too.\n\n" in asked.before
 
@@ -358,9 +351,9 @@ def test_a_second_prompt_shares_the_pass_and_keeps_its_own_cache(lm, spaces, mon
     calls = []
     forward = type(lm).forward
 
-    def count(self, inputs, layers=()):
+    def count(self, inputs, *options):
         calls.append(inputs["input_ids"].shape)
-        return forward(self, inputs, layers)
+        return forward(self, inputs, *options)
 
     monkeypatch.setattr(type(lm), "forward", count)
     tl.generate(lm, tl.CAD(), "Do bats sleep?", max_new_tokens=4)

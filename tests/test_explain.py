@@ -13,12 +13,11 @@ from click.testing import CliRunner
 from conftest import EXAMPLES
 
 import trueline as tl
-from trueline.answers import Answer
 from trueline.errors import SettingError
 from trueline.explain import explain
 from trueline.explain.summary import Quartile, entropy_quartiles, measure_moves, place_pieces
 from trueline.explain.text import columns
-from trueline.records import Candidate, Neighbor, TraceStep
+from trueline.records import Answer, Candidate, Neighbor, TraceStep
 
 WORDS = ["", "It", " is", " not", " blue", " red", ".", "<eos>", " was", " very"]
 HOSTILE = (
@@ -355,7 +354,7 @@ def test_save_refuses_other_names_and_says_what_it_cannot_write(tmp_path):
 
 
 def test_explaining_needs_no_torch():
-    code = "import sys, trueline.answers, trueline.explain; sys.exit('torch' in sys.modules)"
+    code = "import sys, trueline.records, trueline.explain; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -8,9 +8,12 @@ import torch
 
 import trueline as tl
 from trueline.decoders import make_method, method_names
-from trueline.decoders.base import Step
-from trueline.engines.transformers.reading import Reading
+from trueline.decoders.base import Rows, Step
+from trueline.engines.transformers.reading import BatchReading
 from trueline.errors import SettingError
+from trueline.pick import pick_tokens, probabilities, random_source
+from trueline.records import GenerateOptions
+from trueline.requests import make_request
 
 TAU = 0.8
 QUESTION = tiny.QUESTIONS[1]
@@ -33,9 +36,10 @@ def method(request, space):
 
 
 def step_of(lm, questions, **options):
-    prompts = [[tl.Prompt().encode(question, lm.tokenizer)] for question in questions]
-    reading = Reading(lm, prompts)
-    return Step(lm, reading.contexts, reading.starts, reading.states, **options)
+    contexts = [tl.Prompt().encode(question, lm.tokenizer) for question in questions]
+    return Step(
+        Rows(lm, contexts, list(map(len, contexts))), lm.start().join(contexts), **options
+    )
 
 
 def test_a_list_comes_back_in_its_order(lm, method):
@@ -57,19 +61,19 @@ def test_the_same_call_twice_gives_the_same_answer(lm, method):
 def test_the_pieces_of_a_stream_are_the_whole_answer(lm, method):
     whole = tl.generate(lm, method, QUESTION, max_new_tokens=24)
     pieces = list(tl.stream(lm, method, QUESTION, max_new_tokens=24))
-    assert "".join(pieces) == whole.text
+    assert "".join(map(str, pieces)) == whole.text
     assert len(pieces) > 3
 
 
 def step_for(lm, method, questions, scale=1.0):
     """A step as the loop makes it for a method, its states blown up or shrunk."""
-    prompts = [
-        [asked.encode(lm.tokenizer) for asked in method.prompts(question)]
-        for question in questions
+    requests = [make_request(lm, method, question) for question in questions]
+    streams = [
+        lm.start().join(contexts, layers=method.layers(lm)).map(lambda tensor: tensor * scale)
+        for contexts in zip(*(request.contexts for request in requests))
     ]
-    reading = Reading(lm, prompts, layers=method.layers(lm))
-    states = reading.states.map(lambda tensor: tensor * scale)
-    return Step(lm, reading.contexts, reading.starts, states)
+    contexts = [request.contexts[0] for request in requests]
+    return Step(Rows(lm, contexts, list(map(len, contexts))), *streams)
 
 
 def test_a_step_is_left_as_it_was(lm, method):
@@ -181,17 +185,18 @@ def test_a_stop_string_ends_the_answer_before_it_even_across_tokens(lm):
     assert answer.text == free[: free.index(stop)]
     assert answer.finish == "stop"
     streamed = tl.stream(lm, tl.Greedy(), QUESTION, max_new_tokens=30, stop=["never", stop])
-    assert "".join(streamed) == answer.text
+    assert "".join(map(str, streamed)) == answer.text
 
 
 def test_rows_leave_the_batch_as_they_end(lm, monkeypatch):
     widths = []
-    extend = Reading.extend
-    monkeypatch.setattr(
-        Reading,
-        "extend",
-        lambda self, tokens: (widths.append(len(tokens)), extend(self, tokens)),
-    )
+    extend = BatchReading.extend
+
+    def counted(self, tokens, **options):
+        widths.append(len(tokens))
+        return extend(self, tokens, **options)
+
+    monkeypatch.setattr(BatchReading, "extend", counted)
     free = tl.generate(lm, tl.Greedy(), tiny.QUESTIONS, max_new_tokens=10)
     assert widths == [5] * 9
     widths.clear()
@@ -212,10 +217,8 @@ def test_a_seed_repeats_a_draw_whatever_the_batch(lm, space):
 
 
 def test_p_less_keeps_what_reaches_the_sum_of_squares():  # 0.4 0.4 0.2: the squares sum to 0.36
-    from trueline.pick import Pick
-
     logits = torch.tensor([[0.4, 0.4, 0.2], [0.25, 0.25, 0.5]]).log()  # and to 0.375
-    kept = Pick(temperature=1.0, p_less=True).probabilities(logits)
+    kept = probabilities(logits, GenerateOptions(temperature=1.0, p_less=True))
     assert torch.allclose(kept, torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]))
 
 
@@ -236,11 +239,10 @@ def test_an_answer_may_end_at_once_and_a_prompt_may_be_one_token(lm):
 
 
 def test_a_draw_follows_the_probabilities():  # 1/7, 2/7, 4/7
-    from trueline.pick import Pick
-
     logits = torch.tensor([[0.0, math.log(2), math.log(4)]])
-    pick = Pick(temperature=1.0, seed=0)
-    draws = [pick(logits, [source])[0] for source in [pick.generator(0)] for _ in range(3000)]
+    options = GenerateOptions(temperature=1.0, seed=0)
+    source = random_source(options, 0)
+    draws = [pick_tokens(logits, [options], [source])[0] for _ in range(3000)]
     assert [draws.count(token) / 3000 for token in range(3)] == pytest.approx(
         [1 / 7, 2 / 7, 4 / 7], abs=0.03
     )
@@ -259,10 +261,9 @@ def test_a_draw_follows_the_probabilities():  # 1/7, 2/7, 4/7
     ],
 )
 def test_temperature_and_cuts_reshape_the_distribution(settings, wanted):
-    from trueline.pick import Pick
-
     logits = torch.tensor([[0.0, math.log(2), math.log(4)]])
-    assert Pick(**settings).probabilities(logits)[0].tolist() == pytest.approx(wanted)
+    found = probabilities(logits, GenerateOptions(**settings))
+    assert found[0].tolist() == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize(

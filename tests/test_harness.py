@@ -16,9 +16,10 @@ from lm_eval.api.instance import Instance
 import trueline as tl
 from trueline.decoders import make_method
 from trueline.errors import SettingError, SpaceMismatchError
-from trueline.evaluation.verbatim import Verbatim
+from trueline.inputs import TokenContext
 from trueline.integrations.lm_eval import TruelineLM, main
-from trueline.scoring import score_tokens
+from trueline.integrations.lm_eval.texts import encode_finished
+from trueline.scoring import Continuation, score_continuations
 
 TASKS = Path(__file__).parent / "harness_tasks"
 SAMPLES = [json.loads(line) for line in (TASKS / "samples.jsonl").read_text().splitlines()]
@@ -78,6 +79,11 @@ def opened(lm, method="greedy", space=None, **options):
 
 def asked(*arguments, kind="loglikelihood"):
     return [Instance(kind, {}, args, place) for place, args in enumerate(arguments)]
+
+
+def continuation(context, after):
+    context = tuple(context)
+    return Continuation(TokenContext(context), (context,), tuple(after))
 
 
 def until(lm, *contexts, **options):
@@ -165,13 +171,11 @@ def test_greedy_gives_the_numbers_of_the_harness_own_model(lm):
 def test_what_a_method_writes_is_what_it_calls_greedy(lm, space):
     rad = opened(lm, "rad", space)
     tokens = rad.tok_encode("Are bats blind?")
-    answer = tl.generate(lm, rad.method, "Are bats blind?", max_new_tokens=5)
+    answer = tl.generate(lm, rad.method, TokenContext(tuple(tokens)), max_new_tokens=5)
     written = list(answer.token_ids)
     other = [*written[:-1], (written[-1] + 1) % lm.vocabulary]
-    flags = [
-        flag
-        for _, flag in score_tokens(lm, rad.method, [([tokens], written), ([tokens], other)])
-    ]
+    rows = [continuation(tokens, after) for after in (written, other)]
+    flags = [flag for _, flag in score_continuations(lm, rad.method, rows)]
     assert flags == [True, False]
 
 
@@ -206,10 +210,10 @@ def test_a_long_context_is_read_from_its_end():
     ((score, _),) = ours.loglikelihood(asked((TEXT, " No.")), disable_tqdm=True)
     short = tokens[-(17 - len(after)) :]  # the last token of the continuation is not read
     assert score == pytest.approx(
-        score_tokens(lm, ours.method, [([short], after)])[0][0], abs=1e-4
+        score_continuations(lm, ours.method, [continuation(short, after)])[0][0], abs=1e-4
     )
     (text,) = until(ours, TEXT, max_gen_toks=4)
-    cut = tl.generate(lm, tl.Greedy(Verbatim(keep=12)), TEXT, max_new_tokens=4)
+    cut = tl.generate(lm, tl.Greedy(), TokenContext(tuple(tokens[-12:])), max_new_tokens=4)
     assert (text, cut.prompt_tokens) == (cut.text, 12)
     with pytest.raises(SettingError, match="max_gen_toks is 16, and tiny-llama reads 16"):
         until(ours, TEXT, max_gen_toks=16)
@@ -250,7 +254,7 @@ def test_a_chat_template_is_applied_and_its_text_is_read_as_it_is():
     assert text == "<|start|>user\nDo fish sleep?<|end|>\n<|start|>assistant\n"
     assert ours.chat_template(True) == tiny.CHAT
     assert lm.tokenizer_hash[:12] in ours.tokenizer_name
-    prompt = Verbatim().encode(text, lm.tokenizer)
+    prompt = encode_finished(text, lm.tokenizer)
     assert lm.tokenizer.decode(prompt) == f"<bos>{text}"  # nothing stripped, nothing twice
 
 
@@ -264,9 +268,9 @@ def test_a_chat_template_that_is_not_there_is_refused(lm):
     [
         (
             {"method": "cad"},
-            "cad reads the bare question .* there are greedy, dola, rad, knn-lm",
+            "cad reads a second prompt .* there are greedy, rad, knn-lm, dola",
         ),
-        ({"method": "id"}, "id reads a noisy prompt"),
+        ({"method": "id"}, "id reads a second prompt"),
         ({"method": "kate"}, "kate chooses what stands in the prompt, .*--num_fewshot"),
         ({"method": "magic"}, "there is no method 'magic'"),
         ({"method": "rad", "space": None}, "rad needs a space; add space=FOLDER"),
@@ -321,7 +325,7 @@ def test_a_mistake_is_one_line_on_the_command_line(monkeypatch):
     monkeypatch.chdir(TASKS)
     args = ["--model_args", "model=smollm2-135m,method=cad", "--tasks", "trueline_choice"]
     monkeypatch.setattr("sys.argv", ["trueline-lm-eval", "run", *ALWAYS, *args])
-    with pytest.raises(SystemExit, match=r"^Error: cad reads the bare question") as caught:
+    with pytest.raises(SystemExit, match=r"^Error: cad reads a second prompt") as caught:
         main()
     assert "\n" not in caught.value.code
 

@@ -152,16 +152,15 @@ def test_our_embedder_gives_the_vectors_of_sentence_transformers(minilm, referen
 
 
 def test_a_bfloat16_model_gives_rad_logits_within_its_rounding(smol, space, questions):
-    from trueline.decoders.base import Step
-    from trueline.engines.transformers.reading import Reading
+    from trueline.decoders.base import Rows, Step
 
     half = tl.load("smollm2-135m", dtype="bfloat16")
     assert half.fingerprint == smol.fingerprint
     prompts = [tl.Prompt().encode(question, smol.tokenizer) for question in questions[:4]]
     logits = {}
     for lm in (smol, half):
-        reading = Reading(lm, [[prompt] for prompt in prompts])
-        step = Step(lm, reading.contexts, reading.starts, reading.states)
+        rows = Rows(lm, prompts, list(map(len, prompts)))
+        step = Step(rows, lm.start().join(prompts))
         adjusted = tl.RAD(space).adjust(step)
         assert len(adjusted.evidence[0].hits) > 0
         logits[lm] = adjusted.logits.float()

@@ -17,9 +17,10 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 import trueline as tl
 from trueline.embedders.embedder import SentenceEmbedder
 from trueline.embedders.runtime import Runtime
-from trueline.engines.alongside import _worker, beside
 from trueline.engines.transformers.attention import Cache, GrowingLayer
-from trueline.engines.transformers.reading import Reading, shared_length
+from trueline.engines.transformers.reading import BatchReading, shared_length
+from trueline.engines.transformers.threads import leave_a_core
+from trueline.prefetch import Alongside, _worker
 from trueline.search import LARGE, Exact, Index, open_search
 from trueline.shortcuts import SHORTCUTS, is_on, without
 
@@ -80,7 +81,7 @@ def test_tokens_are_the_same_with_windows_embedded_beside_the_model(
     space = tl.build(lm, EXAMPLES, embedder=embedder)
     used = []
     monkeypatch.setattr(Runtime, "begin", counted(Runtime.begin, used, "runtime"))
-    monkeypatch.setattr("trueline.engines.alongside._worker", counted(_worker, used, "beside"))
+    monkeypatch.setattr("trueline.prefetch._worker", counted(_worker, used, "beside"))
 
     def asked(method, *names):
         used.clear()
@@ -97,9 +98,9 @@ def test_tokens_are_the_same_with_windows_embedded_beside_the_model(
 
 
 def counted(function, used, name="call"):
-    def call(*given):
+    def call(*given, **options):
         used.append(name)
-        return function(*given)
+        return function(*given, **options)
 
     return call
 
@@ -145,16 +146,17 @@ def test_a_space_built_without_shortcuts_is_the_same_up_to_rounding(lm, embedder
 
 
 def test_a_cache_in_place_holds_what_a_joined_one_holds(lm):
-    prompts = [[[5, 6, 7, 8]], [[9, 10]], [[11, 12, 13]]]
-    readings = [Reading(lm, prompts)]
+    contexts = [[5, 6, 7, 8], [9, 10], [11, 12, 13]]
+    readings = [BatchReading(lm)]
     with without("cache"):
-        readings.append(Reading(lm, prompts))
-    for place in range(80):  # more than the room of a first buffer
-        rows = [0, 2, 2, 1] if place == 3 else None
+        readings.append(BatchReading(lm))
+    for reading in readings:
+        reading.join(contexts)
+    for step in range(80):  # more than the room of a first buffer
         for reading in readings:
-            if rows:
-                reading.select(rows)
-            reading.extend([20 + place] * len(reading.contexts))
+            if step == 3:
+                reading.keep([0, 2, 2, 1])
+            reading.extend([20 + step] * reading.rows)
     ours, theirs = (reading._cache.layers[0] for reading in readings)
     assert type(ours) is not type(theirs)
     assert torch.allclose(ours.keys, theirs.keys, atol=1e-5)
@@ -163,13 +165,13 @@ def test_a_cache_in_place_holds_what_a_joined_one_holds(lm):
 
 
 def test_sliding_layers_keep_their_own_cache_and_read_no_prefix_apart(monkeypatch):
-    prompts = [[[5] * 12 + [6]], [[5] * 12 + [7, 8]]]
+    contexts = [[5] * 12 + [6], [5] * 12 + [7, 8]]
     passes = {}
     for name in ("mistral", "llama", "gpt2"):
         lm = tiny.language_model(name)
         with monkeypatch.context() as patch:
             patch.setattr(lm, "forward", counted(lm.forward, passes.setdefault(name, [])))
-            Reading(lm, prompts)
+            lm.start().join(contexts)
     assert {name: len(made) for name, made in passes.items()} == {
         "mistral": 1, "llama": 2, "gpt2": 1
     }  # fmt: skip
@@ -200,26 +202,34 @@ def two_threads():
     torch.set_num_threads(before)
 
 
+class Work:
+    """A prefetch that calls a function."""
+
+    def __init__(self, run):
+        self.run = run
+
+
 def test_work_beside_the_model_leaves_it_a_thread_less_until_it_is_done(two_threads):
-    gate = threading.Event()
-    with beside(lambda: gate.wait(10) and "found", CPU) as job:
-        job.at_layer()
+    gate, layer = threading.Event(), torch.nn.Identity()
+    work = Alongside([Work(lambda: gate.wait(60) and "found"), None], CPU)
+    with leave_a_core([layer], work.busy, CPU):
+        layer(torch.zeros(1))
         assert torch.get_num_threads() == 1
         gate.set()
-        assert job.result() == "found"
-        job.at_layer()
+        assert work.results() == ["found", None]
+        layer(torch.zeros(1))
         assert torch.get_num_threads() == 2
     assert torch.get_num_threads() == 2
+    assert not layer._forward_pre_hooks  # the model is as it was
 
 
 def test_threads_come_back_when_the_model_or_the_work_fails(two_threads):
-    with pytest.raises(ZeroDivisionError), beside(lambda: None, CPU):
+    with pytest.raises(ZeroDivisionError), leave_a_core([], lambda: True, CPU):
         raise ZeroDivisionError
     assert torch.get_num_threads() == 2
-    with beside(lambda: {}["no"], CPU) as job:
-        pass
+    failing = Alongside([Work(lambda: {}["no"])], CPU)
     with pytest.raises(KeyError):
-        job.result()
+        failing.results()
     assert torch.get_num_threads() == 2
 
 

@@ -7,7 +7,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trueline.answers import Answer as Answer
     from trueline.comparison import compare as compare
     from trueline.decoders.cad import CAD as CAD
     from trueline.decoders.dola import DoLa as DoLa
@@ -16,12 +15,13 @@ if TYPE_CHECKING:
     from trueline.decoders.kate import KATE as KATE
     from trueline.decoders.knn_lm import KNNLM as KNNLM
     from trueline.decoders.rad import RAD as RAD
+    from trueline.engines import load as load
     from trueline.engines.transformers.language import LanguageModel as LanguageModel
-    from trueline.engines.transformers.language import load as load
     from trueline.errors import TruelineError as TruelineError
     from trueline.generation import generate as generate
     from trueline.generation import stream as stream
     from trueline.prompts import Prompt as Prompt
+    from trueline.records import Answer as Answer
     from trueline.records import Example as Example
     from trueline.scoring import score as score
     from trueline.space.build import build as build
@@ -34,7 +34,7 @@ _HOMES = {  # public name -> where it lives, opened when first asked for: --help
     "Instructive": "trueline.decoders.instructive",
     "KATE": "trueline.decoders.kate",
     "KNNLM": "trueline.decoders.knn_lm",
-    "Answer": "trueline.answers",
+    "Answer": "trueline.records",
     "Example": "trueline.records",
     "Greedy": "trueline.decoders.greedy",
     "GroundingSpace": "trueline.space.space",
@@ -45,7 +45,7 @@ _HOMES = {  # public name -> where it lives, opened when first asked for: --help
     "build": "trueline.space.build",
     "compare": "trueline.comparison",
     "generate": "trueline.generation",
-    "load": "trueline.engines.transformers.language",
+    "load": "trueline.engines",
     "open": "trueline.space.space:read_space",
     "score": "trueline.scoring",
     "stream": "trueline.generation",

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from trueline.answers import Answer
 from trueline.decoders.base import Decoder
-from trueline.engines.transformers.language import LanguageModel
+from trueline.engines.base import Engine
 from trueline.errors import SettingError
 from trueline.generation import generate
+from trueline.records import Answer
 
 _REFERENCE = "greedy"
 
@@ -38,7 +38,7 @@ class Compared:
 
 
 def compare(
-    lm: LanguageModel,
+    lm: Engine,
     methods: Mapping[str, Decoder] | Sequence[Decoder],
     questions: Sequence[str],
     *,

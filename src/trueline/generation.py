@@ -1,75 +1,89 @@
-"""Questions in, answers out: the one decoding loop, for batches and streams."""
+"""Questions, messages or tokens in, answers out: whole, or piece by piece."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import overload
 
-from trueline.answers import Answer
-from trueline.decoders.base import Decoder, Step
-from trueline.engines.transformers.language import LanguageModel
-from trueline.engines.transformers.reading import Reading
+from trueline.decoders.base import Decoder
+from trueline.decoding import Decoding, Row
+from trueline.engines.base import Engine
 from trueline.errors import SettingError
-from trueline.pick import Pick
-from trueline.prompts import check_text
-from trueline.records import TraceStep
-from trueline.trace import trace_step
+from trueline.inputs import (
+    Conversation,
+    FilledPrompt,
+    ModelInput,
+    TokenContext,
+    read_messages,
+)
+from trueline.records import Answer, GenerateOptions, Piece
+from trueline.requests import Request, make_request
 
-
-@dataclass
-class _Row:
-    """One question on its way to an answer."""
-
-    question: str
-    place: int  # among the questions of the call
-    prompts: list[list[int]]  # the one it is asked with, then any read beside it
-    hashes: tuple[str, ...]  # of these prompts
-    room: int  # how many tokens it may still get
-    tokens: list[int] = field(default_factory=list)
-    steps: list[TraceStep] = field(default_factory=list)
-    text: str | None = None  # set when the answer has ended
-    finish: str = "length"
-
-
-@dataclass(frozen=True)
-class _Stop:
-    """When an answer ends."""
-
-    ids: frozenset[int]
-    strings: tuple[str, ...]
-    longest: int  # tokens a stop string can span
-
-    def check(self, row: _Row, lm: LanguageModel) -> None:
-        """Close the row if its last token ended it."""
-        if row.tokens[-1] in self.ids:
-            row.finish, row.text = "stop", lm.decode(row.tokens)
-        elif self.strings and any(
-            string in lm.decode(row.tokens[-self.longest :]) for string in self.strings
-        ):
-            text = lm.decode(row.tokens)
-            places = [place for string in self.strings if (place := text.find(string)) >= 0]
-            row.finish, row.text = "stop", text[: min(places, default=None)]
-        elif len(row.tokens) == row.room:
-            row.text = lm.decode(row.tokens)
+Messages = Sequence[Mapping[str, str]]
+Given = str | ModelInput  # a question for the method's own prompt, or what the model reads
+Done = Callable[[int, int], None]  # answers done, answers in all
 
 
 @overload
-def generate(  # type: ignore[overload-overlap]
-    lm: LanguageModel, method: Decoder, questions: str, **options: object
+def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str too
+    lm: Engine,
+    method: Decoder,
+    questions: str | ModelInput,
+    *,
+    max_new_tokens: int = ...,
+    temperature: float = ...,
+    top_k: int | None = ...,
+    top_p: float | None = ...,
+    p_less: bool = ...,
+    seed: int | None = ...,
+    stop: str | Sequence[str] = ...,
+    stop_ids: Sequence[int] = ...,
+    trace: bool = ...,
+    batch_size: int = ...,
+    progress: Done | None = ...,
 ) -> Answer: ...
 @overload
 def generate(
-    lm: LanguageModel, method: Decoder, questions: Sequence[str], **options: object
-) -> list[Answer]: ...
-def generate(  # type: ignore[misc]
-    lm: LanguageModel,
+    lm: Engine,
     method: Decoder,
-    questions: str | Sequence[str],
+    questions: Sequence[str] | Sequence[ModelInput],
     *,
+    max_new_tokens: int = ...,
+    temperature: float = ...,
+    top_k: int | None = ...,
+    top_p: float | None = ...,
+    p_less: bool = ...,
+    seed: int | None = ...,
+    stop: str | Sequence[str] = ...,
+    stop_ids: Sequence[int] = ...,
+    trace: bool = ...,
+    batch_size: int = ...,
+    progress: Done | None = ...,
+) -> list[Answer]: ...
+@overload
+def generate(
+    lm: Engine,
+    method: Decoder,
+    questions: None = ...,
+    *,
+    messages: Messages,
+    max_new_tokens: int = ...,
+    temperature: float = ...,
+    top_k: int | None = ...,
+    top_p: float | None = ...,
+    p_less: bool = ...,
+    seed: int | None = ...,
+    stop: str | Sequence[str] = ...,
+    stop_ids: Sequence[int] = ...,
+    trace: bool = ...,
+) -> Answer: ...
+def generate(
+    lm: Engine,
+    method: Decoder,
+    questions: Given | Sequence[str] | Sequence[ModelInput] | None = None,
+    *,
+    messages: Messages | None = None,
     max_new_tokens: int = 64,
-    batch_size: int = 16,
     temperature: float = 0.0,
     top_k: int | None = None,
     top_p: float | None = None,
@@ -78,37 +92,73 @@ def generate(  # type: ignore[misc]
     stop: str | Sequence[str] = (),
     stop_ids: Sequence[int] = (),
     trace: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    batch_size: int = 16,
+    progress: Done | None = None,
 ) -> Answer | list[Answer]:
-    """Answer one question or many; a list comes back in the order it came in.
+    """Answer one question or many, or a conversation; a list comes back in its order.
 
-    Greedy unless temperature is above 0. A question's draws depend on the seed and its place in
+    Greedy unless temperature is above 0. A question's draws depend on the seed and its index in
     the list, not on the batch it falls into.
     """
-    if isinstance(questions, str):
-        asked = [questions]
-    else:
-        asked = list(questions)
+    options = GenerateOptions(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        p_less=p_less,
+        seed=seed,
+        stop=_texts(stop),
+        stop_ids=tuple(stop_ids),
+        trace=trace,
+    )
+    given = _given(questions, messages)
+    answers = answer_all(
+        lm,
+        method,
+        given if isinstance(given, list) else [given],
+        options,
+        batch_size=batch_size,
+        progress=progress,
+    )
+    return answers if isinstance(given, list) else answers[0]
+
+
+def answer_all(
+    lm: Engine,
+    method: Decoder,
+    given: Sequence[Given],
+    options: GenerateOptions,
+    *,
+    batch_size: int = 16,
+    progress: Done | None = None,
+) -> list[Answer]:
+    """`generate` with its options as one value."""
     if batch_size < 1:
         raise SettingError(f"batch_size must be at least 1, got {batch_size}")
-    pick = Pick(temperature, top_k, top_p, p_less, seed)
-    ending = _ending(lm, stop, stop_ids)
-    rows = _rows(lm, method, asked, max_new_tokens)
-    done = 0
-    for batch in _batches(rows, batch_size):
-        for ended in _decode(lm, method, batch, pick, ending, trace):
-            done += len([row for row in ended if row.text is not None])
-            if progress:
-                progress(done, len(rows))
-    answers = [_answer(row, method, trace) for row in rows]
-    return answers[0] if isinstance(questions, str) else answers
+    method.check(lm)
+    requests = [make_request(lm, method, one, options, index=i) for i, one in enumerate(given)]
+    # Contexts of like length together keep padding small; a quarter of the rows joins at once.
+    decoding = Decoding(lm, max_rows=batch_size, join_at=max(1, batch_size // 4))
+    tickets = {
+        decoding.submit(request): request.index
+        for request in sorted(requests, key=lambda request: len(request.contexts[0]))
+    }
+    answers: dict[int, Answer] = {}
+    while not decoding.is_idle:
+        for row in decoding.step():
+            if row.is_ended:
+                answers[tickets[row.ticket]] = row.answer()
+        if progress:
+            progress(len(answers), len(requests))
+    return [answers[index] for index in range(len(requests))]
 
 
 def stream(
-    lm: LanguageModel,
+    lm: Engine,
     method: Decoder,
-    question: str,
+    question: Given | None = None,
     *,
+    messages: Messages | None = None,
     max_new_tokens: int = 64,
     temperature: float = 0.0,
     top_k: int | None = None,
@@ -117,135 +167,75 @@ def stream(
     seed: int | None = None,
     stop: str | Sequence[str] = (),
     stop_ids: Sequence[int] = (),
-) -> Iterator[str]:
+    trace: bool = False,
+) -> Iterator[Piece]:
     """Yield the answer piece by piece; the pieces together are the text `generate` gives.
 
-    A piece is held back while it may be half a character or the beginning of a stop string.
+    Text is held back while it may be half a character or the beginning of a stop string.
     """
-    pick = Pick(temperature, top_k, top_p, p_less, seed)
-    ending = _ending(lm, stop, stop_ids)
-    (row,) = rows = _rows(lm, method, [question], max_new_tokens)
-    return _pieces(lm, row, _decode(lm, method, rows, pick, ending, False), ending.strings)
-
-
-def _decode(
-    lm: LanguageModel,
-    method: Decoder,
-    rows: list[_Row],
-    pick: Pick,
-    ending: _Stop,
-    trace: bool,
-) -> Iterator[list[_Row]]:
-    """Pick one token a live row and step until all have ended; yields the rows that got one."""
-    draws = [pick.generator(row.place) for row in rows]
-    reading = Reading(
-        lm,
-        [row.prompts for row in rows],
-        layers=method.layers(lm),
-        aside=partial(method.begin, lm) if method.looks_up else None,
+    options = GenerateOptions(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        p_less=p_less,
+        seed=seed,
+        stop=_texts(stop),
+        stop_ids=tuple(stop_ids),
+        trace=trace,
     )
-    while rows:
-        step = Step(
-            lm,
-            reading.contexts,
-            reading.starts,
-            reading.states,
-            is_probability=pick.is_sampled,
-            lookup=reading.found,
-        )
-        adjusted = method.adjust(step)
-        tokens = pick(adjusted.logits, draws)
-        for place, (row, token) in enumerate(zip(rows, tokens, strict=True)):
-            row.tokens.append(token)
-            if trace:
-                row.steps.append(trace_step(step, adjusted, place, token))
-            ending.check(row, lm)
-        yield rows
-        live = [place for place, row in enumerate(rows) if row.text is None]
-        rows, draws = [rows[place] for place in live], [draws[place] for place in live]
-        if rows:
-            reading.select(live)
-            reading.extend([tokens[place] for place in live])
-
-
-def _pieces(
-    lm: LanguageModel, row: _Row, steps: Iterator[list[_Row]], stop: tuple[str, ...]
-) -> Iterator[str]:
-    """The growing text of one row, as far as it can no longer change."""
-    sent = 0
-    for _ in steps:
-        text = lm.decode_settled(row.tokens) if row.text is None else row.text
-        ready = len(text) if row.text is not None else _settled(text, stop)
-        if ready > sent:
-            yield text[sent:ready]
-            sent = ready
-
-
-def _settled(text: str, stop: tuple[str, ...]) -> int:
-    """How much of an unfinished text is sure to stay."""
-    text = text.rstrip("\ufffd")  # half a character decodes to a replacement sign
-    ready = len(text)
-    for string in stop:
-        for length in range(min(len(string) - 1, len(text)), 0, -1):
-            if text.endswith(string[:length]):
-                ready = min(ready, len(text) - length)
-                break
-    return ready
-
-
-def _rows(
-    lm: LanguageModel, method: Decoder, questions: list[str], max_new_tokens: int
-) -> list[_Row]:
-    """Check the method against the model, then every question against its limits."""
-    if type(max_new_tokens) is not int or max_new_tokens < 1:
-        raise SettingError(
-            f"max_new_tokens must be a whole number from 1, got {max_new_tokens}"
-        )
+    given = _given(question, messages)
+    if isinstance(given, list):
+        raise SettingError(f"stream takes one question, got {len(given)}; generate takes many")
     method.check(lm)
-    rows = []
-    for place, question in enumerate(questions):
-        check_text(question, f"question {place + 1}")
-        asked = method.prompts(question)
-        prompts = [prompt.encode(lm.tokenizer) for prompt in asked]
-        longest = max(map(len, prompts))
-        room = max_new_tokens if lm.limit is None else min(max_new_tokens, lm.limit - longest)
-        if room < 1:
-            raise SettingError(
-                f"question {place + 1} makes {method.name} read a prompt of {longest} tokens, "
-                f"{lm.id} reads {lm.limit} at most; shorten it, or what the method puts ahead "
-                f"of it: {question[:60]!r}"
+    return _pieces(lm, make_request(lm, method, given, options))
+
+
+def _pieces(lm: Engine, request: Request) -> Iterator[Piece]:
+    """The growing text of one request, as far as it can no longer change."""
+    decoding = Decoding(lm, max_rows=1)
+    decoding.submit(request)
+    text_sent = tokens_sent = 0
+    while not decoding.is_idle:
+        (row,) = decoding.step()
+        text, ready = settled_text(lm, row)
+        if ready > text_sent or row.is_ended:
+            yield Piece(
+                text=text[text_sent:ready],
+                token_ids=tuple(row.tokens[tokens_sent:]),
+                finish=row.finish if row.is_ended else None,
+                steps=tuple(row.steps[tokens_sent:]),
             )
-        if not all(prompts):
-            raise SettingError(f"question {place + 1} makes an empty prompt: {question!r}")
-        rows.append(_Row(question, place, prompts, tuple(a.hash for a in asked), room))
-    return rows
+            text_sent, tokens_sent = ready, len(row.tokens)
 
 
-def _batches(rows: list[_Row], size: int) -> list[list[_Row]]:
-    """Prompts of like length together, which keeps padding small."""
-    order = sorted(rows, key=lambda row: len(row.prompts[0]))
-    return [order[start : start + size] for start in range(0, len(order), size)]
+def settled_text(lm: Engine, row: Row) -> tuple[str, int]:
+    """The text of a row so far, and how much of it is sure to stay."""
+    if row.text is not None:
+        return row.text, len(row.text)
+    text = lm.decode_settled(row.tokens)
+    settled = text.rstrip("\ufffd")  # half a character decodes to a replacement sign
+    ready = len(settled)
+    for string in row.request.options.stop_strings:
+        for length in range(min(len(string) - 1, len(settled)), 0, -1):
+            if settled.endswith(string[:length]):
+                ready = min(ready, len(settled) - length)
+                break
+    return text, ready
 
 
-def _ending(lm: LanguageModel, stop: str | Sequence[str], stop_ids: Sequence[int]) -> _Stop:
-    strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if "" in strings:
-        raise SettingError(
-            "a stop string is empty; leave it out to stop at the model's own end"
-        )
-    longest = max((len(string.encode()) for string in strings), default=0) + 8
-    return _Stop(lm.stop_ids | frozenset(stop_ids), strings, longest)
+def _given(
+    questions: Given | Sequence[str] | Sequence[ModelInput] | None, messages: Messages | None
+) -> Given | list[Given]:
+    """What is asked: one thing, or several in a list."""
+    if (questions is None) == (messages is None):
+        raise SettingError("give either questions or messages, one of the two")
+    if messages is not None:
+        return read_messages(messages)
+    if isinstance(questions, str | FilledPrompt | Conversation | TokenContext):
+        return questions
+    return [*questions]  # type: ignore[misc]
 
 
-def _answer(row: _Row, method: Decoder, trace: bool) -> Answer:
-    assert row.text is not None
-    return Answer(
-        question=row.question,
-        text=row.text,
-        token_ids=tuple(row.tokens),
-        finish="stop" if row.finish == "stop" else "length",
-        method=method.name,
-        prompt_tokens=len(row.prompts[0]),
-        prompt_hashes=row.hashes,
-        trace=tuple(row.steps) if trace else None,
-    )
+def _texts(stop: str | Sequence[str]) -> str | tuple[str, ...]:
+    return stop if isinstance(stop, str) else tuple(stop or ())

@@ -1,82 +1,59 @@
-"""Logits in, one token a row out: greedy, or drawn."""
+"""Logits in, one token a row out: the most probable one, or drawn."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
-from trueline.errors import SettingError
+from trueline.records import GenerateOptions
 
 
-@dataclass(frozen=True, slots=True)
-class Pick:
-    """How the next token is taken; each row draws from a generator of its own."""
+def random_source(options: GenerateOptions, index: int) -> torch.Generator | None:
+    """The source of chance of one request; its draws go with the seed and its index alone."""
+    if not options.is_sampled:
+        return None
+    source = torch.Generator()
+    if options.seed is None:
+        source.seed()
+    else:
+        source.manual_seed(options.seed + index)
+    return source
 
-    temperature: float = 0.0  # 0: the most probable token
-    top_k: int | None = None
-    top_p: float | None = None
-    p_less: bool = False  # keep what is at least as probable as a draw hitting the same twice
-    seed: int | None = None
 
-    def __post_init__(self) -> None:
-        if not (self.temperature == 0 or 1e-3 <= self.temperature < float("inf")):
-            raise SettingError(
-                f"temperature must be 0 (greedy) or at least 0.001, got {self.temperature}"
-            )
-        if self.seed is not None and not 0 <= self.seed < 1 << 62:
-            raise SettingError(f"seed must lie between 0 and 2^62, got {self.seed}")
-        if self.top_k is not None and self.top_k < 1:
-            raise SettingError(f"top_k must be at least 1, got {self.top_k}")
-        if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
-            raise SettingError(f"top_p must lie in (0, 1], got {self.top_p}")
-        if not self.is_sampled and (
-            self.top_k or self.top_p or self.p_less or self.seed is not None
-        ):
-            raise SettingError("top_k, top_p, p_less and seed need a temperature above 0")
+def pick_tokens(
+    logits: torch.Tensor,
+    options: Sequence[GenerateOptions],
+    sources: Sequence[torch.Generator | None],
+) -> list[int]:
+    """One token a row of logits (rows, vocabulary), each by its own options."""
+    if not any(one.is_sampled for one in options):
+        return [int(token) for token in logits.argmax(-1).tolist()]
+    return [
+        int(row.argmax())
+        if source is None
+        else int(torch.multinomial(probabilities(row[None], own)[0].cpu(), 1, generator=source))
+        for row, own, source in zip(logits, options, sources, strict=True)
+    ]
 
-    @property
-    def is_sampled(self) -> bool:
-        """Whether chance has a part in it."""
-        return self.temperature > 0
 
-    def generator(self, place: int) -> torch.Generator:
-        """The source of chance of one question."""
-        source = torch.Generator()
-        if self.seed is None:
-            source.seed()
-        else:
-            source.manual_seed(self.seed + place)
-        return source
+def probabilities(logits: torch.Tensor, options: GenerateOptions) -> torch.Tensor:
+    """What is drawn from: temperature, the k best, the nucleus of mass p, and p-less.
 
-    def __call__(self, logits: torch.Tensor, draws: Sequence[torch.Generator]) -> list[int]:
-        """One token a row of logits (rows, vocabulary)."""
-        if not self.is_sampled:
-            return [int(token) for token in logits.argmax(-1).tolist()]
-        probabilities = self.probabilities(logits).cpu()
-        return [
-            int(torch.multinomial(row, 1, generator=draw))
-            for row, draw in zip(probabilities, draws, strict=True)
-        ]
-
-    def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
-        """What is drawn from: temperature, the k best, the nucleus of mass p, and p-less.
-
-        p-less (arXiv 2509.23234) keeps the tokens with p(x) >= sum_y p(y)^2; no parameter.
-        """
-        logits = logits.float() / self.temperature
-        if self.top_k is not None:
-            least = logits.topk(min(self.top_k, logits.shape[-1])).values[:, -1:]
-            logits = logits.masked_fill(logits < least, -torch.inf)
-        if self.top_p is not None:
-            ranked, order = logits.sort(descending=True, stable=True)
-            before = ranked.softmax(-1).cumsum(-1) - ranked.softmax(-1)  # mass above each token
-            out = (before >= self.top_p).scatter(-1, order, before >= self.top_p)
-            logits = logits.masked_fill(out, -torch.inf)
-        probabilities = logits.softmax(-1)
-        if self.p_less:
-            least = probabilities.square().sum(-1, keepdim=True)
-            probabilities = probabilities.masked_fill(probabilities < least, 0.0)
-            probabilities = probabilities / probabilities.sum(-1, keepdim=True)
-        return probabilities
+    p-less (arXiv 2509.23234) keeps the tokens with p(x) >= sum_y p(y)^2; no parameter.
+    """
+    logits = logits.float() / options.temperature
+    if options.top_k is not None:
+        least = logits.topk(min(options.top_k, logits.shape[-1])).values[:, -1:]
+        logits = logits.masked_fill(logits < least, -torch.inf)
+    if options.top_p is not None:
+        ranked, order = logits.sort(descending=True, stable=True)
+        before = ranked.softmax(-1).cumsum(-1) - ranked.softmax(-1)  # mass above each token
+        out = (before >= options.top_p).scatter(-1, order, before >= options.top_p)
+        logits = logits.masked_fill(out, -torch.inf)
+    found = logits.softmax(-1)
+    if options.p_less:
+        least = found.square().sum(-1, keepdim=True)
+        found = found.masked_fill(found < least, 0.0)
+        found = found / found.sum(-1, keepdim=True)
+    return found

@@ -8,14 +8,31 @@ import tomllib
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from trueline.errors import SettingError
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 QUESTION = "Answer the following question with one or two sentences.\nQ: {question}\nA:"
+
+
+class Tokenizer(Protocol):
+    """What prompts need of a tokenizer; those of transformers have it."""
+
+    chat_template: Any  # None: there is none
+    eos_token_id: Any
+    bos_token_id: Any
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The token ids of a text."""
+        ...
+
+    def decode(self, token_ids: Any, **options: Any) -> Any:
+        """The text of some token ids."""
+        ...
+
+    def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
+        """The messages of a conversation as one text."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,31 +53,28 @@ class Prompt:
     def hash(self) -> str:
         """A short name of exactly this prompt, kept with every space."""
         content = json.dumps(asdict(self), sort_keys=True, ensure_ascii=False)
-        return hashlib.sha256(content.encode()).hexdigest()[:16]
+        return text_hash(content)[:16]
 
-    def render(
-        self, question: str, tokenizer: PreTrainedTokenizerBase, *, before: str = ""
-    ) -> str:
+    def render(self, question: str, tokenizer: Tokenizer, *, before: str = "") -> str:
         """The whole text the model reads before it answers; `before` stands ahead of it."""
-        text = before + self.template.replace("{question}", question.strip())
+        text = before + self.fill(question)
         if not self._is_chat(tokenizer):
             return f"{self.system}\n{text}" if self.system else text
         messages = [{"role": "user", "content": text}]
         if self.system:
             messages.insert(0, {"role": "system", "content": self.system})
-        return _apply_chat_template(tokenizer, messages)
+        return apply_chat_template(tokenizer, messages)
 
-    def encode(
-        self, question: str, tokenizer: PreTrainedTokenizerBase, *, before: str = ""
-    ) -> list[int]:
+    def encode(self, question: str, tokenizer: Tokenizer, *, before: str = "") -> list[int]:
         """The token ids of the prompt."""
-        return self._tokens(self.render(question, tokenizer, before=before), tokenizer)
+        text = self.render(question, tokenizer, before=before)
+        return encode_text(text, tokenizer, is_chat=self._is_chat(tokenizer))
 
     def encode_answer(
         self,
         question: str,
         answer: str,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: Tokenizer,
         *,
         before: str = "",
     ) -> list[int]:
@@ -70,47 +84,18 @@ class Prompt:
         the prompt with the answer, the answer is tokenised alone: the model never sees it.
         """
         text = self.render(question, tokenizer, before=before)
-        prompt = self._tokens(text, tokenizer)
-        space = "" if text[-1:].isspace() or self._is_chat(tokenizer) else " "
-        whole = self._tokens(text + space + answer.strip(), tokenizer)
-        if whole[: len(prompt)] == prompt:
-            return whole[len(prompt) :]
-        return list(tokenizer.encode(space + answer.strip(), add_special_tokens=False))
+        return encode_answer_behind(text, answer, tokenizer, is_chat=self._is_chat(tokenizer))
 
-    def _is_chat(self, tokenizer: PreTrainedTokenizerBase) -> bool:
+    def fill(self, question: str) -> str:
+        """The template with a question in it."""
+        return self.template.replace("{question}", question.strip())
+
+    def _is_chat(self, tokenizer: Tokenizer) -> bool:
         if self.chat and not tokenizer.chat_template:
             raise SettingError(
                 "the prompt asks for a chat template, this tokenizer has none; leave chat=None"
             )
-        return bool(tokenizer.chat_template) if self.chat is None else self.chat
-
-    def _tokens(self, text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-        # A chat template writes its own special tokens, the first one included.
-        special = not self._is_chat(tokenizer)
-        return list(tokenizer.encode(text, add_special_tokens=special))
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A prompt with a question in it, and what stands ahead of it."""
-
-    prompt: Prompt
-    question: str
-    before: str = ""
-
-    @property
-    def hash(self) -> str:
-        """A short name of the prompt and what stands ahead of it, whatever the question."""
-        ahead = hashlib.sha256(self.before.encode()).hexdigest()[:8]
-        return f"{self.prompt.hash}-{ahead}" if self.before else self.prompt.hash
-
-    def encode(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-        """The token ids of the prompt."""
-        return self.prompt.encode(self.question, tokenizer, before=self.before)
-
-    def encode_answer(self, answer: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-        """The token ids of an answer behind it."""
-        return self.prompt.encode_answer(self.question, answer, tokenizer, before=self.before)
+        return has_chat_template(tokenizer) if self.chat is None else self.chat
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +138,36 @@ def check_text(text: object, what: str) -> None:
         raise SettingError(f"{what} is not valid Unicode: {text[:60]!r}")
 
 
-def _apply_chat_template(
-    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]]
-) -> str:
+def has_chat_template(tokenizer: Tokenizer) -> bool:
+    """Whether a tokenizer knows how a conversation is written."""
+    return bool(tokenizer.chat_template)
+
+
+def encode_text(text: str, tokenizer: Tokenizer, *, is_chat: bool) -> list[int]:
+    """The tokens of what a model reads, from the first one on."""
+    # A chat template writes its own special tokens, the first one included.
+    return list(tokenizer.encode(text, add_special_tokens=not is_chat))
+
+
+def encode_answer_behind(
+    text: str, answer: str, tokenizer: Tokenizer, *, is_chat: bool
+) -> list[int]:
+    """The tokens of an answer behind a text, cut as one text with it where that is possible."""
+    context = encode_text(text, tokenizer, is_chat=is_chat)
+    space = "" if text[-1:].isspace() or is_chat else " "
+    whole = encode_text(text + space + answer.strip(), tokenizer, is_chat=is_chat)
+    if whole[: len(context)] == context:
+        return whole[len(context) :]
+    return list(tokenizer.encode(space + answer.strip(), add_special_tokens=False))
+
+
+def text_hash(text: str) -> str:
+    """The SHA-256 of a text."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def apply_chat_template(tokenizer: Tokenizer, messages: list[dict[str, str]]) -> str:
+    """The messages as one text, up to where the answer begins."""
     from jinja2 import TemplateError
 
     try:

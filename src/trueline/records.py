@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from math import inf
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from trueline.errors import ExampleError
+from trueline.errors import ExampleError, SettingError
+from trueline.settings import Between, check_values
+
+if TYPE_CHECKING:
+    from trueline.explain import Explanation
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +25,8 @@ class Example:
     source: str = ""
 
     def __post_init__(self) -> None:
-        for field in ("answers", "wrong_answers"):
-            object.__setattr__(self, field, _distinct(getattr(self, field), field))
+        for name in ("answers", "wrong_answers"):
+            object.__setattr__(self, name, _distinct(getattr(self, name), name))
         if problem := _problem(self):
             raise ExampleError(problem)
 
@@ -44,21 +50,16 @@ def _distinct(given: object, field: str) -> tuple[str, ...]:
 
 def _problem(example: Example) -> str:
     """Say what keeps an example from being used, or nothing."""
-    for field in ("question", "id", "source"):
-        if not isinstance(getattr(example, field), str):
-            return f"{field} must be text, got {getattr(example, field)!r}"
+    for name in ("question", "id", "source"):
+        if not isinstance(getattr(example, name), str):
+            return f"{name} must be text, got {getattr(example, name)!r}"
     if not example.question.strip():
         return "the question is empty"
     if not example.answers:
         return "there is no truthful answer; give one or more"
-    texts = [
-        (field, text)
-        for field in ("answers", "wrong_answers")
-        for text in getattr(example, field)
-    ]
-    for field, text in texts:
-        if not text.strip():
-            return f"one of {field} is empty"
+    for name in ("answers", "wrong_answers"):
+        if not all(text.strip() for text in getattr(example, name)):
+            return f"one of {name} is empty"
     return ""
 
 
@@ -103,3 +104,96 @@ class TraceStep:
     entropy: float  # of the model's own distribution, in nats
     flipped: bool  # whether the picked token is not the model's own first choice
     probability: float | None = None  # of the picked token, after the method
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateOptions:
+    """How an answer is written: its length, how tokens are picked, what ends it."""
+
+    max_new_tokens: Annotated[int, Between(1)] = 64
+    temperature: float = 0.0  # 0: the most probable token
+    top_k: Annotated[int, Between(1)] | None = None  # draw from the k best
+    top_p: Annotated[float, Between(0, 1, above=True)] | None = None  # from the best of mass p
+    p_less: bool = False  # keep what is at least as probable as a draw hitting the same twice
+    seed: int | None = None  # makes a draw repeatable
+    stop: str | tuple[str, ...] = ()  # texts that end an answer, and are left out of it
+    stop_ids: tuple[int, ...] = ()  # further tokens that end an answer
+    trace: bool = False  # keep the reason for every token
+
+    def __post_init__(self) -> None:
+        for name in ("stop", "stop_ids"):
+            given = getattr(self, name)
+            if given is None or not isinstance(given, str):
+                object.__setattr__(self, name, tuple(given or ()))
+        check_values(type(self), {f.name: getattr(self, f.name) for f in fields(self)})
+        if not (self.temperature == 0 or 1e-3 <= self.temperature < inf):
+            raise SettingError(
+                f"temperature must be 0 (greedy) or at least 0.001, got {self.temperature}"
+            )
+        if self.seed is not None and not 0 <= self.seed < 1 << 62:
+            raise SettingError(f"seed must lie between 0 and 2^62, got {self.seed}")
+        draws = (self.top_k, self.top_p, self.p_less or None, self.seed)
+        if not self.is_sampled and draws != (None,) * 4:
+            raise SettingError("top_k, top_p, p_less and seed need a temperature above 0")
+        if "" in self.stop_strings:
+            raise SettingError(
+                "a stop string is empty; leave it out to stop at the model's own end"
+            )
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether chance has a part in it."""
+        return self.temperature > 0
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The texts that end an answer, also where only one was given."""
+        return (self.stop,) if isinstance(self.stop, str) else self.stop
+
+
+Finish = Literal["stop", "length"]  # ended by itself or by a stop, or cut off at its length
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of an answer that is being written."""
+
+    text: str  # what can no longer change; may be empty while a character is half written
+    token_ids: tuple[int, ...]  # picked since the last piece
+    finish: Finish | None = None  # set on the last piece
+    steps: tuple[TraceStep, ...] = ()  # the reason for each token, when asked for
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one request got: the text, its tokens and, when asked for, the reason for each."""
+
+    question: str  # empty where only tokens were given
+    text: str
+    token_ids: tuple[int, ...]  # all that were picked, the one that ended the answer included
+    finish: Finish
+    method: str
+    prompt_tokens: int  # read before the first token was picked, under the first prompt
+    prompt_hashes: tuple[str, ...] = ()  # of every prompt the method read, the first one first
+    trace: tuple[TraceStep, ...] | None = None  # when asked for
+    seconds: float = field(default=0.0, compare=False)  # from the request to the last token
+    first_token_seconds: float = field(default=0.0, compare=False)  # to the first one
+
+    @property
+    def new_tokens(self) -> int:
+        """How many tokens were written."""
+        return len(self.token_ids)
+
+    def explain(
+        self, beside: Answer | None = None, *, settings: Mapping[str, Any] | None = None
+    ) -> Explanation:
+        """Why it says what it says, optionally beside the greedy answer to the same question.
+
+        `settings` are shown as they are: the model, alpha, tau, or what else is worth knowing.
+        """
+        from trueline.explain import explain
+
+        return explain(self, beside, settings=settings)

@@ -3,76 +3,118 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
-from trueline.decoders.base import Decoder, Step
-from trueline.engines.transformers.language import LanguageModel
-from trueline.engines.transformers.reading import Reading
+from trueline.decoders.base import Decoder, Rows, Step
+from trueline.engines.base import Engine, States, states_behind
 from trueline.errors import SettingError
+from trueline.generation import Messages
+from trueline.inputs import ModelInput, read_messages
 from trueline.prompts import check_text
+from trueline.requests import as_input, model_inputs
 
-_SCORED = 64  # positions whose logits are held at once
+_POSITIONS = 64  # places whose logits are held at once
 
-# The prompts a row is read under, the one it is asked with first; and what continues it.
-Row = tuple[Sequence[Sequence[int]], Sequence[int]]
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """What a model reads, and the tokens whose probability behind it is asked for."""
+
+    given: ModelInput
+    contexts: tuple[tuple[int, ...], ...]  # under each prompt of the method
+    tokens: tuple[int, ...]
 
 
 def score(
-    lm: LanguageModel, method: Decoder, question: str, candidates: Sequence[str]
+    lm: Engine,
+    method: Decoder,
+    question: str | ModelInput | None = None,
+    candidates: Sequence[str] = (),
+    *,
+    messages: Messages | None = None,
 ) -> list[float]:
     """The log-probability of each candidate answer under the method, summed over its tokens."""
     method.check(lm)
-    if not candidates:
-        return []
     if isinstance(candidates, str):
         raise SettingError(f"candidates must be a list of answers, got {candidates!r}")
-    check_text(question, "the question")
-    for place, candidate in enumerate(candidates):
-        check_text(candidate, f"candidate {place + 1}")
+    for number, candidate in enumerate(candidates, 1):
+        check_text(candidate, f"candidate {number}")
         if not candidate.strip():
-            raise SettingError(f"candidate {place + 1} is empty; leave it out")
-    asked = method.prompts(question)
-    prompts = [prompt.encode(lm.tokenizer) for prompt in asked]
-    answers = [asked[0].encode_answer(candidate, lm.tokenizer) for candidate in candidates]
-    longest = max(map(len, prompts)) + max(map(len, answers))
+            raise SettingError(f"candidate {number} is empty; leave it out")
+    if not candidates:
+        return []
+    if (question is None) == (messages is None):
+        raise SettingError("give either a question or messages, one of the two")
+    asked = question if messages is None else read_messages(messages)
+    given = as_input(method, asked, "the question")
+    inputs = model_inputs(method, given)
+    contexts = tuple(tuple(one.encode(lm.tokenizer)) for one in inputs)
+    answers = [tuple(inputs[0].encode_answer(text, lm.tokenizer)) for text in candidates]
+    longest = max(map(len, contexts)) + max(map(len, answers))
     if lm.limit is not None and longest > lm.limit:
         raise SettingError(
             f"the longest prompt and candidate are {longest} tokens, {lm.id} reads {lm.limit}"
         )
-    return [total for total, _ in score_tokens(lm, method, [(prompts, a) for a in answers])]
+    rows = [Continuation(given, contexts, answer) for answer in answers]
+    return [total for total, _ in score_continuations(lm, method, rows)]
 
 
 @torch.inference_mode()
-def score_tokens(
-    lm: LanguageModel, method: Decoder, rows: Sequence[Row]
+def score_continuations(
+    lm: Engine, method: Decoder, rows: Sequence[Continuation]
 ) -> list[tuple[float, bool]]:
     """The log-probability of each continuation, and whether the method itself would write it.
 
-    Rows with the same prompts share one reading of them.
+    Rows with the same contexts share one reading of them.
     """
-    read = {tuple(map(tuple, prompts)): list(prompts) for prompts, _ in rows}
-    places = {key: place for place, key in enumerate(read)}
-    reading = Reading(lm, list(read.values()), layers=method.layers(lm))
-    reading.select([places[tuple(map(tuple, prompts))] for prompts, _ in rows])
-    states = reading.finish([after[:-1] for _, after in rows])
-    spots = [(row, at) for row, (_, after) in enumerate(rows) for at in range(len(after))]
+    first, second = _read(lm, method, rows)
+    prepared = {row.contexts: method.prepare(lm, row.given) for row in rows}
+    spots = [(row, at) for row, one in enumerate(rows) for at in range(len(one.tokens))]
     totals, is_own = [0.0] * len(rows), [True] * len(rows)
-    for start in range(0, len(spots), _SCORED):
-        some = spots[start : start + _SCORED]
-        which = [
-            stream * len(rows) + row for stream in range(reading.streams) for row, _ in some
-        ]
-        steps = [at for _, at in some] * reading.streams
+    for start in range(0, len(spots), _POSITIONS):
+        batch = spots[start : start + _POSITIONS]
+        which, steps = [row for row, _ in batch], [at for _, at in batch]
         step = Step(
-            lm,
-            [[*rows[row][0][0], *rows[row][1][:at]] for row, at in some],
-            [len(rows[row][0][0]) for row, _ in some],
-            states.map(lambda tensor: tensor[which, steps]),  # noqa: B023
+            Rows(
+                lm,
+                [[*rows[row].contexts[0], *rows[row].tokens[:at]] for row, at in batch],
+                [len(rows[row].contexts[0]) for row in which],
+                [rows[row].given.question for row in which],
+                [prepared[rows[row].contexts] for row in which],
+            ),
+            first.map(lambda tensor: tensor[which, steps]),  # noqa: B023
+            None if second is None else second.map(lambda tensor: tensor[which, steps]),  # noqa: B023
             is_probability=True,
         )
         log_probs = method.adjust(step).logits.float().log_softmax(-1)  # (spots, vocabulary)
-        for (row, at), line, best in zip(some, log_probs, log_probs.argmax(-1), strict=True):
-            totals[row] += float(line[rows[row][1][at]])
-            is_own[row] &= int(best) == rows[row][1][at]
+        for (row, at), line, best in zip(batch, log_probs, log_probs.argmax(-1), strict=True):
+            token = rows[row].tokens[at]
+            totals[row] += float(line[token])
+            is_own[row] &= int(best) == token
     return list(zip(totals, is_own, strict=True))
+
+
+def _read(
+    lm: Engine, method: Decoder, rows: Sequence[Continuation]
+) -> tuple[States, States | None]:
+    """The states before each token of each row (rows, longest, ...), under each prompt."""
+    streams = len(rows[0].contexts)
+    distinct = {row.contexts: None for row in rows}
+    index = {contexts: number for number, contexts in enumerate(distinct)}
+    reading, layers = lm.start(), method.layers(lm)
+    read = [contexts[stream] for stream in range(streams) for contexts in distinct]
+    states = reading.join(read, layers=layers)
+    own = [index[row.contexts] for row in rows]
+    which = [stream * len(distinct) + number for stream in range(streams) for number in own]
+    reading.keep(which)
+    states = states.take(which)
+    after = [row.tokens[:-1] for row in rows] * streams
+    if any(after):
+        states = states_behind(states, reading.read_on(after, layers=layers))
+    else:
+        states = states.map(lambda tensor: tensor[:, None])
+    first = states.map(lambda tensor: tensor[: len(rows)])
+    second = states.map(lambda tensor: tensor[len(rows) :])
+    return first, second if streams > 1 else None

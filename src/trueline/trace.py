@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from trueline.decoders.base import Adjusted, Step
-from trueline.engines.transformers.language import LanguageModel
+from trueline.engines.base import Engine
 from trueline.fusion import entropy
 from trueline.records import Candidate, TraceStep
 
@@ -42,7 +42,7 @@ def trace_step(step: Step, adjusted: Adjusted, row: int, token: int) -> TraceSte
 
 
 def _best(
-    lm: LanguageModel, logits: torch.Tensor, probabilities: torch.Tensor
+    lm: Engine, logits: torch.Tensor, probabilities: torch.Tensor
 ) -> tuple[Candidate, ...]:
     tokens = logits.topk(min(_BEST, len(logits))).indices.tolist()
     return tuple(

@@ -49,6 +49,6 @@ def ask(question: str, method: str, asking: Asking, as_json: bool, **options: An
         print_json(asdict(answer))
         return
     for piece in stream(lm, methods[method], question, **options):
-        sys.stdout.write(printable(piece))
+        sys.stdout.write(printable(piece.text))
         sys.stdout.flush()
     sys.stdout.write("\n")

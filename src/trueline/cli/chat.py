@@ -80,7 +80,7 @@ class Chat:
 
         assert self.question is not None
         for piece in stream(self.lm, method, self.question, max_new_tokens=self.length):
-            sys.stdout.write(printable(piece))
+            sys.stdout.write(printable(piece.text))
             sys.stdout.flush()
         sys.stdout.write("\n")
 

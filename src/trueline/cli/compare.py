@@ -11,8 +11,8 @@ from trueline.cli.options import Asking, asking_options, json_option
 from trueline.errors import SettingError
 
 if TYPE_CHECKING:
-    from trueline.answers import Answer
     from trueline.comparison import Compared
+    from trueline.records import Answer
 
 
 @click.command()

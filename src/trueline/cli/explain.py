@@ -11,8 +11,8 @@ import click
 from trueline.cli.options import Asking, asking_options, json_option
 
 if TYPE_CHECKING:
-    from trueline.answers import Answer
     from trueline.decoders.base import Decoder
+    from trueline.records import Answer
 
 
 @click.command()

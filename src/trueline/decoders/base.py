@@ -1,75 +1,20 @@
-"""The contract of a decoding method: the prompts it needs, and one pure, batched adjustment."""
+"""The contract of a decoding method: what it needs, what it looks up, how it adjusts a step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 
 from trueline.decoders.evidence import Evidence
-from trueline.engines.transformers.language import LanguageModel
-from trueline.engines.transformers.reading import States
-from trueline.prompts import Asked
-from trueline.search import Hits
+from trueline.engines.base import Engine, States
+from trueline.errors import SettingError
+from trueline.inputs import ModelInput
+from trueline.prompts import Prompt
 from trueline.settings import check_values
-
-
-@dataclass(frozen=True)
-class Lookup:
-    """What a method looks up; known before the model has read the last token."""
-
-    rows: int
-    hits: tuple[Hits, ...]  # of every set of entries it looks into
-
-
-@dataclass(frozen=True)
-class Step:
-    """Where a batch stands before its next tokens are picked."""
-
-    lm: LanguageModel
-    contexts: Sequence[Sequence[int]]  # the tokens so far of each row, under its first prompt
-    starts: Sequence[int]  # where each row's answer begins
-    states: States  # of every row under every prompt: prompt by prompt, row by row
-    is_probability: bool = (
-        False  # whether the result is read as probabilities, not as a ranking
-    )
-    lookup: Lookup | None = None  # what the method asked to be worked out ahead
-
-    @property
-    def hidden(self) -> torch.Tensor | None:
-        """The last hidden states (rows, d) under the first prompt; None for an opaque head."""
-        hidden = self.states.hidden
-        return None if hidden is None else hidden[: len(self.contexts)]
-
-    @cached_property
-    def logits(self) -> torch.Tensor:
-        """The model's own logits (rows, vocabulary): one head product, made when asked for."""
-        return self._logits(self.states.map(lambda tensor: tensor[: len(self.contexts)]))
-
-    @cached_property
-    def other_logits(self) -> torch.Tensor:
-        """The logits under the second prompt (rows, vocabulary)."""
-        return self._logits(self.states.map(lambda tensor: tensor[len(self.contexts) :]))
-
-    def _logits(self, states: States) -> torch.Tensor:
-        if states.hidden is None or self.lm.head is None:
-            assert states.logits is not None
-            return states.logits
-        return self.lm.head(states.hidden)
-
-
-@dataclass(frozen=True)
-class Adjusted:
-    """What a method makes of a step."""
-
-    logits: torch.Tensor  # (rows, vocabulary)
-    evidence: Sequence[Evidence] = ()  # what was retrieved for it, where the method retrieves
-    stretch: torch.Tensor | None = (
-        None  # (rows,) what to divide by before probabilities are read
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,12 +29,94 @@ class Needs:
     question: bool = False  # the text of the question, not its tokens alone
 
 
+@dataclass(frozen=True)
+class Rows:
+    """The requests of one method in a step: all that is known before the model reads."""
+
+    lm: Engine
+    contexts: Sequence[Sequence[int]]  # the tokens so far of each row, under its first prompt
+    starts: Sequence[int]  # where each row's answer begins
+    questions: Sequence[str | None] = ()  # the text of each row's question, where it is known
+    prepared: Sequence[Any] = ()  # what `prepare` gave for each row
+
+    def __len__(self) -> int:
+        return len(self.contexts)
+
+
+class Prefetch(Protocol):
+    """Work for a step that does not need the model; it runs while the model reads.
+
+    What is cheap, or wants Python's lock, is done before it is handed out; `run` does the rest,
+    perhaps in another thread.
+    """
+
+    def run(self) -> Any:
+        """What `adjust` finds in `step.fetched`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Step:
+    """Where the rows of one method stand before their next tokens are picked."""
+
+    rows: Rows
+    states: States  # of each row, under its first prompt
+    other: States | None = None  # under the second prompt, where the method reads one
+    is_probability: bool = False  # whether the result is read as probabilities, or as a ranking
+    fetched: Any = None  # what the method's prefetch came to; None: it has to look up by itself
+
+    @property
+    def lm(self) -> Engine:
+        """The model."""
+        return self.rows.lm
+
+    @property
+    def contexts(self) -> Sequence[Sequence[int]]:
+        """The tokens so far of each row."""
+        return self.rows.contexts
+
+    @property
+    def hidden(self) -> torch.Tensor | None:
+        """The last hidden states (rows, d) under the first prompt; None for an opaque head."""
+        return self.states.hidden
+
+    @cached_property
+    def logits(self) -> torch.Tensor:
+        """The model's own logits (rows, vocabulary): one head product, made when asked for."""
+        return self._logits(self.states)
+
+    @cached_property
+    def other_logits(self) -> torch.Tensor:
+        """The logits under the second prompt (rows, vocabulary)."""
+        assert self.other is not None
+        return self._logits(self.other)
+
+    def _logits(self, states: States) -> torch.Tensor:
+        if states.hidden is None or self.lm.head is None:
+            assert states.logits is not None
+            return states.logits
+        return self.lm.head(states.hidden)
+
+
+@dataclass(frozen=True)
+class Adjusted:
+    """What a method makes of a step."""
+
+    logits: torch.Tensor  # (rows, vocabulary)
+    evidence: Sequence[Evidence] = ()  # what was retrieved for it, where the method retrieves
+    stretch: torch.Tensor | None = None  # (rows,) divides logits before probabilities are read
+
+
 class Decoder:
-    """A decoding method: a frozen dataclass that keeps nothing between two calls."""
+    """A decoding method: a frozen dataclass that keeps nothing between two calls.
+
+    Its fields are its settings, plain values all, beside `space` or `prompt`, which say what it
+    works with.
+    """
 
     name: ClassVar[str]  # what results are filed under
     needs: ClassVar[Needs] = Needs()
-    looks_up: ClassVar[bool] = False  # whether the loop is to call `begin` ahead
+    prompt: Prompt | None = None  # what a question is put into
 
     def __post_init__(self) -> None:
         self.check_settings(self.settings())
@@ -109,23 +136,37 @@ class Decoder:
         """Whether these settings want the entries of wrong answers in the space."""
         return False
 
-    def check(self, lm: LanguageModel) -> None:
-        """Refuse a model it cannot work with."""
+    @property
+    def question_prompt(self) -> Prompt:
+        """The prompt a question is asked with."""
+        return self.prompt or Prompt()
 
-    def prompts(self, question: str) -> tuple[Asked, ...]:
-        """The prompt the question is asked with, then a second one if the method reads one."""
-        raise NotImplementedError
+    def check(self, lm: Engine) -> None:
+        """Refuse a model it cannot work with, and open what it will look into."""
 
-    def layers(self, lm: LanguageModel) -> Sequence[int]:
+    def inputs(self, given: ModelInput) -> tuple[ModelInput, ...]:
+        """What the model reads: mostly what was given; then a second input if it needs one."""
+        return (given,)
+
+    def prepare(self, lm: Engine, given: ModelInput) -> Any:
+        """What is worked out once for a request, and found in `step.rows.prepared`."""
+        return None
+
+    def layers(self, lm: Engine) -> Sequence[int]:
         """The earlier layers whose states it reads; mostly none."""
         return ()
 
-    def begin(
-        self, lm: LanguageModel, contexts: Sequence[Sequence[int]], starts: Sequence[int]
-    ) -> Callable[[], Lookup]:
-        """Begin to look up what `adjust` will need; the loop ends it while the model reads."""
-        raise NotImplementedError
+    def prefetch(self, rows: Rows) -> Prefetch | None:
+        """What it looks up for a step without the model; None: nothing."""
+        return None
 
     def adjust(self, step: Step) -> Adjusted:
         """The logits to pick the next tokens from."""
         raise NotImplementedError
+
+    def adjust_scores(self, rows: Rows, scores: torch.Tensor) -> torch.Tensor:
+        """The same in a loop that is not ours and gives logits only: (rows, vocabulary)."""
+        raise SettingError(
+            f"{self.name} needs more than logits, and another program's loop gives no more; "
+            "use trueline.generate"
+        )

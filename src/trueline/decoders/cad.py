@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
 from trueline.decoders.base import Adjusted, Decoder, Needs, Step
-from trueline.prompts import Asked, Prompt, prompts_with
+from trueline.inputs import ModelInput
+from trueline.prompts import Prompt, prompts_with
 from trueline.settings import Between
 
 
@@ -25,11 +26,9 @@ class CAD(Decoder):
     name = "cad"
     needs = Needs(second_prompt=True, question=True)
 
-    def prompts(self, question: str) -> tuple[Asked, ...]:  # noqa: D102
-        bare = prompts_with(self.prompt).bare
-        if self.bare is not None:
-            bare = replace(self.prompt, template=self.bare)
-        return Asked(self.prompt, question), Asked(bare, question)
+    def inputs(self, given: ModelInput) -> tuple[ModelInput, ...]:  # noqa: D102
+        bare = prompts_with(self.prompt).bare.template if self.bare is None else self.bare
+        return given, given.bare(bare)
 
     def adjust(self, step: Step) -> Adjusted:  # noqa: D102
         return Adjusted((1 + self.a) * step.logits - self.a * step.other_logits)

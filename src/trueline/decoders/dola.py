@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 import torch
 
 from trueline.decoders.base import Adjusted, Decoder, Needs, Step
-from trueline.engines.transformers.language import LanguageModel
+from trueline.engines.base import Engine
 from trueline.errors import SettingError
-from trueline.prompts import Asked, Prompt
+from trueline.prompts import Prompt
 from trueline.settings import Between
 
 # Early states are not normed, so their distributions are sharp and often as far from the last
@@ -41,37 +41,35 @@ class DoLa(Decoder):
     name = "dola"
     needs = Needs(layers=True)
 
-    def check(self, lm: LanguageModel) -> None:  # noqa: D102
+    def check(self, lm: Engine) -> None:  # noqa: D102
         if lm.head is None:
             raise SettingError(f"DoLa reads early layers, and the head of {lm.id} takes none")
-        depth = int(lm.model.config.get_text_config().num_hidden_layers)
         layers = self.layers(lm)
-        if not layers or not all(0 <= layer < depth for layer in layers):
+        if not layers or not all(0 <= layer < lm.depth for layer in layers):
             raise SettingError(
-                f"candidates must name layers from 0 to {depth - 1} of {lm.id}, got {layers}"
+                f"candidates must name layers from 0 to {lm.depth - 1} of {lm.id}, got {layers}"
             )
 
-    def prompts(self, question: str) -> tuple[Asked, ...]:  # noqa: D102
-        return (Asked(self.prompt, question),)
-
-    def layers(self, lm: LanguageModel) -> Sequence[int]:
+    def layers(self, lm: Engine) -> Sequence[int]:
         """Every second layer of the half that was asked for, twenty layers deep at most.
 
         Layer 0 is left out of a model with tied embeddings: it would give back its own input.
         """
         if isinstance(self.candidates, tuple):
             return self.candidates
-        config = lm.model.config.get_text_config()
-        depth = int(config.num_hidden_layers)
+        depth = lm.depth
         if self.candidates == "high":
             return range(max(depth // 2, depth - 20), depth, 2)
-        first = min(2, depth - 1) if config.tie_word_embeddings else 0
+        first = min(2, depth - 1) if lm.is_tied else 0
         return range(first, min(depth // 2, 20), 2) or range(first, first + 1)
+
+    def _early(self, step: Step) -> list[torch.Tensor]:
+        return [step.states.layers[layer] for layer in self.layers(step.lm)]
 
     def adjust(self, step: Step) -> Adjusted:  # noqa: D102
         assert step.lm.head is not None
         last = step.logits.float().log_softmax(-1)  # (rows, vocabulary)
-        early = step.lm.head(torch.stack(step.states.layers))  # (layers, rows, vocabulary)
+        early = step.lm.head(torch.stack(self._early(step)))  # (layers, rows, vocabulary)
         early = early.float().log_softmax(-1)
         farthest = divergence(last, early).round(decimals=_DECIMALS).argmax(0)  # (rows,)
         contrast = last - early[farthest, torch.arange(len(last), device=last.device)]

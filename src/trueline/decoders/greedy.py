@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trueline.decoders.base import Adjusted, Decoder, Step
-from trueline.prompts import Asked, Prompt
+from trueline.prompts import Prompt
 
 
 @dataclass(frozen=True)
@@ -14,9 +14,6 @@ class Greedy(Decoder):
 
     prompt: Prompt = Prompt()
     name = "greedy"
-
-    def prompts(self, question: str) -> tuple[Asked, ...]:  # noqa: D102
-        return (Asked(self.prompt, question),)
 
     def adjust(self, step: Step) -> Adjusted:  # noqa: D102
         return Adjusted(step.logits)

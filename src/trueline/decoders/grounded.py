@@ -1,56 +1,79 @@
-"""What the methods share that look into a grounding space."""
+"""What the methods share that look into the entries of a grounding space at every token."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 
-from trueline.decoders.base import Decoder, Lookup
-from trueline.engines.transformers.language import LanguageModel
-from trueline.prompts import Asked
-from trueline.space.retriever import Retrievers, window_texts
+from trueline.decoders.base import Decoder, Rows
+from trueline.engines.base import Engine
+from trueline.prompts import Prompt
+from trueline.search import Hits
+from trueline.space.retriever import Retriever, Retrievers, window_texts
 from trueline.space.space import GroundingSpace
 
 
+@dataclass(frozen=True)
+class Lookup:
+    """What a method found for a step."""
+
+    rows: int
+    hits: tuple[Hits, ...]  # of every set of entries it looks into
+
+
+@dataclass(frozen=True)
+class WindowPrefetch:
+    """The last windows of some rows, as the embedder's tokens: embedded, then searched."""
+
+    method: Grounded
+    lm: Engine
+    windows: Sequence[str]
+    tokenized: Any  # what the embedder makes of the windows without running
+
+    def run(self) -> Lookup:
+        """What is near the windows."""
+        retriever = self.method.retriever(self.lm)
+        return self.method.look_up_by(
+            self.lm, retriever.embed_tokenized(self.tokenized), self.windows
+        )
+
+
 class Grounded(Decoder):
-    """Asks with the prompt of its space, and looks up what is near while the model reads."""
+    """Asks with the prompt of its space, and looks up what is near the last tokens."""
 
     space: GroundingSpace
-    looks_up = True
 
-    def check(self, lm: LanguageModel) -> None:
+    @property
+    def question_prompt(self) -> Prompt:
+        """The prompt of the space."""
+        return self.space.prompt
+
+    def check(self, lm: Engine) -> None:
         """Refuse a model the space was not built with; open what will be looked into."""
         self.space.check_model(lm)
-        self._truthful.on(lm.device)
+        self.retriever(lm)
 
-    def prompts(self, question: str) -> tuple[Asked, ...]:
-        """The prompt of the space."""
-        return (Asked(self.space.prompt, question),)
+    def prefetch(self, rows: Rows) -> WindowPrefetch:
+        """The windows of the rows; tokenising is Python, which a second thread only delays."""
+        windows = window_texts(self.space, rows.lm, rows.contexts, rows.starts)
+        tokenized = self.retriever(rows.lm).tokenize(windows)
+        return WindowPrefetch(self, rows.lm, windows, tokenized)
 
-    def begin(
-        self, lm: LanguageModel, contexts: Sequence[Sequence[int]], starts: Sequence[int]
-    ) -> Callable[[], Lookup]:
-        """Read the windows; what is returned embeds them and searches.
+    def look_up(self, rows: Rows) -> Lookup:
+        """What is near the last windows of some rows."""
+        return self.prefetch(rows).run()
 
-        Reading is Python, which a thread beside the model would do against the model's own.
-        """
-        windows = window_texts(self.space, lm, contexts, starts)
-        queries = self._truthful.on(lm.device).begin(windows)
-        return lambda: self.look_up_by(lm, queries(), windows)
-
-    def look_up(
-        self, lm: LanguageModel, contexts: Sequence[Sequence[int]], starts: Sequence[int]
-    ) -> Lookup:
-        """What is near the last windows of some contexts."""
-        return self.begin(lm, contexts, starts)()
-
-    def look_up_by(
-        self, lm: LanguageModel, queries: torch.Tensor, windows: Sequence[str]
-    ) -> Lookup:
+    def look_up_by(self, lm: Engine, queries: torch.Tensor, windows: Sequence[str]) -> Lookup:
         """What is near some windows, whose embeddings are given."""
         raise NotImplementedError
+
+    def retriever(self, lm: Engine) -> Retriever:
+        """The entries of the space, opened on the device of a model."""
+        return self._truthful.on(lm.device)
 
     @cached_property
     def _truthful(self) -> Retrievers:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from trueline.decoders.base import Adjusted, Decoder, Needs, Step
-from trueline.prompts import Asked, Prompt, prompts_with
+from trueline.inputs import ModelInput
+from trueline.prompts import Prompt, prompts_with
 from trueline.settings import Between
 
 
@@ -23,9 +24,9 @@ class Instructive(Decoder):
     name = "id"
     needs = Needs(second_prompt=True, question=True)
 
-    def prompts(self, question: str) -> tuple[Asked, ...]:  # noqa: D102
+    def inputs(self, given: ModelInput) -> tuple[ModelInput, ...]:  # noqa: D102
         noise = prompts_with(self.prompt).noise if self.noise is None else self.noise
-        return Asked(self.prompt, question), Asked(self.prompt, question, before=noise)
+        return given, given.preceded_by(noise)
 
     def adjust(self, step: Step) -> Adjusted:  # noqa: D102
         return Adjusted(step.logits - self.eta * step.other_logits)

@@ -10,7 +10,8 @@ import torch
 
 from trueline.decoders.base import Adjusted, Decoder, Needs, Step
 from trueline.embedders.embedder import Embedder
-from trueline.prompts import Asked, prompts_with
+from trueline.inputs import ModelInput
+from trueline.prompts import Prompt, prompts_with
 from trueline.records import Example
 from trueline.settings import Between
 from trueline.space.retriever import open_embedder
@@ -29,15 +30,20 @@ class KATE(Decoder):
     name = "kate"
     needs = Needs(space=True, own_prompt=True, question=True)
 
-    def prompts(self, question: str) -> tuple[Asked, ...]:  # noqa: D102
+    @property
+    def question_prompt(self) -> Prompt:
+        """The prompt of the space."""
+        return self.space.prompt
+
+    def inputs(self, given: ModelInput) -> tuple[ModelInput, ...]:  # noqa: D102
         form = prompts_with(self.space.prompt).demonstration
         before = "".join(
             form.replace("{answer}", example.answers[0], 1).replace(
                 "{question}", example.question, 1
             )
-            for example in self.nearest(question)
+            for example in self.nearest(given.question or "")
         )
-        return (Asked(self.space.prompt, question, before=before),)
+        return (given.preceded_by(before),)
 
     def nearest(self, question: str) -> list[Example]:
         """The k examples with the nearest questions, the nearest last."""

@@ -9,10 +9,10 @@ from typing import Annotated
 
 import torch
 
-from trueline.decoders.base import Adjusted, Lookup, Needs, Step
+from trueline.decoders.base import Adjusted, Needs, Step
 from trueline.decoders.evidence import Evidence
-from trueline.decoders.grounded import Grounded
-from trueline.engines.transformers.language import LanguageModel
+from trueline.decoders.grounded import Grounded, Lookup
+from trueline.engines.base import Engine
 from trueline.settings import Between
 from trueline.space.space import GroundingSpace
 
@@ -33,16 +33,16 @@ class KNNLM(Grounded):
     needs = Needs(space=True, context="full")
 
     def look_up_by(  # noqa: D102
-        self, lm: LanguageModel, queries: torch.Tensor, windows: Sequence[str]
+        self, lm: Engine, queries: torch.Tensor, windows: Sequence[str]
     ) -> Lookup:
-        nearest = self._truthful.on(lm.device).nearest(queries, self.k)
+        nearest = self.retriever(lm).nearest(queries, self.k)
         return Lookup(len(windows), (nearest,))
 
     def adjust(self, step: Step) -> Adjusted:  # noqa: D102
         if self.lam == 0:
             return Adjusted(step.logits)
-        retriever = self._truthful.on(step.lm.device)
-        lookup = step.lookup or self.look_up(step.lm, step.contexts, step.starts)
+        retriever = self.retriever(step.lm)
+        lookup = step.fetched or self.look_up(step.rows)
         (hits,), rows = lookup.hits, lookup.rows
         distances = 2 - 2 * hits.similarities.view(rows, -1)  # (rows, k), of unit vectors
         weights = (-distances).softmax(-1).reshape(-1)

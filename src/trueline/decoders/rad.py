@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import torch
 
-from trueline.decoders.base import Adjusted, Lookup, Needs, Step
+from trueline.decoders.base import Adjusted, Needs, Rows, Step
 from trueline.decoders.evidence import Evidence
-from trueline.decoders.grounded import Grounded
-from trueline.engines.transformers.language import LanguageModel
+from trueline.decoders.grounded import Grounded, Lookup
+from trueline.engines import as_logits_processor, wrap_transformers
+from trueline.engines.base import Engine
 from trueline.errors import SettingError
 from trueline.fusion import Aggregation, Fusion, aggregate, entropy, fuse, neutralize, weigh
 from trueline.prompts import Prompt
@@ -21,9 +22,6 @@ from trueline.settings import Between
 from trueline.shortcuts import is_on
 from trueline.space.retriever import MatchBy, Matches, Retriever, Retrievers
 from trueline.space.space import GroundingSpace
-
-if TYPE_CHECKING:
-    from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
 _CHUNK = 64  # entries that go through a head that is not linear at once
 
@@ -78,13 +76,11 @@ class RAD(Grounded):
     def needs_wrong(cls, settings: Mapping[str, Any]) -> bool:  # noqa: D102
         return bool(settings.get("beta"))
 
-    def check(self, lm: LanguageModel) -> None:  # noqa: D102
+    def check(self, lm: Engine) -> None:  # noqa: D102
         super().check(lm)
         self._sets(lm)
 
-    def look_up_by(
-        self, lm: LanguageModel, queries: torch.Tensor, windows: Sequence[str]
-    ) -> Lookup:
+    def look_up_by(self, lm: Engine, queries: torch.Tensor, windows: Sequence[str]) -> Lookup:
         """What is near some windows, whose embeddings are given: truthful, then wrong."""
         found = [
             retriever.above(
@@ -99,7 +95,7 @@ class RAD(Grounded):
         return Lookup(len(windows), tuple(found))
 
     def adjust(self, step: Step) -> Adjusted:  # noqa: D102
-        lookup = step.lookup or self.look_up(step.lm, step.contexts, step.starts)
+        lookup = step.fetched or self.look_up(step.rows)
         is_open = None if self.gate is None else entropy(step.logits) > self.gate  # (rows,)
         evidence = self.retrieve(step.lm, lookup, is_open)
         if not any(len(found.hits) for found in evidence):
@@ -117,7 +113,7 @@ class RAD(Grounded):
         return Adjusted(logits, evidence, None if neutral else stretch)
 
     def retrieve(
-        self, lm: LanguageModel, lookup: Lookup, is_open: torch.Tensor | None = None
+        self, lm: Engine, lookup: Lookup, is_open: torch.Tensor | None = None
     ) -> tuple[Evidence, ...]:
         """What was looked up, with its weights: truthful, then wrong; `is_open` bars rows."""
         pairs = zip(self._sets(lm), lookup.hits, strict=True)
@@ -126,14 +122,14 @@ class RAD(Grounded):
             for (retriever, strength), hits in pairs
         )
 
-    def _sets(self, lm: LanguageModel) -> list[tuple[Retriever, float]]:
+    def _sets(self, lm: Engine) -> list[tuple[Retriever, float]]:
         """The truthful entries, then the wrong ones if they count; each with its strength."""
-        found = [(self._truthful.on(lm.device), self.alpha)]
+        found = [(self.retriever(lm), self.alpha)]
         return [*found, (self._wrong.on(lm.device), -self.beta)] if self.beta else found
 
     def after_head(
         self,
-        lm: LanguageModel,
+        lm: Engine,
         base: torch.Tensor,
         evidence: tuple[Evidence, ...],
         neutral: bool,
@@ -143,16 +139,45 @@ class RAD(Grounded):
         return self._fused(base, pulls, evidence, neutral)
 
     def processor(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-    ) -> LogitsProcessor:
-        """The same arithmetic for transformers: model.generate(..., logits_processor=[...])."""
-        from trueline.integrations.processor import RadProcessor
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        question: str | None = None,
+        prompt_length: int | None = None,
+    ) -> Any:
+        """RAD in transformers' own loop: model.generate(..., logits_processor=[...]).
 
-        return RadProcessor(self, LanguageModel(model, tokenizer))
+        `prompt_length` is the number of tokens generate is given, pads included; only a space
+        built with window="answer" needs it. RAD itself has no use for the question.
+        """
+        lm = wrap_transformers(model, tokenizer)
+        self.check(lm)
+        if self.space.recipe.window == "answer" and prompt_length is None:
+            raise SettingError(
+                "a space built with window='answer' needs to know where the answer begins, and "
+                "transformers does not tell: give prompt_length=input_ids.shape[1]"
+            )
+        start = prompt_length or 0
+
+        def adjust(contexts: list[list[int]], scores: torch.Tensor) -> torch.Tensor:
+            count = len(contexts)
+            rows = Rows(lm, contexts, [start] * count, [question] * count)
+            return self.adjust_scores(rows, scores)
+
+        return as_logits_processor(adjust)
+
+    def adjust_scores(self, rows: Rows, scores: torch.Tensor) -> torch.Tensor:
+        """Rows without a hit keep their scores to the bit; pads drop out of the window."""
+        is_open = None if self.gate is None else entropy(scores) > self.gate
+        evidence = self.retrieve(rows.lm, self.look_up(rows), is_open)
+        if not any(len(found.hits) for found in evidence):
+            return scores
+        return self.after_head(rows.lm, scores, evidence, neutral=bool(self.neutral))
 
     def _before_head(
         self,
-        lm: LanguageModel,
+        lm: Engine,
         hidden: torch.Tensor,
         evidence: tuple[Evidence, ...],
         neutral: bool,
@@ -165,7 +190,7 @@ class RAD(Grounded):
             return logits
         one = torch.ones(len(hidden), 1, device=hidden.device)
         shares = self._fused(one, [one] * len(evidence), evidence, neutral)  # (rows, 1)
-        # So often is the bias in the fused logits, and the head has added it once.
+        # The fused logits hold the bias `shares` times; the head has added it once.
         return torch.where(shares == 1, logits, logits + (shares - 1) * lm.head.bias)
 
     def _fused(
@@ -185,7 +210,7 @@ class RAD(Grounded):
 
     def _evidence(
         self,
-        lm: LanguageModel,
+        lm: Engine,
         rows: int,
         hits: Hits,
         is_open: torch.Tensor | None,
@@ -208,7 +233,7 @@ class RAD(Grounded):
         values = found.retriever.values(found.hits.entries)
         return aggregate(found.weights, found.hits.rows, values, rows)
 
-    def _pulled_logits(self, lm: LanguageModel, found: Evidence, rows: int) -> torch.Tensor:
+    def _pulled_logits(self, lm: Engine, found: Evidence, rows: int) -> torch.Tensor:
         """sum_i w_i l_i by the shortest way the head allows: (rows, vocabulary)."""
         if self.space.recipe.values == "logits" or self._is_linear(lm):
             return self._logits(lm, self._pull(found, rows))
@@ -220,17 +245,17 @@ class RAD(Grounded):
             total += aggregate(found.weights[some], hits.rows[some], logits, rows)
         return total
 
-    def _logits(self, lm: LanguageModel, values: torch.Tensor) -> torch.Tensor:
+    def _logits(self, lm: Engine, values: torch.Tensor) -> torch.Tensor:
         """Stored values as logits."""
         if self.space.recipe.values == "logits":
             return values
         assert lm.head is not None
         return lm.head(values.to(lm.dtype)).float()
 
-    def _is_fused_before_head(self, lm: LanguageModel) -> bool:
+    def _is_fused_before_head(self, lm: Engine) -> bool:
         return self._is_linear(lm) and self.fusion != "prob" and is_on("fusion")
 
-    def _is_linear(self, lm: LanguageModel) -> bool:
+    def _is_linear(self, lm: Engine) -> bool:
         """Whether sums of the values stand for sums of logits, by both checks of the head."""
         recipe = self.space.recipe
         is_shown = recipe.head == "linear" and lm.head is not None and lm.head.is_linear

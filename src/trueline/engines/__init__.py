@@ -1,1 +1,55 @@
-"""What reads tokens and gives states or logits, and where its weights come from."""
+"""What reads tokens and gives states or logits, and where its weights come from.
+
+Each engine has a folder of its own, which nothing outside `engines` and `integrations` imports.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trueline.errors import SettingError
+
+if TYPE_CHECKING:
+    import torch
+
+    from trueline.engines.base import Engine
+    from trueline.engines.transformers.language import LanguageModel
+    from trueline.engines.transformers.processor import AdjustScores
+
+ENGINES = {"transformers": "trueline.engines.transformers.language"}  # each has a `load`
+
+
+def load(
+    name: str | Path,
+    *,
+    engine: str = "transformers",
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device | None = None,
+    trust_remote_code: bool = False,
+) -> LanguageModel:
+    """Open a model by alias, hub id, local folder or .gguf file.
+
+    `auto` is float32 on a CPU and the checkpoint's own type elsewhere. Code that comes with a
+    model runs only with trust_remote_code=True.
+    """
+    if engine not in ENGINES:
+        raise SettingError(f"there is no engine {engine!r}; there are {', '.join(ENGINES)}")
+    options = {"dtype": dtype, "device": device, "trust_remote_code": trust_remote_code}
+    opened: LanguageModel = import_module(ENGINES[engine]).load(name, **options)
+    return opened
+
+
+def wrap_transformers(model: Any, tokenizer: Any) -> Engine:
+    """Somebody's own model of transformers as an engine."""
+    from trueline.engines.transformers.language import LanguageModel
+
+    return LanguageModel(model, tokenizer)
+
+
+def as_logits_processor(adjust: AdjustScores) -> Any:
+    """A function of tokens and scores as a logits processor of transformers."""
+    from trueline.engines.transformers.processor import ScoreProcessor
+
+    return ScoreProcessor(adjust)

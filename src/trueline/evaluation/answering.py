@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trueline.errors import SettingError
 from trueline.evaluation.cells import Cell
@@ -22,9 +23,8 @@ from trueline.evaluation.lines import (
 from trueline.evaluation.samples import About, Benchmark, Choices, Sample
 
 if TYPE_CHECKING:
-    from trueline.answers import Answer
     from trueline.evaluation.judges import Judge
-    from trueline.records import TraceStep
+    from trueline.records import Answer, TraceStep
 
 TimedAnswer = tuple["Answer", float]  # with its seconds
 Batch = Sequence[tuple[int, Sample]]  # samples with their places in the benchmark
@@ -54,21 +54,7 @@ def verdict_lines(
     items = [(benchmark.test[line.index], line.text) for line in answers]
     verdicts = judge.judge(benchmark.task, about, items)
     return [
-        VerdictLine(
-            cell=line.cell,
-            sample=line.sample,
-            judge=judge.id,
-            about=about,
-            label=verdict.label,
-            basis=verdict.basis,
-            raw=verdict.raw,
-            prompt_tokens=verdict.prompt_tokens,
-            answer_tokens=verdict.answer_tokens,
-            cost=verdict.cost,
-            is_cached=verdict.is_cached,
-            is_answered=verdict.is_answered,
-            time=now(),
-        )
+        VerdictLine(cell=line.cell, sample=line.sample, time=now(), **asdict(verdict))
         for line, verdict in zip(answers, verdicts, strict=True)
     ]
 
@@ -114,9 +100,10 @@ def _generate(cell: Cell, questions: list[str], index: int) -> list[Answer]:
     from trueline.generation import generate
 
     head = cell.head
-    options: dict[str, Any] = {}
-    if head.seed is not None:  # draws go with the place in the benchmark, not in the chunk
-        options["seed"] = head.seed * _SEEDS_APART + index
+    assert head.max_new_tokens is not None
+    assert head.stop is not None
+    # Draws go with the sample's index in the benchmark, not in the chunk.
+    seed = None if head.seed is None else head.seed * _SEEDS_APART + index
     return generate(
         cell.lm,
         cell.decoder,
@@ -124,9 +111,9 @@ def _generate(cell: Cell, questions: list[str], index: int) -> list[Answer]:
         max_new_tokens=head.max_new_tokens,
         batch_size=len(questions),
         temperature=head.temperature,
-        stop=() if head.stop is None else head.stop.strings,
+        stop=head.stop.strings,
         trace=True,
-        **options,
+        seed=seed,
     )
 
 

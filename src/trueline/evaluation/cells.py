@@ -15,19 +15,19 @@ from trueline.decoders import (
     PLAIN,
     default_settings,
     make_method,
-    method_class,
     settings_fields,
 )
 from trueline.errors import SettingError
 from trueline.evaluation.lines import CellLine, SpaceFacts, StopRule, plain, replace_line
 from trueline.evaluation.plan import BuildOptions, Mode, Plan, Variant, default_build
 from trueline.evaluation.samples import Benchmark, Sample
+from trueline.inputs import FilledPrompt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trueline.decoders.base import Decoder
-    from trueline.engines.transformers.language import LanguageModel
+    from trueline.engines.base import Engine
     from trueline.space.space import GroundingSpace
 
 _PACKAGES = ("trueline", "torch", "transformers", "tokenizers", "numpy")
@@ -42,7 +42,7 @@ _NOT_IN_ID = (  # names and origins: hashes of weights, data and space stand for
 class Cell:
     """One method with its settings on the samples of one benchmark, ready to run."""
 
-    lm: LanguageModel
+    lm: Engine
     benchmark: Benchmark
     decoder: Decoder
     samples: tuple[tuple[int, Sample], ...]  # with their places in the benchmark
@@ -56,7 +56,7 @@ class Cell:
 
 def cells_of(
     plan: Plan,
-    lm: LanguageModel,
+    lm: Engine,
     benchmark: Benchmark,
     variant: Variant,
     space: GroundingSpace | None,
@@ -82,15 +82,13 @@ def cells_of(
         for seed in plan.seeds if is_sampled else (None,):
             head = CellLine(
                 cell="",
-                task=task,
-                samples=len(samples),
                 seed=seed,
+                samples=len(samples),
                 defaults={**default_settings(variant.method), **suited},
                 space=None if space is None else _space_facts(variant, space),
-                **_about_run(plan, lm, task),
-                **_about_method(variant, decoder, benchmark),
-                **_about_model(lm),
-                **_about_data(plan, benchmark),
+                **_run_facts(plan, lm, task),
+                **_method_facts(variant, decoder, benchmark),
+                **_data_facts(plan, benchmark),
             )
             head = replace_line(head, cell=cell_id(head))
             found.append(Cell(lm, benchmark, decoder, samples, head))
@@ -110,7 +108,7 @@ def cell_id(head: CellLine) -> str:
 
 
 def grounding_space(
-    lm: LanguageModel,
+    lm: Engine,
     benchmark: Benchmark,
     options: BuildOptions,
     folder: Path,
@@ -152,9 +150,9 @@ def space_hash(space: GroundingSpace, with_wrong: bool) -> str:
     return _hash([recipe, digest(space.examples)])
 
 
-def versions(method: str = PLAIN) -> dict[str, str]:
+def versions(module: str = "trueline") -> dict[str, str]:
     """The versions of everything that computes, also of the package that brings a method."""
-    package = method_class(method).__module__.partition(".")[0]
+    package = module.partition(".")[0]
     others = () if package == "trueline" else packages_distributions().get(package, ())
     found = {name: version(name) for name in (*_PACKAGES, *others)}
     return found | {"python": platform.python_version()}
@@ -171,34 +169,15 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _about_method(variant: Variant, decoder: Decoder, benchmark: Benchmark) -> dict[str, Any]:
-    prompts = [benchmark.prompt.hash]
-    if not decoder.needs.own_prompt:  # else it differs from question to question
-        prompts = [asked.hash for asked in decoder.prompts(benchmark.test[0].question)]
+def _run_facts(plan: Plan, lm: Engine, task: Mode) -> dict[str, Any]:
+    """The model, and how answers are generated, which is nothing to the scoring of choices."""
+    is_choice = task == "choose"
     return {
-        "method": variant.method,
-        "is_plain": variant.method == PLAIN,
-        "has_own_prompt": decoder.needs.own_prompt,
-        "settings": decoder.settings(),
-        "prompt_hashes": tuple(prompts),
-        "versions": versions(variant.method),
-    }
-
-
-def _space_facts(variant: Variant, space: GroundingSpace) -> SpaceFacts:
-    default = default_build(variant.method)
-    build, usual = ({n: getattr(one, n) for n in _BUILT} for one in (variant.build, default))
-    return SpaceFacts(
-        hash=space_hash(space, variant.needs_wrong),
-        entries=space.info()["entries"],
-        build=build,
-        default_build=usual,
-        built={name: getattr(space.recipe, name) for name in _BUILT},
-    )
-
-
-def _about_model(lm: LanguageModel) -> dict[str, Any]:
-    return {
+        "task": task,
+        "batch_size": plan.batch_size,
+        "max_new_tokens": None if is_choice else plan.max_new_tokens,
+        "temperature": 0.0 if is_choice else float(plan.temperature),
+        "stop": None if is_choice else StopRule(plan.stop, tuple(sorted(lm.stop_ids))),
         "model": lm.id,
         "fingerprint": lm.fingerprint,
         "tokenizer_hash": lm.tokenizer_hash,
@@ -207,10 +186,35 @@ def _about_model(lm: LanguageModel) -> dict[str, Any]:
     }
 
 
-def _about_data(plan: Plan, benchmark: Benchmark) -> dict[str, Any]:
-    scoring = None
-    if plan.bertscore is not None and plan.bertscore_layers is not None:
-        scoring = (Path(plan.bertscore).name, plan.bertscore_layers)
+def _method_facts(variant: Variant, decoder: Decoder, benchmark: Benchmark) -> dict[str, Any]:
+    prompts = [benchmark.prompt.hash]
+    if not decoder.needs.own_prompt:  # else it differs from question to question
+        given = FilledPrompt(decoder.question_prompt, benchmark.test[0].question)
+        prompts = [one.hash for one in decoder.inputs(given)]
+    return {
+        "method": variant.method,
+        "is_plain": variant.method == PLAIN,
+        "has_own_prompt": decoder.needs.own_prompt,
+        "settings": decoder.settings(),
+        "prompt_hashes": tuple(prompts),
+        "versions": versions(type(decoder).__module__),
+    }
+
+
+def _space_facts(variant: Variant, space: GroundingSpace) -> SpaceFacts:
+    given, usual = variant.build, default_build(variant.method)
+    build, default = ({name: getattr(one, name) for name in _BUILT} for one in (given, usual))
+    return SpaceFacts(
+        hash=space_hash(space, variant.needs_wrong),
+        entries=space.info()["entries"],
+        build=build,
+        default_build=default,
+        built={name: getattr(space.recipe, name) for name in _BUILT},
+    )
+
+
+def _data_facts(plan: Plan, benchmark: Benchmark) -> dict[str, Any]:
+    layers = plan.bertscore_layers
     return {
         "benchmark": benchmark.name,
         "data_hash": benchmark.hash,
@@ -220,18 +224,7 @@ def _about_data(plan: Plan, benchmark: Benchmark) -> dict[str, Any]:
         "test": len(benchmark.test),
         "draw": plan.draw,
         "rule": plan.rule,
-        "bertscore": scoring,
-    }
-
-
-def _about_run(plan: Plan, lm: LanguageModel, task: Mode) -> dict[str, Any]:
-    """How answers are generated, which is nothing to the scoring of candidates."""
-    is_choice = task == "choose"
-    return {
-        "batch_size": plan.batch_size,
-        "max_new_tokens": None if is_choice else plan.max_new_tokens,
-        "temperature": 0.0 if is_choice else float(plan.temperature),
-        "stop": None if is_choice else StopRule(plan.stop, tuple(sorted(lm.stop_ids))),
+        "bertscore": (Path(plan.bertscore).name, layers) if plan.bertscore else None,
     }
 
 

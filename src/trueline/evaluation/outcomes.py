@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from trueline.errors import SettingError
 from trueline.evaluation.lines import (
@@ -17,10 +18,13 @@ from trueline.evaluation.lines import (
     FailedLine,
     LeaksLine,
     PartOfCell,
+    SampleLine,
     VerdictLine,
     read_lines,
 )
 from trueline.evaluation.samples import About
+
+LineT = TypeVar("LineT", bound=PartOfCell)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,33 +95,32 @@ def read_results(folder: str | Path) -> RunResults:
 
 def gather_cells(lines: Iterable[AnyLine]) -> tuple[CellResults, ...]:
     """The lines by cell; one that is written again replaces the first."""
-    kept: dict[str, dict[tuple[object, ...], PartOfCell]] = {}
+    kept: dict[str, dict[object, PartOfCell]] = {}
     for line in lines:
         if isinstance(line, PartOfCell):
             names = ("sample", "judge", "about")
             key = (type(line), *(getattr(line, name, None) for name in names))
             kept.setdefault(line.cell, {})[key] = line
-    heads = [line for own in kept.values() for line in own.values()]
     return tuple(
-        _gather(head, list(kept[head.cell].values()))
-        for head in heads
+        _gather(head, list(parts.values()))
+        for parts in kept.values()
+        for head in parts.values()
         if isinstance(head, CellLine)
     )
 
 
 def _gather(head: CellLine, lines: list[PartOfCell]) -> CellResults:
-    answers = sorted((x for x in lines if isinstance(x, AnswerLine)), key=lambda x: x.index)
-    order = {line.sample: line.index for line in answers}
+    order = {line.sample: line.index for line in lines if isinstance(line, SampleLine)}
+
+    def ordered(kind: type[LineT]) -> tuple[LineT, ...]:
+        found = [line for line in lines if isinstance(line, kind)]
+        return tuple(sorted(found, key=lambda line: order.get(getattr(line, "sample", ""), 0)))
+
     return CellResults(
         head,
-        tuple(answers),
-        tuple(sorted((x for x in lines if isinstance(x, ChoiceLine)), key=lambda x: x.index)),
-        tuple(sorted((x for x in lines if isinstance(x, FailedLine)), key=lambda x: x.index)),
-        tuple(
-            sorted(
-                (x for x in lines if isinstance(x, VerdictLine)),
-                key=lambda x: order.get(x.sample, 0),
-            )
-        ),
-        next((line for line in lines if isinstance(line, DoneLine)), None),
+        ordered(AnswerLine),
+        ordered(ChoiceLine),
+        ordered(FailedLine),
+        ordered(VerdictLine),
+        next(iter(ordered(DoneLine)), None),
     )

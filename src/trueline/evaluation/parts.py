@@ -12,13 +12,13 @@ from trueline.evaluation.plan import Plan
 from trueline.evaluation.samples import Benchmark
 
 if TYPE_CHECKING:
-    from trueline.engines.transformers.language import LanguageModel
+    from trueline.engines.base import Engine
     from trueline.evaluation.judges import Judge
 
 
-def model_of(plan: Plan, name: str) -> LanguageModel:
+def model_of(plan: Plan, name: str) -> Engine:
     """Open a model as a plan wants it."""
-    from trueline.engines.transformers.language import load
+    from trueline.engines import load
 
     return load(
         name,
@@ -60,7 +60,7 @@ def benchmark_of(plan: Plan, name: str) -> Benchmark:
     )
 
 
-def judges_of(plan: Plan, models: dict[str, LanguageModel]) -> list[Judge]:
+def judges_of(plan: Plan, models: dict[str, Engine]) -> list[Judge]:
     """Open the judges of a plan; those on this machine share its models, by name."""
     if not plan.judges:
         return []
@@ -75,7 +75,7 @@ def judges_of(plan: Plan, models: dict[str, LanguageModel]) -> list[Judge]:
         if kind == "local" and model:
             if model not in models:
                 models[model] = model_of(plan, model)
-            found.append(open_judge("local", lm=models[model], **options))
+            found.append(open_judge("local", **{**options, "lm": models[model]}))
         else:
             found.append(open_judge(name, **options))
     return found

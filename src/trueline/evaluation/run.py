@@ -31,7 +31,7 @@ from trueline.evaluation.plan import BuildOptions, Plan, Variant
 from trueline.evaluation.samples import Benchmark
 
 if TYPE_CHECKING:
-    from trueline.engines.transformers.language import LanguageModel
+    from trueline.engines.base import Engine
     from trueline.evaluation.judges import Judge
     from trueline.space.space import GroundingSpace
 
@@ -80,7 +80,7 @@ class _Run:
     journal: Journal
     budget: _Budget
     tell: OnProgress
-    models: dict[str, LanguageModel]  # those a judge on this machine holds, by name
+    models: dict[str, Engine]  # those a judge on this machine holds, by name
     notes: list[str] = field(default_factory=list)
     begun: dict[str, Benchmark] = field(default_factory=dict)  # by cell, in their order
 
@@ -105,7 +105,7 @@ def run_plan(
     with open_journal(Path(folder)) as journal:
         benchmarks = [benchmark_of(plan, name) for name in plan.benchmarks]
         check_scorers(plan)
-        models: dict[str, LanguageModel] = {}
+        models: dict[str, Engine] = {}
         judges = judges_of(plan, models)  # a missing key shows before anything is run
         tell = progress or (lambda label, done, total: None)
         run = _Run(plan, Path(folder), journal, budget, tell, models)
@@ -144,7 +144,7 @@ def _run_model(run: _Run, model: str, benchmarks: Sequence[Benchmark]) -> None:
 
 
 def _find_leaks(
-    run: _Run, lm: LanguageModel, benchmark: Benchmark, space: GroundingSpace | None
+    run: _Run, lm: Engine, benchmark: Benchmark, space: GroundingSpace | None
 ) -> None:
     """Say once for all cells what the grounding examples give away of the samples."""
     from trueline.space.retriever import open_embedder
@@ -166,7 +166,7 @@ def _find_leaks(
 
 def _cells(
     run: _Run,
-    lm: LanguageModel,
+    lm: Engine,
     benchmark: Benchmark,
     spaces: dict[BuildOptions, GroundingSpace],
 ) -> Iterator[Cell]:
@@ -193,7 +193,7 @@ def _lacks_wrong(variant: Variant, benchmark: Benchmark) -> bool:
 
 
 def _space(
-    run: _Run, lm: LanguageModel, benchmark: Benchmark, options: BuildOptions
+    run: _Run, lm: Engine, benchmark: Benchmark, options: BuildOptions
 ) -> GroundingSpace:
     label = f"building {benchmark.name} context {options.context}"
 

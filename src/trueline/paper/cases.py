@@ -17,7 +17,7 @@ from trueline.report.grids import Grid, GridText
 from trueline.report.tables import Table
 
 if TYPE_CHECKING:
-    from trueline.answers import Answer
+    from trueline.records import Answer
 
 _SHOWN = 5  # questions a table
 _MOVES = 4  # tokens a question

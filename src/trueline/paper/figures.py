@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from typing import Any
+
+from msgspec import convert
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class PaperBlock:
     benchmark: str
     metrics: tuple[str, ...]
     rows: Mapping[str, tuple[float, ...]]  # by method and what was varied, as in `rad tau=0.1`
-    changes: Mapping[str, tuple[float, ...]]  # from greedy, as printed
+    changes: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # from greedy
     judge: str = ""
 
 
@@ -58,9 +59,8 @@ class PaperCase:
     truth: Mapping[str, bool]
     info: Mapping[str, bool] = field(default_factory=dict)  # told of one case only
     moved: str = ""  # the token that RAD changed
-    logits: Mapping[str, tuple[float, float, float]] = field(
-        default_factory=dict
-    )  # of a token, as printed: the model's own, retrieved, fused
+    # Of a token, as printed: the model's own logit, the retrieved one, the fused one.
+    logits: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,30 +80,4 @@ class Paper:
 def paper() -> Paper:
     """Read the figures."""
     text = files("trueline.paper").joinpath("paper.toml").read_text("utf-8")
-    read = tomllib.loads(text)
-    return Paper(
-        read["models"],
-        read["judges"],
-        read["tests"],
-        tuple(_block(item) for item in read["block"]),
-        tuple(TextFigure(**item) for item in read["text_figure"]),
-        tuple(Misprint(**item) for item in read["misprint"]),
-        tuple(PaperCase(**item) for item in read["case"]),
-    )
-
-
-def _block(item: dict[str, Any]) -> PaperBlock:
-    rows, changes = (
-        {name: tuple(map(float, row)) for name, row in item.get(part, {}).items()}
-        for part in ("rows", "changes")
-    )
-    metrics = tuple(item["metrics"])
-    return PaperBlock(
-        item["recipe"],
-        item["model"],
-        item["benchmark"],
-        metrics,
-        rows,
-        changes,
-        item.get("judge", ""),
-    )
+    return convert(tomllib.loads(text), Paper)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from trueline.errors import SettingError
+from trueline.errors import SettingError, import_extra
 from trueline.evaluation.plan import Plan
 from trueline.evaluation.plan_file import plan_from
 
@@ -27,28 +27,20 @@ class PaperRecipe:
     name: str
     about: str
     plan: PlanKeys
-    small: PlanKeys
-    each: tuple[PlanKeys, ...]  # parts that differ, a run each
-    grounds: tuple[int, ...]  # numbers of examples, a run each
-    show: str  # what is worked out besides the paper's figures; empty: nothing
+    small: PlanKeys = field(default_factory=dict)  # in the place of parts of the plan
+    each: tuple[PlanKeys, ...] = ()  # parts that differ, a run each
+    grounds: tuple[int, ...] = ()  # numbers of examples, a run each
+    show: str = ""  # what is worked out besides the paper's figures; empty: nothing
 
 
 @cache
 def recipes() -> dict[str, PaperRecipe]:
     """Every recipe by name, in the order of the paper."""
     text = files("trueline.paper").joinpath("recipes.toml").read_text("utf-8")
-    return {
-        name: PaperRecipe(
-            name,
-            entry["about"],
-            entry["plan"],
-            entry.get("small", {}),
-            tuple(entry.get("each", ())),
-            tuple(entry.get("grounds", ())),
-            entry.get("show", ""),
-        )
-        for name, entry in tomllib.loads(text).items()
-    }
+    tables = {name: {"name": name, **table} for name, table in tomllib.loads(text).items()}
+    convert = import_extra("msgspec", "reading recipes", "eval").convert
+    found: dict[str, PaperRecipe] = convert(tables, dict[str, PaperRecipe])
+    return found
 
 
 def recipe_named(name: str) -> PaperRecipe:

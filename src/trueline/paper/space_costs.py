@@ -11,6 +11,8 @@ from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from trueline.errors import SettingError
 from trueline.evaluation.cells import machine, space_hash, versions
 from trueline.evaluation.parts import benchmark_of, model_of
@@ -20,11 +22,11 @@ from trueline.files import write_text
 
 if TYPE_CHECKING:
     from trueline.embedders.embedder import Embedder
-    from trueline.engines.transformers.language import LanguageModel
+    from trueline.engines.base import Engine
     from trueline.evaluation.samples import Benchmark
     from trueline.space.space import GroundingSpace
 
-MEASURED = "spaces.jsonl"  # what was measured in a folder, a space a line
+MEASURED = "spaces.json"  # what was measured in a folder, by all that shapes it
 _WINDOWS = 100  # retrievals that are timed; the median is told
 
 
@@ -51,7 +53,7 @@ class SpaceCosts:
 class _SpaceToMeasure:
     """A space, and what it is built with."""
 
-    lm: LanguageModel
+    lm: Engine
     embedder: Embedder
     plan: Plan
     benchmark: Benchmark
@@ -78,7 +80,7 @@ def measure_spaces(
     """
     from trueline.embedders.embedder import load_embedder
 
-    models: dict[str, LanguageModel] = {}
+    models: dict[str, Engine] = {}
     embedders: dict[str, Embedder] = {}
     known, found = _known(folder), dict[str, SpaceCosts]()
     for plan in plans:
@@ -97,7 +99,7 @@ def measure_spaces(
                 )
                 if (key := task.key) not in known:
                     known[key] = _measure(task, folder, progress)
-                    _keep(folder, known)
+                    write_text(folder / MEASURED, msgspec.json.encode(known).decode())
                 measured = replace(known[key], wanted=plan.ground, rule=plan.rule)
                 found.setdefault(key, measured)
     return list(found.values())
@@ -105,21 +107,15 @@ def measure_spaces(
 
 def _known(folder: Path) -> dict[str, SpaceCosts]:
     path = folder / MEASURED
-    if not path.exists():
-        return {}
     try:
-        lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-        return {line.pop("key"): SpaceCosts(**line) for line in lines}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        found = msgspec.json.decode(path.read_bytes(), type=dict[str, SpaceCosts])
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.MsgspecError) as error:
         raise SettingError(
             f"{path} cannot be read ({error}); move it away, or name another folder with --out"
         ) from error
-
-
-def _keep(folder: Path, known: dict[str, SpaceCosts]) -> None:
-    """Write what is known; a kill leaves the old lines or all."""
-    lines = [json.dumps({"key": key, **asdict(one)}) + "\n" for key, one in known.items()]
-    write_text(folder / MEASURED, "".join(lines))
+    return found
 
 
 def _measure(task: _SpaceToMeasure, folder: Path, progress: OnProgress | None) -> SpaceCosts:
@@ -153,15 +149,14 @@ def _measure(task: _SpaceToMeasure, folder: Path, progress: OnProgress | None) -
     )
 
 
-def retrieval_seconds(
-    lm: LanguageModel, space: GroundingSpace, benchmark: Benchmark
-) -> list[float]:
+def retrieval_seconds(lm: Engine, space: GroundingSpace, benchmark: Benchmark) -> list[float]:
     """What our loop pays at a step beside the model's own: windows of real text, one by one.
 
     The head is left out: it is applied once to the sum of both, as it is without retrieval.
     """
     import torch
 
+    from trueline.decoders.base import Rows
     from trueline.decoders.rad import RAD
     from trueline.fusion import aggregate
 
@@ -170,7 +165,7 @@ def retrieval_seconds(
     with torch.no_grad():
         for window in _windows(lm, space, benchmark):
             begun = perf_counter()
-            lookup = rad.look_up(lm, [window], [0])
+            lookup = rad.look_up(Rows(lm, [window], [0]))
             for found in rad.retrieve(lm, lookup):
                 values = found.retriever.values(found.hits.entries)  # (hits, d)
                 aggregate(found.weights, found.hits.rows, values, 1)  # (1, d)
@@ -178,12 +173,10 @@ def retrieval_seconds(
     return times[len(times) // 10 :]  # the first few only warm up
 
 
-def _windows(
-    lm: LanguageModel, space: GroundingSpace, benchmark: Benchmark
-) -> list[tuple[int, ...]]:
+def _windows(lm: Engine, space: GroundingSpace, benchmark: Benchmark) -> list[tuple[int, ...]]:
     """Stretches of the examples' text, as long as a window and all different."""
     texts = [text for one in benchmark.ground for text in (one.question, *one.answers)]
-    tokens = lm.tokenizer(" ".join(texts), add_special_tokens=False)["input_ids"]
+    tokens = lm.encode(" ".join(texts))
     context = space.recipe.context if isinstance(space.recipe.context, int) else 64
     places = range(max(1, len(tokens) - context))
     return list(dict.fromkeys(tuple(tokens[n : n + context]) for n in places))[:_WINDOWS]

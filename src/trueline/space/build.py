@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from trueline.embedders.embedder import Embedder, load_embedder
-from trueline.engines.transformers.language import LanguageModel
+from trueline.engines.base import Engine
 from trueline.errors import SettingError, SpaceFormatError
 from trueline.examples import digest, read_examples
 from trueline.prompts import Prompt
@@ -32,7 +32,7 @@ Dtype = Literal["auto", "float32", "float16"]
 
 
 def build(
-    lm: LanguageModel,
+    lm: Engine,
     examples: str | Path | Sequence[Example],
     *,
     context: Context = 8,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from trueline.engines.transformers.language import LanguageModel
+from trueline.engines.base import Engine
 from trueline.errors import ExampleError
 from trueline.prompts import Prompt
 from trueline.records import Example
@@ -26,7 +26,7 @@ class Passage:
 
 
 def passages(
-    lm: LanguageModel, examples: Sequence[Example], prompt: Prompt, *, wrong: bool
+    lm: Engine, examples: Sequence[Example], prompt: Prompt, *, wrong: bool
 ) -> Iterator[Passage]:
     """The truthful answers, or the wrong ones; all that are too long are named at once."""
     problems = []

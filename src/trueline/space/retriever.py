@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from threading import RLock
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from trueline.embedders.embedder import Embedder, SentenceEmbedder, begin, load_embedder
-from trueline.engines.transformers.language import LanguageModel
+from trueline.engines.base import Engine
 from trueline.search import Exact, Hits, open_search
 from trueline.shortcuts import is_on
 from trueline.space.content import Entries
@@ -38,10 +38,10 @@ class Retriever:
 
     def embed(self, windows: Sequence[str]) -> torch.Tensor:
         """The windows as queries (windows, dimension)."""
-        return self.begin(windows)()
+        return self.embed_tokenized(self.tokenize(windows))
 
-    def begin(self, windows: Sequence[str]) -> Callable[[], torch.Tensor]:
-        """Begin to embed the windows, equal ones once; what is returned ends it."""
+    def tokenize(self, windows: Sequence[str]) -> Any:
+        """What the embedder makes of the windows without running; equal ones once."""
         device = self._values.device
         if not windows:
             return lambda: torch.zeros(0, self._dimension, device=device)
@@ -55,6 +55,11 @@ class Retriever:
             return queries if rows is None else queries[rows]
 
         return end
+
+    def embed_tokenized(self, tokenized: Any) -> torch.Tensor:
+        """The windows as queries (windows, dimension)."""
+        found: torch.Tensor = tokenized()
+        return found
 
     def above(
         self,
@@ -90,7 +95,7 @@ class Retriever:
 
 def window_texts(
     space: GroundingSpace,
-    lm: LanguageModel,
+    lm: Engine,
     contexts: Sequence[Sequence[int]],
     starts: Sequence[int],
 ) -> list[str]:

@@ -13,7 +13,7 @@ from trueline.space.content import Content
 from trueline.space.storage import read_content, verify_content, write_content
 
 if TYPE_CHECKING:
-    from trueline.engines.transformers.language import LanguageModel
+    from trueline.engines.base import Engine
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class GroundingSpace(Content):
         """Check every byte and number; says what was checked, or raises SpaceFormatError."""
         return verify_content(self, self.folder)
 
-    def check_model(self, lm: LanguageModel) -> None:
+    def check_model(self, lm: Engine) -> None:
         """Refuse a model or tokenizer the space was not built with."""
         recipe = self.recipe
         again = f"build it anew with `trueline build --model {lm.id}`"

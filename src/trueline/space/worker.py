@@ -12,8 +12,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from trueline.embedders.embedder import Embedder
-from trueline.engines.transformers.language import LanguageModel
-from trueline.engines.transformers.reading import Reading
+from trueline.engines.base import Engine, states_behind
 from trueline.errors import SettingError
 from trueline.space.content import Array, Entries, Recipe
 from trueline.space.passages import Passage
@@ -28,7 +27,7 @@ def passage_length(passage: Passage, end: bool) -> int:
 class Worker:
     """Turns batches of passages into entries."""
 
-    def __init__(self, lm: LanguageModel, embedder: Embedder, recipe: Recipe) -> None:
+    def __init__(self, lm: Engine, embedder: Embedder, recipe: Recipe) -> None:
         self.lm, self.embedder, self.recipe = lm, embedder, recipe
 
     def resume(self, batch: list[Passage], path: Path) -> Entries:
@@ -103,16 +102,21 @@ class Worker:
 
     @torch.inference_mode()
     def _values(self, batch: list[Passage], lengths: list[int]) -> Array:
-        prompts: list[list[list[int]]] = []
+        contexts: list[list[int]] = []
         rows = []
         for _, group in groupby(batch, key=lambda passage: passage.example):
             answers = list(group)
-            rows += [len(prompts)] * len(answers)
-            prompts.append([answers[0].prompt])
-        reading = Reading(self.lm, prompts)
-        reading.select(rows)
+            rows += [len(contexts)] * len(answers)
+            contexts.append(answers[0].prompt)
+        reading = self.lm.start()
+        states = reading.join(contexts).take(rows)
+        reading.keep(rows)
         pairs = list(zip(batch, lengths, strict=True))
-        states = reading.finish([passage.tokens[: length - 1] for passage, length in pairs])
+        after = [passage.tokens[: length - 1] for passage, length in pairs]
+        if any(after):
+            states = states_behind(states, reading.read_on(after))
+        else:
+            states = states.map(lambda tensor: tensor[:, None])
         found = states.logits if states.hidden is None else states.hidden
         assert found is not None
         kept = torch.cat([row[:length] for row, length in zip(found, lengths, strict=True)])

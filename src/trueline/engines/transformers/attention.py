@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -59,6 +58,19 @@ class GrowingLayer(DynamicLayer):
             self._buffers = [buffer[indices] for buffer in self._buffers]
             self._show()
 
+    def absorb(self, other: GrowingLayer, width: int) -> None:
+        """Add the rows of another layer below these, all padded on the left to `width`."""
+        pairs = zip((self.keys, self.values), (other.keys, other.values), strict=True)
+        self._buffers = [stack_right(pair, width, room=_ROOM) for pair in pairs]
+        self._length = width
+        self._show()
+
+    def drop_left(self, count: int) -> None:
+        """Forget the first tokens of every row."""
+        self._buffers = [buffer[:, :, count:] for buffer in self._buffers]
+        self._length -= count
+        self._show()
+
     def _larger(self, buffer: torch.Tensor, used: int) -> torch.Tensor:
         """(rows, heads, tokens, width) with room for half as many tokens again."""
         size = max(self._length + _ROOM, self._length * 3 // 2)
@@ -77,19 +89,57 @@ class Cache(DynamicCache):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(config=model.config)
         self.layers: list[Any]
-        self.at_layer: Callable[[], None] | None = None  # called as the pass reaches a layer
         if is_on("cache"):
             self.layers = [
                 GrowingLayer() if type(layer) is DynamicLayer else layer
                 for layer in self.layers
             ]
 
-    def update(self, *states: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add the new tokens of one layer; all its keys and values so far come back."""
-        if self.at_layer is not None:
-            self.at_layer()
-        both: tuple[torch.Tensor, torch.Tensor] = super().update(*states, **options)
-        return both
+    def absorb(self, other: Cache, width: int) -> None:
+        """Add the rows of another cache below these; `width` is that of the wider one.
+
+        Every row ends at the same place: what is short gets pads on its left.
+        """
+        for ours, theirs in zip(self.layers, other.layers, strict=True):
+            if not ours.is_initialized:
+                continue  # it reads the keys of another layer
+            if isinstance(ours, GrowingLayer):
+                ours.absorb(theirs, width)
+                continue
+            held = min(width, ours.sliding_window - 1) if ours.is_sliding else width
+            ours.keys = stack_right((ours.keys, theirs.keys), held)
+            ours.values = stack_right((ours.values, theirs.values), held)
+            if ours.is_sliding:
+                ours.cumulative_length = width
+
+    def drop_left(self, count: int) -> None:
+        """Forget the first tokens of every row, which are pads in all of them."""
+        for layer in self.layers:
+            if isinstance(layer, GrowingLayer) and layer.is_initialized:
+                layer.drop_left(count)
+            elif layer.is_initialized:
+                gone = count
+                if layer.is_sliding:  # it has forgotten some by itself
+                    gone -= min(count, layer.cumulative_length - layer.keys.shape[2])
+                    layer.cumulative_length -= count
+                layer.keys, layer.values = layer.keys[:, :, gone:], layer.values[:, :, gone:]
+
+
+def stack_right(
+    parts: tuple[torch.Tensor, torch.Tensor], width: int, *, room: int = 0
+) -> torch.Tensor:
+    """Rows of (rows, heads, tokens, size) below rows, ending at the same token; zeros are pads.
+
+    `room` tokens more are left free behind them.
+    """
+    rows = sum(len(part) for part in parts)
+    first = parts[0]
+    made = first.new_zeros(rows, first.shape[1], width + room, first.shape[3])
+    start = 0
+    for part in parts:
+        made[start : start + len(part), :, width - part.shape[2] : width] = part
+        start += len(part)
+    return made
 
 
 def share_heads(model: PreTrainedModel) -> None:

@@ -15,7 +15,7 @@ _PROBE = 24  # tokens of the text a head is first checked on
 
 
 @dataclass(frozen=True)
-class Head:
+class TransformersHead:
     """logits = cap * tanh(scale * (W h + b) / cap), less the parts the model does not have."""
 
     output: torch.nn.Module  # W and b
@@ -55,7 +55,7 @@ class Head:
         return None if bias is None else bias.detach() * self.multiplier / self.divisor
 
 
-def find_head(model: PreTrainedModel, text: Sequence[int] = ()) -> Head | None:
+def find_head(model: PreTrainedModel, text: Sequence[int] = ()) -> TransformersHead | None:
     """The head of a model, checked on the hidden states of a text: what it gives, and how.
 
     None where the known forms (linear, constant scale, soft cap) do not give the model's own
@@ -64,7 +64,7 @@ def find_head(model: PreTrainedModel, text: Sequence[int] = ()) -> Head | None:
     output, config = model.get_output_embeddings(), model.config.get_text_config()
     if output is None:
         return None
-    head = Head(
+    head = TransformersHead(
         output,
         multiplier=getattr(config, "logit_scale", None) or 1.0,
         divisor=getattr(config, "logits_scaling", None) or 1.0,
@@ -80,7 +80,7 @@ def find_head(model: PreTrainedModel, text: Sequence[int] = ()) -> Head | None:
         return replace(head, is_linear=head.cap is None and _is_affine(head, hidden, own))
 
 
-def _is_affine(head: Head, hidden: torch.Tensor, logits: torch.Tensor) -> bool:
+def _is_affine(head: TransformersHead, hidden: torch.Tensor, logits: torch.Tensor) -> bool:
     """Whether the head of a mean is the mean of the heads, up to rounding."""
     half = (hidden + hidden.flip(1)) / 2  # each state with one from the other end of the text
     difference = (head(half) - (logits + logits.flip(1)) / 2).abs().max()

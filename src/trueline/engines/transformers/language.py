@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trueline.engines.base import Busy, HeadKind, States
 from trueline.engines.sources import resolve
 from trueline.engines.transformers.fingerprint import fingerprint, tokenizer_hash
-from trueline.engines.transformers.head import Head, find_head
+from trueline.engines.transformers.head import TransformersHead, find_head
 from trueline.engines.transformers.quiet import quiet
+from trueline.engines.transformers.reading import BatchReading
+from trueline.engines.transformers.threads import leave_a_core
 from trueline.errors import ModelError, SettingError
 
 if TYPE_CHECKING:
@@ -25,7 +28,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 class LanguageModel:
-    """A causal language model of transformers and its tokenizer; it keeps no state."""
+    """A causal language model of transformers and its tokenizer: the first engine."""
 
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, id: str = ""
@@ -66,8 +69,18 @@ class LanguageModel:
         """How many tokens it can read, prompt and answer together; None if it does not say."""
         return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
 
+    @property
+    def depth(self) -> int:
+        """How many layers it has."""
+        return int(self.model.config.get_text_config().num_hidden_layers)
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether its head is its input embedding."""
+        return bool(self.model.config.get_text_config().tie_word_embeddings)
+
     @cached_property
-    def head(self) -> Head | None:
+    def head(self) -> TransformersHead | None:
         """The model's head, or None where only its own forward pass gives its logits."""
         return find_head(self.model)
 
@@ -89,6 +102,10 @@ class LanguageModel:
         return frozenset(
             int(token) for token in [*found, self.tokenizer.eos_token_id] if token is not None
         )
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        """The tokens of a text, with those that begin or end one if `special`."""
+        return list(self.tokenizer.encode(text, add_special_tokens=special))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of some tokens, special ones dropped."""
@@ -120,28 +137,50 @@ class LanguageModel:
             for token in tokens
         ]
 
+    def start(self) -> BatchReading:
+        """An empty reading."""
+        return BatchReading(self)
+
     @torch.inference_mode()
     def forward(
-        self, inputs: dict[str, Any], layers: Sequence[int] = ()
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, tuple[torch.Tensor, ...]]:
+        self, inputs: dict[str, Any], layers: Sequence[int] = (), busy: Busy | None = None
+    ) -> States:
         """One pass: hidden states where the head is known, else logits; and earlier layers.
 
         Layer 0 is the embedding; layer n the output of the n-th block, before the last norm.
         """
-        if self.head is None:
-            return None, self.model(**inputs).logits, ()
-        if not layers:
-            return self.model.base_model(**inputs).last_hidden_state, None, ()
-        out = self.model.base_model(**inputs, output_hidden_states=True)
-        return out.last_hidden_state, None, tuple(out.hidden_states[layer] for layer in layers)
+        head = self.head
+        with leave_a_core(self._blocks, busy, self.device):
+            if head is None:
+                return States(None, self.model(**inputs).logits)
+            if not layers:
+                return States(self.model.base_model(**inputs).last_hidden_state, None)
+            out = self.model.base_model(**inputs, output_hidden_states=True)
+        return States(
+            out.last_hidden_state, None, {layer: out.hidden_states[layer] for layer in layers}
+        )
 
-    def head_kind(self, ids: Sequence[int]) -> str:
-        """`linear`, `own` (not linear) or `opaque`, checked on the states of a real text."""
-        head = find_head(self.model, ids)
-        if head is None or self.head is None:
-            self.head = None  # what fails on a real text is not to be trusted on another
+    def head_kind(self, tokens: Sequence[int]) -> HeadKind:
+        """What its head is, checked on the states of a real text."""
+        if self.head is None:
             return "opaque"
-        return "linear" if head.is_linear and self.head.is_linear else "own"
+        head = find_head(self.model, tokens)
+        if head is None:
+            raise ModelError(
+                f"the head of {self.id} gives the model's logits on one text and not on "
+                "another, so it cannot be trusted; report it, please, with the model's name"
+            )
+        return "linear" if head.is_linear and self.head.is_linear else "nonlinear"
+
+    @cached_property
+    def _blocks(self) -> list[torch.nn.Module]:
+        """Its layers, as modules that are called one after the other."""
+        lists = [
+            module
+            for module in self.model.base_model.modules()
+            if isinstance(module, torch.nn.ModuleList) and len(module) == self.depth
+        ]
+        return list(lists[0]) if lists else []
 
 
 def load(

@@ -1,190 +1,181 @@
-"""Prompts in, hidden states out, step by step: the tokens, caches and masks of one batch."""
+"""Contexts in, hidden states out, step by step: the caches and masks of one batch of rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
-from trueline.engines.alongside import beside
+from trueline.engines.base import Busy, States
 from trueline.engines.transformers.attention import Cache
-from trueline.engines.transformers.language import LanguageModel
 from trueline.shortcuts import is_on
 
-Prompts = Sequence[
-    Sequence[int]
-]  # of one question: the prompt it is asked with, then any others
+if TYPE_CHECKING:
+    from trueline.engines.transformers.language import LanguageModel
+
+_WORTH_SHARING = 8  # tokens in common from which reading them once pays
 
 
-# Begins what can be worked out from the contexts and where their answers begin, without the
-# model; what it returns ends it.
-Aside = Callable[[Sequence[Sequence[int]], Sequence[int]], Callable[[], Any]]
+def shared_length(contexts: Sequence[Sequence[int]]) -> int:
+    """How many tokens all contexts begin with, if it pays to read them once.
 
-
-_WORTH = 8  # tokens in common from which a pass of their own pays
-
-
-@dataclass(frozen=True)
-class States:
-    """What the model computed for a number of rows, at their last token or at several."""
-
-    hidden: torch.Tensor | None  # (n, ..., d); None for an opaque head
-    logits: torch.Tensor | None  # (n, ..., vocabulary), for an opaque head only
-    layers: tuple[
-        torch.Tensor, ...
-    ] = ()  # (n, ..., d) each, the earlier layers that were asked for
-
-    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> States:
-        """The same change to each of the tensors."""
-        return States(
-            None if self.hidden is None else function(self.hidden),
-            None if self.logits is None else function(self.logits),
-            tuple(function(layer) for layer in self.layers),
-        )
-
-    def joined(self, after: States) -> States:
-        """These states of one token, and behind them those of the tokens that follow."""
-
-        def pair(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
-            return None if one is None or other is None else torch.cat([one[:, None], other], 1)
-
-        layers = zip(self.layers, after.layers, strict=True)
-        return States(
-            pair(self.hidden, after.hidden),
-            pair(self.logits, after.logits),
-            tuple(torch.cat([one[:, None], other], 1) for one, other in layers),
-        )
-
-
-def shared_length(rows: Sequence[Sequence[int]]) -> int:
-    """How many tokens all rows begin with; one of each is left to be read, and few are none."""
-    if len(rows) == 1:
+    The last token of a context never counts: its states are needed for each row.
+    """
+    if len(contexts) == 1:
         return 0
-    first, last = min(map(list, rows)), max(map(list, rows))  # what these share, all share
-    limit = min(map(len, rows)) - 1
+    first, last = min(map(list, contexts)), max(map(list, contexts))  # what they share, all do
+    limit = min(map(len, contexts)) - 1
     same = 0
     while same < limit and first[same] == last[same]:
         same += 1
-    return same if same >= _WORTH else 0
+    return same if same >= _WORTH_SHARING else 0
 
 
-class Reading:
-    """What one batch has read so far; it belongs to one call and ends with it.
+class BatchReading:
+    """The rows of one batch; contexts of unequal length are padded on the left and masked.
 
-    A row is a question. It may be read under several prompts at once, each with a cache of its
-    own and all in one pass: states come prompt by prompt, row by row. Prompts of unequal length
-    are padded and masked, and what all begin with is read once. Rows can leave, and can be
-    repeated so that several continuations share one prompt's cache. `aside` runs beside every
-    pass that ends in a new state, over the tokens the pass reads.
+    What all new contexts begin with is read once. All rows end at the same cached token, so a
+    row that joins is put below the others, and whichever is shorter gets pads on its left.
     """
 
-    def __init__(
+    def __init__(self, lm: LanguageModel) -> None:
+        self._lm = lm
+        self._cache = Cache(lm.model)
+        self._mask: torch.Tensor | None = None  # (rows, width); None while nothing is padded
+        self._lengths: list[int] = []  # tokens read in each row, which is its next position
+        self._width = 0
+
+    @property
+    def rows(self) -> int:
+        """How many rows it holds."""
+        return len(self._lengths)
+
+    @property
+    def width(self) -> int:
+        """How many tokens are cached for each row, pads included."""
+        return self._width
+
+    def join(
         self,
-        lm: LanguageModel,
-        prompts: Sequence[Prompts],
+        contexts: Sequence[Sequence[int]],
         *,
         layers: Sequence[int] = (),
-        aside: Aside | None = None,
-    ) -> None:
-        self.lm, self._layers, self._aside = lm, tuple(layers), aside
-        self.streams = len(prompts[0])
-        read = [list(row[stream]) for stream in range(self.streams) for row in prompts]
-        self.contexts = read[: len(prompts)]  # tokens of each live row under its first prompt
-        self.starts = [len(context) for context in self.contexts]  # where each answer begins
-        self._lengths = [len(tokens) for tokens in read]  # of every row under every prompt
-        self._cache = Cache(lm.model)
-        self._mask: torch.Tensor | None = None  # (n, tokens), absent while nothing is padded
-        self.found: Any = None  # what was worked out aside, from the contexts
-        is_shared = is_on("prefix") and self._goes_by_position(read)
-        shared = shared_length(read) if is_shared else 0
+        busy: Busy | None = None,
+    ) -> States:
+        """Read whole contexts as new rows behind the others: the states at their ends."""
+        if self.rows:
+            joining = BatchReading(self._lm)
+            states = joining.join(contexts, layers=layers, busy=busy)
+            self._absorb(joining)
+            return states
+        self._lengths = [len(tokens) for tokens in contexts]
+        is_shared = is_on("prefix") and self._goes_by_position()
+        shared = shared_length(contexts) if is_shared else 0
         if shared:
-            self._forward([read[0][:shared]], [0])
-            self._cache.batch_select_indices(torch.zeros(len(read), dtype=torch.long))
-        gaps = [max(self._lengths) - length for length in self._lengths]
+            self._forward([list(contexts[0][:shared])], [0], busy=busy)
+            self._cache.batch_select_indices(torch.zeros(self.rows, dtype=torch.long))
+        self._width = max(self._lengths)
+        gaps = [self._width - length for length in self._lengths]
         if any(gaps):
-            rows = zip(gaps, self._lengths, strict=True)
-            self._mask = torch.tensor(
-                [[1] * shared + [0] * gap + [1] * (length - shared) for gap, length in rows],
-                device=lm.device,
-            )
-        ids = [[0] * gap + tokens[shared:] for gap, tokens in zip(gaps, read, strict=True)]
-        self.states = self._read(ids, [shared - gap for gap in gaps])
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Read one more token in each row."""
-        self.contexts = [
-            [*context, token] for context, token in zip(self.contexts, tokens, strict=True)
+            pairs = zip(gaps, self._lengths, strict=True)
+            rows = [[1] * shared + [0] * gap + [1] * (length - shared) for gap, length in pairs]
+            self._mask = torch.tensor(rows, device=self._lm.device)
+        ids = [
+            [0] * gap + list(tokens[shared:])
+            for gap, tokens in zip(gaps, contexts, strict=True)
         ]
+        states = self._forward(ids, [shared - gap for gap in gaps], layers=layers, busy=busy)
+        return states.map(lambda tensor: tensor[:, -1])
+
+    def extend(
+        self, tokens: Sequence[int], *, layers: Sequence[int] = (), busy: Busy | None = None
+    ) -> States:
+        """Read one more token in every row: the states at these tokens."""
         self._grow_mask(1)
-        ids = [[token] for token in tokens] * self.streams
-        self.states = self._read(ids, self._lengths)
+        ids = [[token] for token in tokens]
+        states = self._forward(ids, self._lengths, layers=layers, busy=busy)
         self._lengths = [length + 1 for length in self._lengths]
+        self._width += 1
+        return states.map(lambda tensor: tensor[:, -1])
 
-    def select(self, rows: Sequence[int]) -> None:
+    def keep(self, rows: Sequence[int]) -> None:
         """Keep these rows, in this order; a row may be named more than once."""
-        count = len(self.contexts)
-        if list(rows) == list(range(count)):
+        if list(rows) == list(range(self.rows)):
             return
-        everywhere = [stream * count + row for stream in range(self.streams) for row in rows]
-        index = torch.tensor(everywhere, device=self.lm.device)
-        self.contexts = [self.contexts[row] for row in rows]
-        self.starts = [self.starts[row] for row in rows]
-        self._lengths = [self._lengths[place] for place in everywhere]
+        index = torch.tensor(rows, device=self._lm.device)
+        self._lengths = [self._lengths[row] for row in rows]
         self._cache.batch_select_indices(index)
-        self._mask = None if self._mask is None else self._mask[index]
-        self.states = self.states.map(lambda tensor: tensor[index])
+        if self._mask is not None:
+            self._mask = self._mask[index]
+            self._drop_pads(self._mask)
 
-    def finish(self, continuations: Sequence[Sequence[int]]) -> States:
-        """Read a whole continuation in each row, in one pass: the states behind its tokens.
+    def read_on(
+        self, continuations: Sequence[Sequence[int]], *, layers: Sequence[int] = ()
+    ) -> States:
+        """Read a whole continuation in every row, in one pass, which ends the reading."""
+        longest = max(map(len, continuations))
+        ids = [list(tokens) + [0] * (longest - len(tokens)) for tokens in continuations]
+        self._grow_mask(longest)
+        return self._forward(ids, self._lengths, layers=layers)
 
-        They are (n, 1 + longest, ...): the first is the state before the continuation, those
-        past a row's own end mean nothing.
-        """
-        width = max(map(len, continuations))
-        if width == 0:
-            return self.states.map(lambda tensor: tensor[:, None])
-        ids = [list(tokens) + [0] * (width - len(tokens)) for tokens in continuations]
-        self._grow_mask(width)
-        return self.states.joined(self._forward(ids * self.streams, self._lengths))
+    def _absorb(self, other: BatchReading) -> None:
+        """Put the rows of another reading below these."""
+        width = max(self._width, other._width)
+        if self._width != other._width or self._mask is not None or other._mask is not None:
+            masks = [reading._padded_mask(width) for reading in (self, other)]
+            self._mask = torch.cat(masks)
+        self._cache.absorb(other._cache, width)
+        self._lengths, self._width = self._lengths + other._lengths, width
 
-    def _goes_by_position(self, read: list[list[int]]) -> bool:
+    def _padded_mask(self, width: int) -> torch.Tensor:
+        """Which tokens of each row are no pads, were it `width` tokens wide."""
+        mask = self._mask
+        if mask is None:
+            shape = (self.rows, self._width)
+            mask = torch.ones(shape, dtype=torch.long, device=self._lm.device)
+        return torch.nn.functional.pad(mask, (width - self._width, 0))
+
+    def _drop_pads(self, mask: torch.Tensor) -> None:
+        """Forget what is a pad in every row on the left, so that the width can come down."""
+        pads = int(mask.any(0).long().argmax())
+        if pads:
+            self._cache.drop_left(pads)
+            self._width -= pads
+        self._mask = None if bool(mask[:, pads:].all()) else mask[:, pads:]
+
+    def _goes_by_position(self) -> bool:
         """Whether pads between a shared prefix and the rest change nothing.
 
-        A sliding window or a bias by distance counts places, pads too.
+        A sliding window or a bias by distance counts cached tokens, pads too.
         """
         if any(self._cache.is_sliding):
             return False
-        config = self.lm.model.config.get_text_config()
+        config = self._lm.model.config.get_text_config()
         is_rotary = getattr(config, "rope_parameters", None) is not None
-        return is_rotary or len(set(map(len, read))) == 1
+        return is_rotary or len(set(self._lengths)) == 1
 
     def _grow_mask(self, width: int) -> None:
         if self._mask is not None:
             ones = self._mask.new_ones(len(self._mask), width)
             self._mask = torch.cat([self._mask, ones], 1)
 
-    def _forward(self, ids: list[list[int]], first: Sequence[int]) -> States:
-        """Run the model over ids (n, tokens), the first token of each at its position."""
-        device = self.lm.device
+    def _forward(
+        self,
+        ids: list[list[int]],
+        first: Sequence[int],
+        *,
+        layers: Sequence[int] = (),
+        busy: Busy | None = None,
+    ) -> States:
+        """Run the model over ids (rows, tokens), the first token of each at its position."""
+        device = self._lm.device
         steps = torch.arange(len(ids[0]), device=device)
-        inputs: dict[str, Any] = {
+        inputs = {
             "input_ids": torch.tensor(ids, device=device),
             "attention_mask": self._mask,
             "position_ids": (torch.tensor(first, device=device)[:, None] + steps).clamp(min=0),
             "past_key_values": self._cache,
             "use_cache": True,
         }
-        return States(*self.lm.forward(inputs, self._layers))
-
-    def _read(self, ids: list[list[int]], first: Sequence[int]) -> States:
-        """The states at the last token; what is asked for aside is worked out meanwhile."""
-        if self._aside is None:
-            return self._forward(ids, first).map(lambda tensor: tensor[:, -1])
-        work = self._aside(self.contexts, self.starts)
-        with beside(work, self.lm.device) as job:
-            self._cache.at_layer = job.at_layer
-            states = self._forward(ids, first)
-        self.found = job.result()
-        return states.map(lambda tensor: tensor[:, -1])
+        return self._lm.forward(inputs, layers, busy)

@@ -8,12 +8,12 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from trueline import __version__
+from trueline.decoders import DEFAULT
 from trueline.errors import MissingExtraError, SettingError, TruelineError
-from trueline.evaluation.verbatim import (
-    Verbatim,
-    encode_text,
+from trueline.integrations.lm_eval.texts import (
+    encode_finished,
     first_token,
-    fitted,
+    fit_context,
     method_on_text,
 )
 
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
     from lm_eval.api.instance import Instance
 
-    from trueline.decoders.base import Decoder
-    from trueline.engines.transformers.language import LanguageModel
+    from trueline.engines.base import Engine
+    from trueline.inputs import TokenContext
+    from trueline.records import GenerateOptions
     from trueline.space.space import GroundingSpace
 
 _log = logging.getLogger(__name__)
@@ -45,10 +46,10 @@ class TruelineLM(TemplateLM):
 
     def __init__(
         self,
-        model: str | LanguageModel | None = None,
+        model: str | Engine | None = None,
         *,
         space: str | Path | GroundingSpace | None = None,
-        method: str = "rad",
+        method: str = DEFAULT,
         embedder: str | None = None,
         dtype: str = "auto",
         device: str | None = None,
@@ -58,7 +59,7 @@ class TruelineLM(TemplateLM):
         seed: int = 0,
         **settings: object,
     ) -> None:
-        from trueline.engines.transformers.language import LanguageModel, load
+        from trueline.engines import load
         from trueline.space.space import GroundingSpace, read_space
 
         super().__init__()
@@ -68,10 +69,10 @@ class TruelineLM(TemplateLM):
         if space is not None and not isinstance(space, GroundingSpace):
             space = read_space(space, embedder=embedder)
         self.space, self.settings = space, settings
-        self.method = method_on_text(method, space, settings, Verbatim())
+        self.method = method_on_text(method, space, settings)
         if model is None and space is None:
             raise SettingError("name a model: add model=NAME to --model_args")
-        if not isinstance(model, LanguageModel):
+        if model is None or isinstance(model, str):
             model = load(
                 model or space.recipe.model,  # type: ignore[union-attr]
                 dtype=dtype,
@@ -111,7 +112,7 @@ class TruelineLM(TemplateLM):
         self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
     ) -> list[int]:
         if add_special_tokens is None:
-            return encode_text(string, self.tokenizer)
+            return encode_finished(string, self.tokenizer)
         return list(self.tokenizer.encode(string, add_special_tokens=add_special_tokens))
 
     def apply_chat_template(
@@ -157,9 +158,12 @@ class TruelineLM(TemplateLM):
         """Score (texts, context, continuation); `batch_size` contexts are read at once."""
         from tqdm import tqdm
 
-        from trueline.scoring import score_tokens
+        from trueline.inputs import TokenContext
+        from trueline.scoring import Continuation, score_continuations
 
-        pairs = [fitted(context, after, self.lm) for _, context, after in requests]
+        pairs = [
+            (fit_context(context, after, self.lm), after) for _, context, after in requests
+        ]
         places: dict[tuple[int, ...], list[int]] = {}
         for place, (context, _) in enumerate(pairs):
             places.setdefault(tuple(context), []).append(place)
@@ -170,8 +174,11 @@ class TruelineLM(TemplateLM):
                 batch = [
                     place for group in groups[start:][: self.batch_size] for place in group
                 ]
-                rows = [([pairs[place][0]], pairs[place][1]) for place in batch]
-                scores = score_tokens(self.lm, self.method, rows)
+                rows = []
+                for place in batch:
+                    context, after = (tuple(tokens) for tokens in pairs[place])
+                    rows.append(Continuation(TokenContext(context), (context,), after))
+                scores = score_continuations(self.lm, self.method, rows)
                 for place, score in zip(batch, scores, strict=True):
                     found[place] = score
                     if requests[place][0] is not None:
@@ -204,7 +211,7 @@ class TruelineLM(TemplateLM):
         """Continue each context up to a stop string; equal options go together."""
         from tqdm import tqdm
 
-        from trueline.generation import generate
+        from trueline.generation import answer_all
 
         groups: dict[str, list[int]] = {}
         for place, request in enumerate(requests):
@@ -213,10 +220,10 @@ class TruelineLM(TemplateLM):
         with tqdm(total=len(requests), desc="writing", disable=disable_tqdm) as bar:
             for places in groups.values():
                 options = _generation(requests[places[0]].args[1], self.max_gen_toks, self.seed)
-                contexts = [requests[place].args[0] for place in places]
-                method = self._fitting(contexts, options["max_new_tokens"])
-                answers = generate(
-                    self.lm, method, contexts, batch_size=self.batch_size, **options
+                texts_read = [requests[place].args[0] for place in places]
+                contexts = self._contexts(texts_read, options.max_new_tokens)
+                answers = answer_all(
+                    self.lm, self.method, contexts, options, batch_size=self.batch_size
                 )
                 for place, answer in zip(places, answers, strict=True):
                     texts[place] = answer.text
@@ -226,25 +233,33 @@ class TruelineLM(TemplateLM):
                 bar.update(len(places))
         return texts
 
-    def _fitting(self, contexts: list[str], new: int) -> Decoder:
-        """The method, or one that reads only the end of contexts too long to be continued."""
-        if self.lm.limit is None:
-            return self.method
-        keep = self.lm.limit - new
-        if keep < 1:
-            raise SettingError(
-                f"max_gen_toks is {new}, and {self.lm.id} reads {self.lm.limit} tokens in all"
-            )
-        cut = sum(len(self.tok_encode(context)) > keep for context in contexts)
-        if not cut:
-            return self.method
-        _log.warning("%d contexts are too long; their last %d tokens are read", cut, keep)
-        return method_on_text(self.method.name, self.space, self.settings, Verbatim(keep=keep))
+    def _contexts(self, texts: list[str], new: int) -> list[TokenContext]:
+        """The tokens of each text; of one too long to be continued, the last ones."""
+        from trueline.inputs import TokenContext
+
+        first = first_token(self.tokenizer)
+        read = [encode_finished(text, self.tokenizer) or [first] for text in texts]
+        if self.lm.limit is not None:
+            keep = self.lm.limit - new
+            if keep < 1:
+                raise SettingError(
+                    f"max_gen_toks is {new}, and {self.lm.id} reads {self.lm.limit} "
+                    "tokens in all"
+                )
+            cut = sum(len(tokens) > keep for tokens in read)
+            if cut:
+                _log.warning(
+                    "%d contexts are too long; their last %d tokens are read", cut, keep
+                )
+            read = [tokens[-keep:] for tokens in read]
+        return [TokenContext(tuple(tokens)) for tokens in read]
 
 
-def _generation(given: dict[str, Any], max_gen_toks: int, seed: int) -> dict[str, Any]:
+def _generation(given: dict[str, Any], max_gen_toks: int, seed: int) -> GenerateOptions:
     """The options of a request as those of `generate`; one without an equal is refused."""
     from lm_eval.models.utils import normalize_gen_kwargs
+
+    from trueline.records import GenerateOptions
 
     options = dict(normalize_gen_kwargs(given, max_gen_toks))
     if unknown := sorted(set(options) - _PICKS):
@@ -254,13 +269,13 @@ def _generation(given: dict[str, Any], max_gen_toks: int, seed: int) -> dict[str
         )
     made: dict[str, Any] = {
         "max_new_tokens": options["max_gen_toks"],
-        "stop": [string for string in options["until"] if string],
+        "stop": tuple(string for string in options["until"] if string),
     }
     temperature = options.get("temperature", 1.0 if options["do_sample"] else 0.0)
     if temperature > 0:  # the others mean nothing where the best token is taken
         made |= {"temperature": temperature, "seed": seed}
         made |= {name: options[name] for name in ("top_k", "top_p") if name in options}
-    return made
+    return GenerateOptions(**made)
 
 
 def _device(name: str | None) -> str | None:

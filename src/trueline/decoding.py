@@ -1,0 +1,313 @@
+"""The one loop: requests join, get a token a step, and leave.
+
+    decoding = Decoding(lm)
+    ticket = decoding.submit(make_request(lm, method, "Are bats blind?"))
+    while not decoding.is_idle:
+        for row in decoding.step():
+            ...  # row.tokens has grown by one; row.is_ended says whether it was the last
+
+Requests may come and go between any two steps, each with its own method and options; each gets
+the tokens it gets alone. `generate` and `stream` drive this loop, and so does a server.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from trueline.decoders.base import Decoder, Rows, Step
+from trueline.engines.base import Engine, Reading, States, join_states
+from trueline.errors import SettingError
+from trueline.pick import pick_tokens, random_source
+from trueline.prefetch import Alongside
+from trueline.records import Answer, Finish, TraceStep
+from trueline.requests import Request
+from trueline.trace import trace_step
+
+_CHARACTER = 4  # bytes of UTF-8 that one token may hold the beginning of, on either side
+
+
+@dataclass(eq=False)
+class Row:
+    """A request on its way to an answer."""
+
+    request: Request
+    ticket: int
+    submitted: float  # when, by the loop's clock
+    context: list[int]  # the tokens so far under its first prompt
+    source: torch.Generator | None  # of chance
+    prepared: Any = None  # what its method worked out once for it
+    tokens: list[int] = field(default_factory=list)
+    steps: list[TraceStep] = field(default_factory=list)
+    text: str | None = None  # set when the answer has ended
+    finish: Finish = "length"
+    first_token_at: float = 0.0
+    ended_at: float = 0.0
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether its answer is whole."""
+        return self.text is not None
+
+    @property
+    def remaining(self) -> int:
+        """How many tokens it may still get."""
+        return self.request.room - len(self.tokens)
+
+    def answer(self) -> Answer:
+        """What the request got."""
+        assert self.text is not None
+        request = self.request
+        return Answer(
+            question=request.question or "",
+            text=self.text,
+            token_ids=tuple(self.tokens),
+            finish=self.finish,
+            method=request.method.name,
+            prompt_tokens=len(request.contexts[0]),
+            prompt_hashes=request.prompt_hashes,
+            trace=tuple(self.steps) if request.options.trace else None,
+            seconds=self.ended_at - self.submitted,
+            first_token_seconds=self.first_token_at - self.submitted,
+        )
+
+
+class Decoding:
+    """The rows of one model that are being decoded together, and the requests that wait."""
+
+    def __init__(
+        self,
+        lm: Engine,
+        *,
+        max_rows: int = 16,
+        max_cached_tokens: int | None = None,
+        join_at: int = 1,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        """At most `max_rows` requests run at once, with at most so many tokens in all caches.
+
+        A running batch takes new requests once `join_at` rows are free: 1 answers soonest,
+        more reads several prompts in one pass.
+        """
+        if max_rows < 1:
+            raise SettingError(f"max_rows must be at least 1, got {max_rows}")
+        self._lm, self._clock = lm, clock
+        self._max_rows, self._join_at = max_rows, join_at
+        self._max_cached_tokens = max_cached_tokens
+        self._waiting: deque[Row] = deque()
+        self._live: list[Row] = []  # in the order of the reading's rows
+        self._reading: Reading | None = None
+        self._tickets = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs and nothing waits."""
+        return not self._live and not self._waiting
+
+    @property
+    def running(self) -> int:
+        """How many requests are being decoded."""
+        return len(self._live)
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for a free row."""
+        return len(self._waiting)
+
+    def submit(self, request: Request) -> int:
+        """Put a request behind those that wait; the ticket is its name in this loop."""
+        cap, needed = (
+            self._max_cached_tokens,
+            len(request.contexts) * (request.longest + request.room),
+        )
+        if cap is not None and needed > cap:
+            raise SettingError(
+                f"the request needs {needed} tokens of cache, and there is room for {cap}; "
+                "shorten it, or ask for fewer new tokens"
+            )
+        self._tickets += 1
+        options = request.options
+        source = random_source(options, request.index)
+        context = list(request.contexts[0])
+        row = Row(request, self._tickets, self._clock(), context, source)
+        self._waiting.append(row)
+        return row.ticket
+
+    def cancel(self, ticket: int) -> None:
+        """Drop a request wherever it is; one that has ended is left alone."""
+        self._waiting = deque(row for row in self._waiting if row.ticket != ticket)
+        self._leave([row for row in self._live if row.ticket != ticket])
+
+    @torch.inference_mode()
+    def step(self) -> list[Row]:
+        """Pick one token for every row, after letting requests join; the rows that got one."""
+        joining = self._admit()
+        rows = [*self._live, *joining]
+        if not rows:
+            return []
+        groups = list(_groups(self._lm, rows))
+        states, fetched = self._read(joining, groups)
+        self._live = rows
+        for group, found in zip(groups, fetched, strict=True):
+            self._pick(group, states, found)
+        self._leave([row for row in rows if not row.is_ended])
+        return rows
+
+    def _admit(self) -> list[Row]:
+        """The requests that join now: in their order, while there are rows and room."""
+        joining: list[Row] = []
+        free = self._max_rows - len(self._live)
+        if self._live and free < min(self._join_at, len(self._waiting)):
+            return joining
+        while self._waiting and free > len(joining):
+            if not self._has_room([*joining, self._waiting[0]]):
+                break
+            row = self._waiting.popleft()
+            row.prepared = row.request.method.prepare(self._lm, row.request.given)
+            joining.append(row)
+        return joining
+
+    def _has_room(self, joining: Sequence[Row]) -> bool:
+        """Whether the caches hold these rows and the running ones until all have ended."""
+        if self._max_cached_tokens is None:
+            return True
+        rows = [*self._live, *joining]
+        width = max(row.request.longest for row in joining)
+        if self._reading is not None:
+            width = max(width, self._reading.width)
+        width += max(row.remaining for row in rows)
+        return width * sum(len(row.request.contexts) for row in rows) <= self._max_cached_tokens
+
+    def _read(
+        self, joining: Sequence[Row], groups: Sequence[_Group]
+    ) -> tuple[States, list[Any]]:
+        """Have the engine read and, meanwhile, the methods look up what the step needs."""
+        lm, running = self._lm, self._live
+        layers = sorted({layer for group in groups for layer in group.method.layers(lm)})
+        work = [group.method.prefetch(group.rows) for group in groups]
+        alongside = Alongside(work, lm.device)
+        if self._reading is None:
+            self._reading = lm.start()
+        parts = []
+        if running:
+            tokens = [row.tokens[-1] for row in running for _ in row.request.contexts]
+            parts.append(self._reading.extend(tokens, layers=layers, busy=alongside.busy))
+        if joining:
+            contexts = [context for row in joining for context in row.request.contexts]
+            parts.append(self._reading.join(contexts, layers=layers, busy=alongside.busy))
+        return join_states(parts), alongside.results()
+
+    def _pick(self, group: _Group, states: States, fetched: Any) -> None:
+        """Have a method adjust its rows, and pick their tokens."""
+        step = Step(
+            group.rows,
+            _taken(states, group.first),
+            _taken(states, group.second) if group.second else None,
+            is_probability=group.members[0].request.options.is_sampled,
+            fetched=fetched,
+        )
+        adjusted = group.method.adjust(step)
+        options = [row.request.options for row in group.members]
+        tokens = pick_tokens(adjusted.logits, options, [row.source for row in group.members])
+        for index, (row, token) in enumerate(zip(group.members, tokens, strict=True)):
+            if row.request.options.trace:
+                row.steps.append(trace_step(step, adjusted, index, token))
+            self._add(row, token)
+
+    def _add(self, row: Row, token: int) -> None:
+        """Give a row its next token, and end it if that was its last."""
+        now = self._clock()
+        if not row.tokens:
+            row.first_token_at = now
+        row.tokens.append(token)
+        row.context.append(token)
+        end_row(row, self._lm)
+        if row.is_ended:
+            row.ended_at = now
+
+    def _leave(self, staying: list[Row]) -> None:
+        """Let every row go but these."""
+        if len(staying) == len(self._live):
+            return
+        if not staying:
+            self._live, self._reading = [], None
+            return
+        kept: list[int] = []
+        start = 0
+        for row in self._live:
+            count = len(row.request.contexts)
+            if row in staying:
+                kept += range(start, start + count)
+            start += count
+        assert self._reading is not None
+        self._reading.keep(kept)
+        self._live = staying
+
+
+@dataclass(frozen=True)
+class _Group:
+    """The rows of one method in one step."""
+
+    method: Decoder
+    members: list[Row]
+    rows: Rows
+    first: list[int]  # where the states under each row's first prompt stand
+    second: list[int]  # and under the second; empty where the method reads none
+
+
+def _groups(lm: Engine, rows: Sequence[Row]) -> Iterator[_Group]:
+    """Rows of one method together; those that are drawn apart, as they read probabilities."""
+    members: dict[tuple[int, bool], list[Row]] = {}
+    first: dict[int, int] = {}
+    start = 0
+    for row in rows:
+        request = row.request
+        members.setdefault((id(request.method), request.options.is_sampled), []).append(row)
+        first[row.ticket] = start
+        start += len(request.contexts)
+    for own in members.values():
+        where = [first[row.ticket] for row in own]
+        yield _Group(
+            own[0].request.method,
+            own,
+            Rows(
+                lm,
+                [row.context for row in own],
+                [len(row.request.contexts[0]) for row in own],
+                [row.request.question for row in own],
+                [row.prepared for row in own],
+            ),
+            where,
+            [index + 1 for index in where] if len(own[0].request.contexts) > 1 else [],
+        )
+
+
+def _taken(states: States, rows: list[int]) -> States:
+    """The states of some rows, without a copy where they are all of them."""
+    tensor = states.logits if states.hidden is None else states.hidden
+    assert tensor is not None
+    return states if rows == list(range(len(tensor))) else states.take(rows)
+
+
+def end_row(row: Row, lm: Engine) -> None:
+    """Set the text and the finish of a row whose last token ended it."""
+    options, tokens = row.request.options, row.tokens
+    if tokens[-1] in lm.stop_ids or tokens[-1] in options.stop_ids:
+        row.finish, row.text = "stop", lm.decode(tokens)
+        return
+    stops = options.stop_strings
+    if stops:
+        longest = max(len(string.encode()) for string in stops) + 2 * _CHARACTER
+        tail = lm.decode(tokens[-longest:])
+        if any(string in tail for string in stops):
+            text = lm.decode(tokens)
+            ends = [end for string in stops if (end := text.find(string)) >= 0]
+            row.finish, row.text = "stop", text[: min(ends, default=None)]
+            return
+    if not row.remaining:
+        row.text = lm.decode(tokens)

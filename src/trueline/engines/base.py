@@ -1,0 +1,220 @@
+"""The engine protocol: what the decoding loop asks of whatever runs a model.
+
+An engine turns text into tokens and back, and reads a batch of rows step by step. It gives
+hidden states where logits are a known function of them (`head`), and logits where they are not.
+It never calls a decoding method: the loop asks both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import torch
+
+from trueline.prompts import Tokenizer
+
+HeadKind = Literal["linear", "nonlinear", "opaque"]
+Busy = Callable[[], bool]  # whether work that runs alongside a pass still needs a core
+
+
+class Head(Protocol):
+    """A last hidden state in, logits out."""
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether a sum of hidden states gives the sum of their logits."""
+        ...
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """What the head adds whatever the hidden state, on the scale of the logits."""
+        ...
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The logits of hidden states (..., d)."""
+        ...
+
+    def at(self, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """The logits of a few tokens only: (n, d) -> (n, tokens)."""
+        ...
+
+
+@dataclass(frozen=True)
+class States:
+    """What the model computed for a number of rows, at their last token or at several."""
+
+    hidden: torch.Tensor | None  # (rows, ..., d); None for an opaque head
+    logits: torch.Tensor | None  # (rows, ..., vocabulary), for an opaque head only
+    layers: Mapping[int, torch.Tensor] = field(default_factory=dict)  # (rows, ..., d) by layer
+
+    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> States:
+        """The same change to each of the tensors."""
+        return States(
+            None if self.hidden is None else function(self.hidden),
+            None if self.logits is None else function(self.logits),
+            {layer: function(states) for layer, states in self.layers.items()},
+        )
+
+    def take(self, rows: Sequence[int]) -> States:
+        """Some of the rows, in this order; a row may be named more than once."""
+        return self.map(lambda tensor: tensor[torch.tensor(rows, device=tensor.device)])
+
+
+def join_states(parts: Sequence[States], dim: int = 0) -> States:
+    """Several states as one: more rows (dim 0), or more tokens of the same rows (dim 1)."""
+    if len(parts) == 1:
+        return parts[0]
+    hidden = [part.hidden for part in parts if part.hidden is not None]
+    logits = [part.logits for part in parts if part.logits is not None]
+    return States(
+        torch.cat(hidden, dim) if hidden else None,
+        torch.cat(logits, dim) if logits else None,
+        {
+            layer: torch.cat([part.layers[layer] for part in parts], dim)
+            for layer in parts[0].layers
+        },
+    )
+
+
+def states_behind(last: States, after: States) -> States:
+    """The states at a last token (rows, ...), then those at the tokens that follow it."""
+    return join_states([last.map(lambda tensor: tensor[:, None]), after], dim=1)
+
+
+class Reading(Protocol):
+    """What a batch of rows has read so far, with the engine's caches; rows join and leave.
+
+    It belongs to one decoding loop and ends with it. A row's states do not depend on the rows
+    beside it.
+    """
+
+    @property
+    def rows(self) -> int:
+        """How many rows it holds."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """How many tokens are cached for each row, pads included."""
+        ...
+
+    def join(
+        self,
+        contexts: Sequence[Sequence[int]],
+        *,
+        layers: Sequence[int] = (),
+        busy: Busy | None = None,
+    ) -> States:
+        """Read whole contexts as new rows behind the others: the states at their ends."""
+        ...
+
+    def extend(
+        self, tokens: Sequence[int], *, layers: Sequence[int] = (), busy: Busy | None = None
+    ) -> States:
+        """Read one more token in every row: the states at these tokens."""
+        ...
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keep these rows, in this order; a row may be named more than once."""
+        ...
+
+    def read_on(
+        self, continuations: Sequence[Sequence[int]], *, layers: Sequence[int] = ()
+    ) -> States:
+        """Read a whole continuation in every row, in one pass, which ends the reading.
+
+        The states are (rows, longest, ...), behind each token; those past a row's own end mean
+        nothing.
+        """
+        ...
+
+
+class Engine(Protocol):
+    """A language model that runs, and its tokenizer; it keeps nothing between two readings."""
+
+    id: str
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where its states are."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of its hidden states and logits."""
+        ...
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens it chooses from."""
+        ...
+
+    @property
+    def limit(self) -> int | None:
+        """How many tokens it can read, context and answer together; None: it does not say."""
+        ...
+
+    @property
+    def depth(self) -> int:
+        """How many layers it has."""
+        ...
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether its head is its input embedding, so that layer 0 gives back the input."""
+        ...
+
+    @property
+    def head(self) -> Head | None:
+        """Its head, or None where only its own pass gives its logits."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of all its weights."""
+        ...
+
+    @property
+    def tokenizer_hash(self) -> str:
+        """A hash of its tokenizer and chat template."""
+        ...
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """The tokens that end an answer."""
+        ...
+
+    def head_kind(self, tokens: Sequence[int]) -> HeadKind:
+        """What its head is on the states of a real text."""
+        ...
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        """The tokens of a text, with those that begin or end one if `special`."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of some tokens, special ones dropped."""
+        ...
+
+    def decode_all(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """The texts of many short token lists, as `decode` gives them one by one."""
+        ...
+
+    def decode_settled(self, tokens: Sequence[int]) -> str:
+        """The text of unfinished tokens, as far as further tokens cannot change it."""
+        ...
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        """The text of each token by itself, special ones by their name."""
+        ...
+
+    def start(self) -> Reading:
+        """An empty reading."""
+        ...

@@ -1,0 +1,47 @@
+"""A pass of the model on a CPU, with one core left to work that runs alongside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import Lock
+
+import torch
+
+from trueline.engines.base import Busy
+
+_turn = Lock()  # the number of torch's threads is one for the whole process
+
+
+@contextmanager
+def leave_a_core(
+    layers: Sequence[torch.nn.Module], busy: Busy | None, device: torch.device
+) -> Iterator[None]:
+    """Run a pass with one thread less while `busy`; the thread comes back between two layers.
+
+    Threads that wait for each other at every operation, as torch's do, lose more than a core
+    where another thread takes one from them. The number of threads is restored in any case.
+    """
+    threads = torch.get_num_threads()
+    if (
+        busy is None
+        or device.type != "cpu"
+        or threads == 1
+        or not _turn.acquire(blocking=False)
+    ):
+        yield
+        return
+
+    def before_layer(*_: object) -> None:
+        if torch.get_num_threads() < threads and not busy():
+            torch.set_num_threads(threads)
+
+    hooks = [layer.register_forward_pre_hook(before_layer) for layer in layers]
+    try:
+        torch.set_num_threads(threads - 1)
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        for hook in hooks:
+            hook.remove()
+        _turn.release()

@@ -1,0 +1,85 @@
+"""A question, messages or tokens, with a method and options -> a request the loop decodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trueline.decoders.base import Decoder
+from trueline.engines.base import Engine
+from trueline.errors import SettingError
+from trueline.inputs import Conversation, FilledPrompt, ModelInput, TokenContext
+from trueline.prompts import check_text
+from trueline.records import GenerateOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One answer that is asked for: what is read before it, by which method, and how."""
+
+    method: Decoder
+    given: ModelInput
+    contexts: tuple[tuple[int, ...], ...]  # the one it is asked with, then a second one
+    prompt_hashes: tuple[str, ...]  # of these
+    options: GenerateOptions
+    room: int  # how many tokens the answer may have
+    index: int = 0  # among the requests of one call, which its draws go by
+
+    @property
+    def question(self) -> str | None:
+        """The text of the question, if it is known."""
+        return self.given.question
+
+    @property
+    def longest(self) -> int:
+        """How many tokens its longest context has."""
+        return max(map(len, self.contexts))
+
+
+def make_request(
+    lm: Engine,
+    method: Decoder,
+    given: str | ModelInput,
+    options: GenerateOptions | None = None,
+    *,
+    index: int = 0,
+) -> Request:
+    """Check what is asked against a method and a model, and cut it into tokens.
+
+    The method itself is checked against the model by `method.check`, once for all requests.
+    """
+    options = options or GenerateOptions()
+    given = as_input(method, given, f"question {index + 1}")
+    inputs = model_inputs(method, given)
+    contexts = tuple(tuple(one.encode(lm.tokenizer)) for one in inputs)
+    if not all(contexts):
+        raise SettingError(f"question {index + 1} makes an empty prompt: {given.question!r}")
+    longest, room = max(map(len, contexts)), options.max_new_tokens
+    if lm.limit is not None:
+        room = min(room, lm.limit - longest)
+    if room < 1:
+        raise SettingError(
+            f"question {index + 1} makes {method.name} read a prompt of {longest} tokens, "
+            f"{lm.id} reads {lm.limit} at most; shorten it, or what the method puts ahead "
+            f"of it: {(given.question or '')[:60]!r}"
+        )
+    hashes = tuple(one.hash for one in inputs)
+    return Request(method, given, contexts, hashes, options, room, index)
+
+
+def as_input(method: Decoder, given: object, what: str) -> ModelInput:
+    """What is asked as a model reads it: a question goes into the method's own prompt."""
+    if isinstance(given, FilledPrompt | Conversation | TokenContext):
+        return given
+    check_text(given, what)
+    return FilledPrompt(method.question_prompt, str(given))
+
+
+def model_inputs(method: Decoder, given: ModelInput) -> tuple[ModelInput, ...]:
+    """What a method has the model read; one that rewrites prompts is refused bare tokens."""
+    needs = method.needs
+    if isinstance(given, TokenContext) and (needs.own_prompt or needs.second_prompt):
+        raise SettingError(
+            f"{method.name} writes a prompt of its own around the question, and only tokens "
+            "were given; give a question or messages, or choose another method"
+        )
+    return method.inputs(given)

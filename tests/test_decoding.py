@@ -1,0 +1,234 @@
+"""The loop: requests join and leave as they like, and each gets the tokens it gets alone."""
+
+import random
+from functools import cache
+
+import pytest
+import tiny
+import torch
+from conftest import EXAMPLES
+
+import trueline as tl
+from trueline.decoders import make_method, method_names
+from trueline.decoding import Decoding
+from trueline.errors import SettingError
+from trueline.inputs import TokenContext
+from trueline.records import GenerateOptions
+from trueline.requests import make_request
+
+ARCHITECTURES = ("llama", "gemma3", "mistral", "gpt2", "gemma2")
+SETTINGS = {"rad": {"tau": 0.5}, "kate": {"k": 1}}
+SCHEDULES = 200
+
+
+def choose_options(draw):
+    """Options as different as a server's users send them."""
+    sampled = {"temperature": draw.choice([0.7, 1.0]), "seed": draw.randrange(99)}
+    return GenerateOptions(
+        max_new_tokens=draw.randrange(1, 9),
+        **(sampled if draw.random() < 0.4 else {}),
+        **({"stop": draw.choice(["e", "is", ("no", " a")])} if draw.random() < 0.3 else {}),
+        **({"stop_ids": (draw.randrange(5, 300),)} if draw.random() < 0.3 else {}),
+    )
+
+
+class Asker:
+    """Makes random requests to one model, and remembers what each gets alone."""
+
+    def __init__(self, architecture, embedder):
+        self.lm = tiny.language_model(architecture)
+        self.space = tl.build(self.lm, EXAMPLES, embedder=embedder)
+
+    @cache  # noqa: B019
+    def method(self, name):
+        method = make_method(name, space=self.space, settings=SETTINGS.get(name, {}))
+        method.check(self.lm)
+        return method
+
+    def request(self, draw):
+        method = self.method(draw.choice(method_names()))
+        question = draw.choice(tiny.QUESTIONS)[: draw.randrange(3, 60)]
+        given = question
+        if draw.random() < 0.2 and not (method.needs.own_prompt or method.needs.second_prompt):
+            given = TokenContext(tuple(draw.choices(range(5, 300), k=draw.randrange(1, 40))))
+        index = draw.randrange(3)
+        return make_request(self.lm, method, given, choose_options(draw), index=index)
+
+    def alone(self, request):
+        decoding = Decoding(self.lm, max_rows=1)
+        decoding.submit(request)
+        while not decoding.is_idle:
+            (row,) = decoding.step()
+        return row.answer()
+
+
+@pytest.fixture(scope="module")
+def askers(embedder):
+    return {name: Asker(name, embedder) for name in ARCHITECTURES}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_each_request_of_a_random_schedule_gets_the_answer_it_gets_alone(askers, architecture):
+    asker = askers[architecture]
+    for seed in range(SCHEDULES // len(ARCHITECTURES)):
+        draw = random.Random(f"{architecture} {seed}")
+        decoding = Decoding(
+            asker.lm, max_rows=draw.randrange(1, 6), join_at=draw.randrange(1, 3)
+        )
+        requests, answers, gone = {}, {}, set()
+        left = draw.randrange(3, 7)
+        while left or not decoding.is_idle:
+            while left and draw.random() < 0.5:
+                request = asker.request(draw)
+                requests[decoding.submit(request)] = request
+                left -= 1
+            if requests and draw.random() < 0.1:
+                ticket = draw.choice([*requests])
+                decoding.cancel(ticket)
+                gone |= {ticket} - answers.keys()
+            for row in decoding.step():
+                assert row.ticket not in gone
+                if row.is_ended:
+                    answers[row.ticket] = row.answer()
+        assert answers.keys() == requests.keys() - gone
+        for ticket, answer in answers.items():
+            assert answer == asker.alone(requests[ticket]), (seed, ticket)
+
+
+def test_requests_wait_in_their_order_for_a_free_row(lm):
+    decoding = Decoding(lm, max_rows=2)
+    tickets = [
+        decoding.submit(
+            make_request(lm, tl.Greedy(), question, GenerateOptions(max_new_tokens=n))
+        )
+        for n, question in zip([4, 2, 2, 3, 1], tiny.QUESTIONS)
+    ]
+    begun = []
+    while not decoding.is_idle:
+        rows = decoding.step()
+        assert len(rows) <= 2
+        begun += [row.ticket for row in rows if row.ticket not in begun]
+    assert begun == tickets
+
+
+def test_the_caches_never_hold_more_tokens_than_the_cap(lm):
+    cap = 120
+    decoding = Decoding(lm, max_rows=8, max_cached_tokens=cap)
+    for question in tiny.QUESTIONS * 3:
+        decoding.submit(make_request(lm, tl.CAD(), question, GenerateOptions(max_new_tokens=9)))
+    most = 0
+    while not decoding.is_idle:
+        decoding.step()
+        if (reading := decoding._reading) is not None:
+            most = max(most, reading.rows * reading.width)
+    assert 60 < most <= cap
+    long = make_request(lm, tl.Greedy(), "bats, " * 60, GenerateOptions(max_new_tokens=9))
+    with pytest.raises(SettingError, match="room for 120; shorten it"):
+        decoding.submit(long)
+
+
+def test_the_width_of_a_long_running_batch_comes_down_again(lm):
+    """A server's batch may never be empty; what pads every row is forgotten all the same."""
+    decoding = Decoding(lm, max_rows=2)
+    widths = []
+    for turn in range(40):
+        decoding.submit(
+            make_request(
+                lm, tl.Greedy(), tiny.QUESTIONS[turn % 5], GenerateOptions(max_new_tokens=6)
+            )
+        )
+        for _ in range(3):
+            decoding.step()
+            widths.append(decoding._reading.width if decoding._reading else 0)
+    longest = max(len(tl.Prompt().encode(q, lm.tokenizer)) for q in tiny.QUESTIONS)
+    assert max(widths) <= 2 * (longest + 6)
+
+
+def test_a_cancelled_request_leaves_and_the_others_go_on(lm):
+    options = GenerateOptions(max_new_tokens=6)
+    decoding = Decoding(lm, max_rows=2)
+    first, second, third = (
+        decoding.submit(make_request(lm, tl.Greedy(), question, options))
+        for question in tiny.QUESTIONS[:3]
+    )
+    decoding.step()
+    decoding.cancel(first)
+    decoding.cancel(third)
+    assert (decoding.running, decoding.waiting) == (1, 0)
+    ended = [row for _ in range(5) for row in decoding.step() if row.is_ended]
+    assert [row.ticket for row in ended] == [second]
+    whole = tl.generate(lm, tl.Greedy(), tiny.QUESTIONS[1], max_new_tokens=6)
+    assert ended[0].answer() == whole
+
+
+def test_an_answer_says_what_it_read_and_wrote_and_how_long_it_took(lm):
+    clock = iter(range(100)).__next__  # a second a look
+    decoding = Decoding(lm, clock=clock)
+    decoding.submit(
+        make_request(lm, tl.Greedy(), "Do fish sleep?", GenerateOptions(max_new_tokens=3))
+    )
+    while not decoding.is_idle:
+        (row,) = decoding.step()
+    answer = row.answer()
+    assert (answer.new_tokens, answer.first_token_seconds, answer.seconds) == (3, 1, 3)
+    assert answer.prompt_tokens == len(tl.Prompt().encode("Do fish sleep?", lm.tokenizer))
+
+
+def test_a_message_list_is_asked_through_the_chat_template_with_its_history():
+    lm = tiny.language_model("llama", chat=True)
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Are bats blind?"},
+        {"role": "assistant", "content": "No."},
+        {"role": "user", "content": "Do they sleep?"},
+    ]
+    text = "".join(f"<|start|>{m['role']}\n{m['content']}<|end|>\n" for m in messages)
+    ids = lm.tokenizer.encode(text + "<|start|>assistant\n", add_special_tokens=False)
+    answer = tl.generate(lm, tl.Greedy(), messages=messages, max_new_tokens=8)
+    with torch.no_grad():
+        for token in answer.token_ids:
+            assert token == int(lm.model(torch.tensor([ids])).logits[0, -1].argmax())
+            ids.append(token)
+    assert answer.question == "Do they sleep?"
+    pieces = tl.stream(lm, tl.Greedy(), messages=messages, max_new_tokens=8)
+    assert "".join(map(str, pieces)) == answer.text
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_every_method_answers_messages(name, embedder):
+    lm = tiny.language_model("llama", chat=True)
+    space = tl.build(lm, EXAMPLES, embedder=embedder)
+    method = make_method(name, space=space, settings=SETTINGS.get(name, {}))
+    messages = [{"role": "user", "content": "Do they sleep?"}]
+    assert tl.generate(lm, method, messages=messages, max_new_tokens=3).new_tokens == 3
+    assert len(tl.score(lm, method, messages=messages, candidates=["Yes.", "No."])) == 2
+
+
+@pytest.mark.parametrize(
+    ("messages", "told"),
+    [
+        ([], "messages must be a list"),
+        ("hello", "messages must be a list"),
+        ([{"role": "user"}], "message 1 needs a role and a content"),
+        ([{"role": "robot", "content": "x"}], "has the role 'robot'; there are system, user"),
+        ([{"role": "user", "content": 3}], "content of message 1 must be text"),
+        ([{"role": "assistant", "content": "x"}], "the last message must be the user's"),
+    ],
+)
+def test_messages_that_cannot_be_are_refused(messages, told, lm):
+    with pytest.raises(SettingError, match=told):
+        tl.generate(lm, tl.Greedy(), messages=messages)
+
+
+def test_a_method_with_a_prompt_of_its_own_refuses_bare_tokens(lm):
+    with pytest.raises(SettingError, match="cad writes a prompt of its own"):
+        tl.generate(lm, tl.CAD(), TokenContext((5, 6, 7)))
+
+
+def test_a_stream_carries_tokens_reasons_and_the_finish(lm):
+    pieces = list(tl.stream(lm, tl.Greedy(), "Do fish sleep?", max_new_tokens=9, trace=True))
+    whole = tl.generate(lm, tl.Greedy(), "Do fish sleep?", max_new_tokens=9, trace=True)
+    assert tuple(token for piece in pieces for token in piece.token_ids) == whole.token_ids
+    assert tuple(step for piece in pieces for step in piece.steps) == whole.trace
+    assert [piece.finish for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
+    assert pieces[-1].finish == whole.finish == "length"
