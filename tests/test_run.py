@@ -10,14 +10,19 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 import tiny
 import torch
 from conftest import EXAMPLES, fill_home
 
+from trueline.decoders import GROUP, _plugged_in
+from trueline.decoders.base import Adjusted, Decoder
+from trueline.decoders.rad import RAD
 from trueline.errors import SettingError
 from trueline.evaluation.consistency import warnings
 from trueline.evaluation.journal import open_journal
@@ -37,9 +42,11 @@ from trueline.evaluation.plan_file import plan_from
 from trueline.evaluation.run import run_plan
 from trueline.evaluation.samples import Verdict
 from trueline.examples import to_lines
+from trueline.prompts import Prompt
 from trueline.records import Example
 from trueline.report.tables import tables_of
-from trueline.report.writing import report_of
+from trueline.report.writing import report_of, write_report
+from trueline.settings import Between
 
 TEST = [
     Example(question, f"No, {question.lower()}", [f"Yes, {question.lower()}"], id=f"t{number}")
@@ -483,12 +490,114 @@ def test_the_threshold_of_a_benchmark_holds_where_none_is_set(table, tmp_path, m
     monkeypatch.setattr(
         benchmarks,
         "read_benchmark",
-        lambda name, **given: replace(read(name, **given), settings={"tau": 0.8, "eta": 0.1}),
+        lambda name, **given: replace(read(name, **given), settings={"tau": 0.8}),
     )
     outcome = run({**table, "methods": ["rad"], "sweep": {"rad.tau": [0.7, 0.8]}}, tmp_path)
     assert [cell.label for cell in outcome.cells] == ["rad tau=0.7 context=8", "rad context=8"]
     again = run({**table, "methods": ["rad"]}, tmp_path)
     assert [cell.cell for cell in again.cells] == [outcome.cells[1].cell]
+
+
+def test_another_chat_template_is_another_cell(table, tmp_path, monkeypatch):
+    plan = {**table, "methods": ["greedy", "rad"], "test": 1}
+    first = run(plan, tmp_path)
+
+    def load(name, **options):
+        return tiny.language_model("llama", chat=True)  # the same weights and vocabulary
+
+    monkeypatch.setattr("trueline.engines.transformers.language.load", load)
+    second = run(plan, tmp_path)
+    heads = lines_in(tmp_path, CellLine)
+    assert len({head.fingerprint for head in heads}) == 1
+    assert {cell.cell for cell in first.cells}.isdisjoint(cell.cell for cell in second.cells)
+
+
+@dataclass(frozen=True)
+class Shift(Decoder):
+    """Plain decoding that puts one token ahead: a method of another package."""
+
+    prompt: Prompt = Prompt()
+    by: Annotated[float, Between(0)] = 50.0
+    token: int = 7
+    name = "shift"
+
+    def adjust(self, step):
+        logits = step.logits.clone()
+        logits[:, self.token] += self.by
+        return Adjusted(logits)
+
+
+@dataclass(frozen=True)
+class Near(RAD):
+    """A grounded method of another package, with windows of its own length."""
+
+    name = "near"
+    needs = replace(RAD.needs, context=4)
+
+
+@pytest.fixture
+def plugged_in(monkeypatch):
+    """Two methods that another package would bring; says how to take the package away."""
+    points = [EntryPoint(n, f"test_run:{n.title()}", GROUP) for n in ("shift", "near")]
+    monkeypatch.setattr("trueline.decoders.entry_points", lambda group: points)
+    _plugged_in.cache_clear()
+    yield lambda: (points.clear(), _plugged_in.cache_clear())
+    _plugged_in.cache_clear()
+
+
+def test_methods_of_another_package_are_run_and_reported_also_when_it_is_gone(
+    plugged_in, table, tmp_path
+):
+    plan = {
+        **table,
+        "methods": ["greedy", "shift", "near"],
+        "tasks": ["generate", "choose"],
+        "judges": ["fake"],
+        "settings": {"near": {"tau": -1.0}},
+        "sweep": {"shift.by": [0.0, 1.0, 50.0]},
+    }
+    outcome = run(plan, tmp_path)
+    assert [cell.label for cell in outcome.cells[::2]] == [
+        "greedy",
+        "shift by=0",
+        "shift by=1",
+        "shift",
+        "near tau=-1 context=4",
+    ]
+    plugged_in()
+    results = read_results(tmp_path)
+    (made,) = tables_of(results)
+    assert [row.label for row in made.rows] == [
+        "greedy",
+        "shift by=0",
+        "shift by=1",
+        "shift",
+        "near tau=-1",
+    ]
+    written = {path.name for path in write_report(tmp_path, plots=["svg"])}
+    assert any(name.endswith("sweep-shift-by.svg") for name in written)
+    (section,) = report_of(results, [made]).sections
+    assert any("shift by=0 (generate): did nothing" in text for text in section.warnings)
+    with pytest.raises(SettingError, match="there is no method 'shift'"):
+        plan_from(plan)
+
+
+def test_the_settings_of_a_benchmark_hold_for_every_method_that_has_them(
+    plugged_in, table, tmp_path, monkeypatch
+):
+    from trueline.evaluation import benchmarks
+
+    read = benchmarks.read_benchmark
+    monkeypatch.setattr(
+        benchmarks,
+        "read_benchmark",
+        lambda name, **given: replace(read(name, **given), settings={"tau": 0.2, "by": 0.0}),
+    )
+    run({**table, "methods": ["greedy", "near", "shift"], "test": 1}, tmp_path)
+    plain_cell, near, shift = lines_in(tmp_path, CellLine)
+    assert plain_cell.settings == {}
+    assert (near.settings["tau"], shift.settings["by"]) == (0.2, 0.0)
+    assert (near.label, shift.label) == ("near", "shift")
 
 
 def test_examples_can_come_from_another_benchmark(table, data, tmp_path):
