@@ -74,47 +74,32 @@ def text_scores(sample: Sample, text: str) -> dict[str, float | None]:
 
 
 def _answers(cell: Cell, batch: Batch) -> list[TimedAnswer | str]:
-    """An answer to each sample and the seconds it took, or why it cannot be asked."""
-    try:
-        return [*_timed(cell, batch)]
-    except SettingError:  # one of them cannot be asked; each alone tells which
-        return [_alone(cell, one) for one in batch]
-
-
-def _alone(cell: Cell, one: tuple[int, Sample]) -> TimedAnswer | str:
-    try:
-        return _timed(cell, [one])[0]
-    except SettingError as error:
-        return str(error)
-
-
-def _timed(cell: Cell, batch: Batch) -> list[TimedAnswer]:
-    """Answers, each with its share of the time they took together."""
-    begun = perf_counter()
-    answers = _generate(cell, [sample.question for _, sample in batch], batch[0][0])
-    seconds = round((perf_counter() - begun) / len(batch), 4)
-    return [(answer, seconds) for answer in answers]
-
-
-def _generate(cell: Cell, questions: list[str], index: int) -> list[Answer]:
+    """An answer to each sample and its share of the seconds, or why it cannot be asked."""
     from trueline.generation import generate
 
-    head = cell.head
+    head, first = cell.head, batch[0][0]
     assert head.max_new_tokens is not None
     assert head.stop is not None
-    # Draws go with the sample's index in the benchmark, not in the chunk.
-    seed = None if head.seed is None else head.seed * _SEEDS_APART + index
-    return generate(
-        cell.lm,
-        cell.decoder,
-        questions,
-        max_new_tokens=head.max_new_tokens,
-        batch_size=len(questions),
-        temperature=head.temperature,
-        stop=head.stop.strings,
-        trace=True,
-        seed=seed,
-    )
+    begun = perf_counter()
+    try:
+        answers = generate(
+            cell.lm,
+            cell.decoder,
+            [sample.question for _, sample in batch],
+            max_new_tokens=head.max_new_tokens,
+            batch_size=len(batch),
+            temperature=head.temperature,
+            stop=head.stop.strings,
+            trace=True,
+            # Draws go with a sample's index in the benchmark, not in the chunk.
+            seed=None if head.seed is None else head.seed * _SEEDS_APART + first,
+        )
+    except SettingError as error:  # one of them cannot be asked; each alone tells which
+        if len(batch) == 1:
+            return [str(error)]
+        return [answer for one in batch for answer in _answers(cell, [one])]
+    seconds = round((perf_counter() - begun) / len(batch), 4)
+    return [(answer, seconds) for answer in answers]
 
 
 def _answer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, stdev
@@ -21,8 +22,6 @@ from trueline.evaluation.statistics import (
     mcnemar,
     mean_interval,
     paired_difference,
-    product_difference,
-    product_interval,
     redrawn_interval,
 )
 
@@ -68,14 +67,7 @@ def summarize_cell(cell: CellResults) -> CellSummary:
     columns = [one for one in columns_of([cell]) if one.measure.group != "Behaviour"]
     found = {column.id: average([cell], column) for column in columns}
     means = {id: value for id, value in found.items() if value is not None}
-    unscored = {
-        column.id: count
-        for judge in cell.judges
-        for measure in MEASURES.values()
-        if measure.is_judged and measure.is_binary
-        for column in (Column(measure, judge),)
-        if (count := series_of([cell], column).unscored)
-    }
+    unread = (f"{x.about}@{x.judge}" for x in cell.verdicts if x.label is None)
     head = cell.head
     return CellSummary(
         cell=head.cell,
@@ -90,7 +82,7 @@ def summarize_cell(cell: CellResults) -> CellSummary:
         is_done=cell.done is not None,
         means={id: value.mean for id, value in means.items()},
         intervals={id: (x.low or 0.0, x.high or 0.0) for id, x in means.items()},
-        unscored=unscored,
+        unscored=dict(Counter(unread)),
         seconds=sum(x.seconds for x in cell.answers) + sum(x.seconds for x in cell.choices),
     )
 
@@ -108,8 +100,7 @@ def average(
     if not series.seeds:
         return None
     factors = _factors(cells, column)
-    lists = [[*factor.values()] for factor in factors]
-    interval = product_interval(*lists) if len(lists) > 1 else mean_interval(*lists)
+    interval = mean_interval(*([*factor.values()] for factor in factors))
     found = Average(
         interval.mean,
         interval.low,
@@ -157,8 +148,7 @@ def _compared(
     lists = [[*values.values()] for values in _aligned(factors)]
     if not lists[0]:
         return found
-    is_product = len(lists) > 2
-    difference = product_difference(*lists) if is_product else paired_difference(*lists)
+    difference = paired_difference(*lists)
     p = difference.p
     if column.measure.is_binary and is_single:
         p = mcnemar(*[[x == 1.0 for x in values] for values in lists])

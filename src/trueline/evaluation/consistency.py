@@ -71,14 +71,14 @@ def _unequal_rules(cells: Sequence[CellResults]) -> list[str]:
     """What should be the same in cells that are compared, and is not."""
     heads = [cell.head for cell in cells]
     where = f"{heads[0].model} on {heads[0].benchmark} ({heads[0].task})"
-    hashes: dict[object, list[str]] = {}  # by the examples they are to hold beside the samples
+    hashes: dict[object, list[str]] = {}  # by their grounding examples
     for head in heads:
         hashes.setdefault((head.ground, head.ground_from), []).append(head.data_hash)
     rules: dict[str, list[object]] = {
         "stop": [head.stop for head in heads],
         "max_new_tokens": [head.max_new_tokens for head in heads],
         "base prompt": [head.prompt_hashes[0] for head in heads if not head.has_own_prompt],
-        "dataset": [hash == own[0] for own in hashes.values() for hash in own],
+        "dataset": [hash == group[0] for group in hashes.values() for hash in group],
     }
     return [
         f"{where}: the methods ran with different values of {name}"

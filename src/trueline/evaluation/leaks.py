@@ -63,7 +63,7 @@ def leak_report(
         if test and ground and embedder is not None:
             hits = _by_cosine(test, ground, embedder, cosine)
             leaks += _strongest(part, test, ground, hits)
-    return sorted(leaks, key=_place)
+    return sorted(leaks, key=_rank)
 
 
 def leak_line(benchmark: Benchmark, embedder: Embedder | None) -> LeaksLine:
@@ -121,14 +121,14 @@ def _shorten(text: str) -> str:
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
 
 
-def _place(leak: Leak) -> tuple[int, float]:
+def _rank(leak: Leak) -> tuple[int, float]:
     """Where a leak stands in the report: the surest kind first, then the nearest."""
     part, _, near = leak.kind.partition(" ")
     return _NEAR.index(near) * len(_PARTS) + (part == "answer"), -leak.score
 
 
 def _texts(rows: Sequence[Sample] | Sequence[Example], part: Part) -> list[_Text]:
-    """The questions of some rows, or those of their truthful answers that say something."""
+    """The questions of rows, or those of their truthful answers that say something."""
     texts = []
     for row in rows:
         for text in [row.question] if part == "question" else row.answers:
@@ -151,7 +151,7 @@ def _strongest(
     for i, j, near, score in sorted(hits):  # in the order of the rows, however they were found
         pair = (test[i].owner, ground[j].owner)
         leak = Leak(*pair, f"{part} {near}", score, (test[i].text, ground[j].text))
-        if pair not in best or _place(leak) < _place(best[pair]):
+        if pair not in best or _rank(leak) < _rank(best[pair]):
             best[pair] = leak
     yield from best.values()
 
@@ -195,20 +195,20 @@ def _jaccard(
     for row in range(0, len(test), _BLOCK):
         rows = [set(text.words) for text in test[row : row + _BLOCK]]
         # A word that is in no test text of the block cannot be common to two texts.
-        place = {word: n for n, word in enumerate(sorted(set().union(*rows)))}
-        left, sizes = _table(rows, place), np.array([[len(words)] for words in rows])
+        column_of = {word: n for n, word in enumerate(sorted(set().union(*rows)))}
+        left, sizes = _table(rows, column_of), np.array([[len(words)] for words in rows])
         for column in range(0, len(ground), _BLOCK):
             columns = [set(text.words) for text in ground[column : column + _BLOCK]]
-            common = left @ _table(columns, place).T  # (test, ground)
+            common = left @ _table(columns, column_of).T  # (test, ground)
             either = sizes + np.array([len(words) for words in columns]) - common
             yield row, column, (common / np.maximum(either, 1)).astype(np.float32)
 
 
-def _table(texts: list[set[str]], place: dict[str, int]) -> NDArray[np.float32]:
+def _table(texts: list[set[str]], column_of: dict[str, int]) -> NDArray[np.float32]:
     """Which words each text holds, as ones."""
-    table = np.zeros((len(texts), len(place)), np.float32)  # (texts, words)
+    table = np.zeros((len(texts), len(column_of)), np.float32)  # (texts, words)
     for row, words in enumerate(texts):
-        table[row, [place[word] for word in words if word in place]] = 1.0
+        table[row, [column_of[word] for word in words if word in column_of]] = 1.0
     return table
 
 
@@ -224,8 +224,8 @@ def _by_cosine(
 
 
 def _vectors(texts: list[_Text], embedder: Embedder) -> NDArray[np.float32]:
-    """The unit vectors of some texts; equal texts are embedded once."""
+    """The unit vectors of texts; equal texts are embedded once."""
     distinct = list(dict.fromkeys(text.text for text in texts))
     vectors = np.asarray(embedder.embed(distinct).cpu(), np.float32)  # (distinct, dimension)
-    place = {text: n for n, text in enumerate(distinct)}
-    return vectors[[place[text.text] for text in texts]]
+    row_of = {text: n for n, text in enumerate(distinct)}
+    return vectors[[row_of[text.text] for text in texts]]

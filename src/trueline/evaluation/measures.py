@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from trueline.evaluation.lines import AnswerLine
 from trueline.evaluation.metrics import auroc, ece
 from trueline.evaluation.outcomes import CellResults
 from trueline.evaluation.plan import Mode
@@ -142,19 +141,14 @@ def _values(cell: CellResults, key: str, judge: str) -> Mapping[str, float | Non
             return cell.labels(about, judge)
     if MEASURES[key].task == "choose":
         return {line.sample: getattr(line, key) for line in cell.choices}
-    if key in _SHARES:
-        return {line.sample: _share(_SHARES[key](line)) for line in cell.answers}
+    if key in ("grounded", "edits"):
+        flags = "hits" if key == "grounded" else "flipped"
+        return {line.sample: _share(getattr(line, flags)) for line in cell.answers}
     return {line.sample: line.scores.get(key) for line in cell.answers}
 
 
 def _share(flags: Sequence[int]) -> float | None:
     return _mean([float(flag > 0) for flag in flags]) if flags else None
-
-
-_SHARES: Mapping[str, Callable[[AnswerLine], Sequence[int]]] = {
-    "grounded": lambda line: line.hits,
-    "edits": lambda line: line.flipped,
-}
 
 
 def _speed(cell: CellResults, judge: str) -> float | None:

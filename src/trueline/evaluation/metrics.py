@@ -84,13 +84,13 @@ class BertScore:
         for texts in references:
             _check_references("BertScore", texts)
         scorer = _bert_scorer(str(self.encoder_folder), self.layers)
-        asked = [place for place, answer in enumerate(answers) if answer.strip()]
+        filled = [index for index, answer in enumerate(answers) if answer.strip()]
         found = [0.0] * len(answers)
-        if asked:
-            texts_of = [list(references[place]) for place in asked]
-            best = scorer.score([answers[place] for place in asked], texts_of)[2]  # (asked,)
-            for place, value in zip(asked, best.tolist(), strict=True):
-                found[place] = float(value)
+        if filled:
+            texts_of = [list(references[index]) for index in filled]
+            best = scorer.score([answers[index] for index in filled], texts_of)[2]  # (filled,)
+            for index, value in zip(filled, best.tolist(), strict=True):
+                found[index] = float(value)
         return found
 
 
@@ -134,8 +134,8 @@ def reliability(
             f"a confidence is a probability from 0 to 1, got {confidence.min()} to "
             f"{confidence.max()}; give exp of a mean log-probability"
         )
-    place = np.searchsorted(np.linspace(0, 1, bins + 1)[1:-1], confidence)  # (n,)
-    groups = [place == number for number in range(bins)]
+    bin_of = np.searchsorted(np.linspace(0, 1, bins + 1)[1:-1], confidence)  # (n,)
+    groups = [bin_of == number for number in range(bins)]
     return [
         Bin(float(confidence[group].mean()), float(right[group].mean()), int(group.sum()))
         for group in groups

@@ -50,8 +50,8 @@ class CellResults:
 
     def labels(self, about: About, judge: str) -> dict[str, bool | None]:
         """A judge's verdicts by sample; None where one could not be read."""
-        asked = (judge, about)
-        return {x.sample: x.label for x in self.verdicts if (x.judge, x.about) == asked}
+        wanted = (judge, about)
+        return {x.sample: x.label for x in self.verdicts if (x.judge, x.about) == wanted}
 
     @property
     def description(self) -> str:

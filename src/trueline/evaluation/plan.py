@@ -43,7 +43,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """All a run is told: its cells are models x benchmarks x variants x tasks x seeds."""
+    """What a run does: its cells are models x benchmarks x variants x tasks x seeds."""
 
     benchmarks: tuple[str, ...]
     variants: tuple[Variant, ...]

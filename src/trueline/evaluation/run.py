@@ -234,7 +234,7 @@ def _run_cell(run: _Run, cell: Cell) -> Iterator[int]:
 
 
 def _run_judge(run: _Run, judge: Judge) -> None:
-    """Have one judge say what it has not said yet about the answers of every cell."""
+    """Ask one judge what it was not asked yet about the answers of every cell."""
     from trueline.evaluation.judges import questions_for
 
     journal = run.journal
@@ -248,11 +248,11 @@ def _run_judge(run: _Run, judge: Judge) -> None:
         for cell, benchmark in run.begun.items()
         for about in questions_for(benchmark.task)
     ]
-    total, done = sum(len(own) for _, _, own in questions), len(judged)
+    total, done = sum(len(lines) for _, _, lines in questions), len(judged)
     size = max(_JUDGED, run.plan.batch_size)
     silent = 0
-    for benchmark, about, own in questions:
-        left = [x for x in own if (x.cell, about, x.sample) not in judged]
+    for benchmark, about, answers in questions:
+        left = [x for x in answers if (x.cell, about, x.sample) not in judged]
         for start in range(0, len(left), size):
             run.budget.check()
             verdicts = verdict_lines(judge, about, benchmark, left[start : start + size])
@@ -279,7 +279,7 @@ def _start_peak() -> bool:
         Path("/proc/self/clear_refs").write_text("5", "ascii")
     except OSError:
         return False
-    return _held_mb("VmHWM") < _held_mb("VmRSS") + 16  # some take the word and do nothing
+    return _held_mb("VmHWM") < _held_mb("VmRSS") + 16  # some systems accept it and do nothing
 
 
 def _held_mb(name: str) -> float:

@@ -48,9 +48,9 @@ def cases_of(plan: Plan, folder: Path, table: Table) -> list[AnsweredCase]:
     """The questions the paper shows, then the first on which RAD differs from greedy."""
     cells = {row.method: row.first for row in table.rows}
     greedy = {line.sample: line.text for line in cells["greedy"].answers}
-    theirs = {_normalized(case.question) for case in paper().cases}
+    shown_by_paper = {_normalized(case.question) for case in paper().cases}
     both = [line for line in cells["rad"].answers if line.sample in greedy]
-    named = [line for line in both if _normalized(line.question) in theirs]
+    named = [line for line in both if _normalized(line.question) in shown_by_paper]
     moved = [line for line in both if line.text != greedy[line.sample]]
     shown = [*named, *(line for line in moved if line not in named)][:_SHOWN]
     again = _traced(plan, folder, table.benchmark, [line.question for line in shown])
@@ -101,7 +101,7 @@ def paper_grid() -> Grid:
         )
         for case in paper().cases
     )
-    note = "Answers are told in our own words; the paper ran Qwen2.5-7B."
+    note = "Answers are given in our words; the paper ran Qwen2.5-7B."
     head = ("question", *methods, "tokens that moved")
     return Grid("The paper's cases", head, rows, (note,))
 

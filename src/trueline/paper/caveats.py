@@ -54,8 +54,8 @@ def space_caveats(measured: Sequence[SpaceCosts]) -> tuple[str, ...]:
 
 def is_of_the_paper(model: str) -> bool:
     """Whether the paper ran a model; folders and owners in its name do not count."""
-    own = model.lower().rpartition("/")[2]
-    return own in {name.lower().rpartition("/")[2] for name in paper().models.values()}
+    short = model.lower().rpartition("/")[2]
+    return short in {name.lower().rpartition("/")[2] for name in paper().models.values()}
 
 
 def _models(models: set[str]) -> str:
@@ -73,17 +73,17 @@ def _judges(
     recipe: PaperRecipe, tables: Sequence[Table], cells: Sequence[CellResults]
 ) -> list[str]:
     blocks = [block for table in tables for block in blocks_for(recipe, table.benchmark)]
-    theirs = dict.fromkeys(paper().judges[block.judge] for block in blocks if block.judge)
+    of_paper = dict.fromkeys(paper().judges[block.judge] for block in blocks if block.judge)
     ours = list(dict.fromkeys(judge for cell in cells for judge in cell.judges))
     notes = []
-    others = [judge for judge in ours if not any(name in judge for name in theirs)]
-    if theirs and others:
+    others = [judge for judge in ours if not any(name in judge for name in of_paper)]
+    if of_paper and others:
         notes.append(
-            f"Another judge: ours is {', '.join(others)}, the paper's {', '.join(theirs)}. "
+            f"Another judge: ours is {', '.join(others)}, the paper's {', '.join(of_paper)}. "
             "Shares by different judges cannot be compared."
         )
-    if theirs and not ours:
-        notes.append("No judge was asked, so the paper's judged figures have nothing beside.")
+    if of_paper and not ours:
+        notes.append("No judge was asked: the paper's judged figures stand alone.")
     return notes + agreement_notes(cells)
 
 
@@ -109,13 +109,13 @@ def _measures(recipe: PaperRecipe, tables: Sequence[Table]) -> list[str]:
 
 
 def _questions(table: Table) -> str:
-    theirs = paper().tests.get(table.benchmark)
+    of_paper = paper().tests.get(table.benchmark)
     counts = {row.counts["generate"].answered for row in table.rows if "generate" in row.counts}
-    if theirs is None or not counts or counts == {theirs}:
+    if of_paper is None or not counts or counts == {of_paper}:
         return ""
     ours = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else str(max(counts))
     return (
-        f"Other numbers of questions on {table.benchmark}: ours {ours}, the paper's {theirs}."
+        f"Other numbers of questions on {table.benchmark}: ours {ours}, the paper's {of_paper}."
     )
 
 

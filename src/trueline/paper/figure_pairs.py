@@ -30,18 +30,16 @@ class FigurePair:
     def plain(self) -> dict[str, Any]:
         """As JSON: shares in percent, as the paper gives them."""
         scale = 100 if MEASURES[self.metric].is_percent else 1
+
+        def shown(number: float | None) -> float | None:
+            return None if number is None else round(scale * number, 3)
+
         ours = [
             {
                 "judge": judge,
-                **{
-                    name: None if (x := getattr(value, name)) is None else round(scale * x, 3)
-                    for name in ("mean", "low", "high")
-                },
-                "n": value.n,
-                "unscored": value.unscored,
-                "to_come": value.to_come,
-                "difference": value.difference and round(scale * value.difference.mean, 3),
-                "p": value.p,
+                **{name: shown(getattr(value, name)) for name in ("mean", "low", "high")},
+                **{name: getattr(value, name) for name in ("n", "unscored", "to_come", "p")},
+                "difference": shown(value.difference.mean if value.difference else None),
             }
             for judge, value in self.ours.items()
         ]
@@ -51,14 +49,14 @@ class FigurePair:
 
 def blocks_for(recipe: PaperRecipe, benchmark: str) -> list[PaperBlock]:
     """The paper's figures for a recipe on a benchmark, or on its first one if it has none."""
-    own = [block for block in paper().blocks if block.recipe == recipe.name]
+    blocks = [block for block in paper().blocks if block.recipe == recipe.name]
     if recipe.show == "judges":  # the other judge's figures stand in the main tables
-        models = {block.model for block in own}
+        models = {block.model for block in blocks}
         others = [b for b in paper().blocks if b.recipe in ("main", "halueval")]
-        own = [*(b for b in others if b.model in models), *own]
-    found = [block for block in own if block.benchmark == benchmark]
+        blocks = [*(b for b in others if b.model in models), *blocks]
+    found = [block for block in blocks if block.benchmark == benchmark]
     first = recipe.plan["benchmarks"][0]
-    return found or [block for block in own if block.benchmark == first]
+    return found or [block for block in blocks if block.benchmark == first]
 
 
 def figure_pairs(recipe: PaperRecipe, table: Table) -> list[FigurePair]:
@@ -73,13 +71,13 @@ def figure_pairs(recipe: PaperRecipe, table: Table) -> list[FigurePair]:
     found = []
     for key, row in keys.items():
         for metric in metrics or _judged(table):
-            theirs = {
+            of_paper = {
                 _paper_column(block, table): block.rows[key][block.metrics.index(metric)]
                 for block in blocks
                 if metric in block.metrics and key in block.rows
             }
             found.append(
-                FigurePair(table.benchmark, key, metric, _ours(row, metric, table), theirs)
+                FigurePair(table.benchmark, key, metric, _ours(row, metric, table), of_paper)
             )
     return [one for one in found if one.ours or one.paper]
 
@@ -107,11 +105,11 @@ def pair_grid(table: Table, figures: Sequence[FigurePair]) -> Grid:
     for one in figures:
         column = Column(MEASURES[one.metric])
         ours = [_entry(one.ours.get(judge), column) for judge in judges]
-        theirs = [
+        of_paper = [
             GridText(f"{one.paper[name]:.1f}") if name in one.paper else _NONE
             for name in columns
         ]
-        rows.append((GridText(one.row), GridText(column.measure.title), *ours, *theirs))
+        rows.append((GridText(one.row), GridText(column.measure.title), *ours, *of_paper))
     head = [f"ours{f' ({judge})' if judge else ''}" for judge in judges]
     return Grid(
         f"{table.title} beside the paper",
@@ -155,9 +153,9 @@ def _entry(value: Average | None, column: Column) -> GridText:
     return GridText(number(value.mean, column), tuple(below))
 
 
-def _same(ours: object, theirs: str) -> bool:
+def _same(ours: object, of_paper: str) -> bool:
     """Whether a setting of ours is the paper's; an embedder may stand with its owner's name."""
     try:
-        return float(str(ours)) == float(theirs)
+        return float(str(ours)) == float(of_paper)
     except ValueError:
-        return str(ours).lower().rpartition("/")[2] == theirs.lower()
+        return str(ours).lower().rpartition("/")[2] == of_paper.lower()

@@ -51,13 +51,13 @@ class TextFigure:
 
 @dataclass(frozen=True, slots=True)
 class PaperCase:
-    """A question the paper shows the answers to; all by method, in other words than its own."""
+    """A question the paper shows the answers to; by method, in our words."""
 
     benchmark: str
     question: str
     answers: Mapping[str, str]
     truth: Mapping[str, bool]
-    info: Mapping[str, bool] = field(default_factory=dict)  # told of one case only
+    info: Mapping[str, bool] = field(default_factory=dict)  # known of one case only
     moved: str = ""  # the token that RAD changed
     # Of a token, as printed: the model's own logit, the retrieved one, the fused one.
     logits: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)

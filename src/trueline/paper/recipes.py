@@ -27,7 +27,7 @@ class PaperRecipe:
     name: str
     about: str
     plan: PlanKeys
-    small: PlanKeys = field(default_factory=dict)  # in the place of parts of the plan
+    small: PlanKeys = field(default_factory=dict)  # keys it has unless --full is given
     each: tuple[PlanKeys, ...] = ()  # parts that differ, a run each
     grounds: tuple[int, ...] = ()  # numbers of examples, a run each
     show: str = ""  # what is worked out besides the paper's figures; empty: nothing
@@ -62,7 +62,7 @@ def plans_of(recipe: PaperRecipe, given: PlanKeys, *, is_full: bool = False) -> 
         table["ground"] = min(EXAMPLES, most) if isinstance(most, int) else most
         parts = [*recipe.each, *({"ground": count} for count in counts)]
     if "benchmarks" in given:  # benchmarks that are given replace those a part names
-        parts = [_without_benchmarks(part) for part in parts]
+        parts = [{k: x for k, x in part.items() if k != "benchmarks"} for part in parts]
     tables = [{**table, **part} for part in parts]
     distinct = [one for index, one in enumerate(tables) if one not in tables[:index]]
     return [plan_from(one, f"the recipe {recipe.name}") for one in distinct]
@@ -72,7 +72,3 @@ def _grounds(recipe: PaperRecipe, most: int | str) -> list[int | str]:
     """The recipe's numbers of examples that are below the most, and that one itself."""
     fewer = [n for n in recipe.grounds if isinstance(most, int) and n < most]
     return [*fewer, most]
-
-
-def _without_benchmarks(part: PlanKeys) -> PlanKeys:
-    return {name: value for name, value in part.items() if name != "benchmarks"}

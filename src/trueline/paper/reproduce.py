@@ -71,7 +71,7 @@ def reproduce(
         "cells": [plain(cell.head) for cell in results.cells],  # settings, hashes, versions
     }
     if recipe.show == "cases":
-        data["cases"] = [asdict(case) for own in cases for case in own]
+        data["cases"] = [asdict(case) for group in cases for case in group]
         data["paper_cases"] = [asdict(case) for case in paper().cases]
     summary = _summary(recipe, ours, notes)
     return Reproduced(recipe, _document(recipe, [summary, *sections]), data)
@@ -80,7 +80,7 @@ def reproduce(
 def run_all(
     plans: Sequence[Plan], folder: Path, progress: OnProgress | None
 ) -> tuple[RunResults, list[str]]:
-    """Run plans into one folder; a model or embedder that cannot be had is told, not fatal."""
+    """Run plans into one folder; a model or embedder that cannot be had is named, not fatal."""
     ids: list[str] = []
     left_out: list[str] = []
     errors: list[ModelError] = []
@@ -130,12 +130,12 @@ def _summary(recipe: PaperRecipe, ours: dict[str, str], notes: Sequence[str]) ->
 
 def _text_figures(recipe: PaperRecipe, ours: dict[str, str]) -> list[dict[str, str]]:
     """The figures of the paper's text beside ours; those of ours it does not have come last."""
-    theirs = {one.key: one for one in paper().text_figures if one.recipe == recipe.name}
+    of_paper = {one.key: one for one in paper().text_figures if one.recipe == recipe.name}
     rows = [
         {"what": one.what, "paper": one.printed, "ours": ours.get(key, "not measured")}
-        for key, one in theirs.items()
+        for key, one in of_paper.items()
     ]
-    more = {key: text for key, text in ours.items() if key not in theirs}
+    more = {key: text for key, text in ours.items() if key not in of_paper}
     return rows + [{"what": key, "paper": "", "ours": text} for key, text in more.items()]
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trueline.space.space import GroundingSpace
 
 MEASURED = "spaces.json"  # what was measured in a folder, by all that shapes it
-_WINDOWS = 100  # retrievals that are timed; the median is told
+_WINDOWS = 100  # retrievals that are timed; the median is kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

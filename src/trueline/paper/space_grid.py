@@ -10,16 +10,9 @@ from trueline.paper.figures import paper
 from trueline.paper.space_costs import SpaceCosts
 from trueline.report.grids import Grid, GridText
 
-_HEAD = (
-    "benchmark",
-    "examples",
-    "entries",
-    "paper: entries",
-    "size",
-    "as 32-bit logits",
-    "paper: size",
-    "time to build",
-    "time to retrieve",
+_HEAD = tuple(
+    "benchmark, examples, entries, paper: entries, size, as 32-bit logits, paper: size, "
+    "time to build, time to retrieve".split(", ")
 )
 
 

@@ -39,12 +39,11 @@ def _reliability(table: Table) -> dict[str, str]:
     for method in ("greedy", "rad"):
         row = _row(table, method)
         for column in table.columns:
-            if row is None or (value := row.values.get(column.id)) is None:
-                continue
-            if column.measure.key == "auroc":
+            value = row.values.get(column.id) if row else None
+            if value is not None and column.measure.key == "auroc":
                 text = f"{value.mean:.2f} ({column.judge})"
                 found.setdefault(f"auroc {method}", []).append(text)
-            elif column.measure.key == "ece":
+            elif value is not None and column.measure.key == "ece":
                 text = f"{method} {value.mean:.3f} ({column.judge})"
                 found.setdefault("ece", []).append(text)
     return {key: ", ".join(texts) for key, texts in found.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trueline.errors import MissingExtraError
@@ -38,24 +39,24 @@ def plots_of(table: Table, sweeps: Sequence[Sweep]) -> list[Plot]:
     plots: list[Plot] = []
     columns = shown_columns(table, table.rows)
     if columns and len(table.rows) > 1:
-        plots.append(("methods", f"Methods, {what}", lambda: _methods(table.rows, columns)))
+        plots.append(("methods", f"Methods, {what}", partial(_methods, table.rows, columns)))
     telling = sorted(table.rows, key=_plot_order)
     found = {row.label: edit_quartiles(row) for row in telling}
-    quartiles = {label: own for label, own in found.items() if any(q.share for q in own)}
+    quartiles = {label: found[label] for label in found if any(q.share for q in found[label])}
     if quartiles:
         title = f"Changed tokens by base entropy, {what}"
-        plots.append(("interventions", title, lambda: _quartiles(quartiles)))
+        plots.append(("interventions", title, partial(_quartiles, quartiles)))
     for judge in dict.fromkeys(column.judge for column in table.columns if column.judge):
         curves = {row.label: pair for row in telling if (pair := _sure(row, judge))[0]}
         if curves:
             title = f"Reliability by {judge}, {what}"
-            plots.append((f"reliability-{judge}", title, _bound(_reliability, curves)))
+            plots.append((f"reliability-{judge}", title, partial(_reliability, curves)))
     for sweep in sweeps:
         title = f"{sweep.method}: {sweep.name}, {what}"
         title += f"; {sweep.rest}" if sweep.rest else ""
         name = f"sweep-{sweep.method}-{sweep.name}"
-        if own := shown_columns(table, sweep.rows):
-            plots.append((name, title, _bound(_sweep, sweep, own)))
+        if varied := shown_columns(table, sweep.rows):
+            plots.append((name, title, partial(_sweep, sweep, varied)))
     return plots
 
 
@@ -103,10 +104,6 @@ def _plot_order(row: MethodRow) -> tuple[bool, bool, bool]:
 def _sure(row: MethodRow, judge: str) -> tuple[list[float], list[bool]]:
     pairs = [confidences(cell, judge) for cell in row.cells]
     return [x for sure, _ in pairs for x in sure], [x for _, right in pairs for x in right]
-
-
-def _bound(draw: Callable[..., Figure], *values: Any) -> Draw:
-    return lambda: draw(*values)
 
 
 def _saved(draw: Draw, kind: str, name: str) -> bytes:
@@ -162,16 +159,16 @@ def _methods(rows: Sequence[MethodRow], columns: Sequence[Column]) -> Figure:
     """A dot and its interval a method; a line marks the plain model."""
     figure, panels = _panels(len(columns), 2.9 * len(columns) + 1.6, 1.1 + 0.32 * len(rows))
     for panel, column in zip(panels, columns, strict=True):
-        for place, row in enumerate(rows):
+        for height, row in enumerate(rows):
             if (value := row.values.get(column.id)) is None:
                 continue
             scale = 100 if column.measure.is_percent else 1
             color = _COLORS[0 if row.is_plain else 1]
             mean = scale * value.mean
             if value.low is not None and value.high is not None:
-                panel.plot([scale * value.low, scale * value.high], [place] * 2, color=color)
-            panel.plot([mean], [place], "o", color=color, markersize=8 if value.is_best else 5)
-            if place == 0 and row.is_plain:
+                panel.plot([scale * value.low, scale * value.high], [height] * 2, color=color)
+            panel.plot([mean], [height], "o", color=color, markersize=8 if value.is_best else 5)
+            if height == 0 and row.is_plain:
                 panel.axvline(mean, color=color, linewidth=0.8, linestyle=":")
         panel.set_title(_name(column))
         panel.set_yticks(range(len(rows)), [row.label for row in rows])
@@ -191,9 +188,9 @@ def _quartiles(shares: dict[str, list[QuartileShare]]) -> Figure:
     shown = list(shares.items())[:_CURVES]
     width = 0.8 / len(shown)
     for number, (label, quartiles) in enumerate(shown):
-        places = [place + number * width - 0.4 + width / 2 for place in range(4)]
+        centers = [x + number * width - 0.4 + width / 2 for x in range(4)]
         heights = [100 * (quartile.share or 0.0) for quartile in quartiles]
-        bars = panel.bar(places, heights, width * 0.92, color=_color(number + 1), label=label)
+        bars = panel.bar(centers, heights, width * 0.92, color=_color(number + 1), label=label)
         if len(shown) <= 2:
             panel.bar_label(bars, fmt="%.1f", padding=2)
     panel.set_xticks(range(4), ["lowest", "second", "third", "highest"])
@@ -233,11 +230,11 @@ def _sweep(sweep: Sweep, columns: Sequence[Column]) -> Figure:
     for panel, column in zip(panels, columns, strict=True):
         scale = 100 if column.measure.is_percent else 1
         points = [
-            (place, value)
-            for place, row in zip(x, sweep.rows, strict=True)
+            (at, value)
+            for at, row in zip(x, sweep.rows, strict=True)
             if (value := row.values.get(column.id)) is not None
         ]
-        places = [place for place, _ in points]
+        places = [at for at, _ in points]
         bands = [
             [scale * (v.mean if e is None else e) for e in (v.low, v.high)] for _, v in points
         ]

@@ -11,7 +11,7 @@ from trueline.evaluation.outcomes import CellResults
 from trueline.evaluation.plan import Mode
 
 _TABLE = ("model", "fingerprint", "dtype", "benchmark")
-_VARIED = ("ground", "ground_from", "test")  # what may differ beside the label
+_VARIED = ("ground", "ground_from", "test")  # what may differ besides the label
 _SPACE = ("context", "embedder")  # the same, where a method has more than one of them
 _ANSWERED = ("temperature", "max_new_tokens", "stop")  # the same, where answers are generated
 
@@ -20,7 +20,7 @@ _ANSWERED = ("temperature", "max_new_tokens", "stop")  # the same, where answers
 class Counts:
     """What became of the samples of one task in a row, over its seeds."""
 
-    asked: int
+    wanted: int  # samples in all
     answered: int
     failed: int
     skipped: int  # samples of the benchmark that the task has no use for
@@ -28,7 +28,7 @@ class Counts:
     @property
     def left(self) -> int:
         """Samples the run has not come to yet."""
-        return self.asked - self.answered - self.failed
+        return self.wanted - self.answered - self.failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +108,9 @@ def swept_settings(cell: CellResults) -> dict[str, Any]:
 def _count(cells: Sequence[CellResults]) -> Counts:
     answered = sum(len(cell.answers) + len(cell.choices) for cell in cells)
     failed = sum(len(cell.failed) for cell in cells)
-    asked = sum(cell.head.samples for cell in cells)
+    wanted = sum(cell.head.samples for cell in cells)
     skipped = sum(max(0, cell.head.test - cell.head.samples) for cell in cells)
-    return Counts(max(asked, answered + failed), answered, failed, skipped)
+    return Counts(max(wanted, answered + failed), answered, failed, skipped)
 
 
 def _rows(cells: Sequence[CellResults]) -> list[MethodRow]:

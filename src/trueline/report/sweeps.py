@@ -52,8 +52,8 @@ def _curves(
     for rest, points in zip(others, groups.values(), strict=True):
         if len(points) >= _FEWEST:
             ordered = sorted(points.values(), key=lambda point: _order(point[0]))
-            values, own = zip(*ordered, strict=True)
-            curves.append(Sweep(method, name, values, own, plain, _differing(rest, others)))
+            values, curve = zip(*ordered, strict=True)
+            curves.append(Sweep(method, name, values, curve, plain, _differing(rest, others)))
     return curves
 
 

@@ -47,14 +47,14 @@ def write_report(
     plots: Sequence[str] = ("svg",),
 ) -> list[Path]:
     """Write the report of a run, beside its results without `out`; returns the files."""
-    for kind, known, asked in (("format", FORMATS, formats), ("plot", PLOTS, plots)):
-        if bad := [name for name in asked if name not in known]:
+    for kind, known, given in (("format", FORMATS, formats), ("plot", PLOTS, plots)):
+        if bad := [name for name in given if name not in known]:
             raise SettingError(f"there is no {kind} {bad[0]!r}; there are {', '.join(known)}")
     results = read_results(folder)
     tables = tables_of(results)
     target = Path(out) if out is not None else results.folder
     named = named_plots(tables) if plots else []
-    figures = [draw_all(own) for own in named]
+    figures = [draw_all(group) for group in named]
     document = report_of(results, tables, figures)
     texts = {
         "md": lambda: as_markdown(document, figures=plots[0] if plots else ""),
@@ -64,9 +64,9 @@ def write_report(
     }
     written = {target / FORMATS[name]: texts[name]().encode() for name in formats}
     if "svg" in plots:
-        written |= svg_files(target, (figure for own in figures for figure in own))
+        written |= svg_files(target, (figure for group in figures for figure in group))
     if "png" in plots:
-        each = [plot for own in named for plot in own]
+        each = [plot for group in named for plot in group]
         written |= {target / f"{name}.png": as_png(draw, name) for name, _, draw in each}
     return write_files(written)
 
@@ -97,14 +97,14 @@ def named_plots(tables: Sequence[Table]) -> list[list[Plot]]:
     for table in tables:
         parts = [Path(table.benchmark).name, Path(table.model).name, table.apart]
         start = "-".join(filter(None, parts))
-        own = []
+        group = []
         for name, title, draw in plots_of(table, sweeps_of(table)):
             file = re.sub(r"[^\w.]+", "-", f"{start}-{name}").strip("-")
             while file in taken:
                 file += "-more"
             taken.add(file)
-            own.append((file, title, draw))
-        found.append(own)
+            group.append((file, title, draw))
+        found.append(group)
     return found
 
 
@@ -199,15 +199,15 @@ def _judges(cells: Sequence[CellResults]) -> list[str]:
     return list(dict.fromkeys(judge for cell in cells for judge in cell.judges))
 
 
-def _to_be_judged(own: Sequence[CellResults], judge: str, cells: Sequence[CellResults]) -> int:
+def _to_be_judged(row: Sequence[CellResults], judge: str, cells: Sequence[CellResults]) -> int:
     """How many verdicts of a judge a row still lacks; a judge is asked about every row."""
     from trueline.evaluation.judges import questions_for
 
-    asked = {x.about for cell in cells for x in cell.verdicts if x.judge == judge}
+    used = {x.about for cell in cells for x in cell.verdicts if x.judge == judge}
     sets = [questions_for(task) for task in get_args(Task)]
-    questions = {about for one in sets if asked & set(one) for about in one}
-    given = sum(line.judge == judge for cell in own for line in cell.verdicts)
-    return len(questions) * sum(len(cell.answers) for cell in own) - given
+    questions = {about for one in sets if used & set(one) for about in one}
+    given = sum(line.judge == judge for cell in row for line in cell.verdicts)
+    return len(questions) * sum(len(cell.answers) for cell in row) - given
 
 
 def _fact(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""A benchmark's name, or a file of one's own -> examples to ground with, samples to test on."""
+"""A benchmark's name, or files of the user -> examples to ground with, samples to test on."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, get_args
 from trueline.errors import SettingError
 from trueline.evaluation.benchmarks.alpaca import read_alpaca
 from trueline.evaluation.benchmarks.halueval import read_dialogue, read_summary
-from trueline.evaluation.benchmarks.own import read_facts, read_own
 from trueline.evaluation.benchmarks.pools import Pools, Rule, choose
 from trueline.evaluation.benchmarks.truthfulqa import read_truthfulqa
+from trueline.evaluation.benchmarks.user_files import read_facts, read_user_files
 from trueline.evaluation.benchmarks.wikiqa import read_wikiqa
 from trueline.evaluation.samples import Benchmark, Task
 
@@ -58,7 +58,7 @@ def read_benchmark(
             raise SettingError(f"{option} must be 1 or more, got {number}; None means all")
     if rule not in get_args(Rule):
         raise SettingError(f"rule must be one of {[*get_args(Rule)]}, got {rule!r}")
-    source = BENCHMARKS.get(name) or _own(name, ground, seed)
+    source = BENCHMARKS.get(name) or _user_files(name, ground, seed)
     pools = source.read(Path(data) if data is not None else None)
     chosen = choose(pools, ground=ground, test=test, seed=seed, rule=rule)
     return Benchmark(
@@ -72,8 +72,8 @@ def read_benchmark(
     )
 
 
-def _own(name: str, ground: int | None, seed: int | None) -> BenchmarkSource:
-    """Files of one's own, as a source; a name that is neither is refused with the names."""
+def _user_files(name: str, ground: int | None, seed: int | None) -> BenchmarkSource:
+    """Files of the user, as a source; a name that is neither is refused with the names."""
     if not Path(name).is_file() and ":" not in name:
         near = get_close_matches(name, BENCHMARKS)
         meant = f"did you mean {near[0]}? " if near else ""
@@ -81,4 +81,4 @@ def _own(name: str, ground: int | None, seed: int | None) -> BenchmarkSource:
             f"there is no benchmark and no file {name!r}; {meant}the names are "
             f"{', '.join(BENCHMARKS)}; your own is FILE or GROUND:TEST"
         )
-    return BenchmarkSource(lambda _: read_own(name, ground=ground, seed=seed))
+    return BenchmarkSource(lambda _: read_user_files(name, ground=ground, seed=seed))

@@ -41,7 +41,7 @@ class DataTable:
 class Line:
     """A row under our field names; what is wrong with a cell is said with its place."""
 
-    place: str  # FILE:LINE
+    where: str  # FILE:LINE
     cells: Mapping[str, Any]
     names: Mapping[str, str]  # our field -> the column it was read from
     home: str
@@ -65,7 +65,7 @@ class Line:
         """The error that a cell is not what was expected."""
         found = f"the field {self.names[field]!r} must be {expected}, got"
         return ExampleError(
-            f"{self.place}: {found} {short(self.cells[field])}; {_advice(self.home)}"
+            f"{self.where}: {found} {short(self.cells[field])}; {_advice(self.home)}"
         )
 
 
@@ -102,18 +102,18 @@ def _advice(home: str) -> str:
     return f"get it from {home}; docs/benchmarks.md shows how a data folder is laid out"
 
 
-def _line(place: str, row: object, names: Mapping[str, str], home: str) -> Line:
+def _line(where: str, row: object, names: Mapping[str, str], home: str) -> Line:
     """Put a row under our names; a column that is not there is an error."""
     wanted = f"expected an object with the fields {[*names.values()]}"
     if not isinstance(row, dict):
-        raise ExampleError(f"{place}: {wanted}, got {short(row)}; {_advice(home)}")
+        raise ExampleError(f"{where}: {wanted}, got {short(row)}; {_advice(home)}")
     for name in names.values():
         if name not in row:
             raise ExampleError(
-                f"{place}: the field {name!r} is missing; {wanted}, found {[*row]}; "
+                f"{where}: the field {name!r} is missing; {wanted}, found {[*row]}; "
                 f"{_advice(home)}"
             )
-    return Line(place, {field: row[name] for field, name in names.items()}, names, home)
+    return Line(where, {field: row[name] for field, name in names.items()}, names, home)
 
 
 def _file_rows(path: Path, home: str) -> Iterator[tuple[int, object]]:
