@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet install 
 # and where a test wants two, they are not to spin while they wait.
 PYTEST := OMP_NUM_THREADS=1 GOMP_SPINCOUNT=0 $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test quick check format bench bench-quick browser clean
+.PHONY: demo test quick check format docs dist bench bench-quick browser clean
 
 demo: $(VENV)/.core
 	$(BIN)/trueline build facts --out demo/facts.space
@@ -25,11 +25,28 @@ quick: $(VENV)/.dev
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/ruff check --quiet --target-version py314 --select E9,F,PLE --ignore PLE0605 .
 	$(BIN)/mypy
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
+	$(BIN)/pre-commit validate-config
+	$(BIN)/zizmor --offline --quiet --strict-collection .
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# A static site of the documents and the docstrings, in site/; a broken link or name ends it.
+docs: $(VENV)/.dev
+	$(BIN)/python docs/build_site.py
+
+# What a release uploads, in dist/; tests/test_packaging.py looks inside such files.
+dist: $(VENV)/.dev
+	rm -rf dist build
+	$(BIN)/python -m build --no-isolation
 
 # Speed, measured: under 20 minutes, and under 3. Let nothing else run meanwhile.
 bench: $(VENV)/.dev
@@ -46,7 +63,7 @@ browser:
 	  echo "SKIPPED: no Chromium here (apt-get install chromium); the tests of the page will not run"
 
 clean:
-	rm -rf $(VENV) demo build dist
+	rm -rf $(VENV) demo build dist site
 
 # torch comes first and by its exact version: that is the CPU build, a range would pull in CUDA.
 $(VENV)/.core: pyproject.toml constraints.txt
@@ -54,7 +71,7 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	@echo "installing (once, about 2 minutes)"
 	$(PIP) --upgrade pip
 	$(PIP) torch==2.13.0
-	$(PIP) --editable .
+	$(PIP) --editable '.[demo]'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.core

@@ -20,7 +20,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from trueline.embedders.embedder import load_embedder
+from trueline.embedders.loading import load_embedder
 from trueline.evaluation.judges.offline import OfflineJudge
 from trueline.evaluation.metrics import auroc
 from trueline.evaluation.samples import Sample
@@ -134,7 +134,7 @@ def run(judge, rows, about, hide_wrong=False):
         (Sample(s.id, s.question, s.answers) if hide_wrong else s, answer)
         for s, answer, _ in rows
     ]
-    scores = np.array([reading.score for reading in judge.readings(about, items)])
+    scores = np.array([rating.score for rating in judge.ratings(about, items)])
     labels = np.array([label for _, _, label in rows])
     return measure(scores, labels, [s.id for s, _, _ in rows])
 

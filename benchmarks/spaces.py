@@ -14,7 +14,7 @@ from measure import SEED, interleaved, model, rate, rss, space
 
 import trueline as tl
 from trueline import search
-from trueline.embedders.embedder import load_embedder
+from trueline.embedders.loading import load_embedder
 from trueline.examples import read_examples
 from trueline.prompts import Prompt
 from trueline.shortcuts import without

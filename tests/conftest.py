@@ -11,11 +11,18 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest
 import tiny
 import torch
+from hypothesis import HealthCheck, settings
 
-from trueline.embedders.embedder import load_embedder
+from trueline.embedders.loading import load_embedder
 from trueline.records import Example
 
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
+
+# No test depends on how busy the machine is.
+settings.register_profile(
+    "trueline", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("trueline")
 
 EXAMPLES = [
     Example(question, answers, wrong, id=f"fact-{number}", source="made up for the tests")
@@ -63,7 +70,7 @@ def fill_home(home: Path) -> None:
 
     They are opened by the code that opens the real ones, in this process and in others.
     """
-    from trueline.engines.sources import ALIASES
+    from trueline.engines.aliases import ALIASES
     from trueline.engines.transformers.quiet import quiet
 
     with pytest.MonkeyPatch.context() as patch, quiet():

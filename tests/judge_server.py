@@ -3,8 +3,8 @@
 import json
 import socket
 import threading
-import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 KEY = "sk-secret-0123456789"
@@ -13,18 +13,19 @@ KEY = "sk-secret-0123456789"
 class JudgeServer(ThreadingHTTPServer):
     """Answers each question by `reply(prompt)`; the first requests meet the `faults` instead.
 
-    A fault is a status, a (status, retry-after) pair, or one of: slow, cut, half, text, form.
+    A fault is a status, a (status, retry-after) pair, a function of the handler, or one of:
+    cut, half, text, form. `now` tells when requests come in.
     """
 
-    def __init__(self, reply=lambda prompt: "Yes", faults=(), delay=0.0):
+    def __init__(self, reply=lambda prompt: "Yes", faults=(), now=lambda: 0.0):
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.reply, self.faults, self.delay = reply, list(faults), delay
+        self.reply, self.faults, self.now = reply, list(faults), now
         self.lock = threading.Lock()
         self.requests = []  # (path, headers, body, prompt), all that came in
-        self.times = []  # when each came in
+        self.times = []  # when each came in, by `now`
         self.answered = []  # the prompts of those that got a verdict: what is paid for
         self.in_flight = self.most_in_flight = 0
-        self.released = threading.Event()  # lets slow responses end with the test
+        self.released = threading.Event()  # set when the test ends: nothing waits longer
 
     @property
     def url(self):
@@ -41,45 +42,44 @@ class _Handler(BaseHTTPRequestHandler):
         prompt = _prompt(self.path, body)
         with server.lock:
             server.requests.append((self.path, dict(self.headers), body, prompt))
-            server.times.append(time.monotonic())
+            server.times.append(server.now())
             server.in_flight += 1
             server.most_in_flight = max(server.most_in_flight, server.in_flight)
             fault = server.faults.pop(0) if server.faults else None
         try:
-            time.sleep(server.delay)
-            self._misbehave(fault) if fault is not None else self._answer(prompt)
-        finally:
+            send = self._fault(fault) if fault is not None else self._answer(prompt)
+        finally:  # before the response is sent: it makes room for another request
             with server.lock:
                 server.in_flight -= 1
+        with suppress(ConnectionError):  # a client that went away is part of the tests
+            send()
 
     def _answer(self, prompt):
         refused = _refusal(self.path, self.headers)
         if refused:
-            return self._send(refused[0], json.dumps(refused[1]))
+            return partial(self.send, refused[0], json.dumps(refused[1]))
         text = self.server.reply(prompt)
         with self.server.lock:
             self.server.answered.append(prompt)
-        self._send(200, json.dumps(_response(self.path, prompt, text)))
+        return partial(self.send, 200, json.dumps(_response(self.path, prompt, text)))
 
-    def _misbehave(self, fault):
+    def _fault(self, fault):
+        if callable(fault):
+            return partial(fault, self)
         if isinstance(fault, tuple):
-            self._send(fault[0], '{"message": "slow down"}', {"retry-after": fault[1]})
-        elif isinstance(fault, int):
-            self._send(fault, json.dumps({"error": f"failed, key was {KEY}"}))
-        elif fault == "slow":
-            self.server.released.wait(10)
-        elif fault == "text":
-            self._send(200, "<html>a proxy says hello</html>")
-        elif fault == "form":
-            self._send(200, '{"weather": "fine"}')
-        elif fault == "half":
-            self._send(200, '{"message": {"con', {"content-length": "5000"})
-        else:
-            assert fault == "cut"
-            self.connection.shutdown(socket.SHUT_RDWR)
+            headers = {"retry-after": fault[1]}
+            return partial(self.send, fault[0], '{"message": "slow down"}', headers)
+        if isinstance(fault, int):
+            return partial(self.send, fault, json.dumps({"error": f"failed, key was {KEY}"}))
+        return {
+            "text": partial(self.send, 200, "<html>a proxy says hello</html>"),
+            "form": partial(self.send, 200, '{"weather": "fine"}'),
+            "half": partial(self.send, 200, '{"message": {"con', {"content-length": "5000"}),
+            "cut": partial(self.connection.shutdown, socket.SHUT_RDWR),
+        }[fault]
 
-    def _send(self, status, text, headers=()):
-        data = text.encode()
+    def send(self, status, text, headers=()):
+        data = text if isinstance(text, bytes) else text.encode()
         self.send_response(status)
         for name, value in {"content-length": str(len(data)), **dict(headers)}.items():
             self.send_header(name, value)

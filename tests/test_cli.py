@@ -249,7 +249,16 @@ def test_compare_takes_its_methods_in_their_order():
 
 
 def test_chat_answers_line_by_line_and_survives_mistakes():
-    lines = [QUESTION, "/method greedy", QUESTION, "/method none", "/none", "/quit", QUESTION]
+    lines = [
+        QUESTION,
+        "/new",
+        "/method greedy",
+        QUESTION,
+        "/method none",
+        "/none",
+        "/quit",
+        "x",
+    ]
     talk = run("chat", *SPACE, stdin="\n".join(lines) + "\n")
     wanted = [
         run("ask", *SPACE, "--method", method, QUESTION).out for method in ("rad", "greedy")
@@ -257,6 +266,23 @@ def test_chat_answers_line_by_line_and_survives_mistakes():
     assert (talk.code, talk.out) == (0, "".join(wanted))
     assert "Error: there is no method 'none'" in talk.err
     assert "there is no /none" in talk.err
+
+
+def test_chat_keeps_what_was_said_and_asks_each_turn_in_the_prompt_of_the_space(home):
+    import tiny
+
+    import trueline as tl
+    from trueline.inputs import chat_turn
+
+    talk = run("chat", *SPACE, "--method", "greedy", stdin=f"{QUESTION}\nDo fish sleep?\n")
+    lm = tiny.language_model("llama", chat=True)
+    first = tl.generate(lm, tl.Greedy(), QUESTION, max_new_tokens=5)
+    given = chat_turn(tl.Prompt(), "Do fish sleep?", [(QUESTION, first.text)])
+    assert [role for role, _ in given.messages] == ["user", "assistant", "user"]
+    second = tl.generate(lm, tl.Greedy(), given, max_new_tokens=5)
+    assert talk.out == f"{first.text}\n{second.text}\n"
+    alone = tl.generate(lm, tl.Greedy(), "Do fish sleep?", max_new_tokens=5)
+    assert second.text != alone.text
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import pytest
 import tiny
 
 import trueline as tl
-from trueline.comparison import divergence
 from trueline.errors import SettingError
+from trueline.explain.difference import first_difference
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def test_without_greedy_there_is_nothing_to_count_against(lm):
     [([1, 2], [1, 2], None), ([1, 2], [1, 2, 3], 2), ([1, 2, 3], [1, 9, 3], 1), ([], [], None)],
 )
 def test_the_first_difference_is_found(one, other, place):
-    assert divergence(one, other) == place
+    assert first_difference(one, other) == place
 
 
 def test_changed_counts_places_over_the_longer_answer():

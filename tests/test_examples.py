@@ -620,7 +620,7 @@ def lines_file(tmp_path_factory):
     return tmp_path_factory.mktemp("lines") / "facts.jsonl"
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(records, min_size=1, max_size=4, unique_by=lambda record: record.id))
 @example([Example("\u2028Q\u2029\x85?", ['["a", "b"]', "['a']", "x\r\ny; z"], id=" ")])
 @example([Example("\ufeffQ?", ["\x00", "a\x1cb"], ["😀"], id="1.0", source="\n")])

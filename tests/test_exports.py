@@ -89,6 +89,15 @@ def test_the_version_is_one():
     assert trueline.__version__ == project["version"]
 
 
+def test_importing_trueline_changes_nothing_in_the_process():
+    code = (
+        "import os, trueline; before = dict(os.environ); "
+        "trueline.RAD, trueline.generate, trueline.load, trueline.build; "
+        "assert dict(os.environ) == before"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [
@@ -97,10 +106,13 @@ def test_the_version_is_one():
         ({"OMP_WAIT_POLICY": "active"}, "None"),
     ],
 )
-def test_torch_is_told_how_long_to_wait_unless_the_user_has(given, wanted):
+def test_a_command_tells_torch_how_long_to_wait_unless_the_user_has(given, wanted):
     names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
     bare = {name: value for name, value in os.environ.items() if name not in names}
-    code = "import os, trueline; print(os.environ.get('GOMP_SPINCOUNT'))"
+    code = (
+        "import os, sys; from trueline.cli import main; sys.argv = ['trueline', '--version']; "
+        "main(); print(os.environ.get('GOMP_SPINCOUNT'))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code],
         env=bare | given,
@@ -108,4 +120,4 @@ def test_torch_is_told_how_long_to_wait_unless_the_user_has(given, wanted):
         text=True,
         check=True,
     )
-    assert done.stdout.strip() == wanted
+    assert done.stdout.split()[-1] == wanted

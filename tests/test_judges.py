@@ -6,10 +6,12 @@ import re
 import sqlite3
 import subprocess
 import sys
-import time
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from email.utils import format_datetime
+from gzip import compress
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from fake_clock import HANG, START, FakeClock
 from judge_server import KEY, serving
 
 from trueline.errors import SettingError, TruelineError
@@ -29,13 +32,14 @@ from trueline.evaluation.judges import (
     questions_for,
     read_verdict,
 )
-from trueline.evaluation.judges.cache import Cache, Response
+from trueline.evaluation.judges.cache import Response, ResponseCache
+from trueline.evaluation.judges.http import MAX_BYTES
 from trueline.evaluation.judges.local import LocalJudge
 from trueline.evaluation.judges.offline import OfflineJudge
+from trueline.evaluation.judges.pace import Pace
 from trueline.evaluation.samples import Sample
 
 DOCS = Path(__file__).parent.parent / "docs"
-QUICK = Limits(backoff=0.01, timeout=5.0)
 NAMES = ["cohere", "gemini", "openai:some-model"]
 GUM = Sample(
     "gum",
@@ -67,8 +71,11 @@ def environment(request, monkeypatch, tmp_path):
     monkeypatch.setenv("TRUELINE_HOME", str(tmp_path / "home"))
 
 
-def open_at(server, name="cohere", *, limits=QUICK, **options):
-    return open_judge(f"{name}@{server.url}", limits=limits, **options)
+def open_at(server, name="cohere", *, clock=None, limits=None, **options):
+    """A judge at a server, on a clock that costs no time; limits by their names."""
+    clock = (clock or FakeClock()).clock
+    name, limits = f"{name}@{server.url}", Limits(**(limits or {}))
+    return open_judge(name, limits=limits, clock=clock, **options)
 
 
 def labels(verdicts):
@@ -242,50 +249,140 @@ def test_a_reply_without_text_is_unscored_says_why_and_is_not_paid_again(name):
     assert verdict.prompt_tokens > 0
 
 
-@pytest.mark.parametrize("name", NAMES)
+FAULTS = [408, 429, 500, 502, 503, 504, (429, "0"), "cut", "half", "text", "form"]
+
+
 @pytest.mark.parametrize(
-    "fault",
-    [429, 500, 502, 503, 504, (429, "0"), "slow", "cut", "half", "text", "form"],
+    ("name", "fault"),
+    # What is tried again is the same for all; the form of a response is each API's own.
+    [*(("cohere", fault) for fault in FAULTS), *((name, "form") for name in NAMES[1:])],
     ids=str,
 )
 def test_a_passing_fault_is_tried_again_and_nothing_is_lost(name, fault):
-    limits = Limits(backoff=0.01, timeout=0.3 if fault == "slow" else 5.0, concurrency=2)
+    two = {"concurrency": 2}
     with serving(reply=lambda p: "Yes" if number_in(p) else "No", faults=[fault]) as server:
-        verdicts = open_at(server, name, limits=limits).judge("question", "info", items(3))
+        verdicts = open_at(server, name, limits=two).judge("question", "info", items(3))
     assert labels(verdicts) == [False, True, True]
     assert len(server.requests) == 4
     assert len(server.answered) == len(set(server.answered)) == 3
 
 
+HEAD = b"HTTP/1.0 200 OK\r\n"
+
+
+def mute(clock, *sent):
+    """A fault: so many bytes come, then nothing more before the deadline has passed."""
+
+    def say_nothing(handler):
+        for part in sent:
+            handler.wfile.write(part)
+        clock.expire()
+        handler.server.released.wait(HANG)
+
+    return say_nothing
+
+
+@pytest.mark.parametrize(
+    "sent", [(), (HEAD[:9],), (HEAD, b"content-length: 99\r\n\r\n", b'{"mess')], ids=len
+)
+def test_a_response_that_is_not_whole_in_time_is_tried_again(sent):
+    clock = FakeClock()
+    with serving(faults=[mute(clock, *sent)]) as server:
+        verdicts = open_at(server, clock=clock).judge("question", "info", items(1))
+        server.faults = [mute(clock, *sent)]
+        limits = {"tries": 1, "timeout": 7}
+        (late,) = open_at(server, clock=clock, limits=limits).judge(
+            "question", "truth", items(1)
+        )
+    assert (labels(verdicts), len(server.requests)) == ([True], 3)
+    assert (late.label, late.is_answered) == (None, False)
+    assert late.raw == "(no response: no response within 7 s (tried 1 times))"
+
+
+def test_a_service_that_sends_a_byte_now_and_then_is_given_up_after_the_timeout():
+    """On the real clock: however slow the machine is, the response never ends."""
+
+    def drip(handler):
+        while not handler.server.released.wait(0.001):
+            handler.wfile.write(b"x")
+
+    limits = Limits(tries=1, timeout=0.05)
+    with serving(faults=[drip]) as server:
+        judge = open_judge(f"cohere@{server.url}", limits=limits)
+        (verdict,) = judge.judge("question", "info", items(1))
+    assert "no response within 0.05 s" in verdict.raw
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "reason"),
+    [
+        ({}, b" " * (MAX_BYTES + 1), "longer than 4,000,000 bytes"),
+        ({"content-encoding": "gzip"}, compress(b" " * 50_000_000), "longer than 4,000,000"),
+        ({"content-encoding": "gzip"}, b"no gzip", "cannot be unpacked"),
+        ({"content-encoding": "br"}, b"any", "packed with br"),
+    ],
+    ids=["long", "bomb", "broken", "brotli"],
+)
+def test_a_response_too_long_to_be_one_is_not_read(headers, body, reason):
+    with serving(faults=[lambda handler: handler.send(200, body, headers)]) as server:
+        judge = open_at(server, limits={"tries": 1})
+        (verdict,) = judge.judge("question", "info", items(1))
+    assert reason in verdict.raw
+    assert not verdict.is_answered
+    assert server.requests[0][1]["accept-encoding"] == "identity"
+
+
+def test_a_packed_response_is_read_although_none_was_asked_for():
+    body = compress(b'{"choices": [{"message": {"content": "No"}}]}')
+    packed = {"content-encoding": "gzip"}
+    with serving(faults=[lambda handler: handler.send(200, body, packed)]) as server:
+        judge = open_at(server, "openai:some-model")
+        assert labels(judge.judge("question", "info", items(1))) == [False]
+
+
 @pytest.mark.parametrize("form", ["seconds", "date"])
 def test_the_pause_a_service_asks_for_is_kept_by_all_threads(form):
-    # An HTTP date has whole seconds: one that is 2 s away is at least 1 s away.
-    date = format_datetime(datetime.now(UTC) + timedelta(seconds=2), usegmt=True)
-    pause, least = ("0.4", 0.4) if form == "seconds" else (date, 0.9)
-    three = Limits(backoff=0.0, concurrency=3)
-    with serving(faults=[(429, pause)]) as server:
-        verdicts = open_at(server, limits=three).judge("question", "info", items(20))
+    date = format_datetime(START + timedelta(seconds=2), usegmt=True)
+    pause, seconds = ("0.4", 0.4) if form == "seconds" else (date, 2.0)
+    clock = FakeClock(together=3)  # time passes once every thread waits
+
+    def reply(prompt):  # a request in flight ends when the refusal has been read
+        assert clock.waiting.wait(HANG)
+        return "Yes"
+
+    with serving(reply=reply, faults=[(429, pause)], now=clock.now) as server:
+        judge = open_at(server, clock=clock, limits={"concurrency": 3})
+        verdicts = judge.judge("question", "info", items(20))
     assert labels(verdicts) == [True] * 20
     assert len(server.requests) == 21
-    since = [time - server.times[0] for time in server.times]
-    early = [time for time in since if time < 0.2]  # begun before the refusal was read
-    assert len(early) < 21
-    assert all(time >= least for time in since if time not in early)
+    assert clock.waits == [seconds] * 3
+    assert sum(time == 0 for time in server.times) <= 3
+    assert set(server.times) == {0, seconds}
 
 
 def test_a_pause_longer_than_our_patience_is_not_waited_for():
-    begun = time.monotonic()
-    one = Limits(backoff=0.01, concurrency=1)
+    clock = FakeClock()
     with serving(faults=[(429, "3600")]) as server:
-        verdicts = open_at(server, limits=one).judge("question", "info", items(2))
-    assert time.monotonic() - begun < 5
+        judge = open_at(server, clock=clock, limits={"concurrency": 1})
+        verdicts = judge.judge("question", "info", items(2))
+    assert clock.waits == []
     assert sorted(labels(verdicts), key=str) == [None, True]
     assert "3600 s" in next(v.raw for v in verdicts if v.label is None)
     assert len(server.requests) == 2
 
 
+def test_each_pause_before_another_try_is_about_twice_the_one_before():
+    clock = FakeClock()
+    with serving(faults=[503] * 5) as server:
+        judge = open_at(server, clock=clock, limits={"backoff": 2.0})
+        assert labels(judge.judge("question", "info", items(1))) == [True]
+    assert len(clock.waits) == 5
+    for attempt, seconds in enumerate(clock.waits):
+        assert 2.0**attempt <= seconds <= 2 * 2.0**attempt
+
+
 def test_after_so_many_tries_a_verdict_is_unscored_and_asked_for_in_the_next_run():
-    limits = Limits(backoff=0.001, tries=3, concurrency=1)
+    limits = {"tries": 3, "concurrency": 1}
     with serving(faults=[500] * 3) as server:
         verdicts = open_at(server, limits=limits).judge("question", "info", items(3))
         assert labels(verdicts) == [None, True, True]
@@ -301,7 +398,7 @@ def test_after_so_many_tries_a_verdict_is_unscored_and_asked_for_in_the_next_run
 
 
 def test_a_request_a_service_calls_bad_is_unscored_at_once():
-    one = Limits(backoff=0.01, concurrency=1)
+    one = {"concurrency": 1}
     with serving(faults=[400]) as server:
         verdicts = open_at(server, limits=one).judge("question", "info", items(2))
     assert labels(verdicts) == [None, True]
@@ -310,7 +407,7 @@ def test_a_request_a_service_calls_bad_is_unscored_at_once():
 
 def test_a_service_that_is_not_there_leaves_all_unscored_with_the_reason():
     with serving() as server:
-        judge = open_at(server, limits=Limits(backoff=0.001, tries=2))
+        judge = open_at(server, limits={"tries": 2})
     verdicts = judge.judge("question", "truth", items(2))
     assert labels(verdicts) == [None, None]
     assert "connection failed" in verdicts[0].raw
@@ -326,18 +423,17 @@ def test_a_service_that_is_not_there_leaves_all_unscored_with_the_reason():
 )
 def test_a_refused_key_stops_everything_and_is_not_shown(name, variable, monkeypatch):
     monkeypatch.setenv(variable, "sk-wrong-987")
-    two = Limits(concurrency=2)
-    with serving(delay=0.05) as server:
-        judge = open_at(server, name, limits=two)
+    with serving() as server:
+        judge = open_at(server, name, limits={"concurrency": 2})
         with pytest.raises(TruelineError, match=variable) as caught:
             judge.judge("question", "truth", items(50))
     assert "sk-wrong" not in f"{caught.value} {caught.value!r} {judge._sender.service!r}"
-    assert len(server.requests) <= 4
+    assert len(server.requests) <= 2  # those in flight when the first refusal came
     assert server.answered == []
 
 
 def test_what_was_answered_before_a_refusal_is_kept():
-    one = Limits(concurrency=1)
+    one = {"concurrency": 1}
     with serving(reply=lambda prompt: server.faults.append(403) or "Yes") as server:
         with pytest.raises(TruelineError, match="COHERE_API_KEY"):
             open_at(server, limits=one).judge("question", "info", items(5))
@@ -386,7 +482,7 @@ def test_the_address_may_come_from_the_environment(monkeypatch):
             ("openai:m", "OPENAI"),
         ]:
             monkeypatch.setenv(f"{variable}_BASE_URL", f"{server.url}/")
-            judge = open_judge(name, limits=QUICK)
+            judge = open_judge(name)
             assert labels(judge.judge("question", "info", items(1))) == [True]
             assert judge.id.endswith(f"@{server.url}")
     assert len(server.requests) == 3
@@ -464,46 +560,62 @@ def test_without_a_reference_nothing_is_asked_about_truth():
 
 @pytest.mark.parametrize("limit", [1, 3])
 def test_no_more_requests_are_in_flight_than_allowed(limit):
-    limits = Limits(concurrency=limit)
-    with serving(delay=0.03) as server:
-        open_at(server, limits=limits).judge("question", "info", items(12))
+    full = threading.Barrier(limit)  # nothing is answered before so many are in flight
+    with serving(reply=lambda prompt: full.wait(HANG) is not None and "Yes") as server:
+        judge = open_at(server, limits={"concurrency": limit})
+        assert labels(judge.judge("question", "info", items(12))) == [True] * 12
     assert server.most_in_flight == limit
 
 
-def test_requests_start_no_faster_than_the_rate_allows():
-    limits = Limits(per_minute=600.0)  # one in 0.1 s
-    with serving() as server:
-        open_at(server, limits=limits).judge("question", "info", items(5))
-    assert max(server.times) - min(server.times) >= 0.35
+@pytest.mark.parametrize("pause", [0.0, 0.3])
+def test_no_thread_starts_earlier_than_the_rate_and_the_pause_allow(pause):
+    pace = Pace(1200.0, FakeClock().clock)  # one in 0.05 s
+    pace.pause_all(pause)
+    with ThreadPoolExecutor(4) as pool:
+        starts = sorted(pool.map(lambda _: pace.wait_turn(), range(40)))
+    assert starts[0] == pause
+    assert min(b - a for a, b in pairwise(starts)) >= 0.05 - 1e-9
 
 
-def test_after_a_pause_requests_start_no_faster_than_the_rate_allows():
-    limits = Limits(per_minute=1200.0, concurrency=4, backoff=0.0)  # one in 0.05 s
-    with serving(faults=[(429, "0.3")]) as server:
-        open_at(server, limits=limits).judge("question", "info", items(5))
-    late = sorted(time for time in server.times if time - server.times[0] >= 0.25)
-    assert len(late) >= 3
-    assert min(b - a for a, b in pairwise(late)) >= 0.04
+def test_after_a_pause_requests_start_as_fast_as_the_rate_allows_and_no_faster():
+    clock, limits = FakeClock(), {"per_minute": 1200, "concurrency": 1}
+    with serving(faults=[(429, "0.3")], now=clock.now) as server:
+        open_at(server, clock=clock, limits=limits).judge("question", "info", items(3))
+    assert server.times == pytest.approx([0, 0.3, 0.35, 0.4])
 
 
 def test_a_judge_keeps_its_pace_and_its_connections_from_call_to_call(monkeypatch):
     import httpx2
 
-    opened = []
-    client = httpx2.Client
-    monkeypatch.setattr(httpx2, "Client", lambda **o: opened.append(o) or client(**o))
-    with serving() as server:
-        judge = open_at(server, limits=Limits(per_minute=600.0))  # one in 0.1 s
+    opened, clock = [], FakeClock()
+    client = httpx2.AsyncClient
+    monkeypatch.setattr(httpx2, "AsyncClient", lambda **o: opened.append(o) or client(**o))
+    with serving(now=clock.now) as server:
+        judge = open_at(server, clock=clock, limits={"per_minute": 600})  # one in 0.1 s
         for about in ("truth", "info"):
             for item in items(2):
                 judge.judge("question", about, [item])
     assert len(opened) == 1
-    assert min(b - a for a, b in pairwise(server.times)) >= 0.09
+    assert server.times == pytest.approx([0, 0.1, 0.2, 0.3])
+
+
+def test_a_judge_that_is_gone_leaves_no_thread():
+    def loops():
+        return {one for one in threading.enumerate() if one.name == "trueline-judge"}
+
+    before = loops()
+    with serving() as server:
+        judge = open_at(server)
+        judge.judge("question", "info", items(1))
+        (thread,) = loops() - before
+        del judge
+    thread.join(HANG)
+    assert not thread.is_alive()
 
 
 def test_a_judge_that_was_stopped_can_be_asked_again():
     with serving(faults=[403]) as server:
-        judge = open_at(server, limits=Limits(concurrency=1))
+        judge = open_at(server, limits={"concurrency": 1})
         with pytest.raises(TruelineError, match="COHERE_API_KEY"):
             judge.judge("question", "info", items(3))
         assert labels(judge.judge("question", "info", items(3))) == [True] * 3
@@ -529,7 +641,7 @@ def test_half_a_surrogate_in_a_reply_is_kept_as_a_question_mark(name):
 
 def test_the_key_is_in_no_file_and_no_message(tmp_path):
     cache = tmp_path / "cache.sqlite"
-    one = Limits(tries=1, concurrency=1)
+    one = {"tries": 1, "concurrency": 1}
     with serving(reply=lambda prompt: f"Yes. Your key is {KEY}.", faults=[500]) as server:
         failed, read = open_at(server, limits=one, cache=cache).judge(
             "question", "info", items(2)
@@ -547,7 +659,7 @@ from trueline.evaluation.judges import Limits, open_judge
 from trueline.evaluation.samples import Sample
 url, first, last, concurrency = sys.argv[1], *map(int, sys.argv[2:])
 sample = Sample("gum", "What happens if you swallow gum?", ("Nothing.",), ("Much.",))
-judge = open_judge(f"cohere@{url}", limits=Limits(concurrency=concurrency, backoff=0.01))
+judge = open_judge(f"cohere@{url}", limits=Limits(concurrency=concurrency))
 items = [(sample, f"answer number {n}.") for n in range(first, last)]
 found = judge.judge("question", "info", items)
 assert all(verdict.label for verdict in found)
@@ -561,9 +673,14 @@ def start(server, first, last, concurrency=4):
 
 
 def test_two_processes_share_a_cache():
-    with serving(delay=0.01) as server:
-        both = [start(server, 0, 30), start(server, 30, 60)]
-        assert [process.wait(60) for process in both] == [0, 0]
+    both = threading.Barrier(2)
+
+    def reply(prompt):  # the first answer of each waits for the other process
+        return "Yes" if number_in(prompt) % 30 or both.wait(HANG) is not None else ""
+
+    with serving(reply=reply) as server:
+        processes = [start(server, 0, 30), start(server, 30, 60)]
+        assert [process.wait() for process in processes] == [0, 0]
         assert len(server.requests) == 60
         verdicts = open_at(server).judge("question", "info", items(60))
     assert len(server.requests) == 60
@@ -571,16 +688,24 @@ def test_two_processes_share_a_cache():
 
 
 def test_a_killed_run_pays_again_for_no_more_than_was_in_flight():
-    with serving(delay=0.05) as server:
+    asked, dead, in_flight = [], threading.Event(), threading.Semaphore(0)
+
+    def reply(prompt):  # the eleventh request and the twelfth are in flight at the kill
+        asked.append(prompt)
+        if len(asked) > 10 and not dead.is_set():
+            in_flight.release()
+            assert dead.wait(HANG)
+        return "Yes"
+
+    with serving(reply=reply) as server:
         process = start(server, 0, 40, 2)
-        while len(server.answered) < 10:
-            assert process.poll() is None
-            time.sleep(0.01)
+        assert all(in_flight.acquire(timeout=HANG) for _ in range(2))
         process.kill()
         process.wait()
+        dead.set()
         verdicts = open_at(server).judge("question", "info", items(40))
     assert all(verdict.label for verdict in verdicts)
-    assert 8 <= sum(verdict.is_cached for verdict in verdicts) < 40
+    assert sum(verdict.is_cached for verdict in verdicts) == 10
     assert set(map(number_in, server.answered)) == set(range(40))
     assert len(server.answered) <= 42
 
@@ -589,11 +714,11 @@ def test_a_file_that_is_no_cache_is_an_error(tmp_path):
     path = tmp_path / "notes.txt"
     path.write_text("This is not a database, only a text that happens to be here." * 20)
     with pytest.raises(TruelineError, match=r"notes\.txt"):
-        Cache(path)
+        ResponseCache(path)
 
 
 def test_a_response_in_the_cache_is_never_overwritten(tmp_path):
-    cache = Cache(tmp_path / "deep" / "cache.sqlite")
+    cache = ResponseCache(tmp_path / "deep" / "cache.sqlite")
     cache.write("a", "cohere", Response("Yes", 5, 1))
     cache.write("a", "cohere", Response("No", 6, 2))
     assert cache.read(["a", "b"]) == {"a": Response("Yes", 5, 1)}
@@ -669,9 +794,9 @@ COLOR = Sample("c", "Which color?", ("red paint",), ("green paint",))
 )
 def test_offline_the_nearest_reference_decides_on_truth(answer, truth, score):
     judge = OfflineJudge(Words())
-    (reading,) = judge.readings("truth", [(COLOR, answer)])
+    (rating,) = judge.ratings("truth", [(COLOR, answer)])
     (verdict,) = judge.judge("question", "truth", [(COLOR, f" {answer}\n")])
-    assert reading.score == pytest.approx(score, abs=1e-6)
+    assert rating.score == pytest.approx(score, abs=1e-6)
     assert verdict.label is truth
     assert verdict.judge == "offline:words"
 
@@ -688,7 +813,7 @@ def test_offline_without_wrong_answers_likeness_decides_and_without_any_nothing(
     judge = OfflineJudge(Words())
     assert labels(judge.judge("question", "truth", given)) == [True, False, None]
     assert labels(judge.judge("summary", "hallucination", given)) == [False, True, None]
-    assert judge.readings("truth", given)[1].score == pytest.approx(0.5**0.5 - 0.93, abs=1e-6)
+    assert judge.ratings("truth", given)[1].score == pytest.approx(0.5**0.5 - 0.93, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -734,15 +859,17 @@ def test_offline_a_reference_is_embedded_once_whatever_is_asked():
 
 
 def test_the_agreement_told_is_that_of_the_references_a_verdict_had():
-    from trueline.evaluation.checks import agreement_notes
+    from trueline.evaluation.consistency import agreement_notes
+    from trueline.evaluation.lines import VerdictLine
+    from trueline.evaluation.outcomes import CellResults
 
     class Named(Words):
         id = "all-minilm-l6-v2"
 
     def notes(task, about, *samples):
         found = OfflineJudge(Named()).judge(task, about, [(s, "dark red") for s in samples])
-        lines = [{"kind": "verdict", "cell": "x", **asdict(verdict)} for verdict in found]
-        return agreement_notes(lines, ["x"])
+        lines = [VerdictLine(cell="x", sample="s", **asdict(verdict)) for verdict in found]
+        return agreement_notes([CellResults(head=None, verdicts=lines)])
 
     alone, unknown = Sample("c", "Which color?", ("red paint",)), Sample("n", "Why?")
     with_wrong, by_right = (

@@ -5,7 +5,7 @@ import torch
 from oracle import Oracle
 
 import trueline as tl
-from trueline.embedders.embedder import load_embedder
+from trueline.embedders.loading import load_embedder
 from trueline.engines.sources import resolve
 from trueline.examples import read_examples
 from trueline.shortcuts import SHORTCUTS, without

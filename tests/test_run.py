@@ -3,13 +3,10 @@
 import json
 import os
 import random
-import select
 import shutil
 import signal
 import subprocess
 import sys
-import time
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -678,12 +675,12 @@ def test_lines_of_a_cell_that_is_not_described_are_refused(table, tmp_path):
 KILLED = """
 models = ["smollm2-135m"]
 benchmarks = ["facts"]
-methods = ["greedy", "rad", "cad"]
+methods = ["greedy", "rad"]
 tasks = ["generate", "choose"]
 judges = ["offline"]
 ground = 6
-test = 12
-max_new_tokens = 6
+test = 6
+max_new_tokens = 3
 batch_size = 1
 threads = 1
 """
@@ -691,72 +688,82 @@ threads = 1
 
 # Importing takes many times longer than a run this small. So one process imports, runs no
 # tensor and starts no thread, and forks a child for every run: a process as any other, whose
-# command is `trueline eval`, and which the test kills from outside.
+# command is `trueline eval`, and which dies at the change of the disk it is told.
 RUNS = """
 import os, sys
 import sacrebleu, torch
-import rouge_score.rouge_scorer, transformers.models.llama.modeling_llama
+import rouge_score.rouge_scorer
+import transformers.models.bert.modeling_bert, transformers.models.llama.modeling_llama
 import trueline.evaluation.judges.offline, trueline.evaluation.run, trueline.generation
 import trueline.scoring, trueline.space.build
+from kill_points import KillPoints
 from trueline.cli import main
 
-for folder in sys.stdin:
-    sys.argv = ["trueline", "eval", "run.toml", "--out", folder.strip()]
+for line in sys.stdin:
+    folder, fatal, kept = line.split()
+    sys.argv = ["trueline", "eval", "run.toml", "--out", folder]
     if (child := os.fork()) == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.exit(main())
-    print(child, flush=True)
+        points = KillPoints(folder, int(fatal), float(kept))
+        try:
+            sys.exit(main())
+        finally:
+            with open("points", "w") as file:
+                file.write(str(points.count))
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
 @pytest.fixture
-def runs(tmp_path):
-    """A process that runs the plan in each folder it is told: its number, then how it ended."""
+def run_until(tmp_path):
+    """A function that runs the plan in a folder, to its end or a kill: the exit code."""
     fill_home(tmp_path / "home")
     (tmp_path / "run.toml").write_text(KILLED, "utf-8")
     alone = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PIP_NO_INDEX": "1"}
+    alone["TRUELINE_WITHOUT"] = "runtime"  # exporting the embedder takes longer than the test
+    paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
     with subprocess.Popen(
         [sys.executable, "-c", RUNS],
         cwd=tmp_path,
-        env={**os.environ, **alone, "TRUELINE_HOME": str(tmp_path / "home")},
+        env={
+            **os.environ,
+            **alone,
+            "TRUELINE_HOME": str(tmp_path / "home"),
+            "PYTHONPATH": paths,
+        },
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        bufsize=0,  # a line is there for `select` until it is read
     ) as process:
-        yield process
+
+        def run_until(folder: Path, fatal: int = 0, kept: float = 1.0) -> int:
+            process.stdin.write(f"{folder} {fatal} {kept}\n".encode())
+            process.stdin.flush()
+            return int(process.stdout.readline())
+
+        yield run_until
         process.stdin.close()
-        assert process.wait(60) == 0
+        assert process.wait() == 0
     shutil.rmtree(tmp_path / "home")
 
 
 @pytest.mark.slow
-def test_a_run_killed_twenty_times_ends_with_the_lines_of_one_that_was_not(runs, tmp_path):
-    def start(folder: Path) -> int:
-        runs.stdin.write(f"{folder}\n".encode())
-        return int(runs.stdout.readline())
-
-    def finish(folder: Path) -> list[dict]:
-        start(folder)
-        assert int(runs.stdout.readline()) == 0
-        return steady(lines_in(folder))
-
-    whole, killed = finish(tmp_path / "whole"), tmp_path / "killed"
-    draw, kills, path = random.Random(7), 0, killed / "results.jsonl"
+def test_a_run_killed_twenty_times_ends_with_the_lines_of_one_that_was_not(run_until, tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert run_until(whole) == 0
+    wanted = steady(lines_in(whole))
+    points = int((tmp_path / "points").read_text())
+    assert points > 60
+    draw, kills, ends = random.Random(7), 0, 0
     while kills < 20:
-        before = path.stat().st_size if path.exists() else 0
-        child, until = start(killed), time.monotonic() + draw.uniform(0.1, 1.5)
-        while not select.select([runs.stdout], [], [], 0.001)[0]:  # it has not ended
-            grown = path.exists() and path.stat().st_size != before
-            if (kills % 3 and grown) or (not kills % 3 and time.monotonic() > until):
-                time.sleep(draw.uniform(0, 0.04))  # two in three are killed while they write
-                break
-        with suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
-        if int(runs.stdout.readline()) == -signal.SIGKILL:
+        ended = run_until(killed, draw.randint(1, points // 3), draw.random())
+        if ended == -signal.SIGKILL:
             kills += 1
         else:  # it came to its end first: one more run, killed from its beginning
-            assert steady(lines_in(killed)) == whole
+            assert ended == 0
+            assert steady(lines_in(killed)) == wanted
             shutil.rmtree(killed)
-    assert finish(killed) == whole
+            ends += 1
+    assert run_until(killed) == 0
+    assert steady(lines_in(killed)) == wanted
     assert [*(killed / "spaces").iterdir()]
+    assert ends > 0

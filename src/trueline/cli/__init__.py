@@ -53,6 +53,7 @@ for command in (*_ASKING, *_EVALUATING):
 def main() -> None:
     """Run a command; exit 1 with one line for what the user can mend, 130 when interrupted."""
     _spell_out()
+    _settle_threads()
     try:
         cli.main(standalone_mode=False)
         sys.stdout.flush()
@@ -80,6 +81,16 @@ def _spell_out() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def _settle_threads() -> None:
+    """Let a thread of torch that waits for work give its core back after 0.3 ms, not 5 ms.
+
+    The embedder needs that core. libgomp reads this once, when torch is imported; the process
+    is ours alone, and what its user has set stands.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 
 def _stop(message: str, code: int) -> None:

@@ -7,18 +7,13 @@ from typing import Any
 
 import click
 
-from trueline.cli.options import Asking, asking_options, json_option
+from trueline.cli.options import Asking, asking_options, json_option, method_option
 from trueline.errors import SettingError
 
 
 @click.command()
 @click.argument("question")
-@click.option(
-    "--method",
-    default="rad",
-    show_default=True,
-    help="greedy, rad, knn-lm, cad, id, dola or kate.",
-)
+@method_option()
 @asking_options
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--top-k", type=int, help="Draw from the K most probable tokens.")
@@ -42,13 +37,14 @@ def ask(question: str, method: str, asking: Asking, as_json: bool, **options: An
 
     if not question.strip():
         raise SettingError("the question is empty")
-    lm, _, methods = asking.open([method])
+    session = asking.open([method])
+    lm, decoder = session.lm, session.methods[method]
     options["max_new_tokens"] = asking.max_new_tokens
     if as_json:
-        answer = generate(lm, methods[method], question, trace=True, **options)
+        answer = generate(lm, decoder, question, trace=True, **options)
         print_json(asdict(answer))
         return
-    for piece in stream(lm, methods[method], question, **options):
+    for piece in stream(lm, decoder, question, **options):
         sys.stdout.write(printable(piece.text))
         sys.stdout.flush()
     sys.stdout.write("\n")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trueline.cli.options import Spelled, model_options
+from trueline.cli.options import FlagEnvvarOption, model_options
 from trueline.errors import SettingError
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 @click.option(
     "--column",
     "columns",
-    cls=Spelled,
+    cls=FlagEnvvarOption,
     multiple=True,
     metavar="FIELD=COLUMN",
     help="Which column holds a field: question, answers, wrong_answers, id, source.",

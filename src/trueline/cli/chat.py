@@ -1,32 +1,29 @@
-"""`trueline chat`: questions and answers in a terminal, with the evidence on request."""
+"""`trueline chat`: a conversation in a terminal, with the evidence on request."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import click
 
-from trueline.cli.options import (
-    Asking,
-    asking_options,
-    check_names,
-    methods_named,
-    settings_of,
-)
+from trueline.cli.options import Asking, asking_options, method_option, read_settings
+from trueline.decoders import PLAIN, names_in_words
 from trueline.errors import TruelineError
 
 if TYPE_CHECKING:
     from trueline.decoders.base import Decoder
-    from trueline.engines.transformers.language import LanguageModel
-    from trueline.space.space import GroundingSpace
+    from trueline.inputs import ModelInput
+    from trueline.session import Session
 
 HELP = """\
-A line is a question; each is asked on its own. A line that begins with / is a command:
-  /method NAME      greedy, rad, knn-lm, cad, id, dola or kate
+A line is a question; the model sees those before it, with their answers. A line that begins
+with / is a command:
+  /new              begin a new conversation
+  /method NAME      {methods}
   /set NAME VALUE   change a setting of the method, such as /set alpha 0.3
   /space FOLDER     open another grounding space, built with the same model
   /why              show which examples moved which token of the last answer
@@ -38,34 +35,34 @@ A line is a question; each is asked on its own. A line that begins with / is a c
 class Chat:
     """What the conversation has come to."""
 
-    lm: LanguageModel
-    space: GroundingSpace
-    name: str
+    session: Session
+    name: str  # of the method that answers
     settings: dict[str, object]
     length: int
-    question: str | None = None
+    turns: list[tuple[str, str]] = field(default_factory=list)  # questions and their answers
 
     @property
     def method(self) -> Decoder:
         """The method that answers now."""
-        return methods_named([self.name], self.space, self.settings)[self.name]
+        return self.session.method(self.name, self.settings)
 
     def say(self, line: str) -> bool:
         """Do what a line asks for; False ends the chat."""
         if not line.startswith("/"):
-            self.question = line
-            self.answer(self.method)
+            given = self._input(line, self.turns)
+            self.turns.append((line, self._write(self.method, given)))
             return True
         command, _, rest = line[1:].partition(" ")
         if command in ("quit", "exit", "q"):
             return False
         actions: dict[str, Callable[[str], None]] = {
+            "new": lambda _: self.begin(),
             "method": self.switch,
             "set": self.change,
             "space": self.open,
             "why": lambda _: self.why(),
             "greedy": lambda _: self.plain(),
-            "help": lambda _: tell(HELP),
+            "help": lambda _: tell(HELP.format(methods=names_in_words())),
         }
         if command in actions:
             actions[command](rest.strip())
@@ -73,76 +70,84 @@ class Chat:
             tell(f"there is no /{command}; /help lists what there is")
         return True
 
-    def answer(self, method: Decoder) -> None:
-        """Stream the answer to the last question."""
-        from trueline.cli.screen import printable
-        from trueline.generation import stream
-
-        assert self.question is not None
-        for piece in stream(self.lm, method, self.question, max_new_tokens=self.length):
-            sys.stdout.write(printable(piece.text))
-            sys.stdout.flush()
-        sys.stdout.write("\n")
+    def begin(self) -> None:
+        """Forget what was said."""
+        self.turns.clear()
+        tell("a new conversation")
 
     def switch(self, name: str) -> None:
         """Answer with another method from now on."""
-        check_names([name], {})
+        self.session.method(name)
         self.name, self.settings = name, {}
         tell(f"method {name}")
 
     def change(self, text: str) -> None:
         """Change a setting of the method, if it takes that value."""
-        settings = {**self.settings, **settings_of([text.replace(" ", "=", 1)])}
-        check_names([self.name], settings)
-        methods_named([self.name], self.space, settings)
+        settings = {**self.settings, **read_settings([text.replace(" ", "=", 1)])}
+        self.session.method(self.name, settings)
         self.settings = settings
         tell(", ".join(f"{name} = {value}" for name, value in settings.items()))
 
     def open(self, folder: str) -> None:
         """Answer from another space from now on."""
-        from trueline.space.space import read_space
-
-        space = read_space(folder)
-        space.check_model(self.lm)
-        self.space = space
-        tell(f"{len(space):,} entries from {len(space.examples):,} examples")
+        self.session = self.session.with_space(folder)
+        assert self.session.space is not None
+        tell(f"{len(self.session.space.examples):,} examples")
 
     def why(self) -> None:
         """Explain the answer to the last question."""
         from trueline.generation import generate
 
-        if self.question is None:
-            tell("ask something first")
-            return
-        found = generate(
-            self.lm, self.method, self.question, max_new_tokens=self.length, trace=True
-        )
-        tell(found.explain().text())
+        if (given := self._last()) is not None:
+            found = generate(
+                self.session.lm, self.method, given, max_new_tokens=self.length, trace=True
+            )
+            tell(found.explain().text())
 
     def plain(self) -> None:
-        """What the model says by itself."""
-        from trueline.decoders.greedy import Greedy
+        """What the model says by itself to the last question."""
+        if (given := self._last()) is not None:
+            self._write(self.session.method(PLAIN), given)
 
-        if self.question is None:
+    def _last(self) -> ModelInput | None:
+        """The last question with what was said before it."""
+        if not self.turns:
             tell("ask something first")
-        else:
-            self.answer(Greedy(self.space.prompt))
+            return None
+        return self._input(self.turns[-1][0], self.turns[:-1])
+
+    def _input(self, question: str, earlier: list[tuple[str, str]]) -> ModelInput:
+        from trueline.inputs import chat_turn
+
+        return chat_turn(self.method.question_prompt, question, earlier)
+
+    def _write(self, method: Decoder, given: ModelInput) -> str:
+        """Stream an answer, and return it."""
+        from trueline.cli.screen import printable
+        from trueline.generation import stream
+
+        written = ""
+        for piece in stream(self.session.lm, method, given, max_new_tokens=self.length):
+            sys.stdout.write(printable(piece.text))
+            sys.stdout.flush()
+            written += piece.text
+        sys.stdout.write("\n")
+        return written
 
 
 @click.command()
-@click.option("--method", default="rad", show_default=True, help="How to answer at first.")
+@method_option("How to answer at first.")
 @asking_options
 def chat(method: str, asking: Asking) -> None:
-    """Ask questions in a terminal; /help shows how to switch method and space, and to ask why.
+    """Talk to a model in a terminal; /help shows how to switch method and space, and ask why.
 
     \b
     Example:
       trueline chat --space facts.space
     """
-    lm, space, methods = asking.open([method])
-    methods[method].check(lm)
-    settings = settings_of(asking.sets, alpha=asking.alpha, tau=asking.tau)
-    talk = Chat(lm, space, method, settings, asking.max_new_tokens)
+    session = asking.open([method])
+    session.methods[method].check(session.lm)
+    talk = Chat(session, method, session.methods[method].settings(), asking.max_new_tokens)
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  arrow keys and history at the prompt
     tell("ask a question, or /help")

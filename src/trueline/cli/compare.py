@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trueline.cli.options import Asking, asking_options, json_option
+from trueline.decoders import DEFAULT, PLAIN, built_in_names, method_names
 from trueline.errors import SettingError
 
 if TYPE_CHECKING:
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
 @click.option("--file", type=click.Path(path_type=Path), help="Questions, one a line.")
 @click.option(
     "--methods",
-    default="greedy,rad",
+    default=f"{PLAIN},{DEFAULT}",
     show_default=True,
-    help="Separated by commas, or `all`: greedy, rad, knn-lm, cad, id, dola, kate.",
+    help=f"Separated by commas, or `all`: {', '.join(built_in_names())}.",
 )
 @asking_options
 @click.option("--flips", is_flag=True, help="Show which example moved which token.")
@@ -46,12 +47,12 @@ def compare(
     """
     from trueline.cli.screen import print_json, progress_bars
     from trueline.comparison import compare as run
-    from trueline.decoders import method_names
     from trueline.generation import generate
 
     asked = _questions(questions, file)
     names = [name.strip() for name in methods.split(",") if name.strip()]
-    lm, _, decoders = asking.open(method_names() if names == ["all"] else names)
+    session = asking.open(method_names() if names == ["all"] else names)
+    lm, decoders = session.lm, session.methods
     length = asking.max_new_tokens
     with progress_bars("answers") as progress:
         found = run(lm, decoders, asked, max_new_tokens=length, progress=progress)
@@ -121,7 +122,9 @@ def _row(name: str, run: Compared) -> list[str]:
     count = sum(len(answer.token_ids) for answer in run.answers)
     changed = "" if run.changed is None else f"{run.changed:.0%}"
     note = (
-        "did nothing: equals greedy everywhere" if run.did_nothing and name != "greedy" else ""
+        "did nothing: equals the plain model everywhere"
+        if run.did_nothing and name != PLAIN
+        else ""
     )
     first = ", ".join(map(str, places))
     return [name, str(count), f"{run.tokens_per_second:.1f}", changed, first, note]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trueline.cli.options import Spelled, json_option, settings_of
+from trueline.cli.options import FlagEnvvarOption, json_option, read_settings
 from trueline.decoders import DEFAULT
 from trueline.errors import SettingError
 
@@ -20,21 +20,23 @@ if TYPE_CHECKING:
 @click.command("eval")
 @click.argument("plan", type=click.Path(path_type=Path), required=False)
 @click.option("--out", help="The folder of the results.")
-@click.option("--model", "models", cls=Spelled, multiple=True, help="One or more.")
+@click.option("--model", "models", cls=FlagEnvvarOption, multiple=True, help="One or more.")
 @click.option(
     "--benchmark",
     "benchmarks",
-    cls=Spelled,
+    cls=FlagEnvvarOption,
     multiple=True,
     help="facts, truthfulqa, wikiqa, alpaca, halueval-dialogue, halueval-summary, or a file.",
 )
 @click.option("--methods", help="Separated by commas, or `all`.")
 @click.option("--tasks", help="generate, choose or both, separated by a comma.  [generate]")
-@click.option("--judge", "judges", cls=Spelled, multiple=True, help="One or more; see docs.")
+@click.option(
+    "--judge", "judges", cls=FlagEnvvarOption, multiple=True, help="One or more; see docs."
+)
 @click.option(
     "--set",
     "sets",
-    cls=Spelled,
+    cls=FlagEnvvarOption,
     multiple=True,
     metavar="METHOD.NAME=VALUE",
     help="A setting of a method, such as rad.alpha=0.3.",
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
 @click.option(
     "--sweep",
     "sweeps",
-    cls=Spelled,
+    cls=FlagEnvvarOption,
     multiple=True,
     metavar="METHOD.NAME=A,B",
     help="Several values of a setting, such as rad.alpha=0.1,0.5 or build.context=4,8.",
@@ -56,10 +58,12 @@ if TYPE_CHECKING:
 @click.option("--context", help="Tokens in a window of the space, or `full`.  [8]")
 @click.option("--embedder", help="Alias, hub id or folder.")
 @click.option("--max-new-tokens", type=int, help="Of each answer.  [64]")
-@click.option("--stop", cls=Spelled, multiple=True, help="A text that ends an answer.")
+@click.option("--stop", cls=FlagEnvvarOption, multiple=True, help="A text that ends an answer.")
 @click.option("--batch-size", type=int, help="Samples in a chunk.  [16]")
 @click.option("--temperature", type=float, help="Above 0 tokens are drawn.  [0]")
-@click.option("--seed", "seeds", cls=Spelled, type=int, multiple=True, help="One or more.")
+@click.option(
+    "--seed", "seeds", cls=FlagEnvvarOption, type=int, multiple=True, help="One or more."
+)
 @click.option("--dtype", help="auto, float32, bfloat16, float16.  [auto]")
 @click.option("--device", help="cpu, cuda, mps; the best there is if left out.")
 @click.option("--threads", type=int, help="For torch.")
@@ -151,7 +155,7 @@ def _number(text: str) -> int | str:
 
 
 def _settings(texts: tuple[str, ...]) -> dict[str, object]:
-    found = settings_of(texts)
+    found = read_settings(texts)
     for key, value in found.items():
         if "." not in key:
             raise SettingError(
@@ -164,7 +168,7 @@ def _sweeps(texts: tuple[str, ...]) -> dict[str, list[object]]:
     found = {}
     for text in texts:
         key, _, values = text.partition("=")
-        found[key.strip()] = [settings_of([f"x={word}"])["x"] for word in _words(values)]
+        found[key.strip()] = [read_settings([f"x={word}"])["x"] for word in _words(values)]
     return found
 
 

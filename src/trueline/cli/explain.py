@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from trueline.cli.options import Asking, asking_options, json_option
+from trueline.cli.options import Asking, asking_options, json_option, method_option
+from trueline.decoders import PLAIN, default_settings
 
 if TYPE_CHECKING:
     from trueline.decoders.base import Decoder
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("question")
-@click.option("--method", default="rad", show_default=True, help="The method to explain.")
+@method_option("The method to explain.")
 @asking_options
 @click.option(
     "--out",
@@ -41,14 +41,15 @@ def explain(
 
     if out is not None:
         check_target(out)  # before a model is opened: a wrong name shows at once
-    names = list(dict.fromkeys([method, "greedy"]))
-    lm, grounding, methods = asking.open(names)
+    session = asking.open(list(dict.fromkeys([method, PLAIN])))
+    lm, methods = session.lm, session.methods
     length = asking.max_new_tokens
     answer = generate(lm, methods[method], question, max_new_tokens=length, trace=True)
     beside: Answer | None = None
-    if method != "greedy":
-        beside = generate(lm, methods["greedy"], question, max_new_tokens=length)
-    settings = {"model": lm.id, "entries": len(grounding), **_settings(methods[method])}
+    if method != PLAIN:
+        beside = generate(lm, methods[PLAIN], question, max_new_tokens=length)
+    facts = {} if session.space is None else {"entries": session.space.info()["entries"]}
+    settings = {"model": lm.id, **facts, **_settings(methods[method])}
     explanation = answer.explain(beside, settings=settings)
     if out is not None:
         explanation.save(out)
@@ -66,10 +67,9 @@ def explain(
 
 def _settings(decoder: Decoder) -> dict[str, Any]:
     """The numbers of a method, and whatever else is not as it comes."""
-    known = {field.name: field.default for field in fields(decoder)}  # type: ignore[arg-type]
-    given = {name: getattr(decoder, name) for name in known}
+    known = default_settings(decoder.name)
     return {
         name: value
-        for name, value in given.items()
+        for name, value in decoder.settings().items()
         if isinstance(value, int | float) or (isinstance(value, str) and value != known[name])
     }

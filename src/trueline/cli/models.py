@@ -19,9 +19,9 @@ def models(as_json: bool) -> None:
       trueline models
     """
     from trueline.cli.screen import print_json, print_table, size
-    from trueline.engines.sources import listing
+    from trueline.engines.sources import list_models
 
-    rows = listing()
+    rows = list_models()
     if as_json:
         print_json([asdict(row) for row in rows])
         return

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from trueline.cli.options import Spelled
+from trueline.cli.options import FlagEnvvarOption
 
 
 @click.command()
@@ -19,7 +19,7 @@ from trueline.cli.options import Spelled
 @click.option(
     "--format",
     "formats",
-    cls=Spelled,
+    cls=FlagEnvvarOption,
     default="md,html,csv,latex",
     show_default=True,
     help="Separated by commas.",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trueline.cli.options import Spelled, json_option
+from trueline.cli.options import FlagEnvvarOption, json_option
 from trueline.errors import SettingError
 
 if TYPE_CHECKING:
@@ -17,20 +17,22 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("name", required=False)
 @click.option(
-    "--list", "is_list", cls=Spelled, is_flag=True, help="Print the recipes and stop."
+    "--list", "is_list", cls=FlagEnvvarOption, is_flag=True, help="Print the recipes and stop."
 )
 @click.option("--model", help="Alias, hub id or folder.  [smollm2-135m]")
 @click.option("--data", help="A folder of benchmark files; the hub if left out.")
 @click.option(
     "--benchmark",
     "benchmarks",
-    cls=Spelled,
+    cls=FlagEnvvarOption,
     multiple=True,
     help="Others than the recipe's, such as facts, which needs no data.",
 )
 @click.option("--ground", type=int, help="Examples to ground with; the most where they vary.")
 @click.option("--test", type=int, help="Questions of each benchmark.")
-@click.option("--judge", "judges", cls=Spelled, multiple=True, help="One or more.  [offline]")
+@click.option(
+    "--judge", "judges", cls=FlagEnvvarOption, multiple=True, help="One or more.  [offline]"
+)
 @click.option("--max-new-tokens", type=int, help="Of each answer.  [64]")
 @click.option("--bertscore", help="The folder of an encoder, for BERTScore.")
 @click.option("--bertscore-layers", type=int, help="Which layer of it is compared.")

@@ -6,7 +6,7 @@ through the entry-point group `trueline.methods`: name = "module:Class" (docs/me
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields
 from functools import cache
 from importlib import import_module
@@ -33,6 +33,11 @@ _BUILT_IN = {
     "kate": "trueline.decoders.kate:KATE",
 }
 _NO_SETTINGS = ("space", "prompt")  # what a method works with, not how
+
+
+def built_in_names() -> list[str]:
+    """The names of the methods that come with trueline; looks at no other package."""
+    return [*_BUILT_IN]
 
 
 def method_names() -> list[str]:
@@ -121,7 +126,7 @@ def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
-def names_in_words(names: Iterable[str] | None = None) -> str:
-    """Names of methods as a sentence has them: `greedy, rad or dola`."""
-    *first, last = method_names() if names is None else names
-    return f"{', '.join(first)} or {last}" if first else last
+def names_in_words() -> str:
+    """The built-in names as a sentence has them: `greedy, rad or dola`."""
+    *first, last = built_in_names()
+    return f"{', '.join(first)} or {last}"

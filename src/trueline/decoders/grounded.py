@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 
 from trueline.decoders.base import Decoder, Rows
+from trueline.embedders.base import PreparedTexts
 from trueline.engines.base import Engine
 from trueline.prompts import Prompt
 from trueline.search import Hits
@@ -32,7 +32,7 @@ class WindowPrefetch:
     method: Grounded
     lm: Engine
     windows: Sequence[str]
-    tokenized: Any  # what the embedder makes of the windows without running
+    tokenized: PreparedTexts  # what the embedder makes of the windows without running
 
     def run(self) -> Lookup:
         """What is near the windows."""

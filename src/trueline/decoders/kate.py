@@ -9,7 +9,7 @@ from typing import Annotated
 import torch
 
 from trueline.decoders.base import Adjusted, Decoder, Needs, Step
-from trueline.embedders.embedder import Embedder
+from trueline.embedders.base import Embedder
 from trueline.inputs import ModelInput
 from trueline.prompts import Prompt, prompts_with
 from trueline.records import Example

@@ -1,30 +1,49 @@
-"""An embedder of torch in, the same one on ONNX Runtime out: exported once, then kept."""
+"""An encoder of torch in, the same one on ONNX Runtime out: exported once, then kept."""
 
 from __future__ import annotations
 
-import os
-import threading
+import logging
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
-from trueline.engines.sources import home
-from trueline.engines.transformers.quiet import quiet
+from trueline.embedders.base import Pack, Rows
+from trueline.engines.encoders import Encoder
+from trueline.engines.model_cache import home
+from trueline.files import replacing
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+EmbedRows = Callable[[Rows], torch.Tensor]  # token ids -> unit vectors (texts, width)
 
-Rows = list[list[int]]  # the tokens of some texts
-Vectors = Callable[[Rows], torch.Tensor]  # of the texts: (texts, width)
-
-_CLOSE = 1e-5  # how far a value of a vector may be off, in multiples of the largest one
-_PACKED = 256  # tokens read as one row: more, and attention between texts costs more than pads
+_log = logging.getLogger(__name__)
+_TOLERANCE = 1e-5  # how far a value of a vector may be off, in multiples of the largest one
+_PACK_TOKENS = 256  # read as one row: more, and attention between texts costs more than pads
 _SAMPLE = [[5, 6, 7, 8, 9, 10, 11], [12, 13], [14, 15, 16, 17]]
+_INPUTS = ("ids", "positions", "owners", "counted")
+
+
+class _NoRuntimeError(Exception):
+    """Why an embedder has to stay on torch."""
+
+
+# What an exporter meets: an encoder without positions (TypeError) or with too few (IndexError),
+# an operation it does not know (RuntimeError, ValueError), a full disk (OSError).
+_EXPORT_ERRORS: tuple[type[Exception], ...] = (
+    _NoRuntimeError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    IndexError,
+    OSError,
+    ImportError,
+)
 
 
 class Runtime:
@@ -42,18 +61,16 @@ class Runtime:
         )
         self._packer = packer
 
-    def begin(self, rows: Rows) -> Callable[[], torch.Tensor]:
-        """Pack some texts; what is returned gives their vectors (texts, width)."""
-        feeds = [dict(zip(_INPUTS, self._packer(some), strict=True)) for some in _packs(rows)]
+    def pack(self, rows: Rows) -> tuple[Pack, ...]:
+        """Make texts the inputs of as few calls as fit; this part is Python."""
+        return tuple(
+            dict(zip(_INPUTS, self._packer(batch), strict=True)) for batch in _batches(rows)
+        )
 
-        def end() -> torch.Tensor:
-            found: list[Any] = [self._session.run(None, feed)[0] for feed in feeds]
-            return torch.from_numpy(found[0] if len(found) == 1 else np.concatenate(found))
-
-        return end
-
-
-_INPUTS = ("ids", "positions", "owners", "counted")
+    def run(self, packs: tuple[Pack, ...]) -> torch.Tensor:
+        """The unit vectors of packed texts (texts, width); this part is not."""
+        found: list[Any] = [self._session.run(None, pack)[0] for pack in packs]
+        return torch.from_numpy(found[0] if len(found) == 1 else np.concatenate(found))
 
 
 @dataclass(frozen=True)
@@ -64,87 +81,116 @@ class _Packer:
     pooling: str  # which of its tokens make a text's vector: `first`, or all of them (`mean`)
 
     def __call__(self, rows: Rows) -> tuple[np.ndarray, ...]:
-        """All tokens in one row, the place of each in its text, its text, and if it counts."""
+        """All ids in one row, their positions, the text of each, and whether it counts."""
         ids = np.array([[token for row in rows for token in row]], np.int64)
-        places = np.array([[place for row in rows for place in range(len(row))]], np.int64)
+        indices = np.array([[index for row in rows for index in range(len(row))]], np.int64)
         owners = np.array([number for number, row in enumerate(rows) for _ in row], np.int64)
         counted = owners == np.arange(len(rows))[:, None]  # (texts, tokens)
         if self.pooling == "first":
-            counted &= places == 0
-        return ids, places + self.first, owners, counted.astype(np.float32)
+            counted &= indices == 0
+        return ids, indices + self.first, owners, counted.astype(np.float32)
 
 
-def open_runtime(
-    model: PreTrainedModel, name: str, pooling: str, vectors: Vectors
-) -> Runtime | None:
+def open_runtime(encoder: Encoder, name: str, pooling: str, embed: EmbedRows) -> Runtime | None:
     """The runtime of an embedder, kept in the cache under a name; None where there is none.
 
     There is none without the packages, on another device than a CPU, or if the exported model
-    does not give the vectors of the one it was made from.
+    does not give the vectors of the one it was made from. A line in the log says why.
     """
-    if model.device.type != "cpu":
+    if encoder.device.type != "cpu":
         return None
     path = home() / "runtimes" / f"{name[:32]}-vectors.onnx"
-    wanted = vectors(_SAMPLE)
-    try:
-        packer = _find_packer(model, pooling, wanted)
-        runtime = _opened(path, packer) or _opened(_export(model, path, packer), packer)
-    except Exception:  # whatever an exporter raises: torch itself still works
+    if packages := _missing("onnxruntime", *(() if path.exists() else ("onnx", "onnxscript"))):
+        _say_once(
+            f"the embedder runs on torch, without {', '.join(packages)}; for a faster one: "
+            "pip install 'trueline[fast]'"
+        )
         return None
-    return (
-        runtime if runtime is not None and _is_same(runtime.begin(_SAMPLE)(), wanted) else None
-    )
+    trouble = _EXPORT_ERRORS + _load_errors()
+    try:
+        return _open(encoder, path, pooling, embed(_SAMPLE))
+    except trouble as error:
+        reason = (str(error).splitlines() or [""])[0]
+        _say_once(
+            "the embedder runs on torch, since ONNX Runtime cannot take it over "
+            f"({type(error).__name__.lstrip('_')}: {reason})"
+        )
+        return None
 
 
-def _opened(path: Path, packer: _Packer) -> Runtime | None:
-    """None where there is no file, or a damaged one."""
-    try:
-        return Runtime(path, packer) if path.exists() else None
-    except Exception:  # its errors have no common class of their own
-        return None
+def _open(encoder: Encoder, path: Path, pooling: str, expected: torch.Tensor) -> Runtime:
+    """The kept runtime; a new one where there is none or a damaged one."""
+    packer = _find_packer(encoder, pooling, expected)
+    if path.exists():
+        damage: tuple[type[Exception], ...] = (_NoRuntimeError, *_load_errors())
+        try:
+            return _checked(Runtime(path, packer), expected)
+        except damage as error:
+            _log.info("%s is damaged (%s) and made anew", path, error)
+    _export(encoder, path, packer)
+    return _checked(Runtime(path, packer), expected)
+
+
+def _checked(runtime: Runtime, expected: torch.Tensor) -> Runtime:
+    if not _is_close(runtime.run(runtime.pack(_SAMPLE)), expected):
+        raise _NoRuntimeError("it gives other vectors than torch")
+    return runtime
 
 
 @torch.no_grad()
-def _find_packer(model: PreTrainedModel, pooling: str, wanted: torch.Tensor) -> _Packer:
-    """How an encoder is given texts; some count places from behind the number of their pad."""
-    for first in (0, int(model.config.pad_token_id or 0) + 1):
+def _find_packer(encoder: Encoder, pooling: str, expected: torch.Tensor) -> _Packer:
+    """How an encoder is given several texts in one row."""
+    for first in encoder.first_positions:
         packer = _Packer(first, pooling)
-        if _is_same(_Packed(model)(*_tensors(packer)), wanted):
+        if _is_close(_PackedEncoder(encoder)(*_sample_inputs(packer)), expected):
             return packer
-    raise ValueError("the encoder does not read texts one behind the other")
+    raise _NoRuntimeError("the encoder does not read texts one behind the other")
 
 
-def _tensors(packer: _Packer) -> tuple[torch.Tensor, ...]:
+def _sample_inputs(packer: _Packer) -> tuple[torch.Tensor, ...]:
     return tuple(torch.from_numpy(array) for array in packer(_SAMPLE))
 
 
-def _export(model: PreTrainedModel, path: Path, packer: _Packer) -> Path:
-    """Write the graph and its weights beside their place, then move them there at once."""
+def _export(encoder: Encoder, path: Path, packer: _Packer) -> None:
+    """Write the graph and its weights as one file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
     tokens, texts = torch.export.Dim("tokens", max=8192), torch.export.Dim("texts", max=8192)
-    with quiet(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _quiet_exporter():
         program = torch.onnx.export(
-            _Packed(model),
-            _tensors(packer),
+            _PackedEncoder(encoder),
+            _sample_inputs(packer),
             input_names=_INPUTS,
             dynamic_shapes=({1: tokens}, {1: tokens}, {0: tokens}, {0: texts, 1: tokens}),
             dynamo=True,
             verbose=False,
         )
         assert program is not None
-        program.save(str(scratch), external_data=False)
-    os.replace(scratch, path)
-    return path
+        with replacing(path) as scratch:
+            program.save(str(scratch), external_data=False)
 
 
-class _Packed(torch.nn.Module):
+@contextmanager
+def _quiet_exporter() -> Iterator[None]:
+    """Show errors only while an encoder is exported: of the exporter, and of what it runs."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "transformers")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+class _PackedEncoder(torch.nn.Module):
     """An encoder that reads texts one behind the other, each seeing itself alone."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, encoder: Encoder) -> None:
         super().__init__()
-        self.model = model
+        self.encoder = encoder
 
     def forward(
         self,
@@ -156,22 +202,38 @@ class _Packed(torch.nn.Module):
         """(1, tokens) twice, (tokens,) and (texts, tokens) -> (texts, width)."""
         far = torch.finfo(torch.float32).min
         mask = torch.where(owners[:, None] == owners, 0.0, far)[None, None]
-        states: torch.Tensor = self.model(
-            input_ids=ids, position_ids=positions, attention_mask=mask
-        ).last_hidden_state
+        states = self.encoder(ids, mask, positions)  # (1, tokens, width)
         return torch.nn.functional.normalize(counted @ states[0], dim=1)
 
 
-def _packs(rows: Rows) -> Iterator[Rows]:
+def _batches(rows: Rows) -> Iterator[Rows]:
     """As many rows at a time as make a pack, in their order."""
-    pack: Rows = []
+    batch: Rows = []
     for row in rows:
-        if pack and sum(map(len, pack)) + len(row) > _PACKED:
-            yield pack
-            pack = []
-        pack.append(row)
-    yield pack
+        if batch and sum(map(len, batch)) + len(row) > _PACK_TOKENS:
+            yield batch
+            batch = []
+        batch.append(row)
+    yield batch
 
 
-def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return bool((one - other).abs().max() <= _CLOSE * other.abs().max())
+def _is_close(vectors: torch.Tensor, expected: torch.Tensor) -> bool:
+    return bool((vectors - expected).abs().max() <= _TOLERANCE * expected.abs().max())
+
+
+def _missing(*packages: str) -> list[str]:
+    """Which of these packages are not installed."""
+    return [name for name in packages if find_spec(name) is None]
+
+
+def _load_errors() -> tuple[type[Exception], ...]:
+    """What ONNX Runtime raises over a file it cannot use; they have no class in common."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    names = "Fail InvalidArgument InvalidGraph InvalidProtobuf NoSuchFile NotImplemented"
+    return tuple(getattr(state, name) for name in (*names.split(), "RuntimeException"))
+
+
+@cache
+def _say_once(text: str) -> None:
+    _log.warning(text)

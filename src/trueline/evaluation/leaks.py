@@ -18,7 +18,7 @@ from trueline.evaluation.samples import Benchmark, Sample
 from trueline.records import Example
 
 if TYPE_CHECKING:
-    from trueline.embedders.embedder import Embedder
+    from trueline.embedders.base import Embedder
 
 Part = Literal["question", "answer"]
 Hit = tuple[int, int, str, float]  # test text, ground text, how they are near, score

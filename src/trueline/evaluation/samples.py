@@ -66,4 +66,4 @@ class Verdict:
     cost: float | None = None  # in US dollars, where the price is known
     is_cached: bool = False
     is_answered: bool = True  # False: a service gave no response, and can be asked again
-    basis: str = ""  # the rule it followed, by the name its agreement with people has
+    basis: str = ""  # the measured rule it was reached by: a name in the judge's `agreement`

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from math import fsum, isfinite
 from statistics import quantiles
 from typing import Literal
 
+from trueline.explain.difference import first_difference
 from trueline.records import Candidate, Neighbor, TraceStep
 
 Measure = Literal["logits", "pushes", "floor", "part"]
@@ -242,16 +242,16 @@ def find_divergence(
     """Where the second of two answers leaves the first, whose steps these are."""
     if tuple(tokens[0]) == tuple(tokens[1]):
         return None
-    place = _parting(*tokens)
+    place = _shared(*tokens)
     before = "".join(step.text for step in steps[:place] if step.is_in_text)
-    shared = before[: min(_parting(before, text) for text in texts)]
+    shared = before[: min(_shared(before, text) for text in texts)]
     return Divergence(place + 1, shared, *(text[len(shared) :] for text in texts))
 
 
-def _parting(one: Sequence[object], other: Sequence[object]) -> int:
-    """The first place where two sequences differ, or their end."""
-    pairs = enumerate(zip_longest(one, other))
-    return next((place for place, (here, there) in pairs if here != there), len(one))
+def _shared(one: Sequence[object], other: Sequence[object]) -> int:
+    """How many of their first items two sequences share."""
+    index = first_difference(one, other)
+    return len(one) if index is None else index
 
 
 def place_pieces(text: str, pieces: Sequence[str]) -> list[str | None]:

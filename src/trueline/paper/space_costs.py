@@ -21,7 +21,7 @@ from trueline.evaluation.run import OnProgress
 from trueline.files import write_text
 
 if TYPE_CHECKING:
-    from trueline.embedders.embedder import Embedder
+    from trueline.embedders.base import Embedder
     from trueline.engines.base import Engine
     from trueline.evaluation.samples import Benchmark
     from trueline.space.space import GroundingSpace
@@ -78,7 +78,7 @@ def measure_spaces(
     A space that was measured there before is not built again. Where more examples are asked for
     than there are, spaces would be equal: there is one of them.
     """
-    from trueline.embedders.embedder import load_embedder
+    from trueline.embedders.loading import load_embedder
 
     models: dict[str, Engine] = {}
     embedders: dict[str, Embedder] = {}

@@ -12,7 +12,8 @@ from typing import Literal
 
 import numpy as np
 
-from trueline.embedders.embedder import Embedder, load_embedder
+from trueline.embedders.base import Embedder
+from trueline.embedders.loading import load_embedder
 from trueline.engines.base import Engine
 from trueline.errors import SettingError, SpaceFormatError
 from trueline.examples import digest, read_examples

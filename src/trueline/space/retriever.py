@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from threading import RLock
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
-from trueline.embedders.embedder import Embedder, SentenceEmbedder, begin, load_embedder
+from trueline.embedders.base import Embedder, PreparedTexts, embed_prepared, prepare_texts
+from trueline.embedders.loading import load_embedder
+from trueline.embedders.sentence import SentenceEmbedder
 from trueline.engines.base import Engine
 from trueline.search import Exact, Hits, open_search
 from trueline.shortcuts import is_on
@@ -29,7 +31,6 @@ class Retriever:
     def __init__(self, entries: Entries, embedder: Embedder, device: torch.device) -> None:
         self.embedder = embedder
         keys = torch.from_numpy(entries.keys).to(device)  # (entries, dimension)
-        self._dimension = keys.shape[1]
         self._same = 1 - _ROUNDING[keys.dtype]  # from here on a cosine is that of equal windows
         self._search = {True: open_search(keys), False: Exact(keys)}
         self._values = torch.from_numpy(entries.values).to(device)  # (entries, d or vocabulary)
@@ -37,29 +38,16 @@ class Retriever:
         self.tokens = torch.from_numpy(entries.tokens).to(device).long()  # (entries,)
 
     def embed(self, windows: Sequence[str]) -> torch.Tensor:
-        """The windows as queries (windows, dimension)."""
+        """The windows as queries (windows, dimension); equal ones are embedded once."""
         return self.embed_tokenized(self.tokenize(windows))
 
-    def tokenize(self, windows: Sequence[str]) -> Any:
+    def tokenize(self, windows: Sequence[str]) -> PreparedTexts:
         """What the embedder makes of the windows without running; equal ones once."""
-        device = self._values.device
-        if not windows:
-            return lambda: torch.zeros(0, self._dimension, device=device)
-        distinct = list(dict.fromkeys(windows))
-        row = {text: place for place, text in enumerate(distinct)}
-        rows = None if len(distinct) == len(windows) else [row[text] for text in windows]
-        vectors = begin(self.embedder, distinct)
+        return prepare_texts(self.embedder, windows)
 
-        def end() -> torch.Tensor:
-            queries = vectors().to(device)
-            return queries if rows is None else queries[rows]
-
-        return end
-
-    def embed_tokenized(self, tokenized: Any) -> torch.Tensor:
-        """The windows as queries (windows, dimension)."""
-        found: torch.Tensor = tokenized()
-        return found
+    def embed_tokenized(self, tokenized: PreparedTexts) -> torch.Tensor:
+        """Tokenized windows as queries (windows, dimension), safe in another thread."""
+        return embed_prepared(self.embedder, tokenized).to(self._values.device)
 
     def above(
         self,

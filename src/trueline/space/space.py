@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trueline.embedders.embedder import Embedder, load_embedder
+from trueline.embedders.base import Embedder
+from trueline.embedders.loading import load_embedder
 from trueline.errors import SpaceMismatchError
 from trueline.prompts import Prompt
 from trueline.space.content import Content

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from trueline.embedders.embedder import Embedder
+from trueline.embedders.base import Embedder
 from trueline.engines.base import Engine, states_behind
 from trueline.errors import SettingError
 from trueline.space.content import Array, Entries, Recipe

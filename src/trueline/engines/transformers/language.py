@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trueline.engines.base import Busy, HeadKind, States
+from trueline.engines.base import Done, HeadKind, States
 from trueline.engines.sources import resolve
 from trueline.engines.transformers.fingerprint import fingerprint, tokenizer_hash
 from trueline.engines.transformers.head import TransformersHead, find_head
@@ -143,14 +143,14 @@ class LanguageModel:
 
     @torch.inference_mode()
     def forward(
-        self, inputs: dict[str, Any], layers: Sequence[int] = (), busy: Busy | None = None
+        self, inputs: dict[str, Any], layers: Sequence[int] = (), done: Done | None = None
     ) -> States:
         """One pass: hidden states where the head is known, else logits; and earlier layers.
 
         Layer 0 is the embedding; layer n the output of the n-th block, before the last norm.
         """
         head = self.head
-        with leave_a_core(self._blocks, busy, self.device):
+        with leave_a_core(self._blocks, done, self.device):
             if head is None:
                 return States(None, self.model(**inputs).logits)
             if not layers:

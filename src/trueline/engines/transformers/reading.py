@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trueline.engines.base import Busy, States
+from trueline.engines.base import Done, States
 from trueline.engines.transformers.attention import Cache
 from trueline.shortcuts import is_on
 
@@ -61,19 +61,19 @@ class BatchReading:
         contexts: Sequence[Sequence[int]],
         *,
         layers: Sequence[int] = (),
-        busy: Busy | None = None,
+        done: Done | None = None,
     ) -> States:
         """Read whole contexts as new rows behind the others: the states at their ends."""
         if self.rows:
             joining = BatchReading(self._lm)
-            states = joining.join(contexts, layers=layers, busy=busy)
+            states = joining.join(contexts, layers=layers, done=done)
             self._absorb(joining)
             return states
         self._lengths = [len(tokens) for tokens in contexts]
         is_shared = is_on("prefix") and self._goes_by_position()
         shared = shared_length(contexts) if is_shared else 0
         if shared:
-            self._forward([list(contexts[0][:shared])], [0], busy=busy)
+            self._forward([list(contexts[0][:shared])], [0], done=done)
             self._cache.batch_select_indices(torch.zeros(self.rows, dtype=torch.long))
         self._width = max(self._lengths)
         gaps = [self._width - length for length in self._lengths]
@@ -85,16 +85,16 @@ class BatchReading:
             [0] * gap + list(tokens[shared:])
             for gap, tokens in zip(gaps, contexts, strict=True)
         ]
-        states = self._forward(ids, [shared - gap for gap in gaps], layers=layers, busy=busy)
+        states = self._forward(ids, [shared - gap for gap in gaps], layers=layers, done=done)
         return states.map(lambda tensor: tensor[:, -1])
 
     def extend(
-        self, tokens: Sequence[int], *, layers: Sequence[int] = (), busy: Busy | None = None
+        self, tokens: Sequence[int], *, layers: Sequence[int] = (), done: Done | None = None
     ) -> States:
         """Read one more token in every row: the states at these tokens."""
         self._grow_mask(1)
         ids = [[token] for token in tokens]
-        states = self._forward(ids, self._lengths, layers=layers, busy=busy)
+        states = self._forward(ids, self._lengths, layers=layers, done=done)
         self._lengths = [length + 1 for length in self._lengths]
         self._width += 1
         return states.map(lambda tensor: tensor[:, -1])
@@ -166,7 +166,7 @@ class BatchReading:
         first: Sequence[int],
         *,
         layers: Sequence[int] = (),
-        busy: Busy | None = None,
+        done: Done | None = None,
     ) -> States:
         """Run the model over ids (rows, tokens), the first token of each at its position."""
         device = self._lm.device
@@ -178,4 +178,4 @@ class BatchReading:
             "past_key_values": self._cache,
             "use_cache": True,
         }
-        return self._lm.forward(inputs, layers, busy)
+        return self._lm.forward(inputs, layers, done)

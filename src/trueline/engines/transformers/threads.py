@@ -8,32 +8,28 @@ from threading import Lock
 
 import torch
 
-from trueline.engines.base import Busy
+from trueline.engines.base import Done
 
 _turn = Lock()  # the number of torch's threads is one for the whole process
 
 
 @contextmanager
 def leave_a_core(
-    layers: Sequence[torch.nn.Module], busy: Busy | None, device: torch.device
+    layers: Sequence[torch.nn.Module], done: Done | None, device: torch.device
 ) -> Iterator[None]:
-    """Run a pass with one thread less while `busy`; the thread comes back between two layers.
+    """Run a pass with one thread less until the work is done, then between two layers with all.
 
     Threads that wait for each other at every operation, as torch's do, lose more than a core
     where another thread takes one from them. The number of threads is restored in any case.
     """
     threads = torch.get_num_threads()
-    if (
-        busy is None
-        or device.type != "cpu"
-        or threads == 1
-        or not _turn.acquire(blocking=False)
-    ):
+    is_shared = done is not None and device.type == "cpu" and threads > 1
+    if done is None or not is_shared or not _turn.acquire(blocking=False):
         yield
         return
 
     def before_layer(*_: object) -> None:
-        if torch.get_num_threads() < threads and not busy():
+        if torch.get_num_threads() < threads and done():
             torch.set_num_threads(threads)
 
     hooks = [layer.register_forward_pre_hook(before_layer) for layer in layers]

@@ -1,4 +1,4 @@
-"""A name in, a judge of answers out: by nearest reference, an API or a local model."""
+"""A name -> a judge of answers: the nearest reference, an API or a local model."""
 
 from __future__ import annotations
 
@@ -7,16 +7,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trueline.errors import SettingError
-from trueline.evaluation.judges.ask import Judge, prompt_for, questions_for, read_verdict
-from trueline.evaluation.judges.http import Limits
 from trueline.evaluation.judges.offline import agreement
+from trueline.evaluation.judges.pace import Clock, Limits
+from trueline.evaluation.judges.questions import (
+    Judge,
+    prompt_for,
+    questions_for,
+    read_verdict,
+)
 
 if TYPE_CHECKING:
-    from trueline.embedders.embedder import Embedder
+    from trueline.embedders.base import Embedder
     from trueline.engines.transformers.language import LanguageModel
 
 __all__ = [
     "JUDGES",
+    "Clock",
     "Judge",
     "Limits",
     "agreement",
@@ -34,7 +40,7 @@ JUDGES = {  # how a judge is named -> what it is
     "local:MODEL": "a model on this machine, through trueline's own loop",
 }
 _NAME = re.compile(r"([a-z]+)(?::(.+?))?(?:@(https?://.*))?")  # kind, model, address
-_HOST = re.compile(r"@(?:localhost|[^@]*[.:/])")  # what only an address has
+_HOST = re.compile(r"@(?:localhost|[^@]*[.:/])")  # an address that lacks its http://
 
 
 def open_judge(
@@ -44,12 +50,13 @@ def open_judge(
     embedder: Embedder | None = None,
     cache: Path | None = None,
     limits: Limits | None = None,
+    clock: Clock | None = None,
     max_tokens: int | None = None,
 ) -> Judge:
     """Open a judge by its name in JUDGES; a key it needs must be in the environment.
 
     `embedder` serves the offline judge, `lm` a local one that is named without a model or with
-    this model's own id; `cache`, `limits` and `max_tokens` are for judges behind an API.
+    this model's id; `cache`, `limits` and `clock` are for judges behind an API.
     """
     found = _NAME.fullmatch(name)
     kind, model, url = found.groups(default="") if found else ("", "", "")
@@ -66,12 +73,14 @@ def open_judge(
         from trueline.evaluation.judges.remote import RemoteJudge
 
         options: dict[str, Any] = {} if max_tokens is None else {"max_tokens": max_tokens}
-        return RemoteJudge(kind, model, url=url, cache=cache, limits=limits, **options)
+        return RemoteJudge(
+            kind, model, url=url, cache=cache, limits=limits, clock=clock, **options
+        )
     raise SettingError(f"{name!r} is no judge; there are {', '.join(JUDGES)}")
 
 
 def _offline(embedder: Embedder | None) -> Judge:
-    from trueline.embedders.embedder import load_embedder
+    from trueline.embedders.loading import load_embedder
     from trueline.evaluation.judges.offline import OfflineJudge
 
     return OfflineJudge(embedder or load_embedder("all-minilm-l6-v2"))

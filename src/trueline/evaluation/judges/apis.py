@@ -1,4 +1,4 @@
-"""A question in, the request of an API out; its response in, text and token counts out."""
+"""A question -> the request of an API; its response -> text and token counts."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from urllib.parse import quote, urlsplit
 
 from trueline.errors import SettingError, TruelineError
 from trueline.evaluation.judges.cache import Response
-from trueline.evaluation.judges.http import Service
+from trueline.evaluation.judges.sender import Service
 
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """How one kind of service is asked."""
+    """How one kind of service is asked, and how its responses are read."""
 
     name: str
-    model: str  # asked when none is named; empty: one must be
-    url: str  # where it stands unless a name or its variable says otherwise
-    variable: str  # of the environment, for another address
-    keys: tuple[str, ...]  # variables the key may be in, the first one named in messages
-    path: Callable[[str], str]  # model -> the rest of the address
-    headers: Callable[[str], dict[str, str]]  # key -> who asks
-    body: Callable[[str, str, int], dict[str, Any]]  # model, prompt, most tokens -> request
-    read: Callable[[Any], Response]  # an error: it is not in the API's form
+    default_model: str  # empty: a model must be named
+    url: str  # its address, unless the judge's name or `variable` gives another
+    variable: str  # the environment variable for another address
+    keys: tuple[str, ...]  # environment variables the key may be in
+    path: Callable[[str], str]  # model -> what follows the address
+    headers: Callable[[str], dict[str, str]]  # key -> the headers that carry it
+    body: Callable[[str, str, int], dict[str, Any]]  # model, prompt, max tokens
+    read: Callable[[Any], Response]  # fails on what is not in the API's form
 
-    def service(self, url: str, is_own: bool) -> Service:
+    def service(self, url: str) -> Service:
         """The service at an address, with the key from the environment.
 
-        An address of one's own (`is_own`) may need no key: llama.cpp and vLLM ask for none.
+        At another address than the usual one, an OpenAI-compatible server may need no key.
         """
         key = next((os.environ[name] for name in self.keys if os.environ.get(name)), "").strip()
-        if not key and not (is_own and self.name == "openai"):
+        if not key and not (url != self.url and self.name == "openai"):
             raise TruelineError(
                 f"the {self.name} judge needs a key; set {' or '.join(self.keys)}, "
                 "or use the judge `offline`, which needs none"
@@ -65,15 +65,15 @@ def _bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def _chat(model: str, prompt: str, most: int) -> dict[str, Any]:
+def _chat(model: str, prompt: str, max_tokens: int) -> dict[str, Any]:
     message = {"role": "user", "content": prompt}
-    return {"model": model, "messages": [message], "temperature": 0, "max_tokens": most}
+    return {"model": model, "messages": [message], "temperature": 0, "max_tokens": max_tokens}
 
 
-def _generate(model: str, prompt: str, most: int) -> dict[str, Any]:
+def _generate(model: str, prompt: str, max_tokens: int) -> dict[str, Any]:
     return {
         "contents": [{"role": "user", "parts": [{"text": prompt}]}],
-        "generationConfig": {"temperature": 0, "maxOutputTokens": most},
+        "generationConfig": {"temperature": 0, "maxOutputTokens": max_tokens},
     }
 
 
@@ -112,9 +112,9 @@ def _response(
     text: str, reason: object, counts: Mapping[str, Any], read: str, written: str
 ) -> Response:
     """A response; one without text says why, since it was paid for like any other."""
-    told = text if text.strip() else f"(no text: {reason})"
+    text = text if text.strip() else f"(no text: {reason})"
     return Response(
-        told.encode("utf-8", "replace").decode(),  # half a surrogate can be kept nowhere
+        text.encode("utf-8", "replace").decode(),  # no file can hold half a surrogate
         _count(counts, read),
         _count(counts, written),
     )

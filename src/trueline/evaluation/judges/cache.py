@@ -1,4 +1,4 @@
-"""A question to a judge in, what it answered before out: one SQLite file all can share."""
+"""A question to a judge -> what it answered before, from one SQLite file all can share."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from trueline.engines.sources import home
+from trueline.engines.model_cache import home
 from trueline.errors import TruelineError
 
-_PATIENCE = 60.0  # seconds to wait for another thread or process that writes
+_LOCK_SECONDS = 60.0  # seconds to wait for another thread or process that writes
 _TABLE = """CREATE TABLE IF NOT EXISTS responses (
     key TEXT PRIMARY KEY, judge TEXT NOT NULL, text TEXT NOT NULL,
     prompt_tokens INTEGER NOT NULL, answer_tokens INTEGER NOT NULL, time TEXT NOT NULL
@@ -37,10 +37,10 @@ def key_of(judge: str, model: str, prompt: str, parameters: Mapping[str, Any]) -
     return hashlib.sha256(parts.encode()).hexdigest()
 
 
-class Cache:
+class ResponseCache:
     """Responses by key, on disk; every write is done when it returns.
 
-    Each call opens the file anew, so threads, forks and other processes need no agreement.
+    Each call opens the file anew, so threads, forks and other processes can share it.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -73,7 +73,7 @@ class Cache:
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
         try:
-            opened = sqlite3.connect(self.path, timeout=_PATIENCE, isolation_level=None)
+            opened = sqlite3.connect(self.path, timeout=_LOCK_SECONDS, isolation_level=None)
             with closing(opened) as connection, connection:
                 yield connection
         except sqlite3.Error as error:

@@ -1,11 +1,11 @@
-"""Answers in, verdicts by a model on this machine out, through our own decoding loop."""
+"""Answers -> verdicts by a model on this machine, through our own decoding loop."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from trueline.errors import SettingError
-from trueline.evaluation.judges.ask import (
+from trueline.evaluation.judges.questions import (
     NO_REFERENCE,
     Items,
     Progress,
@@ -22,7 +22,7 @@ _PROMPT = Prompt(template="{question}")  # the judge's question is the whole pro
 
 
 class LocalJudge:
-    """A language model that is asked greedily for a few tokens."""
+    """A language model that writes a few tokens, by plain decoding."""
 
     def __init__(
         self, lm: LanguageModel, *, max_new_tokens: int = 8, batch_size: int = 8
@@ -33,33 +33,33 @@ class LocalJudge:
                 f"{max_new_tokens} and {batch_size}"
             )
         self.id = f"local:{lm.id}"
-        self._lm, self._most, self._batch = lm, max_new_tokens, batch_size
+        self._lm, self._max_new_tokens, self._batch_size = lm, max_new_tokens, batch_size
 
     def judge(
         self, task: Task, about: About, items: Items, progress: Progress = None
     ) -> list[Verdict]:
         """Verdicts in the order of the items; equal questions are asked once."""
-        from trueline.decoders.greedy import Greedy
+        from trueline.decoders import PLAIN, make_method
         from trueline.generation import generate
 
         prompts = [prompt_for(task, about, sample, answer) for sample, answer in items]
         reasons = {prompt: self._problem(prompt) for prompt in dict.fromkeys(prompts)}
-        asked = [text for text, reason in reasons.items() if text is not None and not reason]
+        usable = [text for text, reason in reasons.items() if text is not None and not reason]
         answers = generate(
             self._lm,
-            Greedy(prompt=_PROMPT),
-            asked,
-            max_new_tokens=self._most,
-            batch_size=self._batch,
+            make_method(PLAIN, prompt=_PROMPT),
+            usable,
+            max_new_tokens=self._max_new_tokens,
+            batch_size=self._batch_size,
             progress=progress,
         )
-        said = {answer.question: answer for answer in answers}
+        by_prompt = {answer.question: answer for answer in answers}
         verdicts = []
         for prompt in prompts:
-            if prompt is None or prompt not in said:
+            if prompt is None or prompt not in by_prompt:
                 verdicts.append(Verdict(self.id, about, None, reasons[prompt]))
                 continue
-            answer = said[prompt]
+            answer = by_prompt[prompt]
             # A model that only continues text goes on with a question of its own.
             first = next(iter(answer.text.strip().splitlines()), "")
             label = read_verdict(first, about)
@@ -68,10 +68,10 @@ class LocalJudge:
         return verdicts
 
     def _problem(self, prompt: str | None) -> str:
-        """Why a question cannot be put to the model, or nothing."""
+        """Why a question cannot be put to the model; empty if it can."""
         if prompt is None:
             return NO_REFERENCE
         length, limit = len(_PROMPT.encode(prompt, self._lm.tokenizer)), self._lm.limit
-        if limit is not None and length + self._most > limit:
+        if limit is not None and length + self._max_new_tokens > limit:
             return f"the question is {length} tokens, {self._lm.id} reads {limit}"
         return ""

@@ -1,4 +1,4 @@
-"""Answers in, verdicts by a model behind an API out, each asked and paid for once."""
+"""Answers -> verdicts by a model behind an API, each asked and paid for once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 
 from trueline.errors import SettingError
 from trueline.evaluation.judges.apis import APIS
-from trueline.evaluation.judges.ask import (
+from trueline.evaluation.judges.cache import Response, ResponseCache, key_of
+from trueline.evaluation.judges.pace import Clock, Limits
+from trueline.evaluation.judges.questions import (
     NO_REFERENCE,
     Items,
     Progress,
@@ -16,11 +18,10 @@ from trueline.evaluation.judges.ask import (
     prompt_for,
     read_verdict,
 )
-from trueline.evaluation.judges.cache import Cache, Response, key_of
-from trueline.evaluation.judges.http import Limits, Sender, Unanswered
+from trueline.evaluation.judges.sender import Sender, Unanswered
 from trueline.evaluation.samples import About, Task, Verdict
 
-Outcome = tuple[Response | str, bool]  # a response or why there is none; whether it was known
+_Outcome = tuple[Response | str, bool]  # a response or why there is none; is it from the cache
 
 
 class RemoteJudge:
@@ -38,19 +39,19 @@ class RemoteJudge:
         url: str = "",
         cache: Path | None = None,
         limits: Limits | None = None,
+        clock: Clock | None = None,
         max_tokens: int = 16,  # a verdict is one word; models that think first need more
     ) -> None:
         self._api = APIS[api]
-        self.model = model or self._api.model
+        self.model = model or self._api.default_model
         if not self.model:
             raise SettingError(f"the {api} judge needs a model, as in {api}:MODEL@BASE_URL")
         if max_tokens < 1:
             raise SettingError(f"max_tokens must be at least 1, got {max_tokens}")
         address = self._api.address(url)
-        is_own = address != self._api.url
-        self.id = f"{api}:{self.model}" + (f"@{address}" if is_own else "")
-        self._most, self._cache = max_tokens, Cache(cache)
-        self._sender = Sender(self._api.service(address, is_own), limits or Limits())
+        self.id = f"{api}:{self.model}" + (f"@{address}" if address != self._api.url else "")
+        self._max_tokens, self._cache = max_tokens, ResponseCache(cache)
+        self._sender = Sender(self._api.service(address), limits or Limits(), clock or Clock())
 
     def judge(
         self, task: Task, about: About, items: Items, progress: Progress = None
@@ -78,10 +79,10 @@ class RemoteJudge:
         cost = price_of(self.model, *tokens)
         return Verdict(self.id, about, label, found.text, *tokens, cost, is_cached)
 
-    def _ask_all(self, prompts: list[str], progress: Progress) -> dict[str, Outcome]:
+    def _ask_all(self, prompts: list[str], progress: Progress) -> dict[str, _Outcome]:
         keys = {prompt: self._key(prompt) for prompt in prompts}
         known = self._cache.read(keys.values())
-        outcomes: dict[str, Outcome] = {
+        outcomes: dict[str, _Outcome] = {
             prompt: (known[key], True) for prompt, key in keys.items() if key in known
         }
         missing = [prompt for prompt in prompts if prompt not in outcomes]
@@ -89,33 +90,34 @@ class RemoteJudge:
             progress(len(outcomes), len(prompts))
         if not missing:
             return outcomes
-        self._sender.pace.stopped.clear()
+        self._sender.resume()
         with ThreadPoolExecutor(self._sender.limits.concurrency) as pool:
-            asked = {pool.submit(self._ask, text, keys[text]): text for text in missing}
+            futures = {pool.submit(self._ask, text, keys[text]): text for text in missing}
             try:
-                for future in as_completed(asked):
-                    outcomes[asked[future]] = future.result()
+                for future in as_completed(futures):
+                    outcomes[futures[future]] = future.result()
                     if progress:
                         progress(len(outcomes), len(prompts))
             except BaseException:  # what is in flight still ends in the cache
-                self._sender.pace.stopped.set()
+                self._sender.stop()
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
         return outcomes
 
-    def _ask(self, prompt: str, key: str) -> Outcome:
+    def _ask(self, prompt: str, key: str) -> _Outcome:
         """One response, from the service unless another process has got it meanwhile."""
         if known := self._cache.read([key]):
             return known[key], True
-        path, body = self._api.path(self.model), self._api.body(self.model, prompt, self._most)
+        path = self._api.path(self.model)
+        body = self._api.body(self.model, prompt, self._max_tokens)
         try:
             found = self._sender.post(path, body, self._api.read)
         except Unanswered as reason:
             return f"(no response: {reason})", False
-        found = replace(found, text=self._sender.service.hide(found.text))
+        found = replace(found, text=self._sender.service.hide_key(found.text))
         self._cache.write(key, self.id, found)
         return found, False
 
     def _key(self, prompt: str) -> str:
-        parameters = {"temperature": 0, "max_tokens": self._most}
+        parameters = {"temperature": 0, "max_tokens": self._max_tokens}
         return key_of(self.id, self.model, prompt, parameters)

@@ -162,11 +162,12 @@ class TruelineLM(TemplateLM):
         from trueline.scoring import Continuation, score_continuations
 
         pairs = [
-            (fit_context(context, after, self.lm), after) for _, context, after in requests
+            (tuple(fit_context(context, after, self.lm)), tuple(after))
+            for _, context, after in requests
         ]
         places: dict[tuple[int, ...], list[int]] = {}
         for place, (context, _) in enumerate(pairs):
-            places.setdefault(tuple(context), []).append(place)
+            places.setdefault(context, []).append(place)
         groups = sorted(places.values(), key=lambda group: len(pairs[group[0]][0]))
         found: dict[int, tuple[float, bool]] = {}
         with tqdm(total=len(pairs), desc="scoring", disable=kwargs.get("disable_tqdm")) as bar:
@@ -174,10 +175,10 @@ class TruelineLM(TemplateLM):
                 batch = [
                     place for group in groups[start:][: self.batch_size] for place in group
                 ]
-                rows = []
-                for place in batch:
-                    context, after = (tuple(tokens) for tokens in pairs[place])
-                    rows.append(Continuation(TokenContext(context), (context,), after))
+                rows = [
+                    Continuation(TokenContext(context), (context,), after)
+                    for context, after in (pairs[place] for place in batch)
+                ]
                 scores = score_continuations(self.lm, self.method, rows)
                 for place, score in zip(batch, scores, strict=True):
                     found[place] = score

@@ -8,7 +8,8 @@ import tiny
 import torch
 from safetensors.torch import load_file, save_file
 
-from trueline.embedders.embedder import load_embedder
+from trueline.embedders.base import embed_distinct, embed_prepared, prepare_texts
+from trueline.embedders.loading import load_embedder
 from trueline.errors import ModelError
 
 TEXTS = ["", " sky", "No, bats see well in the dark.", "unknown wörds 北京 🙂", "rust " * 200]
@@ -63,6 +64,53 @@ def test_another_weight_makes_another_embedder(tmp_path, embedder, embedder_fold
     assert load_embedder(copy).hash != embedder.hash
 
 
+class Letters:
+    """An embedder of a user's own, with `embed` alone; it keeps what it was given."""
+
+    id, hash, dimension = "letters", "1", 2
+
+    def __init__(self):
+        self.calls = []
+
+    def embed(self, texts):
+        self.calls.append(list(texts))
+        return torch.tensor([[float("a" in text), float("b" in text)] for text in texts])
+
+
+def test_equal_texts_are_embedded_once_and_come_back_in_every_place():
+    letters = Letters()
+    found = embed_distinct(letters, ["a", "b", "a", "a"])
+    assert letters.calls == [["a", "b"]]
+    assert found.tolist() == [[1, 0], [0, 1], [1, 0], [1, 0]]
+
+
+def test_no_texts_are_no_vectors(embedder, words):
+    for each in (embedder, words, Letters()):
+        assert embed_distinct(each, []).shape == (0, each.dimension)
+    assert words.embed([]).shape == (0, 2)
+    assert embedder.embed([]).shape == (0, 32)
+
+
+def test_the_first_phase_does_the_tokens_and_the_second_the_model(embedder, words, monkeypatch):
+    texts = [*TEXTS, TEXTS[2]]
+    wanted = [embed_distinct(embedder, texts), embed_distinct(words, texts)]
+    prepared = [prepare_texts(embedder, texts), prepare_texts(words, texts)]
+    for each in (embedder, words):
+        monkeypatch.setattr(each, "tokenizer", None)
+    found = [embed_prepared(*pair) for pair in zip((embedder, words), prepared)]
+    assert all(map(torch.equal, found, wanted))
+    assert found[0].shape == (len(texts), 32)
+
+
+def test_a_class_made_from_an_embedder_embeds_in_its_own_way(words):
+    class Doubled(type(words)):
+        def embed(self, texts):
+            return 2 * super().embed(texts)
+
+    doubled = Doubled("doubled", words.vectors, words.tokenizer, words.unknown)
+    assert torch.equal(embed_distinct(doubled, ["sky"]), 2 * embed_distinct(words, ["sky"]))
+
+
 @pytest.fixture
 def words(tmp_path):
     """Word vectors of three words: 0 unknown, 1 sky, 2 sea."""
@@ -103,3 +151,17 @@ def test_wordllama_256_gives_the_vectors_of_its_own_library():
     theirs = torch.tensor(library.embed(texts, norm=True))
     ours = load_embedder("wordllama-256").embed(texts)
     assert torch.allclose(ours, theirs, atol=1e-4)
+
+
+@pytest.mark.real
+def test_all_mpnet_base_v2_gives_the_vectors_of_sentence_transformers():
+    from sentence_transformers import SentenceTransformer
+
+    from trueline.engines.sources import list_models, resolve
+
+    if not next(row for row in list_models() if row.name == "all-mpnet-base-v2").cached:
+        pytest.skip("all-mpnet-base-v2 is optional and not in the cache")
+    folder = resolve("all-mpnet-base-v2", "embedder").folder
+    theirs = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
+    ours = load_embedder("all-mpnet-base-v2").embed(TEXTS)
+    assert torch.allclose(ours, torch.tensor(theirs), atol=1e-5)

@@ -1,4 +1,4 @@
-"""A sample and an answer in, the question for a judge out; its reply in, a verdict out."""
+"""A sample and an answer -> the question for a judge; its reply -> a label."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from trueline.evaluation.samples import About, Sample, Task, Verdict
 
-Items = Sequence[tuple[Sample, str]]  # answers, each with what it answers
+Items = Sequence[tuple[Sample, str]]  # samples, each with the answer to judge
 Progress = Callable[[int, int], None] | None
 NO_REFERENCE = "no reference answer to judge by"
 _QUESTIONS: dict[Task, tuple[About, ...]] = {
@@ -56,7 +56,7 @@ _STATEMENT = re.compile(  # as in "it is partly wrong", "the answer isn't correc
     rf"(?:it|this|that|(?:(?:the|this|that|your|given)\s+)+{_OF})\s+"
     r"(?:is|s|was|seems|looks)(?P<denied>n t| not)?\s+"
     r"(?:(?:in fact|indeed|actually|clearly|also|only|partly|partially|mostly)\s+)*"
-    r"(?P<said>[a-z ]+?)(?:\s+(?:about|in|on|as|because|since|here|overall|and|but)\b.*)?"
+    r"(?P<stated>[a-z ]+?)(?:\s+(?:about|in|on|as|because|since|here|overall|and|but)\b.*)?"
 )
 _DOUBT = re.compile(  # what takes back part of a verdict that came before it
     r"(?:but|or|though|although|however|except|unless|partly|partially|mostly|somewhat|maybe"
@@ -65,7 +65,7 @@ _DOUBT = re.compile(  # what takes back part of a verdict that came before it
 
 
 class Judge(Protocol):
-    """Who says whether answers are truthful, informative or hallucinated."""
+    """Says whether answers are truthful, informative or hallucinated."""
 
     @property
     def id(self) -> str:
@@ -125,7 +125,7 @@ def _stated(clause: str, about: About) -> bool | None:
     clause = clause[filler.end() :] if (filler := _FILLER.match(clause)) else clause
     if not (found := _STATEMENT.fullmatch(clause)):
         return _PHRASES[about].get(clause)
-    label = _PHRASES[about].get(found["said"])
+    label = _PHRASES[about].get(found["stated"])
     return None if label is None else label != bool(found["denied"])
 
 

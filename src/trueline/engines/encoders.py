@@ -1,0 +1,44 @@
+"""A folder in, an encoder out, which embedders stand on: token ids -> a state for each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+
+class Encoder(Protocol):
+    """What gives a state for every token; it is also a torch module, so it can be exported."""
+
+    width: int  # of a state
+    limit: int | None  # tokens it can read at most
+    pad_id: int
+    first_positions: tuple[int, ...]  # where a text's first token may stand
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        ...
+
+    def fingerprint(self) -> str:
+        """A hash of its weights and settings."""
+        ...
+
+    def __call__(
+        self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """(rows, tokens) of ids -> (rows, tokens, width).
+
+        The mask is one of tokens (rows, tokens), 1 where a token counts, or one of pairs
+        (rows, 1, tokens, tokens), which is added to the attention's scores. Positions are
+        given only where texts stand one behind the other in a row.
+        """
+        ...
+
+
+def open_encoder(folder: Path, device: torch.device) -> Encoder:
+    """Open the encoder of a folder in float32."""
+    from trueline.engines.transformers.encoder import open_encoder
+
+    return open_encoder(folder, device)

@@ -1,0 +1,55 @@
+"""A folder in, an encoder of transformers out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from trueline.engines.transformers.fingerprint import fingerprint
+from trueline.engines.transformers.quiet import quiet
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class TransformersEncoder(torch.nn.Module):
+    """An encoder of transformers behind the protocol of `engines.encoders`."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model.eval()
+        self.width = int(model.config.hidden_size)
+        self.limit: int | None = getattr(model.config, "max_position_embeddings", None)
+        self.pad_id = int(getattr(model.config, "pad_token_id", 0) or 0)
+        # Some encoders count positions from behind the id of their pad.
+        self.first_positions: tuple[int, ...] = (0, self.pad_id + 1)
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        device: torch.device = self.model.device
+        return device
+
+    def fingerprint(self) -> str:
+        """A hash of its weights and settings."""
+        return fingerprint(self.model)
+
+    def forward(
+        self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """(rows, tokens) of ids -> (rows, tokens, width)."""
+        options = {} if positions is None else {"position_ids": positions}
+        found = self.model(input_ids=ids, attention_mask=mask, **options)
+        states: torch.Tensor = found.last_hidden_state
+        return states
+
+
+def open_encoder(folder: Path, device: torch.device) -> TransformersEncoder:
+    """Open the encoder of a folder in float32."""
+    from transformers import AutoModel
+
+    with quiet():
+        model = AutoModel.from_pretrained(folder, dtype=torch.float32)
+    return TransformersEncoder(model.to(device))

@@ -1,0 +1,146 @@
+"""Names in, a model, a space and methods out, opened together: what every face begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trueline.decoders import check_settings, make_method, method_class, settings_fields
+from trueline.decoders.base import Decoder
+from trueline.engines import load
+from trueline.engines.base import Engine
+from trueline.engines.model_cache import home
+from trueline.engines.sources import DEFAULT_MODEL
+from trueline.errors import ModelError, SettingError, SpaceMismatchError
+from trueline.prompts import Prompt
+from trueline.space.build import build
+from trueline.space.space import GroundingSpace, read_space
+
+Progress = Callable[[int, int], None]  # entries of the shipped space done, entries in all
+
+
+@dataclass(frozen=True)
+class Session:
+    """A model, a space, and methods by name that work with both."""
+
+    lm: Engine
+    space: GroundingSpace | None  # None: no method needs one, and none was named
+    methods: Mapping[str, Decoder]
+
+    @property
+    def prompt(self) -> Prompt:
+        """What a question is put into."""
+        return Prompt() if self.space is None else self.space.prompt
+
+    def method(self, name: str, settings: Mapping[str, Any] | None = None) -> Decoder:
+        """Another method on the same model and space."""
+        space = self.space
+        if space is None and method_class(name).needs.space:
+            space = shipped_space(self.lm)
+        return make_method(name, space=space, settings=settings)
+
+    def with_space(self, folder: str | Path) -> Session:
+        """The same model and methods on another space, which has to fit the model."""
+        space = read_space(folder)
+        space.check_model(self.lm)
+        methods = {
+            name: make_method(method.name, space=space, settings=method.settings())
+            for name, method in self.methods.items()
+        }
+        return replace(self, space=space, methods=methods)
+
+
+def open_session(
+    names: Sequence[str],
+    *,
+    model: str | Engine | None = None,
+    space: str | Path | GroundingSpace | None = None,
+    embedder: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    dtype: str = "auto",
+    device: str | None = None,
+    trust_remote_code: bool = False,
+    progress: Progress | None = None,
+) -> Session:
+    """Open a model, a space and methods; mistakes in names and settings show before a model is.
+
+    Without a space, methods that need one get that of the shipped facts. Settings are named
+    `tau` for every method that has one, or `rad.tau` for one of them. Without a model, it is
+    the one the space was built with.
+    """
+    given = settings or {}
+    check_names(names, given)
+    if isinstance(space, (str, Path)):
+        space = read_space(space, embedder=embedder)
+    own = {name: _meant_for(name, given) for name in names}
+    if space is not None:  # before a model is opened: what the space cannot give shows at once
+        _make(names, space, own)
+    if model is None or isinstance(model, str):
+        lm: Engine = _load(
+            model, space, dtype=dtype, device=device, trust_remote_code=trust_remote_code
+        )
+    else:
+        lm = model
+    if space is None and any(method_class(name).needs.space for name in names):
+        space = shipped_space(lm, progress)
+    return Session(lm, space, _make(names, space, own))
+
+
+def check_names(names: Sequence[str], settings: Mapping[str, Any]) -> None:
+    """Refuse methods that are none, and settings that none of the methods has."""
+    for name in names:
+        method_class(name)
+    for key, value in settings.items():
+        method, dot, setting = key.rpartition(".")
+        if dot and method_class(method) and method not in names:
+            raise SettingError(f"{key} is set, but {method} is not asked for")
+        takers = [name for name in names if setting in _meant_for(name, {key: value})]
+        for name in takers or [method or names[0]]:
+            check_settings(name, {setting: value})
+
+
+def shipped_space(lm: Engine, progress: Progress | None = None) -> GroundingSpace:
+    """The space of the shipped facts for a model, built once and kept in the cache."""
+    from filelock import FileLock
+
+    spaces = home() / "spaces"
+    spaces.mkdir(parents=True, exist_ok=True)
+    folder = spaces / f"facts-{lm.fingerprint[:12]}.space"
+    with FileLock(spaces / ".lock"):
+        return build(lm, "facts", wrong=True, out=folder, progress=progress)
+
+
+def _load(model: str | None, space: GroundingSpace | None, **options: Any) -> Engine:
+    if space is None:
+        return load(model or DEFAULT_MODEL, **options)
+    try:
+        return load(model or space.recipe.model, **options)
+    except ModelError as error:
+        if model is not None:
+            raise
+        raise SpaceMismatchError(
+            f"{space.folder or 'the space'} was built with the model {space.recipe.model!r}, "
+            f"which cannot be opened by that name; say where it is with --model ({error})"
+        ) from error
+
+
+def _make(
+    names: Sequence[str],
+    space: GroundingSpace | None,
+    settings: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Decoder]:
+    return {name: make_method(name, space=space, settings=settings[name]) for name in names}
+
+
+def _meant_for(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings a method takes: those under its name, and those under none that it has."""
+    known = settings_fields(name)
+    shared = {key: value for key, value in settings.items() if key in known}
+    own = {
+        key.removeprefix(f"{name}."): value
+        for key, value in settings.items()
+        if key.startswith(f"{name}.") and key.removeprefix(f"{name}.") in known
+    }
+    return {**shared, **own}

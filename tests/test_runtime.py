@@ -1,0 +1,138 @@
+"""The embedder on ONNX Runtime: torch's vectors or none, and a line that says why."""
+
+import logging
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+
+from trueline.embedders import runtime
+from trueline.embedders.sentence import SentenceEmbedder
+from trueline.engines.transformers.encoder import TransformersEncoder
+from trueline.shortcuts import without
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """An empty cache."""
+    monkeypatch.setattr(runtime, "home", lambda: tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def said(caplog):
+    """What trueline logs from here on, as if it had said nothing yet."""
+    runtime._say_once.cache_clear()
+    return lambda: [record.getMessage() for record in caplog.records if is_ours(record)]
+
+
+def is_ours(record):
+    return record.name.startswith("trueline") and record.levelno >= logging.WARNING
+
+
+def open_for(embedder):
+    return runtime.open_runtime(
+        embedder.encoder, embedder.hash, embedder.pooling, embedder._embed_batch
+    )
+
+
+def tiny_embedder(architecture, pooling="mean", **settings):
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=60, hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
+    config = getattr(transformers, f"{architecture}Config")(**sizes, **settings)
+    model = getattr(transformers, f"{architecture}Model")(config).eval()
+    words = Tokenizer(WordLevel({f"w{number}": number for number in range(60)}, "w0"))
+    words.pre_tokenizer = WhitespaceSplit()
+    return SentenceEmbedder(
+        "tiny", TransformersEncoder(model), words, pooling=pooling, limit=32
+    )
+
+
+def test_the_runtime_gives_the_vectors_of_torch(embedder):
+    texts = ["", "bats see well", "gold does not rust in air or water, no matter what"] * 10
+    fast = embedder.embed(texts)  # more tokens than are read at once
+    assert embedder._runtime is not None
+    with without("runtime"):
+        assert torch.allclose(fast, embedder.embed(texts), atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize(
+    ("architecture", "pooling"), [("Roberta", "first"), ("Roberta", "mean"), ("MPNet", "first")]
+)
+def test_encoders_that_count_from_their_pad_have_a_runtime_too(architecture, pooling):
+    made = tiny_embedder(
+        architecture, pooling, intermediate_size=32, max_position_embeddings=40, pad_token_id=1
+    )
+    texts = ["w7 w8 w9", "w10", "w11 w12 w13 w14 w15"]
+    fast = made.embed(texts)
+    assert made._runtime is not None
+    with without("runtime"):
+        assert torch.allclose(fast, made.embed(texts), atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_damaged_runtime_is_made_anew(embedder, home, said, monkeypatch):
+    path = home / "runtimes" / f"{embedder.hash[:32]}-vectors.onnx"
+    path.parent.mkdir()
+    path.write_bytes(b"not a graph")
+    assert open_for(embedder) is not None
+    assert len(path.read_bytes()) > 1000
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    assert said() == []
+    path.write_bytes(b"not a graph")
+    monkeypatch.setattr(runtime, "_export", lambda encoder, path, packer: None)
+    assert open_for(embedder) is None
+    assert [line[:60] for line in said()] == [
+        "the embedder runs on torch, since ONNX Runtime cannot take i"
+    ]
+
+
+def test_without_the_packages_torch_embeds_and_one_line_names_the_extra(
+    embedder, home, said, monkeypatch
+):
+    monkeypatch.setattr(runtime, "find_spec", lambda name: None)
+    assert open_for(embedder) is None
+    assert open_for(embedder) is None
+    assert said() == [
+        "the embedder runs on torch, without onnxruntime, onnx, onnxscript; for a faster one: "
+        "pip install 'trueline[fast]'"
+    ]
+
+
+def test_an_exporter_that_fails_is_told_in_one_line_and_leaves_no_file(
+    embedder, home, said, monkeypatch
+):
+    def export(*given, **options):
+        raise torch.onnx.errors.UnsupportedOperatorError("aten::odd", 18, None)
+
+    monkeypatch.setattr(torch.onnx, "export", export)
+    assert open_for(embedder) is None
+    assert open_for(embedder) is None
+    [line] = said()
+    assert "UnsupportedOperatorError" in line
+    assert "\n" not in line
+    assert list((home / "runtimes").iterdir()) == []
+
+
+@pytest.mark.usefixtures("home")
+def test_an_encoder_that_cannot_read_packed_texts_stays_on_torch_and_says_why(said):
+    made = tiny_embedder("Bert", intermediate_size=32)
+    made.encoder.first_positions = (3,)  # every text would begin at its fourth position
+    assert open_for(made) is None
+    assert "does not read texts one behind the other" in said()[0]
+    assert made.embed(["w7 w8", "w9"]).shape == (2, 16)
+
+
+@pytest.mark.usefixtures("home")
+def test_a_bug_is_not_taken_for_a_runtime_that_cannot_be_had(embedder, monkeypatch):
+    def export(*given, **options):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(torch.onnx, "export", export)
+    with pytest.raises(ZeroDivisionError):
+        open_for(embedder)
