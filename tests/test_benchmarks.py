@@ -220,7 +220,7 @@ def test_alpaca_joins_the_input_and_leaves_out_empty_outputs(data):
     read = read_benchmark("alpaca", data=data, ground=None)
     assert read.ground[1].question == "Name 2 birds.\n\nowl"
     assert read.ground[2].question == "Name 3 birds."
-    assert (len(read.ground), len(read.test), read.tau) == (999, 804, 0.8)
+    assert (len(read.ground), len(read.test), read.settings) == (999, 804, {"tau": 0.8})
     assert (read.counts["ground left out"], read.counts["test left out"]) == (1, 1)
     assert [read.test[1].id, read.test[1].answers, read.test[1].category] == [
         "alpaca-eval-3",

@@ -16,10 +16,10 @@ from test_cli import home  # noqa: F401  # default names mean tiny parts, in a f
 from trueline.cli import cli
 from trueline.cli.eval import _with_flags
 from trueline.errors import SettingError
-from trueline.evaluation.cells import _id
+from trueline.evaluation.cells import cell_id
+from trueline.evaluation.lines import VerdictLine, read_lines, replace_line
 from trueline.evaluation.plan_file import plan_from
 from trueline.evaluation.plan_keys import KEYS
-from trueline.evaluation.results import read_lines
 from trueline.evaluation.run import _held_mb, _start_peak
 
 ROOT = Path(__file__).parents[1]
@@ -65,8 +65,8 @@ def test_a_file_makes_a_run_flags_win_and_json_is_the_outcome(tmp_path):
     (cell,) = told["cells"]
     assert (cell["label"], cell["done"], cell["is_done"]) == ("greedy", 2, True)
     head, *_ = read_lines(tmp_path / "out" / "results.jsonl")
-    assert (head["max_new_tokens"], head["model"]) == (2, "smollm2-135m")
-    machine = json.dumps(head["machine"])
+    assert (head.max_new_tokens, head.model) == (2, "smollm2-135m")
+    machine = json.dumps(head.machine)
     assert os.uname().nodename not in machine
     assert str(tmp_path) not in machine
 
@@ -77,12 +77,10 @@ def test_a_cell_says_how_it_was_drawn_and_its_id_does_not_hang_on_that(tmp_path)
     for place, draw in enumerate([(), ("--draw", "5")]):
         evaluate(*plan, *draw, "--out", str(tmp_path / str(place)))
         head, *_, last, _ = read_lines(tmp_path / str(place) / "results.jsonl")
-        assert (head["draw"], head["rule"]) == (None if not draw else 5, "answered")
-        assert last.get("peak_mb", 11) > 10  # it is there where the system can tell
-        told = {"kind": "cell", "cell": "", "draw": 7, "rule": "all"}
-        line = {k: v for k, v in head.items() if k not in ("machine", "time")}
-        assert _id({**line, **told}) == head["cell"]
-        ids.append((head["data_hash"], head["cell"]))
+        assert (head.draw, head.rule) == (None if not draw else 5, "answered")
+        assert (last.peak_mb or 11) > 10  # it is there where the system can tell
+        assert cell_id(replace_line(head, cell="", draw=7, rule="all")) == head.cell
+        ids.append((head.data_hash, head.cell))
     assert ids[0] != ids[1]  # other samples are another cell: by their hash
 
 
@@ -225,12 +223,12 @@ def test_flags_go_into_the_tables_of_the_plan():
 def test_the_plans_of_the_example_and_of_the_page_are_sound():
     example = tomllib.loads((ROOT / "examples" / "run.toml").read_text("utf-8"))
     plan = plan_from(example)
-    assert [variant.label({}) for variant in plan.variants] == [
-        "greedy",
-        "rad alpha=0.3",
-        "rad alpha=0.5",
-        "dola",
-        "rad beta=0.5",
+    assert [(variant.method, variant.settings) for variant in plan.variants] == [
+        ("greedy", {}),
+        ("rad", {"alpha": 0.3}),
+        ("rad", {"alpha": 0.5}),
+        ("dola", {}),
+        ("rad", {"beta": 0.5}),
     ]
     page = (ROOT / "docs" / "evaluation.md").read_text("utf-8")
     blocks = page.split("```toml\n")[1:]
@@ -246,7 +244,8 @@ def test_the_example_runs(tmp_path):
     )
     assert ran.code == 0, ran.err
     assert len(ran.out.splitlines()) == 1 + 2 * 5  # tasks x variants
-    verdicts = [x for x in read_lines(tmp_path / "results.jsonl") if x["kind"] == "verdict"]
+    lines = read_lines(tmp_path / "results.jsonl")
+    verdicts = [line for line in lines if isinstance(line, VerdictLine)]
     assert len(verdicts) == 2 * 2 * 5  # truth and info, of two answers, by five variants
     assert "note: offline:all-minilm-l6-v2 agrees with people on " in ran.err
     assert " of truth labels (one label for all: " in ran.err

@@ -859,15 +859,17 @@ def test_offline_a_reference_is_embedded_once_whatever_is_asked():
 
 
 def test_the_agreement_told_is_that_of_the_references_a_verdict_had():
-    from trueline.evaluation.checks import agreement_notes
+    from trueline.evaluation.consistency import agreement_notes
+    from trueline.evaluation.lines import VerdictLine
+    from trueline.evaluation.outcomes import CellResults
 
     class Named(Words):
         id = "all-minilm-l6-v2"
 
     def notes(task, about, *samples):
         found = OfflineJudge(Named()).judge(task, about, [(s, "dark red") for s in samples])
-        lines = [{"kind": "verdict", "cell": "x", **asdict(verdict)} for verdict in found]
-        return agreement_notes(lines, ["x"])
+        lines = [VerdictLine(cell="x", sample="s", **asdict(verdict)) for verdict in found]
+        return agreement_notes([CellResults(head=None, verdicts=lines)])
 
     alone, unknown = Sample("c", "Which color?", ("red paint",)), Sample("n", "Why?")
     with_wrong, by_right = (

@@ -11,6 +11,7 @@ from trueline.evaluation.leaks import (
     leak_note,
     leak_report,
 )
+from trueline.evaluation.lines import LeaksLine
 from trueline.evaluation.samples import Benchmark, Sample
 from trueline.records import Example
 
@@ -149,10 +150,10 @@ def test_counts_are_of_samples_and_not_of_pairs():
 def test_a_line_of_results_holds_the_counts_and_the_nearest():
     made = benchmark(["do cats fly", "at 0"], ["Do cats fly?", "is it red", "x " * 120])
     line = leak_line(made, None)
-    assert (line["kind"], line["cell"], line["benchmark"]) == ("leaks", None, "made up")
-    assert line["counts"] == {"samples": 3, "leaking": 1, "question equal": 1}
-    (nearest,) = line["nearest"]
-    assert nearest["texts"] == ["Do cats fly?", "do cats fly"]
+    assert (type(line), line.benchmark) == (LeaksLine, "made up")
+    assert line.counts == {"samples": 3, "leaking": 1, "question equal": 1}
+    (nearest,) = line.nearest
+    assert nearest.texts == ("Do cats fly?", "do cats fly")
     assert leak_note(line) == (
         "made up: 1 of 3 samples are near one of the 2 grounding examples, by text alone "
         "(question equal 1); the nearest: s0 and e0 (question equal, 1.00)"
@@ -167,9 +168,9 @@ def test_a_line_of_results_holds_the_counts_and_the_nearest():
 def test_the_nearest_ten_are_kept_and_long_texts_are_cut():
     made = benchmark([f"do cats {'fly ' * 40}"], [f"do cats {'fly ' * 40}"] * 12)
     line = leak_line(made, None)
-    assert line["counts"]["leaking"] == 12
-    assert len(line["nearest"]) == 10
-    (text,) = {text for one in line["nearest"] for text in one["texts"]}
+    assert line.counts["leaking"] == 12
+    assert len(line.nearest) == 10
+    (text,) = {text for one in line.nearest for text in one.texts}
     assert (len(text), text[-1]) == (100, "…")
 
 

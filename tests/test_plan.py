@@ -92,14 +92,6 @@ def test_lists_become_tuples_and_all_means_no_limit():
     assert (plan.test, plan.ground) == (None, None)
 
 
-def test_a_label_tells_what_differs_from_the_defaults():
-    variant = Variant("rad", {"alpha": 0.3, "tau": 0.7}, BuildOptions(window="answer"))
-    assert variant.label({"alpha": 0.5, "tau": 0.7}) == "rad alpha=0.3 window=answer"
-    assert Variant("dola", {"candidates": (0, 1)}).label({"candidates": "high"}) == (
-        "dola candidates=0,1"
-    )
-
-
 def test_every_mistake_is_listed_with_its_name_and_what_is_allowed():
     found = mistakes(
         {

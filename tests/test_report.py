@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import re
 from html.parser import HTMLParser
 from xml.etree import ElementTree
@@ -12,44 +11,57 @@ from click.testing import CliRunner
 
 from trueline.cli import cli
 from trueline.errors import SettingError
+from trueline.evaluation.lines import (
+    AnswerLine,
+    CellLine,
+    ChoiceLine,
+    DoneLine,
+    FailedLine,
+    SpaceFacts,
+    StopRule,
+    VerdictLine,
+    encode_lines,
+    replace_line,
+)
+from trueline.evaluation.measures import columns_of
+from trueline.evaluation.outcomes import read_results
+from trueline.paper.text_figures import our_text_figures
 from trueline.report.formats import as_csv, as_html, as_latex, as_markdown, escape_latex
-from trueline.report.grids import Document, Entry, Figure, Grid, Section, grids_of
-from trueline.report.measures import columns_of
+from trueline.report.grids import Document, Figure, Grid, GridText, Section, grids_of
 from trueline.report.plots import as_png, as_svg, edit_quartiles, inline_svg, plots_of
-from trueline.report.report import named_plots, report_of, write_report
-from trueline.report.results import read_results
-from trueline.report.said import said_by_us
 from trueline.report.sweeps import sweeps_of
 from trueline.report.tables import tables_of
+from trueline.report.writing import named_plots, report_of, write_report
 
 JUDGE = "offline:tiny"
 SAMPLES = ["q1", "q2", "q3", "q4"]
+SETTINGS = {"alpha": 0.5, "tau": 0.7}
+BUILD = {"context": 8, "window": "all", "embedder": "tiny-bert", "values": "auto"}
 
 
-def cell(id, method="greedy", label=None, **given):
+def cell(id, method="greedy", *, settings=None, build=None, **given):
     """The head of a cell, as a run writes it."""
-    settings = {"alpha": 0.5, "tau": 0.7} if method == "rad" else {}
-    return {
-        "kind": "cell",
-        "cell": id,
+    is_grounded = method in ("rad", "knn-lm")
+    made = {**BUILD, **(build or {})}
+    space = SpaceFacts(hash="abc", entries=9, build=made, default_build=BUILD, built=made)
+    fields = {
         "task": "generate",
         "samples": 4,
         "batch_size": 2,
         "max_new_tokens": 8,
         "temperature": 0.0,
-        "stop": {"strings": [], "ids": [2]},
+        "stop": StopRule((), (2,)),
         "seed": None,
         "method": method,
-        "settings": settings,
-        "label": label or method,
-        "prompt_hashes": ["p"],
-        "space_hash": "abc" if method == "rad" else None,
-        "entries": 9 if method == "rad" else None,
-        "embedder": "tiny-bert" if method == "rad" else None,
-        "context": 8 if method == "rad" else None,
-        "window": "all" if method == "rad" else None,
+        "is_plain": method == "greedy",
+        "has_own_prompt": False,
+        "settings": {**(SETTINGS if method == "rad" else {}), **(settings or {})},
+        "defaults": SETTINGS if method == "rad" else {},
+        "prompt_hashes": ("p",),
+        "space": space if is_grounded else None,
         "model": "tiny_100%",
         "fingerprint": "f",
+        "tokenizer_hash": "t",
         "dtype": "float32",
         "device": "cpu",
         "benchmark": "facts",
@@ -58,65 +70,60 @@ def cell(id, method="greedy", label=None, **given):
         "ground_from": None,
         "ground": 3,
         "test": 4,
+        "draw": None,
+        "rule": "answered",
+        "bertscore": None,
         "versions": {"trueline": "0"},
         "machine": {"cpus": 2},
         "time": "2026-01-01T00:00:00+00:00",
-        **given,
     }
+    return CellLine(cell=id, **{**fields, **given})
 
 
 def answers(id, *, rouge, text="same", flipped=(0, 0), hits=(0, 0), sure=0.5, **given):
     return [
-        {
-            "kind": "answer",
-            "cell": id,
-            "sample": sample,
-            "place": place,
-            "question": "Q?",
-            "text": text,
-            "tokens": 2,
-            "finish": "stop",
-            "prompt_tokens": 5,
-            "prompt_hashes": ["p"],
-            "seconds": 0.5,
-            "scores": {"rouge_l": rouge[place], "bleu_accuracy": None},
-            "confidence": sure if isinstance(sure, float) else sure[place],
-            "hits": list(hits),
-            "flipped": list(flipped),
-            "entropy": [0.1, 2.0],
-            **given,
-        }
-        for place, sample in enumerate(SAMPLES)
+        AnswerLine(
+            cell=id,
+            sample=sample,
+            index=index,
+            question="Q?",
+            text=text,
+            tokens=2,
+            finish="stop",
+            prompt_tokens=5,
+            seconds=0.5,
+            scores={"rouge_l": rouge[index], "bleu_accuracy": None},
+            confidence=sure if isinstance(sure, float) else sure[index],
+            hits=hits,
+            flipped=flipped,
+            entropy=(0.1, 2.0),
+            **{"prompt_hashes": ("p",), **given},
+        )
+        for index, sample in enumerate(SAMPLES)
     ]
 
 
 def verdicts(id, about, labels, judge=JUDGE):
+    paid = {"prompt_tokens": 1, "answer_tokens": 1, "cost": 0.25}
     return [
-        {
-            "kind": "verdict",
-            "cell": id,
-            "sample": sample,
-            "judge": judge,
-            "about": about,
-            "label": label,
-            "raw": "",
-            "prompt_tokens": 1,
-            "answer_tokens": 1,
-            "cost": 0.25,
-        }
+        VerdictLine(cell=id, sample=sample, judge=judge, about=about, label=label, **paid)
         for sample, label in zip(SAMPLES, labels)
     ]
 
 
+def failed(id, sample, index):
+    return FailedLine(cell=id, sample=sample, index=index, reason="too long")
+
+
 def done(id, memory=100.0):
-    return {"kind": "done", "cell": id, "seconds": 2.0, "peak_mb": memory}
+    return DoneLine(cell=id, seconds=2.0, peak_mb=memory)
 
 
 def choices(id, marks):
     return [
-        {"kind": "choice", "cell": id, "sample": sample, "place": place, "single": [-1.0],
-         "multiple": [], "mc1": mark, "mc2": None, "mc3": None, "seconds": 0.1}
-        for place, (sample, mark) in enumerate(zip(SAMPLES, marks))
+        ChoiceLine(cell=id, sample=sample, index=index, single=(-1.0,), multiple=(), mc1=mark,
+                   mc2=None, mc3=None, seconds=0.1)
+        for index, (sample, mark) in enumerate(zip(SAMPLES, marks))
     ]  # fmt: skip
 
 
@@ -138,8 +145,7 @@ RAD = [
 
 def write(folder, *lines):
     folder.mkdir(parents=True, exist_ok=True)
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    (folder / "results.jsonl").write_text(text, "utf-8")
+    (folder / "results.jsonl").write_bytes(encode_lines(lines))
     return folder
 
 
@@ -246,20 +252,19 @@ def test_choices_join_the_row_of_their_method(tmp_path):
 
 
 def test_each_task_has_counts_of_its_own(tmp_path):
-    failed = {"kind": "failed", "cell": "c", "sample": "q2", "place": 1, "reason": "too long"}
     head = cell("c", task="choose", max_new_tokens=None, stop=None, samples=3)
-    scored = [head, choices("c", [1.0])[0], failed]
+    scored = [head, choices("c", [1.0])[0], failed("c", "q2", 1)]
     made = table(tmp_path, *GREEDY, *scored)
     grids = {grid.title: grid.rows[0][-1] for grid in grids_of(made)}
-    assert grids["Overlap"] == Entry("n 4", ("0 unscored, 0 failed, 0 skipped",))
-    assert grids["Choices"] == Entry("n 1", ("0 unscored, 1 failed, 1 skipped", "1 to come"))
+    assert grids["Overlap"] == GridText("n 4", ("0 unscored, 0 failed, 0 skipped",))
+    assert grids["Choices"] == GridText("n 1", ("0 unscored, 1 failed, 1 skipped", "1 to come"))
     rows = {row["measure"]: row for row in csv.DictReader(io.StringIO(as_csv([made])))}
     assert (rows["rouge_l"]["answered"], rows["mc1"]["answered"]) == ("4", "1")
     assert (rows["rouge_l"]["failed"], rows["mc1"]["failed"]) == ("0", "1")
 
 
 def test_verdicts_not_asked_yet_are_to_come_and_warned_of(tmp_path):
-    begun = [line for line in RAD if line["kind"] != "verdict"]
+    begun = [line for line in RAD if not isinstance(line, VerdictLine)]
     begun += verdicts("r", "truth", [None, True])  # q3 and q4, and all of info, are not judged
     results = read_results(write(tmp_path, *GREEDY, *begun))
     (made,) = tables_of(results)
@@ -304,10 +309,10 @@ def test_what_was_varied_beside_the_label_is_told(tmp_path):
 
 def spaces_by(name, made):
     """A row of RAD by what its space was built with."""
-    for place, value in enumerate(made):
-        id = f"x{place}"
-        yield cell(id, "rad", **{name: value})
-        yield from answers(id, rouge=[0.1 * place] * 4, text=id)
+    for index, value in enumerate(made):
+        id = f"x{index}"
+        yield cell(id, "rad", build={name: value})
+        yield from answers(id, rouge=[0.1 * index] * 4, text=id)
         yield done(id)
 
 
@@ -315,7 +320,10 @@ def spaces_by(name, made):
     ("name", "made"), [("context", [4, 8, 16, "full"]), ("embedder", ["a", "b", "c"])]
 )
 def test_what_a_space_was_built_with_makes_rows_and_a_sweep(name, made, tmp_path):
-    knn = [cell("k", "knn-lm", context="full"), *answers("k", rouge=[0.1] * 4, text="k")]
+    knn = [
+        cell("k", "knn-lm", build={"context": "full"}),
+        *answers("k", rouge=[0.1] * 4, text="k"),
+    ]
     found = table(tmp_path, *GREEDY, *knn, done("k"), *spaces_by(name, made))
     assert [row.label for row in found.rows] == [
         "greedy",
@@ -329,20 +337,25 @@ def test_what_a_space_was_built_with_makes_rows_and_a_sweep(name, made, tmp_path
     assert (sweep.name, sweep.values) == (name, tuple(made))
 
 
-def test_a_build_option_that_only_the_label_tells_is_a_sweep_too(tmp_path):
-    labels = {"a": "rad", "b": "rad values=hidden", "c": "rad values=logits"}
+def test_a_build_option_other_than_the_default_is_in_the_label_and_a_sweep_too(tmp_path):
     lines = [
         line
-        for id, label in labels.items()
-        for line in (cell(id, "rad", label), *answers(id, rouge=[0.1] * 4, text=id), done(id))
+        for id in ("auto", "hidden", "logits")
+        for line in (
+            cell(id, "rad", build={"values": id}),
+            *answers(id, rouge=[0.1] * 4, text=id),
+            done(id),
+        )
     ]
-    (sweep,) = sweeps_of(table(tmp_path, *lines))
+    made = table(tmp_path, *lines)
+    assert [row.label for row in made.rows] == ["rad", "rad values=hidden", "rad values=logits"]
+    (sweep,) = sweeps_of(made)
     assert (sweep.name, sweep.values) == ("values", ("auto", "hidden", "logits"))
 
 
 def test_failed_and_missing_samples_are_counted_and_warned_of(tmp_path):
-    failed = {"kind": "failed", "cell": "g", "sample": "q4", "place": 3, "reason": "too long"}
-    lines = [cell("g", samples=3, test=4), *answers("g", rouge=[0.5] * 4)[:1], failed]
+    one = answers("g", rouge=[0.5] * 4)[:1]
+    lines = [cell("g", samples=3, test=4), *one, failed("g", "q4", 3)]
     results = read_results(write(tmp_path, *lines))
     (made,) = tables_of(results)
     counts = made.rows[0].counts["generate"]
@@ -354,9 +367,8 @@ def test_failed_and_missing_samples_are_counted_and_warned_of(tmp_path):
 
 def test_a_method_that_did_nothing_and_another_prompt_are_warned_of(tmp_path):
     idle = [cell("i", "rad"), *answers("i", rouge=[0.1] * 4), done("i")]
-    other = [cell("o", "cad"), *answers("o", rouge=[0.1] * 4, text="x"), done("o")]
-    for line in other[1:5]:
-        line["prompt_hashes"] = ["another"]
+    strange = answers("o", rouge=[0.1] * 4, text="x", prompt_hashes=("another",))
+    other = [cell("o", "cad"), *strange, done("o")]
     results = read_results(write(tmp_path, *GREEDY, *idle, *other))
     (section,) = report_of(results, tables_of(results)).sections
     assert sum("did nothing" in text for text in section.warnings) == 1
@@ -443,7 +455,7 @@ HOSTILE = "50%_of $x^2$ & {a}\\b #1 ~ <script>alert(1)</script> | `c` [d]"
 
 @pytest.fixture
 def hostile():
-    rows = ((Entry(HOSTILE), Entry("1.0", ("[0.5, 1.5] n 4",), True)),)
+    rows = ((GridText(HOSTILE), GridText("1.0", ("[0.5, 1.5] n 4",), True)),)
     grid = Grid(HOSTILE, ("method", HOSTILE), rows, (HOSTILE,))
     section = Section(HOSTILE, (HOSTILE,), (grid,), notes=(HOSTILE,))
     return Document(HOSTILE, (HOSTILE,), (section,))
@@ -525,10 +537,10 @@ def test_csv_reads_back_with_the_same_numbers(tmp_path):
 
 
 def sweep_lines():
-    for place, alpha in enumerate([0.0, 0.5, 1.0]):
-        id, label = f"a{place}", f"rad alpha={alpha:g}"
-        yield cell(id, "rad", label, settings={"alpha": alpha, "tau": 0.7})
-        yield from answers(id, rouge=[0.1 * place, 0.2, 0.3, 0.4], text=label)
+    for index, alpha in enumerate([0.0, 0.3, 1.0]):
+        id = f"a{index}"
+        yield cell(id, "rad", settings={"alpha": alpha})
+        yield from answers(id, rouge=[0.1 * index, 0.2, 0.3, 0.4], text=id)
         yield done(id)
 
 
@@ -536,8 +548,8 @@ def test_a_setting_with_three_values_is_a_sweep_in_order(tmp_path):
     lines = list(sweep_lines())
     made = table(tmp_path, *GREEDY, *reversed_cells(lines))
     (sweep,) = sweeps_of(made)
-    assert (sweep.method, sweep.name, sweep.values) == ("rad", "alpha", (0.0, 0.5, 1.0))
-    assert [row.label for row in sweep.rows] == ["rad alpha=0", "rad alpha=0.5", "rad alpha=1"]
+    assert (sweep.method, sweep.name, sweep.values) == ("rad", "alpha", (0.0, 0.3, 1.0))
+    assert [row.label for row in sweep.rows] == ["rad alpha=0", "rad alpha=0.3", "rad alpha=1"]
     assert sweeps_of(table(tmp_path / "two", *GREEDY, *lines[:12])) == []
 
 
@@ -577,7 +589,8 @@ def test_every_plot_is_drawn_as_svg_and_png(tmp_path):
 
 def test_a_sweep_without_a_value_worth_a_plot_is_not_drawn(tmp_path):
     lines = [
-        line if line["kind"] != "answer" else {**line, "scores": {}} for line in sweep_lines()
+        replace_line(line, scores={}) if isinstance(line, AnswerLine) else line
+        for line in sweep_lines()
     ]
     made = table(tmp_path, *GREEDY, *lines)
     assert len(sweeps_of(made)) == 1
@@ -590,14 +603,17 @@ def test_a_method_that_changed_no_token_has_quartiles_of_zero_and_no_plot(tmp_pa
     (row,) = [row for row in made.rows if row.label == "rad"]
     assert {q.share for q in edit_quartiles(row)} == {0.0, None}  # None: no step is in it
     assert [name for name, _, _ in plots_of(made, [])] == ["methods", f"reliability-{JUDGE}"]
-    told = said_by_us("interventions", [made])
+    told = our_text_figures("interventions", [made])
     assert told["edit_q1"] == "0.0 % of 4 tokens (entropy 0.10 to 0.10)"
 
 
 def test_one_model_in_two_dtypes_has_files_and_titles_of_its_own(tmp_path):
     half = [
-        {**line, "cell": f"h{line['cell']}"}
-        | ({"dtype": "bfloat16"} if "dtype" in line else {})
+        replace_line(
+            line,
+            cell=f"h{line.cell}",
+            **({"dtype": "bfloat16"} if isinstance(line, CellLine) else {}),
+        )
         for line in [*GREEDY, *RAD]
     ]
     results = read_results(write(tmp_path, *GREEDY, *RAD, *half))
@@ -681,7 +697,10 @@ def test_every_judge_and_every_pair_of_judges_is_told(tmp_path):
         *lines("r", "rad", (3, 3, 1)),
     )
     # greedy is surest of q1, which a and b alone call true: every other pair is ranked right
-    assert said_by_us("reliability", [made])["auroc greedy"] == "1.00 (a), 1.00 (b), 0.33 (c)"
-    told = said_by_us("judges", [made])
+    assert (
+        our_text_figures("reliability", [made])["auroc greedy"]
+        == "1.00 (a), 1.00 (b), 0.33 (c)"
+    )
+    told = our_text_figures("judges", [made])
     assert [*told] == ["rho facts", "rho facts, a and c", "rho facts, b and c"]
     assert [text[:5].rstrip(",") for text in told.values()] == ["1.00", "-1.00", "-1.00"]

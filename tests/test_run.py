@@ -7,25 +7,43 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 import tiny
 import torch
 from conftest import EXAMPLES, fill_home
 
+from trueline.decoders import GROUP, _plugged_in
+from trueline.decoders.base import Adjusted, Decoder
+from trueline.decoders.rad import RAD
 from trueline.errors import SettingError
-from trueline.evaluation.checks import warnings
+from trueline.evaluation.consistency import warnings
+from trueline.evaluation.journal import open_journal
+from trueline.evaluation.lines import (
+    AnswerLine,
+    CellLine,
+    ChoiceLine,
+    LeaksLine,
+    StopRule,
+    VerdictLine,
+    plain,
+    read_lines,
+    replace_line,
+)
+from trueline.evaluation.outcomes import gather_cells, read_results
 from trueline.evaluation.plan_file import plan_from
-from trueline.evaluation.results import open_journal, read_lines
 from trueline.evaluation.run import run_plan
 from trueline.evaluation.samples import Verdict
 from trueline.examples import to_lines
+from trueline.prompts import Prompt
 from trueline.records import Example
-from trueline.report.report import report_of
-from trueline.report.results import read_results
 from trueline.report.tables import tables_of
+from trueline.report.writing import report_of, write_report
+from trueline.settings import Between
 
 TEST = [
     Example(question, f"No, {question.lower()}", [f"Yes, {question.lower()}"], id=f"t{number}")
@@ -92,17 +110,18 @@ def run(table, folder, **options):
     return run_plan(plan_from(table), folder, **options)
 
 
-def lines_in(folder) -> list[dict]:
-    return read_lines(folder / "results.jsonl")
+def lines_in(folder, kind=object) -> list:
+    lines = read_lines(folder / "results.jsonl")
+    return [line for line in lines if isinstance(line, kind)]
 
 
 def steady(lines) -> list[dict]:
-    return [{k: v for k, v in line.items() if k not in VARYING} for line in lines]
+    return [{k: v for k, v in plain(line).items() if k not in VARYING} for line in lines]
 
 
 def kinds(lines) -> str:
     """The kinds of lines by their first letter, in order."""
-    return "".join(line["kind"][0] for line in lines)
+    return "".join(plain(line)["kind"][0] for line in lines)
 
 
 def test_a_run_writes_the_lines_of_the_format(table, tmp_path):
@@ -112,30 +131,35 @@ def test_a_run_writes_the_lines_of_the_format(table, tmp_path):
     # the leaks of the benchmark, and two questions to the judge about the five answers of the
     # two generating cells.
     assert kinds(lines) == "caaaaad" + "ccccccd" + "caaaaad" + "ccccccd" + "l" + 20 * "v"
-    heads = [line for line in lines if line["kind"] == "cell"]
-    assert [(head["label"], head["task"]) for head in heads] == [
+    heads = lines_in(tmp_path, CellLine)
+    assert [(head.label, head.task) for head in heads] == [
         ("greedy", "generate"),
         ("greedy", "choose"),
         ("rad", "generate"),
         ("rad", "choose"),
     ]
-    wanted = """kind cell model fingerprint dtype benchmark data_hash counts space_hash entries
-        method settings label task max_new_tokens batch_size temperature seed ground test stop
-        prompt_hashes embedder versions machine time"""
-    assert set(wanted.split()) <= set(heads[0])
+    texts = (tmp_path / "results.jsonl").read_bytes().splitlines()
+    written = [json.loads(text) for text in texts]
+    wanted = """kind cell model fingerprint tokenizer_hash dtype benchmark data_hash counts
+        space method is_plain settings defaults task max_new_tokens batch_size temperature seed
+        ground test stop prompt_hashes versions machine time"""
+    assert set(wanted.split()) <= set(written[0])
+    assert [*written[14]["space"]] == "hash entries build default_build built".split()
     assert (
-        [*lines[1]]
-        == """kind cell sample place question text tokens finish prompt_tokens
+        [*written[1]]
+        == """kind cell sample index question text tokens finish prompt_tokens
         prompt_hashes seconds scores confidence hits flipped entropy time""".split()
     )
-    assert [*lines[8]] == (
-        "kind cell sample place single multiple mc1 mc2 mc3 seconds time".split()
+    assert [*written[8]] == (
+        "kind cell sample index single multiple mc1 mc2 mc3 seconds time".split()
     )
-    assert [name for name in lines[6] if name != "peak_mb"] == "kind cell seconds time".split()
+    assert [
+        name for name in written[6] if name != "peak_mb"
+    ] == "kind cell seconds time".split()
     assert (
-        [*lines[-1]]
-        == """kind cell sample judge about label raw prompt_tokens answer_tokens
-        cost is_cached is_answered basis time""".split()
+        [*written[-1]]
+        == """kind cell sample judge about label basis raw prompt_tokens answer_tokens
+        cost is_cached is_answered time""".split()
     )
     assert [(cell.done, cell.failed, cell.is_done) for cell in outcome.cells] == [
         (5, 0, True)
@@ -147,16 +171,15 @@ def test_answers_and_choices_are_those_of_the_library(table, embedder, tmp_path)
     import trueline as tl
 
     run({**table, "tasks": ["generate", "choose"]}, tmp_path)
-    lines = lines_in(tmp_path)
-    lm, heads = tiny.language_model("llama"), [x for x in lines if x["kind"] == "cell"]
+    lm, heads = tiny.language_model("llama"), lines_in(tmp_path, CellLine)
     (space,) = (tmp_path / "spaces").iterdir()
     rad = tl.RAD(tl.open(space, embedder=embedder), alpha=0.5, tau=0.7)
     questions = [example.question for example in TEST]
     direct = tl.generate(lm, rad, questions, max_new_tokens=4, batch_size=2, trace=True)
-    told = [x for x in lines if x["cell"] == heads[2]["cell"] and x["kind"] == "answer"]
-    assert [line["text"] for line in told] == [answer.text for answer in direct]
-    assert told[0]["hits"] == [step.hits for step in direct[0].trace]
-    assert told[0]["flipped"] == [int(step.flipped) for step in direct[0].trace]
+    told = [x for x in lines_in(tmp_path, AnswerLine) if x.cell == heads[2].cell]
+    assert [line.text for line in told] == [answer.text for answer in direct]
+    assert told[0].hits == tuple(step.hits for step in direct[0].trace)
+    assert told[0].flipped == tuple(int(step.flipped) for step in direct[0].trace)
     picked = [
         best.probability
         for step in direct[0].trace
@@ -164,11 +187,11 @@ def test_answers_and_choices_are_those_of_the_library(table, embedder, tmp_path)
         if best.token == step.token
     ]
     product = picked[0] * picked[1] * picked[2] * picked[3]
-    assert told[0]["confidence"] == pytest.approx(product**0.25, abs=1e-5)
-    choices = [x for x in lines if x["cell"] == heads[3]["cell"] and x["kind"] == "choice"]
+    assert told[0].confidence == pytest.approx(product**0.25, abs=1e-5)
+    choices = [x for x in lines_in(tmp_path, ChoiceLine) if x.cell == heads[3].cell]
     right, wrong = tl.score(lm, rad, questions[0], [TEST[0].answers[0], *TEST[0].wrong_answers])
-    assert choices[0]["multiple"] == pytest.approx([right, wrong], abs=1e-4)
-    assert choices[0]["mc1"] == float(right > wrong)
+    assert choices[0].multiple == pytest.approx((right, wrong), abs=1e-4)
+    assert choices[0].mc1 == float(right > wrong)
 
 
 def test_a_finished_run_adds_nothing_and_another_plan_adds_its_cells(table, tmp_path):
@@ -179,9 +202,9 @@ def test_a_finished_run_adds_nothing_and_another_plan_adds_its_cells(table, tmp_
     run({**table, "variants": [{"method": "rad", "beta": 0.5}]}, tmp_path)
     after = (tmp_path / "results.jsonl").read_bytes()
     assert after.startswith(before)
-    added = [json.loads(line) for line in after[len(before) :].splitlines()]
+    added = lines_in(tmp_path)[len(before.splitlines()) :]
     assert kinds(added) == "caaaaad"  # rad without beta is known, though its space is new
-    assert added[0]["label"] == "rad beta=0.5"
+    assert added[0].label == "rad beta=0.5"
 
 
 def test_what_shapes_a_result_makes_another_cell_and_what_does_not_does_not(table, tmp_path):
@@ -189,10 +212,10 @@ def test_what_shapes_a_result_makes_another_cell_and_what_does_not_does_not(tabl
     (first, *_) = lines_in(tmp_path)
     for extra in ({"threads": 1}, {"data": str(tmp_path)}):
         outcome = run({**table, **extra}, tmp_path)
-        assert outcome.cells[0].cell == first["cell"]
+        assert outcome.cells[0].cell == first.cell
     for extra in ({"max_new_tokens": 3}, {"stop": ["."]}, {"test": 3}):
         outcome = run({**table, **extra}, tmp_path)
-        assert outcome.cells[0].cell != first["cell"]
+        assert outcome.cells[0].cell != first.cell
 
 
 @pytest.mark.parametrize("many", [4, pytest.param(15, marks=pytest.mark.slow)])
@@ -228,13 +251,13 @@ def test_verdicts_are_asked_once_and_go_on_where_they_ended(table, tmp_path):
     outcome = run(plan, tmp_path)
     assert FakeJudge.asked == 10  # five answers, truth and info
     lines = lines_in(tmp_path)
-    labels = [line["label"] for line in lines if line["kind"] == "verdict"]
-    texts = [line["text"] for line in lines if line["kind"] == "answer"]
+    labels = [line.label for line in lines_in(tmp_path, VerdictLine)]
+    texts = [line.text for line in lines_in(tmp_path, AnswerLine)]
     one = [None if len(text) % 5 == 0 else len(text) % 2 == 0 for text in texts]
     assert labels == one + one
     scored = [label for label in one if label is not None]
     (cell,) = outcome.cells
-    name = "judge fake:1 truth"
+    name = "truth@fake:1"
     assert cell.means.get(name) == (sum(scored) / len(scored) if scored else None)
     assert cell.unscored.get(name, 0) == one.count(None)
     path = tmp_path / "results.jsonl"
@@ -271,9 +294,9 @@ def test_a_question_that_got_no_response_is_asked_again_in_the_next_run(
     second = run(plan, tmp_path)
     assert SilentJudge.asked == 10 + 3
     assert not any("no response" in warning for warning in second.warnings)
-    verdicts = [line for line in lines_in(tmp_path) if line["kind"] == "verdict"]
-    assert {line["raw"] for line in verdicts} == {"said"}
-    assert len(verdicts) == len({(x["sample"], x["about"]) for x in verdicts}) == 10
+    verdicts = lines_in(tmp_path, VerdictLine)
+    assert {line.raw for line in verdicts} == {"said"}
+    assert len(verdicts) == len({(x.sample, x.about) for x in verdicts}) == 10
     path = tmp_path / "results.jsonl"
     before = path.read_bytes()
     run(plan, tmp_path)
@@ -345,14 +368,14 @@ def test_what_grounding_gives_away_is_found_once_and_told(table, data, tmp_path,
     test.write_text("".join(to_lines([near, *TEST[1:]])), "utf-8")
     plan = {**table, "benchmarks": [f"{data / 'ground.jsonl'}:{test}"]}
     outcome = run(plan, tmp_path / "out")
-    (line,) = (x for x in lines_in(tmp_path / "out") if x["kind"] == "leaks")
-    assert line["counts"]["samples"] == 5
-    assert line["counts"]["question equal"] == 1
-    assert line["nearest"][0]["sample"] == "near"
-    assert line["nearest"][0]["example"] == EXAMPLES[0].id
+    (line,) = lines_in(tmp_path / "out", LeaksLine)
+    assert line.counts["samples"] == 5
+    assert line.counts["question equal"] == 1
+    assert line.nearest[0].sample == "near"
+    assert line.nearest[0].example == EXAMPLES[0].id
     (told,) = (warning for warning in outcome.warnings if "grounding examples" in warning)
     assert f"near and {EXAMPLES[0].id} (question equal, 1.00)" in told
-    assert f"by text and by {line['embedder']}" in told
+    assert f"by text and by {line.embedder}" in told
     results = read_results(tmp_path / "out")
     (section,) = report_of(results, tables_of(results)).sections
     assert f"{told}." in section.notes
@@ -402,9 +425,9 @@ def test_a_sample_that_cannot_be_asked_is_a_counted_failure(table, data, tmp_pat
     lines = lines_in(tmp_path / "out")
     assert kinds(lines) == "cafaad" + "ccfccd" + "l"
     failed = lines[2]
-    assert [*failed] == ["kind", "cell", "sample", "place", "reason", "time"]
-    assert (failed["sample"], failed["place"]) == ("long", 1)
-    assert "reads 96 at most" in failed["reason"]
+    assert [*plain(failed)] == ["kind", "cell", "sample", "index", "reason", "time"]
+    assert (failed.sample, failed.index) == ("long", 1)
+    assert "reads 96 at most" in failed.reason
     assert [(cell.done, cell.failed) for cell in outcome.cells] == [(3, 1), (3, 1)]
     assert any("1 of 4 samples failed (long)" in warning for warning in outcome.warnings)
 
@@ -418,7 +441,7 @@ def test_a_sample_that_failed_takes_no_time_from_the_others(table, data, tmp_pat
     plan = {**table, "models": ["short"], "methods": ["greedy"]}
     run({**plan, "benchmarks": [f"{data / 'ground.jsonl'}:{test}"]}, tmp_path / "out")
     # The first chunk of two is asked one by one, the second together.
-    told = [line.get("seconds") for line in lines_in(tmp_path / "out")[1:5]]
+    told = [getattr(line, "seconds", None) for line in lines_in(tmp_path / "out")[1:5]]
     assert told == [1.0, None, 0.5, 0.5]
 
 
@@ -448,14 +471,13 @@ def test_seeds_are_cells_where_there_is_sampling_and_draws_go_with_the_sample(ta
     ]
     run({**plan, "batch_size": 3}, tmp_path / "three")
     two, three = (
-        [x["text"] for x in lines_in(tmp_path / name) if x["kind"] == "answer"]
-        for name in ("two", "three")
+        [x.text for x in lines_in(tmp_path / name, AnswerLine)] for name in ("two", "three")
     )
     assert two == three
     assert two[:5] != two[5:]
-    drawn = [x for x in lines_in(tmp_path / "two") if x["kind"] == "answer"]
-    assert sum(sum(line["flipped"]) for line in drawn) == 0  # a draw is no change by a method
-    assert all(0 < line["confidence"] < 1 for line in drawn)  # also beyond the best five
+    drawn = lines_in(tmp_path / "two", AnswerLine)
+    assert sum(sum(line.flipped) for line in drawn) == 0  # a draw is no change by a method
+    assert all(0 < line.confidence < 1 for line in drawn)  # also beyond the best five
 
 
 def test_the_threshold_of_a_benchmark_holds_where_none_is_set(table, tmp_path, monkeypatch):
@@ -465,12 +487,114 @@ def test_the_threshold_of_a_benchmark_holds_where_none_is_set(table, tmp_path, m
     monkeypatch.setattr(
         benchmarks,
         "read_benchmark",
-        lambda name, **given: replace(read(name, **given), tau=0.8),
+        lambda name, **given: replace(read(name, **given), settings={"tau": 0.8}),
     )
     outcome = run({**table, "methods": ["rad"], "sweep": {"rad.tau": [0.7, 0.8]}}, tmp_path)
     assert [cell.label for cell in outcome.cells] == ["rad tau=0.7 context=8", "rad context=8"]
     again = run({**table, "methods": ["rad"]}, tmp_path)
     assert [cell.cell for cell in again.cells] == [outcome.cells[1].cell]
+
+
+def test_another_chat_template_is_another_cell(table, tmp_path, monkeypatch):
+    plan = {**table, "methods": ["greedy", "rad"], "test": 1}
+    first = run(plan, tmp_path)
+
+    def load(name, **options):
+        return tiny.language_model("llama", chat=True)  # the same weights and vocabulary
+
+    monkeypatch.setattr("trueline.engines.transformers.language.load", load)
+    second = run(plan, tmp_path)
+    heads = lines_in(tmp_path, CellLine)
+    assert len({head.fingerprint for head in heads}) == 1
+    assert {cell.cell for cell in first.cells}.isdisjoint(cell.cell for cell in second.cells)
+
+
+@dataclass(frozen=True)
+class Shift(Decoder):
+    """Plain decoding that puts one token ahead: a method of another package."""
+
+    prompt: Prompt = Prompt()
+    by: Annotated[float, Between(0)] = 50.0
+    token: int = 7
+    name = "shift"
+
+    def adjust(self, step):
+        logits = step.logits.clone()
+        logits[:, self.token] += self.by
+        return Adjusted(logits)
+
+
+@dataclass(frozen=True)
+class Near(RAD):
+    """A grounded method of another package, with windows of its own length."""
+
+    name = "near"
+    needs = replace(RAD.needs, context=4)
+
+
+@pytest.fixture
+def plugged_in(monkeypatch):
+    """Two methods that another package would bring; says how to take the package away."""
+    points = [EntryPoint(n, f"test_run:{n.title()}", GROUP) for n in ("shift", "near")]
+    monkeypatch.setattr("trueline.decoders.entry_points", lambda group: points)
+    _plugged_in.cache_clear()
+    yield lambda: (points.clear(), _plugged_in.cache_clear())
+    _plugged_in.cache_clear()
+
+
+def test_methods_of_another_package_are_run_and_reported_also_when_it_is_gone(
+    plugged_in, table, tmp_path
+):
+    plan = {
+        **table,
+        "methods": ["greedy", "shift", "near"],
+        "tasks": ["generate", "choose"],
+        "judges": ["fake"],
+        "settings": {"near": {"tau": -1.0}},
+        "sweep": {"shift.by": [0.0, 1.0, 50.0]},
+    }
+    outcome = run(plan, tmp_path)
+    assert [cell.label for cell in outcome.cells[::2]] == [
+        "greedy",
+        "shift by=0",
+        "shift by=1",
+        "shift",
+        "near tau=-1 context=4",
+    ]
+    plugged_in()
+    results = read_results(tmp_path)
+    (made,) = tables_of(results)
+    assert [row.label for row in made.rows] == [
+        "greedy",
+        "shift by=0",
+        "shift by=1",
+        "shift",
+        "near tau=-1",
+    ]
+    written = {path.name for path in write_report(tmp_path, plots=["svg"])}
+    assert any(name.endswith("sweep-shift-by.svg") for name in written)
+    (section,) = report_of(results, [made]).sections
+    assert any("shift by=0 (generate): did nothing" in text for text in section.warnings)
+    with pytest.raises(SettingError, match="there is no method 'shift'"):
+        plan_from(plan)
+
+
+def test_the_settings_of_a_benchmark_hold_for_every_method_that_has_them(
+    plugged_in, table, tmp_path, monkeypatch
+):
+    from trueline.evaluation import benchmarks
+
+    read = benchmarks.read_benchmark
+    monkeypatch.setattr(
+        benchmarks,
+        "read_benchmark",
+        lambda name, **given: replace(read(name, **given), settings={"tau": 0.2, "by": 0.0}),
+    )
+    run({**table, "methods": ["greedy", "near", "shift"], "test": 1}, tmp_path)
+    plain_cell, near, shift = lines_in(tmp_path, CellLine)
+    assert plain_cell.settings == {}
+    assert (near.settings["tau"], shift.settings["by"]) == (0.2, 0.0)
+    assert (near.label, shift.label) == ("near", "shift")
 
 
 def test_examples_can_come_from_another_benchmark(table, data, tmp_path):
@@ -479,14 +603,15 @@ def test_examples_can_come_from_another_benchmark(table, data, tmp_path):
     plan = {**table, "methods": ["rad"], "ground_from": f"{other}:{data / 'test.jsonl'}"}
     run(plan, tmp_path / "out")
     run({**plan, "ground_from": table["benchmarks"][0]}, tmp_path / "out")
-    one, two = (x for x in lines_in(tmp_path / "out") if x["kind"] == "cell")
-    assert (one["ground"], two["ground"]) == (2, 4)
-    assert one["data_hash"] != two["data_hash"]
-    assert one["benchmark"] == two["benchmark"]
+    one, two = lines_in(tmp_path / "out", CellLine)
+    assert (one.ground, two.ground) == (2, 4)
+    assert one.data_hash != two.data_hash
+    assert one.benchmark == two.benchmark
     counted = ("ground read", "ground used", "test used")
-    assert [one["counts"][name] for name in counted] == [2, 2, 5]
-    assert [two["counts"][name] for name in counted] == [4, 4, 5]
-    assert one["built"] == {"end": False, "values": "hidden", "dtype": "float16"}
+    assert [one.counts[name] for name in counted] == [2, 2, 5]
+    assert [two.counts[name] for name in counted] == [4, 4, 5]
+    built = {"end": False, "values": "hidden", "dtype": "float16"}
+    assert one.space.built.items() >= built.items()
 
 
 def test_what_cannot_be_run_is_left_out_and_said(table, tmp_path):
@@ -518,17 +643,16 @@ def test_unequal_rules_and_prompts_are_found_out(table, tmp_path):
     told = [w for w in outcome.warnings if "did nothing" not in w]
     assert all("are near one of the 4 grounding examples" in warning for warning in told)
     lines = lines_in(tmp_path)
-    ids = [line["cell"] for line in lines if line["kind"] == "cell"]
-    lines[7]["max_new_tokens"] = 5
-    lines[7]["stop"] = {"strings": ["."], "ids": [2]}
-    lines[8]["prompt_hashes"] = ["another", "two"]
-    told = "\n".join(warnings(lines, ids))
+    stop = StopRule((".",), (2,))
+    lines[7] = replace_line(lines[7], max_new_tokens=5, stop=stop)
+    lines[8] = replace_line(lines[8], prompt_hashes=("another", "two"))
+    told = "\n".join(warnings(gather_cells(lines)))
     assert "the methods ran with different values of max_new_tokens" in told
     assert "the methods ran with different values of stop" in told
     assert "cad (generate): 1 answers were asked with another prompt" in told
     assert "base prompt" not in told
-    lines[7]["prompt_hashes"] = ["another", "two"]
-    assert "different values of base prompt" in "\n".join(warnings(lines, ids))
+    lines[7] = replace_line(lines[7], prompt_hashes=("another", "two"))
+    assert "different values of base prompt" in "\n".join(warnings(gather_cells(lines)))
 
 
 @pytest.mark.parametrize("content", [b"notes\n", b"notes", b"{}\n", b"\xff\xfe\n"])

@@ -14,8 +14,6 @@ from trueline.evaluation.statistics import (
     mcnemar,
     mean_interval,
     paired_difference,
-    product_difference,
-    product_interval,
     rank_correlation,
     redrawn_interval,
     scored_together,
@@ -57,7 +55,7 @@ def test_the_product_interval_covers_the_true_product_about_95_times_in_100():
     covered = []
     for number in range(200):
         truth, info = (generator.random((2, 80)) < [[0.6], [0.9]]).astype(float)
-        found = product_interval(truth.tolist(), info.tolist(), draws=500, seed=number)
+        found = mean_interval(truth.tolist(), info.tolist(), draws=500, seed=number)
         covered.append(found.low <= 0.54 <= found.high)
     assert 0.91 <= np.mean(covered) <= 0.985
 
@@ -94,9 +92,9 @@ def test_one_sample_has_an_interval_of_no_width():
     "found",
     [
         mean_interval([]),
-        product_interval([], []),
+        mean_interval([], []),
         paired_difference([], []),
-        product_difference([], [], [], []),
+        paired_difference([], [], [], []),
     ],
 )
 def test_no_samples_give_nan_and_a_count_of_zero(found):
@@ -147,7 +145,7 @@ def test_no_difference_at_all_has_p_one():
 )
 def test_the_p_of_a_difference_is_the_share_of_swaps_that_go_as_far(values, base, p):
     assert paired_difference(values, base).p == p
-    assert product_difference(values, [1.0] * len(base), base, [1.0] * len(base)).p == p
+    assert paired_difference(values, [1.0] * len(base), base, [1.0] * len(base)).p == p
 
 
 def test_the_p_of_a_few_samples_is_the_one_of_mcnemar():
@@ -164,9 +162,9 @@ def test_drawn_swaps_come_near_to_all_of_them(monkeypatch):
 
 def test_the_p_of_a_product_swaps_both_verdicts_of_a_sample():
     # Truth 1 and info 0 against truth 0 and info 1: products 0 and 0, and swapped the same.
-    assert product_difference([1], [0], [0], [1]).p == 1.0
+    assert paired_difference([1], [0], [0], [1]).p == 1.0
     # Two samples, right and informative against neither: 1 - 0 for none and all of 4 ways.
-    assert product_difference([1, 1], [1, 1], [0, 0], [0, 0]).p == 0.5
+    assert paired_difference([1, 1], [1, 1], [0, 0], [0, 0]).p == 0.5
 
 
 def test_a_difference_turned_round_changes_its_sign_and_keeps_its_p():
@@ -179,7 +177,7 @@ def test_a_difference_turned_round_changes_its_sign_and_keeps_its_p():
 
 
 def test_a_product_interval_holds_the_product_of_the_means():
-    found = product_interval([1, 1, 1, 0], [1, 0, 1, 0])
+    found = mean_interval([1, 1, 1, 0], [1, 0, 1, 0])
     assert (found.mean, found.n) == (0.375, 4)  # 3/4 * 2/4
     assert found.low < 0.375 < found.high
 
@@ -187,24 +185,22 @@ def test_a_product_interval_holds_the_product_of_the_means():
 def test_a_product_draws_both_verdicts_of_a_sample_together():
     # Where both are the same list, the product is the square of one mean: its ends are the
     # squares of that mean's ends only if both are drawn together.
-    one, square = mean_interval(COIN), product_interval(COIN, COIN)
+    one, square = mean_interval(COIN), mean_interval(COIN, COIN)
     assert (square.low, square.high) == pytest.approx((one.low**2, one.high**2))
 
 
 def test_a_product_difference_is_the_difference_of_the_products():
-    found = product_difference([1, 1, 1, 0], [1, 1, 0, 1], [1, 0, 0, 0], [1, 1, 1, 1])
+    found = paired_difference([1, 1, 1, 0], [1, 1, 0, 1], [1, 0, 0, 0], [1, 1, 1, 1])
     assert (found.mean, found.n) == (0.3125, 4)  # 9/16 - 4/16
-    same = product_difference(COIN, COIN, COIN, COIN)
+    same = paired_difference(COIN, COIN, COIN, COIN)
     assert (same.mean, same.low, same.high, same.p) == (0.0, 0.0, 0.0, 1.0)
 
 
 def test_a_product_difference_with_sure_factors_is_a_paired_difference():
     values, base = (np.random.default_rng(7).random((2, 50)) < 0.5).astype(float).tolist()
     sure = [1.0] * 50
-    product, pair = (
-        product_difference(values, sure, base, sure),
-        paired_difference(values, base),
-    )
+    product = paired_difference(values, sure, base, sure)
+    pair = paired_difference(values, base)
     assert (product.mean, product.low, product.high, product.p) == pytest.approx(
         (pair.mean, pair.low, pair.high, pair.p)
     )
@@ -303,7 +299,7 @@ def test_a_gap_among_the_values_is_refused_with_its_place(gap):
 
 @pytest.mark.parametrize(
     "call",
-    [paired_difference, product_interval, mcnemar, rank_correlation, scored_together],
+    [paired_difference, mean_interval, mcnemar, rank_correlation, scored_together],
 )
 def test_lists_of_other_lengths_are_refused(call):
     with pytest.raises(SettingError, match=r"different lengths \[1, 2\]"):

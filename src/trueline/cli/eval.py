@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trueline.cli.options import FlagEnvvarOption, json_option, read_settings
+from trueline.decoders import DEFAULT
 from trueline.errors import SettingError
 
 if TYPE_CHECKING:
-    from trueline.evaluation.run import Outcome
+    from trueline.evaluation.averages import CellSummary
+    from trueline.evaluation.run import RunOutcome
 
 
 @click.command("eval")
@@ -156,7 +158,9 @@ def _settings(texts: tuple[str, ...]) -> dict[str, object]:
     found = read_settings(texts)
     for key, value in found.items():
         if "." not in key:
-            raise SettingError(f"--set takes METHOD.NAME=VALUE, such as rad.{key}={value}")
+            raise SettingError(
+                f"--set takes METHOD.NAME=VALUE, such as {DEFAULT}.{key}={value}"
+            )
     return found
 
 
@@ -178,7 +182,7 @@ _READ: dict[str, Callable[[Any], Any]] = {  # how a flag becomes the value of it
 }
 
 
-def _show(done: Outcome, as_json: bool) -> None:
+def _show(done: RunOutcome, as_json: bool) -> None:
     """A line a cell, then what to beware of, then how to go on."""
     from dataclasses import asdict
 
@@ -195,25 +199,16 @@ def _show(done: Outcome, as_json: bool) -> None:
         click.echo(f"stopped: {done.stopped}; run the same command again to go on", err=True)
 
 
-def _row(cell: Any) -> list[str]:
+def _row(cell: CellSummary) -> list[str]:
     state = ["done" if cell.is_done else f"{cell.done + cell.failed} of {cell.samples}"]
     if cell.failed:
         state.append(f"{cell.failed} failed")
     if unread := sum(cell.unscored.values()):
         state.append(f"{unread} unscored")
     means = " ".join(
-        f"{name.removeprefix('judge ').replace(' ', '/')}={value:.3f}"
-        f" ({cell.intervals[name][0]:.3f} to {cell.intervals[name][1]:.3f})"
-        for name, value in cell.means.items()
+        f"{name}={cell.means[name]:.3f} ({low:.3f} to {high:.3f})"
+        for name, (low, high) in cell.intervals.items()
     )
     seed = "" if cell.seed is None else str(cell.seed)
-    return [
-        cell.model,
-        cell.benchmark,
-        cell.label,
-        cell.task,
-        seed,
-        str(cell.done),
-        ", ".join(state),
-        means,
-    ]
+    names = [cell.model, cell.benchmark, cell.label, cell.task, seed]
+    return [*names, str(cell.done), ", ".join(state), means]

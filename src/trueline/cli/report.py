@@ -35,7 +35,7 @@ def report(folder: Path, out: Path | None, formats: str, plots: str) -> None:
       trueline report results
       trueline report results --out report --format html,latex --plots svg,png
     """
-    from trueline.report.report import write_report
+    from trueline.report.writing import write_report
 
     drawn = [] if plots.strip() == "none" else _names(plots)
     for path in write_report(folder, out=out, formats=_names(formats), plots=drawn):

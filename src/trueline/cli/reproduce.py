@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -43,17 +43,10 @@ def reproduce(
     name: str | None,
     is_list: bool,
     model: str | None,
-    data: str | None,
-    benchmarks: tuple[str, ...],
-    ground: int | None,
-    test: int | None,
-    judges: tuple[str, ...],
-    max_new_tokens: int | None,
-    bertscore: str | None,
-    bertscore_layers: int | None,
     full: bool,
     out: Path | None,
     as_json: bool,
+    **flags: Any,
 ) -> None:
     """Run the recipe NAME and print the paper's figures beside ours.
 
@@ -67,26 +60,17 @@ def reproduce(
       trueline reproduce cases --benchmark facts --ground 10 --test 4 --json
     """
     from trueline.cli.screen import print_json, progress_bars
-    from trueline.report.recipes import recipes
-    from trueline.report.reproduce import reproduce as run
+    from trueline.paper.recipes import recipes
+    from trueline.paper.reproduce import reproduce as run
 
     if is_list:
         click.echo("\n".join(f"{one.name}\t{one.about}" for one in recipes().values()))
         return
     if name is None:
         raise SettingError(f"name a recipe: {', '.join(recipes())}")
-    options = {
-        "models": [model] if model else None,
-        "data": data,
-        "benchmarks": list(benchmarks) or None,
-        "ground": ground,
-        "test": test,
-        "judges": list(judges) or None,
-        "max_new_tokens": max_new_tokens,
-        "bertscore": bertscore,
-        "bertscore_layers": bertscore_layers,
-    }
-    given = {key: value for key, value in options.items() if value is not None}
+    given = {key: value for key, value in flags.items() if value not in (None, ())}
+    given |= {key: list(x) for key, x in given.items() if isinstance(x, tuple)}
+    given |= {"models": [model]} if model else {}
     folder = out or Path("reproduced") / name
     with progress_bars("done") as progress:
         made = run(name, folder, given, is_full=full, progress=progress)
@@ -100,7 +84,7 @@ def reproduce(
 
 def _save(document: Document, folder: Path) -> list[Path]:
     from trueline.report.formats import as_html, as_markdown
-    from trueline.report.report import svg_files, write_files
+    from trueline.report.writing import svg_files, write_files
 
     texts = {
         "reproduce.md": as_markdown(document, figures="svg"),

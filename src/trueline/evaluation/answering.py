@@ -1,67 +1,60 @@
-"""A chunk of samples in, their lines out: answers with scores, choices, verdicts, failures."""
+"""A chunk of samples -> their lines: answers with scores, choices, verdicts, failures."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trueline.errors import SettingError
 from trueline.evaluation.cells import Cell
-from trueline.evaluation.results import Line, now
+from trueline.evaluation.lines import (
+    AnswerLine,
+    ChoiceLine,
+    FailedLine,
+    SampleLine,
+    VerdictLine,
+    now,
+    replace_line,
+)
 from trueline.evaluation.samples import About, Benchmark, Choices, Sample
 
 if TYPE_CHECKING:
     from trueline.evaluation.judges import Judge
     from trueline.records import Answer, TraceStep
 
-Timed = tuple["Answer", float]  # with its seconds
+TimedAnswer = tuple["Answer", float]  # with its seconds
+Batch = Sequence[tuple[int, Sample]]  # samples with their places in the benchmark
 
 _SEEDS_APART = 1_000_003  # so that no sample of one seed draws as another sample of the next
 
 
 def sample_lines(
-    cell: Cell, some: Sequence[tuple[int, Sample]], bertscore: tuple[str, int] | None = None
-) -> list[Line]:
+    cell: Cell, batch: Batch, bertscore: tuple[str, int] | None = None
+) -> list[SampleLine]:
     """The lines of a chunk of samples, one each and in their order."""
-    if cell.task == "choose":
-        return [_choice(cell, place, sample) for place, sample in some]
-    lines = [
-        _failed(cell, place, sample, answer)
+    if cell.head.task == "choose":
+        return [_choice(cell, index, sample) for index, sample in batch]
+    lines: list[SampleLine] = [
+        _failed(cell, index, sample, answer)
         if isinstance(answer, str)
-        else _answer(cell, place, sample, *answer)
-        for (place, sample), answer in zip(some, _answers(cell, some), strict=True)
+        else _answer(cell, index, sample, *answer)
+        for (index, sample), answer in zip(batch, _answers(cell, batch), strict=True)
     ]
-    if bertscore is not None:
-        _add_bertscore(lines, dict(some), *bertscore)
-    return lines
+    return lines if bertscore is None else _with_bertscore(lines, dict(batch), *bertscore)
 
 
 def verdict_lines(
-    judge: Judge, about: About, benchmark: Benchmark, answers: Sequence[Line]
-) -> list[Line]:
+    judge: Judge, about: About, benchmark: Benchmark, answers: Sequence[AnswerLine]
+) -> list[VerdictLine]:
     """What a judge says of a chunk of answers, one line each."""
-    items = [(benchmark.test[line["place"]], line["text"]) for line in answers]
+    items = [(benchmark.test[line.index], line.text) for line in answers]
     verdicts = judge.judge(benchmark.task, about, items)
     return [
-        {
-            "kind": "verdict",
-            "cell": line["cell"],
-            "sample": line["sample"],
-            "judge": judge.id,
-            "about": about,
-            "label": verdict.label,
-            "raw": verdict.raw,
-            "prompt_tokens": verdict.prompt_tokens,
-            "answer_tokens": verdict.answer_tokens,
-            "cost": verdict.cost,
-            "is_cached": verdict.is_cached,
-            "is_answered": verdict.is_answered,
-            "basis": verdict.basis,
-            "time": now(),
-        }
+        VerdictLine(cell=line.cell, sample=line.sample, time=now(), **asdict(verdict))
         for line, verdict in zip(answers, verdicts, strict=True)
     ]
 
@@ -80,74 +73,60 @@ def text_scores(sample: Sample, text: str) -> dict[str, float | None]:
     return {name: _rounded(value, 6) for name, value in scores.items()}
 
 
-def _answers(cell: Cell, some: Sequence[tuple[int, Sample]]) -> list[Timed | str]:
-    """An answer to each sample and the seconds it took, or why it cannot be asked."""
-    questions = [sample.question for _, sample in some]
-    try:
-        return [*_timed(cell, questions, some[0][0])]
-    except SettingError:  # one of them cannot be asked; each alone tells which
-        return [_alone(cell, place, sample) for place, sample in some]
+def _answers(cell: Cell, batch: Batch) -> list[TimedAnswer | str]:
+    """An answer to each sample and its share of the seconds, or why it cannot be asked."""
+    from trueline.generation import generate
 
-
-def _alone(cell: Cell, place: int, sample: Sample) -> Timed | str:
-    try:
-        return _timed(cell, [sample.question], place)[0]
-    except SettingError as error:
-        return str(error)
-
-
-def _timed(cell: Cell, questions: list[str], place: int) -> list[Timed]:
-    """Answers, each with its share of the time they took together."""
+    head, first = cell.head, batch[0][0]
+    assert head.max_new_tokens is not None
+    assert head.stop is not None
     begun = perf_counter()
-    answers = _generate(cell, questions, place)
-    seconds = round((perf_counter() - begun) / len(questions), 4)
+    try:
+        answers = generate(
+            cell.lm,
+            cell.decoder,
+            [sample.question for _, sample in batch],
+            max_new_tokens=head.max_new_tokens,
+            batch_size=len(batch),
+            temperature=head.temperature,
+            stop=head.stop.strings,
+            trace=True,
+            # Draws go with a sample's index in the benchmark, not in the chunk.
+            seed=None if head.seed is None else head.seed * _SEEDS_APART + first,
+        )
+    except SettingError as error:  # one of them cannot be asked; each alone tells which
+        if len(batch) == 1:
+            return [str(error)]
+        return [answer for one in batch for answer in _answers(cell, [one])]
+    seconds = round((perf_counter() - begun) / len(batch), 4)
     return [(answer, seconds) for answer in answers]
 
 
-def _generate(cell: Cell, questions: list[str], place: int) -> list[Answer]:
-    from trueline.generation import generate
-
-    line = cell.line
-    options: dict[str, Any] = {}
-    if line["seed"] is not None:  # draws go with the place in the benchmark, not in the chunk
-        options["seed"] = line["seed"] * _SEEDS_APART + place
-    return generate(
-        cell.lm,
-        cell.decoder,
-        questions,
-        max_new_tokens=line["max_new_tokens"],
-        batch_size=len(questions),
-        temperature=line["temperature"],
-        stop=line["stop"]["strings"],
-        trace=True,
-        **options,
+def _answer(
+    cell: Cell, index: int, sample: Sample, answer: Answer, seconds: float
+) -> AnswerLine:
+    steps = answer.trace or ()
+    return AnswerLine(
+        cell=cell.id,
+        sample=sample.id,
+        index=index,
+        question=sample.question,
+        text=answer.text,
+        tokens=len(answer.token_ids),
+        finish=answer.finish,
+        prompt_tokens=answer.prompt_tokens,
+        prompt_hashes=tuple(answer.prompt_hashes),
+        seconds=seconds,
+        scores=text_scores(sample, answer.text),
+        confidence=_confidence(answer),
+        hits=tuple(step.hits for step in steps),
+        flipped=tuple(int(_is_changed(step, cell.head.temperature)) for step in steps),
+        entropy=tuple(_rounded(step.entropy, 4) for step in steps),
+        time=now(),
     )
 
 
-def _answer(cell: Cell, place: int, sample: Sample, answer: Answer, seconds: float) -> Line:
-    steps = answer.trace or ()
-    return {
-        "kind": "answer",
-        "cell": cell.id,
-        "sample": sample.id,
-        "place": place,
-        "question": sample.question,
-        "text": answer.text,
-        "tokens": len(answer.token_ids),
-        "finish": answer.finish,
-        "prompt_tokens": answer.prompt_tokens,
-        "prompt_hashes": list(answer.prompt_hashes),
-        "seconds": seconds,
-        "scores": text_scores(sample, answer.text),
-        "confidence": _confidence(answer),
-        "hits": [step.hits for step in steps],
-        "flipped": [int(_is_changed(step, cell.line["temperature"])) for step in steps],
-        "entropy": [_rounded(step.entropy, 4) for step in steps],
-        "time": now(),
-    }
-
-
-def _choice(cell: Cell, place: int, sample: Sample) -> Line:
+def _choice(cell: Cell, index: int, sample: Sample) -> ChoiceLine | FailedLine:
     from trueline.evaluation.metrics import mc1, mc2, mc3
     from trueline.scoring import score
 
@@ -159,29 +138,24 @@ def _choice(cell: Cell, place: int, sample: Sample) -> Line:
         found = {text: round(value, 5) for text, value in zip(texts, scores, strict=True)}
         ones = [found[text] for text in _texts(single)]
         many = [found[text] for text in _texts(multiple)]
-        marks = {
-            "mc1": None if single is None else mc1(ones, single.is_true),
-            "mc2": None if multiple is None else round(mc2(many, multiple.is_true), 6),
-            "mc3": None if multiple is None else round(mc3(many, multiple.is_true), 6),
-        }
+        return ChoiceLine(
+            cell=cell.id,
+            sample=sample.id,
+            index=index,
+            single=tuple(_rounded(value, 5) for value in ones),
+            multiple=tuple(_rounded(value, 5) for value in many),
+            mc1=None if single is None else mc1(ones, single.is_true),
+            mc2=None if multiple is None else round(mc2(many, multiple.is_true), 6),
+            mc3=None if multiple is None else round(mc3(many, multiple.is_true), 6),
+            seconds=round(perf_counter() - begun, 4),
+            time=now(),
+        )
     except SettingError as error:
-        return _failed(cell, place, sample, str(error))
-    return {
-        "kind": "choice",
-        "cell": cell.id,
-        "sample": sample.id,
-        "place": place,
-        "single": [_rounded(value, 5) for value in ones],
-        "multiple": [_rounded(value, 5) for value in many],
-        **marks,
-        "seconds": round(perf_counter() - begun, 4),
-        "time": now(),
-    }
+        return _failed(cell, index, sample, str(error))
 
 
-def _failed(cell: Cell, place: int, sample: Sample, reason: str) -> Line:
-    line = {"kind": "failed", "cell": cell.id, "sample": sample.id, "place": place}
-    return {**line, "reason": reason, "time": now()}
+def _failed(cell: Cell, index: int, sample: Sample, reason: str) -> FailedLine:
+    return FailedLine(cell=cell.id, sample=sample.id, index=index, reason=reason, time=now())
 
 
 def _confidence(answer: Answer) -> float | None:
@@ -199,18 +173,20 @@ def _is_changed(step: TraceStep, temperature: float) -> bool:
     return step.final[0].token != step.base[0].token
 
 
-def _add_bertscore(
-    lines: Sequence[Line], samples: dict[int, Sample], folder: str, layers: int
-) -> None:
+def _with_bertscore(
+    lines: Sequence[SampleLine], samples: dict[int, Sample], folder: str, layers: int
+) -> list[SampleLine]:
+    """The lines with one more score for every answer that has a reference."""
     from trueline.evaluation.metrics import BertScore
 
-    told = [
-        line for line in lines if line["kind"] == "answer" and samples[line["place"]].answers
-    ]
-    references = [samples[line["place"]].answers for line in told]
-    found = BertScore(Path(folder), layers).scores([line["text"] for line in told], references)
-    for line, value in zip(told, found, strict=True):
-        line["scores"]["bertscore"] = _rounded(value, 5)
+    scored = [x for x in lines if isinstance(x, AnswerLine) and samples[x.index].answers]
+    references = [samples[line.index].answers for line in scored]
+    values = BertScore(Path(folder), layers).scores([line.text for line in scored], references)
+    more = {
+        line.index: replace_line(line, scores={**line.scores, "bertscore": _rounded(value, 5)})
+        for line, value in zip(scored, values, strict=True)
+    }
+    return [more.get(line.index, line) for line in lines]
 
 
 def _texts(choices: Choices | None) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""A model, a benchmark and a variant in; the cells of a run out, each with its own id."""
+"""A model, a benchmark and a variant -> the cells of a run, each with its own id."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields, replace
-from importlib.metadata import version
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trueline.decoders import (
+    PLAIN,
+    default_settings,
+    make_method,
+    settings_fields,
+)
 from trueline.errors import SettingError
-from trueline.evaluation.plan import BuildOptions, Plan, Task, Variant
-from trueline.evaluation.results import Line
+from trueline.evaluation.lines import CellLine, SpaceFacts, StopRule, plain, replace_line
+from trueline.evaluation.plan import BuildOptions, Mode, Plan, Variant, default_build
 from trueline.evaluation.samples import Benchmark, Sample
 from trueline.inputs import FilledPrompt
 
@@ -22,76 +27,88 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trueline.decoders.base import Decoder
-    from trueline.engines.transformers.language import LanguageModel
+    from trueline.engines.base import Engine
     from trueline.space.space import GroundingSpace
 
 _PACKAGES = ("trueline", "torch", "transformers", "tokenizers", "numpy")
-_BUILT = ("end", "values", "dtype")  # of a space; its hash stands for them
-_PROMPTS = ("prompt", "bare")  # settings that are prompts; their hashes are told apart
-_TOLD_ONLY = (  # what the id of a cell does not hang on: the hash of the data stands for some
-    *("kind", "cell", "model", "label", "embedder", "counts", "ground_from", "draw", "rule"),
-    *("built", "versions"),
+_BUILT = ("context", "window", "end", "embedder", "values", "dtype")
+_NOT_IN_ID = (  # names and origins: hashes of weights, data and space stand for what they name
+    *("kind", "cell", "model", "defaults", "counts", "ground_from", "draw", "rule"),
+    *("is_plain", "has_own_prompt", "machine", "time"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One method with its settings on the samples of one benchmark."""
+    """One method with its settings on the samples of one benchmark, ready to run."""
 
-    lm: LanguageModel
+    lm: Engine
     benchmark: Benchmark
     decoder: Decoder
     samples: tuple[tuple[int, Sample], ...]  # with their places in the benchmark
-    line: Line  # what stands ahead of its results, without machine and time
+    head: CellLine  # what stands ahead of its results, without machine and time
 
     @property
     def id(self) -> str:
         """A short hash of everything that shapes the results."""
-        return str(self.line["cell"])
-
-    @property
-    def task(self) -> Task:
-        """Whether answers are generated or candidates scored."""
-        task: Task = self.line["task"]
-        return task
+        return self.head.cell
 
 
 def cells_of(
     plan: Plan,
-    lm: LanguageModel,
+    lm: Engine,
     benchmark: Benchmark,
     variant: Variant,
     space: GroundingSpace | None,
 ) -> list[Cell]:
     """The cells of one variant: a task each, and where there is sampling a seed each."""
-    decoder = _decoder(variant, benchmark, space)
+    suited = {
+        n: x for n, x in benchmark.settings.items() if n in settings_fields(variant.method)
+    }
+    decoder = make_method(
+        variant.method,
+        space=space,
+        prompt=benchmark.prompt,
+        settings={**suited, **variant.settings},
+    )
     found = []
     for task in plan.tasks:
         samples = tuple(
-            (place, sample)
-            for place, sample in enumerate(benchmark.test)
+            (index, sample)
+            for index, sample in enumerate(benchmark.test)
             if task == "generate" or sample.single or sample.multiple
         )
         is_sampled = task == "generate" and plan.temperature > 0
         for seed in plan.seeds if is_sampled else (None,):
-            line = {
-                "task": task,
-                "samples": len(samples),
-                "batch_size": plan.batch_size,
-                **_generation(plan, lm, task),
-                "seed": seed,
-                **_about_method(variant, decoder, benchmark, space),
-                **_about_model(lm),
-                **_about_data(plan, benchmark),
-                "versions": versions(),
-            }
-            head = {"kind": "cell", "cell": _id(line)}
-            found.append(Cell(lm, benchmark, decoder, samples, {**head, **line}))
+            head = CellLine(
+                cell="",
+                seed=seed,
+                samples=len(samples),
+                defaults={**default_settings(variant.method), **suited},
+                space=None if space is None else _space_facts(variant, space),
+                **_run_facts(plan, lm, task),
+                **_method_facts(variant, decoder, benchmark),
+                **_data_facts(plan, benchmark),
+            )
+            head = replace_line(head, cell=cell_id(head))
+            found.append(Cell(lm, benchmark, decoder, samples, head))
     return [cell for cell in found if cell.samples]
 
 
+def cell_id(head: CellLine) -> str:
+    """A short hash of everything that shapes the results of a cell."""
+    try:
+        facts = {name: x for name, x in plain(head).items() if name not in _NOT_IN_ID}
+    except TypeError as error:
+        raise SettingError(f"a setting of {head.method} is no plain value ({error})") from error
+    if head.space is not None:
+        facts["space"] = head.space.hash
+    facts["versions"] = {n: x for n, x in head.versions.items() if n != "python"}
+    return _hash(facts)
+
+
 def grounding_space(
-    lm: LanguageModel,
+    lm: Engine,
     benchmark: Benchmark,
     options: BuildOptions,
     folder: Path,
@@ -133,9 +150,12 @@ def space_hash(space: GroundingSpace, with_wrong: bool) -> str:
     return _hash([recipe, digest(space.examples)])
 
 
-def versions() -> dict[str, str]:
-    """The versions of everything that computes."""
-    return {name: version(name) for name in _PACKAGES} | {"python": platform.python_version()}
+def versions(module: str = "trueline") -> dict[str, str]:
+    """The versions of everything that computes, also of the package that brings a method."""
+    package = module.partition(".")[0]
+    others = () if package == "trueline" else packages_distributions().get(package, ())
+    found = {name: version(name) for name in (*_PACKAGES, *others)}
+    return found | {"python": platform.python_version()}
 
 
 def machine() -> dict[str, Any]:
@@ -149,49 +169,52 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _decoder(variant: Variant, benchmark: Benchmark, space: GroundingSpace | None) -> Decoder:
-    from trueline.decoders import make_method
-
-    settings: dict[str, Any] = dict(variant.settings)
-    if variant.method == "rad":
-        settings.setdefault("tau", benchmark.tau)
-    return make_method(variant.method, space=space, prompt=benchmark.prompt, settings=settings)
-
-
-def _about_method(
-    variant: Variant, decoder: Decoder, benchmark: Benchmark, space: GroundingSpace | None
-) -> Line:
-    own = fields(decoder)[1:]  # type: ignore[arg-type]  # the first is the space or the prompt
-    settings = {one.name: getattr(decoder, one.name) for one in own if one.name not in _PROMPTS}
-    defaults = {one.name: one.default for one in own if one.default is not MISSING}
-    if variant.method == "rad":
-        defaults["tau"] = benchmark.tau
-    recipe = None if space is None else space.recipe
+def _run_facts(plan: Plan, lm: Engine, task: Mode) -> dict[str, Any]:
+    """The model, and how answers are generated, which is nothing to the scoring of choices."""
+    is_choice = task == "choose"
     return {
-        "method": variant.method,
-        "settings": settings,
-        "label": variant.label(defaults),
-        "prompt_hashes": _prompt_hashes(decoder, benchmark),
-        "space_hash": None if space is None else space_hash(space, variant.needs_wrong),
-        "entries": None if space is None else space.counts()["entries"],
-        "embedder": None if recipe is None else recipe.embedder,
-        "context": None if recipe is None else recipe.context,
-        "window": None if recipe is None else recipe.window,
-        "built": None if recipe is None else {n: getattr(recipe, n) for n in _BUILT},
-    }
-
-
-def _about_model(lm: LanguageModel) -> Line:
-    return {
+        "task": task,
+        "batch_size": plan.batch_size,
+        "max_new_tokens": None if is_choice else plan.max_new_tokens,
+        "temperature": 0.0 if is_choice else float(plan.temperature),
+        "stop": None if is_choice else StopRule(plan.stop, tuple(sorted(lm.stop_ids))),
         "model": lm.id,
         "fingerprint": lm.fingerprint,
+        "tokenizer_hash": lm.tokenizer_hash,
         "dtype": str(lm.dtype).removeprefix("torch."),
         "device": lm.device.type,
     }
 
 
-def _about_data(plan: Plan, benchmark: Benchmark) -> Line:
-    scoring = [plan.bertscore and Path(plan.bertscore).name, plan.bertscore_layers]
+def _method_facts(variant: Variant, decoder: Decoder, benchmark: Benchmark) -> dict[str, Any]:
+    prompts = [benchmark.prompt.hash]
+    if not decoder.needs.own_prompt:  # else it differs from question to question
+        given = FilledPrompt(decoder.question_prompt, benchmark.test[0].question)
+        prompts = [one.hash for one in decoder.inputs(given)]
+    return {
+        "method": variant.method,
+        "is_plain": variant.method == PLAIN,
+        "has_own_prompt": decoder.needs.own_prompt,
+        "settings": decoder.settings(),
+        "prompt_hashes": tuple(prompts),
+        "versions": versions(type(decoder).__module__),
+    }
+
+
+def _space_facts(variant: Variant, space: GroundingSpace) -> SpaceFacts:
+    given, usual = variant.build, default_build(variant.method)
+    build, default = ({name: getattr(one, name) for name in _BUILT} for one in (given, usual))
+    return SpaceFacts(
+        hash=space_hash(space, variant.needs_wrong),
+        entries=space.info()["entries"],
+        build=build,
+        default_build=default,
+        built={name: getattr(space.recipe, name) for name in _BUILT},
+    )
+
+
+def _data_facts(plan: Plan, benchmark: Benchmark) -> dict[str, Any]:
+    layers = plan.bertscore_layers
     return {
         "benchmark": benchmark.name,
         "data_hash": benchmark.hash,
@@ -201,37 +224,10 @@ def _about_data(plan: Plan, benchmark: Benchmark) -> Line:
         "test": len(benchmark.test),
         "draw": plan.draw,
         "rule": plan.rule,
-        "bertscore": scoring if plan.bertscore else None,
+        "bertscore": (Path(plan.bertscore).name, layers) if plan.bertscore else None,
     }
-
-
-def _generation(plan: Plan, lm: LanguageModel, task: Task) -> Line:
-    """How answers are generated, which is nothing to the scoring of candidates."""
-    if task == "choose":
-        return {"max_new_tokens": None, "temperature": 0.0, "stop": None}
-    return {
-        "max_new_tokens": plan.max_new_tokens,
-        "temperature": float(plan.temperature),
-        "stop": {"strings": list(plan.stop), "ids": sorted(lm.stop_ids)},
-    }
-
-
-def _prompt_hashes(decoder: Decoder, benchmark: Benchmark) -> list[str]:
-    if decoder.needs.own_prompt:  # what stands ahead differs from question to question
-        return [benchmark.prompt.hash]
-    given = FilledPrompt(decoder.question_prompt, benchmark.test[0].question)
-    return [one.hash for one in decoder.inputs(given)]
-
-
-def _id(line: Line) -> str:
-    shaping: Mapping[str, Any] = {n: v for n, v in line.items() if n not in _TOLD_ONLY}
-    computed = {name: line["versions"][name] for name in _PACKAGES}
-    return _hash([shaping, computed])
 
 
 def _hash(content: object) -> str:
-    try:
-        text = json.dumps(content, sort_keys=True)
-    except TypeError as error:
-        raise SettingError(f"a setting is no plain value ({error})") from error
+    text = json.dumps(content, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trueline.errors import SettingError
-from trueline.evaluation.results import Line, now
+from trueline.evaluation.lines import Leak, LeaksLine, now, replace_line
 from trueline.evaluation.samples import Benchmark, Sample
 from trueline.records import Example
 
@@ -29,17 +29,6 @@ _SHORTEST_ANSWER = 5  # words; "Yes" or "I have no comment" fits any question an
 _BLOCK = 512  # texts on each side of one matrix product
 _SHOWN = 100  # characters of a text in the report
 _NEAREST = 10  # leaks in a line of results
-
-
-@dataclass(frozen=True, slots=True)
-class Leak:
-    """A test text and a grounding text that are near each other."""
-
-    sample: str  # its id
-    example: str  # its id
-    kind: str  # `question` or `answer`, and how: equal, 13 words, overlap or cosine
-    score: float  # share of common words, or the cosine
-    texts: tuple[str, str]  # of the test, of the grounding example
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,45 +63,45 @@ def leak_report(
         if test and ground and embedder is not None:
             hits = _by_cosine(test, ground, embedder, cosine)
             leaks += _strongest(part, test, ground, hits)
-    return sorted(leaks, key=_place)
+    return sorted(leaks, key=_rank)
 
 
-def leak_line(benchmark: Benchmark, embedder: Embedder | None) -> Line:
+def leak_line(benchmark: Benchmark, embedder: Embedder | None) -> LeaksLine:
     """The report as a line of results: counts, and the surest and nearest few."""
     leaks = leak_report(benchmark, embedder)
-    return {
-        "kind": "leaks",
-        "cell": None,  # it is of a benchmark, whatever is run on it
-        "benchmark": benchmark.name,
-        "data_hash": benchmark.hash,
-        "embedder": None if embedder is None else embedder.id,
-        "ground": len(benchmark.ground),
-        "counts": leak_counts(benchmark, leaks),
-        "nearest": [
-            {**asdict(leak), "score": round(leak.score, 4), "texts": [*map(_cut, leak.texts)]}
+    return LeaksLine(
+        benchmark=benchmark.name,
+        data_hash=benchmark.hash,
+        embedder=None if embedder is None else embedder.id,
+        ground=len(benchmark.ground),
+        counts=leak_counts(benchmark, leaks),
+        nearest=tuple(
+            replace_line(
+                leak, score=round(leak.score, 4), texts=tuple(map(_shorten, leak.texts))
+            )
             for leak in leaks[:_NEAREST]
-        ],
-        "time": now(),
-    }
+        ),
+        time=now(),
+    )
 
 
-def leak_note(line: Mapping[str, Any]) -> str:
+def leak_note(line: LeaksLine) -> str:
     """A line of leaks in words."""
-    counts = dict(line["counts"])
+    counts = dict(line.counts)
     total, leaking = counts.pop("samples"), counts.pop("leaking")
-    by = "by text alone" if line["embedder"] is None else f"by text and by {line['embedder']}"
-    told = (
-        f"{line['benchmark']}: {leaking} of {total} samples are near one of the "
-        f"{line['ground']} grounding examples, {by}"
+    by = "by text alone" if line.embedder is None else f"by text and by {line.embedder}"
+    found = (
+        f"{line.benchmark}: {leaking} of {total} samples are near one of the "
+        f"{line.ground} grounding examples, {by}"
     )
     if not leaking:
-        return told
+        return found
     nearest = "; ".join(
-        f"{one['sample']} and {one['example']} ({one['kind']}, {one['score']:.2f})"
-        for one in line["nearest"][:3]
+        f"{one.sample} and {one.example} ({one.kind}, {one.score:.2f})"
+        for one in line.nearest[:3]
     )
     kinds = ", ".join(f"{kind} {count}" for kind, count in counts.items())
-    return f"{told} ({kinds}); the nearest: {nearest}"
+    return f"{found} ({kinds}); the nearest: {nearest}"
 
 
 def leak_counts(benchmark: Benchmark, leaks: Iterable[Leak]) -> dict[str, int]:
@@ -128,18 +117,18 @@ def leak_counts(benchmark: Benchmark, leaks: Iterable[Leak]) -> dict[str, int]:
     }
 
 
-def _cut(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
 
 
-def _place(leak: Leak) -> tuple[int, float]:
+def _rank(leak: Leak) -> tuple[int, float]:
     """Where a leak stands in the report: the surest kind first, then the nearest."""
     part, _, near = leak.kind.partition(" ")
     return _NEAR.index(near) * len(_PARTS) + (part == "answer"), -leak.score
 
 
 def _texts(rows: Sequence[Sample] | Sequence[Example], part: Part) -> list[_Text]:
-    """The questions of some rows, or those of their truthful answers that say something."""
+    """The questions of rows, or those of their truthful answers that say something."""
     texts = []
     for row in rows:
         for text in [row.question] if part == "question" else row.answers:
@@ -162,7 +151,7 @@ def _strongest(
     for i, j, near, score in sorted(hits):  # in the order of the rows, however they were found
         pair = (test[i].owner, ground[j].owner)
         leak = Leak(*pair, f"{part} {near}", score, (test[i].text, ground[j].text))
-        if pair not in best or _place(leak) < _place(best[pair]):
+        if pair not in best or _rank(leak) < _rank(best[pair]):
             best[pair] = leak
     yield from best.values()
 
@@ -206,20 +195,20 @@ def _jaccard(
     for row in range(0, len(test), _BLOCK):
         rows = [set(text.words) for text in test[row : row + _BLOCK]]
         # A word that is in no test text of the block cannot be common to two texts.
-        place = {word: n for n, word in enumerate(sorted(set().union(*rows)))}
-        left, sizes = _table(rows, place), np.array([[len(words)] for words in rows])
+        column_of = {word: n for n, word in enumerate(sorted(set().union(*rows)))}
+        left, sizes = _table(rows, column_of), np.array([[len(words)] for words in rows])
         for column in range(0, len(ground), _BLOCK):
             columns = [set(text.words) for text in ground[column : column + _BLOCK]]
-            common = left @ _table(columns, place).T  # (test, ground)
+            common = left @ _table(columns, column_of).T  # (test, ground)
             either = sizes + np.array([len(words) for words in columns]) - common
             yield row, column, (common / np.maximum(either, 1)).astype(np.float32)
 
 
-def _table(texts: list[set[str]], place: dict[str, int]) -> NDArray[np.float32]:
+def _table(texts: list[set[str]], column_of: dict[str, int]) -> NDArray[np.float32]:
     """Which words each text holds, as ones."""
-    table = np.zeros((len(texts), len(place)), np.float32)  # (texts, words)
+    table = np.zeros((len(texts), len(column_of)), np.float32)  # (texts, words)
     for row, words in enumerate(texts):
-        table[row, [place[word] for word in words if word in place]] = 1.0
+        table[row, [column_of[word] for word in words if word in column_of]] = 1.0
     return table
 
 
@@ -235,8 +224,8 @@ def _by_cosine(
 
 
 def _vectors(texts: list[_Text], embedder: Embedder) -> NDArray[np.float32]:
-    """The unit vectors of some texts; equal texts are embedded once."""
+    """The unit vectors of texts; equal texts are embedded once."""
     distinct = list(dict.fromkeys(text.text for text in texts))
     vectors = np.asarray(embedder.embed(distinct).cpu(), np.float32)  # (distinct, dimension)
-    place = {text: n for n, text in enumerate(distinct)}
-    return vectors[[place[text.text] for text in texts]]
+    row_of = {text: n for n, text in enumerate(distinct)}
+    return vectors[[row_of[text.text] for text in texts]]

@@ -1,4 +1,4 @@
-"""An answer and its references, or scores of candidates in; scores from 0 to 1 out."""
+"""An answer and its references, or scores of candidates -> scores from 0 to 1."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from trueline.errors import ModelError, SettingError, import_extra
 from trueline.evaluation.statistics import as_columns, average_ranks
+from trueline.explain.summary import entropy_quartiles
 
 Score = Callable[[str, Sequence[str]], float]  # of an answer against references
 
@@ -27,7 +28,7 @@ class Bin(NamedTuple):
     n: int
 
 
-class Quartile(NamedTuple):
+class QuartileShare(NamedTuple):
     """The steps of one quarter of the entropies."""
 
     low: float
@@ -83,13 +84,13 @@ class BertScore:
         for texts in references:
             _check_references("BertScore", texts)
         scorer = _bert_scorer(str(self.encoder_folder), self.layers)
-        asked = [place for place, answer in enumerate(answers) if answer.strip()]
+        filled = [index for index, answer in enumerate(answers) if answer.strip()]
         found = [0.0] * len(answers)
-        if asked:
-            texts_of = [list(references[place]) for place in asked]
-            best = scorer.score([answers[place] for place in asked], texts_of)[2]  # (asked,)
-            for place, value in zip(asked, best.tolist(), strict=True):
-                found[place] = float(value)
+        if filled:
+            texts_of = [list(references[index]) for index in filled]
+            best = scorer.score([answers[index] for index in filled], texts_of)[2]  # (filled,)
+            for index, value in zip(filled, best.tolist(), strict=True):
+                found[index] = float(value)
         return found
 
 
@@ -133,8 +134,8 @@ def reliability(
             f"a confidence is a probability from 0 to 1, got {confidence.min()} to "
             f"{confidence.max()}; give exp of a mean log-probability"
         )
-    place = np.searchsorted(np.linspace(0, 1, bins + 1)[1:-1], confidence)  # (n,)
-    groups = [place == number for number in range(bins)]
+    bin_of = np.searchsorted(np.linspace(0, 1, bins + 1)[1:-1], confidence)  # (n,)
+    groups = [bin_of == number for number in range(bins)]
     return [
         Bin(float(confidence[group].mean()), float(right[group].mean()), int(group.sum()))
         for group in groups
@@ -164,7 +165,7 @@ def auroc(confidences: Sequence[float], is_right: Sequence[bool]) -> float | Non
     return float((ranks.sum() - len(ranks) * (len(ranks) + 1) / 2) / pairs) if pairs else None
 
 
-def quartile_shares(entropies: Sequence[float], flags: Sequence[bool]) -> list[Quartile]:
+def quartile_shares(entropies: Sequence[float], flags: Sequence[bool]) -> list[QuartileShare]:
     """Return the share of flagged steps in each quarter of the entropies, the lowest first.
 
     A quarter is (low, high], the first one holds its lowest too. Equal entropies stay
@@ -174,10 +175,10 @@ def quartile_shares(entropies: Sequence[float], flags: Sequence[bool]) -> list[Q
     if not entropy.size:
         return []
     edges = np.quantile(entropy, [0, 0.25, 0.5, 0.75, 1])  # (5,)
-    place = np.searchsorted(edges[1:-1], entropy)  # (steps,)
-    groups = [flag[place == number] for number in range(4)]
+    quartile = np.array(entropy_quartiles(entropies))  # (steps,), 1 to 4
+    groups = [flag[quartile == number] for number in (1, 2, 3, 4)]
     return [
-        Quartile(
+        QuartileShare(
             float(low), float(high), float(group.mean()) if group.size else None, group.size
         )
         for low, high, group in zip(edges[:-1], edges[1:], groups, strict=True)

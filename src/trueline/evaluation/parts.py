@@ -12,13 +12,13 @@ from trueline.evaluation.plan import Plan
 from trueline.evaluation.samples import Benchmark
 
 if TYPE_CHECKING:
-    from trueline.engines.transformers.language import LanguageModel
+    from trueline.engines.base import Engine
     from trueline.evaluation.judges import Judge
 
 
-def model_of(plan: Plan, name: str) -> LanguageModel:
+def model_of(plan: Plan, name: str) -> Engine:
     """Open a model as a plan wants it."""
-    from trueline.engines.transformers.language import load
+    from trueline.engines import load
 
     return load(
         name,
@@ -50,17 +50,17 @@ def benchmark_of(plan: Plan, name: str) -> Benchmark:
         return found
     other = read(plan.ground_from or name)
     content = f"{found.hash} {digest(other.ground)}"
-    own = {name: count for name, count in found.counts.items() if not name.startswith("ground")}
-    theirs = {name: count for name, count in other.counts.items() if name.startswith("ground")}
+    grounding = {n: count for n, count in other.counts.items() if n.startswith("ground")}
+    testing = {n: count for n, count in found.counts.items() if not n.startswith("ground")}
     return replace(
         found,
         ground=other.ground,
         hash=sha256(content.encode()).hexdigest(),
-        counts={**theirs, **own},
+        counts={**grounding, **testing},
     )
 
 
-def judges_of(plan: Plan, models: dict[str, LanguageModel]) -> list[Judge]:
+def judges_of(plan: Plan, models: dict[str, Engine]) -> list[Judge]:
     """Open the judges of a plan; those on this machine share its models, by name."""
     if not plan.judges:
         return []
@@ -75,7 +75,7 @@ def judges_of(plan: Plan, models: dict[str, LanguageModel]) -> list[Judge]:
         if kind == "local" and model:
             if model not in models:
                 models[model] = model_of(plan, model)
-            found.append(open_judge("local", lm=models[model], **options))
+            found.append(open_judge("local", **{**options, "lm": models[model]}))
         else:
             found.append(open_judge(name, **options))
     return found

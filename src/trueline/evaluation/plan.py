@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-Task = Literal["generate", "choose"]
-TASKS: tuple[Task, ...] = ("generate", "choose")
+from trueline.decoders import default_settings, method_class
+
+Mode = Literal["generate", "choose"]  # answers are generated, or candidates are scored
+MODES: tuple[Mode, ...] = ("generate", "choose")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +23,7 @@ class BuildOptions:
     embedder: str = "all-minilm-l6-v2"
     values: str = "auto"
     dtype: str = "auto"
-    wrong: bool = False  # also keep the wrong answers; set where a variant has a beta
+    wrong: bool = False  # also keep the wrong answers; set where a variant needs them
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,36 +37,18 @@ class Variant:
     @property
     def needs_wrong(self) -> bool:
         """Whether it works only with wrong answers in its space."""
-        return bool(self.settings.get("beta"))
-
-    def label(self, defaults: Mapping[str, Any]) -> str:
-        """Its name and what differs from the defaults, as in `rad alpha=0.3 window=answer`.
-
-        Context and embedder are left out: a cell holds them in fields of their own.
-        """
-        told = {
-            name: value
-            for name, value in self.settings.items()
-            if name not in defaults or value != defaults[name]
-        }
-        if self.build is not None:
-            plain = asdict(default_build(self.method))
-            told |= {
-                name: value
-                for name, value in asdict(self.build).items()
-                if name not in ("wrong", "context", "embedder") and value != plain[name]
-            }
-        return " ".join([self.method, *(f"{name}={_told(told[name])}" for name in told)])
+        settings = {**default_settings(self.method), **self.settings}
+        return method_class(self.method).needs_wrong(settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """All a run is told: its cells are models x benchmarks x variants x tasks x seeds."""
+    """What a run does: its cells are models x benchmarks x variants x tasks x seeds."""
 
     benchmarks: tuple[str, ...]
     variants: tuple[Variant, ...]
     models: tuple[str, ...] = ("smollm2-135m",)
-    tasks: tuple[Task, ...] = ("generate",)
+    tasks: tuple[Mode, ...] = ("generate",)
     judges: tuple[str, ...] = ()
     judge: Mapping[str, Any] = field(default_factory=dict)  # Limits and max_tokens of them
     ground: int | None = 100  # examples to ground with; None: all
@@ -86,25 +70,35 @@ class Plan:
     bertscore_layers: int | None = None
 
 
-def default_build(method: str) -> BuildOptions:
-    """The paper's space for a method: kNN-LM has keys over the full context."""
-    return BuildOptions(context="full") if method == "knn-lm" else BuildOptions()
+def default_build(method: str) -> BuildOptions | None:
+    """The space a method has if nobody says anything; None: it needs none."""
+    needs = method_class(method).needs
+    if not needs.space:
+        return None
+    return BuildOptions() if needs.context is None else BuildOptions(context=needs.context)
+
+
+def build_options_read_by(method: str) -> tuple[str, ...]:
+    """The build options that change what a method does, and that a sweep varies for it.
+
+    A method without entries reads the embedder alone. One whose windows are the full context
+    keeps them: they are no number to vary with those of the others.
+    """
+    needs = method_class(method).needs
+    if not needs.space:
+        return ()
+    if needs.context is None:
+        return ("embedder",)
+    names = ("context", "window", "end", "embedder", "values", "dtype")
+    return names if isinstance(needs.context, int) else names[1:]
 
 
 def with_wrong_answers(variants: list[Variant]) -> tuple[Variant, ...]:
-    """Let variants share one space: where one has a beta, the others' space is the same."""
-    richer = {
-        variant.build for variant in variants if variant.needs_wrong and variant.build
-    }  # still without the mark
+    """Let variants share one space: it has wrong answers if one of them needs these."""
+    richer = {variant.build for variant in variants if variant.needs_wrong and variant.build}
     return tuple(
         replace(variant, build=replace(variant.build, wrong=True))
         if variant.build is not None and variant.build in richer
         else variant
         for variant in variants
     )
-
-
-def _told(value: object) -> str:
-    if isinstance(value, tuple):
-        return ",".join(map(str, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)

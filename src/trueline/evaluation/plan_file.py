@@ -1,4 +1,4 @@
-"""A run.toml, or the same table from flags, in; a checked Plan out, or all its mistakes."""
+"""A run.toml, or the same table from flags -> a checked Plan, or all its mistakes at once."""
 
 from __future__ import annotations
 
@@ -9,21 +9,17 @@ from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
+from trueline.decoders import DEFAULT, PLAIN, check_settings, method_class, method_names
 from trueline.errors import SettingError, TruelineError
 from trueline.evaluation.plan import (
     BuildOptions,
     Plan,
     Variant,
+    build_options_read_by,
     default_build,
     with_wrong_answers,
 )
-from trueline.evaluation.plan_keys import BUILD, JUDGE, KEYS, endless, misfits
-
-_SHAPED_BY = {  # the options a sweep of `build.` changes a method by
-    "rad": tuple(BUILD),
-    "knn-lm": tuple(name for name in BUILD if name != "context"),  # it has a context of its own
-    "kate": ("embedder",),
-}
+from trueline.evaluation.plan_keys import BUILD, JUDGE, KEYS, non_finite, wrong_keys
 
 
 def read_plan_table(path: Path) -> dict[str, Any]:
@@ -33,7 +29,8 @@ def read_plan_table(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise SettingError(
             f"{path} cannot be read ({error.strerror}); name the .toml file of a run, or give "
-            "flags only: trueline eval --benchmark facts --methods greedy,rad --out results"
+            f"flags only: trueline eval --benchmark facts --methods {PLAIN},{DEFAULT} --out "
+            "results"
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingError(f"{path} is no readable TOML: {error}") from error
@@ -41,11 +38,11 @@ def read_plan_table(path: Path) -> dict[str, Any]:
 
 def plan_from(table: Mapping[str, Any], where: str = "the plan") -> Plan:
     """A plan from a table; every mistake in it is listed at once."""
-    mistakes = misfits(table, KEYS, "")
+    mistakes = wrong_keys(table, KEYS, "")
     for name in ("settings", "sweep", "variants"):
-        mistakes += endless(table.get(name), name)
+        mistakes += non_finite(table.get(name), name)
     if isinstance(judge := table.get("judge"), dict):
-        mistakes += misfits(judge, JUDGE, "judge.")
+        mistakes += wrong_keys(judge, JUDGE, "judge.")
     sound = {
         name: value for name, value in table.items() if name in KEYS and KEYS[name].fits(value)
     }
@@ -54,8 +51,8 @@ def plan_from(table: Mapping[str, Any], where: str = "the plan") -> Plan:
     if mistakes:
         count = f"{len(mistakes)} mistakes" if len(mistakes) > 1 else "a mistake"
         raise SettingError("\n  - ".join([f"{where} has {count}:", *mistakes]))
-    own = {field.name for field in fields(Plan)} - {"variants"}
-    values = {name: _frozen(value) for name, value in sound.items() if name in own}
+    known = {field.name for field in fields(Plan)} - {"variants"}
+    values = {name: _frozen(value) for name, value in sound.items() if name in known}
     for name in ("ground", "test"):
         if values.get(name) == "all":
             values[name] = None
@@ -70,7 +67,7 @@ def _missing(table: Mapping[str, Any], sound: Mapping[str, Any]) -> list[str]:
     if "benchmarks" not in table:
         found.append("benchmarks is missing; name one or more, such as facts")
     if "methods" not in table and "variants" not in table:
-        found.append("methods is missing; name one or more, such as greedy and rad")
+        found.append(f"methods is missing; name one or more, such as {PLAIN} and {DEFAULT}")
     if ("bertscore" in table) != ("bertscore_layers" in table):
         found.append("bertscore and bertscore_layers go together: a folder and a layer of it")
     if len(sound.get("seeds", ())) > 1 and not sound.get("temperature"):
@@ -80,59 +77,58 @@ def _missing(table: Mapping[str, Any], sound: Mapping[str, Any]) -> list[str]:
 
 def _variants(table: Mapping[str, Any], mistakes: list[str]) -> tuple[Variant, ...]:
     """Every method with every combination of its swept settings, then the named variants."""
-    from trueline.decoders import method_names
-
-    known = len(mistakes)
-    settings, sweep = table.get("settings", {}), table.get("sweep", {})
-    asked = [*table.get("methods", ()), *(item["method"] for item in _own(table))]
-    mistakes += [
+    settings, sweep, build = (table.get(name, {}) for name in ("settings", "sweep", "build"))
+    methods: list[str] = table.get("methods", [])
+    extra = cast("list[dict[str, Any]]", table.get("variants", []))
+    used = list(dict.fromkeys([*methods, *(item["method"] for item in extra)]))
+    unknown = [name for name in used if name not in method_names()]
+    found = [
         f"there is no method {name!r}; there are {', '.join(method_names())}"
-        for name in dict.fromkeys(asked)
-        if name not in method_names()
+        for name in unknown
     ]
-    mistakes += [
+    found += [
         f"settings.{name} is given, but {name} is none of the methods asked for"
         if isinstance(value, dict)
-        else f"settings.{name} must be the table of a method, such as [settings.rad]"
+        else f"settings.{name} must be the table of a method, such as [settings.{DEFAULT}]"
         for name, value in settings.items()
-        if name not in asked or not isinstance(value, dict)
+        if name not in used or not isinstance(value, dict)
     ]
-    mistakes += _build_mistakes(table.get("build", {}))
-    mistakes += _sweep_mistakes(sweep, table.get("methods", ()))
-    if len(mistakes) > known:
+    found += _build_mistakes(build)
+    found += _sweep_mistakes(sweep, [name for name in methods if name not in unknown])
+    mistakes += found
+    if found:
         return ()
-    found: list[Variant] = []
-    for name in table.get("methods", ()):
-        found += _swept(name, settings.get(name, {}), sweep, table.get("build", {}))
-    for item in _own(table):
-        own = {name: value for name, value in item.items() if name != "method"}
-        given = {**settings.get(item["method"], {}), **own}
-        found += _swept(item["method"], given, {}, table.get("build", {}))
-    distinct = [one for place, one in enumerate(found) if one not in found[:place]]
-    mistakes += [problem for variant in distinct for problem in _refused(variant)]
-    return with_wrong_answers(distinct)
-
-
-def _own(table: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return cast("list[dict[str, Any]]", table.get("variants", []))
+    variants: list[Variant] = []
+    for name in methods:
+        variants += _swept(name, settings.get(name, {}), sweep, build)
+    for item in extra:
+        given = {name: value for name, value in item.items() if name != "method"}
+        given = {**settings.get(item["method"], {}), **given}
+        variants += _swept(item["method"], given, {}, build)
+    distinct = [one for index, one in enumerate(variants) if one not in variants[:index]]
+    refused = [problem for variant in distinct for problem in _refused(variant)]
+    mistakes += refused
+    return () if refused else with_wrong_answers(distinct)
 
 
 def _swept(
     method: str, given: Mapping[str, Any], sweep: Mapping[str, Any], build: Mapping[str, Any]
 ) -> list[Variant]:
     """One method with every combination of what is swept for it."""
-    own = [key for key in sweep if key.startswith(f"{method}.")]
-    shaping = [f"build.{name}" for name in _SHAPED_BY.get(method, ())]
-    keys = [*own, *(key for key in sweep if key in shaping)]
+    options = build_options_read_by(method)
+    keys = {  # of the sweep -> the name of a setting or of a build option
+        key: name
+        for key in sweep
+        for owner, _, name in (key.partition("."),)
+        if owner == method or (owner == "build" and name in options)
+    }
     found = []
     for values in product(*(sweep[key] for key in keys)):
-        chosen = dict(zip(keys, values, strict=True))
-        settings = {key.partition(".")[2]: chosen[key] for key in own}
-        options = {
-            key.partition(".")[2]: value for key, value in chosen.items() if key not in own
-        }
-        told = {name: _frozen(value) for name, value in {**given, **settings}.items()}
-        found.append(Variant(method, told, _build_options(method, build, options)))
+        settings, swept = dict(given), dict[str, Any]()
+        for key, value in zip(keys, values, strict=True):
+            (swept if key.startswith("build.") else settings)[keys[key]] = value
+        frozen = {name: _frozen(value) for name, value in settings.items()}
+        found.append(Variant(method, frozen, _build_options(method, build, swept)))
     return found
 
 
@@ -140,24 +136,29 @@ def _build_options(
     method: str, build: Mapping[str, Any], swept: Mapping[str, Any]
 ) -> BuildOptions | None:
     """How a method's space is built: [build], what is swept, then [build.METHOD]."""
-    if method not in _SHAPED_BY:
+    default = default_build(method)
+    if default is None:
         return None
+    is_fixed = method_class(method).needs.context == "full"
     shared = {
         name: value
         for name, value in build.items()
-        if name in BUILD and not (method == "knn-lm" and name == "context")
+        if name in BUILD and not (is_fixed and name == "context")
     }
-    return replace(default_build(method), **{**shared, **swept, **build.get(method, {})})
+    return replace(default, **{**shared, **swept, **build.get(method, {})})
 
 
 def _build_mistakes(build: Mapping[str, Any]) -> list[str]:
-    own = {name: build[name] for name in build if name in _SHAPED_BY}
-    found = misfits(
-        {name: value for name, value in build.items() if name not in own}, BUILD, "build."
-    )
-    for name, options in own.items():
+    by_method = {
+        name: value
+        for name, value in build.items()
+        if name in method_names() and build_options_read_by(name)
+    }
+    shared = {name: value for name, value in build.items() if name not in by_method}
+    found = wrong_keys(shared, BUILD, "build.")
+    for name, options in by_method.items():
         if isinstance(options, dict):
-            found += misfits(options, BUILD, f"build.{name}.")
+            found += wrong_keys(options, BUILD, f"build.{name}.")
         else:
             found.append(f"build.{name} must be a table; got {options!r}")
     return found
@@ -165,6 +166,7 @@ def _build_mistakes(build: Mapping[str, Any]) -> list[str]:
 
 def _sweep_mistakes(sweep: Mapping[str, Any], methods: list[str]) -> list[str]:
     found = []
+    read = {name for method in methods for name in build_options_read_by(method)}
     for key, values in sweep.items():
         owner, _, name = key.partition(".")
         if owner not in (*methods, "build") or not name:
@@ -175,20 +177,15 @@ def _sweep_mistakes(sweep: Mapping[str, Any], methods: list[str]) -> list[str]:
         elif not isinstance(values, list) or not values:
             found.append(f"sweep {key!r} must be a list of values; got {values!r}")
         elif owner == "build":
-            found += [
-                problem
-                for value in values
-                for problem in misfits({name: value}, BUILD, key[:6])
-            ]
-            if name in BUILD and not any(name in _SHAPED_BY.get(m, ()) for m in methods):
+            for value in values:
+                found += wrong_keys({name: value}, BUILD, "build.")
+            if name in BUILD and name not in read:
                 found.append(f"sweep has {key!r}, which changes none of {', '.join(methods)}")
     return found
 
 
 def _refused(variant: Variant) -> list[str]:
     """What the method itself says against its settings, before there is any space."""
-    from trueline.decoders import check_settings
-
     try:
         check_settings(variant.method, variant.settings)
     except TruelineError as error:

@@ -1,4 +1,4 @@
-"""A table in; what is wrong with its keys and values out, in words."""
+"""The keys of a plan, what each takes, and what is wrong with a table of them, in words."""
 
 from __future__ import annotations
 
@@ -6,58 +6,58 @@ from collections.abc import Callable, Mapping
 from math import isfinite
 from typing import Any, NamedTuple
 
-from trueline.evaluation.plan import TASKS
+from trueline.evaluation.plan import MODES
 
 
-class Kind(NamedTuple):
+class Takes(NamedTuple):
     """What a key takes: in words, and as a check."""
 
     words: str
     fits: Callable[[Any], bool]
 
 
-def _whole(least: int) -> Kind:
-    return Kind(
+def _whole(least: int) -> Takes:
+    return Takes(
         f"a whole number from {least}", lambda value: type(value) is int and value >= least
     )
 
 
-def _one_of(*names: str) -> Kind:
-    return Kind(f"one of {', '.join(names)}", lambda value: value in names)
+def _one_of(*names: str) -> Takes:
+    return Takes(f"one of {', '.join(names)}", lambda value: value in names)
 
 
-def _list(each: Kind) -> Kind:
-    return Kind(
+def _list(each: Takes) -> Takes:
+    return Takes(
         f"a list, each {each.words}",
         lambda value: isinstance(value, list) and bool(value) and all(map(each.fits, value)),
     )
 
 
-_TEXT = Kind("a text", lambda value: isinstance(value, str) and bool(value))
-_FLAG = Kind("true or false", lambda value: type(value) is bool)
-_TABLE = Kind("a table", lambda value: isinstance(value, dict))
-_OWN = Kind(
+_TEXT = Takes("a text", lambda value: isinstance(value, str) and bool(value))
+_FLAG = Takes("true or false", lambda value: type(value) is bool)
+_TABLE = Takes("a table", lambda value: isinstance(value, dict))
+_VARIANT = Takes(
     "a table with a method",
     lambda value: isinstance(value, dict) and isinstance(value.get("method"), str),
 )
-_COUNT = Kind(
+_COUNT = Takes(
     'a whole number from 1, or "all"',
     lambda value: value == "all" or (type(value) is int and value >= 1),
 )
-_POSITIVE = Kind(
+_POSITIVE = Takes(
     "a number above 0",
     lambda value: type(value) in (int, float) and 0 < value < float("inf"),
 )
-_TEMPERATURE = Kind(
+_TEMPERATURE = Takes(
     "0, or a number from 0.001",
     lambda value: type(value) in (int, float) and (value == 0 or 1e-3 <= value < float("inf")),
 )
-KEYS: dict[str, Kind] = {
+KEYS: dict[str, Takes] = {
     "out": _TEXT,
     "models": _list(_TEXT),
     "benchmarks": _list(_TEXT),
     "methods": _list(_TEXT),
-    "tasks": _list(_one_of(*TASKS)),
+    "tasks": _list(_one_of(*MODES)),
     "judges": _list(_TEXT),
     "judge": _TABLE,
     "ground": _COUNT,
@@ -79,11 +79,11 @@ KEYS: dict[str, Kind] = {
     "bertscore_layers": _whole(1),
     "settings": _TABLE,
     "sweep": _TABLE,
-    "variants": _list(_OWN),
+    "variants": _list(_VARIANT),
     "build": _TABLE,
 }
-BUILD: dict[str, Kind] = {
-    "context": Kind(
+BUILD: dict[str, Takes] = {
+    "context": Takes(
         'a number of tokens from 1, or "full"',
         lambda value: value == "full" or (type(value) is int and value >= 1),
     ),
@@ -93,7 +93,7 @@ BUILD: dict[str, Kind] = {
     "values": _one_of("auto", "hidden", "logits"),
     "dtype": _one_of("auto", "float32", "float16"),
 }
-JUDGE: dict[str, Kind] = {  # the names are those of Limits and of open_judge
+JUDGE: dict[str, Takes] = {  # the names are those of Limits and of open_judge
     "concurrency": _whole(1),
     "per_minute": _POSITIVE,
     "tries": _whole(1),
@@ -102,18 +102,18 @@ JUDGE: dict[str, Kind] = {  # the names are those of Limits and of open_judge
 }
 
 
-def misfits(table: Mapping[str, Any], kinds: Mapping[str, Kind], inside: str) -> list[str]:
+def wrong_keys(table: Mapping[str, Any], keys: Mapping[str, Takes], inside: str) -> list[str]:
     """What is wrong with the keys and values of a table, in words."""
     found = []
     for name, value in table.items():
-        if name not in kinds:
-            found.append(f"{inside}{name} is no key; there are {', '.join(kinds)}")
-        elif not kinds[name].fits(value):
-            found.append(f"{inside}{name} must be {kinds[name].words}; got {value!r}")
+        if name not in keys:
+            found.append(f"{inside}{name} is no key; there are {', '.join(keys)}")
+        elif not keys[name].fits(value):
+            found.append(f"{inside}{name} must be {keys[name].words}; got {value!r}")
     return found
 
 
-def endless(value: object, name: str) -> list[str]:
+def non_finite(value: object, name: str) -> list[str]:
     """Numbers no line of results can hold, wherever they stand."""
     if isinstance(value, float) and not isfinite(value):
         return [f"{name} must be a finite number; got {value}"]
@@ -122,5 +122,5 @@ def endless(value: object, name: str) -> list[str]:
     return [
         problem
         for key, item in (*named, *listed)
-        for problem in endless(item, f"{name}.{key}" if key else name)
+        for problem in non_finite(item, f"{name}.{key}" if key else name)
     ]

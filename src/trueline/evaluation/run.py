@@ -1,4 +1,4 @@
-"""A plan and a folder in; answers, choices and verdicts in its results.jsonl out, resumable."""
+"""A plan and a folder -> answers, choices and verdicts in its results.jsonl, resumable."""
 
 from __future__ import annotations
 
@@ -10,25 +10,37 @@ from typing import TYPE_CHECKING
 
 from trueline.errors import SettingError
 from trueline.evaluation.answering import sample_lines, verdict_lines
+from trueline.evaluation.averages import CellSummary, summarize_cell
 from trueline.evaluation.cells import Cell, cells_of, grounding_space, machine
-from trueline.evaluation.checks import CellSummary, agreement_notes, summarize, warnings
+from trueline.evaluation.consistency import agreement_notes, warnings
+from trueline.evaluation.journal import Journal, open_journal
 from trueline.evaluation.leaks import leak_line, leak_note
+from trueline.evaluation.lines import (
+    AnswerLine,
+    CellLine,
+    DoneLine,
+    FailedLine,
+    LeaksLine,
+    VerdictLine,
+    now,
+    replace_line,
+)
+from trueline.evaluation.outcomes import gather_cells
 from trueline.evaluation.parts import benchmark_of, check_scorers, judges_of, model_of
 from trueline.evaluation.plan import BuildOptions, Plan, Variant
-from trueline.evaluation.results import SAMPLE_KINDS, Journal, now, open_journal
 from trueline.evaluation.samples import Benchmark
 
 if TYPE_CHECKING:
-    from trueline.engines.transformers.language import LanguageModel
+    from trueline.engines.base import Engine
     from trueline.evaluation.judges import Judge
     from trueline.space.space import GroundingSpace
 
-Progress = Callable[[str, int, int], None]  # a label, samples done, samples in all
+OnProgress = Callable[[str, int, int], None]  # a label, samples done, samples in all
 _JUDGED = 64  # answers a judge is given at once: enough to keep a service busy
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """What a run came to."""
 
     folder: Path
@@ -67,8 +79,8 @@ class _Run:
     folder: Path
     journal: Journal
     budget: _Budget
-    tell: Progress
-    models: dict[str, LanguageModel]  # those a judge on this machine holds, by name
+    tell: OnProgress
+    models: dict[str, Engine]  # those a judge on this machine holds, by name
     notes: list[str] = field(default_factory=list)
     begun: dict[str, Benchmark] = field(default_factory=dict)  # by cell, in their order
 
@@ -79,8 +91,8 @@ def run_plan(
     *,
     minutes: float | None = None,
     max_samples: int | None = None,
-    progress: Progress | None = None,
-) -> Outcome:
+    progress: OnProgress | None = None,
+) -> RunOutcome:
     """Run every cell of a plan that is not done yet, and have the answers judged.
 
     Killed or stopped at any moment, the same call goes on where it was; the lines are those of
@@ -93,7 +105,7 @@ def run_plan(
     with open_journal(Path(folder)) as journal:
         benchmarks = [benchmark_of(plan, name) for name in plan.benchmarks]
         check_scorers(plan)
-        models: dict[str, LanguageModel] = {}
+        models: dict[str, Engine] = {}
         judges = judges_of(plan, models)  # a missing key shows before anything is run
         tell = progress or (lambda label, done, total: None)
         run = _Run(plan, Path(folder), journal, budget, tell, models)
@@ -104,9 +116,10 @@ def run_plan(
                 _run_judge(run, judge)
         except Stopped as reason:
             stopped = str(reason)
-    ids = list(run.begun)
-    notes = run.notes + warnings(journal.lines, ids) + agreement_notes(journal.lines, ids)
-    return Outcome(Path(folder), summarize(journal.lines, ids), notes, stopped)
+    by_id = {cell.id: cell for cell in gather_cells(journal.lines)}
+    cells = [by_id[id] for id in run.begun]
+    notes = run.notes + warnings(cells) + agreement_notes(cells)
+    return RunOutcome(Path(folder), [summarize_cell(cell) for cell in cells], notes, stopped)
 
 
 def _run_model(run: _Run, model: str, benchmarks: Sequence[Benchmark]) -> None:
@@ -120,7 +133,7 @@ def _run_model(run: _Run, model: str, benchmarks: Sequence[Benchmark]) -> None:
     lm = run.models.get(model) or model_of(plan, model)
     for benchmark in benchmarks:
         spaces: dict[BuildOptions, GroundingSpace] = {}
-        cells = [cell for some in _cells(run, lm, benchmark, spaces) for cell in some]
+        cells = list(_cells(run, lm, benchmark, spaces))
         total, done = sum(len(cell.samples) for cell in cells), 0
         label = f"{lm.id} {benchmark.name}"
         for cell in cells:
@@ -131,44 +144,46 @@ def _run_model(run: _Run, model: str, benchmarks: Sequence[Benchmark]) -> None:
 
 
 def _find_leaks(
-    run: _Run, lm: LanguageModel, benchmark: Benchmark, space: GroundingSpace | None
+    run: _Run, lm: Engine, benchmark: Benchmark, space: GroundingSpace | None
 ) -> None:
     """Say once for all cells what the grounding examples give away of the samples."""
     known = [
         line
         for line in run.journal.lines
-        if (line["kind"], line.get("data_hash")) == ("leaks", benchmark.hash)
-        and (space is None or line["embedder"] == space.recipe.embedder)
+        if isinstance(line, LeaksLine)
+        and line.data_hash == benchmark.hash
+        and (space is None or line.embedder == space.recipe.embedder)
     ]
     if not known:
         embedder = None if space is None else space.open_embedder(lm.device)
         known = [leak_line(benchmark, embedder)]
         run.journal.append(known)
-    if known[0]["counts"]["leaking"]:
+    if known[0].counts["leaking"]:
         run.notes.append(leak_note(known[0]))
 
 
 def _cells(
     run: _Run,
-    lm: LanguageModel,
+    lm: Engine,
     benchmark: Benchmark,
     spaces: dict[BuildOptions, GroundingSpace],
-) -> Iterator[list[Cell]]:
+) -> Iterator[Cell]:
     """The cells of every variant; the space of each set of build options is made once."""
     has_choices = any(sample.single or sample.multiple for sample in benchmark.test)
     if "choose" in run.plan.tasks and not has_choices:
         run.notes.append(f"{benchmark.name} has no choices; the task choose is left out")
     for variant in run.plan.variants:
         if _lacks_wrong(variant, benchmark):
+            given = ", ".join(f"{name}={value}" for name, value in variant.settings.items())
             run.notes.append(
-                f"{benchmark.name}: no grounding example has a wrong answer; rad with "
-                f"beta={variant.settings['beta']} is left out"
+                f"{benchmark.name}: no grounding example has a wrong answer; {variant.method} "
+                f"with {given or 'its defaults'} is left out"
             )
             continue
         if (options := variant.build) is not None and options not in spaces:
             spaces[options] = _space(run, lm, benchmark, options)
         space = None if options is None else spaces[options]
-        yield cells_of(run.plan, lm, benchmark, variant, space)
+        yield from cells_of(run.plan, lm, benchmark, variant, space)
 
 
 def _lacks_wrong(variant: Variant, benchmark: Benchmark) -> bool:
@@ -176,7 +191,7 @@ def _lacks_wrong(variant: Variant, benchmark: Benchmark) -> bool:
 
 
 def _space(
-    run: _Run, lm: LanguageModel, benchmark: Benchmark, options: BuildOptions
+    run: _Run, lm: Engine, benchmark: Benchmark, options: BuildOptions
 ) -> GroundingSpace:
     label = f"building {benchmark.name} context {options.context}"
 
@@ -192,55 +207,56 @@ def _run_cell(run: _Run, cell: Cell) -> Iterator[int]:
     """Do what a cell still lacks, chunk by chunk; yields how many samples are done."""
     run.begun[cell.id] = cell.benchmark
     journal, plan = run.journal, run.plan
-    ready = len(journal.of(cell.id, *SAMPLE_KINDS))
+    ready = len(journal.samples_of(cell.id))
     yield ready
-    if journal.of(cell.id, "done"):
+    if journal.has(cell.id, DoneLine):
         return
     cell.decoder.check(cell.lm)
-    if not journal.of(cell.id, "cell"):
-        journal.append([{**cell.line, "machine": machine(), "time": now()}])
+    if not journal.has(cell.id, CellLine):
+        journal.append([replace_line(cell.head, machine=machine(), time=now())])
     scorer = None
     if plan.bertscore is not None and plan.bertscore_layers is not None:
         scorer = (plan.bertscore, plan.bertscore_layers)
     is_weighed = _start_peak()
     for start in range(ready, len(cell.samples), plan.batch_size):
         run.budget.check()
-        some = cell.samples[start : start + plan.batch_size]
-        journal.append(sample_lines(cell, some, scorer))
-        run.budget.spend(len(some))
-        yield len(some)
-    lines = journal.of(cell.id, *SAMPLE_KINDS)
-    seconds = round(sum(line.get("seconds", 0.0) for line in lines), 4)
-    peak = {"peak_mb": _held_mb("VmHWM")} if is_weighed else {}
-    done = {"kind": "done", "cell": cell.id, "seconds": seconds, **peak, "time": now()}
+        batch = cell.samples[start : start + plan.batch_size]
+        journal.append(sample_lines(cell, batch, scorer))
+        run.budget.spend(len(batch))
+        yield len(batch)
+    lines = journal.samples_of(cell.id)
+    seconds = sum(0.0 if isinstance(line, FailedLine) else line.seconds for line in lines)
+    peak = _held_mb("VmHWM") if is_weighed else None
+    done = DoneLine(cell=cell.id, seconds=round(seconds, 4), peak_mb=peak, time=now())
     journal.append([done])
 
 
 def _run_judge(run: _Run, judge: Judge) -> None:
-    """Have one judge say what it has not said yet about the answers of every cell."""
+    """Ask one judge what it was not asked yet about the answers of every cell."""
     from trueline.evaluation.judges import questions_for
 
     journal = run.journal
-    old = [line for line in journal.lines if line["kind"] == "verdict"]
-    own = [line for line in old if line["judge"] == judge.id and line["cell"] in run.begun]
-    journal.drop([line for line in own if not line["is_answered"]])  # they are asked once more
-    said = {(x["cell"], x["about"], x["sample"]) for x in own if x["is_answered"]}
-    asked = [
-        (benchmark, about, journal.of(cell, "answer"))
+    lines = [x for x in journal.lines if isinstance(x, VerdictLine) and x.cell in run.begun]
+    known = [line for line in lines if line.judge == judge.id]
+    journal.drop([line for line in known if not line.is_answered])  # they are asked once more
+    judged = {(x.cell, x.about, x.sample) for x in known if x.is_answered}
+    answers = [line for line in journal.lines if isinstance(line, AnswerLine)]
+    questions = [
+        (benchmark, about, [line for line in answers if line.cell == cell])
         for cell, benchmark in run.begun.items()
         for about in questions_for(benchmark.task)
     ]
-    total, done = sum(len(answers) for _, _, answers in asked), len(said)
+    total, done = sum(len(lines) for _, _, lines in questions), len(judged)
     size = max(_JUDGED, run.plan.batch_size)
     silent = 0
-    for benchmark, about, answers in asked:
-        left = [x for x in answers if (x["cell"], about, x["sample"]) not in said]
+    for benchmark, about, answers in questions:
+        left = [x for x in answers if (x.cell, about, x.sample) not in judged]
         for start in range(0, len(left), size):
             run.budget.check()
-            lines = verdict_lines(judge, about, benchmark, left[start : start + size])
-            journal.append(lines)
-            silent += sum(not line["is_answered"] for line in lines)
-            done += len(lines)
+            verdicts = verdict_lines(judge, about, benchmark, left[start : start + size])
+            journal.append(verdicts)
+            silent += sum(not line.is_answered for line in verdicts)
+            done += len(verdicts)
             run.tell(f"judge {judge.id}", done, total)
     if silent:
         run.notes.append(
@@ -261,7 +277,7 @@ def _start_peak() -> bool:
         Path("/proc/self/clear_refs").write_text("5", "ascii")
     except OSError:
         return False
-    return _held_mb("VmHWM") < _held_mb("VmRSS") + 16  # some take the word and do nothing
+    return _held_mb("VmHWM") < _held_mb("VmRSS") + 16  # some systems accept it and do nothing
 
 
 def _held_mb(name: str) -> float:

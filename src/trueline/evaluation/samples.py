@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from trueline.prompts import Prompt, prompt_sets
 from trueline.records import Example
@@ -44,10 +44,8 @@ class Benchmark:
     ground: tuple[Example, ...]
     test: tuple[Sample, ...]
     hash: str  # of the ground examples and test samples, in order
-    tau: float = 0.7  # the paper's threshold for it
-    counts: Mapping[str, int] = field(
-        default_factory=dict
-    )  # rows read, kept, left out; by rule
+    settings: Mapping[str, Any] = field(default_factory=dict)  # for methods that have them
+    counts: Mapping[str, int] = field(default_factory=dict)  # rows read, kept, left out
 
     @property
     def prompt(self) -> Prompt:

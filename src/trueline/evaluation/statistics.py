@@ -1,4 +1,4 @@
-"""Values of samples in; means with intervals, paired tests and rank correlations out."""
+"""Values of samples -> means with intervals, paired tests and rank correlations."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def scored_together(*columns: Sequence[float | None]) -> tuple[list[float], ...]
     """Keep the samples that have a value in every column; the others are unscored (None)."""
     _check_lengths(columns)
     rows = [row for row in zip(*columns, strict=True) if None not in row]
-    return tuple([float(row[place] or 0.0) for row in rows] for place in range(len(columns)))
+    return tuple([float(row[column] or 0.0) for row in rows] for column in range(len(columns)))
 
 
 def as_columns(*columns: Sequence[float]) -> Floats:
@@ -53,9 +53,9 @@ def as_columns(*columns: Sequence[float]) -> Floats:
     _check_lengths(columns)
     array = np.array(columns, dtype=float)  # (columns, n); None becomes NaN
     if len(bad := np.argwhere(~np.isfinite(array))):
-        column, place = bad[0]
+        column, index = bad[0]
         raise SettingError(
-            f"value {place} of {array.shape[1]} is {columns[column][place]}, not a finite "
+            f"value {index} of {array.shape[1]} is {columns[column][index]}, not a finite "
             "number; leave unscored samples out (scored_together) before averaging"
         )
     return array
@@ -69,22 +69,15 @@ def _check_lengths(columns: Sequence[Sequence[object]]) -> None:
         )
 
 
-def mean_interval(values: Sequence[float], *, draws: int = 2000, seed: int = 0) -> Interval:
-    """Return the mean and the middle 95 % of the means of samples redrawn with replacement."""
-    columns = as_columns(values)
-    drawn = _redrawn_means(columns, draws, seed)[0]
-    return Interval(
-        *_summary(columns.mean(axis=1)[0] if len(values) else nan, drawn), len(values)
-    )
+def mean_interval(*factors: Sequence[float], draws: int = 2000, seed: int = 0) -> Interval:
+    """Return the mean and the middle 95 % of the means of samples redrawn with replacement.
 
-
-def product_interval(
-    a: Sequence[float], b: Sequence[float], *, draws: int = 2000, seed: int = 0
-) -> Interval:
-    """Return mean(a) * mean(b), as in T*I, and its interval; a draw takes both of a sample."""
-    columns = as_columns(a, b)
+    Of several factors it is the product of their means, as in T*I; a draw takes all of them.
+    """
+    columns = as_columns(*factors)
     drawn = _redrawn_means(columns, draws, seed).prod(axis=0)
-    return Interval(*_summary(columns.mean(axis=1).prod() if len(a) else nan, drawn), len(a))
+    n = columns.shape[1]
+    return Interval(*_summary(columns.mean(axis=1).prod() if n else nan, drawn), n)
 
 
 def redrawn_interval(
@@ -111,28 +104,21 @@ def redrawn_interval(
 
 
 def paired_difference(
-    values: Sequence[float], base: Sequence[float], *, draws: int = 2000, seed: int = 0
+    *columns: Sequence[float], draws: int = 2000, seed: int = 0
 ) -> Difference:
-    """Return mean(values - base), the interval of redrawn pairs, and the p of swapped ones."""
-    both = as_columns(values, base)
-    drawn = _redrawn_means(both[:1] - both[1:], draws, seed)[0]
-    return _difference(both[:1], both[1:], drawn, draws, seed)
+    """Return mean(values) - mean(base), its interval of redrawn pairs, its p of swapped ones.
 
-
-def product_difference(
-    a: Sequence[float],
-    b: Sequence[float],
-    base_a: Sequence[float],
-    base_b: Sequence[float],
-    *,
-    draws: int = 2000,
-    seed: int = 0,
-) -> Difference:
-    """Return mean(a) * mean(b) - mean(base_a) * mean(base_b); a draw takes all four."""
-    columns = as_columns(a, b, base_a, base_b)
-    drawn = _redrawn_means(columns, draws, seed)
-    spread = drawn[0] * drawn[1] - drawn[2] * drawn[3]
-    return _difference(columns[:2], columns[2:], spread, draws, seed)
+    Of four columns it is mean(a) * mean(b) - mean(base_a) * mean(base_b), as for T*I.
+    """
+    both = as_columns(*columns)
+    half, n = len(both) // 2, both.shape[1]
+    drawn = _redrawn_means(both, draws, seed)
+    if not n:
+        return Difference(nan, nan, nan, nan, 0)
+    ours, base = both[:half], both[half:]  # (factors, n) each
+    mean = float(ours.mean(axis=1).prod() - base.mean(axis=1).prod())
+    spread = drawn[:half].prod(axis=0) - drawn[half:].prod(axis=0)
+    return Difference(*_summary(mean, spread), _swapped_p(ours, base, draws, seed), n)
 
 
 def mcnemar(is_right: Sequence[bool], base: Sequence[bool]) -> float:
@@ -153,10 +139,10 @@ def mcnemar(is_right: Sequence[bool], base: Sequence[bool]) -> float:
 
 def average_ranks(values: Iterable[float]) -> Floats:
     """Return the rank of each value from 1; equal values share the mean of their ranks."""
-    _, place, counts = np.unique(
+    _, group, counts = np.unique(
         np.array(list(values), dtype=float), return_inverse=True, return_counts=True
     )
-    ranks: Floats = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    ranks: Floats = (np.cumsum(counts) - (counts - 1) / 2)[group]
     return ranks
 
 
@@ -211,19 +197,10 @@ def _summary(mean: float, drawn: Floats) -> tuple[float, float, float]:
     return float(mean), float(low), float(high)
 
 
-def _difference(ours: Floats, base: Floats, drawn: Floats, draws: int, seed: int) -> Difference:
-    """The difference of two products of means, (factors, n) each, with its interval and p."""
-    n = ours.shape[1]
-    if not n:
-        return Difference(nan, nan, nan, nan, 0)
-    mean = float(ours.mean(axis=1).prod() - base.mean(axis=1).prod())
-    return Difference(*_summary(mean, drawn), _swapped_p(ours, base, draws, seed), n)
-
-
 def _swapped_p(ours: Floats, base: Floats, draws: int, seed: int) -> float:
     """How often a difference as large comes from swapping the two of a pair by chance.
 
-    Where the method does nothing, either value of a pair could be greedy's. Up to 12 pairs
+    Where the method does nothing, either value of a pair could be the other's. Up to 12 pairs
     that differ every way to swap them is tried, so p is exact; beyond, ways are drawn.
     """
     gaps = (ours - base)[:, (ours != base).any(axis=0)]  # (factors, differing)

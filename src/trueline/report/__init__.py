@@ -1,1 +1,1 @@
-"""Results in; tables, plots and the paper's own recipes out."""
+"""A results file -> tables, plots and pages; a pure function that runs no model."""

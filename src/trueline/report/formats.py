@@ -1,4 +1,4 @@
-"""A document in; Markdown, HTML, LaTeX out; and the tables as CSV, a number a line."""
+"""A document -> Markdown, HTML, LaTeX; and its tables as CSV, a number a line."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
-from trueline.report.grids import Document, Entry, Grid, Section
-from trueline.report.measures import Column
+from trueline.evaluation.averages import Average
+from trueline.evaluation.measures import Column
+from trueline.report.grids import Document, Grid, GridText, Section
 from trueline.report.plots import inline_svg
-from trueline.report.tables import Table, TableRow, Value
+from trueline.report.rows import MethodRow
+from trueline.report.tables import Table
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -36,24 +38,29 @@ _CSV = (
 
 def as_markdown(document: Document, figures: str = "") -> str:
     """Markdown; with `figures` the plots are shown from files of that suffix beside it."""
-    lines = [f"# {_plain(document.title)}", "", *(f"{_plain(x)}  " for x in document.lead), ""]
+    lines = [
+        f"# {_escape(document.title)}",
+        "",
+        *(f"{_escape(x)}  " for x in document.lead),
+        "",
+    ]
     for section in document.sections:
         lines += _markdown_section(section, figures)
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _markdown_section(section: Section, figures: str) -> list[str]:
-    lines = [f"## {_plain(section.title)}", ""]
+    lines = [f"## {_escape(section.title)}", ""]
     for warning in section.warnings:
-        lines += [f"> **Warning:** {_plain(warning)}", ""]
+        lines += [f"> **Warning:** {_escape(warning)}", ""]
     for grid in section.grids:
-        lines += [f"### {_plain(grid.title)}", "", *_markdown_grid(grid), ""]
-        lines += [line for note in grid.notes for line in (_plain(note), "")]
+        lines += [f"### {_escape(grid.title)}", "", *_markdown_grid(grid), ""]
+        lines += [line for note in grid.notes for line in (_escape(note), "")]
     if figures:
         for figure in section.figures:
-            lines += [f"![{_plain(figure.title)}]({figure.name}.{figures})", ""]
-    lines += [line for note in section.notes for line in (_plain(note), "")]
-    lines += [f"- {_plain(name)}: {_plain(value)}" for name, value in section.facts]
+            lines += [f"![{_escape(figure.title)}]({figure.name}.{figures})", ""]
+    lines += [line for note in section.notes for line in (_escape(note), "")]
+    lines += [f"- {_escape(name)}: {_escape(value)}" for name, value in section.facts]
     return [*lines, ""]
 
 
@@ -61,16 +68,16 @@ def _markdown_grid(grid: Grid) -> list[str]:
     def line(texts: Sequence[str]) -> str:
         return f"| {' | '.join(texts)} |"
 
-    head = [line([_plain(name) for name in grid.head]), line(["---"] * len(grid.head))]
+    head = [line([_escape(name) for name in grid.head]), line(["---"] * len(grid.head))]
     return [*head, *(line([_markdown_entry(entry) for entry in row]) for row in grid.rows)]
 
 
-def _markdown_entry(entry: Entry) -> str:
-    text = f"**{_plain(entry.text)}**" if entry.is_best else _plain(entry.text)
-    return "<br>".join([text, *(_plain(line) for line in entry.below)])
+def _markdown_entry(entry: GridText) -> str:
+    text = f"**{_escape(entry.text)}**" if entry.is_best else _escape(entry.text)
+    return "<br>".join([text, *(_escape(line) for line in entry.below)])
 
 
-def _plain(text: str) -> str:
+def _escape(text: str) -> str:
     """Text that Markdown leaves as it is, on one line."""
     for sign in "\\`*_[]<>|#":
         text = text.replace(sign, f"\\{sign}")
@@ -121,15 +128,15 @@ def _latex_grid(title: str, grid: Grid) -> list[str]:
     ]
 
 
-def _latex_row(row: Sequence[Entry]) -> list[str]:
+def _latex_row(row: Sequence[GridText]) -> list[str]:
     """The main line, then a line for each of the smaller ones."""
     first = [
         f"\\textbf{{{escape_latex(entry.text)}}}" if entry.is_best else escape_latex(entry.text)
         for entry in row
     ]
     lines = [first]
-    for place in range(max(len(entry.below) for entry in row)):
-        below = [entry.below[place] if place < len(entry.below) else "" for entry in row]
+    for line in range(max(len(entry.below) for entry in row)):
+        below = [entry.below[line] if line < len(entry.below) else "" for entry in row]
         lines.append(
             [f"{{\\scriptsize {escape_latex(text)}}}" if text else "" for text in below]
         )
@@ -154,7 +161,7 @@ def as_csv(tables: Sequence[Table]) -> str:
     return out.getvalue()
 
 
-def _csv_line(table: Table, row: TableRow, column: Column, value: Value) -> dict[str, Any]:
+def _csv_line(table: Table, row: MethodRow, column: Column, value: Average) -> dict[str, Any]:
     scale = 100 if column.measure.is_percent else 1
     change = value.difference
     counts = row.counts[column.measure.task]
@@ -164,17 +171,17 @@ def _csv_line(table: Table, row: TableRow, column: Column, value: Value) -> dict
 
     return {
         "model": table.model,
-        "dtype": row.row.first["dtype"],
+        "dtype": row.first.head.dtype,
         "benchmark": table.benchmark,
         "label": row.label,
-        "method": row.row.method,
+        "method": row.method,
         "measure": column.measure.key,
         "judge": column.judge,
         "unit": "percent" if column.measure.is_percent else "",
         **{name: shown(getattr(value, name)) for name in ("mean", "low", "high", "spread")},
         "n": value.n,
         "unscored": value.unscored,
-        "seeds": len(row.row.seeds),
+        "seeds": len(row.seeds),
         "difference": shown(change.mean if change else None),
         "difference_low": shown(change.low if change else None),
         "difference_high": shown(change.high if change else None),

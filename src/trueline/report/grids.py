@@ -1,16 +1,18 @@
-"""A table of numbers in; grids of text out, a grid a kind of measure, ready for any format."""
+"""A table of numbers -> grids of text, one a group of measures, ready for any format."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import get_args
 
-from trueline.report.measures import Column, Kind
-from trueline.report.tables import Counts, Table, TableRow, Value
+from trueline.evaluation.averages import Average
+from trueline.evaluation.measures import Column, MeasureGroup
+from trueline.report.rows import Counts, MethodRow
+from trueline.report.tables import Table
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class GridText:
     """The text of one place in a grid: a main line, and smaller ones below it."""
 
     text: str
@@ -24,7 +26,7 @@ class Grid:
 
     title: str
     head: tuple[str, ...]
-    rows: tuple[tuple[Entry, ...], ...]
+    rows: tuple[tuple[GridText, ...], ...]
     notes: tuple[str, ...] = ()
 
 
@@ -59,15 +61,15 @@ class Document:
 
 
 def grids_of(table: Table) -> tuple[Grid, ...]:
-    """One grid a kind of measure; a judge is named where there are several."""
+    """One grid a group of measures; a judge is named where there are several."""
     judges = {column.judge for column in table.columns if column.judge}
     grids = []
-    for kind in get_args(Kind):
-        columns = [column for column in table.columns if column.measure.kind == kind]
+    for group in get_args(MeasureGroup):
+        columns = [column for column in table.columns if column.measure.group == group]
         if columns:
             head = ("method", *(_title(column, len(judges) > 1) for column in columns))
             rows = tuple(_row(row, columns) for row in table.rows if _has_task(row, columns))
-            grids.append(Grid(kind, (*head, "counts"), rows))
+            grids.append(Grid(group, (*head, "counts"), rows))
     return tuple(grids)
 
 
@@ -78,34 +80,34 @@ def number(value: float, column: Column, *, sign: bool = False) -> str:
     return text.replace("-", "\N{MINUS SIGN}")
 
 
-def _title(column: Column, is_judge_told: bool) -> str:
-    judge = f" ({column.judge})" if column.judge and is_judge_told else ""
+def _title(column: Column, names_judge: bool) -> str:
+    judge = f" ({column.judge})" if column.judge and names_judge else ""
     return f"{column.measure.title}{judge}"
 
 
-def _has_task(row: TableRow, columns: list[Column]) -> bool:
+def _has_task(row: MethodRow, columns: list[Column]) -> bool:
     return columns[0].measure.task in row.counts
 
 
-def _row(row: TableRow, columns: list[Column]) -> tuple[Entry, ...]:
-    values = [_entry(row.values.get(column.id), column) for column in columns]
+def _row(row: MethodRow, columns: list[Column]) -> tuple[GridText, ...]:
+    values = [_text(row.values.get(column.id), column) for column in columns]
     found = [row.values[column.id] for column in columns if column.id in row.values]
     counts = _counts(row.counts[columns[0].measure.task], found)
-    return (Entry(row.label), *values, counts)
+    return (GridText(row.label), *values, counts)
 
 
-def _counts(counts: Counts, values: list[Value]) -> Entry:
+def _counts(counts: Counts, values: list[Average]) -> GridText:
     unscored = max((value.unscored for value in values), default=0)
     to_judge = max((value.to_come for value in values), default=0)
-    told = [f"{unscored} unscored, {counts.failed} failed, {counts.skipped} skipped"]
-    told += [f"{counts.left} to come"] if counts.left else []
-    told += [f"{to_judge} to be judged"] if to_judge else []
-    return Entry(f"n {counts.answered}", tuple(told))
+    below = [f"{unscored} unscored, {counts.failed} failed, {counts.skipped} skipped"]
+    below += [f"{counts.left} to come"] if counts.left else []
+    below += [f"{to_judge} to be judged"] if to_judge else []
+    return GridText(f"n {counts.answered}", tuple(below))
 
 
-def _entry(value: Value | None, column: Column) -> Entry:
+def _text(value: Average | None, column: Column) -> GridText:
     if value is None:
-        return Entry("\N{EN DASH}")
+        return GridText("\N{EN DASH}")
     below = []
     if value.low is not None and value.high is not None:
         below.append(f"[{number(value.low, column)}, {number(value.high, column)}] n {value.n}")
@@ -116,7 +118,7 @@ def _entry(value: Value | None, column: Column) -> Entry:
         low, high = (number(x, column, sign=True) for x in (change.low, change.high))
         below.append(f"{number(change.mean, column, sign=True)} [{low}, {high}]")
         below.append(p_text(value.p))
-    return Entry(number(value.mean, column), tuple(below), value.is_best)
+    return GridText(number(value.mean, column), tuple(below), value.is_best)
 
 
 def p_text(p: float | None) -> str:

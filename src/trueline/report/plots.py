@@ -1,17 +1,24 @@
-"""Tables in; plots out as SVG text or PNG bytes, drawn by matplotlib without a screen."""
+"""Tables -> plots as SVG text or PNG bytes, drawn by matplotlib without a screen."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trueline.errors import MissingExtraError
-from trueline.evaluation.metrics import Quartile, auroc, ece, quartile_shares, reliability
-from trueline.report.measures import Column, confidences
-from trueline.report.results import Cell
+from trueline.evaluation.measures import Column, confidences
+from trueline.evaluation.metrics import (
+    QuartileShare,
+    auroc,
+    ece,
+    quartile_shares,
+    reliability,
+)
+from trueline.report.rows import MethodRow
 from trueline.report.sweeps import Sweep
-from trueline.report.tables import Table, TableRow
+from trueline.report.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,24 +39,24 @@ def plots_of(table: Table, sweeps: Sequence[Sweep]) -> list[Plot]:
     plots: list[Plot] = []
     columns = shown_columns(table, table.rows)
     if columns and len(table.rows) > 1:
-        plots.append(("methods", f"Methods, {what}", lambda: _methods(table.rows, columns)))
-    telling = sorted(table.rows, key=_plainness)
+        plots.append(("methods", f"Methods, {what}", partial(_methods, table.rows, columns)))
+    telling = sorted(table.rows, key=_plot_order)
     found = {row.label: edit_quartiles(row) for row in telling}
-    quartiles = {label: some for label, some in found.items() if any(q.share for q in some)}
+    quartiles = {label: found[label] for label in found if any(q.share for q in found[label])}
     if quartiles:
         title = f"Changed tokens by base entropy, {what}"
-        plots.append(("interventions", title, lambda: _quartiles(quartiles)))
+        plots.append(("interventions", title, partial(_quartiles, quartiles)))
     for judge in dict.fromkeys(column.judge for column in table.columns if column.judge):
         curves = {row.label: pair for row in telling if (pair := _sure(row, judge))[0]}
         if curves:
             title = f"Reliability by {judge}, {what}"
-            plots.append((f"reliability-{judge}", title, _bound(_reliability, curves)))
+            plots.append((f"reliability-{judge}", title, partial(_reliability, curves)))
     for sweep in sweeps:
         title = f"{sweep.method}: {sweep.name}, {what}"
         title += f"; {sweep.rest}" if sweep.rest else ""
         name = f"sweep-{sweep.method}-{sweep.name}"
-        if own := shown_columns(table, sweep.rows):
-            plots.append((name, title, _bound(_sweep, sweep, own)))
+        if varied := shown_columns(table, sweep.rows):
+            plots.append((name, title, partial(_sweep, sweep, varied)))
     return plots
 
 
@@ -68,49 +75,35 @@ def as_png(draw: Draw, name: str) -> bytes:
     return _saved(draw, "png", name)
 
 
-def shown_columns(table: Table, rows: Sequence[TableRow]) -> list[Column]:
-    """The few measures of some rows that are worth a plot, the most telling first."""
+def shown_columns(table: Table, rows: Sequence[MethodRow]) -> list[Column]:
+    """The few measures of these rows that are worth a plot, the most telling first."""
     known = {id for row in rows for id in row.values}
-    some = [column for column in table.columns if column.id in known]
-    return [column for key in _SHOWN for column in some if column.measure.key == key][:_PANELS]
+    columns = [column for column in table.columns if column.id in known]
+    return [one for key in _SHOWN for one in columns if one.measure.key == key][:_PANELS]
 
 
-def edit_quartiles(row: TableRow) -> list[Quartile]:
+def edit_quartiles(row: MethodRow) -> list[QuartileShare]:
     """How often a method changed the token, by quartile of the model's own entropy."""
-    pairs = [pair for cell in row.row.cells for pair in _steps(cell)]
-    if row.row.method == "greedy" or not pairs:
+    pairs = [
+        (entropy, bool(flag))
+        for cell in row.cells
+        for line in cell.answers
+        for entropy, flag in zip(line.entropy, line.flipped, strict=True)
+        if entropy is not None
+    ]
+    if row.is_plain or not pairs:
         return []
     return quartile_shares([entropy for entropy, _ in pairs], [flag for _, flag in pairs])
 
 
-def _plainness(row: TableRow) -> tuple[bool, bool, bool]:
-    """Greedy and RAD as they come stand first, then other methods, then other settings."""
-    cell = row.row.first
-    return (
-        cell["label"] != cell["method"],
-        row.row.method != "greedy",
-        row.row.method != "rad",
-    )
+def _plot_order(row: MethodRow) -> tuple[bool, bool, bool]:
+    """Which rows a plot of few shows: methods as they come, plain first, then grounded ones."""
+    return not row.has_default_settings, not row.is_plain, row.first.head.space is None
 
 
-def _steps(cell: Cell) -> list[tuple[float, bool]]:
-    return [
-        (float(entropy), bool(flag))
-        for line in cell.answers
-        for entropy, flag in zip(
-            line.get("entropy") or (), line.get("flipped") or (), strict=False
-        )
-        if entropy is not None
-    ]
-
-
-def _sure(row: TableRow, judge: str) -> tuple[list[float], list[bool]]:
-    pairs = [confidences(cell, judge) for cell in row.row.cells]
+def _sure(row: MethodRow, judge: str) -> tuple[list[float], list[bool]]:
+    pairs = [confidences(cell, judge) for cell in row.cells]
     return [x for sure, _ in pairs for x in sure], [x for _, right in pairs for x in right]
-
-
-def _bound(draw: Callable[..., Figure], *values: Any) -> Draw:
-    return lambda: draw(*values)
 
 
 def _saved(draw: Draw, kind: str, name: str) -> bytes:
@@ -162,20 +155,20 @@ def _panels(count: int, width: float, height: float) -> tuple[Figure, list[Axes]
     return figure, list(figure.subplots(1, count, squeeze=False)[0])
 
 
-def _methods(rows: Sequence[TableRow], columns: Sequence[Column]) -> Figure:
-    """A dot and its interval a method; a line marks greedy."""
+def _methods(rows: Sequence[MethodRow], columns: Sequence[Column]) -> Figure:
+    """A dot and its interval a method; a line marks the plain model."""
     figure, panels = _panels(len(columns), 2.9 * len(columns) + 1.6, 1.1 + 0.32 * len(rows))
     for panel, column in zip(panels, columns, strict=True):
-        for place, row in enumerate(rows):
+        for height, row in enumerate(rows):
             if (value := row.values.get(column.id)) is None:
                 continue
             scale = 100 if column.measure.is_percent else 1
-            color = _COLORS[0 if row.row.method == "greedy" else 1]
+            color = _COLORS[0 if row.is_plain else 1]
             mean = scale * value.mean
             if value.low is not None and value.high is not None:
-                panel.plot([scale * value.low, scale * value.high], [place] * 2, color=color)
-            panel.plot([mean], [place], "o", color=color, markersize=8 if value.is_best else 5)
-            if place == 0 and row.row.method == "greedy":
+                panel.plot([scale * value.low, scale * value.high], [height] * 2, color=color)
+            panel.plot([mean], [height], "o", color=color, markersize=8 if value.is_best else 5)
+            if height == 0 and row.is_plain:
                 panel.axvline(mean, color=color, linewidth=0.8, linestyle=":")
         panel.set_title(_name(column))
         panel.set_yticks(range(len(rows)), [row.label for row in rows])
@@ -190,14 +183,14 @@ def _name(column: Column) -> str:
     return f"{column.measure.title}{unit}{judge}"
 
 
-def _quartiles(shares: dict[str, list[Quartile]]) -> Figure:
+def _quartiles(shares: dict[str, list[QuartileShare]]) -> Figure:
     figure, (panel,) = _panels(1, 6.4, 3.6)
     shown = list(shares.items())[:_CURVES]
     width = 0.8 / len(shown)
     for number, (label, quartiles) in enumerate(shown):
-        places = [place + number * width - 0.4 + width / 2 for place in range(4)]
+        centers = [x + number * width - 0.4 + width / 2 for x in range(4)]
         heights = [100 * (quartile.share or 0.0) for quartile in quartiles]
-        bars = panel.bar(places, heights, width * 0.92, color=_color(number + 1), label=label)
+        bars = panel.bar(centers, heights, width * 0.92, color=_color(number + 1), label=label)
         if len(shown) <= 2:
             panel.bar_label(bars, fmt="%.1f", padding=2)
     panel.set_xticks(range(4), ["lowest", "second", "third", "highest"])
@@ -214,11 +207,11 @@ def _reliability(curves: dict[str, tuple[list[float], list[bool]]]) -> Figure:
     for number, (label, (sure, right)) in enumerate(list(curves.items())[:_CURVES]):
         bins = reliability(sure, right)
         area, gap = auroc(sure, right), ece(sure, right)
-        told = f"{label}: ECE {gap:.2f}, AUROC {'none' if area is None else f'{area:.2f}'}"
+        text = f"{label}: ECE {gap:.2f}, AUROC {'none' if area is None else f'{area:.2f}'}"
         x, y = [b.confidence for b in bins], [b.accuracy for b in bins]
         sizes = [12 + 120 * b.n / len(sure) for b in bins]
         panel.plot(x, y, color=_color(number), linewidth=1.2)
-        panel.scatter(x, y, sizes, color=_color(number), label=told)
+        panel.scatter(x, y, sizes, color=_color(number), label=text)
     panel.set_xlabel("confidence (geometric mean of the tokens' probabilities)")
     panel.set_ylabel("share judged truthful")
     panel.set_xlim(0, 1)
@@ -230,18 +223,18 @@ def _reliability(curves: dict[str, tuple[list[float], list[bool]]]) -> Figure:
 
 
 def _sweep(sweep: Sweep, columns: Sequence[Column]) -> Figure:
-    """A measure against what was varied, its interval as a band; the dotted line is greedy."""
+    """A measure against what was varied, its interval as a band; the dotted line is plain."""
     figure, panels = _panels(len(columns), 3.1 * len(columns) + 0.4, 3.0)
     is_number = all(isinstance(x, int | float) for x in sweep.values)
     x = list(sweep.values) if is_number else list(range(len(sweep.values)))
     for panel, column in zip(panels, columns, strict=True):
         scale = 100 if column.measure.is_percent else 1
         points = [
-            (place, value)
-            for place, row in zip(x, sweep.rows, strict=True)
+            (at, value)
+            for at, row in zip(x, sweep.rows, strict=True)
             if (value := row.values.get(column.id)) is not None
         ]
-        places = [place for place, _ in points]
+        places = [at for at, _ in points]
         bands = [
             [scale * (v.mean if e is None else e) for e in (v.low, v.high)] for _, v in points
         ]
@@ -254,8 +247,9 @@ def _sweep(sweep: Sweep, columns: Sequence[Column]) -> Figure:
             lw=0,
         )
         panel.plot(places, [scale * v.mean for _, v in points], "o-", color=_color(1))
-        if sweep.greedy and (value := sweep.greedy.values.get(column.id)):
-            panel.axhline(scale * value.mean, color=_COLORS[0], linestyle=":", label="greedy")
+        if sweep.plain and (value := sweep.plain.values.get(column.id)):
+            mean, name = scale * value.mean, sweep.plain.method
+            panel.axhline(mean, color=_COLORS[0], linestyle=":", label=name)
             panel.legend()
         panel.set_title(_name(column))
         panel.set_xlabel(sweep.name)

@@ -1,4 +1,4 @@
-"""A table in; the settings that were varied out, each with its rows in order."""
+"""A table -> the settings that were varied, each with its rows in order."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from trueline.report.rows import settings_of
-from trueline.report.tables import Table, TableRow
+from trueline.report.rows import MethodRow, swept_settings
+from trueline.report.tables import Table
 
 _FEWEST = 3  # values that make a curve
 
@@ -19,40 +19,41 @@ class Sweep:
     method: str
     name: str
     values: tuple[Any, ...]
-    rows: tuple[TableRow, ...]
-    greedy: TableRow | None
+    rows: tuple[MethodRow, ...]
+    plain: MethodRow | None  # the model as it is
     rest: str  # what else was set, where there is more than one such curve
 
 
 def sweeps_of(table: Table) -> list[Sweep]:
     """Every setting that takes three values or more while the others stand still."""
-    greedy = next((row for row in table.rows if row.row.method == "greedy"), None)
+    plain = next((row for row in table.rows if row.is_plain), None)
+    varied = [row for row in table.rows if not row.is_plain]
     found = []
-    for method in dict.fromkeys(row.row.method for row in table.rows):
-        rows = [row for row in table.rows if row.row.method == method != "greedy"]
-        names = dict.fromkeys(name for row in rows for name in settings_of(row.row.first))
+    for method in dict.fromkeys(row.method for row in varied):
+        rows = [row for row in varied if row.method == method]
+        names = dict.fromkeys(name for row in rows for name in swept_settings(row.first))
         for name in names:
-            found += _curves(method, name, rows, greedy)
+            found += _curves(method, name, rows, plain)
     return found
 
 
 def _curves(
-    method: str, name: str, rows: list[TableRow], greedy: TableRow | None
+    method: str, name: str, rows: list[MethodRow], plain: MethodRow | None
 ) -> list[Sweep]:
-    groups: dict[str, dict[str, tuple[Any, TableRow]]] = {}
+    groups: dict[str, dict[str, tuple[Any, MethodRow]]] = {}
     for row in rows:
-        settings = settings_of(row.row.first)
+        settings = swept_settings(row.first)
         if name in settings:
             value = settings.pop(name)
-            key = json.dumps(settings, sort_keys=True, default=str)
+            key = json.dumps(settings, sort_keys=True)
             groups.setdefault(key, {}).setdefault(json.dumps(value), (value, row))
+    others = [json.loads(key) for key in groups]
     curves = []
-    for key, points in groups.items():
+    for rest, points in zip(others, groups.values(), strict=True):
         if len(points) >= _FEWEST:
             ordered = sorted(points.values(), key=lambda point: _order(point[0]))
-            values, some = zip(*ordered, strict=True)
-            rest = "" if len(groups) == 1 else _rest(json.loads(key))
-            curves.append(Sweep(method, name, values, some, greedy, rest))
+            values, curve = zip(*ordered, strict=True)
+            curves.append(Sweep(method, name, values, curve, plain, _differing(rest, others)))
     return curves
 
 
@@ -62,6 +63,10 @@ def _order(value: Any) -> tuple[bool, float, str]:
     return (not is_number, value if is_number else 0.0, str(value))
 
 
-def _rest(settings: dict[str, Any]) -> str:
-    told = ("alpha", "tau", "beta", "context", "ground")
-    return ", ".join(f"{name}={settings[name]}" for name in told if name in settings)
+def _differing(settings: dict[str, Any], others: list[dict[str, Any]]) -> str:
+    """The settings in which one curve differs from another."""
+    return ", ".join(
+        f"{name}={value}"
+        for name, value in settings.items()
+        if any(other.get(name) != value for other in others)
+    )

@@ -1,41 +1,41 @@
-"""A benchmark's name, or a file of one's own -> examples to ground with, samples to test on."""
+"""A benchmark's name, or files of the user -> examples to ground with, samples to test on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from trueline.errors import SettingError
 from trueline.evaluation.benchmarks.alpaca import read_alpaca
 from trueline.evaluation.benchmarks.halueval import read_dialogue, read_summary
-from trueline.evaluation.benchmarks.own import read_facts, read_own
 from trueline.evaluation.benchmarks.pools import Pools, Rule, choose
 from trueline.evaluation.benchmarks.truthfulqa import read_truthfulqa
+from trueline.evaluation.benchmarks.user_files import read_facts, read_user_files
 from trueline.evaluation.benchmarks.wikiqa import read_wikiqa
 from trueline.evaluation.samples import Benchmark, Task
 
-__all__ = ["BENCHMARKS", "Rule", "Source", "read_benchmark"]
+__all__ = ["BENCHMARKS", "BenchmarkSource", "Rule", "read_benchmark"]
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """How one benchmark is read, and the paper's settings for it."""
+class BenchmarkSource:
+    """How one benchmark is read, and settings that suit it."""
 
     read: Callable[[Path | None], Pools]  # from a data folder, or None: the hub
     task: Task = "question"
-    tau: float = 0.7
+    settings: Mapping[str, Any] = field(default_factory=dict)  # for methods that have them
 
 
-BENCHMARKS: dict[str, Source] = {
-    "facts": Source(read_facts),
-    "truthfulqa": Source(read_truthfulqa),
-    "wikiqa": Source(read_wikiqa),
-    "alpaca": Source(read_alpaca, tau=0.8),
-    "halueval-dialogue": Source(read_dialogue, "dialogue"),
-    "halueval-summary": Source(read_summary, "summary"),
+BENCHMARKS: dict[str, BenchmarkSource] = {
+    "facts": BenchmarkSource(read_facts),
+    "truthfulqa": BenchmarkSource(read_truthfulqa),
+    "wikiqa": BenchmarkSource(read_wikiqa),
+    "alpaca": BenchmarkSource(read_alpaca, settings={"tau": 0.8}),
+    "halueval-dialogue": BenchmarkSource(read_dialogue, "dialogue"),
+    "halueval-summary": BenchmarkSource(read_summary, "summary"),
 }
 
 
@@ -58,16 +58,22 @@ def read_benchmark(
             raise SettingError(f"{option} must be 1 or more, got {number}; None means all")
     if rule not in get_args(Rule):
         raise SettingError(f"rule must be one of {[*get_args(Rule)]}, got {rule!r}")
-    source = BENCHMARKS.get(name) or _own(name, ground, seed)
+    source = BENCHMARKS.get(name) or _user_files(name, ground, seed)
     pools = source.read(Path(data) if data is not None else None)
     chosen = choose(pools, ground=ground, test=test, seed=seed, rule=rule)
     return Benchmark(
-        name, source.task, chosen.ground, chosen.test, chosen.hash, source.tau, chosen.counts
+        name,
+        source.task,
+        chosen.ground,
+        chosen.test,
+        chosen.hash,
+        source.settings,
+        chosen.counts,
     )
 
 
-def _own(name: str, ground: int | None, seed: int | None) -> Source:
-    """Files of one's own, as a source; a name that is neither is refused with the names."""
+def _user_files(name: str, ground: int | None, seed: int | None) -> BenchmarkSource:
+    """Files of the user, as a source; a name that is neither is refused with the names."""
     if not Path(name).is_file() and ":" not in name:
         near = get_close_matches(name, BENCHMARKS)
         meant = f"did you mean {near[0]}? " if near else ""
@@ -75,4 +81,4 @@ def _own(name: str, ground: int | None, seed: int | None) -> Source:
             f"there is no benchmark and no file {name!r}; {meant}the names are "
             f"{', '.join(BENCHMARKS)}; your own is FILE or GROUND:TEST"
         )
-    return Source(lambda _: read_own(name, ground=ground, seed=seed))
+    return BenchmarkSource(lambda _: read_user_files(name, ground=ground, seed=seed))

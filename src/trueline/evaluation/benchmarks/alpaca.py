@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trueline.evaluation.benchmarks.files import Hub, Line, Table, read_table
+from trueline.evaluation.benchmarks.data_files import DataTable, Hub, Line, read_table
 from trueline.evaluation.benchmarks.pools import Item, Pools
 from trueline.evaluation.samples import Sample
 
 _LICENCE = "(CC BY-NC 4.0)"
-GROUND = Table(
+_GROUND = DataTable(
     files=(("alpaca/alpaca_train", 52_002), ("alpaca/alpaca_train_first1000", 1_000)),
     hub=Hub("tatsu-lab/alpaca", "train", 52_002),
     columns={name: (name, name) for name in ("instruction", "input", "output")},
     home=f"https://github.com/tatsu-lab/stanford_alpaca {_LICENCE}",
 )
-TEST = Table(
+_TEST = DataTable(
     files=(("alpaca/alpaca_eval_text_davinci_003", 805),),
     hub=Hub("tatsu-lab/alpaca_eval", "train", 805, file="alpaca_eval.json"),
     columns={name: (name, name) for name in ("instruction", "output", "dataset")},
@@ -25,8 +25,8 @@ TEST = Table(
 
 def read_alpaca(data: Path | None) -> Pools:
     """Read the instructions; an output that is empty is no answer."""
-    ground = [_ground(*row) for row in enumerate(read_table(GROUND, data), start=1)]
-    test = [_test(*row) for row in enumerate(read_table(TEST, data), start=1)]
+    ground = [_ground(*row) for row in enumerate(read_table(_GROUND, data), start=1)]
+    test = [_test(*row) for row in enumerate(read_table(_TEST, data), start=1)]
     return Pools(ground, test)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from trueline.errors import ExampleError
-from trueline.evaluation.benchmarks.files import Hub, Line, Table, read_table
+from trueline.evaluation.benchmarks.data_files import DataTable, Hub, Line, read_table
 from trueline.evaluation.benchmarks.pools import Item, Pools
 from trueline.evaluation.samples import Sample
 
@@ -13,7 +13,7 @@ LONGEST = 1_500  # characters of a document
 _GROUND, _TEST = 100, 500
 _NEEDED, _ALL = _GROUND + _TEST, 10_000
 _HUB, _HOME = "pminervini/HaluEval", "https://github.com/RUCAIBox/HaluEval (MIT)"
-DIALOGUE = Table(
+DIALOGUE = DataTable(
     files=(("halueval/halueval_dialogue", _ALL), ("halueval/halueval_dialogue_first700", 700)),
     hub=Hub(_HUB, "data", _ALL, config="dialogue"),
     columns={
@@ -22,7 +22,7 @@ DIALOGUE = Table(
     },
     home=_HOME,
 )
-SUMMARY = Table(
+SUMMARY = DataTable(
     files=(
         ("halueval/halueval_summarization", _ALL),
         ("halueval/halueval_summarization_short700", 700),

@@ -29,8 +29,8 @@ class Item:
     @property
     def example(self) -> Example:
         """The row as an example to ground with."""
-        own = self.sample
-        return Example(own.question, own.answers, own.wrong_answers, own.id, self.source)
+        row = self.sample
+        return Example(row.question, row.answers, row.wrong_answers, row.id, self.source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def draw(rows: Sequence[T], number: int | None, seed: int | None, side: Side) ->
     if seed is None:
         return list(rows[:number])
     places = random.Random(f"{seed} {side}").sample(range(len(rows)), number)
-    return [rows[place] for place in sorted(places)]
+    return [rows[index] for index in sorted(places)]
 
 
 def distinct(texts: Iterable[str]) -> tuple[str, ...]:

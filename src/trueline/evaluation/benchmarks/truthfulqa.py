@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from trueline.errors import ExampleError
-from trueline.evaluation.benchmarks.files import Hub, Line, Table, read_table
+from trueline.evaluation.benchmarks.data_files import DataTable, Hub, Line, read_table
 from trueline.evaluation.benchmarks.pools import Item, Pools, distinct
 from trueline.evaluation.samples import Choices, Sample
 
 _HUB = "truthfulqa/truthful_qa"
 _HOME = "https://github.com/sylinrl/TruthfulQA (Apache-2.0; the file of 817 questions)"
 _ROWS, _GROUND = 817, 400
-QUESTIONS = Table(
+QUESTIONS = DataTable(
     files=(("truthfulqa/truthfulqa_v1", _ROWS),),
     hub=Hub(_HUB, "validation", _ROWS, config="generation"),
     columns={
@@ -25,7 +25,7 @@ QUESTIONS = Table(
     },
     home=_HOME,
 )
-CHOICES = Table(
+CHOICES = DataTable(
     files=(("truthfulqa/mc_task_v1", _ROWS),),
     hub=Hub(_HUB, "validation", _ROWS, config="multiple_choice"),
     columns={name: (name, name) for name in ("question", "mc1_targets", "mc2_targets")},

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trueline.evaluation.benchmarks.files import Hub, Line, Table, read_table
+from trueline.evaluation.benchmarks.data_files import DataTable, Hub, Line, read_table
 from trueline.evaluation.benchmarks.pools import Item, Pools, distinct
 from trueline.evaluation.samples import Sample
 
 
-def _table(split: str, rows: int) -> Table:
-    return Table(
+def _table(split: str, rows: int) -> DataTable:
+    return DataTable(
         files=((f"wikiqa/wikiqa_{split}", rows),),
         hub=Hub("microsoft/wiki_qa", split, rows),
         columns={
@@ -24,13 +24,13 @@ def _table(split: str, rows: int) -> Table:
     )
 
 
-GROUND = _table("train", 20_360)  # 2,118 questions
-TEST = _table("test", 6_165)  # 633 questions
+_GROUND = _table("train", 20_360)  # 2,118 questions
+_TEST = _table("test", 6_165)  # 633 questions
 
 
 def read_wikiqa(data: Path | None) -> Pools:
     """Gather the sentences of each question; the right ones are its truthful answers."""
-    test, ground = read_table(TEST, data), read_table(GROUND, data)
+    test, ground = read_table(_TEST, data), read_table(_GROUND, data)
     counts = {"ground rows": len(ground), "test rows": len(test)}
     return Pools(_items(ground), _items(test), counts)
 

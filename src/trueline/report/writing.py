@@ -1,4 +1,4 @@
-"""The folder of a run in; a report out, in as many formats as are asked for."""
+"""The folder of a run -> its report, in as many formats as are asked for."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from trueline.decoders import PLAIN
 from trueline.errors import SettingError
-from trueline.evaluation.checks import agreement_notes
+from trueline.evaluation.consistency import agreement_notes, warnings
 from trueline.evaluation.leaks import leak_note
-from trueline.report.checks import warnings_of
+from trueline.evaluation.lines import plain
+from trueline.evaluation.outcomes import CellResults, RunResults, read_results
+from trueline.evaluation.samples import Task
 from trueline.report.formats import as_csv, as_html, as_latex, as_markdown
 from trueline.report.grids import Document, Figure, Section, grids_of
 from trueline.report.plots import Plot, as_png, as_svg, plots_of
-from trueline.report.results import Cell, Results, read_results
 from trueline.report.sweeps import sweeps_of
 from trueline.report.tables import Table, tables_of
 
@@ -23,7 +25,7 @@ FORMATS = {"md": "report.md", "html": "report.html", "csv": "report.csv", "latex
 PLOTS = ("svg", "png")
 LEAD = (
     "Below each mean: its 95 % bootstrap interval and the samples it rests on; then the "
-    "difference from greedy on the same samples with its interval, and p (McNemar's exact "
+    f"difference from {PLAIN} on the same samples with its interval, and p (McNemar's exact "
     "test where a sample is right or wrong, else a paired permutation test). Shares are in "
     "percent.",
     "Bold is the best mean of a column; it may be ahead of the others by no more than chance. "
@@ -33,7 +35,7 @@ LEAD = (
 _FACTS = (
     "model fingerprint dtype device benchmark data_hash counts ground ground_from test task "
     "max_new_tokens batch_size temperature seed stop prompt_hashes embedder bertscore draw "
-    "rule versions machine"
+    "rule tokenizer_hash versions machine"
 ).split()
 
 
@@ -45,14 +47,14 @@ def write_report(
     plots: Sequence[str] = ("svg",),
 ) -> list[Path]:
     """Write the report of a run, beside its results without `out`; returns the files."""
-    for kind, known, asked in (("format", FORMATS, formats), ("plot", PLOTS, plots)):
-        if bad := [name for name in asked if name not in known]:
+    for kind, known, given in (("format", FORMATS, formats), ("plot", PLOTS, plots)):
+        if bad := [name for name in given if name not in known]:
             raise SettingError(f"there is no {kind} {bad[0]!r}; there are {', '.join(known)}")
     results = read_results(folder)
     tables = tables_of(results)
     target = Path(out) if out is not None else results.folder
     named = named_plots(tables) if plots else []
-    figures = [drawn(some) for some in named]
+    figures = [draw_all(group) for group in named]
     document = report_of(results, tables, figures)
     texts = {
         "md": lambda: as_markdown(document, figures=plots[0] if plots else ""),
@@ -62,25 +64,25 @@ def write_report(
     }
     written = {target / FORMATS[name]: texts[name]().encode() for name in formats}
     if "svg" in plots:
-        written |= svg_files(target, (figure for some in figures for figure in some))
+        written |= svg_files(target, (figure for group in figures for figure in group))
     if "png" in plots:
-        each = [plot for some in named for plot in some]
+        each = [plot for group in named for plot in group]
         written |= {target / f"{name}.png": as_png(draw, name) for name, _, draw in each}
     return write_files(written)
 
 
 def report_of(
-    results: Results, tables: Sequence[Table], figures: Sequence[Sequence[Figure]] = ()
+    results: RunResults, tables: Sequence[Table], figures: Sequence[Sequence[Figure]] = ()
 ) -> Document:
     """Put a report together: a section a table, with its figures if there are any."""
     sections = []
-    for place, table in enumerate(tables):
+    for index, table in enumerate(tables):
         sections.append(
             Section(
                 table.title,
                 warnings_of(table),
                 grids_of(table),
-                tuple(figures[place]) if figures else (),
+                tuple(figures[index]) if figures else (),
                 facts_of(table.cells),
                 (*judge_notes(table.cells), *leak_notes(results, table)),
             )
@@ -95,18 +97,18 @@ def named_plots(tables: Sequence[Table]) -> list[list[Plot]]:
     for table in tables:
         parts = [Path(table.benchmark).name, Path(table.model).name, table.apart]
         start = "-".join(filter(None, parts))
-        own = []
+        group = []
         for name, title, draw in plots_of(table, sweeps_of(table)):
             file = re.sub(r"[^\w.]+", "-", f"{start}-{name}").strip("-")
             while file in taken:
                 file += "-more"
             taken.add(file)
-            own.append((file, title, draw))
-        found.append(own)
+            group.append((file, title, draw))
+        found.append(group)
     return found
 
 
-def drawn(plots: Iterable[Plot]) -> tuple[Figure, ...]:
+def draw_all(plots: Iterable[Plot]) -> tuple[Figure, ...]:
     """Plots as figures."""
     return tuple(Figure(name, title, as_svg(draw, name)) for name, title, draw in plots)
 
@@ -127,51 +129,65 @@ def write_files(contents: dict[Path, bytes]) -> list[Path]:
     return list(contents)
 
 
-def judge_notes(cells: Sequence[Cell]) -> tuple[str, ...]:
+def warnings_of(table: Table) -> tuple[str, ...]:
+    """What is wrong with a table's runs, or makes its rows hard to compare."""
+    cells = table.cells
+    found = []
+    unfinished = [
+        row.label for row in table.rows if any(cell.done is None for cell in row.cells)
+    ]
+    if unfinished:
+        found.append(f"not finished: {', '.join(unfinished)}; their numbers will change")
+    for judge in _judges(cells):
+        left = {row.label: _to_be_judged(row.cells, judge, cells) for row in table.rows}
+        rows = [f"{label} ({count} to come)" for label, count in left.items() if count]
+        if rows:
+            found.append(
+                f"not judged to the end by {judge}: {', '.join(rows)}; "
+                "their numbers will change"
+            )
+    if not any(row.is_plain for row in table.rows):
+        found.append(f"there is no {PLAIN} row, so no differences from it can be given")
+    return (*found, *warnings(cells))
+
+
+def judge_notes(cells: Sequence[CellResults]) -> tuple[str, ...]:
     """Who judged, how much was read, what it cost; and how far the offline judge is right."""
-    lines = [line for cell in cells for line in cell.verdicts]
     notes = []
-    for judge in dict.fromkeys(line["judge"] for line in lines):
-        own = [line for line in lines if line["judge"] == judge]
-        unread = [line for line in own if line["label"] is None]
-        bought = [line for line in own if not line.get("is_cached")]
-        tokens = sum(
-            (line.get(k) or 0) for line in bought for k in ("prompt_tokens", "answer_tokens")
-        )
-        costs = [line["cost"] for line in bought if line.get("cost") is not None]
+    for judge in _judges(cells):
+        lines = [line for cell in cells for line in cell.verdicts if line.judge == judge]
+        unread = [line for line in lines if line.label is None]
+        bought = [line for line in lines if not line.is_cached]
+        tokens = sum(line.prompt_tokens + line.answer_tokens for line in bought)
+        costs = [line.cost for line in bought if line.cost is not None]
         cost = f", {sum(costs):.4f} US dollars" if costs else ""
-        told = f"{len(own)} verdicts, {len(unread)} unscored, {tokens} tokens{cost}"
-        notes.append(f"Judge {judge}: {told}.")
-    return (*notes, *agreement_of(cells))
+        counts = f"{len(lines)} verdicts, {len(unread)} unscored, {tokens} tokens{cost}"
+        notes.append(f"Judge {judge}: {counts}.")
+    return (*notes, *agreement_notes(cells))
 
 
-def leak_notes(results: Results, table: Table) -> list[str]:
+def leak_notes(results: RunResults, table: Table) -> list[str]:
     """What the grounding examples of a table's cells give away of its samples."""
-    hashes = {cell["data_hash"] for cell in table.cells}
-    return [f"{leak_note(line)}." for line in results.leaks if line["data_hash"] in hashes]
+    hashes = {cell.head.data_hash for cell in table.cells}
+    return [f"{leak_note(line)}." for line in results.leaks if line.data_hash in hashes]
 
 
-def agreement_of(cells: Sequence[Cell]) -> list[str]:
-    """How far the offline judge agrees with people on what it was asked about these cells."""
-    lines = [line for cell in cells for line in cell.lines]
-    return agreement_notes(lines, [cell.id for cell in cells])
-
-
-def facts_of(cells: Sequence[Cell]) -> tuple[tuple[str, str], ...]:
+def facts_of(cells: Sequence[CellResults]) -> tuple[tuple[str, str], ...]:
     """Settings, versions and hashes: what is needed to run the same again."""
     facts = []
     for name in _FACTS:
-        values = dict.fromkeys(_fact(cell[name]) for cell in cells if cell[name] is not None)
+        found = [getattr(cell.head, name) for cell in cells]
+        values = dict.fromkeys(_fact(value) for value in found if value is not None)
         if values:
             facts.append((name.replace("_", " "), "; ".join(values)))
     for cell in cells:
-        space = (
-            f", space {cell['space_hash']} of {cell['entries']} entries, context "
-            f"{cell['context']}"
-        )
-        told = f"{_fact(cell['settings'] or {})}{space if cell['space_hash'] else ''}"
-        facts.append((f"{cell['label']} ({cell['task']}, cell {cell.id})", told))
-    times = sorted(str(cell["time"]) for cell in cells if cell["time"])
+        head, space = cell.head, ""
+        if head.space is not None:
+            entries = f"{head.space.hash} of {head.space.entries} entries"
+            space = f", space {entries}, context {head.context}"
+        key = f"{head.label} ({head.task}, cell {cell.id})"
+        facts.append((key, f"{_fact(head.settings)}{space}"))
+    times = sorted(cell.head.time for cell in cells if cell.head.time)
     if times:
         facts.append(
             ("begun", times[0] if times[0] == times[-1] else f"{times[0]} to {times[-1]}")
@@ -179,7 +195,25 @@ def facts_of(cells: Sequence[Cell]) -> tuple[tuple[str, str], ...]:
     return tuple(facts)
 
 
+def _judges(cells: Sequence[CellResults]) -> list[str]:
+    return list(dict.fromkeys(judge for cell in cells for judge in cell.judges))
+
+
+def _to_be_judged(row: Sequence[CellResults], judge: str, cells: Sequence[CellResults]) -> int:
+    """How many verdicts of a judge a row still lacks; a judge is asked about every row."""
+    from trueline.evaluation.judges import questions_for
+
+    used = {x.about for cell in cells for x in cell.verdicts if x.judge == judge}
+    sets = [questions_for(task) for task in get_args(Task)]
+    questions = {about for one in sets if used & set(one) for about in one}
+    given = sum(line.judge == judge for cell in row for line in cell.verdicts)
+    return len(questions) * sum(len(cell.answers) for cell in row) - given
+
+
 def _fact(value: Any) -> str:
+    if not isinstance(value, dict | str | int | float | tuple | list):
+        value = plain(value)
     if isinstance(value, dict):
         return ", ".join(f"{name} {_fact(item)}" for name, item in value.items()) or "none"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else str(value)
+    is_list = isinstance(value, tuple | list)
+    return json.dumps(value, ensure_ascii=False) if is_list else str(value)

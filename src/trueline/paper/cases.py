@@ -1,20 +1,19 @@
-"""A plan that was run in; single questions out: the answers, and the tokens that moved."""
+"""A plan that was run -> single questions: the answers, and the tokens that moved."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, get_args
 
+from trueline.evaluation.outcomes import CellResults
 from trueline.evaluation.parts import benchmark_of, model_of
 from trueline.evaluation.plan import Plan
+from trueline.evaluation.samples import About
 from trueline.explain.moves import moves
-from trueline.report.grids import Entry, Grid
-from trueline.report.measures import labels
-from trueline.report.paper import Case as PaperCase
-from trueline.report.paper import paper
-from trueline.report.results import Cell
+from trueline.paper.figures import PaperCase, paper
+from trueline.report.grids import Grid, GridText
 from trueline.report.tables import Table
 
 if TYPE_CHECKING:
@@ -22,12 +21,12 @@ if TYPE_CHECKING:
 
 _SHOWN = 5  # questions a table
 _MOVES = 4  # tokens a question
-_NONE = Entry("\N{EN DASH}")
+_NONE = GridText("\N{EN DASH}")
 _WORDS = {True: "yes", False: "no", None: "unscored"}
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class MethodAnswer:
     """What a method answered to one question, and what each judge said of it."""
 
     text: str
@@ -35,59 +34,55 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class AnsweredCase:
     """One question."""
 
     benchmark: str
     question: str
-    answers: Mapping[str, Said]  # by method
+    answers: Mapping[str, MethodAnswer]  # by method
     moves: tuple[str, ...]  # the tokens that RAD changed
     is_of_the_paper: bool
 
-    def plain(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self)
 
-
-def cases_of(plan: Plan, folder: Path, table: Table) -> list[Case]:
+def cases_of(plan: Plan, folder: Path, table: Table) -> list[AnsweredCase]:
     """The questions the paper shows, then the first on which RAD differs from greedy."""
-    cells = {row.row.method: row.row.first for row in table.rows}
-    greedy = {line["sample"]: line["text"] for line in cells["greedy"].answers}
-    theirs = {_plain(case.question) for case in paper().cases}
-    both = [line for line in cells["rad"].answers if line["sample"] in greedy]
-    named = [line for line in both if _plain(line["question"]) in theirs]
-    moved = [line for line in both if line["text"] != greedy[line["sample"]]]
+    cells = {row.method: row.first for row in table.rows}
+    greedy = {line.sample: line.text for line in cells["greedy"].answers}
+    shown_by_paper = {_normalized(case.question) for case in paper().cases}
+    both = [line for line in cells["rad"].answers if line.sample in greedy]
+    named = [line for line in both if _normalized(line.question) in shown_by_paper]
+    moved = [line for line in both if line.text != greedy[line.sample]]
     shown = [*named, *(line for line in moved if line not in named)][:_SHOWN]
-    traced = _traced(plan, folder, table.benchmark, [line["question"] for line in shown])
+    again = _traced(plan, folder, table.benchmark, [line.question for line in shown])
     return [
-        Case(
+        AnsweredCase(
             table.benchmark,
-            line["question"],
+            line.question,
             {
-                name: said
+                name: answer
                 for name, cell in cells.items()
-                if (said := _said(cell, line["sample"]))
+                if (answer := _answer(cell, line.sample))
             },
-            tuple(moves(answer.trace)),
+            tuple(moves(traced.trace)),
             line in named,
         )
-        for line, answer in zip(shown, traced, strict=True)
+        for line, traced in zip(shown, again, strict=True)
     ]
 
 
-def case_grid(table: Table, cases: Sequence[Case]) -> Grid:
+def case_grid(table: Table, cases: Sequence[AnsweredCase]) -> Grid:
     """A question a row, a method a column."""
-    methods = list(dict.fromkeys(row.row.method for row in table.rows))
+    methods = list(dict.fromkeys(row.method for row in table.rows))
     rows = []
     for case in cases:
-        told = [
-            Entry(said.text, said.verdicts) if (said := case.answers.get(name)) else _NONE
+        answers = [
+            GridText(one.text, one.verdicts) if (one := case.answers.get(name)) else _NONE
             for name in methods
         ]
         more = [f"{len(case.moves) - _MOVES} more"] if len(case.moves) > _MOVES else []
         moved = "; ".join([*case.moves[:_MOVES], *more]) or "none"
         below = ("a case of the paper",) if case.is_of_the_paper else ()
-        rows.append((Entry(case.question, below), *told, Entry(moved)))
+        rows.append((GridText(case.question, below), *answers, GridText(moved)))
     note = (
         "Questions the paper shows come first, if they were asked, then those on which RAD's "
         f"answer is not greedy's: at most {_SHOWN}."
@@ -100,21 +95,21 @@ def paper_grid() -> Grid:
     methods = list(dict.fromkeys(name for case in paper().cases for name in case.answers))
     rows = tuple(
         (
-            Entry(case.question, (case.benchmark,)),
+            GridText(case.question, (case.benchmark,)),
             *(_paper_entry(case, name) for name in methods),
-            Entry(case.moved or "not told"),
+            GridText(case.moved or "not given"),
         )
         for case in paper().cases
     )
-    note = "Answers are told in our own words; the paper ran Qwen2.5-7B."
+    note = "Answers are given in our words; the paper ran Qwen2.5-7B."
     head = ("question", *methods, "tokens that moved")
     return Grid("The paper's cases", head, rows, (note,))
 
 
-def _paper_entry(case: PaperCase, method: str) -> Entry:
-    told = [f"truth: {_WORDS[case.truth[method]]}"]
-    told += [f"info: {_WORDS[case.info[method]]}"] if method in case.info else []
-    return Entry(case.answers[method], tuple(told))
+def _paper_entry(case: PaperCase, method: str) -> GridText:
+    verdicts = [f"truth: {_WORDS[case.truth[method]]}"]
+    verdicts += [f"info: {_WORDS[case.info[method]]}"] if method in case.info else []
+    return GridText(case.answers[method], tuple(verdicts))
 
 
 def _traced(plan: Plan, folder: Path, benchmark: str, questions: list[str]) -> list[Answer]:
@@ -132,18 +127,18 @@ def _traced(plan: Plan, folder: Path, benchmark: str, questions: list[str]) -> l
     return generate(lm, cell.decoder, questions, max_new_tokens=plan.max_new_tokens, trace=True)
 
 
-def _said(cell: Cell, sample: str) -> Said | None:
+def _answer(cell: CellResults, sample: str) -> MethodAnswer | None:
     """What a cell has for a sample, if it answered it."""
-    text = next((line["text"] for line in cell.answers if line["sample"] == sample), None)
-    told = []
-    for judge in dict.fromkeys(verdict["judge"] for verdict in cell.verdicts):
-        for about in ("truth", "info", "hallucination"):
-            found = labels(cell, about, judge)
-            if sample in found:
-                told.append(f"{about}: {_WORDS[found[sample]]} ({judge})")
-    return None if text is None else Said(text.strip(), tuple(told))
+    text = next((line.text for line in cell.answers if line.sample == sample), None)
+    verdicts = []
+    for judge in cell.judges:
+        for about in get_args(About):
+            labels = cell.labels(about, judge)
+            if sample in labels:
+                verdicts.append(f"{about}: {_WORDS[labels[sample]]} ({judge})")
+    return None if text is None else MethodAnswer(text.strip(), tuple(verdicts))
 
 
-def _plain(question: str) -> str:
+def _normalized(question: str) -> str:
     """A question without what may differ between two copies of it."""
     return "".join(sign for sign in question.lower() if sign.isalnum())

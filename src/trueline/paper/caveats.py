@@ -1,15 +1,15 @@
-"""A recipe and what was run in; plain sentences out on why figures cannot be compared."""
+"""A recipe and what was run -> sentences on why figures cannot be compared."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from trueline.report.beside import blocks_for
-from trueline.report.paper import paper
-from trueline.report.recipes import GROUND, Recipe
-from trueline.report.report import agreement_of
-from trueline.report.results import Cell
-from trueline.report.spaces import SpaceMeasured
+from trueline.evaluation.consistency import agreement_notes
+from trueline.evaluation.outcomes import CellResults
+from trueline.paper.figure_pairs import blocks_for
+from trueline.paper.figures import paper
+from trueline.paper.recipes import EXAMPLES, PaperRecipe
+from trueline.paper.space_costs import SpaceCosts
 from trueline.report.tables import Table
 
 _RULES = {  # by which examples are taken, as the plan has it
@@ -28,7 +28,7 @@ _CONFIDENCE = (
 )
 
 
-def comparable_notes(recipe: Recipe, tables: Sequence[Table]) -> tuple[str, ...]:
+def caveats(recipe: PaperRecipe, tables: Sequence[Table]) -> tuple[str, ...]:
     """Why our figures are not the paper's: model, judge, questions, examples, misprints."""
     cells = [cell for table in tables for cell in table.cells]
     notes = [_models({table.model for table in tables}), *_judges(recipe, tables, cells)]
@@ -39,7 +39,7 @@ def comparable_notes(recipe: Recipe, tables: Sequence[Table]) -> tuple[str, ...]
     return tuple(found) or ("Model, judge, questions and examples are the paper's.",)
 
 
-def space_notes(measured: Sequence[SpaceMeasured]) -> tuple[str, ...]:
+def space_caveats(measured: Sequence[SpaceCosts]) -> tuple[str, ...]:
     """What to know before sizes and times are compared."""
     notes = [
         _models({one.model for one in measured}),
@@ -54,8 +54,8 @@ def space_notes(measured: Sequence[SpaceMeasured]) -> tuple[str, ...]:
 
 def is_of_the_paper(model: str) -> bool:
     """Whether the paper ran a model; folders and owners in its name do not count."""
-    own = model.lower().rpartition("/")[2]
-    return own in {name.lower().rpartition("/")[2] for name in paper().models.values()}
+    short = model.lower().rpartition("/")[2]
+    return short in {name.lower().rpartition("/")[2] for name in paper().models.values()}
 
 
 def _models(models: set[str]) -> str:
@@ -69,23 +69,25 @@ def _models(models: set[str]) -> str:
     )
 
 
-def _judges(recipe: Recipe, tables: Sequence[Table], cells: Sequence[Cell]) -> list[str]:
+def _judges(
+    recipe: PaperRecipe, tables: Sequence[Table], cells: Sequence[CellResults]
+) -> list[str]:
     blocks = [block for table in tables for block in blocks_for(recipe, table.benchmark)]
-    theirs = dict.fromkeys(paper().judges[block.judge] for block in blocks if block.judge)
-    ours = list(dict.fromkeys(line["judge"] for cell in cells for line in cell.verdicts))
+    of_paper = dict.fromkeys(paper().judges[block.judge] for block in blocks if block.judge)
+    ours = list(dict.fromkeys(judge for cell in cells for judge in cell.judges))
     notes = []
-    others = [judge for judge in ours if not any(name in judge for name in theirs)]
-    if theirs and others:
+    others = [judge for judge in ours if not any(name in judge for name in of_paper)]
+    if of_paper and others:
         notes.append(
-            f"Another judge: ours is {', '.join(others)}, the paper's {', '.join(theirs)}. "
+            f"Another judge: ours is {', '.join(others)}, the paper's {', '.join(of_paper)}. "
             "Shares by different judges cannot be compared."
         )
-    if theirs and not ours:
-        notes.append("No judge was asked, so the paper's judged figures have nothing beside.")
-    return notes + agreement_of(cells)
+    if of_paper and not ours:
+        notes.append("No judge was asked: the paper's judged figures stand alone.")
+    return notes + agreement_notes(cells)
 
 
-def _benchmark(recipe: Recipe, table: Table) -> str:
+def _benchmark(recipe: PaperRecipe, table: Table) -> str:
     blocks = blocks_for(recipe, table.benchmark)
     others = dict.fromkeys(b.benchmark for b in blocks if b.benchmark != table.benchmark)
     if not others:
@@ -99,7 +101,7 @@ def _benchmark(recipe: Recipe, table: Table) -> str:
     )
 
 
-def _measures(recipe: Recipe, tables: Sequence[Table]) -> list[str]:
+def _measures(recipe: PaperRecipe, tables: Sequence[Table]) -> list[str]:
     """What is measured in another way than the paper's, and is shown here."""
     shown = {column.measure.key for table in tables for column in table.columns}
     notes = [_BERTSCORE] if "bertscore" in shown else []
@@ -107,25 +109,25 @@ def _measures(recipe: Recipe, tables: Sequence[Table]) -> list[str]:
 
 
 def _questions(table: Table) -> str:
-    theirs = paper().tests.get(table.benchmark)
+    of_paper = paper().tests.get(table.benchmark)
     counts = {row.counts["generate"].answered for row in table.rows if "generate" in row.counts}
-    if theirs is None or not counts or counts == {theirs}:
+    if of_paper is None or not counts or counts == {of_paper}:
         return ""
     ours = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else str(max(counts))
     return (
-        f"Other numbers of questions on {table.benchmark}: ours {ours}, the paper's {theirs}."
+        f"Other numbers of questions on {table.benchmark}: ours {ours}, the paper's {of_paper}."
     )
 
 
-def _ground(cells: Iterable[Cell]) -> str:
-    counts = sorted({cell["ground"] for cell in cells if cell["space_hash"]})
-    if not counts or counts == [GROUND]:
+def _ground(cells: Iterable[CellResults]) -> str:
+    counts = sorted({cell.head.ground for cell in cells if cell.head.space})
+    if not counts or counts == [EXAMPLES]:
         return ""
-    told = ", ".join(map(str, counts))
-    return f"Grounded in {told} examples; the paper takes {GROUND} unless a row says else."
+    listed = ", ".join(map(str, counts))
+    return f"Grounded in {listed} examples; the paper takes {EXAMPLES} unless a row says else."
 
 
-def _misprints(recipe: Recipe) -> list[str]:
+def _misprints(recipe: PaperRecipe) -> list[str]:
     return [
         f"A misprint of the paper: {one.model}, {one.benchmark}, {one.row}, "
         f"{one.metric}: {one.about} (printed {one.printed:g}, worked {one.worked:g})."

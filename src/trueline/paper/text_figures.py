@@ -1,20 +1,21 @@
-"""Our tables in; the single figures that the paper gives in its text out, measured by us."""
+"""Our tables -> the single figures that the paper gives in its text, measured by us."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import combinations
 
+from trueline.evaluation.measures import Column
 from trueline.evaluation.statistics import rank_correlation
-from trueline.report.measures import Column
 from trueline.report.plots import edit_quartiles
+from trueline.report.rows import MethodRow
 from trueline.report.sweeps import sweeps_of
-from trueline.report.tables import Table, TableRow
+from trueline.report.tables import Table
 
 _MAIN = ("truth_info", "hallucination")  # the measure a ranking of methods goes by
 
 
-def said_by_us(show: str, tables: Sequence[Table]) -> dict[str, str]:
+def our_text_figures(show: str, tables: Sequence[Table]) -> dict[str, str]:
     """The figures by the key they have in paper.toml; a table after the first adds its name."""
     found: dict[str, str] = {}
     for table in tables if show in _SHOWN else ():
@@ -27,9 +28,9 @@ def said_by_us(show: str, tables: Sequence[Table]) -> dict[str, str]:
 def _interventions(table: Table) -> dict[str, str]:
     quartiles = edit_quartiles(row) if (row := _row(table, "rad")) else []
     return {
-        f"edit_q{place}": f"{100 * (q.share or 0.0):.1f} % of {q.n} tokens "
+        f"edit_q{number}": f"{100 * (q.share or 0.0):.1f} % of {q.n} tokens "
         f"(entropy {q.low:.2f} to {q.high:.2f})"
-        for place, q in enumerate(quartiles, 1)
+        for number, q in enumerate(quartiles, 1)
     }
 
 
@@ -38,15 +39,14 @@ def _reliability(table: Table) -> dict[str, str]:
     for method in ("greedy", "rad"):
         row = _row(table, method)
         for column in table.columns:
-            if row is None or (value := row.values.get(column.id)) is None:
-                continue
-            if column.measure.key == "auroc":
-                told = f"{value.mean:.2f} ({column.judge})"
-                found.setdefault(f"auroc {method}", []).append(told)
-            elif column.measure.key == "ece":
-                told = f"{method} {value.mean:.3f} ({column.judge})"
-                found.setdefault("ece", []).append(told)
-    return {key: ", ".join(told) for key, told in found.items()}
+            value = row.values.get(column.id) if row else None
+            if value is not None and column.measure.key == "auroc":
+                text = f"{value.mean:.2f} ({column.judge})"
+                found.setdefault(f"auroc {method}", []).append(text)
+            elif value is not None and column.measure.key == "ece":
+                text = f"{method} {value.mean:.3f} ({column.judge})"
+                found.setdefault("ece", []).append(text)
+    return {key: ", ".join(texts) for key, texts in found.items()}
 
 
 def _best(table: Table) -> dict[str, str]:
@@ -87,8 +87,11 @@ def _correlation(table: Table, one: Column, other: Column) -> str:
     return f"{rho:.2f}, p {p:.3f} ({pair})"
 
 
-def _row(table: Table, method: str) -> TableRow | None:
-    return next((row for row in table.rows if row.row.first["label"] == method), None)
+def _row(table: Table, method: str) -> MethodRow | None:
+    return next(
+        (row for row in table.rows if (row.method, row.has_default_settings) == (method, True)),
+        None,
+    )
 
 
 _SHOWN: dict[str, Callable[[Table], dict[str, str]]] = {

@@ -1,37 +1,36 @@
-"""A recipe's name in; it is run, and the paper's figures come out beside ours."""
+"""A recipe's name -> its run, and a document with the paper's figures beside ours."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from trueline.errors import ModelError, SettingError
+from trueline.evaluation.lines import plain
+from trueline.evaluation.outcomes import RunResults, read_results
 from trueline.evaluation.plan import Plan
-from trueline.report.beside import Beside, beside, beside_grid
-from trueline.report.cases import Case, case_grid, cases_of, paper_grid
-from trueline.report.checks import warnings_of
-from trueline.report.comparable import comparable_notes, space_notes
-from trueline.report.grids import Document, Entry, Grid, Section
-from trueline.report.paper import paper
+from trueline.evaluation.run import OnProgress, run_plan
+from trueline.paper.cases import AnsweredCase, case_grid, cases_of, paper_grid
+from trueline.paper.caveats import caveats, space_caveats
+from trueline.paper.figure_pairs import FigurePair, figure_pairs, pair_grid
+from trueline.paper.figures import paper
+from trueline.paper.recipes import PaperRecipe, PlanKeys, plans_of, recipe_named
+from trueline.paper.space_costs import SpaceCosts, measure_spaces
+from trueline.paper.space_grid import our_times, space_facts, space_figure, space_grid
+from trueline.paper.text_figures import our_text_figures
+from trueline.report.grids import Document, Grid, GridText, Section
 from trueline.report.plots import Plot
-from trueline.report.recipes import Options, Recipe, plans_of, recipe_named
-from trueline.report.report import drawn, facts_of, named_plots
-from trueline.report.results import Results, read_results
-from trueline.report.said import said_by_us
-from trueline.report.space_figures import space_facts, space_figure, space_grid, times_said
-from trueline.report.spaces import SpaceMeasured, measure_spaces
 from trueline.report.tables import Table, tables_of
-
-Progress = Callable[[str, int, int], None]
+from trueline.report.writing import draw_all, facts_of, named_plots, warnings_of
 
 
 @dataclass(frozen=True, slots=True)
 class Reproduced:
     """What a recipe came to: for people, and for programs."""
 
-    recipe: Recipe
+    recipe: PaperRecipe
     document: Document
     data: dict[str, Any]
 
@@ -39,60 +38,58 @@ class Reproduced:
 def reproduce(
     name: str,
     folder: str | Path,
-    given: Options | None = None,
+    given: PlanKeys | None = None,
     *,
     is_full: bool = False,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> Reproduced:
     """Run a recipe into a folder, resuming what is there; `given` are keys of a run.toml."""
     recipe = recipe_named(name)
     plans = plans_of(recipe, given or {}, is_full=is_full)
     if recipe.show == "spaces":
         return _spaces(recipe, measure_spaces(plans, Path(folder), progress))
-    results, told = run_all(plans, Path(folder), progress)
+    results, left_out = run_all(plans, Path(folder), progress)
     tables = tables_of(results)
-    figures = [beside(recipe, table) for table in tables]
+    figures = [figure_pairs(recipe, table) for table in tables]
     cases = [
         cases_of(plans[0], results.folder, table) if recipe.show == "cases" else []
         for table in tables
     ]
     parts = zip(tables, figures, cases, named_plots(tables), strict=True)
     sections = [_section(*part) for part in parts]
-    ours = said_by_us(recipe.show, tables)
-    notes = (*told, *comparable_notes(recipe, tables))
+    ours = our_text_figures(recipe.show, tables)
+    notes = (*left_out, *caveats(recipe, tables))
     data = {
         "recipe": name,
         "about": recipe.about,
         "models": sorted({table.model for table in tables}),
-        "judges": list(results.judges),
-        "figures": [one.plain() for some in figures for one in some],
-        "said": _said(recipe, ours),
+        "judges": list(dict.fromkeys(j for cell in results.cells for j in cell.judges)),
+        "figures": [pair.plain() for pairs in figures for pair in pairs],
+        "text_figures": _text_figures(recipe, ours),
         "notes": list(notes),
         "warnings": {section.title: list(section.warnings) for section in sections},
-        "cells": [dict(cell.info) for cell in results.cells],  # settings, hashes, versions
+        "cells": [plain(cell.head) for cell in results.cells],  # settings, hashes, versions
     }
     if recipe.show == "cases":
-        data["cases"] = [case.plain() for some in cases for case in some]
+        data["cases"] = [asdict(case) for group in cases for case in group]
         data["paper_cases"] = [asdict(case) for case in paper().cases]
     summary = _summary(recipe, ours, notes)
     return Reproduced(recipe, _document(recipe, [summary, *sections]), data)
 
 
 def run_all(
-    plans: Sequence[Plan], folder: Path, progress: Progress | None
-) -> tuple[Results, list[str]]:
-    """Run plans into one folder; a model or embedder that cannot be had is told, not fatal."""
-    from trueline.evaluation.run import run_plan
-
+    plans: Sequence[Plan], folder: Path, progress: OnProgress | None
+) -> tuple[RunResults, list[str]]:
+    """Run plans into one folder; a model or embedder that cannot be had is named, not fatal."""
     ids: list[str] = []
-    told: list[str] = []
+    left_out: list[str] = []
     errors: list[ModelError] = []
     for plan in plans:
         try:
             outcome = run_plan(plan, folder, progress=progress)
         except ModelError as error:
             errors.append(error)
-            told.append(f"Left out: {error}")
+            left_out.append(f"Left out: {error}")
             continue
         ids += [summary.cell for summary in outcome.cells]
     if not ids and errors:
@@ -101,51 +98,54 @@ def run_all(
     cells = tuple(cell for cell in results.cells if cell.id in ids)
     if not cells:
         raise SettingError(f"nothing of the recipe could be run into {folder}")
-    return replace(results, cells=cells), told
+    return replace(results, cells=cells), left_out
 
 
 def _section(
-    table: Table, figures: Sequence[Beside], cases: Sequence[Case], plots: Sequence[Plot]
+    table: Table,
+    pairs: Sequence[FigurePair],
+    cases: Sequence[AnsweredCase],
+    plots: Sequence[Plot],
 ) -> Section:
-    grid = case_grid(table, cases) if cases else beside_grid(table, figures)
+    grid = case_grid(table, cases) if cases else pair_grid(table, pairs)
     return Section(
         table.title,
         warnings_of(table),
         (grid,) if grid.rows else (),
-        drawn(plots),
+        draw_all(plots),
         facts_of(table.cells),
     )
 
 
-def _summary(recipe: Recipe, ours: dict[str, str], notes: Sequence[str]) -> Section:
-    said = _said(recipe, ours)
-    rows = tuple(tuple(Entry(text) for text in line.values()) for line in said)
+def _summary(recipe: PaperRecipe, ours: dict[str, str], notes: Sequence[str]) -> Section:
+    figures = _text_figures(recipe, ours)
+    rows = tuple(tuple(GridText(text) for text in line.values()) for line in figures)
     grids = (
-        [Grid("What the paper's text says", ("what", "paper", "ours"), rows)] if said else []
+        [Grid("What the paper's text says", ("what", "paper", "ours"), rows)] if figures else []
     )
     if recipe.show == "cases":
         grids.append(paper_grid())
     return Section("How far it can be compared", (), tuple(grids), notes=tuple(notes))
 
 
-def _said(recipe: Recipe, ours: dict[str, str]) -> list[dict[str, str]]:
+def _text_figures(recipe: PaperRecipe, ours: dict[str, str]) -> list[dict[str, str]]:
     """The figures of the paper's text beside ours; those of ours it does not have come last."""
-    theirs = {one.key: one for one in paper().said if one.recipe == recipe.name}
+    of_paper = {one.key: one for one in paper().text_figures if one.recipe == recipe.name}
     rows = [
         {"what": one.what, "paper": one.printed, "ours": ours.get(key, "not measured")}
-        for key, one in theirs.items()
+        for key, one in of_paper.items()
     ]
-    more = {key: text for key, text in ours.items() if key not in theirs}
+    more = {key: text for key, text in ours.items() if key not in of_paper}
     return rows + [{"what": key, "paper": "", "ours": text} for key, text in more.items()]
 
 
-def _document(recipe: Recipe, sections: Sequence[Section]) -> Document:
-    return Document(f"Recipe {recipe.name}: {recipe.about}", (), tuple(sections))
+def _document(recipe: PaperRecipe, sections: Sequence[Section]) -> Document:
+    return Document(f"PaperRecipe {recipe.name}: {recipe.about}", (), tuple(sections))
 
 
-def _spaces(recipe: Recipe, measured: Sequence[SpaceMeasured]) -> Reproduced:
-    notes = space_notes(measured)
-    ours = times_said(measured) if recipe.name == "latency" else {}
+def _spaces(recipe: PaperRecipe, measured: Sequence[SpaceCosts]) -> Reproduced:
+    notes = space_caveats(measured)
+    ours = our_times(measured) if recipe.name == "latency" else {}
     grid, facts = space_grid(measured), space_facts(measured)
     sections = [_summary(recipe, ours, notes), Section("Spaces", (), (grid,), facts=facts)]
     data = {
@@ -153,7 +153,7 @@ def _spaces(recipe: Recipe, measured: Sequence[SpaceMeasured]) -> Reproduced:
         "about": recipe.about,
         "models": sorted({one.model for one in measured}),
         "figures": [space_figure(one) for one in measured],  # with hashes, machine, versions
-        "said": _said(recipe, ours),
+        "text_figures": _text_figures(recipe, ours),
         "notes": list(notes),
         "warnings": {},
     }

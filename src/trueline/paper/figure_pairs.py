@@ -1,4 +1,4 @@
-"""A recipe and our tables in; grids with the paper's figures beside ours out."""
+"""A recipe and our tables -> the paper's figures and ours in pairs, and a grid of them."""
 
 from __future__ import annotations
 
@@ -6,41 +6,40 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trueline.report.grids import Entry, Grid, number, p_text
-from trueline.report.measures import MEASURES, Column
-from trueline.report.paper import Block, paper
-from trueline.report.recipes import Recipe
-from trueline.report.rows import settings_of
-from trueline.report.tables import Table, TableRow, Value
+from trueline.evaluation.averages import Average
+from trueline.evaluation.measures import MEASURES, Column
+from trueline.paper.figures import PaperBlock, paper
+from trueline.paper.recipes import PaperRecipe
+from trueline.report.grids import Grid, GridText, number, p_text
+from trueline.report.rows import MethodRow, swept_settings
+from trueline.report.tables import Table
 
-_NONE = Entry("\N{EN DASH}")
+_NONE = GridText("\N{EN DASH}")
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class FigurePair:
     """One figure: ours by judge, and the paper's by model and judge."""
 
     benchmark: str
     row: str
     metric: str
-    ours: dict[str, Value]  # by judge; "" where none is needed
+    ours: dict[str, Average]  # by judge; "" where none is needed
     paper: dict[str, float]
 
     def plain(self) -> dict[str, Any]:
         """As JSON: shares in percent, as the paper gives them."""
         scale = 100 if MEASURES[self.metric].is_percent else 1
+
+        def shown(number: float | None) -> float | None:
+            return None if number is None else round(scale * number, 3)
+
         ours = [
             {
                 "judge": judge,
-                **{
-                    name: None if (x := getattr(value, name)) is None else round(scale * x, 3)
-                    for name in ("mean", "low", "high")
-                },
-                "n": value.n,
-                "unscored": value.unscored,
-                "to_come": value.to_come,
-                "difference": value.difference and round(scale * value.difference.mean, 3),
-                "p": value.p,
+                **{name: shown(getattr(value, name)) for name in ("mean", "low", "high")},
+                **{name: getattr(value, name) for name in ("n", "unscored", "to_come", "p")},
+                "difference": shown(value.difference.mean if value.difference else None),
             }
             for judge, value in self.ours.items()
         ]
@@ -48,22 +47,22 @@ class Beside:
         return {**where, "ours": ours, "paper": self.paper}
 
 
-def blocks_for(recipe: Recipe, benchmark: str) -> list[Block]:
+def blocks_for(recipe: PaperRecipe, benchmark: str) -> list[PaperBlock]:
     """The paper's figures for a recipe on a benchmark, or on its first one if it has none."""
-    own = [block for block in paper().blocks if block.recipe == recipe.name]
+    blocks = [block for block in paper().blocks if block.recipe == recipe.name]
     if recipe.show == "judges":  # the other judge's figures stand in the main tables
-        models = {block.model for block in own}
+        models = {block.model for block in blocks}
         others = [b for b in paper().blocks if b.recipe in ("main", "halueval")]
-        own = [*(b for b in others if b.model in models), *own]
-    found = [block for block in own if block.benchmark == benchmark]
+        blocks = [*(b for b in others if b.model in models), *blocks]
+    found = [block for block in blocks if block.benchmark == benchmark]
     first = recipe.plan["benchmarks"][0]
-    return found or [block for block in own if block.benchmark == first]
+    return found or [block for block in blocks if block.benchmark == first]
 
 
-def beside(recipe: Recipe, table: Table) -> list[Beside]:
+def figure_pairs(recipe: PaperRecipe, table: Table) -> list[FigurePair]:
     """Every figure of a table that is the paper's, ours, or both."""
     blocks = blocks_for(recipe, table.benchmark)
-    matched: dict[str, TableRow | None] = {
+    matched: dict[str, MethodRow | None] = {
         key: row_for(key, table.rows) for block in blocks for key in block.rows
     }
     taken = {id(row) for row in matched.values()}
@@ -72,33 +71,33 @@ def beside(recipe: Recipe, table: Table) -> list[Beside]:
     found = []
     for key, row in keys.items():
         for metric in metrics or _judged(table):
-            theirs = {
+            of_paper = {
                 _paper_column(block, table): block.rows[key][block.metrics.index(metric)]
                 for block in blocks
                 if metric in block.metrics and key in block.rows
             }
             found.append(
-                Beside(table.benchmark, key, metric, _ours(row, metric, table), theirs)
+                FigurePair(table.benchmark, key, metric, _ours(row, metric, table), of_paper)
             )
     return [one for one in found if one.ours or one.paper]
 
 
-def row_for(key: str, rows: Sequence[TableRow]) -> TableRow | None:
+def row_for(key: str, rows: Sequence[MethodRow]) -> MethodRow | None:
     """Our row for a row of the paper, as in `rad tau=0.1`; the plainest if several fit."""
-    method, *told = key.split()
-    wanted = dict(text.split("=", 1) for text in told)
+    method, *settings = key.split()
+    wanted = dict(text.split("=", 1) for text in settings)
     fitting = [
         row
         for row in rows
-        if row.row.method == method
-        and all(_same(settings_of(row.row.first).get(k), v) for k, v in wanted.items())
+        if row.method == method
+        and all(_same(swept_settings(row.first).get(k), v) for k, v in wanted.items())
     ]
     if not wanted:
-        fitting = [row for row in fitting if row.row.first["label"] == method]
+        fitting = [row for row in fitting if row.has_default_settings]
     return min(fitting, key=lambda row: len(row.label), default=None)
 
 
-def beside_grid(table: Table, figures: Sequence[Beside]) -> Grid:
+def pair_grid(table: Table, figures: Sequence[FigurePair]) -> Grid:
     """Ours and the paper's in columns; below ours its interval and its change from greedy."""
     judges = list(dict.fromkeys(judge for one in figures for judge in one.ours)) or [""]
     columns = list(dict.fromkeys(name for one in figures for name in one.paper))
@@ -106,10 +105,11 @@ def beside_grid(table: Table, figures: Sequence[Beside]) -> Grid:
     for one in figures:
         column = Column(MEASURES[one.metric])
         ours = [_entry(one.ours.get(judge), column) for judge in judges]
-        theirs = [
-            Entry(f"{one.paper[name]:.1f}") if name in one.paper else _NONE for name in columns
+        of_paper = [
+            GridText(f"{one.paper[name]:.1f}") if name in one.paper else _NONE
+            for name in columns
         ]
-        rows.append((Entry(one.row), Entry(column.measure.title), *ours, *theirs))
+        rows.append((GridText(one.row), GridText(column.measure.title), *ours, *of_paper))
     head = [f"ours{f' ({judge})' if judge else ''}" for judge in judges]
     return Grid(
         f"{table.title} beside the paper",
@@ -123,20 +123,20 @@ def _judged(table: Table) -> dict[str, None]:
     return dict.fromkeys(c.measure.key for c in table.columns if c.measure.key in keys)
 
 
-def _ours(row: TableRow | None, metric: str, table: Table) -> dict[str, Value]:
+def _ours(row: MethodRow | None, metric: str, table: Table) -> dict[str, Average]:
     if row is None:
         return {}
     columns = [column for column in table.columns if column.measure.key == metric]
     return {c.judge: row.values[c.id] for c in columns if c.id in row.values}
 
 
-def _paper_column(block: Block, table: Table) -> str:
+def _paper_column(block: PaperBlock, table: Table) -> str:
     """The model and judge of the paper, and its benchmark where that is another than ours."""
     on = "" if block.benchmark == table.benchmark else f"on {block.benchmark}"
     return ", ".join(filter(None, (block.model, block.judge, on)))
 
 
-def _entry(value: Value | None, column: Column) -> Entry:
+def _entry(value: Average | None, column: Column) -> GridText:
     if value is None:
         return _NONE
     below = []
@@ -150,12 +150,12 @@ def _entry(value: Value | None, column: Column) -> Entry:
     if value.difference is not None:
         change = number(value.difference.mean, column, sign=True)
         below.append(f"{change} from greedy, {p_text(value.p)}")
-    return Entry(number(value.mean, column), tuple(below))
+    return GridText(number(value.mean, column), tuple(below))
 
 
-def _same(ours: object, theirs: str) -> bool:
+def _same(ours: object, of_paper: str) -> bool:
     """Whether a setting of ours is the paper's; an embedder may stand with its owner's name."""
     try:
-        return float(str(ours)) == float(theirs)
+        return float(str(ours)) == float(of_paper)
     except ValueError:
-        return str(ours).lower().rpartition("/")[2] == theirs.lower()
+        return str(ours).lower().rpartition("/")[2] == of_paper.lower()

@@ -1,9 +1,9 @@
-"""Plans in; what their grounding spaces hold, weigh and cost out, measured once a folder."""
+"""Plans -> what their grounding spaces hold, weigh and cost, measured once a folder."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -11,29 +11,32 @@ from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from trueline.errors import SettingError
 from trueline.evaluation.cells import machine, space_hash, versions
 from trueline.evaluation.parts import benchmark_of, model_of
 from trueline.evaluation.plan import BuildOptions, Plan
+from trueline.evaluation.run import OnProgress
+from trueline.files import write_text
 
 if TYPE_CHECKING:
     from trueline.embedders.base import Embedder
-    from trueline.engines.transformers.language import LanguageModel
+    from trueline.engines.base import Engine
     from trueline.evaluation.samples import Benchmark
     from trueline.space.space import GroundingSpace
 
-Progress = Callable[[str, int, int], None]
-MEASURED = "spaces.jsonl"  # what was measured in a folder, a space a line
-_WINDOWS = 100  # retrievals that are timed; the median is told
+MEASURED = "spaces.json"  # what was measured in a folder, by all that shapes it
+_WINDOWS = 100  # retrievals that are timed; the median is kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpaceMeasured:
+class SpaceCosts:
     """One grounding space."""
 
     model: str
     benchmark: str
-    asked: int | None  # examples that were asked for; None: all
+    wanted: int | None  # examples that were asked for; None: all
     ground: int  # examples that could be had
     rule: str  # whether questions without an answer are among those asked for
     entries: int
@@ -47,10 +50,10 @@ class SpaceMeasured:
 
 
 @dataclass(frozen=True, slots=True)
-class _Task:
-    """A space to measure."""
+class _SpaceToMeasure:
+    """A space, and what it is built with."""
 
-    lm: LanguageModel
+    lm: Engine
     embedder: Embedder
     plan: Plan
     benchmark: Benchmark
@@ -68,8 +71,8 @@ class _Task:
 
 
 def measure_spaces(
-    plans: Sequence[Plan], folder: Path, progress: Progress | None = None
-) -> list[SpaceMeasured]:
+    plans: Sequence[Plan], folder: Path, progress: OnProgress | None = None
+) -> list[SpaceCosts]:
     """Build and weigh the space of every benchmark of every plan, in a folder.
 
     A space that was measured there before is not built again. Where more examples are asked for
@@ -77,9 +80,9 @@ def measure_spaces(
     """
     from trueline.embedders.loading import load_embedder
 
-    models: dict[str, LanguageModel] = {}
+    models: dict[str, Engine] = {}
     embedders: dict[str, Embedder] = {}
-    known, found = _known(folder), dict[str, SpaceMeasured]()
+    known, found = _known(folder), dict[str, SpaceCosts]()
     for plan in plans:
         options = plan.variants[0].build or BuildOptions()
         for name in plan.benchmarks:
@@ -91,37 +94,31 @@ def measure_spaces(
                 if options.embedder not in embedders:
                     opened = load_embedder(options.embedder, device=lm.device)
                     embedders[options.embedder] = opened
-                task = _Task(lm, embedders[options.embedder], plan, benchmark, options)
+                task = _SpaceToMeasure(
+                    lm, embedders[options.embedder], plan, benchmark, options
+                )
                 if (key := task.key) not in known:
                     known[key] = _measure(task, folder, progress)
-                    _keep(folder, known)
-                measured = replace(known[key], asked=plan.ground, rule=plan.rule)
+                    write_text(folder / MEASURED, msgspec.json.encode(known).decode())
+                measured = replace(known[key], wanted=plan.ground, rule=plan.rule)
                 found.setdefault(key, measured)
     return list(found.values())
 
 
-def _known(folder: Path) -> dict[str, SpaceMeasured]:
+def _known(folder: Path) -> dict[str, SpaceCosts]:
     path = folder / MEASURED
-    if not path.exists():
-        return {}
     try:
-        lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-        return {line.pop("key"): SpaceMeasured(**line) for line in lines}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        found = msgspec.json.decode(path.read_bytes(), type=dict[str, SpaceCosts])
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.MsgspecError) as error:
         raise SettingError(
             f"{path} cannot be read ({error}); move it away, or name another folder with --out"
         ) from error
+    return found
 
 
-def _keep(folder: Path, known: dict[str, SpaceMeasured]) -> None:
-    """Write what is known beside, and put it in place: a kill leaves the old lines or all."""
-    lines = [json.dumps({"key": key, **asdict(one)}) + "\n" for key, one in known.items()]
-    beside = folder / f"{MEASURED}.new"
-    beside.write_text("".join(lines), "utf-8")
-    beside.replace(folder / MEASURED)
-
-
-def _measure(task: _Task, folder: Path, progress: Progress | None) -> SpaceMeasured:
+def _measure(task: _SpaceToMeasure, folder: Path, progress: OnProgress | None) -> SpaceCosts:
     from trueline.space.build import build
 
     lm, benchmark = task.lm, task.benchmark
@@ -132,17 +129,18 @@ def _measure(task: _Task, folder: Path, progress: Progress | None) -> SpaceMeasu
     begun = perf_counter()
     space = build(lm, benchmark.ground, prompt=benchmark.prompt, progress=tell, **options)
     seconds = perf_counter() - begun
+    entries = space.info()["entries"]
     target = folder / "spaces" / f"measured-{task.key}.space"
     space.save(target)
-    return SpaceMeasured(
+    return SpaceCosts(
         model=lm.id,
         benchmark=benchmark.name,
-        asked=task.plan.ground,
+        wanted=task.plan.ground,
         ground=len(benchmark.ground),
         rule=task.plan.rule,
-        entries=space.counts()["entries"],
+        entries=entries,
         size=sum(path.stat().st_size for path in target.rglob("*") if path.is_file()),
-        as_logits=space.counts()["entries"] * lm.vocabulary * 4,
+        as_logits=entries * lm.vocabulary * 4,
         build_seconds=round(seconds, 2),
         retrieval_ms=round(1000 * median(retrieval_seconds(lm, space, benchmark)), 3),
         space_hash=space_hash(space, with_wrong=False),
@@ -151,9 +149,7 @@ def _measure(task: _Task, folder: Path, progress: Progress | None) -> SpaceMeasu
     )
 
 
-def retrieval_seconds(
-    lm: LanguageModel, space: GroundingSpace, benchmark: Benchmark
-) -> list[float]:
+def retrieval_seconds(lm: Engine, space: GroundingSpace, benchmark: Benchmark) -> list[float]:
     """What our loop pays at a step beside the model's own: windows of real text, one by one.
 
     The head is left out: it is applied once to the sum of both, as it is without retrieval.
@@ -164,7 +160,7 @@ def retrieval_seconds(
     from trueline.decoders.rad import RAD
     from trueline.fusion import aggregate
 
-    rad = RAD(space, tau=benchmark.tau)
+    rad = RAD(space, **benchmark.settings)
     times = []
     with torch.no_grad():
         for window in _windows(lm, space, benchmark):
@@ -177,12 +173,10 @@ def retrieval_seconds(
     return times[len(times) // 10 :]  # the first few only warm up
 
 
-def _windows(
-    lm: LanguageModel, space: GroundingSpace, benchmark: Benchmark
-) -> list[tuple[int, ...]]:
+def _windows(lm: Engine, space: GroundingSpace, benchmark: Benchmark) -> list[tuple[int, ...]]:
     """Stretches of the examples' text, as long as a window and all different."""
     texts = [text for one in benchmark.ground for text in (one.question, *one.answers)]
-    tokens = lm.tokenizer(" ".join(texts), add_special_tokens=False)["input_ids"]
+    tokens = lm.encode(" ".join(texts))
     context = space.recipe.context if isinstance(space.recipe.context, int) else 64
     places = range(max(1, len(tokens) - context))
     return list(dict.fromkeys(tuple(tokens[n : n + context]) for n in places))[:_WINDOWS]

@@ -1,4 +1,4 @@
-"""The shipped facts, or files of one's own -> rows to ground with and rows to test on."""
+"""The shipped facts, or files of the user -> rows to ground with and rows to test on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def read_facts(_: Path | None) -> Pools:
     )
 
 
-def read_own(name: str, *, ground: int | None, seed: int | None) -> Pools:
+def read_user_files(name: str, *, ground: int | None, seed: int | None) -> Pools:
     """Read GROUND:TEST, or one file of which the first rows ground (or some drawn)."""
     if not Path(name).is_file():
         first, second = _pair(name)
@@ -43,7 +43,7 @@ def read_own(name: str, *, ground: int | None, seed: int | None) -> Pools:
 
 def _pair(name: str) -> tuple[Path, Path]:
     """The two files of GROUND:TEST; a colon may also stand inside a path."""
-    cuts = [place for place, sign in enumerate(name) if sign == ":"]
+    cuts = [index for index, sign in enumerate(name) if sign == ":"]
     pairs = [(Path(name[:cut]), Path(name[cut + 1 :])) for cut in cuts]
     for first, second in pairs:
         if first.is_file() and second.is_file():

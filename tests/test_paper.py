@@ -13,18 +13,18 @@ import trueline as tl
 from trueline.cli import cli
 from trueline.errors import SettingError
 from trueline.evaluation.benchmarks import BENCHMARKS
+from trueline.evaluation.measures import MEASURES, Column
+from trueline.evaluation.outcomes import read_results
 from trueline.evaluation.plan_file import plan_from
 from trueline.evaluation.samples import Benchmark
 from trueline.examples import to_lines
+from trueline.paper.caveats import caveats
+from trueline.paper.figure_pairs import figure_pairs, row_for
+from trueline.paper.figures import paper
+from trueline.paper.recipes import plans_of, recipe_named, recipes
+from trueline.paper.reproduce import reproduce
+from trueline.paper.space_costs import MEASURED, measure_spaces, retrieval_seconds
 from trueline.records import Example
-from trueline.report.beside import beside, row_for
-from trueline.report.comparable import comparable_notes
-from trueline.report.measures import MEASURES, Column
-from trueline.report.paper import paper
-from trueline.report.recipes import plans_of, recipe_named, recipes
-from trueline.report.reproduce import reproduce
-from trueline.report.results import read_results
-from trueline.report.spaces import MEASURED, measure_spaces, retrieval_seconds
 from trueline.report.tables import tables_of
 
 NAMES = """main halueval ood sizes training-size chunk-size tau alpha embedder exact-match
@@ -150,7 +150,7 @@ def test_the_paper_is_there_in_full():
 def test_every_recipe_is_there_and_named_once():
     assert list(recipes()) == NAMES
     assert {block.recipe for block in paper().blocks} <= set(NAMES)
-    assert {one.recipe for one in paper().said} <= set(NAMES)
+    assert {one.recipe for one in paper().text_figures} <= set(NAMES)
     assert all(len(recipe.about) < 85 for recipe in recipes().values())
     with pytest.raises(SettingError, match="no recipe 'mian'; there are main"):
         recipe_named("mian")
@@ -235,18 +235,18 @@ def test_why_figures_cannot_be_compared_is_said_plainly(alpha):
 def test_figures_of_another_benchmark_of_the_paper_are_named_as_such(alpha):
     (table,) = tables_of(read_results(alpha[1]))
     wikiqa = replace(table, benchmark="wikiqa")  # the paper has it, and not in this recipe
-    found = beside(recipe_named("alpha"), wikiqa)
+    found = figure_pairs(recipe_named("alpha"), wikiqa)
     assert {name for one in found for name in one.paper} == {
         "Qwen2.5-7B, cohere, on truthfulqa"
     }
-    (note,) = [n for n in comparable_notes(recipe_named("alpha"), [wikiqa]) if "bench" in n]
+    (note,) = [n for n in caveats(recipe_named("alpha"), [wikiqa]) if "bench" in n]
     assert note == (
         "Another benchmark: the paper's figures beside wikiqa are for truthfulqa and cannot be "
         "compared."
     )
     own = replace(table, benchmark="truthfulqa")
-    assert not [n for n in comparable_notes(recipe_named("alpha"), [own]) if "bench" in n]
-    assert {name for one in beside(recipe_named("alpha"), own) for name in one.paper} == {
+    assert not [n for n in caveats(recipe_named("alpha"), [own]) if "bench" in n]
+    assert {name for one in figure_pairs(recipe_named("alpha"), own) for name in one.paper} == {
         "Qwen2.5-7B, cohere"
     }
 
@@ -255,7 +255,7 @@ def test_our_bertscore_is_said_to_be_another(alpha):
     (table,) = tables_of(read_results(alpha[1]))
     scored = replace(table, columns=(*table.columns, Column(MEASURES["bertscore"])))
     noted = [
-        any("not rescaled" in note for note in comparable_notes(recipe_named("lexical"), [one]))
+        any("not rescaled" in note for note in caveats(recipe_named("lexical"), [one]))
         for one in (table, scored)
     ]
     assert noted == [False, True]
@@ -280,11 +280,11 @@ def test_cells_of_another_size_in_the_folder_do_not_mix_in(alpha):
 
 def test_rows_are_found_by_their_settings(alpha):
     (table,) = [t for t in tables_of(read_results(alpha[1])) if t.benchmark == "facts"]
-    assert row_for("rad alpha=0.5", table.rows).row.first["label"] == "rad"
-    assert row_for("rad alpha=1.0", table.rows).row.first["settings"]["alpha"] == 1.0
+    assert row_for("rad alpha=0.5", table.rows).label == "rad"
+    assert row_for("rad alpha=1.0", table.rows).first.head.settings["alpha"] == 1.0
     assert row_for("rad alpha=0.3", table.rows) is None
     assert row_for("kate", table.rows) is None
-    found = beside(recipe_named("main"), table)
+    found = figure_pairs(recipe_named("main"), table)
     assert {one.metric for one in found} == set(JUDGED)
     assert all(metric in MEASURES for one in found for metric in [one.metric])
 
@@ -296,7 +296,7 @@ def ours_by_row(data, metric):
 
 
 def ours_said(data):
-    return [line["ours"] for line in data["said"]]
+    return [line["ours"] for line in data["text_figures"]]
 
 
 def check_cases(data):
@@ -311,17 +311,17 @@ def check_cases(data):
 
 def check_interventions(data):
     assert all(re.match(r"\d+\.\d % of \d+ tokens", text) for text in ours_said(data))
-    assert len(data["said"]) == 4
+    assert len(data["text_figures"]) == 4
 
 
 def check_reliability(data):
-    (gap,) = [line["ours"] for line in data["said"] if "ECE" in line["what"]]
+    (gap,) = [line["ours"] for line in data["text_figures"] if "ECE" in line["what"]]
     assert re.match(r"greedy \d\.\d+ \(offline:.*\), rad \d\.\d+ \(offline:", gap)
     assert any("geometric mean" in note for note in data["notes"])
 
 
 def check_training_size(data):
-    assert {cell["ground"] for cell in data["cells"] if cell["space_hash"]} == {3}
+    assert {cell["ground"] for cell in data["cells"] if cell["space"]} == {3}
     assert {"greedy", "cad", "dola", "id", "kate", "rad"} <= ours_by_row(
         data, "truth_info"
     ).keys()
@@ -329,7 +329,7 @@ def check_training_size(data):
 
 def check_second_judge(data):
     assert [judge.split(":")[0] for judge in data["judges"]] == ["offline", "local"]
-    assert [line["what"][:3] for line in data["said"]] == ["ran", "rho"]
+    assert [line["what"][:3] for line in data["text_figures"]] == ["ran", "rho"]
     assert re.match("[01]|-[01]|none: a judge|needs two judges", ours_said(data)[1])
 
 
@@ -341,8 +341,8 @@ def check_exact_match(data):
 def check_chunk_size(data):
     rows = ours_by_row(data, "truth_info")
     assert {f"rad context={size}" for size in (4, 8, 16, "full")} <= rows.keys()
-    built = [(cell["context"], cell["cell"]) for cell in data["cells"] if cell["space_hash"]]
-    assert [context for context, _ in built] == [4, 8, 16, "full"]
+    built = [cell["space"]["built"] for cell in data["cells"] if cell["space"]]
+    assert [space["context"] for space in built] == [4, 8, 16, "full"]
 
 
 def check_tau(data):
@@ -414,7 +414,7 @@ def test_spaces_are_weighed_and_timed(name, tiny_home, tmp_path, monkeypatch):
     given = {"benchmarks": ["facts"], "ground": 3}
     made = reproduce(name, tmp_path, given)
     (space,) = made.data["figures"]
-    assert (space["benchmark"], space["asked"], space["ground"]) == ("facts", 3, 3)
+    assert (space["benchmark"], space["wanted"], space["ground"]) == ("facts", 3, 3)
     assert reproduce(name, tmp_path, given).data == made.data  # measured once, times and all
     facts = dict(made.document.sections[1].facts)
     assert f"threads {torch.get_num_threads()}" in facts["machine"]
@@ -424,20 +424,20 @@ def test_spaces_are_weighed_and_timed(name, tiny_home, tmp_path, monkeypatch):
     assert space["entries"] > 10
     assert 0 < space["size"] < space["as_logits"]
     assert (space["build_seconds"], space["retrieval_ms"]) == (1.0, 1000.0)
-    said = {line["what"]: line for line in made.data["said"]}
+    said = {line["what"]: line for line in made.data["text_figures"]}
     assert bool(said) == (name == "latency")
     assert all("to" in line["ours"] for line in said.values())
 
 
 def test_the_paper_s_sizes_stand_beside_ours():
-    from trueline.report.space_figures import space_figure, space_grid
-    from trueline.report.spaces import SpaceMeasured
+    from trueline.paper.space_costs import SpaceCosts
+    from trueline.paper.space_grid import space_figure, space_grid
 
     # of the 100 the paper asks for, 90 have an answer: it is still the paper's row
-    ours = SpaceMeasured(
+    ours = SpaceCosts(
         model="m",
         benchmark="truthfulqa",
-        asked=100,
+        wanted=100,
         ground=90,
         rule="all",
         entries=3800,
@@ -464,15 +464,15 @@ def test_equal_spaces_are_measured_once_by_the_rule_of_their_plan(tiny_home, tmp
     table = {"benchmarks": [files], "methods": ["rad"], "rule": "all"}
     plans = [plan_from({**table, "ground": count}) for count in (2, 4, 8)]  # there are 4
     found = measure_spaces(plans, tmp_path)
-    assert [(one.asked, one.ground, one.rule) for one in found] == [
+    assert [(one.wanted, one.ground, one.rule) for one in found] == [
         (2, 2, "all"),
         (4, 4, "all"),
     ]
-    assert [len((tmp_path / MEASURED).read_text("utf-8").splitlines())] == [2]
+    assert len(json.loads((tmp_path / MEASURED).read_text("utf-8"))) == 2
 
 
 def test_retrieving_is_timed_without_the_head(lm, embedder, monkeypatch):
-    benchmark = Benchmark("own", "question", tuple(EXAMPLES), (), "h", tau=-1.0)
+    benchmark = Benchmark("own", "question", tuple(EXAMPLES), (), "h", {"tau": -1.0})
     space = tl.build(lm, EXAMPLES, embedder=embedder, prompt=benchmark.prompt)
     monkeypatch.setattr(type(lm.head), "__call__", lambda *a: pytest.fail("the head was paid"))
     assert len(retrieval_seconds(lm, space, benchmark)) > 10

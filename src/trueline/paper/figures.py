@@ -1,4 +1,4 @@
-"""paper.toml in; the paper's figures out, by recipe, model, benchmark and row."""
+"""paper.toml -> the paper's figures, by recipe, model, benchmark and row."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from typing import Any
+
+from msgspec import convert
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class PaperBlock:
     """The figures of one benchmark in one of the paper's tables."""
 
     recipe: str
@@ -19,7 +20,7 @@ class Block:
     benchmark: str
     metrics: tuple[str, ...]
     rows: Mapping[str, tuple[float, ...]]  # by method and what was varied, as in `rad tau=0.1`
-    changes: Mapping[str, tuple[float, ...]]  # from greedy, as printed
+    changes: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # from greedy
     judge: str = ""
 
 
@@ -39,7 +40,7 @@ class Misprint:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class TextFigure:
     """A figure that stands in the paper's text, as it is written there."""
 
     recipe: str
@@ -49,18 +50,17 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """A question the paper shows the answers to; all by method, in other words than its own."""
+class PaperCase:
+    """A question the paper shows the answers to; by method, in our words."""
 
     benchmark: str
     question: str
     answers: Mapping[str, str]
     truth: Mapping[str, bool]
-    info: Mapping[str, bool] = field(default_factory=dict)  # told of one case only
+    info: Mapping[str, bool] = field(default_factory=dict)  # known of one case only
     moved: str = ""  # the token that RAD changed
-    logits: Mapping[str, tuple[float, float, float]] = field(
-        default_factory=dict
-    )  # of a token, as printed: the model's own, retrieved, fused
+    # Of a token, as printed: the model's own logit, the retrieved one, the fused one.
+    logits: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,40 +70,14 @@ class Paper:
     models: Mapping[str, str]
     judges: Mapping[str, str]
     tests: Mapping[str, int]  # questions tested on, by benchmark
-    blocks: tuple[Block, ...]
-    said: tuple[Said, ...]
+    blocks: tuple[PaperBlock, ...]
+    text_figures: tuple[TextFigure, ...]
     misprints: tuple[Misprint, ...]
-    cases: tuple[Case, ...]
+    cases: tuple[PaperCase, ...]
 
 
 @cache
 def paper() -> Paper:
     """Read the figures."""
-    text = files("trueline.report").joinpath("paper.toml").read_text("utf-8")
-    read = tomllib.loads(text)
-    return Paper(
-        read["models"],
-        read["judges"],
-        read["tests"],
-        tuple(_block(item) for item in read["block"]),
-        tuple(Said(**item) for item in read["said"]),
-        tuple(Misprint(**item) for item in read["misprint"]),
-        tuple(Case(**item) for item in read["case"]),
-    )
-
-
-def _block(item: dict[str, Any]) -> Block:
-    rows, changes = (
-        {name: tuple(map(float, row)) for name, row in item.get(part, {}).items()}
-        for part in ("rows", "changes")
-    )
-    metrics = tuple(item["metrics"])
-    return Block(
-        item["recipe"],
-        item["model"],
-        item["benchmark"],
-        metrics,
-        rows,
-        changes,
-        item.get("judge", ""),
-    )
+    text = files("trueline.paper").joinpath("paper.toml").read_text("utf-8")
+    return convert(tomllib.loads(text), Paper)

@@ -28,7 +28,7 @@ class Hub:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class DataTable:
     """One table: its files in a data folder, its place on the hub, and its columns there."""
 
     files: tuple[tuple[str, int], ...]  # path without its end, rows it has; the first is taken
@@ -41,7 +41,7 @@ class Table:
 class Line:
     """A row under our field names; what is wrong with a cell is said with its place."""
 
-    place: str  # FILE:LINE
+    where: str  # FILE:LINE
     cells: Mapping[str, Any]
     names: Mapping[str, str]  # our field -> the column it was read from
     home: str
@@ -65,11 +65,11 @@ class Line:
         """The error that a cell is not what was expected."""
         found = f"the field {self.names[field]!r} must be {expected}, got"
         return ExampleError(
-            f"{self.place}: {found} {short(self.cells[field])}; {_advice(self.home)}"
+            f"{self.where}: {found} {short(self.cells[field])}; {_advice(self.home)}"
         )
 
 
-def read_table(table: Table, data: Path | None) -> list[Line]:
+def read_table(table: DataTable, data: Path | None) -> list[Line]:
     """Read a table from the data folder, or from the hub where there is none."""
     if data is None:
         name, promised, rows = table.hub.id, table.hub.rows, _hub_rows(table.hub)
@@ -86,7 +86,7 @@ def read_table(table: Table, data: Path | None) -> list[Line]:
     return lines
 
 
-def _find(table: Table, data: Path) -> tuple[Path, int]:
+def _find(table: DataTable, data: Path) -> tuple[Path, int]:
     """The first file of a table that is there, and how many rows it promises."""
     if not data.is_dir():
         raise ExampleError(f"there is no data folder {data}; {_advice(table.home)}")
@@ -102,18 +102,18 @@ def _advice(home: str) -> str:
     return f"get it from {home}; docs/benchmarks.md shows how a data folder is laid out"
 
 
-def _line(place: str, row: object, names: Mapping[str, str], home: str) -> Line:
+def _line(where: str, row: object, names: Mapping[str, str], home: str) -> Line:
     """Put a row under our names; a column that is not there is an error."""
     wanted = f"expected an object with the fields {[*names.values()]}"
     if not isinstance(row, dict):
-        raise ExampleError(f"{place}: {wanted}, got {short(row)}; {_advice(home)}")
+        raise ExampleError(f"{where}: {wanted}, got {short(row)}; {_advice(home)}")
     for name in names.values():
         if name not in row:
             raise ExampleError(
-                f"{place}: the field {name!r} is missing; {wanted}, found {[*row]}; "
+                f"{where}: the field {name!r} is missing; {wanted}, found {[*row]}; "
                 f"{_advice(home)}"
             )
-    return Line(place, {field: row[name] for field, name in names.items()}, names, home)
+    return Line(where, {field: row[name] for field, name in names.items()}, names, home)
 
 
 def _file_rows(path: Path, home: str) -> Iterator[tuple[int, object]]:

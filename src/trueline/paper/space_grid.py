@@ -1,4 +1,4 @@
-"""Measured spaces in; their figures beside the paper's out."""
+"""Measured spaces -> a grid of their figures beside the paper's."""
 
 from __future__ import annotations
 
@@ -6,24 +6,17 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from trueline.report.grids import Entry, Grid
-from trueline.report.paper import paper
-from trueline.report.spaces import SpaceMeasured
+from trueline.paper.figures import paper
+from trueline.paper.space_costs import SpaceCosts
+from trueline.report.grids import Grid, GridText
 
-_HEAD = (
-    "benchmark",
-    "examples",
-    "entries",
-    "paper: entries",
-    "size",
-    "as 32-bit logits",
-    "paper: size",
-    "time to build",
-    "time to retrieve",
+_HEAD = tuple(
+    "benchmark, examples, entries, paper: entries, size, as 32-bit logits, paper: size, "
+    "time to build, time to retrieve".split(", ")
 )
 
 
-def space_figure(one: SpaceMeasured) -> dict[str, Any]:
+def space_figure(one: SpaceCosts) -> dict[str, Any]:
     """A space as JSON, with what the paper says of the same benchmark and examples."""
     return {
         **asdict(one),
@@ -32,7 +25,7 @@ def space_figure(one: SpaceMeasured) -> dict[str, Any]:
     }
 
 
-def space_grid(measured: Sequence[SpaceMeasured]) -> Grid:
+def space_grid(measured: Sequence[SpaceCosts]) -> Grid:
     """A row a space."""
     rows = []
     for one in measured:
@@ -48,31 +41,31 @@ def space_grid(measured: Sequence[SpaceMeasured]) -> Grid:
             f"{one.build_seconds:,.1f} s",
             f"{one.retrieval_ms:.2f} ms",
         )
-        rows.append(tuple(Entry(text) for text in texts))
+        rows.append(tuple(GridText(text) for text in texts))
     models = ", ".join(dict.fromkeys(one.model for one in measured))
     return Grid(f"Spaces of {models}, the paper's of Qwen2.5-7B", _HEAD, tuple(rows))
 
 
-def space_facts(measured: Sequence[SpaceMeasured]) -> tuple[tuple[str, str], ...]:
+def space_facts(measured: Sequence[SpaceCosts]) -> tuple[tuple[str, str], ...]:
     """What is needed to measure the same again."""
     facts = {}
     for name in ("machine", "versions"):
-        told = (
+        each = (
             ", ".join(f"{k} {v}" for k, v in getattr(one, name).items()) for one in measured
         )
-        facts[name] = "; ".join(dict.fromkeys(told))
+        facts[name] = "; ".join(dict.fromkeys(each))
     for one in measured:
         name = f"{one.benchmark}, {one.model}, {_examples(one)} examples"
         facts[name] = f"space {one.space_hash}, rule {one.rule}"
     return tuple(facts.items())
 
 
-def _examples(one: SpaceMeasured) -> str:
-    is_as_asked = one.asked in (None, one.ground)
-    return str(one.ground) if is_as_asked else f"{one.ground} of {one.asked} asked for"
+def _examples(one: SpaceCosts) -> str:
+    is_all = one.wanted in (None, one.ground)
+    return str(one.ground) if is_all else f"{one.ground} of {one.wanted} asked for"
 
 
-def times_said(measured: Sequence[SpaceMeasured]) -> dict[str, str]:
+def our_times(measured: Sequence[SpaceCosts]) -> dict[str, str]:
     """The times the paper gives in its text, as we measured them."""
     retrievals = [one.retrieval_ms for one in measured]
     minutes = [one.build_seconds / 60 for one in measured]
@@ -84,11 +77,11 @@ def times_said(measured: Sequence[SpaceMeasured]) -> dict[str, str]:
     }
 
 
-def _paper(one: SpaceMeasured, metric: str) -> float | None:
+def _paper(one: SpaceCosts, metric: str) -> float | None:
     for block in paper().blocks:
         if (block.recipe, block.benchmark) == ("sizes", one.benchmark) and (
             metric in block.metrics
         ):
-            row = block.rows.get(f"rad ground={one.asked}")
+            row = block.rows.get(f"rad ground={one.wanted}")
             return None if row is None else row[block.metrics.index(metric)]
     return None

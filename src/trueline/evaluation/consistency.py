@@ -1,0 +1,112 @@
+"""Cells -> what a reader must know before they are trusted or compared, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from trueline.evaluation.outcomes import CellResults
+
+_COMPARED = "model fingerprint dtype benchmark test task temperature seed".split()
+
+
+def warnings(cells: Sequence[CellResults]) -> list[str]:
+    """What a reader must know before these cells are compared."""
+    found = []
+    for cell in cells:
+        found += _failures(cell) + _strange_prompts(cell)
+    groups: dict[str, list[CellResults]] = {}
+    for cell in cells:
+        key = repr([getattr(cell.head, name) for name in _COMPARED])
+        groups.setdefault(key, []).append(cell)
+    for group in groups.values():
+        found += _unequal_rules(group) + _idle(group)
+    return found
+
+
+def agreement_notes(cells: Iterable[CellResults]) -> list[str]:
+    """How far the offline judge agrees with people, where its verdicts are in these cells."""
+    from trueline.evaluation.judges import agreement
+
+    measured = agreement()
+    used = {
+        (line.judge, line.about, line.basis): None
+        for cell in cells
+        for line in cell.verdicts
+        if line.judge.startswith("offline") and line.label is not None
+    }
+    notes = []
+    for judge, about, basis in used:
+        known = measured.get(basis or about) if judge == measured.get("judge") else None
+        notes.append(
+            f"{judge}: how far it agrees with people on {about} is not known"
+            if known is None
+            else f"{judge} agrees with people on {known['accuracy'][0]:.0%} of {about} labels"
+            f"{' where no wrong answer is known' if basis not in ('', about) else ''} "
+            f"(one label for all: {known['always']:.0%})"
+        )
+    return notes
+
+
+def _failures(cell: CellResults) -> list[str]:
+    failed = cell.failed
+    if not failed:
+        return []
+    ids = ", ".join(line.sample for line in failed[:5]) + (", ..." if failed[5:] else "")
+    return [
+        f"{cell.description}: {len(failed)} of {cell.head.samples} samples failed ({ids}); "
+        f"the first one: {failed[0].reason}"
+    ]
+
+
+def _strange_prompts(cell: CellResults) -> list[str]:
+    """Answers that were not asked with the prompt their cell names."""
+    expected = cell.head.prompt_hashes
+    strange = [line for line in cell.answers if line.prompt_hashes != expected]
+    if cell.head.has_own_prompt or not strange:
+        return []
+    return [f"{cell.description}: {len(strange)} answers were asked with another prompt"]
+
+
+def _unequal_rules(cells: Sequence[CellResults]) -> list[str]:
+    """What should be the same in cells that are compared, and is not."""
+    heads = [cell.head for cell in cells]
+    where = f"{heads[0].model} on {heads[0].benchmark} ({heads[0].task})"
+    hashes: dict[object, list[str]] = {}  # by their grounding examples
+    for head in heads:
+        hashes.setdefault((head.ground, head.ground_from), []).append(head.data_hash)
+    rules: dict[str, list[object]] = {
+        "stop": [head.stop for head in heads],
+        "max_new_tokens": [head.max_new_tokens for head in heads],
+        "base prompt": [head.prompt_hashes[0] for head in heads if not head.has_own_prompt],
+        "dataset": [hash == group[0] for group in hashes.values() for hash in group],
+    }
+    return [
+        f"{where}: the methods ran with different values of {name}"
+        for name, values in rules.items()
+        if any(value != values[0] for value in values)
+    ]
+
+
+def _idle(cells: Sequence[CellResults]) -> list[str]:
+    """Methods that gave the plain model's own answers or scores everywhere."""
+    plain = next((cell for cell in cells if cell.head.is_plain), None)
+    if plain is None:
+        return []
+    found, base = [], _outputs(plain)
+    for cell in cells:
+        outputs = _outputs(cell)
+        shared = outputs.keys() & base.keys()
+        if cell.head.is_plain or not shared:
+            continue
+        if all(outputs[sample] == base[sample] for sample in shared):
+            what = "score" if cell.head.task == "choose" else "answer"
+            found.append(
+                f"{cell.description}: did nothing: every {what} is {plain.head.method}'s own "
+                f"({len(shared)} samples)"
+            )
+    return found
+
+
+def _outputs(cell: CellResults) -> dict[str, object]:
+    texts: dict[str, object] = {line.sample: line.text for line in cell.answers}
+    return texts | {line.sample: (line.single, line.multiple) for line in cell.choices}

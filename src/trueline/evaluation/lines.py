@@ -1,0 +1,268 @@
+"""results.jsonl <-> typed lines: every kind of line, how it is written and how it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from trueline.errors import MissingExtraError, SettingError
+from trueline.evaluation.plan import Mode
+from trueline.evaluation.samples import About
+
+try:
+    import msgspec
+except ImportError as error:
+    raise MissingExtraError("results need msgspec: pip install 'trueline[eval]'") from error
+
+RESULTS = "results.jsonl"
+_HEAD = b'{"kind"'  # how every line begins
+_IN_ROW_LABEL = ("context", "embedder")  # build options a report tells only where they vary
+
+
+class ResultLine(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"
+):
+    """One line of results."""
+
+
+class PartOfCell(ResultLine, frozen=True, kw_only=True):
+    """A line that belongs to one cell."""
+
+    cell: str  # the cell's id
+
+
+class StopRule(msgspec.Struct, frozen=True):
+    """What ends an answer besides its length."""
+
+    strings: tuple[str, ...]
+    ids: tuple[int, ...]
+
+
+class SpaceFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The grounding space of a cell."""
+
+    hash: str  # of what the method sees of it
+    entries: int
+    build: dict[str, Any]  # the options it was asked for
+    default_build: dict[str, Any]  # what they are for this method if nobody says anything
+    built: dict[str, Any]  # what came of them: `auto` is resolved
+
+
+class CellLine(PartOfCell, frozen=True, kw_only=True, tag="cell"):
+    """How one cell is run: all that shapes its results, and all that a report tells."""
+
+    task: Mode
+    samples: int  # how many lines of answers, choices or failures will follow
+    batch_size: int
+    max_new_tokens: int | None
+    temperature: float
+    stop: StopRule | None
+    seed: int | None
+    method: str
+    is_plain: bool  # whether it is the model as it is, which the others are compared with
+    has_own_prompt: bool  # whether the method rewrites the prompt for each question
+    settings: dict[str, Any]
+    defaults: dict[str, Any]  # the settings if nobody says anything, on this benchmark
+    prompt_hashes: tuple[str, ...]
+    space: SpaceFacts | None
+    model: str
+    fingerprint: str
+    tokenizer_hash: str  # of the tokenizer and its chat template
+    dtype: str
+    device: str
+    benchmark: str
+    data_hash: str
+    counts: dict[str, int]  # rows read, kept, left out
+    ground_from: str | None
+    ground: int
+    test: int
+    draw: int | None
+    rule: str
+    bertscore: tuple[str, int] | None  # the encoder's folder and layer
+    versions: dict[str, str]
+    machine: dict[str, Any] = {}  # every line gets one of its own
+    time: str = ""
+
+    @property
+    def label(self) -> str:
+        """Its method and what differs from the defaults: `rad alpha=0.3 window=answer`.
+
+        Context and embedder are left out: a report adds them where rows differ in them.
+        """
+        changed = _changed(self.settings, self.defaults)
+        if self.space is not None:
+            build = _changed(self.space.build, self.space.default_build)
+            changed |= {name: x for name, x in build.items() if name not in _IN_ROW_LABEL}
+        return " ".join([self.method, *(f"{name}={_short(x)}" for name, x in changed.items())])
+
+    @property
+    def context(self) -> int | str | None:
+        """How many tokens a window of its space has; None without a space."""
+        return None if self.space is None else self.space.built["context"]
+
+    @property
+    def embedder(self) -> str | None:
+        """The embedder of its space; None without a space."""
+        return None if self.space is None else self.space.built["embedder"]
+
+
+class AnswerLine(PartOfCell, frozen=True, kw_only=True, tag="answer"):
+    """An answer to one sample; `hits`, `flipped` and `entropy` have a number a token."""
+
+    sample: str
+    index: int  # its place in the benchmark
+    question: str
+    text: str
+    tokens: int
+    finish: str
+    prompt_tokens: int
+    prompt_hashes: tuple[str, ...]
+    seconds: float
+    scores: dict[str, float | None]
+    confidence: float | None
+    hits: tuple[int, ...]
+    flipped: tuple[int, ...]
+    entropy: tuple[float | None, ...]
+    time: str = ""
+
+
+class ChoiceLine(PartOfCell, frozen=True, kw_only=True, tag="choice"):
+    """The scored candidates of one sample."""
+
+    sample: str
+    index: int
+    single: tuple[float | None, ...]
+    multiple: tuple[float | None, ...]
+    mc1: float | None
+    mc2: float | None
+    mc3: float | None
+    seconds: float
+    time: str = ""
+
+
+class FailedLine(PartOfCell, frozen=True, kw_only=True, tag="failed"):
+    """A sample that could not be asked."""
+
+    sample: str
+    index: int
+    reason: str
+    time: str = ""
+
+
+class VerdictLine(PartOfCell, frozen=True, kw_only=True, tag="verdict"):
+    """What a judge said of one answer."""
+
+    sample: str
+    judge: str
+    about: About
+    label: bool | None
+    basis: str = ""  # under which name the judge's agreement with people was measured
+    raw: str = ""
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
+    cost: float | None = None
+    is_cached: bool = False
+    is_answered: bool = True
+    time: str = ""
+
+
+class DoneLine(PartOfCell, frozen=True, kw_only=True, tag="done", omit_defaults=True):
+    """The end of a cell."""
+
+    seconds: float
+    peak_mb: float | None = None  # the most memory held meanwhile, where the system tells it
+    time: str = ""
+
+
+class Leak(msgspec.Struct, frozen=True):
+    """A test text and a grounding text that are near each other."""
+
+    sample: str  # its id
+    example: str  # its id
+    kind: str  # `question` or `answer`, and how: equal, 13 words, overlap or cosine
+    score: float  # share of common words, or the cosine
+    texts: tuple[str, str]  # of the test, of the grounding example
+
+
+class LeaksLine(ResultLine, frozen=True, kw_only=True, tag="leaks"):
+    """What the grounding examples of a benchmark give away, whatever is run on it."""
+
+    benchmark: str
+    data_hash: str
+    embedder: str | None
+    ground: int
+    counts: dict[str, int]
+    nearest: tuple[Leak, ...]
+    time: str = ""
+
+
+StructT = TypeVar("StructT", bound=msgspec.Struct)
+SampleLine = AnswerLine | ChoiceLine | FailedLine  # what a sample of a cell can end in
+AnyLine = CellLine | SampleLine | VerdictLine | DoneLine | LeaksLine
+_READER: msgspec.json.Decoder[AnyLine] = msgspec.json.Decoder(AnyLine)
+
+
+def encode_lines(lines: Iterable[AnyLine]) -> bytes:
+    """The bytes of lines, each with its newline."""
+    return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+
+
+def read_lines(path: Path) -> list[AnyLine]:
+    """The whole lines of a results file; one that was cut off at the end does not count."""
+    return [line for line, _ in read_sized_lines(path)]
+
+
+def read_sized_lines(path: Path) -> list[tuple[AnyLine, int]]:
+    """Every whole line and how many bytes it takes."""
+    try:
+        *pieces, torn = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise SettingError(
+            f"{path} cannot be read ({error.strerror}); mend that, or name another folder with "
+            "--out"
+        ) from error
+    found = []
+    for number, piece in enumerate(pieces, 1):
+        try:
+            found.append((_READER.decode(piece), len(piece) + 1))
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise SettingError(
+                f"{path}:{number} is no line of results of this release ({error}); move the "
+                "file away, or name another folder with --out"
+            ) from error
+    if torn[: len(_HEAD)] != _HEAD[: len(torn)]:  # a run never begins a line otherwise
+        raise SettingError(
+            f"{path} ends in something that is no line of results; move the file away, or name "
+            "another folder with --out"
+        )
+    return found
+
+
+def plain(line: object) -> dict[str, Any]:
+    """A line as JSON has it."""
+    found: dict[str, Any] = msgspec.to_builtins(line)
+    return found
+
+
+def replace_line(line: StructT, **changes: Any) -> StructT:
+    """A line with other values in some of its fields."""
+    return msgspec.structs.replace(line, **changes)
+
+
+def now() -> str:
+    """The time of a line."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _changed(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    return {n: x for n, x in values.items() if n not in defaults or x != defaults[n]}
+
+
+def _short(value: object) -> str:
+    if isinstance(value, tuple | list):
+        return ",".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)

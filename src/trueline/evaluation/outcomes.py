@@ -1,0 +1,126 @@
+"""Lines of results -> cells, each with all that was written for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from trueline.errors import SettingError
+from trueline.evaluation.lines import (
+    RESULTS,
+    AnswerLine,
+    AnyLine,
+    CellLine,
+    ChoiceLine,
+    DoneLine,
+    FailedLine,
+    LeaksLine,
+    PartOfCell,
+    SampleLine,
+    VerdictLine,
+    read_lines,
+)
+from trueline.evaluation.samples import About
+
+LineT = TypeVar("LineT", bound=PartOfCell)
+
+
+@dataclass(frozen=True, slots=True)
+class CellResults:
+    """One cell of a run: how it was run, and every line that was written for it."""
+
+    head: CellLine
+    answers: tuple[AnswerLine, ...] = ()  # in the order of the samples
+    choices: tuple[ChoiceLine, ...] = ()
+    failed: tuple[FailedLine, ...] = ()
+    verdicts: tuple[VerdictLine, ...] = ()
+    done: DoneLine | None = None  # None: the cell has not come to its end
+
+    @property
+    def id(self) -> str:
+        """A short hash of everything that shapes the results."""
+        return self.head.cell
+
+    @property
+    def judges(self) -> tuple[str, ...]:
+        """The judges that gave verdicts, in the order they first did."""
+        return tuple(dict.fromkeys(line.judge for line in self.verdicts))
+
+    def labels(self, about: About, judge: str) -> dict[str, bool | None]:
+        """A judge's verdicts by sample; None where one could not be read."""
+        wanted = (judge, about)
+        return {x.sample: x.label for x in self.verdicts if (x.judge, x.about) == wanted}
+
+    @property
+    def description(self) -> str:
+        """What was run on what, in words."""
+        words = [self.title, f"({self.head.task})"]
+        if self.head.seed is not None:
+            words.append(f"seed {self.head.seed}")
+        return f"{self.head.model} on {self.head.benchmark}: {' '.join(words)}"
+
+    @property
+    def title(self) -> str:
+        """The method, what differs from its defaults, and the context of its space."""
+        context = self.head.context
+        return self.head.label + ("" if context is None else f" context={context}")
+
+
+@dataclass(frozen=True, slots=True)
+class RunResults:
+    """What a run has written so far."""
+
+    folder: Path
+    cells: tuple[CellResults, ...]  # in the order they were begun
+    leaks: tuple[LeaksLine, ...] = ()  # what the grounding examples of a benchmark give away
+
+
+def read_results(folder: str | Path) -> RunResults:
+    """Read a run, also one that is still going; a last line that was cut off does not count."""
+    path = Path(folder)
+    path = path / RESULTS if path.is_dir() or not path.suffix else path
+    if not path.is_file():
+        raise SettingError(
+            f"there is no {path}; give the folder of a run that `trueline eval` has begun"
+        )
+    lines = read_lines(path)
+    cells = gather_cells(lines)
+    if not cells:
+        raise SettingError(f"{path} holds no results yet; run `trueline eval` first")
+    leaks = tuple(line for line in lines if isinstance(line, LeaksLine))
+    return RunResults(path.parent, cells, leaks)
+
+
+def gather_cells(lines: Iterable[AnyLine]) -> tuple[CellResults, ...]:
+    """The lines by cell; one that is written again replaces the first."""
+    kept: dict[str, dict[object, PartOfCell]] = {}
+    for line in lines:
+        if isinstance(line, PartOfCell):
+            names = ("sample", "judge", "about")
+            key = (type(line), *(getattr(line, name, None) for name in names))
+            kept.setdefault(line.cell, {})[key] = line
+    return tuple(
+        _gather(head, list(parts.values()))
+        for parts in kept.values()
+        for head in parts.values()
+        if isinstance(head, CellLine)
+    )
+
+
+def _gather(head: CellLine, lines: list[PartOfCell]) -> CellResults:
+    order = {line.sample: line.index for line in lines if isinstance(line, SampleLine)}
+
+    def ordered(kind: type[LineT]) -> tuple[LineT, ...]:
+        found = [line for line in lines if isinstance(line, kind)]
+        return tuple(sorted(found, key=lambda line: order.get(getattr(line, "sample", ""), 0)))
+
+    return CellResults(
+        head,
+        ordered(AnswerLine),
+        ordered(ChoiceLine),
+        ordered(FailedLine),
+        ordered(VerdictLine),
+        next(iter(ordered(DoneLine)), None),
+    )

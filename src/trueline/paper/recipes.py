@@ -1,0 +1,74 @@
+"""A recipe's name and a few options -> the plans to run."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from trueline.errors import SettingError, import_extra
+from trueline.evaluation.plan import Plan
+from trueline.evaluation.plan_file import plan_from
+
+PlanKeys = Mapping[str, Any]  # keys of a run.toml
+
+EXAMPLES = 100  # examples the paper grounds with, where their number is not what varies
+SMALL: PlanKeys = {"ground": 25, "test": 16}  # minutes on two cores with the default model
+FULL: PlanKeys = {"ground": EXAMPLES, "test": "all", "rule": "all"}  # as in the paper
+
+
+@dataclass(frozen=True, slots=True)
+class PaperRecipe:
+    """How one table or figure of the paper is run."""
+
+    name: str
+    about: str
+    plan: PlanKeys
+    small: PlanKeys = field(default_factory=dict)  # keys it has unless --full is given
+    each: tuple[PlanKeys, ...] = ()  # parts that differ, a run each
+    grounds: tuple[int, ...] = ()  # numbers of examples, a run each
+    show: str = ""  # what is worked out besides the paper's figures; empty: nothing
+
+
+@cache
+def recipes() -> dict[str, PaperRecipe]:
+    """Every recipe by name, in the order of the paper."""
+    text = files("trueline.paper").joinpath("recipes.toml").read_text("utf-8")
+    tables = {name: {"name": name, **table} for name, table in tomllib.loads(text).items()}
+    convert = import_extra("msgspec", "reading recipes", "eval").convert
+    found: dict[str, PaperRecipe] = convert(tables, dict[str, PaperRecipe])
+    return found
+
+
+def recipe_named(name: str) -> PaperRecipe:
+    """A recipe, or an error that lists them."""
+    if name not in recipes():
+        raise SettingError(f"there is no recipe {name!r}; there are {', '.join(recipes())}")
+    return recipes()[name]
+
+
+def plans_of(recipe: PaperRecipe, given: PlanKeys, *, is_full: bool = False) -> list[Plan]:
+    """The plans of a recipe, which run into one folder; what is given wins over the recipe."""
+    shared = {**recipe.plan, **(FULL if is_full else {**SMALL, **recipe.small})}
+    shared.setdefault("judges", ["offline"])
+    table: dict[str, Any] = {**shared, **given}
+    parts: list[PlanKeys] = list(recipe.each or [{}])
+    if recipe.grounds:
+        most = given.get("ground", max(recipe.grounds) if is_full else EXAMPLES)
+        counts = _grounds(recipe, most)
+        table["ground"] = min(EXAMPLES, most) if isinstance(most, int) else most
+        parts = [*recipe.each, *({"ground": count} for count in counts)]
+    if "benchmarks" in given:  # benchmarks that are given replace those a part names
+        parts = [{k: x for k, x in part.items() if k != "benchmarks"} for part in parts]
+    tables = [{**table, **part} for part in parts]
+    distinct = [one for index, one in enumerate(tables) if one not in tables[:index]]
+    return [plan_from(one, f"the recipe {recipe.name}") for one in distinct]
+
+
+def _grounds(recipe: PaperRecipe, most: int | str) -> list[int | str]:
+    """The recipe's numbers of examples that are below the most, and that one itself."""
+    fewer = [n for n in recipe.grounds if isinstance(most, int) and n < most]
+    return [*fewer, most]

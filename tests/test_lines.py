@@ -1,0 +1,65 @@
+"""Lines of results: typed, written and read back the same, refused with the reason."""
+
+import json
+
+import pytest
+from test_report import GREEDY, RAD, answers, cell, choices, failed
+
+from trueline.errors import SettingError
+from trueline.evaluation.lines import Leak, LeaksLine, encode_lines, read_lines
+from trueline.evaluation.outcomes import gather_cells
+
+LEAKS = LeaksLine(
+    benchmark="facts",
+    data_hash="d",
+    embedder=None,
+    ground=3,
+    counts={"samples": 4, "leaking": 1},
+    nearest=(Leak("q1", "e1", "question equal", 1.0, ("A?", "a")),),
+)
+
+
+def test_every_kind_of_line_reads_back_as_it_was(tmp_path):
+    lines = [*GREEDY, *RAD, *choices("g", [1.0]), failed("g", "q9", 9), LEAKS]
+    path = tmp_path / "results.jsonl"
+    path.write_bytes(encode_lines(lines))
+    assert read_lines(path) == lines
+    kinds = {json.loads(text)["kind"] for text in path.read_bytes().splitlines()}
+    assert kinds == {"cell", "answer", "choice", "failed", "verdict", "done", "leaks"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"index": "first"}, "Expected `int`, got `str` - at `$.index`"),
+        ({"extra": 1}, "Object contains unknown field `extra`"),
+        ({"cell": None}, r"Expected `str`, got `null` - at `$.cell`"),
+        ({"kind": "note"}, "Invalid value 'note' - at `$.kind`"),
+    ],
+    ids=["type", "unknown", "null", "kind"],
+)
+def test_a_line_that_is_not_of_its_type_is_refused_with_its_number(changes, reason, tmp_path):
+    path = tmp_path / "results.jsonl"
+    good = encode_lines([failed("g", "q1", 0)])
+    bad = json.dumps({**json.loads(good), **changes})
+    path.write_bytes(good + bad.encode() + b"\n")
+    with pytest.raises(SettingError) as caught:
+        read_lines(path)
+    assert f"results.jsonl:2 is no line of results of this release ({reason}" in str(
+        caught.value
+    )
+
+
+def test_a_label_is_the_method_and_what_differs_from_its_defaults():
+    given = {"alpha": 0.3, "tau": 0.7, "layers": (0, 1)}
+    made = cell("r", "rad", settings=given, build={"window": "answer", "context": 4})
+    assert made.label == "rad alpha=0.3 layers=0,1 window=answer"
+    assert cell("g").label == "greedy"
+    assert (made.context, cell("g").context) == (4, None)
+
+
+def test_a_line_written_again_replaces_the_first_and_samples_keep_their_order():
+    first, second = answers("g", rouge=[0.1] * 4)[:2]
+    (again,) = answers("g", rouge=[0.9] * 4)[:1]
+    (found,) = gather_cells([cell("g"), second, first, again])
+    assert found.answers == (again, second)
