@@ -27,7 +27,7 @@ with / is a command:
   /set NAME VALUE   change a setting of the method, such as /set alpha 0.3
   /space FOLDER     open another grounding space, built with the same model
   /why              show which examples moved which token of the last answer
-  /greedy           answer the last question again, without any method
+  /plain            answer the last question again, without any method
   /help, /quit"""
 
 
@@ -62,7 +62,7 @@ class Chat:
             "set": self.change,
             "space": self.open,
             "why": lambda _: self.why(),
-            "greedy": lambda _: self.plain(),
+            "plain": lambda _: self.plain(),
             "help": lambda _: tell(HELP.format(methods=names_in_words())),
         }
         if command in actions:
