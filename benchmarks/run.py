@@ -9,10 +9,15 @@ some sections anew and keeps the others.
 import argparse
 import inspect
 import json
+import os
 import sys
 from datetime import date
 from pathlib import Path
 from time import perf_counter
+
+os.environ.setdefault(
+    "GOMP_SPINCOUNT", "20000"
+)  # as the command does, before torch is imported
 
 import measure
 from edits import edits

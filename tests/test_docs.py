@@ -232,6 +232,16 @@ def test_every_option_of_build_and_field_of_an_answer_is_described():
     assert [name for name in told if f"`{name}`" not in generation] == []
 
 
+def test_the_page_of_the_flow_names_each_file_once_and_all_are_there():
+    text = (DOCS / "flow.md").read_text("utf-8")
+    source = DOCS.parent / "src" / "trueline"
+    named = re.findall(r"`([\w/]+(?:\.py|/))`", text)
+    files = [name for name in named if not name.startswith(("src/", "tests/"))]
+    assert [name for name in files if not (source / name).exists()] == []
+    assert [name for name in files if files.count(name) > 1] == []
+    assert len(files) > 30
+
+
 if __name__ == "__main__":
     if sys.argv[1:] != ["--write"]:
         sys.exit(__doc__)
