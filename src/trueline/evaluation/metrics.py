@@ -228,14 +228,15 @@ def _bleu_scorer() -> Any:
 @cache
 def _bert_scorer(folder: str, layers: int) -> Any:
     """Open an encoder once; its weights stay in memory."""
-    from trueline.engines.transformers.quiet import quiet
+    from trueline.engines import quiet_loading
 
     scorer_class = import_extra("bert_score", "BERTScore", "eval").BERTScorer
     try:
-        kind = json.loads((Path(folder) / "config.json").read_text("utf-8"))["model_type"]
-        if "t5" in folder and kind not in ("t5", "mt5"):  # it would get random weights
+        config = json.loads((Path(folder) / "config.json").read_text("utf-8"))
+        # Named so, anything else would get random weights.
+        if "t5" in folder and config["model_type"] not in ("t5", "mt5"):
             raise ValueError("bert-score takes a path with 't5' in it for a T5; rename it")
-        with quiet():
+        with quiet_loading():
             scorer = scorer_class(model_type=folder, num_layers=layers, use_fast_tokenizer=True)
     except (OSError, KeyError, ValueError, AssertionError) as error:
         raise ModelError(
@@ -244,6 +245,6 @@ def _bert_scorer(folder: str, layers: int) -> Any:
         ) from error
     # A tokenizer that names no limit would let a long text run past the last position. A model
     # of relative positions (T5) has no last one.
-    if limit := getattr(scorer._model.config, "max_position_embeddings", None):
+    if limit := config.get("max_position_embeddings"):
         scorer._tokenizer.model_max_length = min(scorer._tokenizer.model_max_length, limit)
     return scorer

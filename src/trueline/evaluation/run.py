@@ -49,8 +49,8 @@ class RunOutcome:
     stopped: str | None  # why it ended before its end; the same call goes on
 
 
-class Stopped(Exception):
-    """A limit was reached; only this module sees it."""
+class _LimitReached(Exception):
+    """The time or the number of samples of this call is spent."""
 
 
 @dataclass
@@ -62,9 +62,9 @@ class _Budget:
 
     def check(self) -> None:
         if self.deadline is not None and monotonic() >= self.deadline:
-            raise Stopped("the time is up")
+            raise _LimitReached("the time is up")
         if self.samples is not None and self.samples <= 0:
-            raise Stopped("the number of samples is reached")
+            raise _LimitReached("the number of samples is reached")
 
     def spend(self, count: int) -> None:
         if self.samples is not None:
@@ -114,7 +114,7 @@ def run_plan(
                 _run_model(run, model, benchmarks)
             for judge in judges:
                 _run_judge(run, judge)
-        except Stopped as reason:
+        except _LimitReached as reason:
             stopped = str(reason)
     by_id = {cell.id: cell for cell in gather_cells(journal.lines)}
     cells = [by_id[id] for id in run.begun]
