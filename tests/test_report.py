@@ -104,9 +104,10 @@ def answers(id, *, rouge, text="same", flipped=(0, 0), hits=(0, 0), sure=0.5, **
 
 
 def verdicts(id, about, labels, judge=JUDGE):
-    paid = {"prompt_tokens": 1, "answer_tokens": 1, "cost": 0.25}
+    more = {"prompt_tokens": 1, "answer_tokens": 1, "cost": 0.25}
+    more |= {"basis": about} if judge == JUDGE else {}
     return [
-        VerdictLine(cell=id, sample=sample, judge=judge, about=about, label=label, **paid)
+        VerdictLine(cell=id, sample=sample, judge=judge, about=about, label=label, **more)
         for sample, label in zip(SAMPLES, labels)
     ]
 

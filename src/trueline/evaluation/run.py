@@ -27,7 +27,7 @@ from trueline.evaluation.lines import (
 )
 from trueline.evaluation.outcomes import gather_cells
 from trueline.evaluation.parts import benchmark_of, check_scorers, judges_of, model_of
-from trueline.evaluation.plan import BuildOptions, Plan, Variant
+from trueline.evaluation.plan import BuildOptions, Plan
 from trueline.evaluation.samples import Benchmark
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def _cells(
     if "choose" in run.plan.tasks and not has_choices:
         run.notes.append(f"{benchmark.name} has no choices; the task choose is left out")
     for variant in run.plan.variants:
-        if _lacks_wrong(variant, benchmark):
+        if variant.needs_wrong and not any(one.wrong_answers for one in benchmark.ground):
             given = ", ".join(f"{name}={value}" for name, value in variant.settings.items())
             run.notes.append(
                 f"{benchmark.name}: no grounding example has a wrong answer; {variant.method} "
@@ -186,10 +186,6 @@ def _cells(
             spaces[options] = _space(run, lm, benchmark, options)
         space = None if options is None else spaces[options]
         yield from cells_of(run.plan, lm, benchmark, variant, space)
-
-
-def _lacks_wrong(variant: Variant, benchmark: Benchmark) -> bool:
-    return variant.needs_wrong and not any(one.wrong_answers for one in benchmark.ground)
 
 
 def _space(
