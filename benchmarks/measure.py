@@ -17,7 +17,7 @@ import trueline as tl  # before torch: it says how long torch's threads wait for
 import torch
 
 from trueline.examples import read_examples
-from trueline.space.content import Entries
+from trueline.space.segment import Entries, Part
 
 SEED = 0
 ENTRIES = 5_000  # the size of space the budgets are stated for
@@ -90,9 +90,18 @@ def space() -> tl.GroundingSpace:
     """The first entries of a space of the shipped facts."""
     examples = [*read_examples("facts:ground"), *read_examples("facts:test")]
     built = tl.build(model(), examples[: ENTRIES // 30])  # each makes more than 30
-    assert len(built) >= ENTRIES
+    assert len(built.entries) >= ENTRIES
     cut = {name: array[:ENTRIES] for name, array in built.entries.arrays().items()}
-    return replace(built, entries=Entries(**cut))
+    return with_entries(built, cut)
+
+
+def with_entries(space: tl.GroundingSpace, arrays: dict, **recipe: str) -> tl.GroundingSpace:
+    """A space of one segment with other arrays of entries, and a recipe that fits them."""
+    (part,) = space.parts
+    segment = replace(part.segment, entries=Entries(**arrays), records={})
+    return replace(
+        space, recipe=replace(space.recipe, **recipe), parts=(Part(segment),), folder=None
+    )
 
 
 def questions(count: int) -> list[str]:

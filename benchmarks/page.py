@@ -17,8 +17,10 @@ BUDGETS = [  # what, must, aim, which way is better, where the figure stands
 LIMITS = [  # as above, but less is better
     ("bytes an entry", 2300, 2000, "size", "float16_bytes_per_entry_on_disk"),
     ("steps that half precision changes", 0, 0, "size", "steps_that_differ"),
+    ("add one example to 100,000 entries over adding it to 1,000", 2, 1.1, "edits", "add_100000_over_1000"),
+    ("bytes of a corrective example beside its text", 4000, 2000, "edits", "bytes_per_example"),
     ("`trueline --help`, seconds", 0.5, 0.2, "start", "help_seconds"),
-]
+]  # fmt: skip
 
 
 def write_page(found, folder):

@@ -1,14 +1,13 @@
 """The last step of RAD, part by part: what each takes of it."""
 
-from functools import partial
 from statistics import median
 from time import perf_counter
 
 from measure import model, questions, space
 
 import trueline as tl
-from trueline.decoders.base import Step
-from trueline.engines.transformers.reading import Reading
+from trueline.decoders.base import Rows, Step
+from trueline.prefetch import Alongside
 from trueline.shortcuts import without
 
 
@@ -20,9 +19,11 @@ def profile(quick):
 def _parts(batch, steps):
     lm, rad, asked = model(), tl.RAD(space()), questions(batch)
     answers = tl.generate(lm, rad, asked, max_new_tokens=steps + 2, batch_size=batch)
-    prompts = [[tl.Prompt().encode(question, lm.tokenizer)] for question in asked]
-    plain = Reading(lm, prompts)
-    beside = Reading(lm, prompts, aside=partial(rad.begin, lm))
+    contexts = [tl.Prompt().encode(question, lm.tokenizer) for question in asked]
+    starts = [len(context) for context in contexts]
+    plain, shared = lm.start(), lm.start()
+    plain.join(contexts)
+    shared.join(contexts)
     times = {}
 
     def timed(name, work):
@@ -31,19 +32,24 @@ def _parts(batch, steps):
         times.setdefault(name, []).append(1000 * (perf_counter() - begun))
         return done
 
-    for place in range(steps):
-        tokens = [answer.token_ids[place] for answer in answers]
+    def with_lookup(tokens):
+        work = Alongside([rad.prefetch(Rows(lm, contexts, starts))], lm.device)
+        return shared.extend(tokens, done=work.done), work.results()[0]
+
+    for index in range(steps):
+        tokens = [answer.token_ids[index] for answer in answers]
+        contexts = [[*context, token] for context, token in zip(contexts, tokens, strict=True)]
+        rows = Rows(lm, contexts, starts)
         timed("forward pass alone", lambda: plain.extend(tokens))
-        timed("forward pass with that beside it", lambda: beside.extend(tokens))
-        timed("embed and search alone", lambda: rad.look_up(lm, beside.contexts, beside.starts))
-        timed("windows to text", lambda: lm.decode_all([c[-8:] for c in beside.contexts]))
-        evidence = timed("weigh what was found", lambda: rad.retrieve(lm, beside.found))
-        timed("sum of states", lambda: [rad._pull(found, batch) for found in evidence])
-        logits = timed("head", lambda: lm.head(plain.states.hidden))
+        states, found = timed("forward pass with that beside it", lambda: with_lookup(tokens))
+        timed("embed and search alone", lambda: rad.look_up(rows))
+        timed("windows to text", lambda: lm.decode_all([c[-8:] for c in contexts]))
+        evidence = timed("weigh what was found", lambda: rad.retrieve(lm, found))
+        timed("sum of states", lambda: [rad._pull(one, batch) for one in evidence])
+        logits = timed("head", lambda: lm.head(states.hidden))
         timed("pick", lambda: logits.argmax(-1).tolist())
-        step = Step(lm, beside.contexts, beside.starts, beside.states, lookup=beside.found)
-        timed("adjust in all", lambda: rad.adjust(step))
-        again = Step(lm, beside.contexts, beside.starts, beside.states, lookup=beside.found)
+        timed("adjust in all", lambda: rad.adjust(Step(rows, states, fetched=found)))
         with without("fusion"):
+            again = Step(rows, states, fetched=found)
             timed("adjust, fused after the head", lambda: rad.adjust(again))
     return {name: round(median(taken[2:]), 2) for name, taken in times.items()}

@@ -15,6 +15,7 @@ from pathlib import Path
 from time import perf_counter
 
 import measure
+from edits import edits
 from page import write_page
 from profile_step import profile
 from rates import lengths, paper, rates, shortcuts
@@ -32,6 +33,7 @@ SECTIONS = {
     "size": size,
     "build": build,
     "growth": growth,
+    "edits": edits,
     "start": start,
     "profile": profile,
 }

@@ -2,7 +2,6 @@
 
 import sys
 import tempfile
-from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from statistics import median
@@ -10,7 +9,7 @@ from time import perf_counter
 
 import numpy as np
 import torch
-from measure import SEED, interleaved, model, rate, rss, space
+from measure import SEED, interleaved, model, rate, rss, space, with_entries
 
 import trueline as tl
 from trueline import search
@@ -18,7 +17,6 @@ from trueline.embedders.loading import load_embedder
 from trueline.examples import read_examples
 from trueline.prompts import Prompt
 from trueline.shortcuts import without
-from trueline.space.content import Entries
 
 TAU = 0.7
 
@@ -30,17 +28,9 @@ def size(quick):
     """
     ground = read_examples("facts:ground", limit=10 if quick else None)
     full = tl.build(model(), ground, dtype="float32")
-    half = replace(
-        full,
-        recipe=replace(full.recipe, dtype="float16"),
-        entries=Entries(
-            **full.entries.arrays()
-            | {
-                "keys": full.entries.keys.astype(np.float16),
-                "values": full.entries.values.astype(np.float16),
-            }
-        ),
-    )
+    arrays = full.entries.arrays()
+    halves = {name: arrays[name].astype(np.float16) for name in ("keys", "values")}
+    half = with_entries(full, arrays | halves, dtype="float16")
     test = [example.question for example in read_examples("facts:test")]
     asked = test[: 8 if quick else None]
     options = {"max_new_tokens": 8 if quick else 32}
@@ -57,10 +47,10 @@ def size(quick):
         half.save(folder)
         on_disk = sum(path.stat().st_size for path in Path(folder).glob("entries-*"))
     return {
-        "entries": len(full),
+        "entries": len(full.entries),
         "float32_bytes_per_entry": full.info()["bytes_per_entry"],
         "float16_bytes_per_entry": half.info()["bytes_per_entry"],
-        "float16_bytes_per_entry_on_disk": round(on_disk / len(half)),
+        "float16_bytes_per_entry_on_disk": round(on_disk / len(half.entries)),
         "logits_would_be": full.info()["logits_would_be"],
         "steps": len(pairs),
         "steps_that_differ": sum(one != other for one, other in pairs),
@@ -83,9 +73,9 @@ def build(quick):
     }
     times = interleaved(sides, 1 if quick else 2)
     return {
-        "entries": len(made),
+        "entries": len(made.entries),
         "entries_per_second": {
-            name: round(len(made) / median(taken), 1) for name, taken in times.items()
+            name: round(len(made.entries) / median(taken), 1) for name, taken in times.items()
         },
         "times_as_fast": rate(times, "trueline", "one pass an answer"),
         "times_as_fast_as_window_by_window": rate(times, "trueline", "and one a window"),
@@ -133,7 +123,7 @@ def growth(quick):
 
 def _grown(count, folder, queries):
     """RAD on a space of so many entries, and what it is like."""
-    large = _enlarged(count)
+    large = enlarged(count)
     large.save(folder)
     del large
     begun, before = perf_counter(), rss()
@@ -144,7 +134,7 @@ def _grown(count, folder, queries):
     rad.look_up_by(lm, queries[:1], [""])
     first = perf_counter() - begun
     used = rss() - before
-    retriever = rad._truthful.on(lm.device)
+    retriever = opened.retriever(lm.device)
     caught, wanted, hits, nearest = 0.0, 0.0, [], []
     for query in queries:
         near, close = _found(retriever, query)
@@ -188,14 +178,13 @@ def _mixed(chance, count):
     return (made / np.linalg.norm(made, axis=1, keepdims=True)).astype(np.float16)
 
 
-def _enlarged(count):
+def enlarged(count):
     """A space of as many entries, keys about the real ones and values among the real ones."""
     chance, real = np.random.default_rng(SEED), space()
     keys = np.concatenate(
         [_mixed(chance, min(50_000, count - n)) for n in range(0, count, 50_000)]
     )
-    rows = chance.integers(0, len(real), count)
+    rows = chance.integers(0, len(real.entries), count)
     arrays = {name: array[rows] for name, array in real.entries.arrays().items()}
     arrays |= {"keys": keys, "values": arrays["values"].astype(np.float16)}
-    recipe = replace(real.recipe, dtype="float16")
-    return replace(real, recipe=recipe, entries=Entries(**arrays))
+    return with_entries(real, arrays, dtype="float16")

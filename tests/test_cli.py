@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from dataclasses import fields
@@ -90,6 +91,8 @@ def home(tmp_path_factory):
         patch.chdir(here)
         built = run("build", "facts.jsonl", "--out", "facts.space")
         assert built.code == 0, built.err
+        more = [tl.Example("Do bats sleep?", "Bats sleep by day.", id="sleep")]
+        (here / "more.jsonl").write_text("".join(to_lines(more)), "utf-8")
         (here / "run.toml").write_text(PLAN, "utf-8")
         ran = run("eval", "run.toml")
         assert ran.code == 0, ran.err
@@ -127,9 +130,9 @@ def test_build_prints_one_line_and_its_progress_elsewhere(tmp_path):
     built = run("build", "facts.jsonl", "--out", out, "--limit", "2", "--context", "full")
     space = tl.open(out)
     assert (len(space.examples), space.recipe.context) == (2, "full")
-    assert built.out.startswith(f"{out}: {len(space)} entries from 2 examples, ")
+    assert built.out.startswith(f"{out}: 2 examples, {len(space.entries)} entries, ")
     assert len(built.out.splitlines()) == 1
-    assert f"{len(space)} of {len(space)} entries" in built.err
+    assert f"{len(space.entries)} of {len(space.entries)} entries" in built.err
     again = run("build", "facts.jsonl", "--out", out, "--limit", "2", "--context", "full")
     assert (again.code, again.out, again.err) == (0, built.out, "")
 
@@ -151,11 +154,56 @@ def test_info_and_verify_tell_what_the_library_tells():
     space = tl.open("facts.space")
     assert run("info", "facts.space", "--json").json == space.info()
     told = run("info", "facts.space").out
-    assert re.search(rf"^entries +{len(space)}$", told, re.M)
+    assert re.search(rf"^entries +{len(space.entries)}$", told, re.M)
     assert run("verify", "facts.space", "--json").json == space.verify()
+    entries = len(space.entries)
     assert run("verify", "facts.space").out == (
-        f"facts.space is sound: 2 files, {len(space)} entries, {len(EXAMPLES)} examples\n"
+        f"facts.space is sound: 3 files, {len(EXAMPLES)} examples, {entries} entries\n"
     )
+
+
+@pytest.fixture
+def edited(monkeypatch, tmp_path):
+    """A folder whose space may be changed."""
+    monkeypatch.chdir(shutil.copytree(Path.cwd(), tmp_path / "here"))
+
+
+def test_add_remove_and_compact_change_the_space_and_the_log_tells(edited):
+    added = run("add", "facts.space", "more.jsonl")
+    space = tl.open("facts.space")
+    counted = f"{len(space)} examples, {len(space.entries)} entries"
+    assert (added.code, added.out) == (0, f"facts.space: {counted}\n")
+    assert [example.id for example in space.examples][-1] == "sleep"
+    again = run("add", "facts.space", "more.jsonl")
+    assert (again.code, again.out) == (1, "")
+    assert "already holds 'sleep' (1 of these 1 with this very content)" in again.err
+    assert run("add", "facts.space", "more.jsonl", "--replace").code == 0
+    assert run("remove", "facts.space", "fact-2", "fact-3").code == 0
+    assert "near names: 'fact-4', 'fact-1'" in run("remove", "facts.space", "fact-2").err
+    assert run("compact", "facts.space").out.endswith("in one segment\n")
+    left = tl.open("facts.space")
+    assert [example.id for example in left.examples] == ["fact-1", "fact-4", "sleep"]
+    lines = run("log", "facts.space", "--json").json
+    assert [line["what"] for line in lines] == ["build", "add", "remove", "compact"]
+    rows = [line.split("\t") for line in run("log", "facts.space").out.splitlines()]
+    assert [row[1] for row in rows] == ["what", *(line["what"] for line in lines)]
+
+
+def test_merge_writes_both_spaces_and_names_what_they_disagree_on(edited):
+    assert run("build", "more.jsonl", "--out", "more.space").code == 0
+    assert run("merge", "facts.space", "more.space", "--out", "both.space").code == 0
+    assert len(tl.open("both.space")) == len(EXAMPLES) + 1
+    assert run("build", "more.jsonl", "--out", "four.space", "--context", "4").code == 0
+    refused = run("merge", "facts.space", "four.space", "--out", "none.space")
+    assert "not made alike: context 8 and 4" in refused.err
+
+
+def test_a_space_without_entries_needs_no_model(edited, no_model):
+    built = run("build", "facts.jsonl", "--out", "plain.space", "--context", "none")
+    assert built.out.startswith(f"plain.space: {len(EXAMPLES)} examples, 0 entries, ")
+    assert run("add", "plain.space", "more.jsonl").code == 0
+    assert run("info", "plain.space", "--json").json["model"] is None
+    assert run("verify", "plain.space").code == 0
 
 
 @pytest.mark.parametrize("method", ["rad", "greedy"])
@@ -338,7 +386,13 @@ def shown_commands(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["", *cli.commands])
-def test_the_examples_of_the_help_run(name, few_facts, monkeypatch):
+def test_the_examples_of_the_help_run(name, few_facts, monkeypatch, tmp_path):
+    copied = shutil.copytree(Path.cwd(), tmp_path / "here")  # some of them change a space
+    monkeypatch.chdir(copied)
+    if name == "remove":
+        run("build", "facts", "--out", "facts.space")
+    if name == "merge":
+        run("build", "more.jsonl", "--out", "more.space")
     for one in cli.commands:  # a few tokens show as much as many
         monkeypatch.setenv(f"TRUELINE_{one.upper()}_MAX_NEW_TOKENS", "4")
     for command in shown_commands(name):
@@ -447,7 +501,10 @@ FAILURES = {
     "no examples": (["build", "none.jsonl", "--out", "x.space"], "none.jsonl cannot be read"),
     "folder taken": (["build", "facts.jsonl", "--out", "."], "not empty and holds no space"),
     "file in the way": (["build", "facts.jsonl", "--out", "faq.csv"], "faq.csv is a file"),
-    "context": (["build", "facts.jsonl", "--out", "x.space", "--context", "all"], "or `full`"),
+    "context": (
+        ["build", "facts.jsonl", "--out", "x.space", "--context", "all"],
+        "`full` or `none`",
+    ),
     "template": (
         ["build", "facts.jsonl", "--out", "x.space", "--template", "Q"],
         "needs {question}",

@@ -110,11 +110,11 @@ def test_dola_takes_the_candidate_layers_that_transformers_documents(
 def test_knn_lm_gives_the_mass_of_the_neighbors_to_their_next_tokens():
     from dataclasses import replace
 
-    from test_retriever import space_of
+    from test_retriever import space_of, with_arrays
 
     space = space_of([0, 90, 180])
     tokens = torch.tensor([1, 2, 1], dtype=torch.int32).numpy()
-    space = replace(space, entries=replace(space.entries, tokens=tokens))
+    space = with_arrays(space, entries=replace(space.entries, tokens=tokens))
     step = toy_step([0.0, 0.0, 0.0, 0.0], tokens=[0])  # window "0": at 0 degrees
     weights = [math.exp(-d) for d in (0, 2, 4)]  # squared distances on the unit circle
     total = sum(weights)
@@ -142,14 +142,12 @@ def test_the_gate_keeps_sure_steps_as_they_are():
 
 def test_a_wrong_context_pushes_its_logits_away():
     # (0 0 1 0) + 0.5 * (2 0 0 0) - 0.25 * (0 0 4 0)
-    from dataclasses import replace
-
-    from test_retriever import space_of
+    from test_retriever import space_of, with_arrays
 
     truthful = space_of([0], values=[[2.0, 0.0, 0.0, 0.0]])
     wrong = space_of([5], values=[[0.0, 0.0, 4.0, 0.0]])
     examples = [tl.Example("0?", "0.", ["5."], id="0")]
-    space = replace(truthful, wrong=wrong.entries, examples=examples)
+    space = with_arrays(truthful, wrong=wrong.entries, examples=examples)
     step = toy_step([0.0, 0.0, 1.0, 0.0])
     found = tl.RAD(space, alpha=0.5, beta=0.25).adjust(step)
     assert found.logits[0].tolist() == pytest.approx([1.0, 0.0, 0.0, 0.0])
@@ -278,7 +276,7 @@ def test_wrong_entries_are_kept_apart_and_come_back_from_disk(lm, embedder, tmp_
     ]
     plain = tl.build(lm, examples, embedder=embedder)
     space = tl.build(lm, examples, embedder=embedder, wrong=True, out=tmp_path / "space")
-    assert len(space) == len(plain)
+    assert len(space.entries) == len(plain.entries)
     assert np.array_equal(space.entries.keys, plain.entries.keys)
     again = tl.open(tmp_path / "space")
     assert set(again.wrong.examples.tolist()) == {0}

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import pytest
 from click.testing import CliRunner
+from safetensors import safe_open
 
 from trueline.cli import cli
 
@@ -192,10 +193,14 @@ def test_every_field_of_a_space_on_disk_is_described(lm, embedder, tmp_path):
     tl.build(lm, [fact], embedder=embedder, wrong=True).save(tmp_path / "facts.space")
     manifest = json.loads((tmp_path / "facts.space" / "manifest.json").read_text("utf-8"))
     text = (DOCS / "format.md").read_text("utf-8")
-    recipe, arrays = manifest["recipe"], manifest["arrays"]
-    named = [*manifest, *recipe, *recipe["prompt"], *arrays, *arrays["entries"]]
-    assert [name for name in [*named, *manifest["counts"]] if f"`{name}`" not in text] == []
-    assert [name for name in manifest["files"] if f"{name.split('-')[0]}-<h>" not in text] == []
+    (segment,), (commit,) = manifest["segments"], manifest["history"]
+    file = segment["files"]["vectors"]
+    named = [*manifest, *manifest["entries"], *manifest["prompt"], *segment, *file, *commit]
+    for kind in ("vectors", "entries", "wrong"):
+        path = tmp_path / "facts.space" / segment["files"][kind]["name"]
+        named += safe_open(path, framework="np").keys()
+    assert [name for name in [*named, *segment["counts"]] if f"`{name}`" not in text] == []
+    assert [kind for kind in segment["files"] if f"{kind}-<h>" not in text] == []
 
 
 def test_every_method_and_option_of_rad_is_described():

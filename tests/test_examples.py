@@ -2,6 +2,7 @@ import gzip
 import hashlib
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from trueline import examples as module
 from trueline.errors import ExampleError, MissingExtraError, SettingError
-from trueline.examples import digest, read_examples, to_lines
+from trueline.examples import content_hash, digest, read_examples, to_lines
 from trueline.records import Example
 
 GUM = {"question": "What happens to swallowed gum?", "answers": ["It passes.", "Nothing."]}
@@ -21,10 +22,20 @@ SKY = {
     "answers": ["Scattering."],
     "wrong_answers": ["Sea."],
 }
+
+
+def named_by_content(question, answers, wrong=(), source=""):
+    """The id of an example that has none: the first digits of a hash of all the rest."""
+    content = {"question": question, "answers": answers, "wrong_answers": wrong}
+    text = json.dumps(content | {"source": source}, ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()[:12]
+
+
+SKY_ID = named_by_content(SKY["question"], SKY["answers"], SKY["wrong_answers"])
 ROWS = [GUM | {"id": "gum"}, SKY]
 EXAMPLES = [
     Example(GUM["question"], GUM["answers"], id="gum"),
-    Example(SKY["question"], SKY["answers"], SKY["wrong_answers"], id="2"),
+    Example(SKY["question"], SKY["answers"], SKY["wrong_answers"], id=SKY_ID),
 ]
 TEXTS = {
     ".jsonl": "\n".join(json.dumps(row) for row in ROWS),
@@ -115,7 +126,9 @@ def test_the_line_ends_of_other_systems_are_read(end):
 @pytest.mark.parametrize("wrong", ["wrong_answers", "wrong", "incorrect_answers"])
 def test_the_usual_column_names_need_no_mapping(answers, wrong):
     write_rows("facts.jsonl", [{"question": "Q?", answers: "Yes.", wrong: "No.", "extra": 1}])
-    assert read_examples("facts.jsonl") == [Example("Q?", "Yes.", "No.", id="1")]
+    assert read_examples("facts.jsonl") == [
+        Example("Q?", "Yes.", "No.", id=named_by_content("Q?", ["Yes."], ["No."]))
+    ]
 
 
 def test_a_blank_first_choice_gives_way_to_the_second():
@@ -145,7 +158,7 @@ def test_benchmark_rows_are_read_through_columns_and_separator():
     assert read.question == row["Question"]
     assert read.answers == ("No, fat", "They keep fat", "No")
     assert read.wrong_answers == ("Yes, water", "Yes")
-    assert (read.id, read.source) == ("1", row["Source"])
+    assert read.source == row["Source"]
     columns["answers"] = "Best Answer"
     assert read_examples("camels.jsonl", columns=columns)[0].answers == ("No, fat",)
 
@@ -191,7 +204,8 @@ def test_a_column_whose_name_has_a_dot_is_itself():
 def test_a_field_mapped_to_none_is_not_read():
     write_rows("facts.jsonl", [GUM | {"id": "same", "source": 1}, SKY | {"id": "same"}])
     read = read_examples("facts.jsonl", columns={"id": None, "source": None})
-    assert [(each.id, each.source) for each in read] == [("1", ""), ("2", "")]
+    gum = named_by_content(GUM["question"], GUM["answers"])
+    assert [(each.id, each.source) for each in read] == [(gum, ""), (SKY_ID, "")]
 
 
 def test_an_unknown_field_is_refused_with_fields_and_columns():
@@ -354,7 +368,9 @@ def test_a_bad_header_is_refused(header, problem):
 
 def test_columns_without_a_name_are_ignored():
     write("facts.csv", ",question, answers,,\n0,Q?,Yes.,,\n")
-    assert read_examples("facts.csv") == [Example("Q?", "Yes.", id="1")]
+    assert read_examples("facts.csv") == [
+        Example("Q?", "Yes.", id=named_by_content("Q?", ["Yes."]))
+    ]
 
 
 def test_items_of_a_json_list_are_named_by_line_and_when_they_share_it_by_number():
@@ -446,11 +462,19 @@ def test_rows_of_a_parquet_file_are_named_by_number():
     assert problems("facts.parquet") == ["facts.parquet:2: the question is empty"]
 
 
-def test_missing_ids_are_row_numbers_that_avoid_the_given_ones():
-    ids = [3, "", None, "3b", "x"]
-    write_rows("facts.jsonl", [GUM | {"id": each} for each in ids])
+def test_missing_ids_are_hashes_of_the_content_that_avoid_the_given_ones():
+    gum = named_by_content(GUM["question"], GUM["answers"])
+    ids = [3, "", None, f"{gum}-2", "x"]
+    write_rows("facts.jsonl", [*(GUM | {"id": each} for each in ids), SKY])
     read = read_examples("facts.jsonl")
-    assert [each.id for each in read] == ["3", "2", "3bb", "3b", "x"]
+    assert [each.id for each in read] == ["3", gum, f"{gum}-3", f"{gum}-2", "x", SKY_ID]
+
+
+def test_the_content_hash_changes_with_everything_but_the_id():
+    first = Example("Q?", "a", ["b"], id="one", source="s")
+    assert content_hash(first) == content_hash(replace(first, id="two"))
+    others = [{"question": "R?"}, {"answers": ["c"]}, {"wrong_answers": []}, {"source": ""}]
+    assert len({content_hash(replace(first, **other)) for other in [{}, *others]}) == 5
 
 
 def test_limit_takes_the_first_rows_and_leaves_the_rest_unread():
@@ -469,7 +493,10 @@ def test_a_limit_below_one_is_refused():
 def test_records_get_ids_and_stay_as_they_are_otherwise():
     given = [Example("a?", "b", id="2"), Example("c?", ["d"], ["e"], source="s")]
     read = read_examples(iter(given))
-    assert read == [given[0], Example("c?", ["d"], ["e"], id="2b", source="s")]
+    assert read == [
+        given[0],
+        Example("c?", ["d"], ["e"], id=named_by_content("c?", ["d"], ["e"], "s"), source="s"),
+    ]
     assert read_examples(read) == read
 
 
@@ -517,7 +544,7 @@ def test_a_hub_name_goes_to_datasets_with_its_split_and_config(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", fake)
     (read,) = read_examples("owner/Name-2.5", split="test", config="small")
     assert asked == [("owner/Name-2.5", "small", "test")]
-    assert (read.question, read.id) == (GUM["question"], "1")
+    assert read.question == GUM["question"]
 
 
 @pytest.mark.parametrize("name", ["data/facts.jsonl", "here/facts.txt", "here/facts"])
@@ -533,7 +560,8 @@ def test_a_dataset_folder_is_read_by_datasets(folder, monkeypatch):
     (folder / "data").mkdir()
     write_rows("data/train.jsonl", [GUM, {"question": "", "answers": ["a"]}])
     write_rows("data/test.jsonl", [{key: SKY[key] for key in GUM}])
-    assert read_examples("data", limit=1) == [Example(GUM["question"], GUM["answers"], id="1")]
+    gum = named_by_content(GUM["question"], GUM["answers"])
+    assert read_examples("data", limit=1) == [Example(GUM["question"], GUM["answers"], id=gum)]
     assert [each.question for each in read_examples("data", split="test")] == [SKY["question"]]
     assert problems(Path("data")) == ["data:2: the question is empty"]
     assert "check name, split and config, or give a file" in refusal("data", split="validation")
@@ -571,15 +599,15 @@ def test_a_missing_package_names_the_extra(source, package, monkeypatch):
 TWO_LINES = (
     '{"id": "gum", "question": "What happens to swallowed gum?", '
     '"answers": ["It passes.", "Nothing."], "wrong_answers": [], "source": ""}\n'
-    '{"id": "2", "question": "Why is the sky blue?", '
+    f'{{"id": "{SKY_ID}", "question": "Why is the sky blue?", '
     '"answers": ["Scattering."], "wrong_answers": ["Sea."], "source": ""}\n'
 )
 
 
 def test_lines_have_one_form():
     assert "".join(to_lines(EXAMPLES)) == TWO_LINES
-    assert "".join(to_lines([Example("Où ?", "Ici\u2028là\n")])) == (
-        '{"id": "1", "question": "Où ?", "answers": ["Ici\u2028là\\n"], '
+    assert "".join(to_lines([Example("Où ?", "Ici\u2028là\n", id="x")])) == (
+        '{"id": "x", "question": "Où ?", "answers": ["Ici\u2028là\\n"], '
         '"wrong_answers": [], "source": ""}\n'
     )
 

@@ -88,7 +88,7 @@ def test_every_form_of_the_window_picks_the_tokens_of_the_oracle(
     oracle = slow(lm, examples, sentence_transformer, context=context, window=window, end=end)
     settings = {"context": context, "window": window, "end": end}
     space = tl.build(lm, examples, embedder=embedder, **settings)
-    assert len(space) == len(oracle.keys)
+    assert len(space.entries) == len(oracle.keys)
     assert tokens(lm, tl.RAD(space, tau=TAU)) == expected(oracle, lm)
 
 

@@ -1,5 +1,7 @@
 """Which entries count: strictly above tau, all of them, exact matches by name."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,9 +11,9 @@ from hypothesis import strategies as st
 from trueline.errors import SpaceMismatchError
 from trueline.prompts import Prompt
 from trueline.records import Example
-from trueline.space.content import Entries, Recipe
-from trueline.space.retriever import Retriever, open_embedder
-from trueline.space.space import GroundingSpace
+from trueline.space.content import Content, Recipe
+from trueline.space.segment import Entries, Part, Segment
+from trueline.space.space import space_of as space_of_content
 from trueline.space.windows import text_hash, window_tokens
 
 
@@ -57,13 +59,21 @@ def space_of(angles, *, values=None, embedder_hash="north", **recipe):
         computed="float32",
     )
     examples = [Example(f"{angle}?", f"{angle}.", id=str(n)) for n, angle in enumerate(angles)]
-    return GroundingSpace(
-        Recipe(**{**settings, **recipe}), entries, examples, "", embedder=Compass()
-    )
+    segment = Segment(examples, {"questions": np.zeros((count, 2), np.float16)}, entries)
+    content = Content(Recipe(**{**settings, **recipe}), (Part(segment),))
+    return space_of_content(content, embedder=Compass())
 
 
 def retriever_of(angles):
-    return Retriever(space_of(angles).entries, Compass(), torch.device("cpu"))
+    return space_of(angles).retriever("cpu")
+
+
+def with_arrays(space, **changes):
+    """The space with other fields of its one segment, such as entries=... or wrong=..."""
+    (part,) = space.parts
+    recipe = replace(space.recipe, wrong=space.recipe.wrong or "wrong" in changes)
+    segment = replace(part.segment, records={}, **changes)
+    return replace(space, recipe=recipe, parts=(Part(segment),))
 
 
 def above(angles, queries, **options):
@@ -127,7 +137,7 @@ def test_each_window_of_a_batch_gets_its_own_hits():
 
 def test_another_embedder_is_refused_with_both_names():
     with pytest.raises(SpaceMismatchError, match=r"embedder compass .*this is compass"):
-        open_embedder(space_of([0], embedder_hash="south"), torch.device("cpu"))
+        space_of([0], embedder_hash="south").open_embedder("cpu")
 
 
 @given(st.lists(st.integers(0, 359), min_size=1, max_size=30), st.floats(-0.99, 0.99))

@@ -111,7 +111,7 @@ def test_tokens_are_the_same_through_an_index_of_which_all_is_searched(
     settings = {"tau": 0.5} if method is tl.RAD else {}
     indexed = method(space, **settings)
     fast = tl.generate(lm, indexed, tiny.QUESTIONS, max_new_tokens=6)
-    assert isinstance(indexed._truthful.on(CPU)._search[True], Index)
+    assert isinstance(space.retriever(CPU).blocks[0].search, Index)
     with without("index"):
         slow = tl.generate(lm, indexed, tiny.QUESTIONS, max_new_tokens=6)
     assert [a.token_ids for a in fast] == [a.token_ids for a in slow]
@@ -270,7 +270,7 @@ def test_the_index_finds_the_nearest_first(many, index):
 
 def test_the_index_is_made_once_and_switched_off_by_name(many, index, tmp_path):
     keys, _ = many
-    (path,) = (tmp_path / "indexes").iterdir()
+    (path,) = (tmp_path / "indexes").glob("*.faiss")
     made = path.stat().st_mtime_ns
     assert isinstance(open_search(keys), Index)
     assert path.stat().st_mtime_ns == made
@@ -283,13 +283,30 @@ def test_a_damaged_index_is_made_anew_and_one_that_cannot_be_kept_is_used(
     many, index, monkeypatch, tmp_path
 ):
     keys, queries = many
-    (path,) = (tmp_path / "indexes").iterdir()
+    (path,) = (tmp_path / "indexes").glob("*.faiss")
     wanted = index.nearest(queries, 3).entries
     path.rename(tmp_path / "whole")
     path.write_bytes((tmp_path / "whole").read_bytes()[:1000])
     assert torch.equal(open_search(keys).nearest(queries, 3).entries, wanted)
+    foreign = bytearray((tmp_path / "whole").read_bytes())
+    foreign[-500] ^= 1  # FAISS opens it, and finds other keys
+    path.write_bytes(foreign)
+    assert torch.equal(open_search(keys).nearest(queries, 3).entries, wanted)
+    assert path.read_bytes() == (tmp_path / "whole").read_bytes()
     monkeypatch.setattr("trueline.search.home", lambda: path)  # a file, not a folder
     assert torch.equal(open_search(keys).nearest(queries, 3).entries, wanted)
+
+
+def test_the_index_skips_what_is_not_left(many, index):
+    keys, queries = many
+    live = torch.rand(len(keys), generator=torch.Generator().manual_seed(0)) > 0.5
+    near, exact = index.nearest(queries, 10, live), Exact(keys).nearest(queries, 10, live)
+    assert live[near.entries].all()
+    assert live[exact.entries].all()
+    assert (near.entries == exact.entries).float().mean() > 0.95
+    few = torch.zeros(len(keys), dtype=torch.bool)
+    few[:3] = True
+    assert len(index.nearest(queries[:2], 10, few)) == 2 * 3
 
 
 def test_the_index_keeps_the_bounds_of_an_exact_search(many, index):

@@ -2,12 +2,10 @@
 
 import copy
 import json
+import os
 import random
-import shutil
-import signal
-import time
 from dataclasses import replace
-from multiprocessing import get_context
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +14,7 @@ import tiny
 import torch
 import transformers
 from safetensors import SafetensorError
+from test_retriever import with_arrays
 
 import trueline as tl
 from trueline.embedders.loading import load_embedder
@@ -26,12 +25,14 @@ from trueline.errors import (
     SpaceFormatError,
     SpaceMismatchError,
 )
-from trueline.space.folder import BUILDING
+from trueline.examples import to_lines
+from trueline.space import manifest as manifests
+from trueline.space.folder import OWN
 
 
 @pytest.fixture
 def space(lm, examples, embedder):
-    return tl.build(lm, examples, embedder=embedder)
+    return tl.build(lm, examples, embedder=embedder, now=noon)
 
 
 @pytest.fixture
@@ -41,11 +42,17 @@ def folder(space, tmp_path):
 
 
 def contents(folder):
+    """Every file but those of the locks, which stay."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
-        if path.is_file()
+        if path.is_file() and not path.name.endswith("lock")
     }
+
+
+def noon():
+    """A clock that stands still."""
+    return datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
 def test_there_is_one_entry_for_every_token_of_every_answer(lm, space, examples):
@@ -54,7 +61,7 @@ def test_there_is_one_entry_for_every_token_of_every_answer(lm, space, examples)
         for example in examples
         for answer in example.answers
     ]
-    assert len(space) == sum(lengths)
+    assert (len(space), len(space.entries)) == (len(examples), sum(lengths))
     assert space.entries.steps.tolist() == [
         step for length in lengths for step in range(length)
     ]
@@ -73,16 +80,15 @@ def test_end_adds_one_entry_an_answer_and_it_names_the_stop_token(
 ):
     longer = tl.build(lm, examples, embedder=embedder, end=True)
     answers = sum(len(example.answers) for example in examples)
-    assert len(longer) == len(space) + answers
+    assert len(longer.entries) == len(space.entries) + answers
     assert (longer.entries.tokens == lm.tokenizer.eos_token_id).sum() == answers
 
 
 def test_an_answer_given_twice_counts_once(lm, embedder):
     twice = tl.Example("Are bats blind?", ["Bats see.", "Bats see."])
     once = tl.Example("Are bats blind?", ["Bats see."])
-    assert len(tl.build(lm, [twice], embedder=embedder)) == len(
-        tl.build(lm, [once], embedder=embedder)
-    )
+    sizes = [len(tl.build(lm, [x], embedder=embedder).entries) for x in (twice, once)]
+    assert sizes[0] == sizes[1]
 
 
 def test_hidden_states_through_the_head_are_the_stored_logits(lm, space, examples, embedder):
@@ -95,7 +101,7 @@ def test_hidden_states_through_the_head_are_the_stored_logits(lm, space, example
 
 
 @pytest.mark.parametrize(
-    ("architecture", "head"), [("llama", "linear"), ("phi", "linear"), ("gemma2", "own")]
+    ("architecture", "head"), [("llama", "linear"), ("phi", "linear"), ("gemma2", "nonlinear")]
 )
 def test_the_manifest_says_how_the_head_was_found_to_be(architecture, head, examples, embedder):
     space = tl.build(tiny.language_model(architecture), examples, embedder=embedder)
@@ -144,7 +150,7 @@ def test_a_head_that_only_calls_itself_linear_goes_entry_by_entry(lm, examples, 
     odd.model.lm_head.weight = plain.weight
     hidden = tl.build(odd, examples, embedder=embedder)
     logits = tl.build(odd, examples, embedder=embedder, values="logits")
-    assert (hidden.recipe.values, hidden.recipe.head) == ("hidden", "own")
+    assert (hidden.recipe.values, hidden.recipe.head) == ("hidden", "nonlinear")
     one, other = (
         tl.generate(odd, tl.RAD(space, tau=0.8), tiny.QUESTIONS, max_new_tokens=9)
         for space in (hidden, logits)
@@ -158,19 +164,19 @@ def test_a_space_reads_back_as_it_was_written(space, folder):
     assert list(again.examples) == list(space.examples)
     for name, array in space.entries.arrays().items():
         assert np.array_equal(again.entries.arrays()[name], array), name
-    assert again.verify() == {"files": 2, "entries": len(space), "examples": 4}
+    assert again.verify() == {"files": 3, "entries": len(space.entries), "examples": 4}
 
 
 def test_two_builds_give_the_same_bytes(lm, examples, embedder, tmp_path):
     for name in ("one", "two"):
-        tl.build(lm, examples, embedder=embedder, out=tmp_path / name)
+        tl.build(lm, examples, embedder=embedder, out=tmp_path / name, now=noon)
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 
 def test_building_to_disk_and_saving_give_the_same_bytes(
     lm, examples, embedder, folder, tmp_path
 ):
-    tl.build(lm, examples, embedder=embedder, out=tmp_path / "direct")
+    tl.build(lm, examples, embedder=embedder, out=tmp_path / "direct", now=noon)
     assert contents(tmp_path / "direct") == contents(folder)
 
 
@@ -185,7 +191,7 @@ def test_a_space_may_replace_another_and_leaves_nothing_behind(lm, examples, emb
     space = tl.build(lm, examples[:2], embedder=embedder, out=folder)
     assert len(tl.open(folder)) == len(space)
     assert len(contents(folder)) == len(before)
-    assert not before & set(contents(folder)) - {"manifest.json"}
+    assert before & set(contents(folder)) == {"manifest.json", f"{OWN}/mark"}
 
 
 def test_a_folder_of_something_else_is_never_written_to(space, tmp_path):
@@ -195,11 +201,119 @@ def test_a_folder_of_something_else_is_never_written_to(space, tmp_path):
     assert contents(tmp_path) == {"letters.txt": b"dear"}
 
 
+@pytest.mark.parametrize("name", ["building", OWN])
+def test_a_folder_that_only_holds_a_name_like_ours_is_never_touched(name, space, tmp_path):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "letters.txt").write_text("dear")
+    with pytest.raises(SpaceError, match="holds no space"):
+        space.save(tmp_path)
+    assert contents(tmp_path) == {f"{name}/letters.txt": b"dear"}
+
+
+def test_only_names_we_made_are_ever_deleted(lm, examples, embedder, folder):
+    kept = {
+        "notes.txt",
+        "entries-notes.safetensors",
+        "examples-0123.jsonl",
+        "a-0123456789abcdef",
+    }
+    for name in kept:
+        (folder / name).write_text("mine")
+    (folder / "entries-0123456789abcdef.safetensors").write_text("left by a kill")
+    (folder / ".manifest.json.17-42.tmp").write_text("left by a kill")
+    tl.build(lm, examples[:2], embedder=embedder, out=folder).compact()
+    found = {path.name for path in folder.iterdir()}
+    assert kept <= found
+    assert not found & {"entries-0123456789abcdef.safetensors", ".manifest.json.17-42.tmp"}
+
+
+def point_to(folder, name):
+    """Let the manifest name another file for the entries."""
+    (segment,) = json.loads((folder / "manifest.json").read_text())["segments"]
+    files = segment["files"]
+    files["entries"] = files["entries"] | {"name": name}
+    change_segment(folder, files=files)
+
+
+@pytest.mark.parametrize(
+    "name", ["../x/entries", "/etc/passwd", "..", "", "sub/entries", "manifest.json", "CON"]
+)
+def test_a_name_that_leads_out_of_the_folder_is_refused(name, folder):
+    point_to(folder, name)
+    with pytest.raises(SpaceFormatError, match="no name of a file of ours"):
+        tl.open(folder)
+
+
+@pytest.mark.parametrize("kind", ["manifest", "entries", "examples", "vectors"])
+@pytest.mark.parametrize("made", ["link", "pipe", "folder"])
+def test_what_is_no_regular_file_is_refused(kind, made, folder, tmp_path):
+    (path,) = folder.glob(f"{kind}*")
+    path.rename(tmp_path / "elsewhere")
+    if made == "link":
+        path.symlink_to(tmp_path / "elsewhere")
+    elif made == "pipe":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    with pytest.raises(SpaceFormatError, match="no regular file"):
+        tl.open(folder)
+
+
+def test_a_space_of_the_first_format_is_refused_with_the_command_that_makes_it_anew(
+    lm, examples, embedder, embedder_folder, tmp_path
+):
+    folder = tmp_path / "old.space"
+    folder.mkdir()
+    lines = f"examples-{'0' * 12}.jsonl"
+    (folder / lines).write_text("".join(to_lines(examples)), "utf-8")
+    (folder / f"entries-{'0' * 12}.safetensors").write_bytes(b"")
+    recipe = {"model": "tiny-llama", "embedder": "all-minilm-l6-v2", "context": 8}
+    old = {"format_version": 1, "recipe": recipe, "files": {lines: {}}, "plan": ""}
+    content = {**old, "sha256": manifests.content_hash(old)}
+    (folder / "manifest.json").write_text(json.dumps(content))
+    command = (
+        f"trueline build {folder / lines} --model tiny-llama "
+        f"--embedder all-minilm-l6-v2 --context 8 --out {folder}"
+    )
+    with pytest.raises(SpaceFormatError, match="has format 1") as caught:
+        tl.open(folder)
+    assert f"`{command}`" in str(caught.value)
+    tl.build(lm, folder / lines, embedder=embedder, out=folder)
+    assert list(tl.open(folder).examples) == list(examples)
+    assert not list(folder.glob("*-000000000000*"))
+
+
+def test_removed_ids_that_were_never_there_are_refused(folder):
+    change_segment(folder, removed=["nobody"])
+    with pytest.raises(SpaceFormatError, match="never there"):
+        tl.open(folder)
+
+
+def test_an_in_memory_space_that_is_saved_has_this_folder_from_then_on(space, folder, lm):
+    assert space.folder == folder
+    space.remove("fact-1")
+    assert len(tl.open(folder)) == 3
+
+
+def test_a_read_that_is_overtaken_by_a_commit_starts_again(folder, monkeypatch):
+    from trueline.space import storage
+
+    opened, read = tl.open(folder), storage._open
+
+    def overtaken(*given):
+        monkeypatch.setattr(storage, "_open", read)
+        opened.remove("fact-1").compact()  # what the manifest just read names is gone
+        return read(*given)
+
+    monkeypatch.setattr(storage, "_open", overtaken)
+    assert len(tl.open(folder)) == 3
+
+
 def files_of(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("kind", ["manifest", "entries", "wrong", "examples"])
+@pytest.mark.parametrize("kind", ["manifest", "entries", "wrong", "examples", "vectors"])
 @pytest.mark.parametrize("damage", ["cut", "emptied", "flipped", "removed", "swapped"])
 def test_a_damaged_file_is_refused_with_its_name(
     kind, damage, lm, examples, embedder, tmp_path
@@ -240,12 +354,10 @@ def flip_bits(folder, path, good):
 
 def rewrite(folder, **changes):
     """A manifest with other content and a right checksum."""
-    from trueline.space.storage import _content_hash
-
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text()) | changes
     manifest.pop("sha256")
-    path.write_text(json.dumps({**manifest, "sha256": _content_hash(manifest)}))
+    path.write_text(json.dumps({**manifest, "sha256": manifests.content_hash(manifest)}))
 
 
 def test_a_manifest_from_the_future_says_so(folder):
@@ -254,8 +366,14 @@ def test_a_manifest_from_the_future_says_so(folder):
         tl.open(folder)
 
 
+def change_segment(folder, **changes):
+    """A manifest that says something else of its one segment."""
+    (segment,) = json.loads((folder / "manifest.json").read_text())["segments"]
+    rewrite(folder, segments=[segment | changes])
+
+
 def test_a_manifest_whose_counts_lie_is_refused(folder):
-    rewrite(folder, counts={"entries": 1, "examples": 4})
+    change_segment(folder, counts={"examples": 4, "entries": 1})
     with pytest.raises(SpaceFormatError, match="manifest says"):
         tl.open(folder)
 
@@ -276,11 +394,15 @@ def test_verify_sees_numbers_that_mean_nothing(space):
     keys = space.entries.keys.copy()
     keys[3] *= 2
     with pytest.raises(SpaceFormatError, match="unit length"):
-        replace(space, entries=replace(space.entries, keys=keys)).verify()
+        with_arrays(space, entries=replace(space.entries, keys=keys)).verify()
     values = space.entries.values.copy()
     values[3, 0] = np.nan
     with pytest.raises(SpaceFormatError, match="not finite"):
-        replace(space, entries=replace(space.entries, values=values)).verify()
+        with_arrays(space, entries=replace(space.entries, values=values)).verify()
+    with pytest.raises(SpaceFormatError, match="vectors of questions"):
+        with_arrays(
+            space, vectors={"questions": 2 * space.question_vectors("cpu").numpy()}
+        ).verify()
 
 
 def test_another_model_is_refused_with_both_names(space):
@@ -357,17 +479,17 @@ def test_hidden_states_are_kept_in_half_precision_and_logits_are_not(
 def test_progress_counts_every_entry(lm, examples, embedder, space):
     seen = []
     tl.build(lm, examples, embedder=embedder, progress=lambda *now: seen.append(now))
-    assert seen[0] == (0, len(space))
-    assert seen[-1] == (len(space), len(space))
+    count = len(space.entries)
+    assert (seen[0], seen[-1]) == ((0, count), (count, count))
 
 
 def test_a_damaged_space_is_built_anew_by_the_same_command(lm, examples, embedder, tmp_path):
     out = tmp_path / "space"
-    tl.build(lm, examples, embedder=embedder, out=out)
+    tl.build(lm, examples, embedder=embedder, out=out, now=noon)
     good = contents(out)
-    for path in sorted(out.iterdir()):
+    for path in sorted(path for path in out.iterdir() if path.is_file()):
         path.write_bytes(path.read_bytes()[:-7])
-        tl.build(lm, examples, embedder=embedder, out=out)
+        tl.build(lm, examples, embedder=embedder, out=out, now=noon)
         assert contents(out) == good
 
 
@@ -375,14 +497,6 @@ def test_a_manifest_of_something_else_is_never_written_over(space, tmp_path):
     (tmp_path / "manifest.json").write_text('{"name": "an extension", "version": "1"}')
     with pytest.raises(SpaceError, match="holds no space"):
         space.save(tmp_path)
-
-
-def test_a_save_that_was_killed_can_be_done_again(space, folder, tmp_path):
-    half = tmp_path / "half"
-    (half / BUILDING / "save").mkdir(parents=True)
-    (half / BUILDING / "save" / "entries").write_bytes(b"half")
-    space.save(half)
-    assert contents(half) == contents(folder)
 
 
 def test_another_precision_is_another_plan(lm, examples, embedder, tmp_path):
@@ -418,74 +532,9 @@ def test_a_finished_build_is_not_done_again(lm, examples, embedder, tmp_path):
 def test_two_builds_do_not_write_to_one_folder(lm, examples, embedder, tmp_path):
     from filelock import FileLock
 
-    (tmp_path / "space" / BUILDING).mkdir(parents=True)
+    tl.build(lm, examples[:1], embedder=embedder, out=tmp_path / "space")
     with (
-        FileLock(tmp_path / "space" / BUILDING / ".lock"),
+        FileLock(tmp_path / "space" / OWN / "build.lock"),
         pytest.raises(SpaceError, match="another build"),
     ):
         tl.build(lm, examples, embedder=embedder, out=tmp_path / "space")
-
-
-MANY = [
-    tl.Example(f"{question} {n}", answers)
-    for n in range(10)
-    for question, answers in tiny.FACTS
-]
-
-
-def build_many(embedder_folder, out):
-    """What a child process runs until it is killed."""
-    torch.set_num_threads(1)
-    tl.build(
-        tiny.language_model("llama"), MANY, embedder=load_embedder(embedder_folder), out=out
-    )
-
-
-def ended(child, seconds):
-    """Wait so long, then kill; True if the child had finished by itself."""
-    child.join(seconds)
-    child.kill()
-    child.join()
-    assert child.exitcode in (0, -signal.SIGKILL)
-    return child.exitcode == 0
-
-
-@pytest.mark.slow
-def test_a_build_killed_anywhere_resumes_to_the_same_bytes_or_leaves_the_old_space(
-    embedder_folder, tmp_path, monkeypatch
-):
-    # The server imports this module once, and every child is forked from it: no start-up cost.
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    fork = get_context("forkserver")
-    fork.set_forkserver_preload(["test_space"])
-
-    def start(out):
-        child = fork.Process(target=build_many, args=(embedder_folder, out))
-        child.start()
-        return child
-
-    start(tmp_path / "old").join()
-    wanted_child = start(tmp_path / "whole")
-    begun = time.monotonic()
-    wanted_child.join()
-    whole = time.monotonic() - begun
-    wanted = contents(tmp_path / "whole")
-    assert "manifest.json" in wanted
-    chance, kills, finished = random.Random(1), 0, 0
-    while kills < 20:
-        out = tmp_path / f"run-{finished}"
-        if finished % 2:  # half of the runs replace an older space
-            shutil.copytree(tmp_path / "old", out)
-            rewrite(out, plan="another")
-        child = start(out)
-        while not ended(child, chance.uniform(0, 1.1 * whole)):
-            kills += 1
-            if (out / "manifest.json").exists():
-                tl.open(out)  # old or new, it is whole
-            else:
-                with pytest.raises(SpaceFormatError):
-                    tl.open(out)
-            child = start(out)
-        finished += 1
-        assert contents(out) == wanted
-    assert finished >= 1

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from trueline.scoring import score as score
     from trueline.space.build import build as build
     from trueline.space.space import GroundingSpace as GroundingSpace
+    from trueline.space.space import merge as merge
     from trueline.space.space import read_space as open  # noqa: F401
 
 _LAZY = {  # public name -> where it lives, opened when first asked for: --help stays instant
@@ -49,6 +50,7 @@ _LAZY = {  # public name -> where it lives, opened when first asked for: --help 
     "compare": "trueline.comparison",
     "generate": "trueline.generation",
     "load": "trueline.engines",
+    "merge": "trueline.space.space",
     "open": "trueline.space.space:read_space",
     "score": "trueline.scoring",
     "stream": "trueline.generation",

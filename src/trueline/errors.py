@@ -8,6 +8,7 @@ TruelineError
 │   └── DownloadError         no network, a damaged file, no room
 ├── SpaceError            a grounding space cannot be used
 │   ├── SpaceFormatError      it is damaged, unfinished or from another release
+│   ├── SpaceConflictError    another commit to its folder came first
 │   └── SpaceMismatchError    it was built with another model, tokenizer, embedder or prompt
 └── MissingExtraError     an optional part is not installed; the message names the extra
 """
@@ -46,6 +47,10 @@ class SpaceError(TruelineError):
 
 class SpaceFormatError(SpaceError):
     """The space is damaged, unfinished or written by another release."""
+
+
+class SpaceConflictError(SpaceError):
+    """Another commit to the folder came first; nothing was changed."""
 
 
 class SpaceMismatchError(SpaceError):

@@ -32,6 +32,7 @@ _COLUMNS: Columns = {
     "source": ("source",),
 }
 _SHIPPED = {"facts": "ground", "facts:ground": "ground", "facts:test": "test"}
+_NAME_DIGITS = 12  # of the hash of its content, the name of an example without an id
 _SURROGATE = re.compile(r"[\ud800-\udfff]")  # how a byte that is not UTF-8 comes through
 
 
@@ -69,6 +70,20 @@ def to_lines(examples: Iterable[Example]) -> Iterator[str]:
 def digest(examples: Iterable[Example]) -> str:
     """Return the SHA-256 of the examples' lines: the same for equal examples in equal order."""
     return hashlib.sha256("".join(to_lines(examples)).encode("utf-8")).hexdigest()
+
+
+def from_lines(text: str) -> list[Example]:
+    """Read back what `to_lines` wrote; a line that it did not write is a ValueError."""
+    records = [json.loads(line) for line in text.split("\n")[:-1]]
+    if any([*record] != [*_COLUMNS] for record in records):
+        raise ValueError(f"a line of the examples has other fields than {[*_COLUMNS]}")
+    return [Example(**record) for record in records]
+
+
+def content_hash(example: Example) -> str:
+    """Return the SHA-256 of all but the id: it tells whether an example changed."""
+    content = {field: getattr(example, field) for field in _COLUMNS if field != "id"}
+    return hashlib.sha256(json.dumps(content, ensure_ascii=False).encode()).hexdigest()
 
 
 def _rows(source: str | os.PathLike[str], split: str, config: str | None) -> Iterator[Found]:
@@ -275,12 +290,23 @@ def _collect(name: str, rows: Iterable[tuple[int | str, Example | str]]) -> list
         raise ExampleError("\n".join([head, *problems, tail]))
     if not examples:
         raise ExampleError(f"{name} holds no examples; see docs/examples.md for its form")
-    for index, example in enumerate(examples):
-        number = f"{index + 1}"
-        while number in places:
-            number += "b"
-        examples[index] = example if example.id else replace(example, id=number)
-    return examples
+    return _named(examples, set(places))
+
+
+def _named(examples: list[Example], taken: set[str]) -> list[Example]:
+    """Name each example without an id by its content; of equal ones the second ends in -2."""
+    named = []
+    for example in examples:
+        if not example.id:
+            short_hash = id = content_hash(example)[:_NAME_DIGITS]
+            number = 1
+            while id in taken:
+                number += 1
+                id = f"{short_hash}-{number}"
+            taken.add(id)
+            example = replace(example, id=id)
+        named.append(example)
+    return named
 
 
 def _flaw(example: Example, places: Mapping[str, str]) -> str:

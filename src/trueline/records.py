@@ -21,7 +21,7 @@ class Example:
     question: str
     answers: Sequence[str]  # one or more; a single string is taken as one answer
     wrong_answers: Sequence[str] = ()
-    id: str = ""  # empty: its place in the list, from 1, stands in
+    id: str = ""  # empty: the first digits of a hash of its content stand in
     source: str = ""
 
     def __post_init__(self) -> None:

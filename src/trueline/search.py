@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import threading
+import json
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +13,13 @@ import numpy as np
 import torch
 
 from trueline.engines.model_cache import home
+from trueline.files import file_hash, replacing, write_text
 from trueline.shortcuts import is_on
 
 LARGE = 50_000  # entries from which an index is used: below it, all are compared exactly
 _BLOCK = 4_096  # keys compared at once: what is widened to float32 stays in the cache
 _PROBED = 1.5  # times the root of the number of lists: how many are searched, docs/speed.md
 _TRAINED = 40  # keys a list is made from
-_SAMPLED = 4096  # keys that tell one set of keys from another
 
 
 @dataclass(frozen=True)
@@ -50,8 +49,11 @@ class Search(Protocol):
         """Every entry whose cosine with a query exceeds tau; entries ascend within a row."""
         ...
 
-    def nearest(self, queries: torch.Tensor, k: int) -> Hits:
-        """The k nearest entries of each query, or all there are; the nearest first."""
+    def nearest(self, queries: torch.Tensor, k: int, live: torch.Tensor | None = None) -> Hits:
+        """The k nearest entries of each query, or all there are; the nearest first.
+
+        With `live` (entries,) only entries that it marks as true.
+        """
         ...
 
 
@@ -69,13 +71,16 @@ class Exact:
             found.append(Hits(rows, entries + start, similarities[rows, entries]))
         if len(found) == 1:
             return found[0]
-        hits = _joined(found, queries)
-        return hits.kept(hits.rows.argsort(stable=True))
+        return join_hits(found, queries)
 
-    def nearest(self, queries: torch.Tensor, k: int) -> Hits:  # noqa: D102
+    def nearest(  # noqa: D102
+        self, queries: torch.Tensor, k: int, live: torch.Tensor | None = None
+    ) -> Hits:
         starts = range(0, len(self._keys), _BLOCK)
         similarities = torch.cat([self._similarities(queries, start) for start in starts], 1)
-        best = similarities.topk(min(k, similarities.shape[1]))
+        if live is not None:
+            similarities = similarities.masked_fill(~live, -torch.inf)
+        best = similarities.topk(min(k, len(self._keys) if live is None else int(live.sum())))
         rows = torch.arange(len(queries), device=queries.device)
         return Hits(
             rows.repeat_interleave(best.values.shape[1]),
@@ -103,23 +108,28 @@ class Index:
         hits = _hits(rows[order], entries[order], cosines[order], queries.device)
         return hits.kept(hits.similarities > tau)  # a cosine of 1 may have been rounded up
 
-    def nearest(self, queries: torch.Tensor, k: int) -> Hits:  # noqa: D102
-        given, k = queries.cpu().numpy(), min(k, self._index.ntotal)
-        cosines, entries = self._index.search(given, k)
-        if (entries < 0).any():  # fewer than k in the lists that were searched: search all
-            import faiss
+    def nearest(  # noqa: D102
+        self, queries: torch.Tensor, k: int, live: torch.Tensor | None = None
+    ) -> Hits:
+        import faiss
 
-            every = faiss.SearchParametersIVF()
-            every.nprobe = self._index.nlist
-            cosines, entries = self._index.search(given, k, params=every)
+        count = self._index.ntotal if live is None else int(live.sum())
+        given, k = queries.cpu().numpy(), min(k, count)
+        settings, selector = faiss.SearchParametersIVF(), _selector(faiss, live)
+        settings.sel = selector
+        for settings.nprobe in (self._index.nprobe, self._index.nlist):
+            cosines, entries = self._index.search(given, k, params=settings)
+            if (entries >= 0).all():  # else: fewer than k in those lists, search all of them
+                break
         rows = torch.arange(len(queries)).repeat_interleave(k)
         return _hits(rows, entries.reshape(-1), cosines.reshape(-1), queries.device)
 
 
-def open_search(keys: torch.Tensor) -> Search:
+def open_search(keys: torch.Tensor, name: str | None = None) -> Search:
     """The way to search some keys: all of them, or from LARGE on an index, made once and kept.
 
-    The index takes as much room again as the keys; without FAISS all keys are compared.
+    `name` is a hash of the keys; without it they are hashed here. The index takes as much room
+    again as the keys; without FAISS all keys are compared.
     """
     if len(keys) < LARGE or not is_on("index"):
         return Exact(keys)
@@ -132,27 +142,52 @@ def open_search(keys: torch.Tensor) -> Search:
             stacklevel=2,
         )
         return Exact(keys)
-    path = home() / "indexes" / f"{_name(keys)}.faiss"
+    path = _index_path(keys, name)
+    if (kept := _kept(faiss, path, keys)) is not None:
+        return kept
+    index = _index(faiss, keys)
     try:
-        return _mapped(faiss, path)
-    except RuntimeError:  # there is none, or it is damaged
-        index = _index(faiss, keys)
-    try:
-        _write(faiss, index, path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as scratch:
+            faiss.write_index(index, str(scratch))
+            seal = file_hash(scratch)
+        write_text(_seal_path(path), json.dumps({"sha256": seal}))
     except (OSError, RuntimeError):  # no room, or not ours to write: it stays in memory
         return Index(index)
-    return _mapped(faiss, path)
+    return _kept(faiss, path, keys) or Index(index)
 
 
-def _mapped(faiss: Any, path: Path) -> Index:
-    return Index(faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC))
+def _kept(faiss: Any, path: Path, keys: torch.Tensor) -> Index | None:
+    """The index that is kept under a name, if it is whole and of such keys."""
+    try:
+        seal = json.loads(_seal_path(path).read_text("utf-8"))["sha256"]
+        if file_hash(path) != seal:
+            return None
+        index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError):  # none, or damaged
+        return None
+    return Index(index) if (index.ntotal, index.d) == tuple(keys.shape) else None
 
 
-def _name(keys: torch.Tensor) -> str:
-    """What the index of some keys is kept under: a hash of some of them, and how it is made."""
-    some = keys[:: max(1, len(keys) // _SAMPLED)].contiguous().cpu().numpy()
-    told = f"{len(keys)} {keys.dtype} {_lists(len(keys))} {_TRAINED}".encode() + some.tobytes()
-    return hashlib.sha256(told).hexdigest()[:32]
+def _index_path(keys: torch.Tensor, name: str | None) -> Path:
+    """Where the index of some keys is kept: their hash, and how it is made."""
+    if name is None:
+        name = hashlib.sha256(keys.contiguous().cpu().numpy().tobytes()).hexdigest()
+    made = f"{len(keys)} {keys.dtype} {_lists(len(keys))} {_TRAINED} {name}"
+    hashed = hashlib.sha256(made.encode()).hexdigest()[:32]
+    return home() / "indexes" / f"{hashed}.faiss"
+
+
+def _seal_path(path: Path) -> Path:
+    """Where the checksum of an index is kept."""
+    return path.with_suffix(".json")
+
+
+def _selector(faiss: Any, live: torch.Tensor | None) -> Any:
+    """What keeps FAISS to the entries that are left; None: all are."""
+    if live is None:
+        return None
+    return faiss.IDSelectorBitmap(np.packbits(live.cpu().numpy(), bitorder="little"))
 
 
 def _lists(count: int) -> int:
@@ -172,26 +207,17 @@ def _index(faiss: Any, keys: torch.Tensor) -> Any:
     return index
 
 
-def _write(faiss: Any, index: Any, path: Path) -> None:
-    """Write it beside its place, then move it there at once."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
-    try:
-        faiss.write_index(index, str(scratch))
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
-
-
 def _hits(rows: torch.Tensor, entries: Any, cosines: Any, device: torch.device) -> Hits:
     values = torch.from_numpy(cosines).clamp(max=1.0)
     return Hits(rows.to(device), torch.from_numpy(entries).to(device), values.to(device))
 
 
-def _joined(found: list[Hits], queries: torch.Tensor) -> Hits:
+def join_hits(found: list[Hits], queries: torch.Tensor) -> Hits:
+    """The hits of several searches, whose entries ascend from one to the next, row by row."""
     empty = torch.empty(0, dtype=torch.long, device=queries.device)
-    return Hits(
+    hits = Hits(
         torch.cat([empty, *(hits.rows for hits in found)]),
         torch.cat([empty, *(hits.entries for hits in found)]),
         torch.cat([queries.new_empty(0), *(hits.similarities for hits in found)]),
     )
+    return hits.kept(hits.rows.argsort(stable=True))

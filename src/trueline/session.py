@@ -41,14 +41,23 @@ class Session:
             space = shipped_space(self.lm)
         return make_method(name, space=space, settings=settings)
 
-    def with_space(self, folder: str | Path) -> Session:
-        """The same model and methods on another space, which has to fit the model."""
-        space = read_space(folder)
-        space.check_model(self.lm)
+    def current(self) -> Session:
+        """The same on the newest state of the space's folder; costs one look at its manifest.
+
+        Answers that are being written go on with the state they began with.
+        """
+        if self.space is None or (space := self.space.current()) is self.space:
+            return self
+        return self.on(space)
+
+    def on(self, space: GroundingSpace) -> Session:
+        """The same model and methods on another space."""
         methods = {
             name: make_method(method.name, space=space, settings=method.settings())
             for name, method in self.methods.items()
         }
+        for method in methods.values():
+            method.check(self.lm)
         return replace(self, space=space, methods=methods)
 
 
@@ -116,7 +125,7 @@ def _load(model: str | None, space: GroundingSpace | None, **options: Any) -> En
     if space is None:
         return load(model or DEFAULT_MODEL, **options)
     try:
-        return load(model or space.recipe.model, **options)
+        return load(model or space.recipe.model or DEFAULT_MODEL, **options)
     except ModelError as error:
         if model is not None:
             raise

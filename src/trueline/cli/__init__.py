@@ -9,14 +9,19 @@ from io import TextIOWrapper
 import click
 
 from trueline import __version__
+from trueline.cli.add import add
 from trueline.cli.ask import ask
 from trueline.cli.build import build
 from trueline.cli.chat import chat
+from trueline.cli.compact import compact
 from trueline.cli.compare import compare
 from trueline.cli.eval import evaluate
 from trueline.cli.explain import explain
 from trueline.cli.info import info
+from trueline.cli.log import log
+from trueline.cli.merge import merge
 from trueline.cli.models import models
+from trueline.cli.remove import remove
 from trueline.cli.report import report
 from trueline.cli.reproduce import reproduce
 from trueline.cli.verify import verify
@@ -44,9 +49,10 @@ def cli() -> None:
     """
 
 
-_ASKING = (models, build, info, verify, ask, chat, compare, explain)
+_SPACES = (models, build, add, remove, merge, compact, log, info, verify)
+_ASKING = (ask, chat, compare, explain)
 _EVALUATING = (evaluate, report, reproduce)
-for command in (*_ASKING, *_EVALUATING):
+for command in (*_SPACES, *_ASKING, *_EVALUATING):
     cli.add_command(command)
 
 

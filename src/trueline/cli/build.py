@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from trueline.cli.options import FlagEnvvarOption, model_options
+from trueline.cli.options import model_options
+from trueline.cli.rows import example_options
+from trueline.engines.sources import DEFAULT_EMBEDDER
 from trueline.errors import SettingError
 
 if TYPE_CHECKING:
+    from trueline.records import Example
     from trueline.space.windows import Context
 
 
@@ -21,10 +25,13 @@ if TYPE_CHECKING:
 )
 @model_options
 @click.option(
-    "--embedder", default="all-minilm-l6-v2", show_default=True, help="Alias, hub id or folder."
+    "--embedder", default=DEFAULT_EMBEDDER, show_default=True, help="Alias, hub id or folder."
 )
 @click.option(
-    "--context", default="8", show_default=True, help="Tokens in a window, or `full`."
+    "--context",
+    default="8",
+    show_default=True,
+    help="Tokens in the window of an entry, or `full`; `none` makes no entries.",
 )
 @click.option(
     "--window",
@@ -61,18 +68,7 @@ if TYPE_CHECKING:
 @click.option("--template", help="The prompt, with {question} where the question goes.")
 @click.option("--system", help="A system line for the prompt.")
 @click.option("--no-chat", is_flag=True, help="Leave the model's chat template out.")
-@click.option(
-    "--column",
-    "columns",
-    cls=FlagEnvvarOption,
-    multiple=True,
-    metavar="FIELD=COLUMN",
-    help="Which column holds a field: question, answers, wrong_answers, id, source.",
-)
-@click.option("--separator", help="Split an answers cell at this text.")
-@click.option("--split", default="train", show_default=True, help="Of a hub dataset.")
-@click.option("--config", help="Of a hub dataset.")
-@click.option("--limit", type=int, help="Take the first N examples only.")
+@example_options
 def build(
     examples: str,
     out: Path,
@@ -85,12 +81,8 @@ def build(
     template: str | None,
     system: str | None,
     no_chat: bool,
-    columns: tuple[str, ...],
-    split: str,
-    config: str | None,
-    limit: int | None,
-    separator: str | None,
     value_dtype: str,
+    read: Callable[[str], list[Example]],
     **options: Any,
 ) -> None:
     """Build a grounding space from EXAMPLES.
@@ -102,10 +94,10 @@ def build(
     Examples:
       trueline build facts --out facts.space
       trueline build faq.csv --column question=Q --column answers=A --out faq.space
+      trueline build facts.jsonl --context none --out any-model.space
     """
     from trueline.cli.screen import progress_bar
-    from trueline.engines.transformers.language import load
-    from trueline.examples import read_examples
+    from trueline.engines import load
     from trueline.prompts import Prompt, prompt_sets
     from trueline.space.build import build as build_space
     from trueline.space.folder import check_target
@@ -113,20 +105,14 @@ def build(
     check_target(out)  # this and what follows before any model is opened: mistakes show at once
     template = template or prompt_sets()[task].base.template
     prompt = Prompt(template, system=system, chat=False if no_chat else None)
-    tokens = _context(context)
-    read = read_examples(
-        examples,
-        columns=dict(_pair(column) for column in columns) or None,
-        separator=separator,
-        split=split,
-        config=config,
-        limit=limit,
-    )
-    lm = load(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
-    with progress_bar("building", "entries") as progress:
+    tokens, found = _context(context), read(examples)
+    lm = None
+    if tokens is not None:
+        lm = load(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+    with progress_bar("building", "examples" if lm is None else "entries") as progress:
         space = build_space(
             lm,
-            read,
+            found,
             context=tokens,
             prompt=prompt,
             dtype=value_dtype,  # type: ignore[arg-type]
@@ -134,34 +120,30 @@ def build(
             progress=progress,
             **options,
         )
-    click.echo(f"{out}: {_told(space.info())}")
+    click.echo(f"{out}: {_summary(space.info())}")
 
 
-def _told(facts: dict[str, Any]) -> str:
+def _summary(facts: dict[str, Any]) -> str:
     from trueline.cli.screen import size
 
+    found = f"{facts['examples']:,} examples, {facts['entries']:,} entries, "
+    if facts["context"] is None:
+        each = f"{facts['bytes_per_example']:,} bytes an example beside its text"
+        return f"{found}{size(facts['bytes'])} ({each})"
     return (
-        f"{facts['entries']:,} entries from {facts['examples']:,} examples, "
-        f"{size(facts['bytes'])} ({facts['values']} values, {facts['head']} head, "
+        f"{found}{size(facts['bytes'])} ({facts['values']} values, {facts['head']} head, "
         f"{facts['bytes_per_entry']:,} bytes an entry; logits would take "
         f"{facts['logits_would_be']:,})"
     )
 
 
-def _pair(text: str) -> tuple[str, str]:
-    field, sign, column = text.partition("=")
-    if not sign:
-        raise SettingError(
-            f"--column takes FIELD=COLUMN, such as question=Question; got {text!r}"
-        )
-    return field, column
-
-
-def _context(text: str) -> Context:
+def _context(text: str) -> Context | None:
+    if text == "none":
+        return None
     if text == "full":
         return "full"
     if not text.isdecimal() or int(text) < 1:
         raise SettingError(
-            f"--context takes a number of tokens from 1, or `full`; got {text!r}"
+            f"--context takes a number of tokens from 1, `full` or `none`; got {text!r}"
         )
     return int(text)

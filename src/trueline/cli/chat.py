@@ -27,7 +27,7 @@ with / is a command:
   /set NAME VALUE   change a setting of the method, such as /set alpha 0.3
   /space FOLDER     open another grounding space, built with the same model
   /why              show which examples moved which token of the last answer
-  /greedy           answer the last question again, without any method
+  /plain            answer the last question again, without any method
   /help, /quit"""
 
 
@@ -48,6 +48,7 @@ class Chat:
 
     def say(self, line: str) -> bool:
         """Do what a line asks for; False ends the chat."""
+        self.session = self.session.current()  # somebody may have edited the space meanwhile
         if not line.startswith("/"):
             given = self._input(line, self.turns)
             self.turns.append((line, self._write(self.method, given)))
@@ -61,7 +62,7 @@ class Chat:
             "set": self.change,
             "space": self.open,
             "why": lambda _: self.why(),
-            "greedy": lambda _: self.plain(),
+            "plain": lambda _: self.plain(),
             "help": lambda _: tell(HELP.format(methods=names_in_words())),
         }
         if command in actions:
@@ -90,9 +91,11 @@ class Chat:
 
     def open(self, folder: str) -> None:
         """Answer from another space from now on."""
-        self.session = self.session.with_space(folder)
-        assert self.session.space is not None
-        tell(f"{len(self.session.space.examples):,} examples")
+        from trueline.space.space import read_space
+
+        space = read_space(folder)
+        self.session = self.session.on(space)
+        tell(f"{len(space):,} examples")
 
     def why(self) -> None:
         """Explain the answer to the last question."""

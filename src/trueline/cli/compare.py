@@ -59,7 +59,7 @@ def compare(
     traced: dict[str, list[Answer]] = {
         name: generate(lm, decoder, asked, max_new_tokens=length, trace=True)
         for name, decoder in decoders.items()
-        if flips and name in ("rad", "knn-lm")
+        if flips and decoder.needs.context is not None
     }
     if as_json:
         print_json(_as_json(found, traced))

@@ -27,6 +27,6 @@ def verify(folder: Path, as_json: bool) -> None:
         print_json(checked)
     else:
         click.echo(
-            f"{folder} is sound: {checked['files']} files, {checked['entries']:,} entries, "
-            f"{checked['examples']:,} examples"
+            f"{folder} is sound: {checked['files']} files, {checked['examples']:,} examples, "
+            f"{checked['entries']:,} entries"
         )

@@ -49,16 +49,14 @@ class Evidence:
         ]
 
     def _neighbor(self, entry: int, similarity: float, weight: float, push: float) -> Neighbor:
-        entries = self.space.wrong if self.is_wrong else self.space.entries
-        assert entries is not None
-        example = self.space.examples[int(entries.examples[entry])]
+        example, answer, step = self.space.source_of(entry, wrong=self.is_wrong)
         answers = example.wrong_answers if self.is_wrong else example.answers
         return Neighbor(
             example=example.id,
             question=example.question,
-            answer=answers[int(entries.answers[entry])],
+            answer=answers[answer],
             source=example.source,
-            step=int(entries.steps[entry]),
+            step=step,
             similarity=similarity,
             weight=weight,
             push=push,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 
@@ -13,7 +12,7 @@ from trueline.embedders.base import PreparedTexts
 from trueline.engines.base import Engine
 from trueline.prompts import Prompt
 from trueline.search import Hits
-from trueline.space.retriever import Retriever, Retrievers, window_texts
+from trueline.space.retriever import Retriever, window_texts
 from trueline.space.space import GroundingSpace
 
 
@@ -47,6 +46,10 @@ class Grounded(Decoder):
 
     space: GroundingSpace
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.space.check_entries(self.name, self.needs.context or "full")
+
     @property
     def question_prompt(self) -> Prompt:
         """The prompt of the space."""
@@ -73,8 +76,4 @@ class Grounded(Decoder):
 
     def retriever(self, lm: Engine) -> Retriever:
         """The entries of the space, opened on the device of a model."""
-        return self._truthful.on(lm.device)
-
-    @cached_property
-    def _truthful(self) -> Retrievers:
-        return Retrievers(self.space)
+        return self.space.retriever(lm.device)

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Annotated
 
-import torch
-
 from trueline.decoders.base import Adjusted, Decoder, Needs, Step
-from trueline.embedders.base import Embedder
 from trueline.inputs import ModelInput
 from trueline.prompts import Prompt, prompts_with
 from trueline.records import Example
 from trueline.settings import Between
-from trueline.space.retriever import open_embedder
 from trueline.space.space import GroundingSpace
 
 
@@ -49,19 +44,11 @@ class KATE(Decoder):
         """The k examples with the nearest questions, the nearest last."""
         if not self.k:
             return []
-        (query,) = self._embedder.embed([question])
-        best = (self._questions @ query).argsort(descending=True, stable=True)[: self.k]
+        (query,) = self.space.open_embedder("cpu").embed([question])
+        best = (self.space.question_vectors("cpu") @ query).argsort(
+            descending=True, stable=True
+        )[: self.k]
         return [self.space.examples[place] for place in best.flip(0).tolist()]
 
     def adjust(self, step: Step) -> Adjusted:  # noqa: D102
         return Adjusted(step.logits)
-
-    @cached_property
-    def _embedder(self) -> Embedder:
-        return open_embedder(self.space, torch.device("cpu"))
-
-    @cached_property
-    def _questions(self) -> torch.Tensor:
-        """The questions of the space as unit vectors (examples, dimension)."""
-        questions = [example.question for example in self.space.examples]
-        return self._embedder.embed(questions)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Annotated, Any
 
 import torch
@@ -20,7 +19,7 @@ from trueline.prompts import Prompt
 from trueline.search import Hits
 from trueline.settings import Between
 from trueline.shortcuts import is_on
-from trueline.space.retriever import MatchBy, Matches, Retriever, Retrievers
+from trueline.space.retriever import MatchBy, Matches, Retriever
 from trueline.space.space import GroundingSpace
 
 _CHUNK = 64  # entries that go through a head that is not linear at once
@@ -60,7 +59,7 @@ class RAD(Grounded):
         super().__post_init__()
         if self.prompt is not None:
             self.space.check_prompt(self.prompt)
-        if self.beta and self.space.wrong is None:
+        if self.beta and not self.space.recipe.wrong:
             raise SettingError(
                 "beta subtracts what stands in wrong answers, and this space holds none; "
                 "build it with wrong=True (`trueline build --wrong`)"
@@ -125,7 +124,9 @@ class RAD(Grounded):
     def _sets(self, lm: Engine) -> list[tuple[Retriever, float]]:
         """The truthful entries, then the wrong ones if they count; each with its strength."""
         found = [(self.retriever(lm), self.alpha)]
-        return [*found, (self._wrong.on(lm.device), -self.beta)] if self.beta else found
+        if not self.beta:
+            return found
+        return [*found, (self.space.retriever(lm.device, wrong=True), -self.beta)]
 
     def after_head(
         self,
@@ -260,7 +261,3 @@ class RAD(Grounded):
         recipe = self.space.recipe
         is_shown = recipe.head == "linear" and lm.head is not None and lm.head.is_linear
         return is_shown and recipe.values == "hidden"
-
-    @cached_property
-    def _wrong(self) -> Retrievers:
-        return Retrievers(self.space, wrong=True)

@@ -5,7 +5,6 @@ Each engine has a folder of its own, which nothing outside `engines` and `integr
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,13 +46,6 @@ def wrap_transformers(model: Any, tokenizer: Any) -> Engine:
     from trueline.engines.transformers.language import LanguageModel
 
     return LanguageModel(model, tokenizer)
-
-
-def quiet_loading() -> AbstractContextManager[None]:
-    """No bars and chatter of transformers while another library opens weights with it."""
-    from trueline.engines.transformers.quiet import quiet
-
-    return quiet()
 
 
 def as_logits_processor(adjust: AdjustScores) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -42,3 +42,10 @@ def open_encoder(folder: Path, device: torch.device) -> Encoder:
     from trueline.engines.transformers.encoder import open_encoder
 
     return open_encoder(folder, device)
+
+
+def open_bert_scorer(folder: str, layers: int) -> Any:
+    """A scorer of bert-score on the encoder in a folder."""
+    from trueline.engines.transformers import bert_scorer
+
+    return bert_scorer.open_bert_scorer(folder, layers)

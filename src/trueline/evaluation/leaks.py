@@ -225,7 +225,7 @@ def _by_cosine(
 
 def _vectors(texts: list[_Text], embedder: Embedder) -> NDArray[np.float32]:
     """The unit vectors of texts; equal texts are embedded once."""
-    distinct = list(dict.fromkeys(text.text for text in texts))
-    vectors = np.asarray(embedder.embed(distinct).cpu(), np.float32)  # (distinct, dimension)
-    row_of = {text: n for n, text in enumerate(distinct)}
-    return vectors[[row_of[text.text] for text in texts]]
+    from trueline.embedders.base import embed_distinct
+
+    vectors = embed_distinct(embedder, [text.text for text in texts])  # (texts, dimension)
+    return np.asarray(vectors.cpu(), np.float32)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.errors import ModelError, SettingError, import_extra
+from trueline.errors import SettingError, import_extra
 from trueline.evaluation.statistics import as_columns, average_ranks
 from trueline.explain.summary import entropy_quartiles
 
@@ -228,23 +227,6 @@ def _bleu_scorer() -> Any:
 @cache
 def _bert_scorer(folder: str, layers: int) -> Any:
     """Open an encoder once; its weights stay in memory."""
-    from trueline.engines import quiet_loading
+    from trueline.engines.encoders import open_bert_scorer
 
-    scorer_class = import_extra("bert_score", "BERTScore", "eval").BERTScorer
-    try:
-        config = json.loads((Path(folder) / "config.json").read_text("utf-8"))
-        # Named so, anything else would get random weights.
-        if "t5" in folder and config["model_type"] not in ("t5", "mt5"):
-            raise ValueError("bert-score takes a path with 't5' in it for a T5; rename it")
-        with quiet_loading():
-            scorer = scorer_class(model_type=folder, num_layers=layers, use_fast_tokenizer=True)
-    except (OSError, KeyError, ValueError, AssertionError) as error:
-        raise ModelError(
-            f"BertScore cannot take layer {layers} of the encoder in {folder} ({error}); give "
-            "a folder with an encoder and its tokenizer, and a layer it has"
-        ) from error
-    # A tokenizer that names no limit would let a long text run past the last position. A model
-    # of relative positions (T5) has no last one.
-    if limit := config.get("max_position_embeddings"):
-        scorer._tokenizer.model_max_length = min(scorer._tokenizer.model_max_length, limit)
-    return scorer
+    return open_bert_scorer(folder, layers)

@@ -147,8 +147,6 @@ def _find_leaks(
     run: _Run, lm: Engine, benchmark: Benchmark, space: GroundingSpace | None
 ) -> None:
     """Say once for all cells what the grounding examples give away of the samples."""
-    from trueline.space.retriever import open_embedder
-
     known = [
         line
         for line in run.journal.lines
@@ -157,7 +155,7 @@ def _find_leaks(
         and (space is None or line.embedder == space.recipe.embedder)
     ]
     if not known:
-        embedder = None if space is None else open_embedder(space, lm.device)
+        embedder = None if space is None else space.open_embedder(lm.device)
         known = [leak_line(benchmark, embedder)]
         run.journal.append(known)
     if known[0].counts["leaking"]:

@@ -1,1 +1,1 @@
-"""Examples become a grounding space, which is kept in a folder and looked into."""
+"""Grounding spaces: examples with their vectors and entries, built, stored and edited."""

@@ -1,46 +1,67 @@
-"""Examples in, a grounding space out: batched by length, and resumed where a kill left it."""
+"""Examples in, a grounding space out; killed at any moment, the same call goes on."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
-
-import numpy as np
+from typing import Any, Literal
 
 from trueline.embedders.base import Embedder
 from trueline.embedders.loading import load_embedder
 from trueline.engines.base import Engine
-from trueline.errors import SettingError, SpaceFormatError
-from trueline.examples import digest, read_examples
+from trueline.engines.sources import DEFAULT_EMBEDDER
+from trueline.errors import SettingError, SpaceFormatError, SpaceMismatchError
+from trueline.examples import read_examples
 from trueline.prompts import Prompt
-from trueline.records import Example
-from trueline.space.content import Entries, Recipe
-from trueline.space.folder import claimed
-from trueline.space.passages import ROWS, Passage, batches, passages
-from trueline.space.space import GroundingSpace, read_space
+from trueline.settings import check_values
+from trueline.space.content import Content, Recipe, utc_now
+from trueline.space.folder import clear, clear_others, working
+from trueline.space.making import Progress, cut_answers, head_of, make_segment, plan_hash
+from trueline.space.segment import Part, Segment
+from trueline.space.space import Clock, Examples, GroundingSpace, read_space, space_of
 from trueline.space.storage import commit, read_manifest
 from trueline.space.windows import Context, Window
-from trueline.space.worker import Worker, passage_length
+from trueline.space.worker import Worker
 
-Progress = Callable[[int, int], None]  # entries done, entries in all
+DEFAULT_CONTEXT: Context | None = 8
 Values = Literal["auto", "hidden", "logits"]
 Dtype = Literal["auto", "float32", "float16"]
 
 
+@dataclass(frozen=True, slots=True)
+class _EntrySettings:
+    """How entries are to be made."""
+
+    context: Context | None
+    window: Window = "all"
+    end: bool = False
+    wrong: bool = False
+    values: Values = "auto"
+    dtype: Dtype = "auto"
+
+    def __post_init__(self) -> None:
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        check_values(_EntrySettings, given)
+        if isinstance(self.context, int) and self.context < 1:
+            raise SettingError(f"context must be 1 or more, 'full' or None; got {self.context}")
+        for field in fields(self)[1:]:
+            if self.context is None and given[field.name] != field.default:
+                raise SettingError(
+                    f"{field.name}={given[field.name]!r} is about entries, and context=None "
+                    "makes none; leave it out or give a context, such as 8"
+                )
+
+
 def build(
-    lm: Engine,
-    examples: str | Path | Sequence[Example],
+    lm: Engine | None,
+    examples: Examples,
     *,
-    context: Context = 8,
+    context: Context | None = DEFAULT_CONTEXT,
     window: Window = "all",
     end: bool = False,
     prompt: Prompt | None = None,
-    embedder: str | Path | Embedder = "all-minilm-l6-v2",
+    embedder: str | Path | Embedder = DEFAULT_EMBEDDER,
     values: Values = "auto",
     dtype: Dtype = "auto",
     wrong: bool = False,
@@ -49,129 +70,91 @@ def build(
     separator: str | None = None,
     limit: int | None = None,
     progress: Progress | None = None,
+    now: Clock = utc_now,
 ) -> GroundingSpace:
-    """Run the model over every truthful answer and keep what it predicts at each token.
+    """Embed the examples' questions; with a context, also make RAD's entries.
 
-    With `wrong` the wrong answers become a second set of entries, which RAD's beta subtracts.
-    With `out` the space is also written there as it grows: killed at any moment, the same call
-    resumes, and the bytes are those of a build that was never interrupted.
+    For these the model runs over every truthful answer, and what it predicts at each token is
+    kept. With `wrong` the wrong answers become a second set, which RAD's beta subtracts. With
+    `context=None` no model is needed. With `out` the space is also written there as it grows:
+    killed at any moment, the same call resumes to the bytes of a build never interrupted.
     """
-    _check_settings(context, window, values, dtype)
-    prompt = prompt or Prompt()
+    settings = _EntrySettings(context, window, end, wrong, values, dtype)
     read = read_examples(examples, columns=columns, separator=separator, limit=limit)
-    found = [
-        list(passages(lm, read, prompt, wrong=kind)) for kind in ([False, True][: 1 + wrong])
-    ]
-    if not all(found):
-        raise SettingError("wrong=True asks for wrong answers, and no example has one")
     if isinstance(embedder, (str, Path)):
-        embedder = load_embedder(embedder, device=lm.device)
-    head = lm.head_kind((found[0][0].prompt + found[0][0].tokens)[:64])
+        embedder = load_embedder(embedder, device="cpu" if lm is None else lm.device)
     recipe = Recipe(
+        embedder=embedder.id, embedder_hash=embedder.hash, prompt=prompt or Prompt()
+    )
+    worker, found = None, []
+    if context is not None:
+        if lm is None:
+            raise SettingError("entries need a model: give one, or context=None for none")
+        found = cut_answers(lm, read, recipe.prompt, wrong=wrong)
+        if not all(found):
+            raise SettingError("wrong=True asks for wrong answers, and no example has one")
+        recipe = _recipe_of(lm, recipe, settings, head_of(lm, found))
+        worker = Worker(lm, embedder, recipe)
+    options: dict[str, Any] = {"worker": worker, "found": found, "progress": progress}
+    if out is None:
+        segment = make_segment(read, embedder, **options)
+        return space_of(_built(recipe, segment, now), embedder=embedder, now=now)
+    folder, plan = Path(out), plan_hash(recipe, read)
+    with working(folder, plan, is_build=True) as work:
+        base = _state(folder)
+        made = _standing(folder, plan, embedder, now)
+        if made is None:
+            segment = make_segment(read, embedder, work=work, **options)
+            content = _built(recipe, segment, now)
+            state = commit(content, folder, base, work)
+            made = space_of(content, folder=folder, state=state, embedder=embedder, now=now)
+        clear(work)
+        clear_others(folder)
+    return made
+
+
+def _recipe_of(lm: Engine, shared: Recipe, settings: _EntrySettings, head: str) -> Recipe:
+    """How the entries of a model are made."""
+    kind = _value_kind(settings.values, head)
+    return Recipe(
+        embedder=shared.embedder,
+        embedder_hash=shared.embedder_hash,
+        prompt=shared.prompt,
+        context=settings.context,
+        window=settings.window,
+        end=settings.end,
+        wrong=settings.wrong,
         model=lm.id,
         model_fingerprint=lm.fingerprint,
         vocabulary=lm.vocabulary,
         tokenizer_hash=lm.tokenizer_hash,
-        embedder=embedder.id,
-        embedder_hash=embedder.hash,
-        context=context,
-        window=window,
-        end=end,
-        wrong=wrong,
-        prompt=prompt,
-        values=_value_kind(values, head),
+        values=kind,
         head=head,
-        dtype=_value_dtype(dtype, _value_kind(values, head)),
+        dtype=_value_dtype(settings.dtype, kind),
         computed=str(lm.dtype).removeprefix("torch."),
     )
-    plan = _plan_hash(recipe, read)
-    worker = Worker(lm, embedder, recipe)
-    work = [batch for some in found for batch in batches(some)]
-    if out is None:
-        parts = [worker.entries(batch) for batch in _watched(work, end, progress)]
-        return _space(worker, work, parts, read, plan)
-    return _build_on_disk(Path(out), worker, work, read, plan, progress)
 
 
-def _build_on_disk(
-    folder: Path,
-    worker: Worker,
-    work: list[list[Passage]],
-    examples: Sequence[Example],
-    plan: str,
-    progress: Progress | None,
-) -> GroundingSpace:
-    """Keep each finished batch in the folder of the build, and join them when all are there."""
-    with claimed(folder) as building:
-        kept = building / plan[:16]
-        if (standing := _standing(folder, plan)) is not None:
-            shutil.rmtree(kept, ignore_errors=True)
-            return replace(standing, embedder=worker.embedder)
-        kept.mkdir(exist_ok=True)
-        parts = [
-            worker.resume(batch, kept / f"{place:05d}.safetensors")
-            for place, batch in enumerate(_watched(work, worker.recipe.end, progress))
-        ]
-        space = _space(worker, work, parts, examples, plan)
-        commit(space, folder, building / "save")
-        for begun in [path for path in building.iterdir() if path.is_dir()]:
-            shutil.rmtree(begun)  # the lock is ours, so nobody works on these any more
-        return replace(space, folder=folder)
+def _built(recipe: Recipe, segment: Segment, now: Clock) -> Content:
+    parts = (Part(segment),)
+    return Content(recipe, parts).edited("build", parts, changed=len(parts[0]), time=now())
 
 
-def _standing(folder: Path, plan: str) -> GroundingSpace | None:
-    """The space that stands there, if it is whole and made by this very plan."""
+def _state(folder: Path) -> str | None:
+    """The state of the folder that a build is to replace; None: none, or a damaged one."""
     try:
-        return read_space(folder) if read_manifest(folder)["plan"] == plan else None
-    except SpaceFormatError:  # none, unfinished or damaged: it is made anew
+        return read_manifest(folder).state
+    except SpaceFormatError:
         return None
 
 
-def _watched(
-    work: list[list[Passage]], end: bool, progress: Progress | None
-) -> Iterator[list[Passage]]:
-    """Hand out the batches and say after each how many entries are done."""
-    sizes = [sum(passage_length(passage, end) for passage in batch) for batch in work]
-    done, total = 0, sum(sizes)
-    for batch, size in zip(work, sizes, strict=True):
-        if progress:
-            progress(done, total)
-        yield batch
-        done += size
-    if progress:
-        progress(done, total)
-
-
-def _space(
-    worker: Worker,
-    work: list[list[Passage]],
-    parts: list[Entries],
-    examples: Sequence[Example],
-    plan: str,
-) -> GroundingSpace:
-    """All parts together, truthful and wrong apart."""
-    sets = [
-        [part for batch, part in zip(work, parts, strict=True) if batch[0].is_wrong == kind]
-        for kind in (False, True)
-    ]
-    return GroundingSpace(
-        worker.recipe,
-        _join(sets[0]),
-        examples,
-        plan,
-        wrong=_join(sets[1]) if sets[1] else None,
-        embedder=worker.embedder,
-    )
-
-
-def _join(parts: list[Entries]) -> Entries:
-    """All entries in the order of example, answer, step, whatever the batches were."""
-    arrays = {
-        name: np.concatenate([getattr(part, name) for part in parts])
-        for name in Entries.__slots__
-    }
-    order = np.lexsort((arrays["steps"], arrays["answers"], arrays["examples"]))
-    return Entries(**{name: array[order] for name, array in arrays.items()})
+def _standing(folder: Path, plan: str, embedder: Embedder, now: Clock) -> GroundingSpace | None:
+    """The space that stands there, if it is whole and has what this plan would make."""
+    try:
+        standing = read_space(folder, embedder=embedder, now=now)
+        return standing if standing.plan == plan else None
+    except (SpaceFormatError, SpaceMismatchError):  # none, damaged, or made otherwise
+        return None
 
 
 def _value_kind(values: Values, head: str) -> str:
@@ -190,19 +173,3 @@ def _value_dtype(dtype: Dtype, kind: str) -> str:
     if dtype == "auto":
         return "float16" if kind == "hidden" else "float32"
     return dtype
-
-
-def _plan_hash(recipe: Recipe, examples: Sequence[Example]) -> str:
-    content = json.dumps([asdict(recipe), digest(examples), ROWS], sort_keys=True)
-    return hashlib.sha256(content.encode()).hexdigest()
-
-
-def _check_settings(context: Context, window: str, values: str, dtype: str) -> None:
-    if context != "full" and (not isinstance(context, int) or context < 1):
-        raise SettingError(f"context is a number of tokens from 1 or 'full', got {context!r}")
-    if window not in ("all", "answer"):
-        raise SettingError(f"window must be all or answer, got {window!r}")
-    if values not in ("auto", "hidden", "logits"):
-        raise SettingError(f"values must be auto, hidden or logits, got {values!r}")
-    if dtype not in ("auto", "float32", "float16"):
-        raise SettingError(f"dtype must be auto, float32 or float16, got {dtype!r}")

@@ -1,73 +1,194 @@
-"""The folder of a space while it is written: whose it is, who may write, what is left."""
+"""The folder of a space while it is written: whose it is, who may write, what is left over.
+
+Beside the files of the space there is one folder of ours, `.trueline`, with a mark, the lock of
+commits, and the work that writers have not finished. Nothing else is ever written or deleted.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
-from trueline.errors import SpaceError
+from trueline import files
+from trueline.errors import SpaceConflictError, SpaceError
+from trueline.space import manifest
 
-BUILDING = "building"  # the folder of unfinished work, inside the space's own
-_OURS = re.compile(r"(entries|wrong|examples)-[0-9a-f]{12}\.(safetensors|jsonl)")
+OWN = ".trueline"  # the folder of ours inside the folder of a space
+_MARK = "mark"
+_MARK_TEXT = f"{manifest.FORMAT}\n"
+_WAITING = 60  # seconds a commit waits for another, which takes far less
+_SCRATCH = re.compile(r"\.manifest\.json\.\d+-\d+\.tmp")  # what a kill leaves of a manifest
+_WORK = re.compile(r"(build|edit)-[0-9a-f]{16}")
 
 
 def check_target(folder: Path) -> None:
     """Refuse to write over something that is not a space."""
     if folder.exists() and not folder.is_dir():
         raise SpaceError(f"{folder} is a file; name a folder for the space")
-    if not folder.is_dir() or not any(folder.iterdir()) or _is_ours(folder):
+    if not folder.is_dir() or not any(folder.iterdir()) or is_ours(folder):
         return
     raise SpaceError(
         f"{folder} is not empty and holds no space; nothing was written; name another folder"
     )
 
 
-@contextmanager
-def claimed(folder: Path) -> Iterator[Path]:
-    """Hold a folder while it is written to; hands out where unfinished work may lie.
+def is_ours(folder: Path) -> bool:
+    """Whether a folder holds a space, whole or damaged, or one that was begun."""
+    try:
+        if (folder / OWN).is_dir():
+            return _is_marked(folder)
+        content = json.loads((folder / manifest.NAME).read_text("utf-8"))
+        is_first_format = manifest.rebuilding(content, folder) is not None
+        return is_first_format or content["format"] == manifest.FORMAT
+    except (OSError, ValueError, TypeError, KeyError):
+        return False
 
-    The lock goes with the process. What cannot be written ends in one error, and what was there
-    before still stands.
+
+def is_begun(folder: Path) -> bool:
+    """Whether a space was begun in a folder and has never been finished."""
+    return is_ours(folder) and not (folder / manifest.NAME).exists()
+
+
+@contextmanager
+def working(folder: Path, plan: str, *, is_build: bool = False) -> Iterator[Path]:
+    """Hold the place of unfinished work on a plan; it stays until `clear` removes it.
+
+    One build at a time works in a folder. What cannot be written ends in one error, and what
+    was there before still stands.
     """
     check_target(folder)
-    work = folder / BUILDING
+    name = f"{'build' if is_build else 'edit'}-{plan[:16]}"
+    lock = "build.lock" if is_build else f"{name}.lock"
     try:
-        work.mkdir(parents=True, exist_ok=True)
-        with FileLock(work / ".lock", timeout=0):
-            yield work
-            if all(path.name == ".lock" for path in work.iterdir()):
-                shutil.rmtree(work)
+        _claim(folder)
+        with FileLock(folder / OWN / lock, timeout=0):
+            (folder / OWN / name).mkdir(exist_ok=True)
+            yield folder / OWN / name
+            if not is_build and not (folder / OWN / name).exists():
+                (folder / OWN / lock).unlink(missing_ok=True)
     except Timeout as error:
         raise SpaceError(
-            f"another build is writing to {folder}; wait for it or name another folder"
+            f"another build or edit like this one is writing to {folder}; wait for it or name "
+            "another folder"
         ) from error
     except (OSError, SafetensorError) as error:  # safetensors has its own for a full disk
+        raise _unwritable(folder, error) from error
+
+
+@contextmanager
+def committing(folder: Path, base: str | None, *, check: bool = True) -> Iterator[None]:
+    """Hold the lock of commits while the folder changes from the state `base` to another."""
+    try:
+        _claim(folder)
+        with FileLock(folder / OWN / "lock", timeout=_WAITING):
+            if check:
+                check_base(folder, base)
+            yield
+    except Timeout as error:
         raise SpaceError(
-            f"{folder} cannot be written ({getattr(error, 'strerror', None) or error}); what "
-            "was finished is kept; free some room and run the same again"
+            f"another commit to {folder} has not ended within {_WAITING} seconds; run the same "
+            "again when it has"
         ) from error
+    except (OSError, SafetensorError) as error:
+        raise _unwritable(folder, error) from error
 
 
-def remove_strays(folder: Path, manifest: dict[str, Any]) -> None:
-    """Delete the arrays and examples that no manifest names any more."""
+def remove_strays(folder: Path, named: set[str]) -> None:
+    """Delete files of ours that no manifest names any more; the lock of commits is held."""
     for path in folder.iterdir():
-        if _OURS.fullmatch(path.name) and path.name not in manifest["files"]:
+        is_stray = manifest.is_file_name(path.name) and path.name not in named
+        if is_stray or _SCRATCH.fullmatch(path.name):
             path.unlink()
 
 
-def _is_ours(folder: Path) -> bool:
-    """Whether a folder holds a space, whole or damaged, or one that was begun."""
-    if any(_OURS.fullmatch(path.name) or path.name == BUILDING for path in folder.iterdir()):
-        return True
+def clear(work: Path) -> None:
+    """Delete the work on a plan that has been committed."""
+    shutil.rmtree(work)
+
+
+def clear_others(folder: Path) -> None:
+    """Delete work that was begun and that nobody is at any more."""
+    for work in (folder / OWN).iterdir():
+        if not (work.is_dir() and _WORK.fullmatch(work.name)):
+            continue
+        lock = folder / OWN / ("build.lock" if "build" in work.name else f"{work.name}.lock")
+        try:
+            with FileLock(lock, timeout=0):
+                clear(work)
+                if "build" not in work.name:
+                    lock.unlink(missing_ok=True)
+        except Timeout:  # somebody works on it
+            continue
+
+
+def is_plain(path: Path) -> bool:
+    """Whether it is a regular file of the folder itself: no link, no device, no folder."""
     try:
-        return "format_version" in json.loads((folder / "manifest.json").read_text("utf-8"))
-    except (OSError, ValueError, TypeError):
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
         return False
+
+
+def sync_folder(folder: Path) -> None:
+    """Return when the names in a folder are on the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _is_marked(folder: Path) -> bool:
+    """Whether the mark is there, or a kill came while it was written, before all else."""
+    mark = folder / OWN / _MARK
+    text = mark.read_text("utf-8") if is_plain(mark) else ""
+    if text == _MARK_TEXT:
+        return True
+    others = {path.name for path in folder.iterdir()} - {OWN}
+    inside = {path.name for path in (folder / OWN).iterdir()} - {_MARK}
+    return _MARK_TEXT.startswith(text) and not others and not inside
+
+
+def _claim(folder: Path) -> None:
+    """Mark a folder as ours."""
+    mark = folder / OWN / _MARK
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    if not is_plain(mark) or mark.read_text("utf-8") != _MARK_TEXT:
+        mark.write_text(_MARK_TEXT, "utf-8")  # in place: whoever else does it writes the same
+        files.sync(mark)
+
+
+def check_base(folder: Path, base: str | None) -> None:
+    """Refuse a commit if another came first: the folder must still be in the state `base`."""
+    try:
+        standing = manifest.parse((folder / manifest.NAME).read_text("utf-8"))
+    except (OSError, KeyError, TypeError, ValueError, AttributeError):  # none, or damaged
+        if base is None:
+            return
+        raise SpaceConflictError(
+            f"the space at {folder} is gone or damaged since it was opened; what was computed "
+            "is kept there; restore it from a copy, open it, and do the same again"
+        ) from None
+    if standing.state != base:
+        first = str(standing.history[-1]) if standing.history else "another space"
+        raise SpaceConflictError(
+            f"another commit to {folder} came first: {first}; nothing was changed, and what "
+            "was computed is kept; take the newest state (space.current()) and do the same "
+            "again, or run the same command again"
+        )
+
+
+def _unwritable(folder: Path, error: Exception) -> SpaceError:
+    return SpaceError(
+        f"{folder} cannot be written ({getattr(error, 'strerror', None) or error}); what "
+        "was finished is kept; free some room and run the same again"
+    )

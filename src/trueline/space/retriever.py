@@ -1,41 +1,110 @@
-"""Windows of text in, the entries near them out."""
+"""Windows of text in, the entries near them out, over all segments of a space."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
 from threading import RLock
 from typing import Literal
 
 import torch
 
 from trueline.embedders.base import Embedder, PreparedTexts, embed_prepared, prepare_texts
-from trueline.embedders.loading import load_embedder
-from trueline.embedders.sentence import SentenceEmbedder
 from trueline.engines.base import Engine
-from trueline.search import Exact, Hits, open_search
+from trueline.search import Exact, Hits, Search, join_hits, open_search
 from trueline.shortcuts import is_on
-from trueline.space.content import Entries
-from trueline.space.space import GroundingSpace
+from trueline.space.content import Content
+from trueline.space.segment import Entries, Part
 from trueline.space.windows import text_hash, window_tokens
 
 Matches = Literal["all", "without", "only"]  # what becomes of exact matches
 MatchBy = Literal["cosine", "text"]  # what counts as one
 
-_opening = RLock()  # one thread at a time opens embedders, keys and indexes
+opening = RLock()  # one thread at a time opens embedders, keys and indexes
 _ROUNDING = {torch.float32: 1e-6, torch.float16: 1e-4}  # of a cosine of 1, by the type of keys
+_SMALL = 2_048  # entries: neighboring segments below this are searched as one
+
+
+class Reader:
+    """The entries of one segment on one device, opened once for every space that holds it."""
+
+    def __init__(self, entries: Entries, device: torch.device, name: str | None) -> None:
+        self.keys = torch.from_numpy(entries.keys).to(device)  # (entries, dimension)
+        self.values = torch.from_numpy(entries.values).to(device)  # (entries, d or vocabulary)
+        self.windows = torch.from_numpy(entries.windows).to(device)  # (entries,)
+        self.tokens = torch.from_numpy(entries.tokens).to(device).long()  # (entries,)
+        self.examples = torch.from_numpy(entries.examples).to(device)  # (entries,)
+        self._name = name
+
+    @cached_property
+    def search(self) -> Search:
+        """Finds keys, through an index where there are many."""
+        with opening:
+            return open_search(self.keys, self._name)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Entries that are searched together, and their numbers among all entries of the space."""
+
+    start: int  # the number of its first entry
+    keys: torch.Tensor
+    values: torch.Tensor
+    search: Search
+    live: torch.Tensor | None = None  # (rows,) whether a row is left; None: all are
+    rows: torch.Tensor | None = None  # (count,) the rows that are left
+
+    @cached_property
+    def count(self) -> int:
+        return len(self.keys) if self.rows is None else len(self.rows)
+
+    @cached_property
+    def numbers(self) -> torch.Tensor | None:
+        """The number of each row that is left: (rows,)."""
+        return None if self.live is None else self.live.cumsum(0) - 1 + self.start
+
+    def above(self, queries: torch.Tensor, tau: float) -> Hits:
+        hits = self._searched.above(queries, tau)
+        return self._numbered(hits if self.live is None else hits.kept(self.live[hits.entries]))
+
+    def nearest(self, queries: torch.Tensor, k: int) -> Hits:
+        return self._numbered(self._searched.nearest(queries, k, self.live))
+
+    @property
+    def _searched(self) -> Search:
+        return self.search if is_on("index") else Exact(self.keys)
+
+    def _numbered(self, hits: Hits) -> Hits:
+        if self.numbers is None:
+            numbers = hits.entries + self.start if self.start else hits.entries
+        else:
+            numbers = self.numbers[hits.entries]
+        return Hits(hits.rows, numbers, hits.similarities)
 
 
 class Retriever:
-    """The keys and values of some entries on one device, with the embedder of the keys."""
+    """The entries of a space on one device, with the embedder of their keys."""
 
-    def __init__(self, entries: Entries, embedder: Embedder, device: torch.device) -> None:
-        self.embedder = embedder
-        keys = torch.from_numpy(entries.keys).to(device)  # (entries, dimension)
-        self._same = 1 - _ROUNDING[keys.dtype]  # from here on a cosine is that of equal windows
-        self._search = {True: open_search(keys), False: Exact(keys)}
-        self._values = torch.from_numpy(entries.values).to(device)  # (entries, d or vocabulary)
-        self._windows = torch.from_numpy(entries.windows).to(device)  # (entries,)
-        self.tokens = torch.from_numpy(entries.tokens).to(device).long()  # (entries,)
+    def __init__(
+        self, parts: Sequence[Part], embedder: Embedder, device: torch.device, *, wrong: bool
+    ) -> None:
+        self.embedder, self._device = embedder, device
+        readers = [(part, _reader(part, device, wrong)) for part in parts]
+        kept = [
+            (reader, _live(part, reader))
+            for part, reader in readers
+            if reader is not None and part.count(wrong=wrong)
+        ]
+        self.blocks = _blocks(kept)
+        kinds = {reader.keys.dtype for reader, _ in kept} or {torch.float32}
+        self._same = 1 - max(
+            _ROUNDING[kind] for kind in kinds
+        )  # from here on windows are equal
+        none = torch.zeros(0, dtype=torch.long, device=device)
+        self._windows = _joined([_left(reader.windows, live) for reader, live in kept], none)
+        self.tokens = _joined([_left(reader.tokens, live) for reader, live in kept], none)
 
     def embed(self, windows: Sequence[str]) -> torch.Tensor:
         """The windows as queries (windows, dimension); equal ones are embedded once."""
@@ -47,7 +116,7 @@ class Retriever:
 
     def embed_tokenized(self, tokenized: PreparedTexts) -> torch.Tensor:
         """Tokenized windows as queries (windows, dimension), safe in another thread."""
-        return embed_prepared(self.embedder, tokenized).to(self._values.device)
+        return embed_prepared(self.embedder, tokenized).to(self._device)
 
     def above(
         self,
@@ -59,7 +128,8 @@ class Retriever:
         match_by: MatchBy = "cosine",
     ) -> Hits:
         """Every entry whose cosine with a query exceeds tau; entries ascend within a row."""
-        hits = self._search[is_on("index")].above(queries, tau)
+        found = [block.above(queries, tau) for block in self.blocks]
+        hits = found[0] if len(found) == 1 else join_hits(found, queries)
         if matches == "all":
             return hits
         exact = self._exact(windows, hits, match_by)
@@ -67,11 +137,29 @@ class Retriever:
 
     def nearest(self, queries: torch.Tensor, k: int) -> Hits:
         """The k nearest entries of each query, or all there are; the nearest first."""
-        return self._search[is_on("index")].nearest(queries, k)
+        found = [block.nearest(queries, k) for block in self.blocks]
+        if len(found) == 1 or not len(queries):
+            return found[0] if found else join_hits([], queries)
+        rows = len(queries)
+        cosines = torch.cat([hits.similarities.view(rows, -1) for hits in found], 1)
+        entries = torch.cat([hits.entries.view(rows, -1) for hits in found], 1)
+        best = cosines.topk(min(k, cosines.shape[1]))
+        row = torch.arange(rows, device=queries.device).repeat_interleave(best.values.shape[1])
+        nearest = entries.gather(1, best.indices)
+        return Hits(row, nearest.reshape(-1), best.values.reshape(-1))
 
     def values(self, entries: torch.Tensor) -> torch.Tensor:
         """The values of some entries, as float32: (n, d or vocabulary)."""
-        return self._values[entries].float()
+        if len(self.blocks) == 1 and self.blocks[0].rows is None:
+            return self.blocks[0].values[entries].float()
+        width = self.blocks[0].values.shape[1] if self.blocks else 0
+        found = torch.empty(len(entries), width, device=self._device)
+        for block in self.blocks:
+            is_here = (entries >= block.start) & (entries < block.start + block.count)
+            rows = entries[is_here] - block.start
+            rows = rows if block.rows is None else block.rows[rows]
+            found[is_here] = block.values[rows].float()
+        return found
 
     def _exact(self, windows: Sequence[str], hits: Hits, match_by: MatchBy) -> torch.Tensor:
         """Which of the hits stand in the very window that asked: (hits,)."""
@@ -82,44 +170,65 @@ class Retriever:
 
 
 def window_texts(
-    space: GroundingSpace,
+    space: Content,
     lm: Engine,
     contexts: Sequence[Sequence[int]],
     starts: Sequence[int],
 ) -> list[str]:
     """The text of each row's last tokens, as the space was built with it."""
     context, window = space.recipe.context, space.recipe.window
+    assert context is not None
     rows = zip(contexts, starts, strict=True)
     return lm.decode_all(
         [window_tokens(tokens, start, context, window) for tokens, start in rows]
     )
 
 
-class Retrievers:
-    """The entries of a space on every device they were asked for on; a space never changes."""
-
-    def __init__(self, space: GroundingSpace, *, wrong: bool = False) -> None:
-        self._space, self._wrong = space, wrong
-        self._made: dict[torch.device, Retriever] = {}
-
-    def on(self, device: torch.device) -> Retriever:
-        """The entries on a device."""
-        with _opening:
-            if device not in self._made:
-                entries = self._space.wrong if self._wrong else self._space.entries
-                assert entries is not None
-                embedder = open_embedder(self._space, device)
-                self._made[device] = Retriever(entries, embedder, device)
-            return self._made[device]
+def _reader(part: Part, device: torch.device, wrong: bool) -> Reader | None:
+    """The reader of a segment, from those it has or new; None: it has no such entries."""
+    entries, segment = part.entries_of(wrong=wrong), part.segment
+    if entries is None or not len(entries):
+        return None
+    if (device, wrong) not in segment.opened:
+        record = segment.records.get("wrong" if wrong else "entries")
+        name = None if record is None else record.sha256
+        segment.opened[device, wrong] = Reader(entries, device, name)
+    found: Reader = segment.opened[device, wrong]
+    return found
 
 
-def open_embedder(space: GroundingSpace, device: torch.device) -> Embedder:
-    """The embedder a space was built with, and no other; opened once for a space and device."""
-    with _opening:
-        if device not in space.opened:
-            embedder = space.embedder or load_embedder(space.recipe.embedder, device=device)
-            space.check_embedder(embedder)
-            if isinstance(embedder, SentenceEmbedder):
-                embedder.open()
-            space.opened[device] = embedder
-        return space.opened[device]
+def _live(part: Part, reader: Reader) -> torch.Tensor | None:
+    """Whether each entry of a segment is left: (entries,); None: all are."""
+    if part.live is None:
+        return None
+    return torch.from_numpy(part.live).to(reader.keys.device)[reader.examples.long()]
+
+
+def _blocks(kept: Sequence[tuple[Reader, torch.Tensor | None]]) -> list[_Block]:
+    """Large segments each by itself; small ones that follow each other are joined."""
+    blocks: list[_Block] = []
+    start = 0
+    for is_small, group in groupby(kept, lambda pair: len(pair[0].keys) < _SMALL):
+        pairs = list(group)
+        for some in [pairs] if is_small and len(pairs) > 1 else [[pair] for pair in pairs]:
+            blocks.append(_block(start, some))
+            start += blocks[-1].count
+    return blocks
+
+
+def _block(start: int, pairs: Sequence[tuple[Reader, torch.Tensor | None]]) -> _Block:
+    if len(pairs) > 1:
+        keys = torch.cat([_left(reader.keys, live) for reader, live in pairs])
+        values = torch.cat([_left(reader.values, live) for reader, live in pairs])
+        return _Block(start, keys, values, Exact(keys))
+    ((reader, live),) = pairs
+    rows = None if live is None else live.nonzero()[:, 0]
+    return _Block(start, reader.keys, reader.values, reader.search, live, rows)
+
+
+def _left(tensor: torch.Tensor, live: torch.Tensor | None) -> torch.Tensor:
+    return tensor if live is None else tensor[live]
+
+
+def _joined(tensors: list[torch.Tensor], none: torch.Tensor) -> torch.Tensor:
+    return torch.cat(tensors) if tensors else none

@@ -1,99 +1,239 @@
-"""A grounding space: what it holds, and what it may be used with."""
+"""A grounding space: written, read again, and edited without touching what is there."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from trueline.embedders.base import Embedder
 from trueline.embedders.loading import load_embedder
-from trueline.errors import SpaceMismatchError
+from trueline.engines.base import Engine
+from trueline.examples import read_examples
 from trueline.prompts import Prompt
-from trueline.space.content import Content
-from trueline.space.storage import read_content, verify_content, write_content
+from trueline.records import Example
+from trueline.space import edits
+from trueline.space.content import Commit, Content, utc_now
+from trueline.space.folder import clear, clear_others, working
+from trueline.space.making import Progress, check_lm, extension, plan_hash
+from trueline.space.opened import OpenContent
+from trueline.space.segment import Part
+from trueline.space.storage import (
+    State,
+    commit,
+    read_stamp,
+    read_state,
+    tidy,
+    verify_content,
+)
 
-if TYPE_CHECKING:
-    from trueline.engines.base import Engine
+Examples = str | Path | Sequence[Example]
+Clock = Callable[[], datetime]
 
 
-@dataclass(frozen=True)
-class GroundingSpace(Content):
-    """Context embeddings and the model's own predictions in truthful contexts."""
+@dataclass(frozen=True, eq=False)
+class GroundingSpace(OpenContent):
+    """Verified examples, their vectors, and the model's own predictions in truthful contexts.
+
+    An edit returns the new space; this one goes on as it was. If it has a folder, the edit is
+    committed there.
+    """
 
     folder: Path | None = None  # where it was read from or written to
-    embedder: Embedder | None = field(default=None, repr=False)  # None: opened when needed
-    opened: dict[Any, Embedder] = field(  # by device, so that every method shares one
-        default_factory=dict, init=False, repr=False, compare=False
-    )
-
-    def __len__(self) -> int:
-        return len(self.entries)
+    state: State | None = None  # the commit of the folder that this object shows
+    now: Clock = field(default=utc_now, repr=False)  # the clock of the history
 
     def __repr__(self) -> str:
-        return (
-            f"GroundingSpace({len(self)} entries from {len(self.examples)} examples, "
-            f"model {self.recipe.model}, context {self.recipe.context})"
-        )
+        counts, context = self.counts(), self.recipe.context
+        made = f"model {self.recipe.model}, context {context}" if context else "no entries"
+        return f"GroundingSpace({len(self)} examples, {counts['entries']} entries, {made})"
 
     @property
     def prompt(self) -> Prompt:
         """The prompt it was built with and must be asked with."""
         return self.recipe.prompt
 
+    @property
+    def plan(self) -> str:
+        """A hash of how it was made and of all its examples."""
+        return plan_hash(self.recipe, self.examples)
+
     def save(self, folder: str | Path) -> None:
-        """Write the space to a folder; one that stood there stands to the last moment."""
-        write_content(self, Path(folder))
+        """Write the space to a folder; one that stood there stands to the last moment.
+
+        A space that had no folder has this one from now on: edits are committed there.
+        """
+        folder = Path(folder)
+        is_own = self.folder is not None and folder.resolve() == self.folder.resolve()
+        with working(folder, self.plan, is_build=True) as work:
+            state = commit(self, folder, self._base if is_own else None, work, check=is_own)
+            clear(work)
+            clear_others(folder)
+        if self.folder is None or is_own:
+            object.__setattr__(self, "folder", folder)
+            object.__setattr__(self, "state", state)
 
     def verify(self) -> dict[str, Any]:
         """Check every byte and number; says what was checked, or raises SpaceFormatError."""
         return verify_content(self, self.folder)
 
-    def check_model(self, lm: Engine) -> None:
-        """Refuse a model or tokenizer the space was not built with."""
-        recipe = self.recipe
-        again = f"build it anew with `trueline build --model {lm.id}`"
-        if lm.id == recipe.model:
-            again = (
-                "the name is the same, the weights or their precision are not (float32 and "
-                f"bfloat16 count as one, float16 does not); {again}"
-            )
-        if lm.fingerprint != recipe.model_fingerprint:
-            raise SpaceMismatchError(
-                f"the space was built with the model {recipe.model} "
-                f"(fingerprint {recipe.model_fingerprint[:12]}, "
-                f"vocabulary {recipe.vocabulary}), this is {lm.id} "
-                f"(fingerprint {lm.fingerprint[:12]}, vocabulary {lm.vocabulary}); {again}"
-            )
-        if lm.tokenizer_hash != recipe.tokenizer_hash:
-            raise SpaceMismatchError(
-                f"the space was built with another tokenizer "
-                f"(hash {recipe.tokenizer_hash[:12]}, this one has {lm.tokenizer_hash[:12]}): "
-                f"the same text would become other tokens; {again}"
-            )
+    def history(self) -> tuple[Commit, ...]:
+        """What was committed and when, the oldest first."""
+        return self.commits
 
-    def check_embedder(self, embedder: Embedder) -> None:
-        """Refuse an embedder the keys were not made with."""
-        if embedder.hash != self.recipe.embedder_hash:
-            raise SpaceMismatchError(
-                f"the space was built with the embedder {self.recipe.embedder} "
-                f"(hash {self.recipe.embedder_hash[:12]}), this is {embedder.id} "
-                f"(hash {embedder.hash[:12]}): their cosines cannot be compared; build it anew "
-                f"with `trueline build --embedder {embedder.id}`"
-            )
+    def current(self) -> GroundingSpace:
+        """The newest state of the folder; the space itself if nothing was committed since.
 
-    def check_prompt(self, prompt: Prompt) -> None:
-        """Refuse a prompt the entries were not made with."""
-        if prompt != self.recipe.prompt:
-            raise SpaceMismatchError(
-                f"the space was built with the prompt {self.recipe.prompt.template!r} "
-                f"(hash {self.recipe.prompt.hash}), this is {prompt.template!r} "
-                f"(hash {prompt.hash}); ask with the space's own prompt or build it anew"
-            )
+        Costs one look at the manifest. Segments that are open already are shared.
+        """
+        if self.folder is None or self.state is None:
+            return self
+        if self.state.stamp is not None and read_stamp(self.folder) == self.state.stamp:
+            return self
+        known = {part.segment.name: part.segment for part in self.parts}
+        content, state = read_state(self.folder, known)
+        if state.hash == self.state.hash:
+            object.__setattr__(self, "state", state)
+            return self
+        return self._next(content, state)
+
+    def add(
+        self,
+        examples: Examples,
+        lm: Engine | None = None,
+        *,
+        progress: Progress | None = None,
+    ) -> GroundingSpace:
+        """The space with more examples; `lm` is needed where there are RAD entries."""
+        read = read_examples(examples)
+        edits.check_new(self, read)
+        return self._extended("add", self.parts, read, lm, progress)
+
+    def replace(
+        self,
+        examples: Examples,
+        lm: Engine | None = None,
+        *,
+        progress: Progress | None = None,
+    ) -> GroundingSpace:
+        """The space with other content under the ids of these examples, which move to the end.
+
+        What has not changed stays as it is.
+        """
+        read = read_examples(examples)
+        ids = [example.id for example in read]
+        edits.check_known(self, ids, "; space.add(...) takes what is new (`trueline add`)")
+        changed = edits.changed_examples(self, read)
+        if not changed:
+            return self
+        gone = frozenset(example.id for example in changed)
+        parts = [part.without(gone) for part in self.parts]
+        return self._extended("replace", parts, changed, lm, progress)
+
+    def remove(self, ids: str | Iterable[str]) -> GroundingSpace:
+        """The space without the examples of these ids; no answer sees them any more."""
+        named = [ids] if isinstance(ids, str) else list(dict.fromkeys(ids))
+        edits.check_known(self, named)
+        if not named:
+            return self
+        return self._commit("remove", edits.without(self, named), len(named), None)
+
+    def compact(self) -> GroundingSpace:
+        """The space as one segment: what was removed is gone from every byte of the folder."""
+        if not edits.is_compact(self):
+            with self._working(self.examples) as work:
+                made = self._commit("compact", edits.compacted(self), len(self), work)
+        else:
+            made = self
+        if self.folder is not None:
+            tidy(self.folder, made._base)
+            clear_others(self.folder)
+        return made
+
+    def _extended(
+        self,
+        what: str,
+        parts: Iterable[Part],
+        examples: Sequence[Example],
+        lm: Engine | None,
+        progress: Progress | None,
+    ) -> GroundingSpace:
+        """The space with these parts and a new one."""
+        check_lm(self, lm)
+        embedder = self.open_embedder("cpu" if lm is None else lm.device)
+        with self._working(examples) as work:
+            segment = extension(self, examples, lm, embedder, work, progress)
+            return self._commit(what, [*parts, Part(segment)], len(examples), work)
+
+    @contextmanager
+    def _working(self, examples: Sequence[Example]) -> Iterator[Path | None]:
+        """Where unfinished work on some examples is kept; None for a space in memory."""
+        if self.folder is None:
+            yield None
+            return
+        with working(self.folder, plan_hash(self.recipe, examples)) as work:
+            yield work
+            clear(work)
+
+    def _commit(
+        self, what: str, parts: Iterable[Part], changed: int, work: Path | None
+    ) -> GroundingSpace:
+        content = self.edited(what, parts, changed=changed, time=self.now())
+        if self.folder is None:
+            return self._next(content, None)
+        return self._next(content, commit(content, self.folder, self._base, work))
+
+    @property
+    def _base(self) -> str:
+        assert self.state is not None
+        return self.state.hash
+
+    def _next(self, content: Content, state: State | None) -> GroundingSpace:
+        """Another content with all that is opened here, if it was made with this embedder."""
+        is_same = content.recipe.embedder_hash == self.recipe.embedder_hash
+        return space_of(
+            content,
+            folder=self.folder,
+            state=state,
+            now=self.now,
+            embedder=self.embedder if is_same else None,
+            opened=self.opened if is_same else {},
+        )
+
+
+def space_of(
+    content: Content,
+    *,
+    folder: Path | None = None,
+    state: State | None = None,
+    embedder: Embedder | None = None,
+    now: Clock = utc_now,
+    opened: dict[torch.device, Embedder] | None = None,
+) -> GroundingSpace:
+    """A space of some content; `opened` are embedders that are open already, by device."""
+    return GroundingSpace(
+        content.recipe,
+        content.parts,
+        content.commits,
+        content.tuned,
+        folder=folder,
+        state=state,
+        embedder=embedder,
+        now=now,
+        opened={} if opened is None else opened,
+    )
 
 
 def read_space(
-    folder: str | Path, *, embedder: str | Path | Embedder | None = None
+    folder: str | Path,
+    *,
+    embedder: str | Path | Embedder | None = None,
+    now: Clock = utc_now,
 ) -> GroundingSpace:
     """Open a space, its arrays left on disk until a row is asked for.
 
@@ -101,8 +241,25 @@ def read_space(
     """
     if isinstance(embedder, (str, Path)):
         embedder = load_embedder(embedder)
-    content = read_content(Path(folder))
-    space = GroundingSpace(**vars(content), folder=Path(folder), embedder=embedder)
-    if embedder is not None:
-        space.check_embedder(embedder)
-    return space
+    content, state = read_state(Path(folder))
+    return space_of(content, folder=Path(folder), state=state, embedder=embedder, now=now)
+
+
+def merge(
+    one: GroundingSpace, other: GroundingSpace, *, out: str | Path | None = None
+) -> GroundingSpace:
+    """The examples of both spaces, which must have been made alike; in memory, or in `out`.
+
+    `out` may be the folder of the first: then the examples of the other are added there.
+    """
+    parts = edits.merged(one, other)
+    added = sum(map(len, parts)) - len(one)
+    content = one.edited("merge", parts, changed=added, time=one.now())
+    if out is not None and one.folder is not None:
+        if Path(out).resolve() == one.folder.resolve():
+            with one._working(content.examples) as work:
+                return one._next(content, commit(content, one.folder, one._base, work))
+    made = space_of(content, embedder=one.embedder, now=one.now, opened=one.opened)
+    if out is not None:
+        made.save(out)
+    return made

@@ -1,224 +1,292 @@
-"""The content of a space in, a folder out, and back: manifest, arrays, checksums.
+"""The content of a space in, a folder out, and back: manifest, segments, checksums.
 
 docs/format.md tells another program how to read it.
 
-Arrays and examples are written under names that carry their own hash, then the manifest is
-renamed over the old one: that rename is the moment the folder changes from the old space to the
-new. A kill before it leaves the old space, or none; a kill after it leaves files nobody names,
-which the next write removes.
+The files of a segment are written under names that carry their own hash, then the manifest is
+renamed over the old one: that rename is the moment the folder changes from the old state to the
+new. A kill before it leaves the old state, or none; a kill after it leaves files nobody names,
+which the next commit removes.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import shutil
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from trueline import files
 from trueline.errors import SpaceError, SpaceFormatError, TruelineError
-from trueline.examples import read_examples, to_lines
-from trueline.prompts import Prompt
-from trueline.space.content import Array, Content, Entries, Recipe
-from trueline.space.folder import BUILDING, claimed, remove_strays
+from trueline.examples import from_lines, to_lines
+from trueline.space import manifest
+from trueline.space.content import Content
+from trueline.space.folder import (
+    check_base,
+    committing,
+    is_begun,
+    is_plain,
+    remove_strays,
+    sync_folder,
+)
+from trueline.space.manifest import Manifest, SegmentRecord
+from trueline.space.segment import QUESTIONS, Array, Entries, FileRecord, Part, Segment
 
-FORMAT_VERSION = 1
 _CHECKED_ON_OPEN = 256 << 20  # bytes; above it opening checks sizes only, `verify` every byte
+_READS = 5  # times a folder is read while commits keep replacing what is read
 _DTYPES = {"F16": np.float16, "F32": np.float32, "I32": np.int32, "I64": np.int64}
+_ROWS = 1 << 16  # rows of an array that are checked at once
+
+Stamp = tuple[int, int, int]  # of the manifest's file: it changes with every commit
 
 
-def write_content(space: Content, folder: Path) -> None:
-    """Write what a space holds; the folder changes at one moment, or not at all."""
-    with claimed(folder) as work:
-        commit(space, folder, work / "save")
+class State(NamedTuple):
+    """Which commit of a folder something shows."""
 
-
-def commit(space: Content, folder: Path, scratch: Path) -> None:
-    """Put a space into a folder one has claimed, by way of a scratch folder inside it."""
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir()
-    lines = scratch / "examples"
-    lines.write_text("".join(to_lines(space.examples)), "utf-8", newline="\n")
-    files = [_settle(lines, folder, ".jsonl")]
-    for stem, entries in space.sets().items():
-        arrays = {name: np.ascontiguousarray(array) for name, array in entries.arrays().items()}
-        save_file(arrays, scratch / stem)
-        files.append(_settle(scratch / stem, folder, ".safetensors"))
-    manifest = _manifest(space, files)
-    told = scratch / "manifest"
-    told.write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", "utf-8")
-    _sync(told)
-    os.replace(told, folder / "manifest.json")
-    remove_strays(folder, manifest)
-    shutil.rmtree(scratch)
+    hash: str
+    stamp: Stamp | None = None  # None: not known, the manifest has to be read
 
 
 def read_content(folder: Path) -> Content:
     """What a folder holds, its arrays left on disk until a row is asked for."""
-    manifest = read_manifest(folder)
+    return read_state(folder)[0]
+
+
+def read_state(
+    folder: Path, known: Mapping[str, Segment] | None = None
+) -> tuple[Content, State]:
+    """What a folder holds now; segments in `known` are taken from there, not opened again."""
+    for _ in range(_READS):
+        stamp, found = read_stamp(folder), read_manifest(folder)
+        try:
+            return _open(folder, found, known or {}), State(found.state, stamp)
+        except SpaceFormatError:
+            if read_manifest(folder).state == found.state:  # else: replaced while it was read
+                raise
+    raise SpaceError(f"{folder} changes faster than it can be read; try again")
+
+
+def read_stamp(folder: Path) -> Stamp | None:
+    """What changes with every commit, without reading the manifest."""
     try:
-        size = sum(entry["bytes"] for entry in manifest["files"].values())
-        for name, entry in manifest["files"].items():
-            _check_file(folder / name, entry, whole=size <= _CHECKED_ON_OPEN)
-        names = {name.split("-")[0]: folder / name for name in manifest["files"]}
-        recipe = dict(manifest["recipe"])
-        recipe["prompt"] = Prompt(**recipe["prompt"])
-        space = Content(
-            Recipe(**recipe),
-            Entries(**dict(_map_arrays(names["entries"]))),
-            read_examples(names["examples"]),
-            manifest["plan"],
-            wrong=Entries(**dict(_map_arrays(names["wrong"]))) if recipe["wrong"] else None,
+        found = (folder / manifest.NAME).stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a space, its own checksum and format checked."""
+    path = folder / manifest.NAME
+    if not folder.is_dir():
+        raise SpaceFormatError(
+            f"there is no space at {folder}; build one with `trueline build`"
         )
-        _check_counts(space, manifest["counts"])
-        return space
+    if is_begun(folder):
+        raise SpaceFormatError(
+            f"{folder} holds an unfinished build; run the same `trueline build` again"
+        )
+    try:
+        if not is_plain(path):
+            raise ValueError(f"{path.name} is missing or no regular file")
+        text = path.read_text("utf-8")
+        if command := manifest.rebuilding(json.loads(text), folder):
+            raise SpaceFormatError(
+                f"{folder} has format 1, this release reads format {manifest.FORMAT_VERSION}; "
+                f"make it anew with `{command}`"
+            )
+        return manifest.parse(text)
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _unreadable(folder, str(error) or type(error).__name__) from error
+
+
+def commit(
+    content: Content, folder: Path, base: str | None, work: Path | None, *, check: bool = True
+) -> State:
+    """Change a folder from the state `base` to this content, in one moment.
+
+    New segments are written into `work` first. Without `check` any state may be replaced.
+    """
+    if check:
+        check_base(folder, base)
+    standing = _standing_names(folder, base) if check else set()
+    scratch: dict[str, Path] = {}
+    for number, part in enumerate(content.parts):
+        segment = part.segment
+        if not segment.records or not _names(segment) <= standing:
+            assert work is not None
+            scratch |= _write_segment(segment, work, number)
+    described = manifest.describe(content)
+    with committing(folder, base, check=check):
+        for name, path in scratch.items():
+            os.replace(path, folder / name)
+        sync_folder(folder)
+        files.write_text(folder / manifest.NAME, manifest.to_text(described))
+        sync_folder(folder)
+        stamp = read_stamp(folder)
+        remove_strays(folder, described.names())
+    return State(described.state, stamp)
+
+
+def tidy(folder: Path, base: str) -> None:
+    """Remove what interrupted commits left behind, in a folder whose state is `base`."""
+    with committing(folder, base):
+        remove_strays(folder, read_manifest(folder).names())
+
+
+def verify_content(content: Content, folder: Path | None) -> dict[str, Any]:
+    """Check every byte on disk against the manifest, and every number against its meaning."""
+    checked: dict[str, Any] = {}
+    if folder is not None:
+        segments = read_manifest(folder).segments
+        records = {file.name: file for each in segments for file in each.files.values()}
+        for record in records.values():
+            _check_file(folder, record, is_whole=True)
+        checked["files"] = len(records)
+    for part in content.parts:
+        if problem := _nonsense(part.segment):
+            raise _unreadable(folder or Path("the space"), problem)
+    return {**checked, **content.counts()}
+
+
+def _open(folder: Path, found: Manifest, known: Mapping[str, Segment]) -> Content:
+    try:
+        new = [each for each in found.segments if each.name not in known]
+        records = [record for each in new for record in each.files.values()]
+        is_whole = sum(record.bytes for record in records) <= _CHECKED_ON_OPEN
+        for record in records:
+            _check_file(folder, record, is_whole=is_whole)
+        opened = dict(known)
+        for each in new:
+            opened.setdefault(each.name, _read_segment(folder, each, found))
+        parts = [Part(opened[each.name], frozenset(each.removed)) for each in found.segments]
+        content = Content(found.recipe, tuple(parts), found.history, found.tuned)
+        _check_ids(parts)
+        return content
     except SpaceError:
         raise
     except (OSError, KeyError, TypeError, ValueError, SafetensorError, TruelineError) as error:
         raise _unreadable(folder, f"{type(error).__name__}: {error}") from error
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a space, its own checksum and format checked."""
-    path = folder / "manifest.json"
-    if not folder.is_dir():
-        raise SpaceFormatError(
-            f"there is no space at {folder}; build one with `trueline build`"
-        )
-    if (folder / BUILDING).exists() and not path.exists():
-        raise SpaceFormatError(
-            f"{folder} holds an unfinished build; run the same `trueline build` again"
-        )
+def _read_segment(folder: Path, record: SegmentRecord, found: Manifest) -> Segment:
+    paths = {kind: folder / file.name for kind, file in record.files.items()}
+    sets = {
+        kind: Entries(**dict(_map_arrays(paths[kind])))
+        for kind in manifest.SETS
+        if kind in paths
+    }
+    if found.recipe.context is not None and "entries" not in sets:
+        raise ValueError(f"the segment {record.name} has no entries")
+    examples = from_lines(paths["examples"].read_bytes().decode("utf-8"))
+    vectors = dict(_map_arrays(paths["vectors"]))
+    segment = Segment(examples, vectors, **sets, records=dict(record.files))
+    lengths = {len(array) for array in vectors.values()}
+    ragged = any(len({*map(len, each.arrays().values())}) > 1 for each in sets.values())
+    if segment.counts() != dict(record.counts) or lengths != {len(examples)} or ragged:
+        raise ValueError(f"it holds {segment.counts()}, the manifest says {record.counts}")
+    if QUESTIONS not in vectors or len(segment.numbers) != len(examples):
+        raise ValueError(f"the segment {record.name} lacks vectors of questions or repeats ids")
+    return segment
+
+
+def _check_ids(parts: list[Part]) -> None:
+    """Every example is there once, and what is removed was there."""
+    if not parts:
+        raise ValueError("it holds no segment")
+    if any(not part.removed <= part.segment.numbers.keys() for part in parts):
+        raise ValueError("an example is removed that was never there")
+    ids = [example.id for part in parts for example in part.examples]
+    if len(set(ids)) != len(ids):
+        raise ValueError("two examples have one id")
+
+
+def _write_segment(segment: Segment, work: Path, number: int) -> dict[str, Path]:
+    """Write the files of a segment into a folder of work: final name -> where it is."""
+    paths = {
+        kind: work / f"{number}-{kind}" for kind in ("examples", "vectors", *segment.sets())
+    }
+    lines = "".join(to_lines(segment.examples))
+    paths["examples"].write_text(lines, "utf-8", newline="\n")
+    arrays = {"vectors": dict(segment.vectors)}
+    arrays |= {kind: entries.arrays() for kind, entries in segment.sets().items()}
+    for kind, named in arrays.items():
+        save_file({n: np.ascontiguousarray(a) for n, a in named.items()}, paths[kind])
+        paths[kind].chmod(0o644)  # safetensors writes private files; a space may be shared
+    records = {}
+    for kind, path in paths.items():
+        files.sync(path)
+        hashed = files.file_hash(path)
+        name = manifest.file_name(kind, hashed)
+        records[kind] = FileRecord(name, hashed, path.stat().st_size)
+    if segment.records and segment.records != records:
+        raise SpaceFormatError("the files of a segment changed after it was opened; verify it")
+    segment.records.update(records)
+    return {records[kind].name: path for kind, path in paths.items()}
+
+
+def _names(segment: Segment) -> set[str]:
+    return {record.name for record in segment.records.values()}
+
+
+def _standing_names(folder: Path, base: str | None) -> set[str]:
+    """The files a folder already has, if it is still in the state `base`."""
     try:
-        manifest = json.loads(path.read_text("utf-8"))
-        version = manifest["format_version"]
-        if version != FORMAT_VERSION:
-            newer = "; install a newer trueline" if version > FORMAT_VERSION else ""
-            reason = (
-                f"it has format {version}, this release reads format {FORMAT_VERSION}{newer}"
-            )
-            raise ValueError(reason)
-        if manifest.pop("sha256") != _content_hash(manifest):
-            raise ValueError(
-                "manifest.json was changed after it was written: its checksum differs"
-            )
-        return dict(manifest)
-    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _unreadable(folder, str(error) or type(error).__name__) from error
+        found = read_manifest(folder)
+    except SpaceFormatError:  # none, or damaged
+        return set()
+    return found.names() if found.state == base else set()
 
 
-def verify_content(space: Content, folder: Path | None) -> dict[str, Any]:
-    """Check every byte on disk against the manifest, and every number against its meaning."""
-    checked: dict[str, Any] = {}
-    if folder is not None:
-        manifest = read_manifest(folder)
-        for name, entry in manifest["files"].items():
-            _check_file(folder / name, entry, whole=True)
-        checked["files"] = len(manifest["files"])
-    for entries in space.sets().values():
-        if problem := _nonsense(entries, len(space.examples)):
-            raise _unreadable(folder or Path("the space"), problem)
-    return {**checked, **space.counts()}
-
-
-def _nonsense(entries: Entries, examples: int) -> str:
+def _nonsense(segment: Segment) -> str:
     """Say which numbers mean nothing, if some do."""
-    for start in range(0, len(entries), 1 << 16):
-        keys = np.asarray(entries.keys[start : start + (1 << 16)], np.float32)
-        lengths = np.linalg.norm(keys, axis=1)
-        if not np.all((np.abs(lengths - 1) < 1e-3) | (lengths == 0)):
+    for name, vectors in segment.vectors.items():
+        if not _are_unit(vectors):
+            return f"some vectors of {name} are not of unit length"
+    for entries in segment.sets().values():
+        if not _are_unit(entries.keys):
             return "some keys are not of unit length"
-        if not np.isfinite(entries.values[start : start + (1 << 16)]).all():
-            return "some values are not finite"
-    places = entries.examples
-    if len(entries) and not 0 <= places.min() <= places.max() < examples:
-        return "some entries name an example that is not there"
+        for start in range(0, len(entries), _ROWS):
+            if not np.isfinite(entries.values[start : start + _ROWS]).all():
+                return "some values are not finite"
+        numbers = entries.examples
+        if len(entries) and not 0 <= numbers.min() <= numbers.max() < len(segment.examples):
+            return "some entries name an example that is not there"
     return ""
 
 
-def _manifest(space: Content, files: list[Path]) -> dict[str, Any]:
-    recipe = asdict(space.recipe)
-    manifest: dict[str, Any] = {
-        "format_version": FORMAT_VERSION,
-        "recipe": recipe,
-        "prompt_hash": space.recipe.prompt.hash,
-        "counts": space.counts(),
-        "arrays": {
-            stem: {
-                name: {"dtype": str(array.dtype), "shape": list(array.shape)}
-                for name, array in entries.arrays().items()
-            }
-            for stem, entries in space.sets().items()
-        },
-        "files": {
-            path.name: {"sha256": file_hash(path), "bytes": path.stat().st_size}
-            for path in files
-        },
-        "plan": space.plan,
-    }
-    return {**manifest, "sha256": _content_hash(manifest)}
+def _are_unit(vectors: Array) -> bool:
+    """Whether every row has length 1, or 0 where the embedder knew no word."""
+    for start in range(0, len(vectors), _ROWS):
+        lengths = np.linalg.norm(np.asarray(vectors[start : start + _ROWS], np.float32), axis=1)
+        if not np.all((np.abs(lengths - 1) < 1e-3) | (lengths == 0)):
+            return False
+    return True
 
 
-def _content_hash(manifest: dict[str, Any]) -> str:
-    content = json.dumps(manifest, sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def file_hash(path: Path) -> str:
-    """The SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _settle(scratch: Path, folder: Path, suffix: str) -> Path:
-    """Give a finished file the name that carries its hash."""
-    _sync(scratch)
-    path = folder / f"{scratch.name}-{file_hash(scratch)[:12]}{suffix}"
-    scratch.chmod(0o644)  # safetensors writes private files; a space may be shared
-    os.replace(scratch, path)
-    return path
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
-
-
-def _check_file(path: Path, entry: dict[str, Any], *, whole: bool) -> None:
-    if not path.exists():
-        raise _unreadable(path.parent, f"{path.name} is missing")
-    if (size := path.stat().st_size) != entry["bytes"]:
+def _check_file(folder: Path, record: FileRecord, *, is_whole: bool) -> None:
+    path = folder / record.name
+    if not is_plain(path):
+        raise _unreadable(folder, f"{path.name} is missing or no regular file")
+    if (size := path.stat().st_size) != record.bytes:
         raise _unreadable(
-            path.parent, f"{path.name} has {size} bytes, the manifest says {entry['bytes']}"
+            folder, f"{path.name} has {size} bytes, the manifest says {record.bytes}"
         )
-    if whole and file_hash(path) != entry["sha256"]:
-        raise _unreadable(path.parent, f"{path.name} was changed: its checksum differs")
-
-
-def _check_counts(space: Content, counts: dict[str, int]) -> None:
-    found = space.counts()
-    ragged = any(
-        len({len(array) for array in entries.arrays().values()}) > 1
-        for entries in space.sets().values()
-    )
-    if found != counts or ragged:
-        raise ValueError(f"it holds {found}, the manifest says {counts}")
+    if is_whole and files.file_hash(path) != record.sha256:
+        raise _unreadable(folder, f"{path.name} was changed: its checksum differs")
 
 
 def _map_arrays(path: Path) -> Iterator[tuple[str, Array]]:
     """The arrays of a safetensors file as memory maps."""
     with safe_open(path, framework="np") as file:  # checks that header and size fit
         names = list(file.keys())
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
+    with path.open("rb") as opened:
+        size = int.from_bytes(opened.read(8), "little")
+        header = json.loads(opened.read(size))
     for name in names:
         entry = header[name]
         shape, offset = tuple(entry["shape"]), 8 + size + entry["data_offsets"][0]

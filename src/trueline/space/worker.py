@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from itertools import groupby
 from pathlib import Path
 
@@ -11,11 +10,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from trueline.embedders.base import Embedder
+from trueline.embedders.base import Embedder, embed_distinct
 from trueline.engines.base import Engine, states_behind
 from trueline.errors import SettingError
-from trueline.space.content import Array, Entries, Recipe
+from trueline.files import replacing
+from trueline.space.content import Recipe
 from trueline.space.passages import Passage
+from trueline.space.segment import Array, Entries
 from trueline.space.windows import text_hash, window_tokens
 
 
@@ -39,15 +40,13 @@ class Worker:
         except (OSError, SafetensorError, TypeError):  # not there, or cut short
             pass
         entries = self.entries(batch)
-        scratch = path.with_suffix(".tmp")
-        save_file(entries.arrays(), scratch)
-        with scratch.open("rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(scratch, path)
+        with replacing(path) as scratch:
+            save_file(entries.arrays(), scratch)
         return entries
 
     def entries(self, batch: list[Passage]) -> Entries:
         """One entry for every token of every answer; each prompt is read once."""
+        assert self.recipe.context is not None
         lengths = [passage_length(passage, self.recipe.end) for passage in batch]
         windows = []
         for passage, length in zip(batch, lengths, strict=True):
@@ -94,11 +93,8 @@ class Worker:
         return min(self.lm.stop_ids, default=-1) if token is None else int(token)
 
     def _keys(self, windows: list[str]) -> Array:
-        distinct = list(dict.fromkeys(windows))
-        vectors = self.embedder.embed(distinct).cpu().numpy().astype(self.recipe.dtype)
-        row = {text: place for place, text in enumerate(distinct)}
-        keys: Array = vectors[[row[text] for text in windows]]  # (entries, dimension)
-        return keys
+        vectors = embed_distinct(self.embedder, windows)  # (entries, dimension)
+        return vectors.cpu().numpy().astype(self.recipe.dtype)
 
     @torch.inference_mode()
     def _values(self, batch: list[Passage], lengths: list[int]) -> Array:

@@ -18,7 +18,7 @@ from trueline.evaluation.judges.questions import (
 
 if TYPE_CHECKING:
     from trueline.embedders.base import Embedder
-    from trueline.engines.transformers.language import LanguageModel
+    from trueline.engines.base import Engine
 
 __all__ = [
     "JUDGES",
@@ -46,7 +46,7 @@ _HOST = re.compile(r"@(?:localhost|[^@]*[.:/])")  # an address that lacks its ht
 def open_judge(
     name: str = "offline",
     *,
-    lm: LanguageModel | None = None,
+    lm: Engine | None = None,
     embedder: Embedder | None = None,
     cache: Path | None = None,
     limits: Limits | None = None,
@@ -83,16 +83,16 @@ def _offline(embedder: Embedder | None) -> Judge:
     from trueline.embedders.loading import load_embedder
     from trueline.evaluation.judges.offline import OfflineJudge
 
-    return OfflineJudge(embedder or load_embedder("all-minilm-l6-v2"))
+    return OfflineJudge(embedder or load_embedder())
 
 
-def _local(model: str, lm: LanguageModel | None, max_tokens: int | None) -> Judge:
+def _local(model: str, lm: Engine | None, max_tokens: int | None) -> Judge:
     from trueline.evaluation.judges.local import LocalJudge
 
     if lm is None or model not in ("", lm.id):
         if not model:
             raise SettingError("a local judge needs a model, as in local:smollm2-135m")
-        from trueline.engines.transformers.language import load
+        from trueline.engines import load
 
         lm = load(model)
     return LocalJudge(lm) if max_tokens is None else LocalJudge(lm, max_new_tokens=max_tokens)

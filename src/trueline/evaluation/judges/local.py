@@ -16,7 +16,7 @@ from trueline.evaluation.samples import About, Task, Verdict
 from trueline.prompts import Prompt
 
 if TYPE_CHECKING:
-    from trueline.engines.transformers.language import LanguageModel
+    from trueline.engines.base import Engine
 
 _PROMPT = Prompt(template="{question}")  # the judge's question is the whole prompt
 
@@ -24,9 +24,7 @@ _PROMPT = Prompt(template="{question}")  # the judge's question is the whole pro
 class LocalJudge:
     """A language model that writes a few tokens, by plain decoding."""
 
-    def __init__(
-        self, lm: LanguageModel, *, max_new_tokens: int = 8, batch_size: int = 8
-    ) -> None:
+    def __init__(self, lm: Engine, *, max_new_tokens: int = 8, batch_size: int = 8) -> None:
         if max_new_tokens < 1 or batch_size < 1:
             raise SettingError(
                 "max_new_tokens and batch_size must be at least 1, got "

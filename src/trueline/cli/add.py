@@ -1,0 +1,75 @@
+"""`trueline add`: more examples for a space."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from trueline.cli.rows import example_options
+
+if TYPE_CHECKING:
+    from trueline.engines.base import Engine
+    from trueline.records import Example
+    from trueline.space.space import GroundingSpace
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("examples")
+@click.option("--replace", is_flag=True, help="Let new content take the place of known ids.")
+@click.option("--model", help="The model, if not the one the space names.")
+@click.option("--embedder", help="The embedder, if not the one the space names.")
+@click.option("--device", help="cpu, cuda, mps; the best there is if left out.")
+@click.option("--trust-remote-code", is_flag=True, help="Run code that comes with a model.")
+@example_options
+def add(
+    folder: Path,
+    examples: str,
+    replace: bool,
+    model: str | None,
+    embedder: str | None,
+    device: str | None,
+    trust_remote_code: bool,
+    read: Callable[[str], list[Example]],
+) -> None:
+    """Add EXAMPLES to the grounding space in FOLDER.
+
+    EXAMPLES is what `trueline build` takes. Only the new examples cost time. An id that the
+    space already holds is refused, or with --replace gets the new content.
+
+    \b
+    Example:
+      trueline add facts.space more.jsonl
+    """
+    from trueline.cli.screen import progress_bar
+    from trueline.space.space import read_space
+
+    found = read(examples)
+    space = read_space(folder, embedder=embedder)
+    known = [example for example in found if replace and example.id in space]
+    new = [example for example in found if example not in known]
+    lm = _model(space, model, device, trust_remote_code)
+    label = "entries" if lm is not None else "examples"
+    with progress_bar("adding", label) as progress:
+        if known:
+            space = space.replace(known, lm, progress=progress)
+        if new:
+            space = space.add(new, lm, progress=progress)
+    counts = space.counts()
+    click.echo(f"{folder}: {counts['examples']:,} examples, {counts['entries']:,} entries")
+
+
+def _model(
+    space: GroundingSpace, name: str | None, device: str | None, trust_remote_code: bool
+) -> Engine | None:
+    """The model of a space with entries, in the type they were computed in."""
+    from trueline.engines import load
+
+    recipe = space.recipe
+    if recipe.context is None:
+        return None
+    options = {"device": device, "trust_remote_code": trust_remote_code}
+    return load(name or recipe.model, dtype=recipe.computed, **options)  # type: ignore[arg-type]

@@ -1,0 +1,34 @@
+"""`trueline merge`: two spaces to one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("first", type=click.Path(path_type=Path))
+@click.argument("second", type=click.Path(path_type=Path))
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="The folder of the result; it may be that of the first.",
+)
+def merge(first: Path, second: Path, out: Path) -> None:
+    """Merge the grounding spaces in FIRST and SECOND, which must have been made alike.
+
+    An example that both hold is kept once; two different ones under one id are refused.
+
+    \b
+    Example:
+      trueline merge facts.space more.space --out both.space
+    """
+    from trueline.space.folder import check_target
+    from trueline.space.space import merge as merge_spaces
+    from trueline.space.space import read_space
+
+    check_target(out)
+    counts = merge_spaces(read_space(first), read_space(second), out=out).counts()
+    click.echo(f"{out}: {counts['examples']:,} examples, {counts['entries']:,} entries")

@@ -1,0 +1,67 @@
+"""The content of a space in, its vectors and entries on a device out; each is opened once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from trueline.embedders.base import Embedder
+from trueline.embedders.loading import load_embedder
+from trueline.embedders.sentence import SentenceEmbedder
+from trueline.space.content import Content
+from trueline.space.retriever import Retriever, opening
+from trueline.space.segment import QUESTIONS
+
+
+@dataclass(frozen=True, eq=False)
+class OpenContent(Content):
+    """The content of a space with what was opened of it, which all methods share.
+
+    Keys, values and searches belong to the segments, so that spaces that share a segment share
+    them too; `opened` is handed on by `dataclasses.replace` and by edits.
+    """
+
+    embedder: Embedder | None = field(default=None, repr=False)  # None: opened when needed
+    opened: dict[torch.device, Embedder] = field(default_factory=dict, repr=False)
+    _retrievers: dict[tuple[torch.device, bool], Retriever] = field(
+        default_factory=dict, init=False, repr=False
+    )
+    _questions: dict[torch.device, torch.Tensor] = field(
+        default_factory=dict, init=False, repr=False
+    )
+
+    def __post_init__(self) -> None:
+        if self.embedder is not None:
+            self.check_embedder(self.embedder)
+
+    def retriever(self, device: str | torch.device, *, wrong: bool = False) -> Retriever:
+        """The entries on a device, of the truthful or the wrong answers; opened once."""
+        key = torch.device(device), wrong
+        with opening:
+            if key not in self._retrievers:
+                embedder = self.open_embedder(key[0])
+                self._retrievers[key] = Retriever(self.parts, embedder, key[0], wrong=wrong)
+            return self._retrievers[key]
+
+    def open_embedder(self, device: str | torch.device) -> Embedder:
+        """The embedder it was built with, and no other; opened once for a device."""
+        device = torch.device(device)
+        with opening:
+            if device not in self.opened:
+                embedder = self.embedder or load_embedder(self.recipe.embedder, device=device)
+                self.check_embedder(embedder)
+                if isinstance(embedder, SentenceEmbedder):
+                    embedder.open()
+                self.opened[device] = embedder
+            return self.opened[device]
+
+    def question_vectors(self, device: str | torch.device) -> torch.Tensor:
+        """The examples' questions as unit vectors (examples, dimension), float32; kept."""
+        device = torch.device(device)
+        with opening:
+            if device not in self._questions:
+                found = np.concatenate([part.vectors()[QUESTIONS] for part in self.parts])
+                self._questions[device] = torch.from_numpy(found).to(device).float()
+            return self._questions[device]
