@@ -11,7 +11,7 @@ from trueline.evaluation.measures import MEASURES, Column
 from trueline.paper.figures import PaperBlock, paper
 from trueline.paper.recipes import PaperRecipe
 from trueline.report.grids import Grid, GridText, interval_lines, number, p_text
-from trueline.report.rows import MethodRow, swept_settings
+from trueline.report.method_rows import MethodRow, swept_settings
 from trueline.report.tables import Table
 
 _NONE = GridText("\N{EN DASH}")

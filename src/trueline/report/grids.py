@@ -7,7 +7,7 @@ from typing import get_args
 
 from trueline.evaluation.averages import Average
 from trueline.evaluation.measures import Column, MeasureGroup
-from trueline.report.rows import Counts, MethodRow
+from trueline.report.method_rows import Counts, MethodRow
 from trueline.report.tables import Table
 
 
