@@ -457,7 +457,10 @@ def test_two_files_ground_and_test(tmp_path):
     first = write(tmp_path, "a:b", own_rows(3))  # a colon in a name is no border
     second = write(tmp_path, "test", own_rows(2, start=7))
     read = read_benchmark(f"{first}:{second}")
-    assert [example.id for example in read.ground] == ["1", "2", "3"]
+    assert [example.question for example in read.ground] == [
+        row["question"] for row in own_rows(3)
+    ]
+    assert len({example.id for example in read.ground}) == 3
     assert [sample.question for sample in read.test] == ["Is 7 even?", "Is 8 even?"]
 
 
