@@ -3,6 +3,8 @@
 import csv
 import io
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
@@ -104,9 +106,10 @@ def answers(id, *, rouge, text="same", flipped=(0, 0), hits=(0, 0), sure=0.5, **
 
 
 def verdicts(id, about, labels, judge=JUDGE):
-    paid = {"prompt_tokens": 1, "answer_tokens": 1, "cost": 0.25}
+    more = {"prompt_tokens": 1, "answer_tokens": 1, "cost": 0.25}
+    more |= {"basis": about} if judge == JUDGE else {}
     return [
-        VerdictLine(cell=id, sample=sample, judge=judge, about=about, label=label, **paid)
+        VerdictLine(cell=id, sample=sample, judge=judge, about=about, label=label, **more)
         for sample, label in zip(SAMPLES, labels)
     ]
 
@@ -646,6 +649,22 @@ def test_a_report_is_written_in_every_format(tmp_path):
     assert shown
     assert set(shown) <= names
     assert {line.split("/")[-1] for line in run.output.splitlines()} == names
+
+
+def test_a_report_opens_no_model_no_space_no_method_and_not_the_paper(tmp_path):
+    write(tmp_path, *GREEDY, *RAD)
+    formats = ["md", "html", "csv", "latex"]
+    program = f"""import sys
+from trueline.report.writing import write_report
+write_report({str(tmp_path)!r}, formats={formats}, plots=["svg"])
+print(*sys.modules)"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    loaded = done.stdout.split()
+    assert {"report.md", "report.tex"} < {path.name for path in tmp_path.iterdir()}
+    banned = ("torch", "transformers", "trueline.paper", "trueline.space", "trueline.decoders.")
+    assert [name for name in loaded if name.startswith(banned)] == []
 
 
 def test_a_format_or_plot_that_is_none_is_refused_before_anything_is_written(tmp_path):

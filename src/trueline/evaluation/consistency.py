@@ -24,7 +24,7 @@ def warnings(cells: Sequence[CellResults]) -> list[str]:
 
 
 def agreement_notes(cells: Iterable[CellResults]) -> list[str]:
-    """How far the offline judge agrees with people, where its verdicts are in these cells."""
+    """How far judges agree with people, where a verdict names the rule that was measured."""
     from trueline.evaluation.judges import agreement
 
     measured = agreement()
@@ -32,16 +32,16 @@ def agreement_notes(cells: Iterable[CellResults]) -> list[str]:
         (line.judge, line.about, line.basis): None
         for cell in cells
         for line in cell.verdicts
-        if line.judge.startswith("offline") and line.label is not None
+        if line.basis
     }
     notes = []
     for judge, about, basis in used:
-        known = measured.get(basis or about) if judge == measured.get("judge") else None
+        known = measured.get(basis) if judge == measured.get("judge") else None
         notes.append(
             f"{judge}: how far it agrees with people on {about} is not known"
             if known is None
             else f"{judge} agrees with people on {known['accuracy'][0]:.0%} of {about} labels"
-            f"{' where no wrong answer is known' if basis not in ('', about) else ''} "
+            f"{' where no wrong answer is known' if basis != about else ''} "
             f"(one label for all: {known['always']:.0%})"
         )
     return notes

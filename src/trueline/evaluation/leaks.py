@@ -20,9 +20,9 @@ from trueline.records import Example
 if TYPE_CHECKING:
     from trueline.embedders.base import Embedder
 
-Part = Literal["question", "answer"]
+_Part = Literal["question", "answer"]
 Hit = tuple[int, int, str, float]  # test text, ground text, how they are near, score
-_PARTS: tuple[Part, ...] = ("question", "answer")
+_PARTS: tuple[_Part, ...] = ("question", "answer")
 _NEAR = ("equal", "13 words", "overlap", "cosine")  # a pair is named by the first that holds
 _RUN = 13  # words in a row that two texts hardly share by chance
 _SHORTEST_ANSWER = 5  # words; "Yes" or "I have no comment" fits any question and gives nothing
@@ -127,7 +127,7 @@ def _rank(leak: Leak) -> tuple[int, float]:
     return _NEAR.index(near) * len(_PARTS) + (part == "answer"), -leak.score
 
 
-def _texts(rows: Sequence[Sample] | Sequence[Example], part: Part) -> list[_Text]:
+def _texts(rows: Sequence[Sample] | Sequence[Example], part: _Part) -> list[_Text]:
     """The questions of rows, or those of their truthful answers that say something."""
     texts = []
     for row in rows:
@@ -144,7 +144,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _strongest(
-    part: Part, test: list[_Text], ground: list[_Text], hits: Iterable[Hit]
+    part: _Part, test: list[_Text], ground: list[_Text], hits: Iterable[Hit]
 ) -> Iterator[Leak]:
     """One leak for each sample and example: that of the surest kind, then the nearest."""
     best: dict[tuple[str, str], Leak] = {}

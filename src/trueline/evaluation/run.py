@@ -27,7 +27,7 @@ from trueline.evaluation.lines import (
 )
 from trueline.evaluation.outcomes import gather_cells
 from trueline.evaluation.parts import benchmark_of, check_scorers, judges_of, model_of
-from trueline.evaluation.plan import BuildOptions, Plan, Variant
+from trueline.evaluation.plan import BuildOptions, Plan
 from trueline.evaluation.samples import Benchmark
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ class RunOutcome:
     stopped: str | None  # why it ended before its end; the same call goes on
 
 
-class Stopped(Exception):
-    """A limit was reached; only this module sees it."""
+class _LimitReached(Exception):
+    """The time or the number of samples of this call is spent."""
 
 
 @dataclass
@@ -62,9 +62,9 @@ class _Budget:
 
     def check(self) -> None:
         if self.deadline is not None and monotonic() >= self.deadline:
-            raise Stopped("the time is up")
+            raise _LimitReached("the time is up")
         if self.samples is not None and self.samples <= 0:
-            raise Stopped("the number of samples is reached")
+            raise _LimitReached("the number of samples is reached")
 
     def spend(self, count: int) -> None:
         if self.samples is not None:
@@ -114,7 +114,7 @@ def run_plan(
                 _run_model(run, model, benchmarks)
             for judge in judges:
                 _run_judge(run, judge)
-        except Stopped as reason:
+        except _LimitReached as reason:
             stopped = str(reason)
     by_id = {cell.id: cell for cell in gather_cells(journal.lines)}
     cells = [by_id[id] for id in run.begun]
@@ -173,7 +173,7 @@ def _cells(
     if "choose" in run.plan.tasks and not has_choices:
         run.notes.append(f"{benchmark.name} has no choices; the task choose is left out")
     for variant in run.plan.variants:
-        if _lacks_wrong(variant, benchmark):
+        if variant.needs_wrong and not any(one.wrong_answers for one in benchmark.ground):
             given = ", ".join(f"{name}={value}" for name, value in variant.settings.items())
             run.notes.append(
                 f"{benchmark.name}: no grounding example has a wrong answer; {variant.method} "
@@ -184,10 +184,6 @@ def _cells(
             spaces[options] = _space(run, lm, benchmark, options)
         space = None if options is None else spaces[options]
         yield from cells_of(run.plan, lm, benchmark, variant, space)
-
-
-def _lacks_wrong(variant: Variant, benchmark: Benchmark) -> bool:
-    return variant.needs_wrong and not any(one.wrong_answers for one in benchmark.ground)
 
 
 def _space(

@@ -10,8 +10,8 @@ from trueline.evaluation.averages import Average
 from trueline.evaluation.measures import MEASURES, Column
 from trueline.paper.figures import PaperBlock, paper
 from trueline.paper.recipes import PaperRecipe
-from trueline.report.grids import Grid, GridText, number, p_text
-from trueline.report.rows import MethodRow, swept_settings
+from trueline.report.grids import Grid, GridText, interval_lines, number, p_text
+from trueline.report.method_rows import MethodRow, swept_settings
 from trueline.report.tables import Table
 
 _NONE = GridText("\N{EN DASH}")
@@ -139,14 +139,9 @@ def _paper_column(block: PaperBlock, table: Table) -> str:
 def _entry(value: Average | None, column: Column) -> GridText:
     if value is None:
         return _NONE
-    below = []
-    if value.low is not None and value.high is not None:
-        low, high = (number(x, column) for x in (value.low, value.high))
-        below.append(f"[{low}, {high}] n {value.n}")
-    if value.unscored:
-        below.append(f"{value.unscored} unscored")
-    if value.to_come:
-        below.append(f"{value.to_come} to come")
+    below = interval_lines(value, column)
+    below += [f"{value.unscored} unscored"] if value.unscored else []
+    below += [f"{value.to_come} to come"] if value.to_come else []
     if value.difference is not None:
         change = number(value.difference.mean, column, sign=True)
         below.append(f"{change} from greedy, {p_text(value.p)}")

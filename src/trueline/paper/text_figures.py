@@ -7,8 +7,8 @@ from itertools import combinations
 
 from trueline.evaluation.measures import Column
 from trueline.evaluation.statistics import rank_correlation
+from trueline.report.method_rows import MethodRow
 from trueline.report.plots import edit_quartiles
-from trueline.report.rows import MethodRow
 from trueline.report.sweeps import sweeps_of
 from trueline.report.tables import Table
 

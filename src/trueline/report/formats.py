@@ -11,8 +11,8 @@ from typing import Any
 from trueline.evaluation.averages import Average
 from trueline.evaluation.measures import Column
 from trueline.report.grids import Document, Grid, GridText, Section
+from trueline.report.method_rows import MethodRow
 from trueline.report.plots import inline_svg
-from trueline.report.rows import MethodRow
 from trueline.report.tables import Table
 
 _LATEX = {

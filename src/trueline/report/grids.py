@@ -7,7 +7,7 @@ from typing import get_args
 
 from trueline.evaluation.averages import Average
 from trueline.evaluation.measures import Column, MeasureGroup
-from trueline.report.rows import Counts, MethodRow
+from trueline.report.method_rows import Counts, MethodRow
 from trueline.report.tables import Table
 
 
@@ -108,9 +108,7 @@ def _counts(counts: Counts, values: list[Average]) -> GridText:
 def _text(value: Average | None, column: Column) -> GridText:
     if value is None:
         return GridText("\N{EN DASH}")
-    below = []
-    if value.low is not None and value.high is not None:
-        below.append(f"[{number(value.low, column)}, {number(value.high, column)}] n {value.n}")
+    below = interval_lines(value, column)
     if value.spread is not None:
         below.append(f"seeds ±{number(value.spread, column)}")
     if value.difference is not None:
@@ -119,6 +117,13 @@ def _text(value: Average | None, column: Column) -> GridText:
         below.append(f"{number(change.mean, column, sign=True)} [{low}, {high}]")
         below.append(p_text(value.p))
     return GridText(number(value.mean, column), tuple(below), value.is_best)
+
+
+def interval_lines(value: Average, column: Column) -> list[str]:
+    """The interval of a mean and the samples it rests on; nothing where it has none."""
+    if value.low is None or value.high is None:
+        return []
+    return [f"[{number(value.low, column)}, {number(value.high, column)}] n {value.n}"]
 
 
 def p_text(p: float | None) -> str:

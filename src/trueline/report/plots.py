@@ -16,7 +16,7 @@ from trueline.evaluation.metrics import (
     quartile_shares,
     reliability,
 )
-from trueline.report.rows import MethodRow
+from trueline.report.method_rows import MethodRow
 from trueline.report.sweeps import Sweep
 from trueline.report.tables import Table
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from trueline.report.rows import MethodRow, swept_settings
+from trueline.report.method_rows import MethodRow, swept_settings
 from trueline.report.tables import Table
 
 _FEWEST = 3  # values that make a curve

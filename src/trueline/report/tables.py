@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from trueline.evaluation.averages import average
 from trueline.evaluation.measures import Column, columns_of
 from trueline.evaluation.outcomes import CellResults, RunResults
-from trueline.report.rows import MethodRow, baseline, rows_by_table
+from trueline.report.method_rows import MethodRow, baseline, rows_by_table
 
 
 @dataclass(frozen=True, slots=True)

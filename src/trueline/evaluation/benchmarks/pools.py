@@ -73,7 +73,7 @@ def choose(
                 f"nothing is left to {side} with: no row taken has a truthful answer, "
                 f"rule={rule!r}; ask for more rows"
             )
-    return Chosen(examples, samples, counts, content_hash(examples, samples))
+    return Chosen(examples, samples, counts, data_hash(examples, samples))
 
 
 def draw(rows: Sequence[T], number: int | None, seed: int | None, side: Side) -> list[T]:
@@ -101,7 +101,7 @@ def choices(truthful: Sequence[str], wrong: Sequence[str]) -> Choices | None:
     return Choices((*truthful, *wrong), (True,) * len(truthful) + (False,) * len(wrong))
 
 
-def content_hash(ground: Sequence[Example], test: Sequence[Sample]) -> str:
+def data_hash(ground: Sequence[Example], test: Sequence[Sample]) -> str:
     """The SHA-256 of the examples and the samples, in their order."""
     lines = (json.dumps(asdict(sample), ensure_ascii=False) + "\n" for sample in test)
     content = "".join([*to_lines(ground), "\n", *lines])

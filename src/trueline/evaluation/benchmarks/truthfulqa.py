@@ -12,7 +12,7 @@ from trueline.evaluation.samples import Choices, Sample
 _HUB = "truthfulqa/truthful_qa"
 _HOME = "https://github.com/sylinrl/TruthfulQA (Apache-2.0; the file of 817 questions)"
 _ROWS, _GROUND = 817, 400
-QUESTIONS = DataTable(
+_QUESTIONS = DataTable(
     files=(("truthfulqa/truthfulqa_v1", _ROWS),),
     hub=Hub(_HUB, "validation", _ROWS, config="generation"),
     columns={
@@ -25,7 +25,7 @@ QUESTIONS = DataTable(
     },
     home=_HOME,
 )
-CHOICES = DataTable(
+_CHOICES = DataTable(
     files=(("truthfulqa/mc_task_v1", _ROWS),),
     hub=Hub(_HUB, "validation", _ROWS, config="multiple_choice"),
     columns={name: (name, name) for name in ("question", "mc1_targets", "mc2_targets")},
@@ -35,10 +35,10 @@ CHOICES = DataTable(
 
 def read_truthfulqa(data: Path | None) -> Pools:
     """Read the questions, and join the choices to score on the question's text."""
-    choices = {line.text("question"): line for line in read_table(CHOICES, data)}
+    choices = {line.text("question"): line for line in read_table(_CHOICES, data)}
     items = [
         _item(number, line, choices)
-        for number, line in enumerate(read_table(QUESTIONS, data), start=1)
+        for number, line in enumerate(read_table(_QUESTIONS, data), start=1)
     ]
     return Pools(items[:_GROUND], items[_GROUND:_ROWS], {"rows": len(items)})
 
