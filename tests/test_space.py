@@ -27,7 +27,7 @@ from trueline.errors import (
 )
 from trueline.examples import to_lines
 from trueline.space import manifest as manifests
-from trueline.space.folder import OWN
+from trueline.space.folder import PRIVATE
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ def test_a_space_may_replace_another_and_leaves_nothing_behind(lm, examples, emb
     space = tl.build(lm, examples[:2], embedder=embedder, out=folder)
     assert len(tl.open(folder)) == len(space)
     assert len(contents(folder)) == len(before)
-    assert before & set(contents(folder)) == {"manifest.json", f"{OWN}/mark"}
+    assert before & set(contents(folder)) == {"manifest.json", f"{PRIVATE}/mark"}
 
 
 def test_a_folder_of_something_else_is_never_written_to(space, tmp_path):
@@ -201,7 +201,7 @@ def test_a_folder_of_something_else_is_never_written_to(space, tmp_path):
     assert contents(tmp_path) == {"letters.txt": b"dear"}
 
 
-@pytest.mark.parametrize("name", ["building", OWN])
+@pytest.mark.parametrize("name", ["building", PRIVATE])
 def test_a_folder_that_only_holds_a_name_like_ours_is_never_touched(name, space, tmp_path):
     (tmp_path / name).mkdir()
     (tmp_path / name / "letters.txt").write_text("dear")
@@ -534,7 +534,7 @@ def test_two_builds_do_not_write_to_one_folder(lm, examples, embedder, tmp_path)
 
     tl.build(lm, examples[:1], embedder=embedder, out=tmp_path / "space")
     with (
-        FileLock(tmp_path / "space" / OWN / "build.lock"),
+        FileLock(tmp_path / "space" / PRIVATE / "build.lock"),
         pytest.raises(SpaceError, match="another build"),
     ):
         tl.build(lm, examples, embedder=embedder, out=tmp_path / "space")
