@@ -397,6 +397,27 @@ def test_a_writer_that_comes_second_is_told_and_goes_on(build, lm, tmp_path, mon
     assert not list((tmp_path / "space" / PRIVATE).glob("edit-*"))
 
 
+def test_a_commit_that_slips_in_while_another_writes_is_noticed(
+    build, lm, tmp_path, monkeypatch
+):
+    from trueline.space import storage
+
+    first = build(MORE[:2], out=tmp_path / "space")
+    second = tl.open(tmp_path / "space", embedder=first.embedder)
+    write = storage._write_segment
+
+    def overtaken(*given):
+        monkeypatch.setattr(storage, "_write_segment", write)
+        second.remove("owls")
+        return write(*given)
+
+    monkeypatch.setattr(storage, "_write_segment", overtaken)
+    with pytest.raises(SpaceConflictError, match="remove of 1 examples"):
+        first.add(MORE[2:], lm)
+    assert ids(tl.open(tmp_path / "space")) == ["water"]
+    assert ids(first.current().add(MORE[2:], lm)) == ["water", "air"]
+
+
 def test_a_build_notices_an_edit_that_came_in_between(build, examples, lm, tmp_path):
     space = build(MORE, out=tmp_path / "space")
     edits = iter([lambda: space.remove("owls")])
@@ -431,7 +452,8 @@ def race(folder, embedder_folder, number, count):
 def children():
     """Children forked from a server that has imported everything: no start-up cost."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", f"{Path(__file__).parent}:{os.environ['PYTHONPATH']}")
+        paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
         fork = get_context("forkserver")
         fork.set_forkserver_preload(["test_edits"])
         yield fork

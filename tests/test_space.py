@@ -227,6 +227,22 @@ def test_only_names_we_made_are_ever_deleted(lm, examples, embedder, folder):
     assert not found & {"entries-0123456789abcdef.safetensors", ".manifest.json.17-42.tmp"}
 
 
+def test_a_build_clears_the_work_that_others_left_but_not_what_somebody_is_at(
+    lm, examples, embedder, folder
+):
+    from filelock import FileLock
+
+    left, held = (folder / PRIVATE / f"{kind}-{'0' * 16}" for kind in ("build", "edit"))
+    for work in (left, held):
+        work.mkdir()
+        (work / "00000.safetensors").write_bytes(b"half")
+    with FileLock(f"{held}.lock"):
+        tl.build(lm, examples[:2], embedder=embedder, out=folder)
+    assert (left.exists(), held.exists()) == (False, True)
+    tl.open(folder).compact()
+    assert not held.exists()
+
+
 def point_to(folder, name):
     """Let the manifest name another file for the entries."""
     (segment,) = json.loads((folder / "manifest.json").read_text())["segments"]

@@ -117,16 +117,14 @@ def clear(work: Path) -> None:
 
 def clear_others(folder: Path) -> None:
     """Delete work that was begun and that nobody is at any more."""
-    for work in (folder / PRIVATE).iterdir():
-        if not (work.is_dir() and _WORK.fullmatch(work.name)):
-            continue
-        lock = (
-            folder / PRIVATE / ("build.lock" if "build" in work.name else f"{work.name}.lock")
-        )
+    begun = {path.name.removesuffix(".lock") for path in (folder / PRIVATE).iterdir()}
+    for name in sorted(filter(_WORK.fullmatch, begun)):
+        is_build = name.startswith("build")
+        lock = folder / PRIVATE / ("build.lock" if is_build else f"{name}.lock")
         try:
             with FileLock(lock, timeout=0):
-                clear(work)
-                if "build" not in work.name:
+                shutil.rmtree(folder / PRIVATE / name, ignore_errors=True)
+                if not is_build:
                     lock.unlink(missing_ok=True)
         except Timeout:  # somebody works on it
             continue

@@ -72,7 +72,7 @@ class GroundingSpace(OpenContent):
         with working(folder, self.plan, is_build=True) as work:
             state = commit(self, folder, self._base if is_same else None, work, check=is_same)
             clear(work)
-            clear_others(folder)
+        clear_others(folder)  # with the lock of builds free again
         if self.folder is None or is_same:
             object.__setattr__(self, "folder", folder)
             object.__setattr__(self, "state", state)
