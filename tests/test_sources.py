@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from safetensors import SafetensorError
 from safetensors.numpy import save
-
 from trueline.engines import download as convert
 from trueline.engines import sources
+
 from trueline.engines.sources import ALIASES, Alias, Listed, listing, resolve
 from trueline.errors import DownloadError, ModelError, UnknownModelError
 
