@@ -1,6 +1,7 @@
 """Edits of a space: each equals one build, a kill or a race leaves the old state or the new."""
 
 import copy
+import json
 import os
 import random
 import shutil
@@ -28,7 +29,8 @@ from trueline.errors import (
     SpaceFormatError,
     SpaceMismatchError,
 )
-from trueline.space.folder import OWN
+from trueline.shortcuts import without
+from trueline.space.folder import PRIVATE
 
 MORE = [
     tl.Example("Is water wet?", ["Water is wet.", "Yes."], ["No, water is dry."], id="water"),
@@ -304,6 +306,75 @@ def test_fifty_settings_open_nothing_twice(build, examples, lm, tmp_path, monkey
     assert opened == {"Retriever": 3, "Reader": 3, "open_search": 2}  # the new segment only
 
 
+def test_another_program_reads_a_space_with_numpy_and_json_alone(build, lm, tmp_path):
+    folder = tmp_path / "space"
+    space = build(MORE, out=folder, wrong=True).add([BATS], lm).remove("owls")
+    segments = json.loads((folder / "manifest.json").read_text("utf-8"))["segments"]
+    read = {"entries": [], "wrong": [], "vectors": []}
+    for segment in segments:
+        lines = (folder / segment["files"]["examples"]["name"]).read_text("utf-8").split("\n")
+        names = [json.loads(line)["id"] for line in lines if line]
+        live = np.array([name not in segment["removed"] for name in names])
+        for kind in read:
+            data = (folder / segment["files"][kind]["name"]).read_bytes()
+            size = int(np.frombuffer(data, "<u8", 1)[0])
+            found = {}
+            for name, array in json.loads(data[8 : 8 + size]).items():
+                begin, end = array["data_offsets"]
+                code = {"F16": "<f2", "I32": "<i4", "I64": "<i8"}[array["dtype"]]
+                flat = np.frombuffer(data[8 + size + begin : 8 + size + end], code)
+                found[name] = flat.reshape(array["shape"])
+            kept = live if kind == "vectors" else live[found["examples"]]
+            read[kind].append({name: array[kept] for name, array in found.items()})
+    for kind, entries in (("entries", space.entries), ("wrong", space.wrong)):
+        for name, array in entries.arrays().items():
+            if name != "examples":
+                joined = np.concatenate([part[name] for part in read[kind]])
+                assert np.array_equal(joined, array), name
+    questions = np.concatenate([part["questions"] for part in read["vectors"]])
+    assert np.array_equal(questions, space.question_vectors("cpu").half())
+
+
+@pytest.mark.parametrize("method", [tl.RAD, tl.KNNLM])
+def test_a_large_segment_keeps_its_index_when_a_space_is_edited(
+    method, build, examples, lm, monkeypatch, tmp_path
+):
+    from trueline import search
+
+    made = []
+    monkeypatch.setattr(search, "home", lambda: tmp_path)
+    monkeypatch.setattr(search, "LARGE", 30)
+    monkeypatch.setattr("trueline.space.retriever._SMALL", 30)
+    monkeypatch.setattr(search, "PROBE_FACTOR", 9)  # every list: nothing is missed
+    index = search._index
+    monkeypatch.setattr(search, "_index", lambda *given: made.append(1) or index(*given))
+    space = build(examples, out=tmp_path / "space")
+    settings = {"tau": 0.5} if method is tl.RAD else {}
+
+    def tokens(space):
+        found = tl.generate(lm, method(space, **settings), tiny.QUESTIONS, max_new_tokens=4)
+        return [answer.token_ids for answer in found]
+
+    tokens(space)
+    edited = space.add(MORE[1:2], lm).remove("fact-2")  # a small segment beside the large one
+    fast = tokens(edited)
+    assert [type(block.search).__name__ for block in edited.retriever("cpu").blocks] == [
+        "Index",
+        "Exact",
+    ]
+    assert made == [1]
+    again = tl.open(tmp_path / "space", embedder=space.embedder)
+    assert tokens(again) == fast
+    assert made == [1]  # found again under the segment's own hash
+    with without("index"):
+        assert tokens(edited) == fast
+    queries = edited.question_vectors("cpu")
+    near = edited.retriever("cpu").nearest(queries, 20).similarities.view(len(edited), 20)
+    every = queries @ torch.from_numpy(edited.entries.keys).float().T
+    assert torch.allclose(near, every.topk(20).values, atol=1e-3)
+    assert tokens(build(list(edited.examples))) == fast
+
+
 def test_a_writer_that_comes_second_is_told_and_goes_on(build, lm, tmp_path, monkeypatch):
     first = build(MORE[:2], out=tmp_path / "space")
     second = tl.open(tmp_path / "space", embedder=first.embedder, now=noon)
@@ -323,7 +394,28 @@ def test_a_writer_that_comes_second_is_told_and_goes_on(build, lm, tmp_path, mon
         patch.setattr("trueline.space.worker.Worker.entries", passes)
         done = second.current().add(MORE[2:], lm)
     assert same(done, build([*MORE[:2], BATS, *MORE[2:]]))
-    assert not list((tmp_path / "space" / OWN).glob("edit-*"))
+    assert not list((tmp_path / "space" / PRIVATE).glob("edit-*"))
+
+
+def test_a_commit_that_slips_in_while_another_writes_is_noticed(
+    build, lm, tmp_path, monkeypatch
+):
+    from trueline.space import storage
+
+    first = build(MORE[:2], out=tmp_path / "space")
+    second = tl.open(tmp_path / "space", embedder=first.embedder)
+    write = storage._write_segment
+
+    def overtaken(*given):
+        monkeypatch.setattr(storage, "_write_segment", write)
+        second.remove("owls")
+        return write(*given)
+
+    monkeypatch.setattr(storage, "_write_segment", overtaken)
+    with pytest.raises(SpaceConflictError, match="remove of 1 examples"):
+        first.add(MORE[2:], lm)
+    assert ids(tl.open(tmp_path / "space")) == ["water"]
+    assert ids(first.current().add(MORE[2:], lm)) == ["water", "air"]
 
 
 def test_a_build_notices_an_edit_that_came_in_between(build, examples, lm, tmp_path):
@@ -360,7 +452,8 @@ def race(folder, embedder_folder, number, count):
 def children():
     """Children forked from a server that has imported everything: no start-up cost."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", f"{Path(__file__).parent}:{os.environ['PYTHONPATH']}")
+        paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
         fork = get_context("forkserver")
         fork.set_forkserver_preload(["test_edits"])
         yield fork
@@ -459,7 +552,7 @@ def test_killed_at_any_point_it_is_the_old_state_or_the_new_one(
     embedder = start.embedder
     KILLED[kind](tl.open(wanted, embedder=embedder, now=noon), lm, build)
     states = [contents(tmp_path / "start"), contents(wanted)]
-    allowed = [{n: b for n, b in state.items() if OWN not in n} for state in states]
+    allowed = [{n: b for n, b in state.items() if PRIVATE not in n} for state in states]
     for moment in count():
         folder = tmp_path / f"killed-{moment}"
         shutil.copytree(tmp_path / "start", folder)
@@ -539,7 +632,7 @@ def test_a_build_that_is_really_killed_resumes_to_the_same_bytes(
         if batches % 2:  # one of the runs replaces an older space
             shutil.copytree(tmp_path / "old", out)
         child = start(out)
-        while child.is_alive() and len(list(out.glob(f"{OWN}/build-*/0*"))) < batches:
+        while child.is_alive() and len(list(out.glob(f"{PRIVATE}/build-*/0*"))) < batches:
             child.join(0.001)
         child.kill()
         child.join()

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from trueline import examples as module
 from trueline.errors import ExampleError, MissingExtraError, SettingError
-from trueline.examples import content_hash, digest, read_examples, to_lines
+from trueline.examples import content_hash, digest, read_examples, rows, to_lines
 from trueline.records import Example
 
 GUM = {"question": "What happens to swallowed gum?", "answers": ["It passes.", "Nothing."]}
@@ -514,7 +513,7 @@ def shipped(folder, monkeypatch):
     (folder / "facts").mkdir()
     write_rows("facts/ground.jsonl", [GUM | {"category": "health", "topic": "food"}])
     write_rows("facts/test.jsonl", [SKY])
-    monkeypatch.setattr(module.resources, "files", lambda package: folder)
+    monkeypatch.setattr(rows.resources, "files", lambda package: folder)
 
 
 @pytest.mark.parametrize(

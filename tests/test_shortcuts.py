@@ -107,7 +107,7 @@ def test_tokens_are_the_same_through_an_index_of_which_all_is_searched(
     space = tl.build(lm, EXAMPLES, embedder=embedder)
     monkeypatch.setattr("trueline.search.home", lambda: tmp_path)
     monkeypatch.setattr("trueline.search.LARGE", 30)
-    monkeypatch.setattr("trueline.search._PROBED", 9)  # every list: nothing is missed
+    monkeypatch.setattr("trueline.search.PROBE_FACTOR", 9)  # every list: nothing is missed
     settings = {"tau": 0.5} if method is tl.RAD else {}
     indexed = method(space, **settings)
     fast = tl.generate(lm, indexed, tiny.QUESTIONS, max_new_tokens=6)

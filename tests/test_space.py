@@ -27,7 +27,7 @@ from trueline.errors import (
 )
 from trueline.examples import to_lines
 from trueline.space import manifest as manifests
-from trueline.space.folder import OWN
+from trueline.space.folder import PRIVATE
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ def test_a_space_may_replace_another_and_leaves_nothing_behind(lm, examples, emb
     space = tl.build(lm, examples[:2], embedder=embedder, out=folder)
     assert len(tl.open(folder)) == len(space)
     assert len(contents(folder)) == len(before)
-    assert before & set(contents(folder)) == {"manifest.json", f"{OWN}/mark"}
+    assert before & set(contents(folder)) == {"manifest.json", f"{PRIVATE}/mark"}
 
 
 def test_a_folder_of_something_else_is_never_written_to(space, tmp_path):
@@ -201,7 +201,7 @@ def test_a_folder_of_something_else_is_never_written_to(space, tmp_path):
     assert contents(tmp_path) == {"letters.txt": b"dear"}
 
 
-@pytest.mark.parametrize("name", ["building", OWN])
+@pytest.mark.parametrize("name", ["building", PRIVATE])
 def test_a_folder_that_only_holds_a_name_like_ours_is_never_touched(name, space, tmp_path):
     (tmp_path / name).mkdir()
     (tmp_path / name / "letters.txt").write_text("dear")
@@ -225,6 +225,22 @@ def test_only_names_we_made_are_ever_deleted(lm, examples, embedder, folder):
     found = {path.name for path in folder.iterdir()}
     assert kept <= found
     assert not found & {"entries-0123456789abcdef.safetensors", ".manifest.json.17-42.tmp"}
+
+
+def test_a_build_clears_the_work_that_others_left_but_not_what_somebody_is_at(
+    lm, examples, embedder, folder
+):
+    from filelock import FileLock
+
+    left, held = (folder / PRIVATE / f"{kind}-{'0' * 16}" for kind in ("build", "edit"))
+    for work in (left, held):
+        work.mkdir()
+        (work / "00000.safetensors").write_bytes(b"half")
+    with FileLock(f"{held}.lock"):
+        tl.build(lm, examples[:2], embedder=embedder, out=folder)
+    assert (left.exists(), held.exists()) == (False, True)
+    tl.open(folder).compact()
+    assert not held.exists()
 
 
 def point_to(folder, name):
@@ -534,7 +550,7 @@ def test_two_builds_do_not_write_to_one_folder(lm, examples, embedder, tmp_path)
 
     tl.build(lm, examples[:1], embedder=embedder, out=tmp_path / "space")
     with (
-        FileLock(tmp_path / "space" / OWN / "build.lock"),
+        FileLock(tmp_path / "space" / PRIVATE / "build.lock"),
         pytest.raises(SpaceError, match="another build"),
     ):
         tl.build(lm, examples, embedder=embedder, out=tmp_path / "space")

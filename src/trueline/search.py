@@ -18,13 +18,15 @@ from trueline.shortcuts import is_on
 
 LARGE = 50_000  # entries from which an index is used: below it, all are compared exactly
 _BLOCK = 4_096  # keys compared at once: what is widened to float32 stays in the cache
-_PROBED = 1.5  # times the root of the number of lists: how many are searched, docs/speed.md
+PROBE_FACTOR = (
+    1.5  # times the root of the number of lists: how many are searched, docs/speed.md
+)
 _TRAINED = 40  # keys a list is made from
 
 
 @dataclass(frozen=True)
 class Hits:
-    """Retrieved entries, one a place; rows ascend."""
+    """Retrieved entries; rows ascend."""
 
     rows: torch.Tensor  # (hits,) which query asked
     entries: torch.Tensor  # (hits,) which entry answered
@@ -34,7 +36,7 @@ class Hits:
         return len(self.rows)
 
     def kept(self, which: torch.Tensor) -> Hits:
-        """Those of the hits that a mask (hits,) or their places name."""
+        """Those of the hits that a mask (hits,) or their positions name."""
         return Hits(self.rows[which], self.entries[which], self.similarities[which])
 
     def count(self, rows: int) -> torch.Tensor:
@@ -98,7 +100,7 @@ class Index:
 
     def __init__(self, index: Any) -> None:
         self._index = index
-        self._index.nprobe = round(_PROBED * self._index.nlist**0.5)
+        self._index.nprobe = round(PROBE_FACTOR * self._index.nlist**0.5)
 
     def above(self, queries: torch.Tensor, tau: float) -> Hits:  # noqa: D102
         ends, cosines, entries = self._index.range_search(queries.cpu().numpy(), tau)

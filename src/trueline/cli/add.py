@@ -50,7 +50,7 @@ def add(
     found = read(examples)
     space = read_space(folder, embedder=embedder)
     known = [example for example in found if replace and example.id in space]
-    new = [example for example in found if example not in known]
+    new = [example for example in found if not (replace and example.id in space)]
     lm = _model(space, model, device, trust_remote_code)
     label = "entries" if lm is not None else "examples"
     with progress_bar("adding", label) as progress:

@@ -109,7 +109,7 @@ def build(
             state = commit(content, folder, base, work)
             made = space_of(content, folder=folder, state=state, embedder=embedder, now=now)
         clear(work)
-        clear_others(folder)
+    clear_others(folder)  # with the lock of builds free again
     return made
 
 

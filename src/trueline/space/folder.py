@@ -22,7 +22,7 @@ from trueline import files
 from trueline.errors import SpaceConflictError, SpaceError
 from trueline.space import manifest
 
-OWN = ".trueline"  # the folder of ours inside the folder of a space
+PRIVATE = ".trueline"  # what only we write to, inside the folder of a space
 _MARK = "mark"
 _MARK_TEXT = f"{manifest.FORMAT}\n"
 _WAITING = 60  # seconds a commit waits for another, which takes far less
@@ -44,7 +44,7 @@ def check_target(folder: Path) -> None:
 def is_ours(folder: Path) -> bool:
     """Whether a folder holds a space, whole or damaged, or one that was begun."""
     try:
-        if (folder / OWN).is_dir():
+        if (folder / PRIVATE).is_dir():
             return _is_marked(folder)
         content = json.loads((folder / manifest.NAME).read_text("utf-8"))
         is_first_format = manifest.rebuilding(content, folder) is not None
@@ -70,11 +70,11 @@ def working(folder: Path, plan: str, *, is_build: bool = False) -> Iterator[Path
     lock = "build.lock" if is_build else f"{name}.lock"
     try:
         _claim(folder)
-        with FileLock(folder / OWN / lock, timeout=0):
-            (folder / OWN / name).mkdir(exist_ok=True)
-            yield folder / OWN / name
-            if not is_build and not (folder / OWN / name).exists():
-                (folder / OWN / lock).unlink(missing_ok=True)
+        with FileLock(folder / PRIVATE / lock, timeout=0):
+            (folder / PRIVATE / name).mkdir(exist_ok=True)
+            yield folder / PRIVATE / name
+            if not is_build and not (folder / PRIVATE / name).exists():
+                (folder / PRIVATE / lock).unlink(missing_ok=True)
     except Timeout as error:
         raise SpaceError(
             f"another build or edit like this one is writing to {folder}; wait for it or name "
@@ -89,7 +89,7 @@ def committing(folder: Path, base: str | None, *, check: bool = True) -> Iterato
     """Hold the lock of commits while the folder changes from the state `base` to another."""
     try:
         _claim(folder)
-        with FileLock(folder / OWN / "lock", timeout=_WAITING):
+        with FileLock(folder / PRIVATE / "lock", timeout=_WAITING):
             if check:
                 check_base(folder, base)
             yield
@@ -117,14 +117,14 @@ def clear(work: Path) -> None:
 
 def clear_others(folder: Path) -> None:
     """Delete work that was begun and that nobody is at any more."""
-    for work in (folder / OWN).iterdir():
-        if not (work.is_dir() and _WORK.fullmatch(work.name)):
-            continue
-        lock = folder / OWN / ("build.lock" if "build" in work.name else f"{work.name}.lock")
+    begun = {path.name.removesuffix(".lock") for path in (folder / PRIVATE).iterdir()}
+    for name in sorted(filter(_WORK.fullmatch, begun)):
+        is_build = name.startswith("build")
+        lock = folder / PRIVATE / ("build.lock" if is_build else f"{name}.lock")
         try:
             with FileLock(lock, timeout=0):
-                clear(work)
-                if "build" not in work.name:
+                shutil.rmtree(folder / PRIVATE / name, ignore_errors=True)
+                if not is_build:
                     lock.unlink(missing_ok=True)
         except Timeout:  # somebody works on it
             continue
@@ -149,18 +149,18 @@ def sync_folder(folder: Path) -> None:
 
 def _is_marked(folder: Path) -> bool:
     """Whether the mark is there, or a kill came while it was written, before all else."""
-    mark = folder / OWN / _MARK
+    mark = folder / PRIVATE / _MARK
     text = mark.read_text("utf-8") if is_plain(mark) else ""
     if text == _MARK_TEXT:
         return True
-    others = {path.name for path in folder.iterdir()} - {OWN}
-    inside = {path.name for path in (folder / OWN).iterdir()} - {_MARK}
+    others = {path.name for path in folder.iterdir()} - {PRIVATE}
+    inside = {path.name for path in (folder / PRIVATE).iterdir()} - {_MARK}
     return _MARK_TEXT.startswith(text) and not others and not inside
 
 
 def _claim(folder: Path) -> None:
     """Mark a folder as ours."""
-    mark = folder / OWN / _MARK
+    mark = folder / PRIVATE / _MARK
     mark.parent.mkdir(parents=True, exist_ok=True)
     if not is_plain(mark) or mark.read_text("utf-8") != _MARK_TEXT:
         mark.write_text(_MARK_TEXT, "utf-8")  # in place: whoever else does it writes the same

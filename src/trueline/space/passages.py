@@ -30,13 +30,15 @@ def passages(
 ) -> Iterator[Passage]:
     """The truthful answers, or the wrong ones; all that are too long are named at once."""
     problems = []
-    for place, example in enumerate(examples):
-        asked = prompt.encode(example.question, lm.tokenizer)
+    for index, example in enumerate(examples):
+        prompt_ids = prompt.encode(example.question, lm.tokenizer)
         for number, answer in enumerate(example.wrong_answers if wrong else example.answers):
             tokens = prompt.encode_answer(example.question, answer, lm.tokenizer)
-            if lm.limit and len(asked) + len(tokens) > lm.limit:
-                problems.append(f"  example {example.id}: {len(asked) + len(tokens)} tokens")
-            yield Passage(place, number, asked, tokens, wrong)
+            if lm.limit and len(prompt_ids) + len(tokens) > lm.limit:
+                problems.append(
+                    f"  example {example.id}: {len(prompt_ids) + len(tokens)} tokens"
+                )
+            yield Passage(index, number, prompt_ids, tokens, wrong)
     if problems:
         raise ExampleError(
             f"{lm.id} reads at most {lm.limit} tokens; longer are:\n" + "\n".join(problems)
@@ -50,9 +52,9 @@ def batches(found: Sequence[Passage]) -> list[list[Passage]]:
     made: list[list[Passage]] = []
     for group in groups:
         for start in range(0, len(group), ROWS):
-            some = group[start : start + ROWS]
-            if made and len(made[-1]) + len(some) <= ROWS:
-                made[-1] += some
+            rows = group[start : start + ROWS]
+            if made and len(made[-1]) + len(rows) <= ROWS:
+                made[-1] += rows
             else:
-                made.append(some)
+                made.append(rows)
     return made

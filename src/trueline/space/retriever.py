@@ -210,8 +210,8 @@ def _blocks(kept: Sequence[tuple[Reader, torch.Tensor | None]]) -> list[_Block]:
     start = 0
     for is_small, group in groupby(kept, lambda pair: len(pair[0].keys) < _SMALL):
         pairs = list(group)
-        for some in [pairs] if is_small and len(pairs) > 1 else [[pair] for pair in pairs]:
-            blocks.append(_block(start, some))
+        for joined in [pairs] if is_small and len(pairs) > 1 else [[pair] for pair in pairs]:
+            blocks.append(_block(start, joined))
             start += blocks[-1].count
     return blocks
 

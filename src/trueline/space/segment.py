@@ -13,6 +13,7 @@ import numpy as np
 from trueline.records import Example
 
 Array = np.ndarray[Any, np.dtype[Any]]
+_ROWS = 1 << 16  # rows of an array that are checked at once
 QUESTIONS = "questions"  # the array of the examples' questions among a segment's vectors
 
 
@@ -111,6 +112,7 @@ class Part:
 
     segment: Segment
     removed: frozenset[str] = frozenset()  # ids
+    _live: dict[bool, Array] = field(default_factory=dict, init=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.segment.examples) - len(self.removed)
@@ -139,8 +141,9 @@ class Part:
         entries = self.entries_of(wrong=wrong)
         if self.live is None or entries is None:
             return None
-        found: Array = self.live[entries.examples]
-        return found
+        if wrong not in self._live:
+            self._live[wrong] = self.live[entries.examples]
+        return self._live[wrong]
 
     def entries_of(self, *, wrong: bool) -> Entries | None:
         """All entries of the segment, also of what was removed."""
@@ -202,3 +205,29 @@ def join_parts(parts: Sequence[Part]) -> Segment:
         sets[0],
         sets[1],
     )
+
+
+def nonsense(segment: Segment) -> str:
+    """Say which numbers mean nothing, if some do."""
+    for name, vectors in segment.vectors.items():
+        if not _are_unit(vectors):
+            return f"some vectors of {name} are not of unit length"
+    for entries in segment.sets().values():
+        if not _are_unit(entries.keys):
+            return "some keys are not of unit length"
+        for start in range(0, len(entries), _ROWS):
+            if not np.isfinite(entries.values[start : start + _ROWS]).all():
+                return "some values are not finite"
+        numbers = entries.examples
+        if len(entries) and not 0 <= numbers.min() <= numbers.max() < len(segment.examples):
+            return "some entries name an example that is not there"
+    return ""
+
+
+def _are_unit(vectors: Array) -> bool:
+    """Whether every row has length 1, or 0 where the embedder knew no word."""
+    for start in range(0, len(vectors), _ROWS):
+        lengths = np.linalg.norm(np.asarray(vectors[start : start + _ROWS], np.float32), axis=1)
+        if not np.all((np.abs(lengths - 1) < 1e-3) | (lengths == 0)):
+            return False
+    return True

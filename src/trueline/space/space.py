@@ -69,12 +69,12 @@ class GroundingSpace(OpenContent):
         A space that had no folder has this one from now on: edits are committed there.
         """
         folder = Path(folder)
-        is_own = self.folder is not None and folder.resolve() == self.folder.resolve()
+        is_same = self.folder is not None and folder.resolve() == self.folder.resolve()
         with working(folder, self.plan, is_build=True) as work:
-            state = commit(self, folder, self._base if is_own else None, work, check=is_own)
+            state = commit(self, folder, self._base if is_same else None, work, check=is_same)
             clear(work)
-            clear_others(folder)
-        if self.folder is None or is_own:
+        clear_others(folder)  # with the lock of builds free again
+        if self.folder is None or is_same:
             object.__setattr__(self, "folder", folder)
             object.__setattr__(self, "state", state)
 

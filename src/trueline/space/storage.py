@@ -22,7 +22,8 @@ from safetensors.numpy import save_file
 
 from trueline import files
 from trueline.errors import SpaceError, SpaceFormatError, TruelineError
-from trueline.examples import from_lines, to_lines
+from trueline.examples import EXAMPLE_FIELDS, to_lines
+from trueline.records import Example
 from trueline.space import manifest
 from trueline.space.content import Content
 from trueline.space.folder import (
@@ -34,12 +35,19 @@ from trueline.space.folder import (
     sync_folder,
 )
 from trueline.space.manifest import Manifest, SegmentRecord
-from trueline.space.segment import QUESTIONS, Array, Entries, FileRecord, Part, Segment
+from trueline.space.segment import (
+    QUESTIONS,
+    Array,
+    Entries,
+    FileRecord,
+    Part,
+    Segment,
+    nonsense,
+)
 
 _CHECKED_ON_OPEN = 256 << 20  # bytes; above it opening checks sizes only, `verify` every byte
 _READS = 5  # times a folder is read while commits keep replacing what is read
 _DTYPES = {"F16": np.float16, "F32": np.float32, "I32": np.int32, "I64": np.int64}
-_ROWS = 1 << 16  # rows of an array that are checked at once
 
 Stamp = tuple[int, int, int]  # of the manifest's file: it changes with every commit
 
@@ -148,7 +156,7 @@ def verify_content(content: Content, folder: Path | None) -> dict[str, Any]:
             _check_file(folder, record, is_whole=True)
         checked["files"] = len(records)
     for part in content.parts:
-        if problem := _nonsense(part.segment):
+        if problem := nonsense(part.segment):
             raise _unreadable(folder or Path("the space"), problem)
     return {**checked, **content.counts()}
 
@@ -182,7 +190,7 @@ def _read_segment(folder: Path, record: SegmentRecord, found: Manifest) -> Segme
     }
     if found.recipe.context is not None and "entries" not in sets:
         raise ValueError(f"the segment {record.name} has no entries")
-    examples = from_lines(paths["examples"].read_bytes().decode("utf-8"))
+    examples = _from_lines(paths["examples"].read_bytes().decode("utf-8"))
     vectors = dict(_map_arrays(paths["vectors"]))
     segment = Segment(examples, vectors, **sets, records=dict(record.files))
     lengths = {len(array) for array in vectors.values()}
@@ -242,30 +250,12 @@ def _standing_names(folder: Path, base: str | None) -> set[str]:
     return found.names() if found.state == base else set()
 
 
-def _nonsense(segment: Segment) -> str:
-    """Say which numbers mean nothing, if some do."""
-    for name, vectors in segment.vectors.items():
-        if not _are_unit(vectors):
-            return f"some vectors of {name} are not of unit length"
-    for entries in segment.sets().values():
-        if not _are_unit(entries.keys):
-            return "some keys are not of unit length"
-        for start in range(0, len(entries), _ROWS):
-            if not np.isfinite(entries.values[start : start + _ROWS]).all():
-                return "some values are not finite"
-        numbers = entries.examples
-        if len(entries) and not 0 <= numbers.min() <= numbers.max() < len(segment.examples):
-            return "some entries name an example that is not there"
-    return ""
-
-
-def _are_unit(vectors: Array) -> bool:
-    """Whether every row has length 1, or 0 where the embedder knew no word."""
-    for start in range(0, len(vectors), _ROWS):
-        lengths = np.linalg.norm(np.asarray(vectors[start : start + _ROWS], np.float32), axis=1)
-        if not np.all((np.abs(lengths - 1) < 1e-3) | (lengths == 0)):
-            return False
-    return True
+def _from_lines(text: str) -> list[Example]:
+    """Read back the examples that `to_lines` wrote."""
+    records = [json.loads(line) for line in text.split("\n")[:-1]]
+    if any(tuple(record) != EXAMPLE_FIELDS for record in records):
+        raise ValueError(f"a line of the examples has other fields than {EXAMPLE_FIELDS}")
+    return [Example(**record) for record in records]
 
 
 def _check_file(folder: Path, record: FileRecord, *, is_whole: bool) -> None:

@@ -21,6 +21,6 @@ def window_tokens(
 
 
 def text_hash(text: str) -> int:
-    """A 64-bit name of a window's text, by which exact matches are told."""
+    """A 64-bit name of a window's text, which exact matches share."""
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)

@@ -58,18 +58,18 @@ class Worker:
                 for step in range(length)
             ]
         texts = self.lm.decode_all(windows)
-        places = self._places(batch)
+        positions = self._positions(batch)
         return Entries(
             keys=self._keys(texts),
             values=self._values(batch, lengths),
-            tokens=places[:, 0].copy(),
-            examples=places[:, 1].copy(),
-            answers=places[:, 2].copy(),
-            steps=places[:, 3].copy(),
+            tokens=positions[:, 0].copy(),
+            examples=positions[:, 1].copy(),
+            answers=positions[:, 2].copy(),
+            steps=positions[:, 3].copy(),
             windows=np.array([text_hash(text) for text in texts], np.int64),
         )
 
-    def _places(self, batch: list[Passage]) -> Array:
+    def _positions(self, batch: list[Passage]) -> Array:
         """Next token, example, answer and step of every entry: (entries, 4)."""
         return np.array(
             [
@@ -82,8 +82,8 @@ class Worker:
 
     def _is_of(self, kept: Entries, batch: list[Passage]) -> bool:
         """Whether kept entries are those of a batch, and no crash has eaten into them."""
-        places = np.stack([kept.tokens, kept.examples, kept.answers, kept.steps], 1)
-        return np.array_equal(places, self._places(batch)) and bool(
+        positions = np.stack([kept.tokens, kept.examples, kept.answers, kept.steps], 1)
+        return np.array_equal(positions, self._positions(batch)) and bool(
             np.isfinite(kept.values).all() and kept.values.any(1).all()
         )
 
