@@ -11,11 +11,9 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-import trueline as tl  # before torch: it says how long torch's threads wait for work
-
-# isort: split
 import torch
 
+import trueline as tl
 from trueline.examples import read_examples
 from trueline.space.segment import Entries, Part
 

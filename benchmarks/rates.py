@@ -12,9 +12,10 @@ from paper import PaperDecoder
 from transformers import AutoModelForCausalLM
 
 import trueline as tl
+from trueline.decoding import Decoding
 from trueline.engines.sources import resolve
-from trueline.generation import _decode, _ending, _rows
-from trueline.pick import Pick
+from trueline.records import GenerateOptions
+from trueline.requests import make_request
 from trueline.shortcuts import SHORTCUTS, without
 
 
@@ -67,11 +68,19 @@ def _by_turns(dtype, batch, length, answers):
 def _loops(dtype, asked, length):
     """Our loop over the same questions, by method; it stops behind every token."""
     lm, methods = model(dtype), {"greedy": tl.Greedy(), "rad": tl.RAD(space())}
-    pick, ending = Pick(0.0, None, None, False, None), _ending(lm, (), ())
-    return {
-        name: _decode(lm, method, _rows(lm, method, asked, length), pick, ending, False)
-        for name, method in methods.items()
-    }
+    return {name: _steps(lm, method, asked, length) for name, method in methods.items()}
+
+
+def _steps(lm, method, asked, length):
+    """The rows of a batch behind every token."""
+    method.check(lm)
+    decoding, options = (
+        Decoding(lm, max_rows=len(asked)),
+        GenerateOptions(max_new_tokens=length),
+    )
+    for index, question in enumerate(asked):
+        decoding.submit(make_request(lm, method, question, options, index=index))
+    return iter(decoding.step, [])
 
 
 class Turns:

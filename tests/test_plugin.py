@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,7 @@ def test_it_works_in_every_command_in_eval_and_in_reports(
         "greedy", "hesitant margin=0", "hesitant margin=9"
     ]  # fmt: skip
     decoders._plugged_in.cache_clear()
-    monkeypatch.setattr(decoders, "entry_points", lambda group: [])  # a report needs no package
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [])  # a report needs no package
     ran(capsys, "report", "run", "--format", "md", "--plots", "none")
     report = (tmp_path / "run" / "report.md").read_text("utf-8")
     assert "hesitant margin=9" in report
@@ -82,11 +83,9 @@ def test_it_works_in_every_command_in_eval_and_in_reports(
     ],
 )
 def test_a_package_that_brings_no_method_is_named(value, told, monkeypatch):
-    from importlib.metadata import EntryPoint
-
     assert tiny
-    point = EntryPoint("broken", value, decoders.GROUP)
-    monkeypatch.setattr(decoders, "entry_points", lambda group: [point])
+    point = metadata.EntryPoint("broken", value, decoders.GROUP)
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [point])
     decoders._plugged_in.cache_clear()
     try:
         with pytest.raises(SettingError, match=told):

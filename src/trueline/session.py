@@ -9,10 +9,9 @@ from typing import Any
 
 from trueline.decoders import check_settings, make_method, method_class, settings_fields
 from trueline.decoders.base import Decoder
-from trueline.engines import load
+from trueline.engines import DEFAULT_MODEL, load
 from trueline.engines.base import Engine
 from trueline.engines.model_cache import home
-from trueline.engines.sources import DEFAULT_MODEL
 from trueline.errors import ModelError, SettingError, SpaceMismatchError
 from trueline.prompts import Prompt
 from trueline.space.build import build

@@ -10,7 +10,7 @@ import click
 
 from trueline.cli.options import model_options
 from trueline.cli.rows import example_options
-from trueline.engines.sources import DEFAULT_EMBEDDER
+from trueline.engines import DEFAULT_EMBEDDER
 from trueline.errors import SettingError
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trueline.decoders import DEFAULT, names_in_words
-from trueline.engines.sources import DEFAULT_MODEL
+from trueline.engines import DEFAULT_MODEL
 from trueline.errors import SettingError
 
 if TYPE_CHECKING:

@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields
 from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
 from trueline.errors import SettingError
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from trueline.decoders.base import Decoder
     from trueline.prompts import Prompt
     from trueline.space.space import GroundingSpace
@@ -101,6 +102,8 @@ def check_settings(name: str, settings: Mapping[str, Any]) -> None:
 
 @cache
 def _plugged_in() -> dict[str, EntryPoint]:
+    from importlib.metadata import entry_points
+
     return {point.name: point for point in entry_points(group=GROUP)}
 
 

@@ -12,8 +12,9 @@ from tokenizers import Tokenizer
 from trueline.embedders.base import Embedder
 from trueline.embedders.sentence import SentenceEmbedder
 from trueline.embedders.static import StaticEmbedder
+from trueline.engines import DEFAULT_EMBEDDER
 from trueline.engines.encoders import open_encoder
-from trueline.engines.sources import DEFAULT_EMBEDDER, resolve
+from trueline.engines.sources import resolve
 from trueline.errors import ModelError
 
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from trueline.engines.transformers.language import LanguageModel
     from trueline.engines.transformers.processor import AdjustScores
 
+DEFAULT_MODEL = "smollm2-135m"  # these two come from the package registry: no hub is needed
+DEFAULT_EMBEDDER = "all-minilm-l6-v2"
 ENGINES = {"transformers": "trueline.engines.transformers.language"}  # each has a `load`
 
 

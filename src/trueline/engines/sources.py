@@ -20,9 +20,6 @@ from trueline.engines.transformers.gguf import check_gguf_extra, convert_gguf
 from trueline.engines.weights import check_weights
 from trueline.errors import ModelError, UnknownModelError
 
-DEFAULT_MODEL = "smollm2-135m"
-DEFAULT_EMBEDDER = "all-minilm-l6-v2"
-
 _KIND_NAMES = {"language": "language model", "embedder": "embedder"}
 _ENCODERS = "bert roberta distilbert mpnet xlm-roberta electra deberta-v2 modernbert t5".split()
 _CONVERSION_VERSION = 1  # counted up by a release that converts GGUF files in another way

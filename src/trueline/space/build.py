@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from trueline.embedders.base import Embedder
 from trueline.embedders.loading import load_embedder
+from trueline.engines import DEFAULT_EMBEDDER
 from trueline.engines.base import Engine
-from trueline.engines.sources import DEFAULT_EMBEDDER
 from trueline.errors import SettingError, SpaceFormatError, SpaceMismatchError
 from trueline.examples import read_examples
 from trueline.prompts import Prompt
