@@ -103,5 +103,6 @@ def tiny_home(filled_home):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRUELINE_HOME", str(filled_home))
         patch.setenv("PIP_NO_INDEX", "1")
+        patch.setenv("TRUELINE_WITHOUT", "runtime")  # exporting takes longer than most tests
         yield filled_home
     torch.set_num_threads(threads)

@@ -373,6 +373,12 @@ def test_a_large_segment_keeps_its_index_when_a_space_is_edited(
     every = queries @ torch.from_numpy(edited.entries.keys).float().T
     assert torch.allclose(near, every.topk(20).values, atol=1e-3)
     assert tokens(build(list(edited.examples))) == fast
+    old = {path.name for path in (tmp_path / "indexes").iterdir()}
+    (record,) = [part.segment.records["entries"] for part in space.parts]
+    assert any(name.startswith(record.sha256[:32]) for name in old)
+    again.compact()  # the index holds keys of what was removed: it goes too
+    left = {path.name for path in (tmp_path / "indexes").iterdir()}
+    assert not any(name.startswith(record.sha256[:32]) for name in left)
 
 
 def test_a_writer_that_comes_second_is_told_and_goes_on(build, lm, tmp_path, monkeypatch):

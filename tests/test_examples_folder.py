@@ -12,7 +12,8 @@ SCRIPTS = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_a_script_runs(script, filled_home, tmp_path):
-    variables = {**os.environ, "TRUELINE_HOME": str(filled_home), "OMP_NUM_THREADS": "1"}
+    given = {"TRUELINE_HOME": str(filled_home), "TRUELINE_WITHOUT": "runtime"}
+    variables = {**os.environ, **given, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-W", "error", str(script)],
         cwd=tmp_path,

@@ -536,7 +536,7 @@ class Near(RAD):
 def plugged_in(monkeypatch):
     """Two methods that another package would bring; says how to take the package away."""
     points = [EntryPoint(n, f"test_run:{n.title()}", GROUP) for n in ("shift", "near")]
-    monkeypatch.setattr("trueline.decoders.entry_points", lambda group: points)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points)
     _plugged_in.cache_clear()
     yield lambda: (points.clear(), _plugged_in.cache_clear())
     _plugged_in.cache_clear()

@@ -17,16 +17,10 @@ import pytest
 from safetensors import SafetensorError
 from safetensors.numpy import save
 
+from trueline.engines import DEFAULT_EMBEDDER, DEFAULT_MODEL, model_cache, sources
 from trueline.engines import download as wheels
-from trueline.engines import model_cache, sources
 from trueline.engines.aliases import ALIASES, Alias
-from trueline.engines.sources import (
-    DEFAULT_EMBEDDER,
-    DEFAULT_MODEL,
-    ListedModel,
-    list_models,
-    resolve,
-)
+from trueline.engines.sources import ListedModel, list_models, resolve
 from trueline.errors import DownloadError, MissingExtraError, ModelError, UnknownModelError
 
 VECTORS = save({"embeddings": np.eye(4, dtype=np.float32)})

@@ -21,6 +21,7 @@ _BLOCK = 4_096  # keys compared at once: what is widened to float32 stays in the
 PROBE_FACTOR = (
     1.5  # times the root of the number of lists: how many are searched, docs/speed.md
 )
+_NAMED = 32  # digits of the hash of some keys in the name of their index
 _TRAINED = 40  # keys a list is made from
 
 
@@ -175,9 +176,15 @@ def _index_path(keys: torch.Tensor, name: str | None) -> Path:
     """Where the index of some keys is kept: their hash, and how it is made."""
     if name is None:
         name = hashlib.sha256(keys.contiguous().cpu().numpy().tobytes()).hexdigest()
-    made = f"{len(keys)} {keys.dtype} {_lists(len(keys))} {_TRAINED} {name}"
-    hashed = hashlib.sha256(made.encode()).hexdigest()[:32]
-    return home() / "indexes" / f"{hashed}.faiss"
+    made = f"{len(keys)} {keys.dtype} {_lists(len(keys))} {_TRAINED}"
+    how = hashlib.sha256(made.encode()).hexdigest()[:8]
+    return home() / "indexes" / f"{name[:_NAMED]}-{how}.faiss"
+
+
+def forget_index(name: str) -> None:
+    """Remove what is kept of the index of some keys, by their hash."""
+    for path in (home() / "indexes").glob(f"{name[:_NAMED]}-*"):
+        path.unlink(missing_ok=True)
 
 
 def _seal_path(path: Path) -> Path:

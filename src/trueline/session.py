@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +26,25 @@ class Session:
 
     lm: Engine
     space: GroundingSpace | None  # None: no method needs one, and none was named
-    methods: Mapping[str, Decoder]
+    methods: Mapping[str, Decoder] = field(default_factory=dict)
 
     @property
     def prompt(self) -> Prompt:
         """What a question is put into."""
         return Prompt() if self.space is None else self.space.prompt
 
-    def method(self, name: str, settings: Mapping[str, Any] | None = None) -> Decoder:
-        """Another method on the same model and space."""
+    def method(
+        self,
+        name: str,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        prompt: Prompt | None = None,
+    ) -> Decoder:
+        """A method on the model and the space, or on a prompt if it needs no space."""
         space = self.space
         if space is None and method_class(name).needs.space:
             space = shipped_space(self.lm)
-        return make_method(name, space=space, settings=settings)
+        return make_method(name, space=space, prompt=prompt, settings=settings)
 
     def current(self) -> Session:
         """The same on the newest state of the space's folder; costs one look at its manifest.
@@ -51,13 +57,14 @@ class Session:
 
     def on(self, space: GroundingSpace) -> Session:
         """The same model and methods on another space."""
+        moved = Session(self.lm, space)
         methods = {
-            name: make_method(method.name, space=space, settings=method.settings())
+            name: moved.method(method.name, method.settings())
             for name, method in self.methods.items()
         }
         for method in methods.values():
             method.check(self.lm)
-        return replace(self, space=space, methods=methods)
+        return replace(moved, methods=methods)
 
 
 def open_session(
@@ -84,7 +91,8 @@ def open_session(
         space = read_space(space, embedder=embedder)
     own = {name: _meant_for(name, given) for name in names}
     if space is not None:  # before a model is opened: what the space cannot give shows at once
-        _make(names, space, own)
+        for name in names:
+            make_method(name, space=space, settings=own[name])
     if model is None or isinstance(model, str):
         lm: Engine = _load(
             model, space, dtype=dtype, device=device, trust_remote_code=trust_remote_code
@@ -93,7 +101,8 @@ def open_session(
         lm = model
     if space is None and any(method_class(name).needs.space for name in names):
         space = shipped_space(lm, progress)
-    return Session(lm, space, _make(names, space, own))
+    session = Session(lm, space)
+    return replace(session, methods={name: session.method(name, own[name]) for name in names})
 
 
 def check_names(names: Sequence[str], settings: Mapping[str, Any]) -> None:
@@ -132,14 +141,6 @@ def _load(model: str | None, space: GroundingSpace | None, **options: Any) -> En
             f"{space.folder or 'the space'} was built with the model {space.recipe.model!r}, "
             f"which cannot be opened by that name; say where it is with --model ({error})"
         ) from error
-
-
-def _make(
-    names: Sequence[str],
-    space: GroundingSpace | None,
-    settings: Mapping[str, Mapping[str, Any]],
-) -> dict[str, Decoder]:
-    return {name: make_method(name, space=space, settings=settings[name]) for name in names}
 
 
 def _meant_for(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from trueline.decoders import (
     PLAIN,
     default_settings,
-    make_method,
     settings_fields,
 )
 from trueline.errors import SettingError
@@ -62,15 +61,13 @@ def cells_of(
     space: GroundingSpace | None,
 ) -> list[Cell]:
     """The cells of one variant: a task each, and where there is sampling a seed each."""
+    from trueline.session import Session  # here, so that --help stays instant
+
     suited = {
         n: x for n, x in benchmark.settings.items() if n in settings_fields(variant.method)
     }
-    decoder = make_method(
-        variant.method,
-        space=space,
-        prompt=benchmark.prompt,
-        settings={**suited, **variant.settings},
-    )
+    settings = {**suited, **variant.settings}
+    decoder = Session(lm, space).method(variant.method, settings, prompt=benchmark.prompt)
     found = []
     for task in plan.tasks:
         samples = tuple(

@@ -18,14 +18,15 @@ if TYPE_CHECKING:
 
 def model_of(plan: Plan, name: str) -> Engine:
     """Open a model as a plan wants it."""
-    from trueline.engines import load
+    from trueline.session import open_session
 
-    return load(
-        name,
+    return open_session(
+        [],
+        model=name,
         dtype=plan.dtype,
         device=plan.device,
         trust_remote_code=plan.trust_remote_code,
-    )
+    ).lm
 
 
 def benchmark_of(plan: Plan, name: str) -> Benchmark:

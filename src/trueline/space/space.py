@@ -17,6 +17,7 @@ from trueline.engines.base import Engine
 from trueline.examples import read_examples
 from trueline.prompts import Prompt
 from trueline.records import Example
+from trueline.search import forget_index
 from trueline.space import edits
 from trueline.space.content import Commit, Content, utc_now
 from trueline.space.folder import clear, clear_others, working
@@ -153,7 +154,16 @@ class GroundingSpace(OpenContent):
         if self.folder is not None:
             tidy(self.folder, made._base)
             clear_others(self.folder)
+            self._forget_indexes(made)
         return made
+
+    def _forget_indexes(self, kept: GroundingSpace) -> None:
+        """Remove the indexes of segments that are gone: they hold keys of removed examples."""
+        left = {part.segment.name for part in kept.parts}
+        for part in self.parts:
+            if part.segment.name not in left:
+                for record in part.segment.records.values():
+                    forget_index(record.sha256)
 
     def _extended(
         self,
