@@ -56,7 +56,7 @@ _LAZY = {  # public name -> where it lives, opened when first asked for: --help 
     "stream": "trueline.generation",
 }
 __all__ = sorted(_LAZY)
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> object:
