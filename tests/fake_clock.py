@@ -4,7 +4,7 @@ import asyncio
 import threading
 from datetime import UTC, datetime, timedelta
 
-from trueline.evaluation.judges import Clock
+from trueline.evaluation.judges import JudgeClock
 
 START = datetime(2025, 6, 1, tzinfo=UTC)
 HANG = 300  # seconds after which a test that waits for something that never comes fails
@@ -22,7 +22,9 @@ class FakeClock:
         self._lock, self._gate = threading.Lock(), threading.Barrier(together)
         self._is_open = together == 1
         self._deadlines = []
-        self.clock = Clock(now=self.now, date=self.date, wait=self._wait, deadline=self._limit)
+        self.clock = JudgeClock(
+            now=self.now, date=self.date, wait=self._wait, deadline=self._limit
+        )
 
     def now(self):
         return self.seconds

@@ -1,6 +1,7 @@
 """The loop: requests join and leave as they like, and each gets the tokens it gets alone."""
 
 import random
+from dataclasses import dataclass
 from functools import cache
 
 import pytest
@@ -12,9 +13,10 @@ import trueline as tl
 from trueline.decoders import make_method, method_names
 from trueline.decoding import Decoding
 from trueline.errors import SettingError
-from trueline.inputs import TokenContext
+from trueline.inputs import TokenContext, read_messages
 from trueline.records import GenerateOptions
 from trueline.requests import make_request
+from trueline.scoring import Continuation, score_continuations
 
 ARCHITECTURES = ("llama", "gemma3", "mistral", "gpt2", "gemma2")
 SETTINGS = {"rad": {"tau": 0.5}, "kate": {"k": 1}}
@@ -199,7 +201,10 @@ def test_every_method_answers_messages(name, embedder):
     lm = tiny.language_model("llama", chat=True)
     space = tl.build(lm, EXAMPLES, embedder=embedder)
     method = make_method(name, space=space, settings=SETTINGS.get(name, {}))
-    messages = [{"role": "user", "content": "Do they sleep?"}]
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Do they sleep?"},
+    ]
     assert tl.generate(lm, method, messages=messages, max_new_tokens=3).new_tokens == 3
     assert len(tl.score(lm, method, messages=messages, candidates=["Yes.", "No."])) == 2
 
@@ -232,3 +237,133 @@ def test_a_stream_carries_tokens_reasons_and_the_finish(lm):
     assert tuple(step for piece in pieces for step in piece.steps) == whole.trace
     assert [piece.finish for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
     assert pieces[-1].finish == whole.finish == "length"
+
+
+@dataclass(frozen=True)
+class Faulty(tl.Greedy):
+    """Greedy that fails at its third token: while it adjusts, or while it looks up."""
+
+    where: str = "adjust"
+    name = "faulty"
+
+    def prefetch(self, rows):
+        if self.where == "prefetch" and max(map(len, rows.contexts)) > rows.starts[0] + 1:
+            raise ZeroDivisionError(self.where)
+        return self if self.where == "run" else None
+
+    def run(self):
+        raise ZeroDivisionError(self.where)
+
+    def adjust(self, step):
+        if self.where == "adjust" and len(step.contexts[0]) > step.rows.starts[0] + 1:
+            raise ZeroDivisionError(self.where)
+        return super().adjust(step)
+
+
+@pytest.mark.parametrize("where", ["adjust", "prefetch", "run"])
+def test_a_method_that_fails_ends_its_own_rows_and_no_others(where, lm):
+    options = GenerateOptions(max_new_tokens=6)
+    decoding = Decoding(lm)
+    good = decoding.submit(make_request(lm, tl.Greedy(), tiny.QUESTIONS[0], options))
+    bad = decoding.submit(make_request(lm, Faulty(where=where), tiny.QUESTIONS[1], options))
+    ended = {}
+    while not decoding.is_idle:
+        ended |= {row.ticket: row for row in decoding.step() if row.is_ended}
+    assert ended[good].answer() == tl.generate(
+        lm, tl.Greedy(), tiny.QUESTIONS[0], max_new_tokens=6
+    )
+    assert ended[bad].text is None
+    with pytest.raises(ZeroDivisionError, match=where):
+        ended[bad].answer()
+    with pytest.raises(ZeroDivisionError, match=where):
+        tl.generate(lm, Faulty(where=where), "q?", max_new_tokens=6)
+
+
+def test_an_engine_that_fails_ends_what_it_read_and_what_waits_goes_on(lm, monkeypatch):
+    options = GenerateOptions(max_new_tokens=3)
+    decoding = Decoding(lm, max_rows=1)
+    first, second = (
+        decoding.submit(make_request(lm, tl.Greedy(), question, options))
+        for question in tiny.QUESTIONS[:2]
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(type(lm), "forward", lambda *given: 1 / 0)
+        (row,) = decoding.step()
+    assert (row.ticket, type(row.error)) == (first, ZeroDivisionError)
+    ended = [row for _ in range(3) for row in decoding.step() if row.is_ended]
+    assert [row.ticket for row in ended] == [second]
+    assert ended[0].answer().text
+
+
+@pytest.mark.parametrize("tokens", [(), (5, 10**6), (-1,)])
+def test_tokens_the_model_does_not_have_are_refused(tokens, lm):
+    with pytest.raises(SettingError, match=r"empty prompt|tiny-llama has those from 0"):
+        tl.generate(lm, tl.Greedy(), TokenContext(tokens))
+    with pytest.raises(SettingError, match=r"empty prompt|tiny-llama has those from 0"):
+        tl.score(lm, tl.Greedy(), TokenContext(tokens), ["No."])
+
+
+def test_a_long_context_and_a_long_continuation_fit_into_one_pass_of_gpt2():
+    """Pads behind the shorter continuation are read at no position the model does not know."""
+    lm = tiny.language_model("gpt2")
+    rows = [
+        Continuation(TokenContext(context), (context,), after)
+        for context, after in [((5,) * 500, (6,)), ((7,) * 10, (8, 9) * 150)]
+    ]
+    together = score_continuations(lm, tl.Greedy(), rows)
+    alone = [score_continuations(lm, tl.Greedy(), [row])[0] for row in rows]
+    assert [total for total, _ in together] == pytest.approx([t for t, _ in alone], abs=1e-3)
+
+
+def test_rows_are_read_apart_where_the_longest_would_decide_for_all(embedder):
+    """Phi-3's position embeddings stretch with the longest row of a batch."""
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 8.0}
+    rope |= {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    rope["original_max_position_embeddings"] = 64
+    lm = tiny.wrapped("Phi3", rope_parameters=rope, original_max_position_embeddings=64)
+    options = {"max_new_tokens": 6}
+    given = [TokenContext(tuple(range(5, 5 + length))) for length in (20, 90, 40)]
+    together = tl.generate(lm, tl.Greedy(), given, **options)
+    assert together == [tl.generate(lm, tl.Greedy(), one, **options) for one in given]
+    scores = tl.score(lm, tl.CAD(), "Are bats blind?", ["No.", "Yes, they are blind."])
+    alone = [tl.score(lm, tl.CAD(), "Are bats blind?", [text])[0] for text in
+             ("No.", "Yes, they are blind.")]  # fmt: skip
+    assert scores == pytest.approx(alone, abs=1e-4)
+
+
+def test_a_single_message_has_nothing_to_be_contrasted_with(lm):
+    with pytest.raises(SettingError, match="no context to be contrasted with"):
+        tl.generate(lm, tl.CAD(), messages=[{"role": "user", "content": "Do fish sleep?"}])
+
+
+def test_the_hash_of_a_conversation_is_that_of_all_but_the_question():
+    first, second = (
+        read_messages(
+            [{"role": "system", "content": "Be brief."}, {"role": "user", "content": q}]
+        )
+        for q in ("Are bats blind?", "Do fish sleep?")
+    )
+    assert first.hash == second.hash
+    assert first.hash != first.preceded_by("Lie. ").hash != second.bare("").hash
+
+
+def test_what_is_prepared_belongs_to_a_question_and_is_made_once(lm):
+    made = []
+
+    @dataclass(frozen=True)
+    class Preparing(tl.Greedy):
+        name = "preparing"
+
+        def prepare(self, lm, given):
+            made.append(given.question)
+            return given.question
+
+        def adjust(self, step):
+            assert list(step.rows.prepared) == list(step.rows.questions)
+            return super().adjust(step)
+
+    tl.generate(lm, Preparing(), ["Are bats blind?", "Do fish sleep?"], max_new_tokens=3)
+    assert made == ["Are bats blind?", "Do fish sleep?"]
+    made.clear()
+    tl.score(lm, Preparing(), "Are bats blind?", ["No.", "Yes.", "So."])
+    assert made == ["Are bats blind?"]

@@ -652,3 +652,38 @@ def test_a_build_that_is_really_killed_resumes_to_the_same_bytes(
         finished += 1
         assert contents(out) == wanted
     assert finished == 3
+
+
+def test_merging_into_the_second_folder_loses_no_commit_that_came_meanwhile(
+    build, examples, lm, tmp_path
+):
+    one = build(examples[:2], out=tmp_path / "one")
+    other = build(MORE[:1], out=tmp_path / "other")
+    other.add(MORE[1:2], lm)  # `other` goes on as it was
+    with pytest.raises(SpaceConflictError):
+        tl.merge(one, other, out=tmp_path / "other")
+    newest = other.current()
+    made = tl.merge(one, newest, out=tmp_path / "other")
+    assert {example.id for example in made.examples} == {
+        *(example.id for example in one.examples), *(example.id for example in newest.examples)
+    }  # fmt: skip
+    assert len(tl.open(tmp_path / "other", embedder=one.embedder)) == 4
+
+
+def test_a_commit_between_two_looks_is_a_conflict_and_no_crash(
+    build, examples, lm, tmp_path, monkeypatch
+):
+    from trueline.space import storage
+
+    space = build(examples, out=tmp_path / "space")
+    check, looks = storage.check_base, []
+
+    def commit_meanwhile(folder, base):
+        check(folder, base)
+        if not looks:
+            looks.append(1)
+            tl.open(folder, embedder=space.embedder).add(MORE[1:2], lm)
+
+    monkeypatch.setattr(storage, "check_base", commit_meanwhile)
+    with pytest.raises(SpaceConflictError):
+        space.remove(examples[0].id)

@@ -14,7 +14,7 @@ from trueline.records import Example
 from trueline.space.content import Content, Recipe
 from trueline.space.segment import Entries, Part, Segment
 from trueline.space.space import space_of as space_of_content
-from trueline.space.windows import text_hash, window_tokens
+from trueline.space.windows import window_hash, window_tokens
 
 
 class Compass:
@@ -39,7 +39,7 @@ def space_of(angles, *, values=None, embedder_hash="north", **recipe):
         np.arange(count, dtype=np.int32),
         zeros,
         zeros,
-        np.array([text_hash(str(angle)) for angle in angles], np.int64),
+        np.array([window_hash(str(angle)) for angle in angles], np.int64),
     )
     settings = dict(
         model="none",

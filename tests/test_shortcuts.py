@@ -218,13 +218,28 @@ def test_work_beside_the_model_leaves_it_a_thread_less_until_it_is_done(two_thre
     assert not layer._forward_pre_hooks  # the model is as it was
 
 
+def test_the_worker_has_one_thread_and_others_keep_theirs(two_threads):
+    seen = []
+    Alongside([Work(lambda: seen.append(torch.get_num_threads()))], CPU).results()
+    later = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+    later.start()
+    later.join()
+    assert (seen, torch.get_num_threads()) == ([1, 2], 2)
+
+
+def test_work_that_begins_work_of_its_own_does_not_wait_for_itself(two_threads):
+    inner = Work(lambda: "inner")
+    outer = Alongside([Work(lambda: Alongside([inner], CPU).results())], CPU)
+    assert outer.results() == [["inner"]]
+
+
 def test_threads_come_back_when_the_model_or_the_work_fails(two_threads):
     with pytest.raises(ZeroDivisionError), leave_a_core([], lambda: False, CPU):
         raise ZeroDivisionError
     assert torch.get_num_threads() == 2
-    failing = Alongside([Work(lambda: {}["no"])], CPU)
-    with pytest.raises(KeyError):
-        failing.results()
+    failing = Alongside([Work(lambda: {}["no"]), Work(lambda: "found")], CPU)
+    error, found = failing.results()
+    assert (type(error), found) == (KeyError, "found")
     assert torch.get_num_threads() == 2
 
 
@@ -243,7 +258,7 @@ def many(tmp_path_factory):
 @pytest.fixture
 def index(many, monkeypatch, tmp_path):
     monkeypatch.setattr("trueline.search.home", lambda: tmp_path)
-    return open_search(many[0])
+    return open_search(many[0], "a-name")
 
 
 def test_a_large_space_is_searched_by_an_index_that_finds_almost_all_the_weight(many, index):
@@ -272,10 +287,10 @@ def test_the_index_is_made_once_and_switched_off_by_name(many, index, tmp_path):
     keys, _ = many
     (path,) = (tmp_path / "indexes").glob("*.faiss")
     made = path.stat().st_mtime_ns
-    assert isinstance(open_search(keys), Index)
+    assert isinstance(open_search(keys, "a-name"), Index)
     assert path.stat().st_mtime_ns == made
     with without("index"):
-        assert isinstance(open_search(keys), Exact)
+        assert isinstance(open_search(keys, "a-name"), Exact)
     assert isinstance(open_search(keys[: LARGE - 1]), Exact)
 
 
@@ -287,14 +302,14 @@ def test_a_damaged_index_is_made_anew_and_one_that_cannot_be_kept_is_used(
     wanted = index.nearest(queries, 3).entries
     path.rename(tmp_path / "whole")
     path.write_bytes((tmp_path / "whole").read_bytes()[:1000])
-    assert torch.equal(open_search(keys).nearest(queries, 3).entries, wanted)
+    assert torch.equal(open_search(keys, "a-name").nearest(queries, 3).entries, wanted)
     foreign = bytearray((tmp_path / "whole").read_bytes())
     foreign[-500] ^= 1  # FAISS opens it, and finds other keys
     path.write_bytes(foreign)
-    assert torch.equal(open_search(keys).nearest(queries, 3).entries, wanted)
+    assert torch.equal(open_search(keys, "a-name").nearest(queries, 3).entries, wanted)
     assert path.read_bytes() == (tmp_path / "whole").read_bytes()
     monkeypatch.setattr("trueline.search.home", lambda: path)  # a file, not a folder
-    assert torch.equal(open_search(keys).nearest(queries, 3).entries, wanted)
+    assert torch.equal(open_search(keys, "a-name").nearest(queries, 3).entries, wanted)
 
 
 def test_the_index_skips_what_is_not_left(many, index):
@@ -318,7 +333,7 @@ def test_the_index_keeps_the_bounds_of_an_exact_search(many, index):
 def test_a_large_space_without_faiss_is_slow_and_says_how_to_mend_it(many, monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.warns(UserWarning, match=r"pip install 'trueline\[large\]'"):
-        assert isinstance(open_search(many[0]), Exact)
+        assert isinstance(open_search(many[0], "a-name"), Exact)
 
 
 def test_blocks_of_keys_give_the_hits_of_all_keys_at_once(many, monkeypatch):

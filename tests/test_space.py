@@ -283,13 +283,24 @@ def test_a_space_of_the_first_format_is_refused_with_the_command_that_makes_it_a
     lines = f"examples-{'0' * 12}.jsonl"
     (folder / lines).write_text("".join(to_lines(examples)), "utf-8")
     (folder / f"entries-{'0' * 12}.safetensors").write_bytes(b"")
-    recipe = {"model": "tiny-llama", "embedder": "all-minilm-l6-v2", "context": 8}
+    recipe = {
+        **{
+            "model": "tiny-llama",
+            "embedder": "all-minilm-l6-v2",
+            "context": 8,
+            "window": "all",
+        },
+        **{"end": True, "wrong": False, "values": "hidden", "head": "linear"},
+        "dtype": "float16",
+        "prompt": {"template": "Say: {question}", "system": None, "chat": None},
+    }
     old = {"format_version": 1, "recipe": recipe, "files": {lines: {}}, "plan": ""}
-    content = {**old, "sha256": manifests.content_hash(old)}
+    content = {**old, "sha256": manifests.manifest_hash(old)}
     (folder / "manifest.json").write_text(json.dumps(content))
     command = (
         f"trueline build {folder / lines} --model tiny-llama "
-        f"--embedder all-minilm-l6-v2 --context 8 --out {folder}"
+        "--embedder all-minilm-l6-v2 --context 8 --template 'Say: {question}' --end "
+        f"--out {folder}"
     )
     with pytest.raises(SpaceFormatError, match="has format 1") as caught:
         tl.open(folder)
@@ -373,7 +384,7 @@ def rewrite(folder, **changes):
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text()) | changes
     manifest.pop("sha256")
-    path.write_text(json.dumps({**manifest, "sha256": manifests.content_hash(manifest)}))
+    path.write_text(json.dumps({**manifest, "sha256": manifests.manifest_hash(manifest)}))
 
 
 def test_a_manifest_from_the_future_says_so(folder):

@@ -136,6 +136,18 @@ def language_model(
     return LanguageModel(model.eval(), words, id=f"tiny-{architecture}")
 
 
+def wrapped(name: str, **extra: object) -> LanguageModel:
+    """A tiny model of any architecture of transformers, with settings of its own."""
+    words = tokenizer()
+    config = getattr(transformers, f"{name}Config")(
+        **{**_SMALL, "vocab_size": len(words), **extra}
+    )
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    share_heads(model)
+    return LanguageModel(model.eval(), words, id=f"tiny-{name.lower()}")
+
+
 def write_embedder(folder: Path, *, seed: int = 0) -> Path:
     """A random BERT in the folder layout of sentence-transformers."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

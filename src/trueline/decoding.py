@@ -14,67 +14,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 import torch
 
-from trueline.decoders.base import Decoder, Rows, Step
+from trueline.decoders.base import Decoder, Prefetch, Rows, Step
 from trueline.engines.base import Engine, Reading, States, join_states
 from trueline.errors import SettingError
 from trueline.pick import pick_tokens, random_source
 from trueline.prefetch import Alongside
-from trueline.records import Answer, Finish, TraceStep
 from trueline.requests import Request
+from trueline.row import Row, end_row
 from trueline.trace import trace_step
-
-_CHARACTER = 4  # bytes of UTF-8 that one token may hold the beginning of, on either side
-
-
-@dataclass(eq=False)
-class Row:
-    """A request on its way to an answer."""
-
-    request: Request
-    ticket: int
-    submitted: float  # when, by the loop's clock
-    context: list[int]  # the tokens so far under its first prompt
-    source: torch.Generator | None  # of chance
-    prepared: Any = None  # what its method worked out once for it
-    tokens: list[int] = field(default_factory=list)
-    steps: list[TraceStep] = field(default_factory=list)
-    text: str | None = None  # set when the answer has ended
-    finish: Finish = "length"
-    first_token_at: float = 0.0
-    ended_at: float = 0.0
-
-    @property
-    def is_ended(self) -> bool:
-        """Whether its answer is whole."""
-        return self.text is not None
-
-    @property
-    def remaining(self) -> int:
-        """How many tokens it may still get."""
-        return self.request.room - len(self.tokens)
-
-    def answer(self) -> Answer:
-        """What the request got."""
-        assert self.text is not None
-        request = self.request
-        return Answer(
-            question=request.question or "",
-            text=self.text,
-            token_ids=tuple(self.tokens),
-            finish=self.finish,
-            method=request.method.name,
-            prompt_tokens=len(request.contexts[0]),
-            prompt_hashes=request.prompt_hashes,
-            trace=tuple(self.steps) if request.options.trace else None,
-            seconds=self.ended_at - self.submitted,
-            first_token_seconds=self.first_token_at - self.submitted,
-        )
 
 
 class Decoding:
@@ -89,7 +42,7 @@ class Decoding:
         join_at: int = 1,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        """At most `max_rows` requests run at once, with at most so many tokens in all caches.
+        """At most `max_rows` requests run at once, with so many tokens in the cache.
 
         A running batch takes new requests once `join_at` rows are free: 1 answers soonest,
         more reads several prompts in one pass.
@@ -145,16 +98,30 @@ class Decoding:
 
     @torch.inference_mode()
     def step(self) -> list[Row]:
-        """Pick one token for every row, after letting requests join; the rows that got one."""
+        """Pick one token for every row, after letting requests join; the rows that got one.
+
+        What a method raises ends the rows of that method; what the engine raises ends all that
+        were read with. They come back with their `error`, and the others go on.
+        """
         joining = self._admit()
         rows = [*self._live, *joining]
         if not rows:
             return []
         groups = list(_groups(self._lm, rows))
-        states, fetched = self._read(joining, groups)
+        try:
+            states, fetched = self._read(joining, groups)
+        except BaseException as error:
+            self._live, self._reading = [], None  # what was read no longer fits the tokens
+            if not isinstance(error, Exception):
+                raise
+            _fail(rows, error)
+            return rows
         self._live = rows
         for group, found in zip(groups, fetched, strict=True):
-            self._pick(group, states, found)
+            try:
+                self._pick(group, states, found)
+            except Exception as error:  # whatever a method raises is its own rows' matter
+                _fail(group.members, error)
         self._leave([row for row in rows if not row.is_ended])
         return rows
 
@@ -167,9 +134,7 @@ class Decoding:
         while self._waiting and free > len(joining):
             if not self._has_room([*joining, self._waiting[0]]):
                 break
-            row = self._waiting.popleft()
-            row.prepared = row.request.method.prepare(self._lm, row.request.given)
-            joining.append(row)
+            joining.append(self._waiting.popleft())
         return joining
 
     def _has_room(self, joining: Sequence[Row]) -> bool:
@@ -188,8 +153,8 @@ class Decoding:
     ) -> tuple[States, list[Any]]:
         """Have the engine read and, meanwhile, the methods look up what the step needs."""
         lm, running = self._lm, self._live
-        layers = sorted({layer for group in groups for layer in group.method.layers(lm)})
-        work = [group.method.prefetch(group.rows) for group in groups]
+        layers = sorted({layer for group in groups for layer in group.method.read_layers(lm)})
+        work = [_prefetch(group) for group in groups]
         alongside = Alongside(work, lm.device)
         if self._reading is None:
             self._reading = lm.start()
@@ -204,6 +169,8 @@ class Decoding:
 
     def _pick(self, group: _Group, states: States, fetched: Any) -> None:
         """Have a method adjust its rows, and pick their tokens."""
+        if isinstance(fetched, Exception):
+            raise fetched
         step = Step(
             group.rows,
             _taken(states, group.first),
@@ -261,7 +228,7 @@ class _Group:
 
 
 def _groups(lm: Engine, rows: Sequence[Row]) -> Iterator[_Group]:
-    """Rows of one method together; those that are drawn apart, as they read probabilities."""
+    """Group the rows by method, and by whether their tokens are drawn."""
     members: dict[tuple[int, bool], list[Row]] = {}
     first: dict[int, int] = {}
     start = 0
@@ -280,11 +247,33 @@ def _groups(lm: Engine, rows: Sequence[Row]) -> Iterator[_Group]:
                 [row.context for row in own],
                 [len(row.request.contexts[0]) for row in own],
                 [row.request.question for row in own],
-                [row.prepared for row in own],
+                [row.request.prepared for row in own],
             ),
             where,
             [index + 1 for index in where] if len(own[0].request.contexts) > 1 else [],
         )
+
+
+@dataclass(frozen=True)
+class _FailedPrefetch:
+    """Stands for a prefetch that could not even begin."""
+
+    error: Exception
+
+    def run(self) -> Any:
+        raise self.error
+
+
+def _prefetch(group: _Group) -> Prefetch | None:
+    try:
+        return group.method.prefetch(group.rows)
+    except Exception as error:  # it ends the rows of this method, not the step
+        return _FailedPrefetch(error)
+
+
+def _fail(rows: Sequence[Row], error: Exception) -> None:
+    for row in rows:
+        row.error = error
 
 
 def _taken(states: States, rows: list[int]) -> States:
@@ -292,22 +281,3 @@ def _taken(states: States, rows: list[int]) -> States:
     tensor = states.logits if states.hidden is None else states.hidden
     assert tensor is not None
     return states if rows == list(range(len(tensor))) else states.take(rows)
-
-
-def end_row(row: Row, lm: Engine) -> None:
-    """Set the text and the finish of a row whose last token ended it."""
-    options, tokens = row.request.options, row.tokens
-    if tokens[-1] in lm.stop_ids or tokens[-1] in options.stop_ids:
-        row.finish, row.text = "stop", lm.decode(tokens)
-        return
-    stops = options.stop_strings
-    if stops:
-        longest = max(len(string.encode()) for string in stops) + 2 * _CHARACTER
-        tail = lm.decode(tokens[-longest:])
-        if any(string in tail for string in stops):
-            text = lm.decode(tokens)
-            ends = [end for string in stops if (end := text.find(string)) >= 0]
-            row.finish, row.text = "stop", text[: min(ends, default=None)]
-            return
-    if not row.remaining:
-        row.text = lm.decode(tokens)

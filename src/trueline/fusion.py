@@ -42,7 +42,7 @@ def fuse(
     alpha: float,
     how: Fusion = "add",
 ) -> torch.Tensor:
-    """Combine the model's own (rows, width) with what the neighbors say, in the rows that hit.
+    """Combine the model's own (rows, width) with the neighbors' sum, in rows with a hit.
 
     add: base + alpha * pull
     mix: (1 - alpha) * base + alpha * pull
@@ -59,7 +59,7 @@ def fuse(
 
 
 def neutralize(fused: torch.Tensor, hit: torch.Tensor, alpha: float) -> torch.Tensor:
-    """Take back how far `add` stretches the rows that hit: the same argmax, an honest scale."""
+    """Take back how far `add` stretches the rows that hit: the model's own scale."""
     return torch.where(hit[:, None], fused / (1 + alpha), fused)
 
 

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import overload
 
 from trueline.decoders.base import Decoder
-from trueline.decoding import Decoding, Row
+from trueline.decoding import Decoding
 from trueline.engines.base import Engine
 from trueline.errors import SettingError
-from trueline.inputs import (
-    Conversation,
-    FilledPrompt,
-    ModelInput,
-    TokenContext,
-    read_messages,
-)
-from trueline.records import Answer, GenerateOptions, Piece
+from trueline.inputs import ModelInput, read_messages
+from trueline.records import Answer, GenerateOptions, OnProgress, Piece
 from trueline.requests import Request, make_request
+from trueline.row import Row
 
 Messages = Sequence[Mapping[str, str]]
 Given = str | ModelInput  # a question for the method's own prompt, or what the model reads
-Done = Callable[[int, int], None]  # answers done, answers in all
 
 
 @overload
@@ -40,7 +34,7 @@ def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str to
     stop_ids: Sequence[int] = ...,
     trace: bool = ...,
     batch_size: int = ...,
-    progress: Done | None = ...,
+    progress: OnProgress | None = ...,
 ) -> Answer: ...
 @overload
 def generate(
@@ -58,7 +52,7 @@ def generate(
     stop_ids: Sequence[int] = ...,
     trace: bool = ...,
     batch_size: int = ...,
-    progress: Done | None = ...,
+    progress: OnProgress | None = ...,
 ) -> list[Answer]: ...
 @overload
 def generate(
@@ -93,7 +87,7 @@ def generate(
     stop_ids: Sequence[int] = (),
     trace: bool = False,
     batch_size: int = 16,
-    progress: Done | None = None,
+    progress: OnProgress | None = None,
 ) -> Answer | list[Answer]:
     """Answer one question or many, or a conversation; a list comes back in its order.
 
@@ -130,7 +124,7 @@ def answer_all(
     options: GenerateOptions,
     *,
     batch_size: int = 16,
-    progress: Done | None = None,
+    progress: OnProgress | None = None,
 ) -> list[Answer]:
     """`generate` with its options as one value."""
     if batch_size < 1:
@@ -232,9 +226,8 @@ def _given(
         raise SettingError("give either questions or messages, one of the two")
     if messages is not None:
         return read_messages(messages)
-    if isinstance(questions, str | FilledPrompt | Conversation | TokenContext):
-        return questions
-    return [*questions]  # type: ignore[misc]
+    is_many = isinstance(questions, Iterable) and not isinstance(questions, (str, Mapping))
+    return list(questions) if is_many else questions  # type: ignore[arg-type,return-value]
 
 
 def _texts(stop: str | Sequence[str]) -> str | tuple[str, ...]:

@@ -49,7 +49,7 @@ class ModelInput(Protocol):
         ...
 
     def bare(self, template: str) -> ModelInput:
-        """The question alone: in this template, or without what was said before it."""
+        """The question alone: a prompt in this template, a chat its last message."""
         ...
 
 
@@ -112,8 +112,10 @@ class Conversation:
 
     @property
     def hash(self) -> str:
-        """A short name of what was said before the question."""
-        return f"chat-{text_hash(json.dumps(self.messages[:-1], ensure_ascii=False))[:16]}"
+        """A short name of all that is read but the question itself."""
+        ahead, _, behind = self.messages[-1][1].partition(self.question)
+        content = [self.messages[:-1], ahead, behind, self.is_plain]
+        return f"chat-{text_hash(json.dumps(content, ensure_ascii=False))[:16]}"
 
     def encode(self, tokenizer: Tokenizer) -> list[int]:
         """The token ids of the conversation, up to where the answer begins."""
@@ -132,6 +134,11 @@ class Conversation:
 
     def bare(self, template: str) -> Conversation:
         """What the user said last, and nothing before it."""
+        if len(self.messages) == 1:
+            raise SettingError(
+                "a single message has no context to be contrasted with; ask it as a question, "
+                "or put a system message or earlier turns before it"
+            )
         return replace(self, messages=self.messages[-1:])
 
     def _is_chat(self, tokenizer: Tokenizer) -> bool:
@@ -143,8 +150,10 @@ class Conversation:
             return apply_chat_template(tokenizer, named)
         text = ""
         for role, content in self.messages:
-            text += f" {content}\n\n" if role == "assistant" else content
-            text += "\n" if role == "system" else ""
+            if role == "assistant":
+                text += f" {content}\n\n"
+            else:  # what follows no answer begins on a line of its own
+                text += ("\n" if text and not text.endswith("\n") else "") + content
         return text
 
 

@@ -174,7 +174,7 @@ def apply_chat_template(tokenizer: Tokenizer, messages: list[dict[str, str]]) ->
         return str(
             tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         )
-    except TemplateError as error:
+    except (TemplateError, TypeError) as error:  # a template may add texts to what is none
         raise SettingError(
             f"the model's chat template refuses the prompt ({error}); "
             "a system line can stand at the head of the template instead"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,6 +12,8 @@ from trueline.settings import Between, check_values
 
 if TYPE_CHECKING:
     from trueline.explain import Explanation
+
+OnProgress = Callable[[int, int], None]  # how much is done, and how much there is in all
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ class GenerateOptions:
     temperature: float = 0.0  # 0: the most probable token
     top_k: Annotated[int, Between(1)] | None = None  # draw from the k best
     top_p: Annotated[float, Between(0, 1, above=True)] | None = None  # from the best of mass p
-    p_less: bool = False  # keep what is at least as probable as a draw hitting the same twice
+    p_less: bool = False  # keep tokens with p(x) >= sum of p(y)^2 (arXiv 2509.23234)
     seed: int | None = None  # makes a draw repeatable
     stop: str | tuple[str, ...] = ()  # texts that end an answer, and are left out of it
     stop_ids: tuple[int, ...] = ()  # further tokens that end an answer
@@ -142,7 +144,7 @@ class GenerateOptions:
 
     @property
     def is_sampled(self) -> bool:
-        """Whether chance has a part in it."""
+        """Whether tokens are drawn, not just the most probable ones taken."""
         return self.temperature > 0
 
     @property

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from trueline.decoders.base import Decoder
 from trueline.engines.base import Engine
 from trueline.errors import SettingError
-from trueline.inputs import Conversation, FilledPrompt, ModelInput, TokenContext
+from trueline.inputs import FilledPrompt, ModelInput, TokenContext
 from trueline.prompts import check_text
 from trueline.records import GenerateOptions
 
@@ -23,6 +25,7 @@ class Request:
     options: GenerateOptions
     room: int  # how many tokens the answer may have
     index: int = 0  # among the requests of one call, which its draws go by
+    prepared: Any = None  # what the method worked out once for it
 
     @property
     def question(self) -> str | None:
@@ -51,8 +54,7 @@ def make_request(
     given = as_input(method, given, f"question {index + 1}")
     inputs = model_inputs(method, given)
     contexts = tuple(tuple(one.encode(lm.tokenizer)) for one in inputs)
-    if not all(contexts):
-        raise SettingError(f"question {index + 1} makes an empty prompt: {given.question!r}")
+    check_contexts(lm, contexts, f"question {index + 1}")
     longest, room = max(map(len, contexts)), options.max_new_tokens
     if lm.limit is not None:
         room = min(room, lm.limit - longest)
@@ -63,13 +65,26 @@ def make_request(
             f"of it: {(given.question or '')[:60]!r}"
         )
     hashes = tuple(one.hash for one in inputs)
-    return Request(method, given, contexts, hashes, options, room, index)
+    prepared = method.prepare(lm, given)
+    return Request(method, given, contexts, hashes, options, room, index, prepared)
+
+
+def check_contexts(lm: Engine, contexts: Sequence[Sequence[int]], what: str) -> None:
+    """Refuse a context without tokens, or with one the model does not have."""
+    for context in contexts:
+        if not context:
+            raise SettingError(f"{what} makes an empty prompt")
+        if min(context) < 0 or max(context) >= lm.vocabulary:
+            raise SettingError(
+                f"{what} holds tokens from {min(context)} to {max(context)}; {lm.id} has those "
+                f"from 0 to {lm.vocabulary - 1}"
+            )
 
 
 def as_input(method: Decoder, given: object, what: str) -> ModelInput:
     """What is asked as a model reads it: a question goes into the method's own prompt."""
-    if isinstance(given, FilledPrompt | Conversation | TokenContext):
-        return given
+    if hasattr(given, "encode_answer") and hasattr(given, "question"):
+        return given  # type: ignore[return-value]
     check_text(given, what)
     return FilledPrompt(method.question_prompt, str(given))
 
@@ -81,5 +96,10 @@ def model_inputs(method: Decoder, given: ModelInput) -> tuple[ModelInput, ...]:
         raise SettingError(
             f"{method.name} writes a prompt of its own around the question, and only tokens "
             "were given; give a question or messages, or choose another method"
+        )
+    if needs.question and given.question is None:
+        raise SettingError(
+            f"{method.name} goes by the question, and none is known; "
+            "give a question or messages"
         )
     return method.inputs(given)

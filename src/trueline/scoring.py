@@ -13,9 +13,9 @@ from trueline.errors import SettingError
 from trueline.generation import Messages
 from trueline.inputs import ModelInput, read_messages
 from trueline.prompts import check_text
-from trueline.requests import as_input, model_inputs
+from trueline.requests import as_input, check_contexts, model_inputs
 
-_POSITIONS = 64  # places whose logits are held at once
+_POSITIONS = 64  # positions that are scored in one batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,7 @@ def score(
     given = as_input(method, asked, "the question")
     inputs = model_inputs(method, given)
     contexts = tuple(tuple(one.encode(lm.tokenizer)) for one in inputs)
+    check_contexts(lm, contexts, "the question")
     answers = [tuple(inputs[0].encode_answer(text, lm.tokenizer)) for text in candidates]
     longest = max(map(len, contexts)) + max(map(len, answers))
     if lm.limit is not None and longest > lm.limit:
@@ -70,7 +71,8 @@ def score_continuations(
     Rows with the same contexts share one reading of them.
     """
     first, second = _read(lm, method, rows)
-    prepared = {row.contexts: method.prepare(lm, row.given) for row in rows}
+    distinct = dict.fromkeys((row.contexts, row.given) for row in rows)
+    prepared = {key: method.prepare(lm, key[1]) for key in distinct}
     spots = [(row, at) for row, one in enumerate(rows) for at in range(len(one.tokens))]
     totals, is_own = [0.0] * len(rows), [True] * len(rows)
     for start in range(0, len(spots), _POSITIONS):
@@ -82,7 +84,7 @@ def score_continuations(
                 [[*rows[row].contexts[0], *rows[row].tokens[:at]] for row, at in batch],
                 [len(rows[row].contexts[0]) for row in which],
                 [rows[row].given.question for row in which],
-                [prepared[rows[row].contexts] for row in which],
+                [prepared[rows[row].contexts, rows[row].given] for row in which],
             ),
             first.map(lambda tensor: tensor[which, steps]),  # noqa: B023
             None if second is None else second.map(lambda tensor: tensor[which, steps]),  # noqa: B023
@@ -103,7 +105,7 @@ def _read(
     streams = len(rows[0].contexts)
     distinct = {row.contexts: None for row in rows}
     index = {contexts: number for number, contexts in enumerate(distinct)}
-    reading, layers = lm.start(), method.layers(lm)
+    reading, layers = lm.start(), method.read_layers(lm)
     read = [contexts[stream] for stream in range(streams) for contexts in distinct]
     states = reading.join(read, layers=layers)
     own = [index[row.contexts] for row in rows]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from trueline.engines.model_cache import home
 from trueline.files import file_hash, replacing, write_text
 from trueline.shortcuts import is_on
 
+_log = logging.getLogger(__name__)
 LARGE = 50_000  # entries from which an index is used: below it, all are compared exactly
 _BLOCK = 4_096  # keys compared at once: what is widened to float32 stays in the cache
 PROBE_FACTOR = (
@@ -131,8 +133,8 @@ class Index:
 def open_search(keys: torch.Tensor, name: str | None = None) -> Search:
     """The way to search some keys: all of them, or from LARGE on an index, made once and kept.
 
-    `name` is a hash of the keys; without it they are hashed here. The index takes as much room
-    again as the keys; without FAISS all keys are compared.
+    `name` is a hash of the file that holds the keys; without it the index is not kept. It takes
+    as much room again as the keys; without FAISS all keys are compared.
     """
     if len(keys) < LARGE or not is_on("index"):
         return Exact(keys)
@@ -145,6 +147,8 @@ def open_search(keys: torch.Tensor, name: str | None = None) -> Search:
             stacklevel=2,
         )
         return Exact(keys)
+    if name is None:  # keys of a space in memory leave no trace on the disk
+        return Index(_index(faiss, keys))
     path = _index_path(keys, name)
     if (kept := _kept(faiss, path, keys)) is not None:
         return kept
@@ -155,7 +159,8 @@ def open_search(keys: torch.Tensor, name: str | None = None) -> Search:
             faiss.write_index(index, str(scratch))
             seal = file_hash(scratch)
         write_text(_seal_path(path), json.dumps({"sha256": seal}))
-    except (OSError, RuntimeError):  # no room, or not ours to write: it stays in memory
+    except (OSError, RuntimeError) as error:  # no room, or not ours to write
+        _log.warning("the index of %d entries cannot be kept (%s)", len(keys), error)
         return Index(index)
     return _kept(faiss, path, keys) or Index(index)
 
@@ -167,15 +172,16 @@ def _kept(faiss: Any, path: Path, keys: torch.Tensor) -> Index | None:
         if file_hash(path) != seal:
             return None
         index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError):  # none, or damaged
+    except FileNotFoundError:
+        return None
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+        _log.warning("the index %s is damaged (%s) and is made anew", path.name, error)
         return None
     return Index(index) if (index.ntotal, index.d) == tuple(keys.shape) else None
 
 
-def _index_path(keys: torch.Tensor, name: str | None) -> Path:
+def _index_path(keys: torch.Tensor, name: str) -> Path:
     """Where the index of some keys is kept: their hash, and how it is made."""
-    if name is None:
-        name = hashlib.sha256(keys.contiguous().cpu().numpy().tobytes()).hexdigest()
     made = f"{len(keys)} {keys.dtype} {_lists(len(keys))} {_TRAINED}"
     how = hashlib.sha256(made.encode()).hexdigest()[:8]
     return home() / "indexes" / f"{name[:_NAMED]}-{how}.faiss"

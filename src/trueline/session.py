@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from trueline.decoders import check_settings, make_method, method_class, settings_fields
+from trueline.decoders import PLAIN, check_settings, make_method, method_class, settings_fields
 from trueline.decoders.base import Decoder
 from trueline.engines import DEFAULT_MODEL, load
 from trueline.engines.base import Engine
 from trueline.engines.model_cache import home
 from trueline.errors import ModelError, SettingError, SpaceMismatchError
 from trueline.prompts import Prompt
+from trueline.records import OnProgress
 from trueline.space.build import build
 from trueline.space.space import GroundingSpace, read_space
-
-Progress = Callable[[int, int], None]  # entries of the shipped space done, entries in all
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,12 @@ class Session:
         """A method on the model and the space, or on a prompt if it needs no space."""
         space = self.space
         if space is None and method_class(name).needs.space:
-            space = shipped_space(self.lm)
+            space = self._shipped
         return make_method(name, space=space, prompt=prompt, settings=settings)
+
+    @cached_property
+    def _shipped(self) -> GroundingSpace:
+        return shipped_space(self.lm)
 
     def current(self) -> Session:
         """The same on the newest state of the space's folder; costs one look at its manifest.
@@ -59,8 +63,7 @@ class Session:
         """The same model and methods on another space."""
         moved = Session(self.lm, space)
         methods = {
-            name: moved.method(method.name, method.settings())
-            for name, method in self.methods.items()
+            name: moved.method(name, method.settings()) for name, method in self.methods.items()
         }
         for method in methods.values():
             method.check(self.lm)
@@ -77,9 +80,9 @@ def open_session(
     dtype: str = "auto",
     device: str | None = None,
     trust_remote_code: bool = False,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> Session:
-    """Open a model, a space and methods; mistakes in names and settings show before a model is.
+    """Open a model, a space and methods; wrong names are refused before a model is opened.
 
     Without a space, methods that need one get that of the shipped facts. Settings are named
     `tau` for every method that has one, or `rad.tau` for one of them. Without a model, it is
@@ -111,14 +114,16 @@ def check_names(names: Sequence[str], settings: Mapping[str, Any]) -> None:
         method_class(name)
     for key, value in settings.items():
         method, dot, setting = key.rpartition(".")
-        if dot and method_class(method) and method not in names:
+        if dot:
+            method_class(method)  # refuses a name that is none
+        if dot and method not in names:
             raise SettingError(f"{key} is set, but {method} is not asked for")
         takers = [name for name in names if setting in _meant_for(name, {key: value})]
-        for name in takers or [method or names[0]]:
+        for name in takers or [method or next(iter(names), PLAIN)]:
             check_settings(name, {setting: value})
 
 
-def shipped_space(lm: Engine, progress: Progress | None = None) -> GroundingSpace:
+def shipped_space(lm: Engine, progress: OnProgress | None = None) -> GroundingSpace:
     """The space of the shipped facts for a model, built once and kept in the cache."""
     from filelock import FileLock
 
@@ -144,7 +149,7 @@ def _load(model: str | None, space: GroundingSpace | None, **options: Any) -> En
 
 
 def _meant_for(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings a method takes: those under its name, and those under none that it has."""
+    """The settings for one method: `name.setting`, and plain names of settings it has."""
     known = settings_fields(name)
     shared = {key: value for key, value in settings.items() if key in known}
     own = {

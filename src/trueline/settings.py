@@ -91,7 +91,7 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def _marks(hint: Any) -> tuple[Any, ...]:
-    """What is said about a type beside the type; of a choice of types, about any of them."""
+    """The marks of an Annotated type; of a union, the marks of all its members."""
     if get_origin(hint) is Annotated:
         return tuple(get_args(hint)[1:])
     return tuple(mark for option in get_args(hint) for mark in _marks(option))

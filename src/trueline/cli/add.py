@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trueline.cli.rows import example_options
+from trueline.cli.example_options import example_options
 
 if TYPE_CHECKING:
     from trueline.engines.base import Engine

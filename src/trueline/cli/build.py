@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from trueline.cli.example_options import example_options
 from trueline.cli.options import model_options
-from trueline.cli.rows import example_options
 from trueline.engines import DEFAULT_EMBEDDER
 from trueline.errors import SettingError
 
@@ -100,9 +100,11 @@ def build(
     from trueline.engines import load
     from trueline.prompts import Prompt, prompt_sets
     from trueline.space.build import build as build_space
-    from trueline.space.folder import check_target
+    from trueline.space.folder import check_space_folder
 
-    check_target(out)  # this and what follows before any model is opened: mistakes show at once
+    check_space_folder(
+        out
+    )  # this and what follows before any model is opened: mistakes show at once
     template = template or prompt_sets()[task].base.template
     prompt = Prompt(template, system=system, chat=False if no_chat else None)
     tokens, found = _context(context), read(examples)

@@ -36,11 +36,11 @@ def explain(
       trueline explain --space facts.space --out gum.html "What happens if you swallow gum?"
     """
     from trueline.cli.screen import print_json
-    from trueline.explain import check_target
+    from trueline.explain import check_explanation_path
     from trueline.generation import generate
 
     if out is not None:
-        check_target(out)  # before a model is opened: a wrong name shows at once
+        check_explanation_path(out)  # before a model is opened: a wrong name shows at once
     session = asking.open(list(dict.fromkeys([method, PLAIN])))
     lm, methods = session.lm, session.methods
     length = asking.max_new_tokens
@@ -71,5 +71,6 @@ def _settings(decoder: Decoder) -> dict[str, Any]:
     return {
         name: value
         for name, value in decoder.settings().items()
-        if isinstance(value, int | float) or (isinstance(value, str) and value != known[name])
+        if isinstance(value, int | float)
+        or (isinstance(value, str) and value != known.get(name))
     }

@@ -25,10 +25,10 @@ def merge(first: Path, second: Path, out: Path) -> None:
     Example:
       trueline merge facts.space more.space --out both.space
     """
-    from trueline.space.folder import check_target
+    from trueline.space.folder import check_space_folder
     from trueline.space.space import merge as merge_spaces
     from trueline.space.space import read_space
 
-    check_target(out)
+    check_space_folder(out)
     counts = merge_spaces(read_space(first), read_space(second), out=out).counts()
     click.echo(f"{out}: {counts['examples']:,} examples, {counts['entries']:,} entries")

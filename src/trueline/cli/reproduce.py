@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trueline.cli.options import FlagEnvvarOption, json_option
+from trueline.engines import DEFAULT_MODEL
 from trueline.errors import SettingError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 @click.option(
     "--list", "is_list", cls=FlagEnvvarOption, is_flag=True, help="Print the recipes and stop."
 )
-@click.option("--model", help="Alias, hub id or folder.  [smollm2-135m]")
+@click.option("--model", help=f"Alias, hub id or folder.  [{DEFAULT_MODEL}]")
 @click.option("--data", help="A folder of benchmark files; the hub if left out.")
 @click.option(
     "--benchmark",

@@ -7,7 +7,7 @@ through the entry-point group `trueline.methods`: name = "module:Class" (docs/me
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -47,7 +47,7 @@ def method_names() -> list[str]:
 
 
 def method_class(name: str) -> type[Decoder]:
-    """The class of a method; one that cannot be had is refused with the names that can."""
+    """The class of a method; an unknown name is refused, and the error lists all names."""
     if name in _BUILT_IN:
         module, _, attribute = _BUILT_IN[name].partition(":")
         found: type[Decoder] = getattr(import_module(module), attribute)
@@ -91,13 +91,14 @@ def make_method(
 
 
 def check_settings(name: str, settings: Mapping[str, Any]) -> None:
-    """Refuse a method that is none, a setting it does not have, or a value it does not take."""
+    """Refuse an unknown method, a setting it does not have, or a value it does not take."""
     known = settings_fields(name)
     for setting in settings:
         if setting not in known:
             has = f"it has {', '.join(known)}" if known else "it has none"
             raise SettingError(f"{name} has no setting {setting!r}; {has}")
-    method_class(name).check_settings({**default_settings(name), **settings})
+    given = {key: _frozen(value) for key, value in settings.items()}
+    method_class(name).check_settings({**default_settings(name), **given})
 
 
 @cache
@@ -117,10 +118,15 @@ def _load(point: EntryPoint) -> type[Decoder]:
             f"the method {point.name!r} of {point.value} cannot be imported "
             f"({type(error).__name__}: {error}); mend or remove the package that brings it"
         ) from error
-    if not (isinstance(found, type) and issubclass(found, Decoder)):
+    if not (isinstance(found, type) and issubclass(found, Decoder) and is_dataclass(found)):
         raise SettingError(
             f"the method {point.name!r} is {point.value}, which is no subclass of "
-            "trueline.decoders.base.Decoder"
+            "trueline.decoders.base.Decoder that is a dataclass"
+        )
+    if found.name != point.name:
+        raise SettingError(
+            f"the method {point.name!r} is {point.value}, which calls itself {found.name!r}; "
+            "give both the same name"
         )
     return found
 

@@ -46,8 +46,8 @@ class Rows:
 class Prefetch(Protocol):
     """Work for a step that does not need the model; it runs while the model reads.
 
-    What is cheap, or wants Python's lock, is done before it is handed out; `run` does the rest,
-    perhaps in another thread.
+    A method does cheap work and Python work in `prefetch` itself; `run` does the rest, perhaps
+    in another thread.
     """
 
     def run(self) -> Any:
@@ -128,7 +128,7 @@ class Decoder:
 
     @classmethod
     def check_settings(cls, settings: Mapping[str, Any]) -> None:
-        """Refuse a value a setting cannot have; a method adds what goes across several."""
+        """Refuse a value a setting cannot have; a method also checks combinations here."""
         check_values(cls, settings)
 
     @classmethod
@@ -153,8 +153,12 @@ class Decoder:
         return None
 
     def layers(self, lm: Engine) -> Sequence[int]:
-        """The earlier layers whose states it reads; mostly none."""
+        """The earlier layers whose states it reads, for a method that needs layers."""
         return ()
+
+    def read_layers(self, lm: Engine) -> Sequence[int]:
+        """The layers an engine has to hand out for it; none unless it says it needs some."""
+        return self.layers(lm) if self.needs.layers else ()
 
     def prefetch(self, rows: Rows) -> Prefetch | None:
         """What it looks up for a step without the model; None: nothing."""

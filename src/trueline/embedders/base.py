@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-Rows = list[list[int]]  # the token ids of several texts
+TokenRows = list[list[int]]  # the token ids of several texts
 Pack = Mapping[str, np.ndarray]  # several texts as the inputs of one call of a runtime
 
 
@@ -30,7 +30,7 @@ class Embedder(Protocol):
 class Tokenized:
     """Texts cut into tokens, ready for an embedder's second phase."""
 
-    rows: Rows
+    rows: TokenRows
     packs: tuple[Pack, ...] | None = None  # the same rows for a runtime, if it embeds them
 
 

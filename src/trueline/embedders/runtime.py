@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from trueline.embedders.base import Pack, Rows
+from trueline.embedders.base import Pack, TokenRows
 from trueline.engines.encoders import Encoder
 from trueline.engines.model_cache import home
 from trueline.files import replacing
 
-EmbedRows = Callable[[Rows], torch.Tensor]  # token ids -> unit vectors (texts, width)
+EmbedRows = Callable[[TokenRows], torch.Tensor]  # token ids -> unit vectors (texts, width)
 
 _log = logging.getLogger(__name__)
 _TOLERANCE = 1e-5  # how far a value of a vector may be off, in multiples of the largest one
@@ -61,7 +61,7 @@ class Runtime:
         )
         self._packer = packer
 
-    def pack(self, rows: Rows) -> tuple[Pack, ...]:
+    def pack(self, rows: TokenRows) -> tuple[Pack, ...]:
         """Make texts the inputs of as few calls as fit; this part is Python."""
         return tuple(
             dict(zip(_INPUTS, self._packer(batch), strict=True)) for batch in _batches(rows)
@@ -80,7 +80,7 @@ class _Packer:
     first: int  # the position of a text's first token
     pooling: str  # which of its tokens make a text's vector: `first`, or all of them (`mean`)
 
-    def __call__(self, rows: Rows) -> tuple[np.ndarray, ...]:
+    def __call__(self, rows: TokenRows) -> tuple[np.ndarray, ...]:
         """All ids in one row, their positions, the text of each, and whether it counts."""
         ids = np.array([[token for row in rows for token in row]], np.int64)
         indices = np.array([[index for row in rows for index in range(len(row))]], np.int64)
@@ -206,9 +206,9 @@ class _PackedEncoder(torch.nn.Module):
         return torch.nn.functional.normalize(counted @ states[0], dim=1)
 
 
-def _batches(rows: Rows) -> Iterator[Rows]:
+def _batches(rows: TokenRows) -> Iterator[TokenRows]:
     """As many rows at a time as make a pack, in their order."""
-    batch: Rows = []
+    batch: TokenRows = []
     for row in rows:
         if batch and sum(map(len, batch)) + len(row) > _PACK_TOKENS:
             yield batch

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from tokenizers import Tokenizer
 
-from trueline.embedders.base import Rows, Tokenized, TwoPhaseEmbedder
+from trueline.embedders.base import Tokenized, TokenRows, TwoPhaseEmbedder
 from trueline.embedders.runtime import Runtime, open_runtime
 from trueline.engines.encoders import Encoder
 from trueline.shortcuts import is_on
@@ -64,7 +64,7 @@ class SentenceEmbedder(TwoPhaseEmbedder):
     def _runtime(self) -> Runtime | None:
         return open_runtime(self.encoder, self.hash, self.pooling, self._embed_batch)
 
-    def _embed_batches(self, rows: Rows) -> torch.Tensor:
+    def _embed_batches(self, rows: TokenRows) -> torch.Tensor:
         """Unit vectors by torch; texts of similar length share a pass."""
         order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
         vectors = torch.empty(len(rows), self.dimension, device=self.encoder.device)
@@ -74,7 +74,7 @@ class SentenceEmbedder(TwoPhaseEmbedder):
         return vectors
 
     @torch.inference_mode()
-    def _embed_batch(self, rows: Rows) -> torch.Tensor:
+    def _embed_batch(self, rows: TokenRows) -> torch.Tensor:
         """Unit vectors by one pass of torch: (texts, dimension)."""
         longest, pad = max(map(len, rows)), self.encoder.pad_id
         ids = torch.tensor([row + [pad] * (longest - len(row)) for row in rows])

@@ -16,7 +16,7 @@ import torch
 from trueline.prompts import Tokenizer
 
 HeadKind = Literal["linear", "nonlinear", "opaque"]
-Done = Callable[[], bool]  # whether the work that runs alongside a pass is done
+IsDone = Callable[[], bool]  # whether the work that runs alongside a pass is done
 
 
 class Head(Protocol):
@@ -105,13 +105,13 @@ class Reading(Protocol):
         contexts: Sequence[Sequence[int]],
         *,
         layers: Sequence[int] = (),
-        done: Done | None = None,
+        done: IsDone | None = None,
     ) -> States:
         """Read whole contexts as new rows behind the others: the states at their ends."""
         ...
 
     def extend(
-        self, tokens: Sequence[int], *, layers: Sequence[int] = (), done: Done | None = None
+        self, tokens: Sequence[int], *, layers: Sequence[int] = (), done: IsDone | None = None
     ) -> States:
         """Read one more token in every row: the states at these tokens."""
         ...

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trueline.decoders import default_settings, method_class
+from trueline.engines import DEFAULT_EMBEDDER, DEFAULT_MODEL
 
 Mode = Literal["generate", "choose"]  # answers are generated, or candidates are scored
 MODES: tuple[Mode, ...] = ("generate", "choose")
@@ -20,7 +21,7 @@ class BuildOptions:
     context: int | str = 8
     window: str = "all"
     end: bool = False
-    embedder: str = "all-minilm-l6-v2"
+    embedder: str = DEFAULT_EMBEDDER
     values: str = "auto"
     dtype: str = "auto"
     wrong: bool = False  # also keep the wrong answers; set where a variant needs them
@@ -47,7 +48,7 @@ class Plan:
 
     benchmarks: tuple[str, ...]
     variants: tuple[Variant, ...]
-    models: tuple[str, ...] = ("smollm2-135m",)
+    models: tuple[str, ...] = (DEFAULT_MODEL,)
     tasks: tuple[Mode, ...] = ("generate",)
     judges: tuple[str, ...] = ()
     judge: Mapping[str, Any] = field(default_factory=dict)  # Limits and max_tokens of them

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from trueline.evaluation.judges import Judge
     from trueline.space.space import GroundingSpace
 
-OnProgress = Callable[[str, int, int], None]  # a label, samples done, samples in all
+OnLabelledProgress = Callable[[str, int, int], None]  # a label, samples done, samples in all
 _JUDGED = 64  # answers a judge is given at once: enough to keep a service busy
 
 
@@ -79,7 +80,7 @@ class _Run:
     folder: Path
     journal: Journal
     budget: _Budget
-    tell: OnProgress
+    tell: OnLabelledProgress
     models: dict[str, Engine]  # those a judge on this machine holds, by name
     notes: list[str] = field(default_factory=list)
     begun: dict[str, Benchmark] = field(default_factory=dict)  # by cell, in their order
@@ -91,7 +92,7 @@ def run_plan(
     *,
     minutes: float | None = None,
     max_samples: int | None = None,
-    progress: OnProgress | None = None,
+    progress: OnLabelledProgress | None = None,
 ) -> RunOutcome:
     """Run every cell of a plan that is not done yet, and have the answers judged.
 
@@ -110,10 +111,11 @@ def run_plan(
         tell = progress or (lambda label, done, total: None)
         run = _Run(plan, Path(folder), journal, budget, tell, models)
         try:
-            for model in plan.models:
-                _run_model(run, model, benchmarks)
-            for judge in judges:
-                _run_judge(run, judge)
+            with _threads(plan.threads):
+                for model in plan.models:
+                    _run_model(run, model, benchmarks)
+                for judge in judges:
+                    _run_judge(run, judge)
         except _LimitReached as reason:
             stopped = str(reason)
     by_id = {cell.id: cell for cell in gather_cells(journal.lines)}
@@ -122,14 +124,23 @@ def run_plan(
     return RunOutcome(Path(folder), [summarize_cell(cell) for cell in cells], notes, stopped)
 
 
-def _run_model(run: _Run, model: str, benchmarks: Sequence[Benchmark]) -> None:
-    """Every cell of one model, benchmark by benchmark."""
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    """Let torch have so many threads meanwhile; None: as many as it has."""
     import torch
 
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(before if count is None else count)
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _run_model(run: _Run, model: str, benchmarks: Sequence[Benchmark]) -> None:
+    """Every cell of one model, benchmark by benchmark."""
     plan = run.plan
     run.budget.check()
-    if plan.threads is not None:
-        torch.set_num_threads(plan.threads)
     lm = run.models.get(model) or model_of(plan, model)
     for benchmark in benchmarks:
         spaces: dict[BuildOptions, GroundingSpace] = {}

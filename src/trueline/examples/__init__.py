@@ -15,7 +15,7 @@ from reprlib import repr as short
 from typing import Any
 
 from trueline.errors import ExampleError, SettingError
-from trueline.examples.rows import SURROGATE, Row, rows_of
+from trueline.examples.rows import SURROGATE, TableRow, rows_of
 from trueline.records import Example
 
 Columns = dict[str, tuple[str, ...]]  # our field -> the columns that may hold it, best first
@@ -72,7 +72,7 @@ def content_hash(example: Example) -> str:
     return hashlib.sha256(json.dumps(content, ensure_ascii=False).encode()).hexdigest()
 
 
-def _choose(name: str, rows: list[Row], columns: Mapping[str, str | None]) -> Columns:
+def _choose(name: str, rows: list[TableRow], columns: Mapping[str, str | None]) -> Columns:
     """Settle the columns each field is read from; one that no row has is an error."""
     there = f"the columns of {name} are {[*dict.fromkeys(key for row in rows for key in row)]}"
     if unknown := [field for field in columns if field not in _COLUMNS]:
@@ -87,7 +87,7 @@ def _choose(name: str, rows: list[Row], columns: Mapping[str, str | None]) -> Co
     return chosen
 
 
-def _cell(row: Row, column: str) -> Any:
+def _cell(row: TableRow, column: str) -> Any:
     """Return a cell; the column `answers.text` is the part text of the column answers."""
     value: Any = row
     for part in [column] if column in row else column.split("."):
@@ -95,11 +95,11 @@ def _cell(row: Row, column: str) -> Any:
     return value
 
 
-def _example(row: Row | str, chosen: Columns, separator: str | None) -> Example | str:
+def _example(row: TableRow | str, chosen: Columns, separator: str | None) -> Example | str:
     """Make an example of a row, or say why it is none."""
     if isinstance(row, str):
         return row
-    fields: Row = {}
+    fields: TableRow = {}
     for field, columns in chosen.items():
         cells = [cell for column in columns if (cell := _cell(row, column)) is not None]
         if not cells and field in ("question", "answers"):

@@ -16,8 +16,10 @@ from typing import Any, TextIO
 
 from trueline.errors import import_extra
 
-Row = dict[str, Any]
-Found = tuple[int | str, Row | str]  # the line, else the row's number; the row or its problem
+TableRow = dict[str, Any]
+Found = tuple[
+    int | str, TableRow | str
+]  # the line, else the row's number; the row or its problem
 SURROGATE = re.compile(r"[\ud800-\udfff]")  # how a byte that is not UTF-8 comes through
 _SHIPPED = {"facts": "ground", "facts:ground": "ground", "facts:test": "test"}
 
@@ -87,7 +89,7 @@ def _json_rows(file: TextIO) -> Iterator[Found]:
         yield getattr(error, "lineno", line), f"this is not JSON: {error}"
 
 
-def _parse(text: str) -> Row | str:
+def _parse(text: str) -> TableRow | str:
     """Return the object that a piece of JSON holds, or say what is wrong with it."""
     try:
         item = json.loads(text)

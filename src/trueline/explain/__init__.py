@@ -21,7 +21,7 @@ from trueline.explain.summary import (
 from trueline.explain.text import as_text
 from trueline.records import TraceStep
 
-__all__ = ["Explanation", "OtherAnswer", "check_target", "explain"]
+__all__ = ["Explanation", "OtherAnswer", "check_explanation_path", "explain"]
 
 _SUFFIXES = (".html", ".json", ".txt")
 
@@ -85,7 +85,7 @@ class Explanation:
 
     def save(self, path: str | Path) -> None:
         """Write the form that the file's name asks for: .html, .json or .txt."""
-        target = check_target(path)
+        target = check_explanation_path(path)
         forms = dict(zip(_SUFFIXES, (self.html, self.json, self.text), strict=True))
         form = forms[target.suffix.lower()]().rstrip("\n") + "\n"
         try:
@@ -133,7 +133,7 @@ def explain(
     )
 
 
-def check_target(path: str | Path) -> Path:
+def check_explanation_path(path: str | Path) -> Path:
     """Refuse a file whose name does not say which form it is to have."""
     target = Path(path)
     if target.suffix.lower() not in _SUFFIXES:

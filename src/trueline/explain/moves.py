@@ -1,4 +1,4 @@
-"""The trace of an answer in; a line a token that is not the model's own out."""
+"""The trace of an answer in; one line for each changed token out."""
 
 from __future__ import annotations
 

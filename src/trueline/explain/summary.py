@@ -11,8 +11,8 @@ from typing import Literal
 from trueline.explain.difference import first_difference
 from trueline.records import Candidate, Neighbor, TraceStep
 
-Measure = Literal["logits", "pushes", "floor", "part"]
-Move = tuple[float, Measure]
+MoveSource = Literal["logits", "pushes", "floor", "part"]
+Move = tuple[float, MoveSource]
 _CLOSE = 0.01  # pushes add up to a move as far as rounding lets them
 _BROKEN = "\ufffd"  # what part of a character decodes to
 _REACH = 16  # characters a run of such parts may stand for
@@ -30,7 +30,7 @@ class ExplainedStep:
     rival: str  # the same, or the model's second choice where the first was picked
     flipped: bool
     move: float  # by how many logits the method widened the lead of the token over its rival
-    measure: Measure  # how that is known; see measure_moves
+    measure: MoveSource  # how that is known; see measure_moves
     hits: int
     entropy: float  # of the model's own distribution, in nats
     quartile: int  # of that entropy among the steps of this answer, 1 (surest) to 4

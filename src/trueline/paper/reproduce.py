@@ -11,7 +11,7 @@ from trueline.errors import ModelError, SettingError
 from trueline.evaluation.lines import plain
 from trueline.evaluation.outcomes import RunResults, read_results
 from trueline.evaluation.plan import Plan
-from trueline.evaluation.run import OnProgress, run_plan
+from trueline.evaluation.run import OnLabelledProgress, run_plan
 from trueline.paper.cases import AnsweredCase, case_grid, cases_of, paper_grid
 from trueline.paper.caveats import caveats, space_caveats
 from trueline.paper.figure_pairs import FigurePair, figure_pairs, pair_grid
@@ -41,7 +41,7 @@ def reproduce(
     given: PlanKeys | None = None,
     *,
     is_full: bool = False,
-    progress: OnProgress | None = None,
+    progress: OnLabelledProgress | None = None,
 ) -> Reproduced:
     """Run a recipe into a folder, resuming what is there; `given` are keys of a run.toml."""
     recipe = recipe_named(name)
@@ -78,7 +78,7 @@ def reproduce(
 
 
 def run_all(
-    plans: Sequence[Plan], folder: Path, progress: OnProgress | None
+    plans: Sequence[Plan], folder: Path, progress: OnLabelledProgress | None
 ) -> tuple[RunResults, list[str]]:
     """Run plans into one folder; a model or embedder that cannot be had is named, not fatal."""
     ids: list[str] = []
@@ -140,7 +140,7 @@ def _text_figures(recipe: PaperRecipe, ours: dict[str, str]) -> list[dict[str, s
 
 
 def _document(recipe: PaperRecipe, sections: Sequence[Section]) -> Document:
-    return Document(f"PaperRecipe {recipe.name}: {recipe.about}", (), tuple(sections))
+    return Document(f"Recipe {recipe.name}: {recipe.about}", (), tuple(sections))
 
 
 def _spaces(recipe: PaperRecipe, measured: Sequence[SpaceCosts]) -> Reproduced:

@@ -17,7 +17,7 @@ from trueline.errors import SettingError
 from trueline.evaluation.cells import machine, space_hash, versions
 from trueline.evaluation.parts import benchmark_of, model_of
 from trueline.evaluation.plan import BuildOptions, Plan
-from trueline.evaluation.run import OnProgress
+from trueline.evaluation.run import OnLabelledProgress
 from trueline.files import write_text
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class _SpaceToMeasure:
 
 
 def measure_spaces(
-    plans: Sequence[Plan], folder: Path, progress: OnProgress | None = None
+    plans: Sequence[Plan], folder: Path, progress: OnLabelledProgress | None = None
 ) -> list[SpaceCosts]:
     """Build and weigh the space of every benchmark of every plan, in a folder.
 
@@ -118,7 +118,9 @@ def _known(folder: Path) -> dict[str, SpaceCosts]:
     return found
 
 
-def _measure(task: _SpaceToMeasure, folder: Path, progress: OnProgress | None) -> SpaceCosts:
+def _measure(
+    task: _SpaceToMeasure, folder: Path, progress: OnLabelledProgress | None
+) -> SpaceCosts:
     from trueline.space.build import build
 
     lm, benchmark = task.lm, task.benchmark

@@ -85,7 +85,7 @@ def _escape(text: str) -> str:
 
 
 def as_html(document: Document) -> str:
-    """One page that needs no other file: plots stand in it, dark mode and phones are minded."""
+    """One page that needs no other file, plots included; fit for dark mode and phones."""
     from jinja2 import Environment
 
     source = files("trueline.report").joinpath("page.html").read_text("utf-8")

@@ -14,12 +14,13 @@ from trueline.engines.base import Engine
 from trueline.errors import SettingError, SpaceFormatError, SpaceMismatchError
 from trueline.examples import read_examples
 from trueline.prompts import Prompt
+from trueline.records import OnProgress
 from trueline.settings import check_values
 from trueline.space.content import Content, Recipe, utc_now
 from trueline.space.folder import clear, clear_others, working
-from trueline.space.making import Progress, cut_answers, head_of, make_segment, plan_hash
+from trueline.space.making import cut_answers, head_of, make_segment, plan_hash
 from trueline.space.segment import Part, Segment
-from trueline.space.space import Clock, Examples, GroundingSpace, read_space, space_of
+from trueline.space.space import Examples, GroundingSpace, Now, read_space, space_of
 from trueline.space.storage import commit, read_manifest
 from trueline.space.windows import Context, Window
 from trueline.space.worker import Worker
@@ -69,8 +70,8 @@ def build(
     columns: Mapping[str, str] | None = None,
     separator: str | None = None,
     limit: int | None = None,
-    progress: Progress | None = None,
-    now: Clock = utc_now,
+    progress: OnProgress | None = None,
+    now: Now = utc_now,
 ) -> GroundingSpace:
     """Embed the examples' questions; with a context, also make RAD's entries.
 
@@ -135,7 +136,7 @@ def _recipe_of(lm: Engine, shared: Recipe, settings: _EntrySettings, head: str) 
     )
 
 
-def _built(recipe: Recipe, segment: Segment, now: Clock) -> Content:
+def _built(recipe: Recipe, segment: Segment, now: Now) -> Content:
     parts = (Part(segment),)
     return Content(recipe, parts).edited("build", parts, changed=len(parts[0]), time=now())
 
@@ -148,7 +149,7 @@ def _state(folder: Path) -> str | None:
         return None
 
 
-def _standing(folder: Path, plan: str, embedder: Embedder, now: Clock) -> GroundingSpace | None:
+def _standing(folder: Path, plan: str, embedder: Embedder, now: Now) -> GroundingSpace | None:
     """The space that stands there, if it is whole and has what this plan would make."""
     try:
         standing = read_space(folder, embedder=embedder, now=now)

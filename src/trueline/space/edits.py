@@ -43,8 +43,8 @@ def changed_examples(space: Content, examples: Sequence[Example]) -> list[Exampl
     return [example for example in examples if not _is_equal(space, example)]
 
 
-def without(space: Content, ids: Iterable[str]) -> list[Part]:
-    """The parts of a space without some of its examples."""
+def parts_without(space: Content, ids: Iterable[str]) -> list[Part]:
+    """The parts of a space parts_without some of its examples."""
     gone = frozenset(ids)
     parts = [part.without(gone) for part in space.parts]
     if not any(len(part) for part in parts):

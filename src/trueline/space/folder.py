@@ -30,7 +30,7 @@ _SCRATCH = re.compile(r"\.manifest\.json\.\d+-\d+\.tmp")  # what a kill leaves o
 _WORK = re.compile(r"(build|edit)-[0-9a-f]{16}")
 
 
-def check_target(folder: Path) -> None:
+def check_space_folder(folder: Path) -> None:
     """Refuse to write over something that is not a space."""
     if folder.exists() and not folder.is_dir():
         raise SpaceError(f"{folder} is a file; name a folder for the space")
@@ -65,7 +65,7 @@ def working(folder: Path, plan: str, *, is_build: bool = False) -> Iterator[Path
     One build at a time works in a folder. What cannot be written ends in one error, and what
     was there before still stands.
     """
-    check_target(folder)
+    check_space_folder(folder)
     name = f"{'build' if is_build else 'edit'}-{plan[:16]}"
     lock = "build.lock" if is_build else f"{name}.lock"
     try:

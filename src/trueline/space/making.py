@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,13 +18,12 @@ from trueline.errors import SettingError, SpaceMismatchError
 from trueline.examples import digest
 from trueline.files import replacing
 from trueline.prompts import Prompt
-from trueline.records import Example
+from trueline.records import Example, OnProgress
 from trueline.space.content import Content, Recipe
 from trueline.space.passages import ROWS, Passage, batches, passages
 from trueline.space.segment import QUESTIONS, Array, Entries, Segment, join_entries
 from trueline.space.worker import Worker, passage_length
 
-Progress = Callable[[int, int], None]  # entries done, entries in all; examples without entries
 _QUESTIONS_AT_ONCE = 1_024  # questions that are embedded before they are kept
 
 
@@ -53,7 +52,7 @@ def extension(
     lm: Engine | None,
     embedder: Embedder,
     work: Path | None,
-    progress: Progress | None,
+    progress: OnProgress | None,
 ) -> Segment:
     """A segment of more examples for a space, made as the others were."""
     recipe = space.recipe
@@ -100,7 +99,7 @@ def make_segment(
     worker: Worker | None = None,
     found: Sequence[Sequence[Passage]] = (),
     work: Path | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> Segment:
     """Embed the questions and, with a worker, make the entries of all answers.
 
@@ -128,7 +127,7 @@ def _questions(
     examples: Sequence[Example],
     embedder: Embedder,
     work: Path | None,
-    progress: Progress | None,
+    progress: OnProgress | None,
 ) -> Array:
     """The questions as unit vectors (examples, dimension)."""
     texts, found = [example.question for example in examples], []
@@ -160,7 +159,7 @@ def _resumed(texts: list[str], embedder: Embedder, path: Path | None) -> Array:
 
 
 def _watched(
-    work: list[list[Passage]], end: bool, progress: Progress | None
+    work: list[list[Passage]], end: bool, progress: OnProgress | None
 ) -> Iterator[list[Passage]]:
     """Hand out the batches and say after each how many entries are done."""
     sizes = [sum(passage_length(passage, end) for passage in batch) for batch in work]

@@ -57,7 +57,7 @@ def file_name(kind: str, sha256: str) -> str:
 
 
 def is_file_name(name: str) -> bool:
-    """Whether only we give such names."""
+    """Whether a name has the form of a space's file."""
     return _FILE.fullmatch(name) is not None
 
 
@@ -90,7 +90,7 @@ def to_text(manifest: Manifest) -> str:
         "segments": [asdict(segment) for segment in manifest.segments],
         "history": [asdict(commit) for commit in manifest.history],
     }
-    content["sha256"] = content_hash(content)
+    content["sha256"] = manifest_hash(content)
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -106,7 +106,7 @@ def parse(text: str) -> Manifest:
             f"it has format {version}, this release reads format {FORMAT_VERSION}{advice}"
         )
     state = content.pop("sha256", None)
-    if state != content_hash(content):
+    if state != manifest_hash(content):
         raise ValueError("manifest.json was changed after it was written: its checksum differs")
     entries = content["entries"] or {}
     shared = {name: content[name] for name in _SHARED}
@@ -120,26 +120,45 @@ def parse(text: str) -> Manifest:
     )
 
 
-def content_hash(content: dict[str, Any]) -> str:
+def manifest_hash(content: dict[str, Any]) -> str:
     """The hash of a manifest without this field."""
     text = json.dumps(content, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def rebuilding(content: dict[str, Any], folder: Path) -> str | None:
-    """The command that makes a space of the first format anew; None for what is none."""
+    """The command that makes a space of the first format anew; None: it is not one."""
     try:
         recipe, seal = content["recipe"], content["sha256"]
         rest = {name: value for name, value in content.items() if name != "sha256"}
-        if content["format_version"] != 1 or seal != content_hash(rest):
+        if content["format_version"] != 1 or seal != manifest_hash(rest):
             return None
         (lines,) = [name for name in content["files"] if is_file_name(name) and "jsonl" in name]
-        options = ("model", "embedder", "context")
-        given = " ".join(f"--{name} {shlex.quote(str(recipe[name]))}" for name in options)
+        given = _build_options(recipe)
         source, out = (shlex.quote(str(path)) for path in (folder / lines, folder))
         return f"trueline build {source} {given} --out {out}"
     except (KeyError, TypeError, ValueError):
         return None
+
+
+def _build_options(recipe: dict[str, Any]) -> str:
+    """What `trueline build` was told for a space of the first format; defaults are left out."""
+    prompt, values, plain = recipe["prompt"], recipe["values"], Prompt()
+    is_chosen = values == "logits" and recipe["head"] != "opaque"
+    is_wide = values == "hidden" and recipe["dtype"] == "float32"
+    options = {
+        "model": recipe["model"],
+        "embedder": recipe["embedder"],
+        "context": recipe["context"],
+        "window": "" if recipe["window"] == "all" else recipe["window"],
+        "values": values if is_chosen else "",
+        "value-dtype": recipe["dtype"] if is_wide else "",
+        "template": "" if prompt["template"] == plain.template else prompt["template"],
+        "system": prompt["system"],
+    }
+    flags = {"end": recipe["end"], "wrong": recipe["wrong"], "no-chat": prompt["chat"] is False}
+    told = [f"--{name} {shlex.quote(str(value))}" for name, value in options.items() if value]
+    return " ".join([*told, *(f"--{name}" for name, is_set in flags.items() if is_set)])
 
 
 def _segment(record: Any) -> SegmentRecord:

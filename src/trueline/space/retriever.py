@@ -17,7 +17,7 @@ from trueline.search import Exact, Hits, Search, join_hits, open_search
 from trueline.shortcuts import is_on
 from trueline.space.content import Content
 from trueline.space.segment import Entries, Part
-from trueline.space.windows import text_hash, window_tokens
+from trueline.space.windows import window_hash, window_tokens
 
 Matches = Literal["all", "without", "only"]  # what becomes of exact matches
 MatchBy = Literal["cosine", "text"]  # what counts as one
@@ -165,7 +165,7 @@ class Retriever:
         """Which of the hits stand in the very window that asked: (hits,)."""
         if match_by == "cosine":
             return hits.similarities >= self._same
-        asked = torch.tensor([text_hash(text) for text in windows], device=hits.rows.device)
+        asked = torch.tensor([window_hash(text) for text in windows], device=hits.rows.device)
         return asked[hits.rows] == self._windows[hits.entries]
 
 

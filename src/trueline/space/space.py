@@ -16,12 +16,12 @@ from trueline.embedders.loading import load_embedder
 from trueline.engines.base import Engine
 from trueline.examples import read_examples
 from trueline.prompts import Prompt
-from trueline.records import Example
+from trueline.records import Example, OnProgress
 from trueline.search import forget_index
 from trueline.space import edits
 from trueline.space.content import Commit, Content, utc_now
 from trueline.space.folder import clear, clear_others, working
-from trueline.space.making import Progress, check_lm, extension, plan_hash
+from trueline.space.making import check_lm, extension, plan_hash
 from trueline.space.opened import OpenContent
 from trueline.space.segment import Part
 from trueline.space.storage import (
@@ -34,7 +34,7 @@ from trueline.space.storage import (
 )
 
 Examples = str | Path | Sequence[Example]
-Clock = Callable[[], datetime]
+Now = Callable[[], datetime]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class GroundingSpace(OpenContent):
 
     folder: Path | None = None  # where it was read from or written to
     state: State | None = None  # the commit of the folder that this object shows
-    now: Clock = field(default=utc_now, repr=False)  # the clock of the history
+    now: Now = field(default=utc_now, repr=False)  # the clock of the history
 
     def __repr__(self) -> str:
         counts, context = self.counts(), self.recipe.context
@@ -70,7 +70,7 @@ class GroundingSpace(OpenContent):
         A space that had no folder has this one from now on: edits are committed there.
         """
         folder = Path(folder)
-        is_same = self.folder is not None and folder.resolve() == self.folder.resolve()
+        is_same = self.folder is not None and _is_same(folder, self.folder)
         with working(folder, self.plan, is_build=True) as work:
             state = commit(self, folder, self._base if is_same else None, work, check=is_same)
             clear(work)
@@ -108,7 +108,7 @@ class GroundingSpace(OpenContent):
         examples: Examples,
         lm: Engine | None = None,
         *,
-        progress: Progress | None = None,
+        progress: OnProgress | None = None,
     ) -> GroundingSpace:
         """The space with more examples; `lm` is needed where there are RAD entries."""
         read = read_examples(examples)
@@ -120,7 +120,7 @@ class GroundingSpace(OpenContent):
         examples: Examples,
         lm: Engine | None = None,
         *,
-        progress: Progress | None = None,
+        progress: OnProgress | None = None,
     ) -> GroundingSpace:
         """The space with other content under the ids of these examples, which move to the end.
 
@@ -142,7 +142,7 @@ class GroundingSpace(OpenContent):
         edits.check_known(self, named)
         if not named:
             return self
-        return self._commit("remove", edits.without(self, named), len(named), None)
+        return self._commit("remove", edits.parts_without(self, named), len(named), None)
 
     def compact(self) -> GroundingSpace:
         """The space as one segment: what was removed is gone from every byte of the folder."""
@@ -154,7 +154,6 @@ class GroundingSpace(OpenContent):
         if self.folder is not None:
             tidy(self.folder, made._base)
             clear_others(self.folder)
-            self._forget_indexes(made)
         return made
 
     def _forget_indexes(self, kept: GroundingSpace) -> None:
@@ -171,7 +170,7 @@ class GroundingSpace(OpenContent):
         parts: Iterable[Part],
         examples: Sequence[Example],
         lm: Engine | None,
-        progress: Progress | None,
+        progress: OnProgress | None,
     ) -> GroundingSpace:
         """The space with these parts and a new one."""
         check_lm(self, lm)
@@ -196,7 +195,9 @@ class GroundingSpace(OpenContent):
         content = self.edited(what, parts, changed=changed, time=self.now())
         if self.folder is None:
             return self._next(content, None)
-        return self._next(content, commit(content, self.folder, self._base, work))
+        made = self._next(content, commit(content, self.folder, self._base, work))
+        self._forget_indexes(made)
+        return made
 
     @property
     def _base(self) -> str:
@@ -222,7 +223,7 @@ def space_of(
     folder: Path | None = None,
     state: State | None = None,
     embedder: Embedder | None = None,
-    now: Clock = utc_now,
+    now: Now = utc_now,
     opened: dict[torch.device, Embedder] | None = None,
 ) -> GroundingSpace:
     """A space of some content; `opened` are embedders that are open already, by device."""
@@ -243,7 +244,7 @@ def read_space(
     folder: str | Path,
     *,
     embedder: str | Path | Embedder | None = None,
-    now: Clock = utc_now,
+    now: Now = utc_now,
 ) -> GroundingSpace:
     """Open a space, its arrays left on disk until a row is asked for.
 
@@ -260,16 +261,21 @@ def merge(
 ) -> GroundingSpace:
     """The examples of both spaces, which must have been made alike; in memory, or in `out`.
 
-    `out` may be the folder of the first: then the examples of the other are added there.
+    `out` may be the folder of the first or of the other: then the merged space is committed
+    there, unless somebody else has committed since it was opened.
     """
     parts = edits.merged(one, other)
     added = sum(map(len, parts)) - len(one)
     content = one.edited("merge", parts, changed=added, time=one.now())
-    if out is not None and one.folder is not None:
-        if Path(out).resolve() == one.folder.resolve():
-            with one._working(content.examples) as work:
-                return one._next(content, commit(content, one.folder, one._base, work))
+    for space in (one, other):
+        if out is not None and space.folder is not None and _is_same(out, space.folder):
+            with space._working(content.examples) as work:
+                return space._next(content, commit(content, space.folder, space._base, work))
     made = space_of(content, embedder=one.embedder, now=one.now, opened=one.opened)
     if out is not None:
         made.save(out)
     return made
+
+
+def _is_same(one: str | Path, other: Path) -> bool:
+    return Path(one).resolve() == other.resolve()

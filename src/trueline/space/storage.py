@@ -119,8 +119,6 @@ def commit(
 
     New segments are written into `work` first. Without `check` any state may be replaced.
     """
-    if check:
-        check_base(folder, base)
     standing = _standing_names(folder, base) if check else set()
     scratch: dict[str, Path] = {}
     for number, part in enumerate(content.parts):
@@ -242,12 +240,15 @@ def _names(segment: Segment) -> set[str]:
 
 
 def _standing_names(folder: Path, base: str | None) -> set[str]:
-    """The files a folder already has, if it is still in the state `base`."""
+    """The files a folder already has; refused where another commit has come first."""
+    check_base(folder, base)
     try:
         found = read_manifest(folder)
     except SpaceFormatError:  # none, or damaged
         return set()
-    return found.names() if found.state == base else set()
+    if found.state != base:  # a commit came between the two looks
+        check_base(folder, base)
+    return found.names()
 
 
 def _from_lines(text: str) -> list[Example]:

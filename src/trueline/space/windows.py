@@ -20,7 +20,7 @@ def window_tokens(
     return tokens[first:]
 
 
-def text_hash(text: str) -> int:
+def window_hash(text: str) -> int:
     """A 64-bit name of a window's text, which exact matches share."""
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)

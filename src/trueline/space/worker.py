@@ -17,7 +17,7 @@ from trueline.files import replacing
 from trueline.space.content import Recipe
 from trueline.space.passages import Passage
 from trueline.space.segment import Array, Entries
-from trueline.space.windows import text_hash, window_tokens
+from trueline.space.windows import window_hash, window_tokens
 
 
 def passage_length(passage: Passage, end: bool) -> int:
@@ -66,7 +66,7 @@ class Worker:
             examples=positions[:, 1].copy(),
             answers=positions[:, 2].copy(),
             steps=positions[:, 3].copy(),
-            windows=np.array([text_hash(text) for text in texts], np.int64),
+            windows=np.array([window_hash(text) for text in texts], np.int64),
         )
 
     def _positions(self, batch: list[Passage]) -> Array:

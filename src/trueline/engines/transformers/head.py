@@ -62,7 +62,7 @@ def find_head(model: PreTrainedModel, text: Sequence[int] = ()) -> TransformersH
     logits to the bit: its forward pass is then the only way to them.
     """
     output, config = model.get_output_embeddings(), model.config.get_text_config()
-    if output is None:
+    if output is None or model.base_model is model:
         return None
     head = TransformersHead(
         output,

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trueline.engines.base import Done, HeadKind, States
+from trueline.engines.base import HeadKind, IsDone, Reading, States
 from trueline.engines.sources import resolve
 from trueline.engines.transformers.fingerprint import fingerprint, tokenizer_hash
 from trueline.engines.transformers.head import TransformersHead, find_head
 from trueline.engines.transformers.quiet import quiet
-from trueline.engines.transformers.reading import BatchReading
+from trueline.engines.transformers.reading import BatchReading, RowByRowReading
 from trueline.engines.transformers.threads import leave_a_core
 from trueline.errors import ModelError, SettingError
 
@@ -137,13 +137,19 @@ class LanguageModel:
             for token in tokens
         ]
 
-    def start(self) -> BatchReading:
+    def start(self) -> Reading:
         """An empty reading."""
-        return BatchReading(self)
+        return RowByRowReading(self) if self._is_stretched else BatchReading(self)
+
+    @property
+    def _is_stretched(self) -> bool:
+        """Whether the longest row of a batch decides how all its rows are read."""
+        rope = getattr(self.model.config.get_text_config(), "rope_parameters", None) or {}
+        return rope.get("rope_type") in ("longrope", "dynamic")
 
     @torch.inference_mode()
     def forward(
-        self, inputs: dict[str, Any], layers: Sequence[int] = (), done: Done | None = None
+        self, inputs: dict[str, Any], layers: Sequence[int] = (), done: IsDone | None = None
     ) -> States:
         """One pass: hidden states where the head is known, else logits; and earlier layers.
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
-from trueline.engines.base import Done, States
+from trueline.engines.base import IsDone, States, join_states
 from trueline.engines.transformers.attention import Cache
 from trueline.shortcuts import is_on
 
@@ -61,7 +62,7 @@ class BatchReading:
         contexts: Sequence[Sequence[int]],
         *,
         layers: Sequence[int] = (),
-        done: Done | None = None,
+        done: IsDone | None = None,
     ) -> States:
         """Read whole contexts as new rows behind the others: the states at their ends."""
         if self.rows:
@@ -89,7 +90,7 @@ class BatchReading:
         return states.map(lambda tensor: tensor[:, -1])
 
     def extend(
-        self, tokens: Sequence[int], *, layers: Sequence[int] = (), done: Done | None = None
+        self, tokens: Sequence[int], *, layers: Sequence[int] = (), done: IsDone | None = None
     ) -> States:
         """Read one more token in every row: the states at these tokens."""
         self._grow_mask(1)
@@ -110,6 +111,10 @@ class BatchReading:
             self._mask = self._mask[index]
             self._drop_pads(self._mask)
 
+    def copy(self) -> BatchReading:
+        """Another reading of the same rows; each goes on by itself."""
+        return copy.deepcopy(self, {id(self._lm): self._lm})
+
     def read_on(
         self, continuations: Sequence[Sequence[int]], *, layers: Sequence[int] = ()
     ) -> States:
@@ -117,7 +122,9 @@ class BatchReading:
         longest = max(map(len, continuations))
         ids = [list(tokens) + [0] * (longest - len(tokens)) for tokens in continuations]
         self._grow_mask(longest)
-        return self._forward(ids, self._lengths, layers=layers)
+        pairs = zip(self._lengths, continuations, strict=True)
+        ends = [max(0, length + len(tokens) - 1) for length, tokens in pairs]
+        return self._forward(ids, self._lengths, layers=layers, ends=ends)
 
     def _absorb(self, other: BatchReading) -> None:
         """Put the rows of another reading below these."""
@@ -166,16 +173,86 @@ class BatchReading:
         first: Sequence[int],
         *,
         layers: Sequence[int] = (),
-        done: Done | None = None,
+        done: IsDone | None = None,
+        ends: Sequence[int] | None = None,
     ) -> States:
-        """Run the model over ids (rows, tokens), the first token of each at its position."""
+        """Run the model over ids (rows, tokens), the first token of each at its position.
+
+        Pads behind a row's end are read at its last position: a model may know no further one.
+        """
         device = self._lm.device
         steps = torch.arange(len(ids[0]), device=device)
+        positions = (torch.tensor(first, device=device)[:, None] + steps).clamp(min=0)
+        if ends is not None:
+            positions = positions.minimum(torch.tensor(ends, device=device)[:, None])
         inputs = {
             "input_ids": torch.tensor(ids, device=device),
             "attention_mask": self._mask,
-            "position_ids": (torch.tensor(first, device=device)[:, None] + steps).clamp(min=0),
+            "position_ids": positions,
             "past_key_values": self._cache,
             "use_cache": True,
         }
         return self._lm.forward(inputs, layers, done)
+
+
+class RowByRowReading:
+    """The same, each row in a pass of its own.
+
+    For models whose position embeddings stretch with the longest row of a batch (`longrope`,
+    `dynamic`): together, rows would not get what they get alone.
+    """
+
+    def __init__(self, lm: LanguageModel) -> None:
+        self._lm = lm
+        self._single: list[BatchReading] = []
+
+    @property
+    def rows(self) -> int:
+        """How many rows it holds."""
+        return len(self._single)
+
+    @property
+    def width(self) -> int:
+        """How many tokens the longest row has in its cache."""
+        return max((row.width for row in self._single), default=0)
+
+    def join(
+        self,
+        contexts: Sequence[Sequence[int]],
+        *,
+        layers: Sequence[int] = (),
+        done: IsDone | None = None,
+    ) -> States:
+        """Read whole contexts as new rows behind the others: the states at their ends."""
+        new = [BatchReading(self._lm) for _ in contexts]
+        self._single += new
+        pairs = zip(new, contexts, strict=True)
+        return join_states([row.join([c], layers=layers, done=done) for row, c in pairs])
+
+    def extend(
+        self, tokens: Sequence[int], *, layers: Sequence[int] = (), done: IsDone | None = None
+    ) -> States:
+        """Read one more token in every row: the states at these tokens."""
+        pairs = zip(self._single, tokens, strict=True)
+        return join_states([row.extend([t], layers=layers, done=done) for row, t in pairs])
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keep these rows, in this order; a row may be named more than once."""
+        kept: dict[int, int] = {}
+        made = []
+        for row in rows:
+            kept[row] = kept.get(row, 0) + 1
+            made.append(self._single[row] if kept[row] == 1 else self._single[row].copy())
+        self._single = made
+
+    def read_on(
+        self, continuations: Sequence[Sequence[int]], *, layers: Sequence[int] = ()
+    ) -> States:
+        """Read a whole continuation in every row, which ends the reading."""
+        longest = max(map(len, continuations))
+        parts = []
+        for row, tokens in zip(self._single, continuations, strict=True):
+            states = row.read_on([tokens or [0]], layers=layers)
+            short = longest - max(1, len(tokens))
+            parts.append(states.map(lambda t: torch.nn.functional.pad(t, (0, 0, 0, short))))  # noqa: B023
+        return join_states(parts)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from threading import Lock
+from threading import Lock, get_ident
 
 import torch
 
-from trueline.engines.base import Done
+from trueline.engines.base import IsDone
 
 _turn = Lock()  # the number of torch's threads is one for the whole process
 
 
 @contextmanager
 def leave_a_core(
-    layers: Sequence[torch.nn.Module], done: Done | None, device: torch.device
+    layers: Sequence[torch.nn.Module], done: IsDone | None, device: torch.device
 ) -> Iterator[None]:
     """Run a pass with one thread less until the work is done, then between two layers with all.
 
@@ -28,8 +28,10 @@ def leave_a_core(
         yield
         return
 
+    owner = get_ident()  # the layers may be shared with a pass in another thread
+
     def before_layer(*_: object) -> None:
-        if torch.get_num_threads() < threads and done():
+        if get_ident() == owner and torch.get_num_threads() < threads and done():
             torch.set_num_threads(threads)
 
     hooks = [layer.register_forward_pre_hook(before_layer) for layer in layers]

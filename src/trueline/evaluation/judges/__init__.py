@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trueline.errors import SettingError
 from trueline.evaluation.judges.offline import agreement
-from trueline.evaluation.judges.pace import Clock, Limits
+from trueline.evaluation.judges.pace import JudgeClock, Limits
 from trueline.evaluation.judges.questions import (
     Judge,
     prompt_for,
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "JUDGES",
-    "Clock",
     "Judge",
+    "JudgeClock",
     "Limits",
     "agreement",
     "open_judge",
@@ -50,7 +50,7 @@ def open_judge(
     embedder: Embedder | None = None,
     cache: Path | None = None,
     limits: Limits | None = None,
-    clock: Clock | None = None,
+    clock: JudgeClock | None = None,
     max_tokens: int | None = None,
 ) -> Judge:
     """Open a judge by its name in JUDGES; a key it needs must be in the environment.

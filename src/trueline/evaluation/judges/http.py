@@ -11,7 +11,7 @@ from typing import Any
 from weakref import finalize
 
 from trueline.errors import SettingError, import_extra
-from trueline.evaluation.judges.pace import Clock
+from trueline.evaluation.judges.pace import JudgeClock
 
 MAX_BYTES = 4_000_000  # of one response, as sent and as unpacked; a verdict has a few hundred
 # Asked to, a service sends its response unpacked: it is too short to gain from packing.
@@ -39,7 +39,7 @@ class Connections:
     a loop can be cancelled wherever it is.
     """
 
-    def __init__(self, url: str, *, concurrency: int, clock: Clock) -> None:
+    def __init__(self, url: str, *, concurrency: int, clock: JudgeClock) -> None:
         httpx2 = import_extra("httpx2", "a judge behind an API", "judge")
         try:
             httpx2.URL(url)

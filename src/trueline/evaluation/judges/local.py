@@ -8,12 +8,12 @@ from trueline.errors import SettingError
 from trueline.evaluation.judges.questions import (
     NO_REFERENCE,
     Items,
-    Progress,
     prompt_for,
     read_verdict,
 )
 from trueline.evaluation.samples import About, Task, Verdict
 from trueline.prompts import Prompt
+from trueline.records import OnProgress
 
 if TYPE_CHECKING:
     from trueline.engines.base import Engine
@@ -34,7 +34,7 @@ class LocalJudge:
         self._lm, self._max_new_tokens, self._batch_size = lm, max_new_tokens, batch_size
 
     def judge(
-        self, task: Task, about: About, items: Items, progress: Progress = None
+        self, task: Task, about: About, items: Items, progress: OnProgress | None = None
     ) -> list[Verdict]:
         """Verdicts in the order of the items; equal questions are asked once."""
         from trueline.decoders import PLAIN, make_method

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trueline.evaluation.judges.questions import NO_REFERENCE, Items, Progress
+from trueline.evaluation.judges.questions import NO_REFERENCE, Items
 from trueline.evaluation.metrics import rouge_l
 from trueline.evaluation.samples import About, Sample, Task, Verdict
+from trueline.records import OnProgress
 
 if TYPE_CHECKING:
     from trueline.embedders.base import Embedder
@@ -52,7 +53,7 @@ class OfflineJudge:
         self._vectors = _Vectors(embedder)
 
     def judge(
-        self, task: Task, about: About, items: Items, progress: Progress = None
+        self, task: Task, about: About, items: Items, progress: OnProgress | None = None
     ) -> list[Verdict]:
         """Verdicts in the order of the items; without a reference there is no label."""
         return [
@@ -60,7 +61,9 @@ class OfflineJudge:
             for rating in self.ratings(about, items, progress)
         ]
 
-    def ratings(self, about: About, items: Items, progress: Progress = None) -> list[Rating]:
+    def ratings(
+        self, about: About, items: Items, progress: OnProgress | None = None
+    ) -> list[Rating]:
         """The scores behind the verdicts, in the order of the items."""
         rate = {"truth": _truth, "info": _info, "hallucination": _hallucination}[about]
         found: list[Rating] = []

@@ -33,7 +33,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Clock:
+class JudgeClock:
     """How time is read, waited for and limited; tests give one that costs no time."""
 
     now: Callable[[], float] = time.monotonic  # seconds since a fixed moment
@@ -51,7 +51,7 @@ class Stopped(Exception):
 class Pace:
     """When the next request may start, for all threads of one judge."""
 
-    def __init__(self, per_minute: float | None, clock: Clock) -> None:
+    def __init__(self, per_minute: float | None, clock: JudgeClock) -> None:
         self._clock = clock
         self._spacing = 60 / per_minute if per_minute else 0.0  # seconds between two starts
         self._lock = threading.Lock()

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 import tomllib
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any, Protocol
 
 from trueline.evaluation.samples import About, Sample, Task, Verdict
+from trueline.records import OnProgress
 
 Items = Sequence[tuple[Sample, str]]  # samples, each with the answer to judge
-Progress = Callable[[int, int], None] | None
 NO_REFERENCE = "no reference answer to judge by"
 _QUESTIONS: dict[Task, tuple[About, ...]] = {
     "question": ("truth", "info"),
@@ -73,7 +73,7 @@ class Judge(Protocol):
         ...
 
     def judge(
-        self, task: Task, about: About, items: Items, progress: Progress = None
+        self, task: Task, about: About, items: Items, progress: OnProgress | None = None
     ) -> list[Verdict]:
         """Verdicts on answers, in their order; one that cannot be had has no label."""
         ...

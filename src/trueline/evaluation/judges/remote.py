@@ -9,17 +9,17 @@ from pathlib import Path
 from trueline.errors import SettingError
 from trueline.evaluation.judges.apis import APIS
 from trueline.evaluation.judges.cache import Response, ResponseCache, key_of
-from trueline.evaluation.judges.pace import Clock, Limits
+from trueline.evaluation.judges.pace import JudgeClock, Limits
 from trueline.evaluation.judges.questions import (
     NO_REFERENCE,
     Items,
-    Progress,
     price_of,
     prompt_for,
     read_verdict,
 )
 from trueline.evaluation.judges.sender import Sender, Unanswered
 from trueline.evaluation.samples import About, Task, Verdict
+from trueline.records import OnProgress
 
 _Outcome = tuple[Response | str, bool]  # a response or why there is none; is it from the cache
 
@@ -39,7 +39,7 @@ class RemoteJudge:
         url: str = "",
         cache: Path | None = None,
         limits: Limits | None = None,
-        clock: Clock | None = None,
+        clock: JudgeClock | None = None,
         max_tokens: int = 16,  # a verdict is one word; models that think first need more
     ) -> None:
         self._api = APIS[api]
@@ -51,10 +51,12 @@ class RemoteJudge:
         address = self._api.address(url)
         self.id = f"{api}:{self.model}" + (f"@{address}" if address != self._api.url else "")
         self._max_tokens, self._cache = max_tokens, ResponseCache(cache)
-        self._sender = Sender(self._api.service(address), limits or Limits(), clock or Clock())
+        self._sender = Sender(
+            self._api.service(address), limits or Limits(), clock or JudgeClock()
+        )
 
     def judge(
-        self, task: Task, about: About, items: Items, progress: Progress = None
+        self, task: Task, about: About, items: Items, progress: OnProgress | None = None
     ) -> list[Verdict]:
         """Verdicts in the order of the items; equal questions are asked once."""
         prompts = [prompt_for(task, about, sample, answer) for sample, answer in items]
@@ -79,7 +81,7 @@ class RemoteJudge:
         cost = price_of(self.model, *tokens)
         return Verdict(self.id, about, label, found.text, *tokens, cost, is_cached)
 
-    def _ask_all(self, prompts: list[str], progress: Progress) -> dict[str, _Outcome]:
+    def _ask_all(self, prompts: list[str], progress: OnProgress | None) -> dict[str, _Outcome]:
         keys = {prompt: self._key(prompt) for prompt in prompts}
         known = self._cache.read(keys.values())
         outcomes: dict[str, _Outcome] = {

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from trueline.errors import SettingError, TruelineError
 from trueline.evaluation.judges.http import ConnectionFailed, Connections, Received
-from trueline.evaluation.judges.pace import Clock, Limits, Pace, Stopped
+from trueline.evaluation.judges.pace import JudgeClock, Limits, Pace, Stopped
 
 Read = TypeVar("Read")
 _RETRIED = frozenset({408, 429, 500, 502, 503, 504})
@@ -51,7 +51,7 @@ class Service:
 class Sender:
     """Sends requests to one service, from any number of threads."""
 
-    def __init__(self, service: Service, limits: Limits, clock: Clock) -> None:
+    def __init__(self, service: Service, limits: Limits, clock: JudgeClock) -> None:
         self.service, self.limits = service, limits
         self._clock, self._pace = clock, Pace(limits.per_minute, clock)
         self._connections = Connections(

@@ -149,7 +149,7 @@ class TruelineLM(TemplateLM):
             "method": self.method.name,
             "settings": self.settings,
             "space_hash": None if self.space is None else self.space.plan,
-            "space_entries": None if self.space is None else len(self.space),
+            "space_entries": None if self.space is None else self.space.info()["entries"],
         }
 
     def _loglikelihood_tokens(
