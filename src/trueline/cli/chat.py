@@ -39,6 +39,7 @@ class Chat:
     name: str  # of the method that answers
     settings: dict[str, object]
     length: int
+    embedder: str | None = None  # of spaces, if not the one they name
     turns: list[tuple[str, str]] = field(default_factory=list)  # questions and their answers
 
     @property
@@ -93,7 +94,7 @@ class Chat:
         """Answer from another space from now on."""
         from trueline.space.space import read_space
 
-        space = read_space(folder)
+        space = read_space(folder, embedder=self.embedder)
         self.session = self.session.on(space)
         tell(f"{len(space):,} examples")
 
@@ -150,7 +151,8 @@ def chat(method: str, asking: Asking) -> None:
     """
     session = asking.open([method])
     session.methods[method].check(session.lm)
-    talk = Chat(session, method, session.methods[method].settings(), asking.max_new_tokens)
+    settings = session.methods[method].settings()
+    talk = Chat(session, method, settings, asking.max_new_tokens, asking.embedder)
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  arrow keys and history at the prompt
     tell("ask a question, or /help")

@@ -11,10 +11,10 @@ from trueline import __version__
 from trueline.decoders import DEFAULT
 from trueline.errors import MissingExtraError, SettingError, TruelineError
 from trueline.integrations.lm_eval.texts import (
+    check_method,
     encode_finished,
     first_token,
     fit_context,
-    method_on_text,
 )
 
 try:
@@ -59,27 +59,27 @@ class TruelineLM(TemplateLM):
         seed: int = 0,
         **settings: object,
     ) -> None:
-        from trueline.engines import load
-        from trueline.space.space import GroundingSpace, read_space
+        from trueline.session import open_session
 
         super().__init__()
         if not str(batch_size).isdecimal() or int(batch_size) < 1:
             raise SettingError(f"batch_size must be a whole number from 1, got {batch_size!r}")
         self.batch_size, self.max_gen_toks, self.seed = int(batch_size), max_gen_toks, seed
-        if space is not None and not isinstance(space, GroundingSpace):
-            space = read_space(space, embedder=embedder)
-        self.space, self.settings = space, settings
-        self.method = method_on_text(method, space, settings)
+        check_method(method, has_space=space is not None)
         if model is None and space is None:
             raise SettingError("name a model: add model=NAME to --model_args")
-        if model is None or isinstance(model, str):
-            model = load(
-                model or space.recipe.model,  # type: ignore[union-attr]
-                dtype=dtype,
-                device=_device(device),
-                trust_remote_code=trust_remote_code,
-            )
-        self.lm, self.tokenizer = model, model.tokenizer
+        session = open_session(
+            [method],
+            model=model,
+            space=space,
+            embedder=embedder,
+            settings=settings,
+            dtype=dtype,
+            device=_device(device),
+            trust_remote_code=trust_remote_code,
+        )
+        self.space, self.settings, self.lm = session.space, settings, session.lm
+        self.method, self.tokenizer = session.methods[method], session.lm.tokenizer
         self.method.check(self.lm)
 
     @classmethod

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from trueline.decoders import make_method, method_class, method_names
+from trueline.decoders import built_in_names, method_class
 from trueline.errors import SettingError
 
 if TYPE_CHECKING:
-    from trueline.decoders.base import Decoder
     from trueline.engines.base import Engine
     from trueline.prompts import Tokenizer
-    from trueline.space.space import GroundingSpace
 
 
 def first_token(tokenizer: Tokenizer) -> int:
@@ -45,19 +42,16 @@ def reason_against(name: str) -> str:
     return ""
 
 
-def method_on_text(
-    name: str, space: GroundingSpace | None, settings: Mapping[str, object]
-) -> Decoder:
-    """A method that reads the harness's text as it is."""
+def check_method(name: str, *, has_space: bool) -> None:
+    """Refuse a method that cannot read the harness's text as it is."""
     if reason := reason_against(name):
-        able = ", ".join(other for other in method_names() if not reason_against(other))
+        able = ", ".join(other for other in built_in_names() if not reason_against(other))
         raise SettingError(
             f"{name} {reason}; through lm-eval there are {able}, "
             "and `trueline eval` runs every method"
         )
-    if method_class(name).needs.space and space is None:
+    if method_class(name).needs.space and not has_space:
         raise SettingError(f"{name} needs a space; add space=FOLDER to --model_args")
-    return make_method(name, space=space, settings=settings)
 
 
 def fit_context(context: list[int], after: list[int], lm: Engine) -> list[int]:

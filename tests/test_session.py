@@ -1,0 +1,82 @@
+"""Model, space and methods opened together: mistakes first, and nothing twice."""
+
+import pytest
+import tiny
+from conftest import EXAMPLES
+
+import trueline as tl
+from trueline import session as sessions
+from trueline.errors import SettingError, SpaceMismatchError
+from trueline.session import open_session
+
+EXTRA = tl.Example("Is water wet?", "Water makes things wet.", id="extra")
+
+
+@pytest.fixture
+def folder(lm, embedder, tmp_path):
+    tl.build(lm, EXAMPLES, embedder=embedder, out=tmp_path / "facts.space")
+    return tmp_path / "facts.space"
+
+
+def opened(folder, embedder, names, **options):
+    space = tl.open(folder, embedder=embedder)
+    return open_session(names, model=tiny.language_model("llama"), space=space, **options)
+
+
+@pytest.mark.parametrize(
+    ("names", "settings", "told"),
+    [
+        (["magic"], {}, "there is no method 'magic'"),
+        (["rad"], {"rad.alpha": 2}, r"alpha must lie in \[0, 1\]"),
+        (["rad"], {"cad.a": 1}, "cad.a is set, but cad is not asked for"),
+        (["rad"], {"magic.a": 1}, "there is no method 'magic'"),
+        (["rad", "cad"], {"beat": 1}, "rad has no setting 'beat'"),
+        ([], {"beat": 1}, "greedy has no setting 'beat'"),
+    ],
+)
+def test_mistakes_show_before_a_model_is_opened(names, settings, told, monkeypatch):
+    monkeypatch.setattr(sessions, "load", lambda *given, **options: pytest.fail("opened"))
+    with pytest.raises(SettingError, match=told):
+        open_session(names, settings=settings)
+
+
+def test_a_setting_goes_to_every_method_that_has_it_unless_it_names_one(folder, embedder):
+    settings = {"k": 3, "kate.k": 1, "dola.candidates": [0, 1]}  # a list, as JSON has it
+    methods = opened(folder, embedder, ["kate", "knn-lm", "dola"], settings=settings).methods
+    assert (methods["kate"].k, methods["knn-lm"].k) == (1, 3)
+    assert methods["dola"].candidates == (0, 1)
+
+
+def test_a_session_moves_to_the_newest_state_and_leaves_answers_in_hand_alone(
+    folder, embedder, lm
+):
+    session = opened(folder, embedder, ["rad"], settings={"tau": 0.3})
+    assert session.current() is session
+    pieces = tl.stream(lm, session.methods["rad"], "Is water wet?", max_new_tokens=4)
+    next(pieces)
+    tl.open(folder, embedder=embedder).add([EXTRA], lm)
+    moved = session.current()
+    assert (len(session.space), len(moved.space)) == (4, 5)
+    assert moved.methods["rad"].settings() == session.methods["rad"].settings()
+    assert list(pieces)  # goes on with what it began with
+
+
+def test_methods_share_one_shipped_space(lm, monkeypatch, tmp_path, embedder):
+    built = []
+    monkeypatch.setattr(sessions, "home", lambda: tmp_path)
+
+    def build(lm, examples, **options):
+        built.append(examples)
+        return tl.build(lm, EXAMPLES, embedder=embedder)
+
+    monkeypatch.setattr(sessions, "build", build)
+    session = open_session(["greedy"], model=lm)
+    assert (session.space, built) == (None, [])
+    one, other = session.method("rad"), session.method("knn-lm")
+    assert one.space is other.space
+    assert built == ["facts"]
+
+
+def test_a_space_whose_model_cannot_be_had_by_its_name_says_so(folder, embedder):
+    with pytest.raises(SpaceMismatchError, match=r"built with the model 'tiny-llama'.*--model"):
+        open_session(["rad"], space=tl.open(folder, embedder=embedder))
