@@ -391,7 +391,9 @@ def test_the_examples_of_the_help_run(name, few_facts, monkeypatch, tmp_path):
     copied = shutil.copytree(Path.cwd(), tmp_path / "here")  # some of them change a space
     monkeypatch.chdir(copied)
     if name == "remove":
-        run("build", "facts", "--out", "facts.space")
+        run("build", "facts", "--out", "facts.space", "--overwrite")
+    if name in ("", "build"):
+        shutil.rmtree("facts.space")
     if name == "merge":
         run("build", "more.jsonl", "--out", "more.space")
     for one in cli.commands:  # a few tokens show as much as many

@@ -432,10 +432,11 @@ def test_a_build_notices_an_edit_that_came_in_between(build, examples, lm, tmp_p
         next(edits, lambda: None)()
 
     with pytest.raises(SpaceConflictError, match="remove of 1 examples"):
-        build(examples, out=tmp_path / "space", progress=meanwhile)
+        build(examples, out=tmp_path / "space", overwrite=True, progress=meanwhile)
     assert ids(tl.open(tmp_path / "space")) == ["water", "air"]
     seen = []
-    build(examples, out=tmp_path / "space", progress=lambda *now: seen.append(now))
+    told = {"progress": lambda *now: seen.append(now)}
+    build(examples, out=tmp_path / "space", overwrite=True, **told)
     assert ids(tl.open(tmp_path / "space")) == [one.id for one in examples]
 
 
@@ -534,7 +535,7 @@ def tiny_import(name):
 
 OTHER = [tl.Example("Do fish swim?", "Fish swim.", id="fish")]
 KILLED = {
-    "build": lambda space, lm, build: build(OTHER, out=space.folder),
+    "build": lambda space, lm, build: build(OTHER, out=space.folder, overwrite=True),
     "save": lambda space, lm, build: build(OTHER).save(space.folder),
     "add": lambda space, lm, build: space.add(OTHER, lm),
     "remove": lambda space, lm, build: space.remove("owls"),
@@ -687,3 +688,20 @@ def test_a_commit_between_two_looks_is_a_conflict_and_no_crash(
     monkeypatch.setattr(storage, "check_base", commit_meanwhile)
     with pytest.raises(SpaceConflictError):
         space.remove(examples[0].id)
+
+
+def test_a_build_and_a_merge_leave_another_space_alone_unless_told(
+    build, examples, lm, tmp_path
+):
+    space = build(examples, out=tmp_path / "space").remove("fact-2")
+    other = build(MORE[:1])
+    for attempt in (
+        lambda **options: build(examples, out=tmp_path / "space", **options),
+        lambda **options: tl.merge(other, build(MORE[1:2]), out=tmp_path / "space", **options),
+    ):
+        with pytest.raises(
+            SpaceError, match=r"holds another space \(3 examples, last changed by "
+        ):
+            attempt()
+    assert tl.open(tmp_path / "space").history() == space.history()
+    assert len(build(examples, out=tmp_path / "space", overwrite=True)) == 4

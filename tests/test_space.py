@@ -188,7 +188,7 @@ def test_no_path_of_the_machine_is_written_into_a_space(folder, tmp_path):
 
 def test_a_space_may_replace_another_and_leaves_nothing_behind(lm, examples, embedder, folder):
     before = set(contents(folder))
-    space = tl.build(lm, examples[:2], embedder=embedder, out=folder)
+    space = tl.build(lm, examples[:2], embedder=embedder, out=folder, overwrite=True)
     assert len(tl.open(folder)) == len(space)
     assert len(contents(folder)) == len(before)
     assert before & set(contents(folder)) == {"manifest.json", f"{PRIVATE}/mark"}
@@ -221,7 +221,7 @@ def test_only_names_we_made_are_ever_deleted(lm, examples, embedder, folder):
         (folder / name).write_text("mine")
     (folder / "entries-0123456789abcdef.safetensors").write_text("left by a kill")
     (folder / ".manifest.json.17-42.tmp").write_text("left by a kill")
-    tl.build(lm, examples[:2], embedder=embedder, out=folder).compact()
+    tl.build(lm, examples[:2], embedder=embedder, out=folder, overwrite=True).compact()
     found = {path.name for path in folder.iterdir()}
     assert kept <= found
     assert not found & {"entries-0123456789abcdef.safetensors", ".manifest.json.17-42.tmp"}
@@ -237,7 +237,7 @@ def test_a_build_clears_the_work_that_others_left_but_not_what_somebody_is_at(
         work.mkdir()
         (work / "00000.safetensors").write_bytes(b"half")
     with FileLock(f"{held}.lock"):
-        tl.build(lm, examples[:2], embedder=embedder, out=folder)
+        tl.build(lm, examples[:2], embedder=embedder, out=folder, overwrite=True)
     assert (left.exists(), held.exists()) == (False, True)
     tl.open(folder).compact()
     assert not held.exists()
@@ -530,7 +530,7 @@ def test_another_precision_is_another_plan(lm, examples, embedder, tmp_path):
     half = tl.LanguageModel(copy.deepcopy(lm.model).bfloat16(), lm.tokenizer, id=lm.id)
     assert half.fingerprint == lm.fingerprint
     tl.build(lm, examples, embedder=embedder, out=tmp_path / "space")
-    again = tl.build(half, examples, embedder=embedder, out=tmp_path / "space")
+    again = tl.build(half, examples, embedder=embedder, out=tmp_path / "space", overwrite=True)
     assert again.recipe.computed == "bfloat16"
 
 

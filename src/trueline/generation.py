@@ -11,7 +11,7 @@ from trueline.engines.base import Engine
 from trueline.errors import SettingError
 from trueline.inputs import ModelInput, read_messages
 from trueline.records import Answer, GenerateOptions, OnProgress, Piece
-from trueline.requests import Request, make_request
+from trueline.requests import Request, check_method, make_request
 from trueline.row import Row
 
 Messages = Sequence[Mapping[str, str]]
@@ -129,7 +129,7 @@ def answer_all(
     """`generate` with its options as one value."""
     if batch_size < 1:
         raise SettingError(f"batch_size must be at least 1, got {batch_size}")
-    method.check(lm)
+    check_method(method, lm)
     requests = [make_request(lm, method, one, options, index=i) for i, one in enumerate(given)]
     # Contexts of like length together keep padding small; a quarter of the rows joins at once.
     decoding = Decoding(lm, max_rows=batch_size, join_at=max(1, batch_size // 4))
@@ -181,7 +181,7 @@ def stream(
     given = _given(question, messages)
     if isinstance(given, list):
         raise SettingError(f"stream takes one question, got {len(given)}; generate takes many")
-    method.check(lm)
+    check_method(method, lm)
     return _pieces(lm, make_request(lm, method, given, options))
 
 

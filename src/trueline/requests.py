@@ -69,6 +69,15 @@ def make_request(
     return Request(method, given, contexts, hashes, options, room, index, prepared)
 
 
+def check_method(method: object, lm: Engine) -> None:
+    """Refuse what is no method, and a method that cannot work with the model."""
+    if not isinstance(method, Decoder):
+        raise SettingError(
+            f"the method must be an object such as tl.Greedy() or tl.RAD(space), got {method!r}"
+        )
+    method.check(lm)
+
+
 def check_contexts(lm: Engine, contexts: Sequence[Sequence[int]], what: str) -> None:
     """Refuse a context without tokens, or with one the model does not have."""
     for context in contexts:

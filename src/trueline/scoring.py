@@ -13,7 +13,7 @@ from trueline.errors import SettingError
 from trueline.generation import Messages
 from trueline.inputs import ModelInput, read_messages
 from trueline.prompts import check_text
-from trueline.requests import as_input, check_contexts, model_inputs
+from trueline.requests import as_input, check_contexts, check_method, model_inputs
 
 _POSITIONS = 64  # positions that are scored in one batch
 
@@ -36,7 +36,7 @@ def score(
     messages: Messages | None = None,
 ) -> list[float]:
     """The log-probability of each candidate answer under the method, summed over its tokens."""
-    method.check(lm)
+    check_method(method, lm)
     if isinstance(candidates, str):
         raise SettingError(f"candidates must be a list of answers, got {candidates!r}")
     for number, candidate in enumerate(candidates, 1):

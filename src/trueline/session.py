@@ -131,7 +131,7 @@ def shipped_space(lm: Engine, progress: OnProgress | None = None) -> GroundingSp
     spaces.mkdir(parents=True, exist_ok=True)
     folder = spaces / f"facts-{lm.fingerprint[:12]}.space"
     with FileLock(spaces / ".lock"):
-        return build(lm, "facts", wrong=True, out=folder, progress=progress)
+        return build(lm, "facts", wrong=True, out=folder, overwrite=True, progress=progress)
 
 
 def _load(model: str | None, space: GroundingSpace | None, **options: Any) -> Engine:

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
 @click.option("--template", help="The prompt, with {question} where the question goes.")
 @click.option("--system", help="A system line for the prompt.")
 @click.option("--no-chat", is_flag=True, help="Leave the model's chat template out.")
+@click.option("--overwrite", is_flag=True, help="Replace another space that stands there.")
 @example_options
 def build(
     examples: str,

@@ -14,9 +14,10 @@ import click
     "--out",
     type=click.Path(path_type=Path),
     required=True,
-    help="The folder of the result; it may be that of the first.",
+    help="The folder of the result; it may be that of one of the two.",
 )
-def merge(first: Path, second: Path, out: Path) -> None:
+@click.option("--overwrite", is_flag=True, help="Replace another space that stands there.")
+def merge(first: Path, second: Path, out: Path, overwrite: bool) -> None:
     """Merge the grounding spaces in FIRST and SECOND, which must have been made alike.
 
     An example that both hold is kept once; two different ones under one id are refused.
@@ -30,5 +31,6 @@ def merge(first: Path, second: Path, out: Path) -> None:
     from trueline.space.space import read_space
 
     check_space_folder(out)
-    counts = merge_spaces(read_space(first), read_space(second), out=out).counts()
+    spaces = read_space(first), read_space(second)
+    counts = merge_spaces(*spaces, out=out, overwrite=overwrite).counts()
     click.echo(f"{out}: {counts['examples']:,} examples, {counts['entries']:,} entries")

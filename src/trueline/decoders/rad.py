@@ -37,8 +37,8 @@ class RAD(Grounded):
     alpha: Annotated[float, Between(0, 1)] = (
         0.5  # weight of the retrieved logits; 0 is plain decoding
     )
-    # A neighbor counts only above this cosine; at 1 and above none does.
-    tau: Annotated[float, Between(-1)] = 0.7
+    # A neighbor counts only above this cosine; at 1 none does.
+    tau: Annotated[float, Between(-1, 1)] = 0.7
     beta: Annotated[float, Between(0, 1)] = (
         0.0  # weight of the logits retrieved from wrong answers
     )

@@ -21,7 +21,7 @@ from trueline.space.folder import clear, clear_others, working
 from trueline.space.making import cut_answers, head_of, make_segment, plan_hash
 from trueline.space.segment import Part, Segment
 from trueline.space.space import Examples, GroundingSpace, Now, read_space, space_of
-from trueline.space.storage import commit, read_manifest
+from trueline.space.storage import check_vacant, commit, read_manifest
 from trueline.space.windows import Context, Window
 from trueline.space.worker import Worker
 
@@ -70,6 +70,7 @@ def build(
     columns: Mapping[str, str] | None = None,
     separator: str | None = None,
     limit: int | None = None,
+    overwrite: bool = False,
     progress: OnProgress | None = None,
     now: Now = utc_now,
 ) -> GroundingSpace:
@@ -78,7 +79,8 @@ def build(
     For these the model runs over every truthful answer, and what it predicts at each token is
     kept. With `wrong` the wrong answers become a second set, which RAD's beta subtracts. With
     `context=None` no model is needed. With `out` the space is also written there as it grows:
-    killed at any moment, the same call resumes to the bytes of a build never interrupted.
+    killed at any moment, the same call resumes to the bytes of a build never interrupted. A
+    space in that folder that this build would not make is replaced only with `overwrite`.
     """
     settings = _EntrySettings(context, window, end, wrong, values, dtype)
     read = read_examples(examples, columns=columns, separator=separator, limit=limit)
@@ -105,6 +107,8 @@ def build(
         base = _state(folder)
         made = _standing(folder, plan, embedder, now)
         if made is None:
+            if not overwrite:
+                check_vacant(folder)
             segment = make_segment(read, embedder, work=work, **options)
             content = _built(recipe, segment, now)
             state = commit(content, folder, base, work)

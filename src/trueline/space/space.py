@@ -26,6 +26,7 @@ from trueline.space.opened import OpenContent
 from trueline.space.segment import Part
 from trueline.space.storage import (
     State,
+    check_vacant,
     commit,
     read_stamp,
     read_state,
@@ -257,7 +258,11 @@ def read_space(
 
 
 def merge(
-    one: GroundingSpace, other: GroundingSpace, *, out: str | Path | None = None
+    one: GroundingSpace,
+    other: GroundingSpace,
+    *,
+    out: str | Path | None = None,
+    overwrite: bool = False,
 ) -> GroundingSpace:
     """The examples of both spaces, which must have been made alike; in memory, or in `out`.
 
@@ -273,6 +278,8 @@ def merge(
                 return space._next(content, commit(content, space.folder, space._base, work))
     made = space_of(content, embedder=one.embedder, now=one.now, opened=one.opened)
     if out is not None:
+        if not overwrite:
+            check_vacant(Path(out))
         made.save(out)
     return made
 

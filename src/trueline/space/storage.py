@@ -138,6 +138,20 @@ def commit(
     return State(described.state, stamp)
 
 
+def check_vacant(folder: Path) -> None:
+    """Refuse to put a new space where another stands, which would be lost with its edits."""
+    try:
+        found, _ = read_state(folder)
+    except SpaceFormatError:  # none, a damaged one, or one of an older format
+        return
+    last = f", last changed by {found.commits[-1]}" if found.commits else ""
+    raise SpaceError(
+        f"{folder} holds another space ({len(found)} examples{last}); nothing was written; "
+        "change it with `trueline add` and `trueline remove`, name another folder, or replace "
+        "it with --overwrite (overwrite=True)"
+    )
+
+
 def tidy(folder: Path, base: str) -> None:
     """Remove what interrupted commits left behind, in a folder whose state is `base`."""
     with committing(folder, base):
