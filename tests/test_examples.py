@@ -222,7 +222,8 @@ def test_a_column_that_no_row_has_is_refused_with_the_columns_there_are(field):
     message = refusal(write_rows("facts.jsonl", [GUM]), columns={field: "Titel"})
     assert message == (
         "facts.jsonl: no row has ['Titel']; the columns of facts.jsonl are "
-        f"['question', 'answers']: say which to read with columns={{'{field}': ...}}"
+        f"['question', 'answers']: say which to read with columns={{'{field}': ...}} "
+        f"(--column {field}=...)"
     )
 
 

@@ -33,11 +33,14 @@ def ask(question: str, method: str, asking: Asking, as_json: bool, **options: An
     from dataclasses import asdict
 
     from trueline.cli.screen import print_json, printable
-    from trueline.generation import generate, stream
+    from trueline.records import GenerateOptions
 
     if not question.strip():
         raise SettingError("the question is empty")
+    GenerateOptions(**options)  # refused before anything is opened
     session = asking.open([method])
+    from trueline.generation import generate, stream  # torch is open by now
+
     lm, decoder = session.lm, session.methods[method]
     options["max_new_tokens"] = asking.max_new_tokens
     if as_json:

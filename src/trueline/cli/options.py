@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -98,10 +99,15 @@ class Asking:
     def open(self, names: Sequence[str]) -> Session:
         """The model, the space and the methods of these names."""
         from trueline.cli.screen import progress_bar
-        from trueline.session import open_session
+        from trueline.records import GenerateOptions
 
+        GenerateOptions(max_new_tokens=self.max_new_tokens)  # refused before anything is opened
         if not names:
             raise SettingError(f"name a method: {names_in_words()}")
+        if sys.stderr.isatty():
+            click.echo("opening the model ...", err=True)
+        from trueline.session import open_session  # takes a while: behind the line above
+
         with progress_bar("building the space of the shipped facts", "entries") as progress:
             return open_session(
                 names,

@@ -123,8 +123,7 @@ def _shorten(text: str) -> str:
 
 def _rank(leak: Leak) -> tuple[int, float]:
     """Where a leak stands in the report: the surest kind first, then the nearest."""
-    part, _, near = leak.kind.partition(" ")
-    return _NEAR.index(near) * len(_PARTS) + (part == "answer"), -leak.score
+    return _NEAR.index(leak.near) * len(_PARTS) + (leak.part == "answer"), -leak.score
 
 
 def _texts(rows: Sequence[Sample] | Sequence[Example], part: _Part) -> list[_Text]:
@@ -150,7 +149,7 @@ def _strongest(
     best: dict[tuple[str, str], Leak] = {}
     for i, j, near, score in sorted(hits):  # in the order of the rows, however they were found
         pair = (test[i].owner, ground[j].owner)
-        leak = Leak(*pair, f"{part} {near}", score, (test[i].text, ground[j].text))
+        leak = Leak(*pair, part, near, score, (test[i].text, ground[j].text))
         if pair not in best or _rank(leak) < _rank(best[pair]):
             best[pair] = leak
     yield from best.values()

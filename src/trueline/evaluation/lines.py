@@ -91,11 +91,17 @@ class CellLine(PartOfCell, frozen=True, kw_only=True, tag="cell"):
 
         Context and embedder are left out: a report adds them where rows differ in them.
         """
-        changed = _changed(self.settings, self.defaults)
+        told = (f"{name}={_short(value)}" for name, value in self.changed.items())
+        return " ".join([self.method, *told])
+
+    @property
+    def changed(self) -> dict[str, Any]:
+        """The settings of the method and its space that differ from the defaults."""
+        found = _changed(self.settings, self.defaults)
         if self.space is not None:
             build = _changed(self.space.build, self.space.default_build)
-            changed |= {name: x for name, x in build.items() if name not in _IN_ROW_LABEL}
-        return " ".join([self.method, *(f"{name}={_short(x)}" for name, x in changed.items())])
+            found |= {name: x for name, x in build.items() if name not in _IN_ROW_LABEL}
+        return found
 
     @property
     def context(self) -> int | str | None:
@@ -181,9 +187,15 @@ class Leak(msgspec.Struct, frozen=True):
 
     sample: str  # its id
     example: str  # its id
-    kind: str  # `question` or `answer`, and how: equal, 13 words, overlap or cosine
+    part: str  # `question` or `answer`
+    near: str  # how they are near: equal, 13 words, overlap or cosine
     score: float  # share of common words, or the cosine
     texts: tuple[str, str]  # of the test, of the grounding example
+
+    @property
+    def kind(self) -> str:
+        """Its part and how the texts are near."""
+        return f"{self.part} {self.near}"
 
 
 class LeaksLine(ResultLine, frozen=True, kw_only=True, tag="leaks"):

@@ -50,7 +50,8 @@ def plan_from(table: Mapping[str, Any], where: str = "the plan") -> Plan:
     mistakes += _missing(table, sound)
     if mistakes:
         count = f"{len(mistakes)} mistakes" if len(mistakes) > 1 else "a mistake"
-        raise SettingError("\n  - ".join([f"{where} has {count}:", *mistakes]))
+        verb = "have" if where.endswith("flags") else "has"
+        raise SettingError("\n  - ".join([f"{where} {verb} {count}:", *mistakes]))
     known = {field.name for field in fields(Plan)} - {"variants"}
     values = {name: _frozen(value) for name, value in sound.items() if name in known}
     for name in ("ground", "test"):

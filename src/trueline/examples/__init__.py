@@ -82,7 +82,7 @@ def _choose(name: str, rows: list[TableRow], columns: Mapping[str, str | None]) 
         cells = ((row, column) for row in rows for column in chosen[field])
         has = any(column in row or _cell(row, column) is not None for row, column in cells)
         if rows and chosen[field] and not has:
-            advice = f"say which to read with columns={{{field!r}: ...}}"
+            advice = f"say which to read with columns={{{field!r}: ...}} (--column {field}=...)"
             raise ExampleError(f"{name}: no row has {[*chosen[field]]}; {there}: {advice}")
     return chosen
 

@@ -134,8 +134,10 @@ def explain(
 
 
 def check_explanation_path(path: str | Path) -> Path:
-    """Refuse a file whose name does not say which form it is to have."""
+    """Refuse a file whose name does not say which form it is to have, or without a folder."""
     target = Path(path)
+    if not target.parent.is_dir():
+        raise SettingError(f"there is no folder {target.parent}; make it first")
     if target.suffix.lower() not in _SUFFIXES:
         raise SettingError(
             f"an explanation is written as {', '.join(_SUFFIXES)}; got {target.name!r}"

@@ -58,7 +58,7 @@ class MethodRow:
     @property
     def has_default_settings(self) -> bool:
         """Whether nothing was set for its method."""
-        return self.first.head.label == self.method
+        return not self.first.head.changed
 
     @property
     def seeds(self) -> tuple[int | None, ...]:
@@ -118,7 +118,7 @@ def _rows(cells: Sequence[CellResults]) -> list[MethodRow]:
     for cell in cells:
         is_choice = cell.head.task == "choose"  # how answers are generated is nothing to it
         inner = "" if is_choice else _key(cell, _ANSWERED)
-        group = groups.setdefault(_key(cell, ("label", *_VARIED, *_SPACE)), {})
+        group = groups.setdefault(_key(cell, ("method", "changed", *_VARIED, *_SPACE)), {})
         group.setdefault(inner, []).append(cell)
     together = [part for group in groups.values() for part in _with_choices(group)]
     firsts = [part[0] for part in together]

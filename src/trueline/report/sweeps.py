@@ -41,13 +41,15 @@ def _curves(
     method: str, name: str, rows: list[MethodRow], plain: MethodRow | None
 ) -> list[Sweep]:
     groups: dict[str, dict[str, tuple[Any, MethodRow]]] = {}
+    rests: dict[str, dict[str, Any]] = {}  # the other settings of each group
     for row in rows:
         settings = swept_settings(row.first)
         if name in settings:
             value = settings.pop(name)
             key = json.dumps(settings, sort_keys=True)
+            rests.setdefault(key, settings)
             groups.setdefault(key, {}).setdefault(json.dumps(value), (value, row))
-    others = [json.loads(key) for key in groups]
+    others = list(rests.values())
     curves = []
     for rest, points in zip(others, groups.values(), strict=True):
         if len(points) >= _FEWEST:
