@@ -617,7 +617,8 @@ def build_many(embedder_folder, out):
     """What a child process runs until it is killed."""
     torch.set_num_threads(1)
     embedder = load_embedder(embedder_folder)
-    tl.build(tiny.language_model("llama"), MANY, embedder=embedder, out=out, now=noon)
+    lm = tiny.language_model("llama")
+    tl.build(lm, MANY, embedder=embedder, out=out, overwrite=True, now=noon)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -270,8 +271,8 @@ def test_the_same_call_again_runs_nothing_and_says_the_same(alpha):
 
 
 @pytest.mark.slow
-def test_cells_of_another_size_in_the_folder_do_not_mix_in(alpha):
-    made, folder = alpha
+def test_cells_of_another_size_in_the_folder_do_not_mix_in(alpha, tmp_path):
+    made, folder = alpha[0], shutil.copytree(alpha[1], tmp_path / "copy")
     other = reproduce("alpha", folder, {**TINY, "test": 1})
     sizes = {ours["n"] + ours["unscored"] for o in other.data["figures"] for ours in o["ours"]}
     assert sizes == {1}

@@ -298,7 +298,3 @@ def main() -> None:
         cli_evaluate()
     except TruelineError as error:
         sys.exit(f"Error: {error}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,5 @@
+"""`python -m trueline.integrations.lm_eval`."""
+
+from trueline.integrations.lm_eval import main
+
+main()
