@@ -349,8 +349,11 @@ def test_save_writes_the_form_of_the_suffix(suffix, tmp_path):
 def test_save_refuses_other_names_and_says_what_it_cannot_write(tmp_path):
     with pytest.raises(SettingError, match=r"\.html, \.json, \.txt; got 'why.pdf'"):
         ANSWER.explain().save(tmp_path / "why.pdf")
-    with pytest.raises(SettingError, match="cannot be written"):
+    with pytest.raises(SettingError, match=r"there is no folder .*nowhere; make it first"):
         ANSWER.explain().save(tmp_path / "nowhere" / "why.txt")
+    (tmp_path / "why.txt").mkdir()
+    with pytest.raises(SettingError, match="cannot be written"):
+        ANSWER.explain().save(tmp_path / "why.txt")
 
 
 def test_explaining_needs_no_torch():

@@ -15,7 +15,7 @@ LEAKS = LeaksLine(
     embedder=None,
     ground=3,
     counts={"samples": 4, "leaking": 1},
-    nearest=(Leak("q1", "e1", "question equal", 1.0, ("A?", "a")),),
+    nearest=(Leak("q1", "e1", "question", "equal", 1.0, ("A?", "a")),),
 )
 
 
