@@ -10,6 +10,7 @@ import pytest
 SCRIPTS = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_a_script_runs(script, filled_home, tmp_path):
     given = {"TRUELINE_HOME": str(filled_home), "TRUELINE_WITHOUT": "runtime"}

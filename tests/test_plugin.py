@@ -52,6 +52,7 @@ def test_its_method_is_found_by_its_name_and_checked_as_any_other(installed, lm)
         decoders.make_method("hesitant", settings={"margin": -1})
 
 
+@pytest.mark.slow
 def test_it_works_in_every_command_in_eval_and_in_reports(
     installed, tiny_home, tmp_path, capsys, monkeypatch
 ):
