@@ -13,6 +13,7 @@ PYTEST := OMP_NUM_THREADS=1 GOMP_SPINCOUNT=0 $(BIN)/pytest --numprocesses 2 --di
 demo: $(VENV)/.core
 	$(BIN)/trueline build facts --out demo/facts.space
 	$(BIN)/trueline compare --space demo/facts.space --flips --max-new-tokens 40 --file examples/questions.txt
+	@echo "Not every answer above is true. RAD turns some from right to wrong, such as the one on antibiotics; Limits in README.md says why."
 
 test:
 	$(MAKE) --no-print-directory --jobs 2 $(VENV)/.dev browser
