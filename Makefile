@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet install 
 # and where a test wants two, they are not to spin while they wait.
 PYTEST := OMP_NUM_THREADS=1 GOMP_SPINCOUNT=0 $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test quick check format docs dist bench bench-quick browser clean
+.PHONY: demo test quick attack check format docs dist bench bench-quick browser clean
 
 demo: $(VENV)/.core
 	$(BIN)/trueline build facts --out demo/facts.space
@@ -22,6 +22,10 @@ test:
 
 quick: $(VENV)/.dev
 	$(PYTEST) -m "not real and not slow"
+
+# The fuzzers of tests/hostile, long: thousands of rounds a border, where `make test` has a few.
+attack: $(VENV)/.dev
+	TRUELINE_ATTACK=long $(PYTEST) --dist load tests/hostile
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
