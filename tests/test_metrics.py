@@ -344,12 +344,15 @@ def test_bertscore_refuses_a_path_that_bert_score_would_take_for_a_t5(
 def test_an_encoder_without_a_last_position_is_opened(monkeypatch, tmp_path):
     from types import SimpleNamespace
 
+    from trueline.engines.transformers import bert_scorer
+
     made = SimpleNamespace(
         _tokenizer=SimpleNamespace(model_max_length=512),
         _model=SimpleNamespace(config=SimpleNamespace()),  # T5's has no max_position_embeddings
     )
     (tmp_path / "config.json").write_text('{"model_type": "t5"}', "utf-8")
     monkeypatch.setattr("bert_score.BERTScorer", lambda **options: made)
+    monkeypatch.setattr(bert_scorer, "check_folder", lambda folder, kind: None)
     assert metrics._bert_scorer(str(tmp_path), 3) is made
     assert made._tokenizer.model_max_length == 512
 

@@ -172,9 +172,9 @@ def test_a_full_disk_leaves_nothing_and_says_so(error, home, monkeypatch):
 
 @pytest.mark.usefixtures("alias")
 def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("no folder")
-    monkeypatch.setenv("TRUELINE_HOME", str(tmp_path / "file"))
-    with pytest.raises(ModelError, match=r"file.models cannot be written .* TRUELINE_HOME"):
+    (tmp_path / "models").write_text("no folder")
+    monkeypatch.setenv("TRUELINE_HOME", str(tmp_path))
+    with pytest.raises(ModelError, match=r"models cannot be written .* TRUELINE_HOME"):
         resolve("tiny", "embedder")
 
 

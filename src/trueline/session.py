@@ -12,7 +12,7 @@ from trueline.decoders import PLAIN, check_settings, make_method, method_class, 
 from trueline.decoders.base import Decoder
 from trueline.engines import DEFAULT_MODEL, load
 from trueline.engines.base import Engine
-from trueline.engines.model_cache import home
+from trueline.engines.model_cache import home, locked
 from trueline.errors import ModelError, SettingError, SpaceMismatchError
 from trueline.prompts import Prompt
 from trueline.records import OnProgress
@@ -125,12 +125,9 @@ def check_names(names: Sequence[str], settings: Mapping[str, Any]) -> None:
 
 def shipped_space(lm: Engine, progress: OnProgress | None = None) -> GroundingSpace:
     """The space of the shipped facts for a model, built once and kept in the cache."""
-    from filelock import FileLock
-
     spaces = home() / "spaces"
-    spaces.mkdir(parents=True, exist_ok=True)
     folder = spaces / f"facts-{lm.fingerprint[:12]}.space"
-    with FileLock(spaces / ".lock"):
+    with locked(spaces):
         return build(lm, "facts", wrong=True, out=folder, overwrite=True, progress=progress)
 
 

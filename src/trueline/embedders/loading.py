@@ -9,13 +9,17 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from trueline.embedders.base import Embedder
+from trueline.embedders.base import Embedder, Tokenized
 from trueline.embedders.sentence import SentenceEmbedder
 from trueline.embedders.static import StaticEmbedder
 from trueline.engines import DEFAULT_EMBEDDER
+from trueline.engines.devices import open_device
 from trueline.engines.encoders import open_encoder
 from trueline.engines.sources import resolve
+from trueline.engines.weights import WEIGHTS, opening
 from trueline.errors import ModelError
+
+_TRIAL = "The sky is blue."  # an embedder's first text
 
 
 def load_embedder(
@@ -23,17 +27,23 @@ def load_embedder(
 ) -> Embedder:
     """Open an embedder by alias, hub id or local folder."""
     source = resolve(str(name), "embedder")
-    try:
+    place = open_device(device)
+    with opening(source.id, "an embedder"):
         if (source.folder / "modules.json").exists() and not _is_static(source.folder):
-            return _sentence_embedder(source.id, source.folder, torch.device(device))
-        return _static_embedder(source.id, source.folder, torch.device(device))
-    except ModelError:
-        raise
-    except Exception as error:  # whatever the files of an embedder make its readers raise
-        reason = (str(error).splitlines() or [""])[0]
+            return _tried(_sentence_embedder(source.id, source.folder, place))
+        return _tried(_static_embedder(source.id, source.folder, place))
+
+
+def _tried(embedder: SentenceEmbedder | StaticEmbedder) -> Embedder:
+    """The embedder, once it has embedded a text: what is damaged shows here."""
+    rows = [embedder.tokenizer.encode(_TRIAL).ids]
+    vectors = embedder.embed_tokenized(Tokenized(rows))
+    if vectors.shape != (1, embedder.dimension) or not vectors.isfinite().all():
         raise ModelError(
-            f"{source.id} cannot be opened as an embedder ({type(error).__name__}: {reason})"
-        ) from error
+            f"{embedder.id} gives vectors that are not numbers; its weights are damaged: "
+            "fetch it again"
+        )
+    return embedder
 
 
 def _sentence_embedder(id: str, folder: Path, device: torch.device) -> SentenceEmbedder:
@@ -52,16 +62,17 @@ def _sentence_embedder(id: str, folder: Path, device: torch.device) -> SentenceE
         )
     settings = _read(folder / "sentence_bert_config.json")
     encoder = open_encoder(folder, device)
-    limit = settings.get("max_seq_length") or encoder.limit
+    limits = [limit for limit in (settings.get("max_seq_length"), encoder.limit) if limit]
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     mode = "mean" if "mean" in modes[0] else "first"
+    limit = min(limits, default=None)
     return SentenceEmbedder(id, encoder, tokenizer, pooling=mode, limit=limit)
 
 
 def _static_embedder(id: str, folder: Path, device: torch.device) -> StaticEmbedder:
     from safetensors.torch import load_file
 
-    tensors = [t for t in load_file(folder / "model.safetensors").values() if t.dim() == 2]
+    tensors = [t for t in load_file(folder / WEIGHTS).values() if t.dim() == 2]
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     if len(tensors) != 1:
         raise ModelError(f"{id} holds {len(tensors)} matrices; word vectors are one")

@@ -16,7 +16,7 @@ from typing import Any
 from platformdirs import user_cache_path
 
 from trueline.engines.weights import check_weights
-from trueline.errors import DownloadError, ModelError
+from trueline.errors import DownloadError, ModelError, SettingError
 
 NO_ROOM = "there is no room left; free some, or set TRUELINE_HOME to a folder on a larger disk"
 
@@ -29,7 +29,18 @@ def say(text: str) -> None:
 
 def home() -> Path:
     """Return the folder of trueline's cache: TRUELINE_HOME, or one in the user's own cache."""
-    return Path(os.environ.get("TRUELINE_HOME") or user_cache_path("trueline")).expanduser()
+    named = os.environ.get("TRUELINE_HOME") or user_cache_path("trueline")
+    try:
+        folder = Path(named).expanduser()
+        if folder.is_dir() or not folder.exists():
+            return folder
+        reason = "it is no folder"
+    except (OSError, RuntimeError) as error:  # nobody has that name, or may not look there
+        reason = str(getattr(error, "strerror", None) or error)
+    raise SettingError(
+        f"the cache {str(named)!r} cannot be used ({reason}); "
+        "set TRUELINE_HOME to a folder, or to a name where one can be made"
+    )
 
 
 def is_finished(folder: Path, facts: dict[str, Any]) -> bool:
@@ -45,18 +56,14 @@ def prepare(target: Path, facts: dict[str, Any], make: Callable[[Path, Path], No
     if is_finished(target, facts):
         return target
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(target.parent):
+        with locked(target.parent):
             if not is_finished(target, facts):  # another process may have made it meanwhile
                 _make(target, facts, make)
     except Exception as error:
         if is_full(error):  # an OSError, or what safetensors makes of one
             raise DownloadError(f"{target.name} could not be stored: {NO_ROOM}") from None
         if isinstance(error, OSError):
-            raise ModelError(
-                f"the cache {target.parent} cannot be written ({error.strerror or error}); "
-                "set TRUELINE_HOME to a folder that can"
-            ) from None
+            raise _unwritable(target.parent, error) from None
         raise
     return target
 
@@ -78,20 +85,33 @@ def _make(target: Path, facts: dict[str, Any], make: Callable[[Path, Path], None
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the cache's lock, which the system frees when a process dies."""
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder of the cache, which is made if need be.
+
+    The system frees the lock when a process dies.
+    """
     from filelock import FileLock, Timeout
 
     lock = FileLock(folder / ".lock")
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
     except Timeout:
         say("waiting for another trueline that is filling the cache ...")
         lock.acquire()
+    except OSError as error:
+        raise _unwritable(folder, error) from None
     try:
         yield
     finally:
         lock.release()
+
+
+def _unwritable(folder: Path, error: OSError) -> ModelError:
+    return ModelError(
+        f"the cache {folder} cannot be written ({error.strerror or error}); "
+        "set TRUELINE_HOME to a folder that can"
+    )
 
 
 def is_full(error: BaseException) -> bool:

@@ -17,11 +17,12 @@ from trueline.engines.download import download, unpack
 from trueline.engines.hub import download_snapshot
 from trueline.engines.model_cache import home, is_finished, prepare
 from trueline.engines.transformers.gguf import check_gguf_extra, convert_gguf
-from trueline.engines.weights import check_weights
+from trueline.engines.weights import check_weights, opening
 from trueline.errors import ModelError, UnknownModelError
 
 _KIND_NAMES = {"language": "language model", "embedder": "embedder"}
 _ENCODERS = "bert roberta distilbert mpnet xlm-roberta electra deberta-v2 modernbert t5".split()
+_SHOWN = 200  # characters of a name that an error repeats
 _CONVERSION_VERSION = 1  # counted up by a release that converts GGUF files in another way
 
 
@@ -59,12 +60,12 @@ def list_models() -> list[ListedModel]:
 
 def resolve(name: str | Path, kind: ModelKind) -> Source:
     """Return where the weights of that name are, fetched and converted first if need be."""
-    name, path = str(name), Path(name).expanduser()
+    name, path = str(name), _readable_path(str(name))
     if alias := ALIASES.get(name):
         if alias.kind != kind:
             raise ModelError(f"{name} is no {_KIND_NAMES[kind]}; take {_names(kind)}")
         source = Source(name, kind, _fetched(alias))
-    elif path.is_dir():
+    elif name and path.is_dir():
         source = Source(path.resolve().name, kind, path)
     elif path.suffix == ".gguf":
         source = _from_gguf(path, kind)
@@ -72,11 +73,31 @@ def resolve(name: str | Path, kind: ModelKind) -> Source:
         source = Source(name, kind, download_snapshot(name))
     else:
         raise UnknownModelError(
-            f"no {_KIND_NAMES[kind]} is called {name!r}; take {_names(kind, name.lower())}, "
-            "a hub id (owner/name), or a local folder or .gguf file that exists"
+            f"no {_KIND_NAMES[kind]} is called {_shown(name)}; "
+            f"take {_names(kind, name[:_SHOWN].lower())}, a hub id (owner/name), "
+            "or a local folder or .gguf file that exists"
         )
-    _check(source)
+    with opening(source.id, f"a {_KIND_NAMES[kind]}"):
+        _check(source)
     return source
+
+
+def _readable_path(name: str) -> Path:
+    """A name as a path that can be looked at, whether something is there or not."""
+    try:
+        path = Path(name).expanduser()
+        path.is_dir()
+    except (OSError, RuntimeError) as error:  # too long, nobody's home, may not be entered
+        raise UnknownModelError(
+            f"{_shown(name)} cannot be looked at "
+            f"({getattr(error, 'strerror', None) or error}); give an alias "
+            "(`trueline models`), a hub id (owner/name), or a folder or file you may read"
+        ) from None
+    return path
+
+
+def _shown(name: str) -> str:
+    return repr(name if len(name) <= _SHOWN else f"{name[:_SHOWN]} ...")
 
 
 def _names(kind: ModelKind, near: str = "") -> str:

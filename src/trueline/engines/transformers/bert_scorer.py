@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from trueline.engines.transformers.opening import check_folder
 from trueline.engines.transformers.quiet import quiet
 from trueline.errors import ModelError, import_extra
 
@@ -17,6 +18,7 @@ def open_bert_scorer(folder: str, layers: int) -> Any:
         kind = json.loads((Path(folder) / "config.json").read_text("utf-8"))["model_type"]
         if "t5" in folder and kind not in ("t5", "mt5"):  # it would get random weights
             raise ValueError("bert-score takes a path with 't5' in it for a T5; rename it")
+        check_folder(Path(folder), "encoder")  # which bert-score then opens itself
         with quiet():
             scorer = scorer_class(model_type=folder, num_layers=layers, use_fast_tokenizer=True)
     except (OSError, KeyError, ValueError, AssertionError) as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trueline.engines.transformers.fingerprint import fingerprint
-from trueline.engines.transformers.quiet import quiet
+from trueline.engines.transformers.opening import open_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,9 +47,5 @@ class TransformersEncoder(torch.nn.Module):
 
 
 def open_encoder(folder: Path, device: torch.device) -> TransformersEncoder:
-    """Open the encoder of a folder in float32."""
-    from transformers import AutoModel
-
-    with quiet():
-        model = AutoModel.from_pretrained(folder, dtype=torch.float32)
-    return TransformersEncoder(model.to(device))
+    """Open the encoder of a folder in float32; code that comes with it never runs."""
+    return TransformersEncoder(open_model(folder, "encoder", torch.float32).to(device))

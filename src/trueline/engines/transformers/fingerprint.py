@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-_SAMPLES = 64  # values of each tensor hashed in their order, beside the sums over all of them
+_PART = 1 << 22  # values that are rounded at a time, which bounds the memory it takes
 _NO_MATTER = (  # settings that leave the logits as they are
     "_name_or_path _model_name_or_path architectures auto_map bos_token_id dtype eos_token_id "
     "initializer_range pad_token_id quantization_config torch_dtype transformers_version "
@@ -19,22 +20,34 @@ _NO_MATTER = (  # settings that leave the logits as they are
 
 
 def fingerprint(model: PreTrainedModel) -> str:
-    """Hash every weight, rounded to bfloat16 so that fp32 and bf16 copies are the same model.
+    """Hash every weight in its order, and the settings that shape the logits.
 
-    Each tensor goes in as the integer sums of the bit patterns of its rows, which see every
-    weight and do not depend on the order of summation, and as a strided sample.
+    Weights are rounded to bfloat16, so that float32 and bfloat16 copies are the same model; a
+    change that is lost in this rounding is not seen.
     """
     digest = hashlib.sha256()
     settings = model.config.get_text_config().to_diff_dict()
     told = {name: repr(value) for name, value in settings.items() if name not in _NO_MATTER}
     digest.update(json.dumps(told, sort_keys=True).encode())
-    for name, weight in sorted(model.named_parameters()):
+    for name, weight in sorted(_weights(model)):
         digest.update(f"{name}{tuple(weight.shape)}".encode())
-        digest.update(_row_sums(weight).cpu().numpy().tobytes())
         flat = weight.detach().reshape(-1)
-        sample = _bits(flat[:: max(1, flat.numel() // _SAMPLES)]).cpu()
-        digest.update(sample.numpy().tobytes())
+        for at in range(0, flat.numel(), _PART):
+            digest.update(_bits(flat[at : at + _PART]))
     return digest.hexdigest()
+
+
+def weights_state(model: PreTrainedModel) -> tuple[object, ...]:
+    """What changes when a weight is replaced, moved or written to; takes about a millisecond.
+
+    Writes that torch itself does not count are not seen: those through `weight.data`, through
+    NumPy, or inside torch.inference_mode to weights that were made in it.
+    """
+    return tuple(
+        (weight.data_ptr(), None if weight.is_inference() else weight._version)
+        for tensors in (model.parameters(), model.buffers())
+        for weight in tensors
+    )
 
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -50,21 +63,16 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _bits(values: torch.Tensor) -> torch.Tensor:
+def _weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters, those that are shared once, and the buffers that are saved with them."""
+    yield from model.named_parameters()
+    saved = model.state_dict().keys()
+    yield from ((name, buffer) for name, buffer in model.named_buffers() if name in saved)
+
+
+def _bits(values: torch.Tensor) -> memoryview:
     import torch
 
-    return values.to(torch.bfloat16).view(torch.int16)
-
-
-def _row_sums(weight: torch.Tensor) -> torch.Tensor:
-    """The sum of the bit patterns of each row: (rows,), a few rows at a time."""
-    import torch
-
-    rows = weight.detach().reshape(weight.shape[0] if weight.dim() else 1, -1)
-    step = max(1, (1 << 24) // max(1, rows.shape[1]))  # bounds the memory of a large model
-    return torch.cat(
-        [
-            _bits(rows[at : at + step]).sum(1, dtype=torch.int64)
-            for at in range(0, len(rows), step)
-        ]
-    )
+    if values.is_floating_point():
+        values = values.to(torch.bfloat16)
+    return values.contiguous().view(torch.uint8).cpu().numpy().data

@@ -6,9 +6,12 @@ import mmap
 from pathlib import Path
 from typing import Any
 
+from trueline.engines.gguf_header import read_gguf_header
 from trueline.engines.model_cache import say
+from trueline.engines.transformers.opening import open_model, open_tokenizer
 from trueline.engines.transformers.quiet import quiet
-from trueline.errors import DownloadError, ModelError, import_extra
+from trueline.engines.weights import opening
+from trueline.errors import DownloadError, import_extra
 from trueline.files import file_hash
 
 
@@ -23,19 +26,10 @@ def convert_gguf(file: Path, folder: Path, label: str, *, sha256: str = "") -> N
     if sha256 and file_hash(file) != sha256:
         raise DownloadError(f"{label} is not the GGUF this release pins; report it, please")
     say(f"converting {label} to safetensors, once ...")
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    source: dict[str, Any] = {"gguf_file": file.name}
-    try:
-        with quiet():
-            tokenizer = AutoTokenizer.from_pretrained(file.parent, **source)
-            model = AutoModelForCausalLM.from_pretrained(file.parent, dtype="float32", **source)
-    except Exception as error:  # its readers raise whatever the damage makes them raise
-        reason = (str(error).splitlines() or [""])[0]
-        raise ModelError(
-            f"{label} cannot be read as a GGUF language model ({type(error).__name__}: "
-            f"{reason}); it may be cut short or of a kind that transformers does not know"
-        ) from None
+    with opening(label, "a GGUF language model; it may be cut short or of an unknown kind"):
+        count, name = read_gguf_header(file), file.name
+        tokenizer = open_tokenizer(file.parent, gguf_file=name)
+        model = open_model(file.parent, "causal", "float32", count=count, gguf_file=name)
     _forget_quantization(model)
     _begin_with_bos(tokenizer, file)
     with quiet():

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from trueline.errors import ModelError
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -75,6 +77,11 @@ def find_head(model: PreTrainedModel, text: Sequence[int] = ()) -> TransformersH
     with torch.no_grad():
         hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
         own = model(input_ids=ids, use_cache=False).logits
+        if own.isnan().any():
+            raise ModelError(
+                "the model's logits are not numbers: its weights are damaged, or too large for "
+                f"{str(own.dtype).removeprefix('torch.')}; fetch it again, or try float32"
+            )
         if not torch.equal(head(hidden), own):
             return None
         return replace(head, is_linear=head.cap is None and _is_affine(head, hidden, own))

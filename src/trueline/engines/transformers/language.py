@@ -11,12 +11,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trueline.engines.base import HeadKind, IsDone, Reading, States
+from trueline.engines.devices import open_device
 from trueline.engines.sources import resolve
-from trueline.engines.transformers.fingerprint import fingerprint, tokenizer_hash
+from trueline.engines.transformers.fingerprint import (
+    fingerprint,
+    tokenizer_hash,
+    weights_state,
+)
 from trueline.engines.transformers.head import TransformersHead, find_head
-from trueline.engines.transformers.quiet import quiet
+from trueline.engines.transformers.opening import open_model, open_tokenizer
 from trueline.engines.transformers.reading import BatchReading, RowByRowReading
 from trueline.engines.transformers.threads import leave_a_core
+from trueline.engines.weights import opening
 from trueline.errors import ModelError, SettingError
 
 if TYPE_CHECKING:
@@ -43,6 +49,7 @@ class LanguageModel:
             )
         self.model = model
         self.tokenizer = tokenizer
+        self._fingerprint: tuple[object, str] | None = None  # the state it is of, and itself
         self.id = id or Path(str(model.config._name_or_path)).name or model.config.model_type
 
     def __repr__(self) -> str:
@@ -84,10 +91,13 @@ class LanguageModel:
         """The model's head, or None where only its own forward pass gives its logits."""
         return find_head(self.model)
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
-        """A hash of all its weights."""
-        return fingerprint(self.model)
+        """A hash of all its weights, made anew when torch says that one was changed."""
+        state = weights_state(self.model)
+        if self._fingerprint is None or self._fingerprint[0] != state:
+            self._fingerprint = state, fingerprint(self.model)
+        return self._fingerprint[1]
 
     @cached_property
     def tokenizer_hash(self) -> str:
@@ -201,49 +211,26 @@ def load(
     `auto` is float32 on a CPU and the checkpoint's own type elsewhere. Code that comes with a
     model runs only with trust_remote_code=True.
     """
-    place = _device(device)
+    place = open_device(device)
     number = _dtype(dtype, place)
     source = resolve(str(name), "language")
-    try:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trueline.engines.transformers.attention import share_heads
 
-        from trueline.engines.transformers.attention import share_heads
-
+    with opening(source.id, f"a causal language model on {place}"):
         options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-        with quiet():
-            tokenizer = AutoTokenizer.from_pretrained(source.folder, **options)
-            model = AutoModelForCausalLM.from_pretrained(source.folder, dtype=number, **options)
-            share_heads(model)
-        return LanguageModel(model.to(place).eval(), tokenizer, id=source.id)
-    except ModelError:
-        raise
-    except Exception as error:  # whatever the files of a model make transformers raise
-        reason = (str(error).splitlines() or [""])[0]
-        raise ModelError(
-            f"{source.id} cannot be opened as a causal language model on {place} "
-            f"({type(error).__name__}: {reason})"
-        ) from error
-
-
-def _device(name: str | torch.device | None) -> torch.device:
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise SettingError(
-            f"device {str(name)!r} cannot be used here "
-            f"({(str(error).splitlines() or [''])[0]}); leave it out for the best there is"
-        ) from error
-    return device
+        tokenizer = open_tokenizer(source.folder, **options)
+        model = open_model(source.folder, "causal", number, **options)
+        share_heads(model)
+        lm = LanguageModel(model.to(place).eval(), tokenizer, id=source.id)
+        _ = lm.head  # the model reads a first text here, so that what cannot read is refused
+    return lm
 
 
 def _dtype(dtype: str | torch.dtype, device: torch.device) -> str | torch.dtype:
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    if dtype == "auto":
+    if isinstance(dtype, str) and dtype == "auto":
         return torch.float32 if device.type == "cpu" else "auto"
-    if dtype not in _DTYPES:
+    if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
+        return dtype
+    if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise SettingError(f"dtype must be auto, {', '.join(_DTYPES)}; got {dtype!r}")
     return _DTYPES[dtype]

@@ -1,4 +1,4 @@
-"""Transformers without its progress bars and log lines, while weights are opened."""
+"""Transformers without progress bars, log lines and questions, while weights are opened."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _restore: Callable[[], None]  # puts back what the first of them found
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Show errors only, and leave transformers' own settings as they were.
+    """Show errors only, ask nothing, and leave transformers' own settings as they were.
 
     The first block to begin changes the settings and the last to end restores them, so that
     threads may open models at once. Bars that others show meanwhile are shown.
@@ -38,7 +38,12 @@ def quiet() -> Iterator[None]:
 
 
 def _silence() -> Callable[[], None]:
-    """Let transformers log errors only and ask us about its bars; return the way back."""
+    """Let transformers log errors only and ask us about its bars; return the way back.
+
+    Where a library opens a folder without saying whether to run its code, transformers asks on
+    stdin and waits for an answer; with no time to wait it refuses.
+    """
+    from transformers import dynamic_module_utils as foreign_code
     from transformers.utils import logging
 
     def make_bar(
@@ -51,8 +56,10 @@ def _silence() -> Callable[[], None]:
     def restore() -> None:
         logging.set_verbosity(level)
         logging.set_tqdm_hook(hook)
+        foreign_code.TIME_OUT_REMOTE_CODE = patience
 
     level = logging.get_verbosity()
     logging.set_verbosity_error()
     hook = logging.set_tqdm_hook(make_bar)
+    patience, foreign_code.TIME_OUT_REMOTE_CODE = foreign_code.TIME_OUT_REMOTE_CODE, 0
     return restore
