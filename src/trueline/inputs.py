@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 from trueline.errors import SettingError
 from trueline.prompts import (
     Prompt,
+    Render,
     Tokenizer,
     apply_chat_template,
     check_text,
     encode_answer_behind,
-    encode_text,
+    encode_plain,
+    encode_rendered,
     has_chat_template,
     text_hash,
 )
@@ -95,8 +97,10 @@ class Conversation:
     """
 
     messages: tuple[tuple[str, str], ...]  # (role, content)
-    asked: str | None = None  # the question, if the last message is more than that
-    is_plain: bool = False  # plain text also where the tokenizer has a template
+    prompt: Prompt | None = (
+        None  # what the user says stands in its template; its system is first
+    )
+    before: str = ""  # stands ahead of what the user said last
 
     def __post_init__(self) -> None:
         if not self.messages or self.messages[-1][0] != "user":
@@ -108,29 +112,30 @@ class Conversation:
     @property
     def question(self) -> str:
         """What the user said last."""
-        return self.messages[-1][1] if self.asked is None else self.asked
+        return self.messages[-1][1]
 
     @property
     def hash(self) -> str:
         """A short name of all that is read but the question itself."""
-        ahead, _, behind = self.messages[-1][1].partition(self.question)
-        content = [self.messages[:-1], ahead, behind, self.is_plain]
+        *earlier, (_, last) = self._written(str)
+        ahead, _, behind = last.partition(self.question)
+        content = [earlier, ahead, behind, self._is_plain]
         return f"chat-{text_hash(json.dumps(content, ensure_ascii=False))[:16]}"
 
     def encode(self, tokenizer: Tokenizer) -> list[int]:
         """The token ids of the conversation, up to where the answer begins."""
-        return encode_text(self._render(tokenizer), tokenizer, is_chat=self._is_chat(tokenizer))
+        is_chat = self._is_chat(tokenizer)
+        return encode_rendered(self._rendering(tokenizer), tokenizer, is_chat=is_chat)
 
     def encode_answer(self, answer: str, tokenizer: Tokenizer) -> list[int]:
         """The token ids of an answer behind it."""
-        text, is_chat = self._render(tokenizer), self._is_chat(tokenizer)
-        return encode_answer_behind(text, answer, tokenizer, is_chat=is_chat)
+        is_chat = self._is_chat(tokenizer)
+        render = self._rendering(tokenizer)
+        return encode_answer_behind(render, answer, tokenizer, is_chat=is_chat)
 
     def preceded_by(self, text: str) -> Conversation:
         """The same conversation with a text ahead of what the user said last."""
-        role, content = self.messages[-1]
-        messages = (*self.messages[:-1], (role, text + content))
-        return replace(self, messages=messages, asked=self.question)
+        return replace(self, before=text + self.before)
 
     def bare(self, template: str) -> Conversation:
         """What the user said last, and nothing before it."""
@@ -139,17 +144,37 @@ class Conversation:
                 "a single message has no context to be contrasted with; ask it as a question, "
                 "or put a system message or earlier turns before it"
             )
-        return replace(self, messages=self.messages[-1:])
+        prompt = self.prompt and replace(self.prompt, system=None)
+        return replace(self, messages=self.messages[-1:], prompt=prompt)
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether it is plain text also where the tokenizer has a template."""
+        return self.prompt is not None and self.prompt.chat is False
 
     def _is_chat(self, tokenizer: Tokenizer) -> bool:
-        return has_chat_template(tokenizer) and not self.is_plain
+        return has_chat_template(tokenizer) and not self._is_plain
 
-    def _render(self, tokenizer: Tokenizer) -> str:
+    def _written(self, put: Callable[[str], str]) -> list[tuple[str, str]]:
+        """The messages as they are read: a prompt as it is, all else as `put` gives it."""
+        prompt = self.prompt
+        system = [] if prompt is None or not prompt.system else [("system", prompt.system)]
+        written = [
+            (role, put(text) if prompt is None or role != "user" else prompt.fill(put(text)))
+            for role, text in self.messages
+        ]
+        role, last = written.pop()
+        return [*system, *written, (role, put(self.before) + last)]
+
+    def _rendering(self, tokenizer: Tokenizer) -> Render:
+        return lambda put: self._render(self._written(put), tokenizer)
+
+    def _render(self, messages: Sequence[tuple[str, str]], tokenizer: Tokenizer) -> str:
         if self._is_chat(tokenizer):
-            named = [{"role": role, "content": content} for role, content in self.messages]
+            named = [{"role": role, "content": content} for role, content in messages]
             return apply_chat_template(tokenizer, named)
         text = ""
-        for role, content in self.messages:
+        for role, content in messages:
             if role == "assistant":
                 text += f" {content}\n\n"
             else:  # what follows no answer begins on a line of its own
@@ -171,7 +196,7 @@ class TokenContext:
 
     def encode_answer(self, answer: str, tokenizer: Tokenizer) -> list[int]:
         """The token ids of an answer by itself."""
-        return list(tokenizer.encode(answer, add_special_tokens=False))
+        return encode_plain(answer, tokenizer)
 
     def preceded_by(self, text: str) -> ModelInput:
         """Refused: where the question begins is not known."""
@@ -212,8 +237,7 @@ def chat_turn(
     """
     if not earlier:
         return FilledPrompt(prompt, question)
-    turns = [("system", prompt.system)] if prompt.system else []
+    turns: list[tuple[str, str]] = []
     for asked, answer in earlier:
-        turns += [("user", prompt.fill(asked)), ("assistant", answer)]
-    turns.append(("user", prompt.fill(question)))
-    return Conversation(tuple(turns), question, is_plain=prompt.chat is False)
+        turns += [("user", asked), ("assistant", answer)]
+    return Conversation((*turns, ("user", question)), prompt)

@@ -1,14 +1,21 @@
-"""A question in, the tokens of its prompt out; the same object builds a space and asks."""
+"""A question in, the tokens of its prompt out; the same object builds a space and asks.
+
+Control tokens are those of the chat template, and what the author of a prompt writes into it.
+What is put into a prompt is text: a control token that stands in a question is spelled out.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tomllib
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 from trueline.errors import SettingError
 
@@ -22,6 +29,15 @@ class Tokenizer(Protocol):
     eos_token_id: Any
     bos_token_id: Any
 
+    @property
+    def added_tokens_decoder(self) -> Any:
+        """The tokens beside those of the model of words, by id; some of them are special."""
+        ...
+
+    def __len__(self) -> int:
+        """How many tokens there are."""
+        ...
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text."""
         ...
@@ -33,6 +49,13 @@ class Tokenizer(Protocol):
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
         """The messages of a conversation as one text."""
         ...
+
+
+# Writes a text that a model reads: every text which is no prompt goes through the argument.
+Render = Callable[[Callable[[str], str]], str]
+
+_MARK = "\ufdd0"  # stands for no character
+_controls: WeakKeyDictionary[Any, tuple[int, re.Pattern[str]]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +89,12 @@ class Prompt:
         return apply_chat_template(tokenizer, messages)
 
     def encode(self, question: str, tokenizer: Tokenizer, *, before: str = "") -> list[int]:
-        """The token ids of the prompt."""
-        text = self.render(question, tokenizer, before=before)
-        return encode_text(text, tokenizer, is_chat=self._is_chat(tokenizer))
+        """The token ids of the prompt; control tokens in the question are text."""
+        return encode_rendered(
+            self._rendering(question, before, tokenizer),
+            tokenizer,
+            is_chat=self._is_chat(tokenizer),
+        )
 
     def encode_answer(
         self,
@@ -83,8 +109,15 @@ class Prompt:
         Prompt and answer are tokenised as one text. Where that would merge the last token of
         the prompt with the answer, the answer is tokenised alone: the model never sees it.
         """
-        text = self.render(question, tokenizer, before=before)
-        return encode_answer_behind(text, answer, tokenizer, is_chat=self._is_chat(tokenizer))
+        return encode_answer_behind(
+            self._rendering(question, before, tokenizer),
+            answer,
+            tokenizer,
+            is_chat=self._is_chat(tokenizer),
+        )
+
+    def _rendering(self, question: str, before: str, tokenizer: Tokenizer) -> Render:
+        return lambda put: self.render(put(question), tokenizer, before=put(before))
 
     def fill(self, question: str) -> str:
         """The template with a question in it."""
@@ -143,22 +176,93 @@ def has_chat_template(tokenizer: Tokenizer) -> bool:
     return bool(tokenizer.chat_template)
 
 
-def encode_text(text: str, tokenizer: Tokenizer, *, is_chat: bool) -> list[int]:
+def encode_rendered(render: Render, tokenizer: Tokenizer, *, is_chat: bool) -> list[int]:
     """The tokens of what a model reads, from the first one on."""
     # A chat template writes its own special tokens, the first one included.
-    return list(tokenizer.encode(text, add_special_tokens=not is_chat))
+    return _encode_pieces(_pieces(render, tokenizer), tokenizer, special=not is_chat)
+
+
+def encode_plain(text: str, tokenizer: Tokenizer) -> list[int]:
+    """The tokens of a text by itself, without those that begin or end one."""
+    return _encode_pieces(_pieces(lambda put: put(text), tokenizer), tokenizer, special=False)
 
 
 def encode_answer_behind(
-    text: str, answer: str, tokenizer: Tokenizer, *, is_chat: bool
+    render: Render, answer: str, tokenizer: Tokenizer, *, is_chat: bool
 ) -> list[int]:
     """The tokens of an answer behind a text, cut as one text with it where that is possible."""
-    context = encode_text(text, tokenizer, is_chat=is_chat)
-    space = "" if text[-1:].isspace() or is_chat else " "
-    whole = encode_text(text + space + answer.strip(), tokenizer, is_chat=is_chat)
+    ahead = _pieces(render, tokenizer)
+    space = "" if ahead[-1][-1:].isspace() or is_chat else " "
+    first, *others = _pieces(lambda put: put(space + answer.strip()), tokenizer)
+    behind = [*ahead[:-1], ahead[-1] + first, *others]
+    context = _encode_pieces(ahead, tokenizer, special=not is_chat)
+    whole = _encode_pieces(behind, tokenizer, special=not is_chat)
     if whole[: len(context)] == context:
         return whole[len(context) :]
-    return list(tokenizer.encode(space + answer.strip(), add_special_tokens=False))
+    return _encode_pieces([first, *others], tokenizer, special=False)
+
+
+def _pieces(render: Render, tokenizer: Tokenizer) -> list[str]:
+    """A rendered text, cut inside every control token that was put into it.
+
+    No piece holds such a token whole, so the pieces, encoded one behind the other, hold it as
+    ordinary text, and the control tokens of the rest as what they are.
+    """
+    controls = _control_tokens(tokenizer)
+    found = []
+
+    def look(text: str) -> str:
+        found.extend(controls.findall(text))
+        return text
+
+    whole = render(look)
+    if not found:
+        return [whole]
+    mark = _MARK * (whole.count(_MARK) + 1)  # longer than any that stands in the texts
+    return render(lambda text: _cut(text, controls, mark)).split(mark)
+
+
+def _cut(text: str, controls: re.Pattern[str], mark: str) -> str:
+    """A text with a mark behind the first sign of every control token."""
+    while found := controls.search(text):  # a cut may leave another one that overlaps
+        at = found.start() + 1
+        text = text[:at] + mark + text[at:]
+    return text
+
+
+def _encode_pieces(pieces: Sequence[str], tokenizer: Tokenizer, *, special: bool) -> list[int]:
+    first, *others = pieces
+    tokens = list(tokenizer.encode(first, add_special_tokens=special))
+    if not others:
+        return tokens
+    plain = tokenizer.encode(first, add_special_tokens=False)
+    starts = range(len(tokens) - len(plain) + 1)
+    start = next((at for at in starts if tokens[at : at + len(plain)] == plain), 0)
+    end = start + len(plain)  # behind it stand the tokens that end a text
+    middle = [token for piece in others for token in _encode_onward(piece, tokenizer)]
+    return tokens[:end] + middle + tokens[end:]
+
+
+def _encode_onward(piece: str, tokenizer: Tokenizer) -> list[int]:
+    """The tokens of a text behind another; some tokenizers put a space ahead of a first one."""
+    line = list(tokenizer.encode("\n", add_special_tokens=False))
+    tokens = list(tokenizer.encode(f"\n{piece}", add_special_tokens=False))
+    if tokens[: len(line)] == line:
+        return tokens[len(line) :]
+    return list(tokenizer.encode(piece, add_special_tokens=False))
+
+
+def _control_tokens(tokenizer: Any) -> re.Pattern[str]:
+    """A pattern of the tokens a tokenizer calls special, made once as long as it keeps them."""
+    size = len(tokenizer)
+    known = _controls.get(tokenizer)
+    if known is None or known[0] != size:
+        added = tokenizer.added_tokens_decoder.values()
+        names = [token.content for token in added if token.special and len(token.content) > 1]
+        names.sort(key=len, reverse=True)  # the longest of several that begin alike
+        known = size, re.compile("|".join(map(re.escape, names)) or r"(?!)")  # or nothing
+        _controls[tokenizer] = known
+    return known[1]
 
 
 def text_hash(text: str) -> str:
