@@ -323,9 +323,9 @@ def test_bertscore_keeps_the_order_and_scores_an_empty_answer_zero(embedder_fold
 
 
 def test_bertscore_refuses_what_it_cannot_score(embedder_folder, tmp_path):
-    with pytest.raises(ModelError, match="layer 3 of the encoder"):
+    with pytest.raises(ModelError, match="encoder with its tokenizer, for BertScore's layer 3"):
         BertScore(embedder_folder, 3).scores(["a"], [["a"]])
-    with pytest.raises(ModelError, match="give a folder with an encoder"):
+    with pytest.raises(ModelError, match="none cannot be opened as an encoder"):
         BertScore(tmp_path / "none", 1).scores(["a"], [["a"]])
     with pytest.raises(SettingError, match="at least one reference"):
         BertScore(embedder_folder, 1).scores(["a"], [[]])

@@ -97,9 +97,7 @@ class Conversation:
     """
 
     messages: tuple[tuple[str, str], ...]  # (role, content)
-    prompt: Prompt | None = (
-        None  # what the user says stands in its template; its system is first
-    )
+    prompt: Prompt | None = None  # its system comes first, and what the user says stands in it
     before: str = ""  # stands ahead of what the user said last
 
     def __post_init__(self) -> None:

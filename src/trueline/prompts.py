@@ -54,6 +54,7 @@ class Tokenizer(Protocol):
 # Writes a text that a model reads: every text which is no prompt goes through the argument.
 Render = Callable[[Callable[[str], str]], str]
 
+_SHOWN = 300  # characters of a template's own words that an error repeats
 _MARK = "\ufdd0"  # stands for no character
 _controls: WeakKeyDictionary[Any, tuple[int, re.Pattern[str]]] = WeakKeyDictionary()
 
@@ -272,14 +273,12 @@ def text_hash(text: str) -> str:
 
 def apply_chat_template(tokenizer: Tokenizer, messages: list[dict[str, str]]) -> str:
     """The messages as one text, up to where the answer begins."""
-    from jinja2 import TemplateError
-
     try:
         return str(
             tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         )
-    except (TemplateError, TypeError) as error:  # a template may add texts to what is none
+    except Exception as error:  # a template is a small program, which may raise anything
         raise SettingError(
-            f"the model's chat template refuses the prompt ({error}); "
+            f"the model's chat template refuses the prompt ({str(error)[:_SHOWN]}); "
             "a system line can stand at the head of the template instead"
         ) from error

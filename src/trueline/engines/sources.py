@@ -17,7 +17,7 @@ from trueline.engines.download import download, unpack
 from trueline.engines.hub import download_snapshot
 from trueline.engines.model_cache import home, is_finished, prepare
 from trueline.engines.transformers.gguf import check_gguf_extra, convert_gguf
-from trueline.engines.weights import check_weights, opening
+from trueline.engines.weights import check_kinds, check_weights, opening
 from trueline.errors import ModelError, UnknownModelError
 
 _KIND_NAMES = {"language": "language model", "embedder": "embedder"}
@@ -155,10 +155,11 @@ def _from_gguf(file: Path, kind: ModelKind) -> Source:
 
 def _check(source: Source) -> None:
     """Refuse what cannot be a model of its kind, before anything heavy is loaded."""
+    check_kinds(source.folder)
     config = _read_config(source)
     made_for = config.get("architectures") or [config.get("model_type") or "nothing named"]
     is_causal = any(re.search(r"(ForCausalLM|LMHeadModel)$", name) for name in made_for)
-    what = f"{source.id} has the architecture {', '.join(made_for)}"
+    what = f"{source.id} has the architecture {', '.join(made_for)[:_SHOWN]}"
     is_sentence = (source.folder / "modules.json").exists()
     if source.kind == "embedder" and is_causal and not is_sentence:
         raise ModelError(

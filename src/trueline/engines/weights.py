@@ -13,6 +13,7 @@ from typing import Any
 from trueline.errors import ModelError, TruelineError
 
 WEIGHTS = "model.safetensors"  # this file, or an index of its parts, is all that is ever opened
+_SHOWN = 300  # characters of a reader's own words that an error repeats
 _INDEX = f"{WEIGHTS}.index.json"
 
 
@@ -36,7 +37,7 @@ def opening(id: str, what: str) -> Iterator[None]:
         is_panic = type(error).__name__ == "PanicException"
         if not isinstance(error, Exception) and not is_panic:
             raise
-        reason = (str(error).splitlines() or [""])[0]
+        reason = (str(error).splitlines() or [""])[0][:_SHOWN]
         raise ModelError(
             f"{id} cannot be opened as {what} ({type(error).__name__}: {reason})"
         ) from error
@@ -46,7 +47,7 @@ def check_weights(folder: Path) -> WeightCount:
     """Refuse a folder whose weights are pickled, missing, cut short or damaged."""
     from safetensors import SafetensorError, safe_open
 
-    _check_kinds(folder)
+    check_kinds(folder)
     tensors = values = 0
     for file in _weight_files(folder):
         try:
@@ -54,7 +55,7 @@ def check_weights(folder: Path) -> WeightCount:
                 shapes = [opened.get_slice(name).get_shape() for name in opened.keys()]
         except (SafetensorError, OSError) as error:
             raise ModelError(
-                f"{file} is missing, cut short or damaged ({error}); "
+                f"{file} is missing, cut short or damaged ({str(error)[:_SHOWN]}); "
                 f"delete the folder {folder} and fetch the model again"
             ) from None
         tensors += len(shapes)
@@ -62,7 +63,7 @@ def check_weights(folder: Path) -> WeightCount:
     return WeightCount(tensors, values)
 
 
-def _check_kinds(folder: Path) -> None:
+def check_kinds(folder: Path) -> None:
     """Refuse what is no plain file, and an adapter: it names weights that are elsewhere."""
     for path in sorted(folder.iterdir()):
         if path.exists() and not path.is_file() and not path.is_dir():
@@ -106,7 +107,7 @@ def _read_index(index: Path) -> set[str]:
     if not names or not is_plain or not is_safe:
         raise ModelError(
             f"{index} must name files of its own folder that end in .safetensors, and names "
-            f"{', '.join(map(repr, (names or ['none'])[:3]))}; "
+            f"{', '.join(map(repr, names or ['none']))[:_SHOWN]}; "
             "save the model anew with save_pretrained"
         )
     return set(names)

@@ -8,24 +8,20 @@ from typing import Any
 
 from trueline.engines.transformers.opening import check_folder
 from trueline.engines.transformers.quiet import quiet
-from trueline.errors import ModelError, import_extra
+from trueline.engines.weights import opening
+from trueline.errors import import_extra
 
 
 def open_bert_scorer(folder: str, layers: int) -> Any:
     """Open an encoder with bert-score, which is built on transformers."""
     scorer_class = import_extra("bert_score", "BERTScore", "eval").BERTScorer
-    try:
+    with opening(folder, f"an encoder with its tokenizer, for BertScore's layer {layers}"):
+        check_folder(Path(folder), "encoder")  # which bert-score then opens itself
         kind = json.loads((Path(folder) / "config.json").read_text("utf-8"))["model_type"]
         if "t5" in folder and kind not in ("t5", "mt5"):  # it would get random weights
             raise ValueError("bert-score takes a path with 't5' in it for a T5; rename it")
-        check_folder(Path(folder), "encoder")  # which bert-score then opens itself
         with quiet():
             scorer = scorer_class(model_type=folder, num_layers=layers, use_fast_tokenizer=True)
-    except (OSError, KeyError, ValueError, AssertionError) as error:
-        raise ModelError(
-            f"BertScore cannot take layer {layers} of the encoder in {folder} ({error}); give "
-            "a folder with an encoder and its tokenizer, and a layer it has"
-        ) from error
     # A tokenizer that names no limit would let a long text run past the last position. A model
     # of relative positions (T5) has no last one.
     if limit := getattr(scorer._model.config, "max_position_embeddings", None):

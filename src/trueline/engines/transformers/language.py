@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # how tokenizers with byte fallback name a byte
 _CACHED = {"full_attention", "sliding_attention", "chunked_attention"}  # layers with a KV cache
+_TRIAL = "Is the sky blue?"  # the first text a model reads
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -222,8 +223,19 @@ def load(
         model = open_model(source.folder, "causal", number, **options)
         share_heads(model)
         lm = LanguageModel(model.to(place).eval(), tokenizer, id=source.id)
-        _ = lm.head  # the model reads a first text here, so that what cannot read is refused
+        _check_trial(lm)
     return lm
+
+
+def _check_trial(lm: LanguageModel) -> None:
+    """Let a model say what it is and read a first text: what is damaged shows here."""
+    for name in ("vocabulary", "depth", "limit", "stop_ids", "head"):
+        value = getattr(lm, name)
+        if isinstance(value, int) and value < 1:
+            raise ModelError(f"its settings give it a {name} of {value}; fetch it again")
+    if not isinstance(lm.limit, int | None):
+        raise ModelError(f"its settings give it a limit of {lm.limit!r}; fetch it again")
+    lm.decode(lm.encode(_TRIAL, special=True))
 
 
 def _dtype(dtype: str | torch.dtype, device: torch.device) -> str | torch.dtype:
