@@ -21,6 +21,8 @@ _TABLE = """CREATE TABLE IF NOT EXISTS responses (
     prompt_tokens INTEGER NOT NULL, answer_tokens INTEGER NOT NULL, time TEXT NOT NULL
 ) WITHOUT ROWID"""
 
+_COLUMNS = "key, judge, text, prompt_tokens, answer_tokens, time"
+
 
 @dataclass(frozen=True, slots=True)
 class Response:
@@ -47,16 +49,15 @@ class ResponseCache:
         self.path = Path(path) if path is not None else home() / "judge-cache.sqlite"
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._make_private()
+            if not self.path.exists():
+                self.path.touch(0o600)  # what SQLite writes beside it gets the same permissions
+            elif not self.path.is_file():
+                raise OSError("it is no regular file")
+            self._prepare()
+            with suppress(PermissionError):  # the file of somebody who shares it
+                self.path.chmod(0o600)  # questions and answers may be private
         except (OSError, ValueError) as error:
             raise self._unusable(error) from error
-        with self._open() as connection:
-            connection.execute("BEGIN IMMEDIATE")  # refused here where nothing can be written
-            tables = connection.execute("SELECT name FROM sqlite_master").fetchall()
-            if tables and ("responses",) not in tables:
-                raise self._unusable("it is a database of another program")
-            connection.execute(_TABLE)
-            connection.execute("COMMIT")
 
     def read(self, keys: Iterable[str]) -> dict[str, Response]:
         """The responses that are known among these keys."""
@@ -80,16 +81,16 @@ class ResponseCache:
                 (key, judge, response.text, *counts, time),
             )
 
-    def _make_private(self) -> None:
-        """Have the file there, for its owner alone: questions and answers may be private.
-
-        What SQLite writes beside it gets the same permissions.
-        """
-        if self.path.exists() and not self.path.is_file():
-            raise OSError("it is no regular file")
-        self.path.touch(0o600)
-        with suppress(PermissionError):  # the file of somebody who shares it
-            self.path.chmod(0o600)
+    def _prepare(self) -> None:
+        """Make the table if it is missing; an error where it cannot be written or is not ours."""
+        with self._open() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            tables = connection.execute("SELECT name FROM sqlite_master").fetchall()
+            if tables and ("responses",) not in tables:
+                raise self._unusable("it is a database of another program")
+            connection.execute(_TABLE)
+            connection.execute(f"SELECT {_COLUMNS} FROM responses LIMIT 0")
+            connection.execute("COMMIT")
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:

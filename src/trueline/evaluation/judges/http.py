@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import threading
 import zlib
 from collections.abc import Mapping
@@ -53,10 +54,13 @@ class Connections:
 
     def __init__(self, url: str, *, concurrency: int, clock: JudgeClock) -> None:
         httpx2 = import_extra("httpx2", "a judge behind an API", "judge")
+        # Plain http needs no certificates, which take long to read: an empty set trusts nobody.
+        is_https = url.startswith("https:")
         try:
             httpx2.URL(url)
             self._client = httpx2.AsyncClient(
                 timeout=None,
+                verify=is_https or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
                 limits=httpx2.Limits(max_connections=concurrency),
                 cookies=_NoCookies(),
                 follow_redirects=False,  # the key is for this address
