@@ -567,19 +567,24 @@ def test_a_response_that_unpacks_to_too_much_or_to_nothing_is_unscored(encoding,
 
 
 MEASURED = """
-import resource, sys
+import sys
 from trueline.evaluation.judges import Limits, open_judge
 from trueline.evaluation.samples import Sample
+
+def held_mb():  # the most so far; what getrusage tells is the parent's, if that is more
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) // 1024
+
 judge = open_judge(sys.argv[1], limits=Limits(tries=1, concurrency=8))
 sample = Sample("gum", "What happens if you swallow gum?", ("Nothing.",), ("Much.",))
-import httpx2
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = held_mb()
 verdicts = judge.judge("question", "info", [(sample, f"answer {n}.") for n in range(24)])
 assert all(not verdict.is_answered for verdict in verdicts)
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+print(held_mb() - before)
 """
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the most memory held is told by Linux")
 def test_memory_stays_small_whatever_comes(monkeypatch):
     """8 requests at once meet bodies without end, bombs, and JSON of a million small parts."""
     packed = {"content-encoding": "gzip"}
@@ -594,7 +599,7 @@ def test_memory_stays_small_whatever_comes(monkeypatch):
         command = [sys.executable, "-c", MEASURED, f"cohere@{server.url}"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 300  # megabytes; 2.5 GB were taken for 600 MB of body
+    assert int(done.stdout) < 200  # megabytes; 2.5 GB were taken for 600 MB of body
 
 
 NO_RESPONSES = [
@@ -974,7 +979,7 @@ def test_offline_what_cannot_be_compared_is_unscored_and_never_wrong():
 
 # The fuzzer.
 
-STATUSES = [200] * 30 + [
+STATUSES = [200] * 60 + [
     201,
     204,
     206,
@@ -1053,7 +1058,7 @@ def packed(chance, body):
         body = body if chance.random() < 0.5 else mutated_bytes(chance, body)
     if chance.random() < 0.5:
         headers["content-length"] = str(len(body))
-    if chance.random() < 0.3:
+    if chance.random() < 0.15:
         headers |= [chance.choice(HEADERS)]
     lines = [f"HTTP/1.1 {chance.choice(STATUSES)} {chance.choice(['OK', KEY, ''])}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
@@ -1118,7 +1123,7 @@ def test_every_reply_ends_in_a_verdict_or_is_unscored_with_a_reason(name, tmp_pa
                 kind = "scored" if verdict.label is not None else "unscored"
                 counts[kind if verdict.is_answered else "no response"] += 1
                 if verdict.label is not None:  # damage did not make up a verdict
-                    word = re.sub(r"\W", "", verdict.raw.split()[0]).encode()
+                    word = re.findall("[a-z]+", verdict.raw, re.I)[0].encode()
                     sent = replies[number][0]
                     with suppress(IndexError, zlib.error):
                         sent += zlib.decompress(sent.split(b"\r\n\r\n", 1)[1], 31)

@@ -82,7 +82,7 @@ class ResponseCache:
             )
 
     def _prepare(self) -> None:
-        """Make the table if it is missing; an error where it cannot be written or is not ours."""
+        """Make the table if it is missing; an error if it is not ours or cannot be written."""
         with self._open() as connection:
             connection.execute("BEGIN IMMEDIATE")
             tables = connection.execute("SELECT name FROM sqlite_master").fetchall()
