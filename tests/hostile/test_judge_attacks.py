@@ -1043,7 +1043,7 @@ def hostile(chance, name):
     if chance.random() < 0.15:
         body = re.sub(r": [12]\b", lambda _: f": {chance.choice(NUMBERS)}", body)
     body = body.encode()
-    if chance.random() < 0.05:
+    if chance.random() < 0.1:
         body = body.replace(b"{", b'{"a":' * chance.choice([10, 2_000, 50_000]), 1)
     if chance.random() < 0.2 and body:
         body = mutated_bytes(chance, body)
