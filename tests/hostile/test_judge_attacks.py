@@ -912,9 +912,11 @@ def test_a_locked_cache_is_an_error_after_a_while(cache, monkeypatch):
 
 
 @pytest.mark.skipif(not os.getuid(), reason="root may write everywhere")
-def test_a_cache_that_cannot_be_written_is_told_before_anything_is_paid(cache):
-    cache.path.chmod(0o400)
-    cache.path.parent.chmod(0o500)
+@pytest.mark.parametrize("modes", [(0o400, 0o700), (0o600, 0o500)])
+def test_a_cache_that_cannot_be_written_is_told_before_anything_is_paid(cache, modes):
+    file, folder = modes
+    cache.path.chmod(file)
+    cache.path.parent.chmod(folder)
     try:
         with pytest.raises(TruelineError, match=r"cache\.sqlite cannot be used"):
             ResponseCache(cache.path)

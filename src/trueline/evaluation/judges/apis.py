@@ -45,9 +45,7 @@ class Api:
         A server that speaks OpenAI's form may need no key.
         """
         key = self._key(url)
-        if key is None and (
-            url == self.url or self.name != "openai"
-        ):  # OpenAI's form needs none
+        if key is None and (url == self.url or self.name != "openai"):
             raise TruelineError(
                 f"the {self.name} judge needs a key; {self._set_key(url)}, or use the judge "
                 "`offline`, which needs none"
@@ -61,16 +59,18 @@ class Api:
         return Service(self.name, url, headers, key, self._set_key(url))
 
     def _key(self, url: str) -> Key | None:
-        if url == self._own_address():
-            return key_from(self.keys)
-        if not os.environ.get(_KEY, "").strip():
-            return None
-        if not (bound := os.environ.get(_URL, "").strip()):
+        is_own = url == self._own_address()
+        if is_own and (key := key_from(self.keys)):
+            return key
+        bound = os.environ.get(_URL, "").strip()
+        if bound and url == read_address(bound, **self._form):
+            return key_from([_KEY])
+        if not bound and not is_own and os.environ.get(_KEY, "").strip():
             raise SettingError(
                 f"{_KEY} is set and {_URL} is not; a key goes to the address it is meant for "
                 f"alone: set {_URL} to {url}, if that is the one"
             )
-        return key_from([_KEY]) if url == read_address(bound, **self._form) else None
+        return None
 
     def _own_address(self) -> str:
         return read_address(os.environ.get(self.variable, "").strip() or self.url, **self._form)

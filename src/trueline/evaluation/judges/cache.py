@@ -90,6 +90,7 @@ class ResponseCache:
                 raise self._unusable("it is a database of another program")
             connection.execute(_TABLE)
             connection.execute(f"SELECT {_COLUMNS} FROM responses LIMIT 0")
+            connection.execute("PRAGMA user_version = 1")  # fails where nothing can be written
             connection.execute("COMMIT")
 
     @contextmanager
