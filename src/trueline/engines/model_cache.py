@@ -35,7 +35,7 @@ def home() -> Path:
         if folder.is_dir() or not folder.exists():
             return folder
         reason = "it is no folder"
-    except (OSError, RuntimeError) as error:  # nobody has that name, or may not look there
+    except (OSError, RuntimeError, ValueError) as error:  # nobody has it, or may look there
         reason = str(getattr(error, "strerror", None) or error)
     raise SettingError(
         f"the cache {str(named)!r} cannot be used ({reason}); "

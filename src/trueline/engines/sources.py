@@ -87,7 +87,11 @@ def _readable_path(name: str) -> Path:
     try:
         path = Path(name).expanduser()
         path.is_dir()
-    except (OSError, RuntimeError) as error:  # too long, nobody's home, may not be entered
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+    ) as error:  # too long, nobody's, or closed
         raise UnknownModelError(
             f"{_shown(name)} cannot be looked at "
             f"({getattr(error, 'strerror', None) or error}); give an alias "
@@ -129,11 +133,14 @@ def _from_gguf(file: Path, kind: ModelKind) -> Source:
     """Return the cached conversion of a local GGUF file, told apart by size, time and head."""
     if kind != "language":
         raise ModelError(f"{file.name} is a GGUF language model, no {_KIND_NAMES[kind]}")
+    if file.exists() and not file.is_file():  # a pipe would be waited for
+        raise UnknownModelError(f"{file} is no file; a GGUF model is one")
     try:
         with file.open("rb") as opened:
             head, state = opened.read(1 << 20), os.fstat(opened.fileno())
-    except OSError as error:
-        raise UnknownModelError(f"{file} cannot be opened ({error.strerror})") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UnknownModelError(f"{_shown(str(file))} cannot be opened ({reason})") from None
     if head[:4] != b"GGUF":
         raise ModelError(f"{file} is damaged or no GGUF file; its first bytes are {head[:4]!r}")
     stamp = f"{state.st_size} {state.st_mtime_ns} ".encode()
