@@ -36,9 +36,11 @@ _LONGEST = 1 << 28  # bytes of a manifest: that of a million removed examples ha
 def check_space_folder(folder: Path) -> None:
     """Refuse to write over something that is not a space, or through a link out of it."""
     try:
-        if folder.exists() and not folder.is_dir():
+        if not _is_there(folder):
+            return
+        if not folder.is_dir():
             raise SpaceError(f"{folder} is a file; name a folder for the space")
-        if not folder.is_dir() or not any(folder.iterdir()):
+        if not any(folder.iterdir()):
             return
         if not is_ours(folder):
             raise SpaceError(
@@ -173,6 +175,15 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def _is_there(folder: Path) -> bool:
+    """Whether there is something; a path that no system takes is an error."""
+    try:
+        folder.stat()
+        return True
+    except FileNotFoundError:
+        return False
+
+
 def _is_folder(path: Path) -> bool:
     """Whether it is a folder itself, not a link to one."""
     return path.is_dir() and not path.is_symlink()
@@ -199,20 +210,30 @@ def _read_mark(folder: Path) -> str:
 
 def _check_names(folder: Path) -> None:
     """Refuse a folder where a name that we write to leads elsewhere: we make no links."""
-    named = [path for path in folder.iterdir() if _is_written(path.name)]
     private = folder / PRIVATE
-    inside = list(private.iterdir()) if os.path.lexists(private) else []
+    inside = _listed(private)
     work = [path for path in inside if _WORK.fullmatch(path.name)]
-    begun = [path for each in work if _is_folder(each) for path in each.iterdir()]
-    for path in [*named, *inside, *begun]:
+    named = [path for path in folder.iterdir() if _is_written(path.name)]
+    for path in [*named, *inside, *(path for each in work for path in _listed(each))]:
+        try:
+            found = path.lstat()
+        except FileNotFoundError:  # another writer is done with it
+            continue
+        is_kind = stat.S_ISDIR if path == private or path in work else stat.S_ISREG
         is_lock = path.name.endswith("lock") and path.parent == private
-        is_folder = path == private or path in work
-        is_right = _is_folder(path) if is_folder else is_plain(path)
-        if not is_right or (is_lock and path.lstat().st_size):  # a lock is an empty file
+        if not is_kind(found.st_mode) or (is_lock and found.st_size):  # a lock is empty
             raise SpaceError(
                 f"{path} is no file that trueline made (a link, a device or something else), "
                 "so nothing was written; remove it, or name another folder"
             )
+
+
+def _listed(folder: Path) -> list[Path]:
+    """What is in a folder itself; nothing where it is none."""
+    try:
+        return list(folder.iterdir()) if _is_folder(folder) else []
+    except FileNotFoundError:  # gone since
+        return []
 
 
 def _is_written(name: str) -> bool:

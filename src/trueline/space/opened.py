@@ -87,6 +87,7 @@ class OpenContent(Content):
         with opening:
             if device not in self._questions:
                 found = np.concatenate([part.vectors()[QUESTIONS] for part in self.parts])
-                self._questions[device] = torch.from_numpy(found).to(device).float()
-                check_numbers(self._questions[device], "vectors")
+                vectors = torch.from_numpy(found).to(device).float()
+                check_numbers(vectors, "vectors")
+                self._questions[device] = vectors
             return self._questions[device]

@@ -154,4 +154,4 @@ def _are_unit(vectors: Array) -> bool:
 
 def _lie_between(values: Array, least: float) -> bool:
     """Whether all values are numbers that can be computed with; comparing finds NaN too."""
-    return bool(least <= values.min() and values.max() <= LARGEST)
+    return least <= float(values.min()) and float(values.max()) <= LARGEST

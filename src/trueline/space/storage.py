@@ -78,7 +78,7 @@ def read_stamp(folder: Path) -> Stamp | None:
     """What changes with every commit, without reading the manifest."""
     try:
         found = (folder / manifest.NAME).stat()
-    except OSError:
+    except (OSError, ValueError):
         return None
     return found.st_ino, found.st_mtime_ns, found.st_size
 
