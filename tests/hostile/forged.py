@@ -40,7 +40,8 @@ class Forged:
     def change(self, kind, change, segment=0):
         """Change the arrays of a file, given by name, in place or by what is returned."""
         arrays = load(self.files[segment][kind])
-        arrays = change(arrays) or arrays
+        found = change(arrays)
+        arrays = arrays if found is None else found
         self.files[segment][kind] = save(arrays)
 
     def set(self, kind, name, make, segment=0):

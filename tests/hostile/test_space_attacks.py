@@ -38,6 +38,7 @@ def build(embedder):
         options = {"embedder": embedder, "now": noon, "wrong": True, "end": True, **options}
         return tl.build(LM, examples, **options)
 
+    made.embedder = embedder
     return made
 
 
@@ -242,7 +243,7 @@ EDITS = {
 
 
 def opened(build, folder):
-    return tl.open(folder, embedder=build(OTHER).embedder, now=noon)
+    return tl.open(folder, embedder=build.embedder, now=noon)
 
 
 @pytest.fixture(scope="module")
@@ -704,6 +705,15 @@ BROKEN = {
 }
 
 
+def refusal(act):
+    """The error of ours that something ends in, or nothing."""
+    try:
+        act()
+    except TruelineError as error:
+        return error
+    return None
+
+
 def is_sound(space):
     """Ask with every method that looks into a space; tokens and reasons must be real ones."""
     for method in (tl.RAD(space, tau=0.2, beta=0.1), tl.KNNLM(space, k=8), tl.KATE(space, k=2)):
@@ -755,10 +765,8 @@ def test_a_large_broken_space_is_refused_by_verify_and_never_answers_with_garbag
     space = tl.open(tmp_path / "broken", embedder=embedder)
     with pytest.raises(SpaceFormatError):
         space.verify()
-    try:
-        is_sound(space)
-    except SpaceError as error:
-        assert "trueline verify" in str(error)
+    error = refusal(lambda: is_sound(space))
+    assert error is None or "trueline verify" in str(error)
     if "all values" in kind or "a vector that" in kind:
         with pytest.raises(SpaceFormatError, match="no numbers"):
             is_sound(space)
@@ -1014,18 +1022,13 @@ def test_a_full_disk_leaves_the_old_state_and_the_same_call_goes_on(
     wanted, before = contents(tmp_path / "wanted"), without_private(folder)
     sizes = sorted({len(data) for name, data in wanted.items() if data != before.get(name)})
     whole = fingerprint(tl.open(folder))
-    failed = 0
     for most in [0, *(size - 1 for size in sizes)]:
-        with full_disk(most):
-            try:
-                EDITS[act](build, folder)
-            except SpaceError as error:
-                assert "cannot be written (" in str(error)
-                assert "\n" not in str(error)
-                failed += 1
+        with full_disk(most), pytest.raises(SpaceError) as caught:
+            EDITS[act](build, folder)
+        assert "cannot be written (" in str(caught.value)
+        assert "\n" not in str(caught.value)
         assert before.items() <= without_private(folder).items()
         assert fingerprint(tl.open(folder)) == whole
-    assert failed == 1 + len(sizes)
     EDITS[act](build, folder)
     assert contents(folder) == wanted  # and nothing is left over
 
@@ -1079,12 +1082,9 @@ def attack(folder, embedder, wanted, *, is_signed):
 
 
 def is_sound_or_refused(space):
-    try:
-        is_sound(space)
-    except TruelineError as error:
-        assert "\n" not in str(error)
-        return "refused in use"
-    return "used, finite and sound"
+    error = refusal(lambda: is_sound(space))
+    assert "\n" not in str(error)
+    return "used, finite and sound" if error is None else "refused in use"
 
 
 def run_rounds(border, quick, long, origin, embedder, tmp_path, change):
@@ -1196,6 +1196,7 @@ def mutated_lines(chance, data):
     return "\n".join(lines).encode("utf-8", "surrogatepass")
 
 
+@np.errstate(all="ignore")
 def mutated_arrays(chance, data):
     """Arrays with numbers poked, of another type or shape, dropped, doubled or swapped."""
     arrays = load(data)
@@ -1203,8 +1204,7 @@ def mutated_arrays(chance, data):
     array, way = arrays[name].copy(), chance.randrange(8)
     if way <= 3:
         place = chance.randrange(array.size)
-        with np.errstate(all="ignore"):
-            array.reshape(-1)[place] = odd_number(chance, array.dtype)
+        array.reshape(-1)[place] = odd_number(chance, array.dtype)
     elif way == 4:
         kinds = [np.float16, np.float32, np.float64, np.int32, np.int64, np.uint8, np.bool_]
         array = array.astype(chance.choice(kinds))
