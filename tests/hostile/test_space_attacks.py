@@ -23,6 +23,7 @@ from test_space import contents, noon
 
 import trueline as tl
 from trueline import files, search
+from trueline.cli import main
 from trueline.errors import SpaceError, SpaceFormatError, TruelineError
 from trueline.space import reading, storage
 from trueline.space.folder import PRIVATE
@@ -737,6 +738,21 @@ def test_a_broken_space_that_is_signed_anew_is_refused_when_it_is_opened(
         tl.open(tmp_path / "broken", embedder=embedder)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 10_000
+
+
+@pytest.mark.parametrize("command", ["verify", "info", "log", "compact"])
+def test_a_broken_space_is_one_line_on_the_command_line(
+    command, forged, tmp_path, monkeypatch, capsys
+):
+    history(what="burn")(forged)
+    folder = forged.write(tmp_path / "broken")
+    monkeypatch.setattr("sys.argv", ["trueline", command, str(folder)])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    told = capsys.readouterr()
+    assert (caught.value.code, told.out) == (1, "")
+    assert told.err.startswith("Error: ")
+    assert told.err.count("\n") == 1
 
 
 LARGE = [  # what is not looked at whole in a large space
