@@ -822,6 +822,7 @@ def test_a_well_formed_space_of_another_model_is_refused_when_it_is_asked(
     assert isinstance(caught.value, SpaceError)
 
 
+UNREADABLE = ("bytes that are no text", "a mark of byte order")
 TEXTS = {
     "a number without end": lambda text: text.replace('"tuned": {}', '"tuned": {"a": 1e999}'),
     "NaN": lambda text: text.replace('"tuned": {}', '"tuned": {"a": NaN}'),
@@ -844,10 +845,14 @@ def test_a_manifest_that_readers_would_understand_differently_is_refused(
     kind, forged, tmp_path
 ):
     changed = TEXTS[kind](json.dumps(forged.manifest, ensure_ascii=False))
+    if kind not in ("5,000 digits", "nested without end", *UNREADABLE):
+        found = json.loads(changed)  # Python's own reader takes it, so it can be signed
+        changed = changed.replace(found["sha256"], sign(found))
     folder = forged.write(tmp_path / "odd", text=changed)
     with within(60), pytest.raises(SpaceFormatError) as caught:
         tl.open(folder)
     assert "\n" not in str(caught.value)
+    assert "checksum" not in str(caught.value)
 
 
 # Files that change under an open space
