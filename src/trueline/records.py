@@ -138,13 +138,8 @@ class GenerateOptions:
         draws = (self.top_k, self.top_p, self.p_less or None, self.seed)
         if not self.is_sampled and draws != (None,) * 4:
             raise SettingError("top_k, top_p, p_less and seed need a temperature above 0")
-        if "" in self.stop_strings:
-            raise SettingError(
-                "a stop string is empty; leave it out to stop at the model's own end"
-            )
         for text in self.stop_strings:
-            if any("\ud800" <= sign <= "\udfff" for sign in text):
-                raise SettingError(f"a stop string is not valid Unicode: {shown(text)}")
+            _check_stop(text)
 
     @property
     def is_sampled(self) -> bool:
@@ -155,6 +150,15 @@ class GenerateOptions:
     def stop_strings(self) -> tuple[str, ...]:
         """The texts that end an answer, also where only one was given."""
         return (self.stop,) if isinstance(self.stop, str) else self.stop
+
+
+def _check_stop(text: str) -> None:
+    if not text:
+        raise SettingError(
+            "a stop string is empty; leave it out to stop at the model's own end"
+        )
+    if any("\ud800" <= sign <= "\udfff" for sign in text):
+        raise SettingError(f"a stop string is not valid Unicode: {shown(text)}")
 
 
 def several(given: Any) -> Any:

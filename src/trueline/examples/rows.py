@@ -10,11 +10,13 @@ import re
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from importlib import resources
+from os.path import isdir, lexists  # unlike those of Path, they never raise
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, TextIO
 
 from trueline.errors import import_extra
+from trueline.files import foreign_encoding, refusal
 
 TableRow = dict[str, Any]
 Found = tuple[
@@ -27,12 +29,12 @@ _SHIPPED = {"facts": "ground", "facts:ground": "ground", "facts:test": "test"}
 def rows_of(source: str | os.PathLike[str], split: str, config: str | None) -> Iterator[Found]:
     """Find the reader for a source and yield what it finds."""
     name, path = os.fspath(source), Path(source)
-    is_path = not isinstance(source, str) or _format(path) in _FORMATS or path.parent.is_dir()
+    is_path = not isinstance(source, str) or _format(path) in _FORMATS or isdir(path.parent)
     if source in _SHIPPED:
         shipped = resources.files("trueline") / "facts" / f"{_SHIPPED[name]}.jsonl"
         with resources.as_file(shipped) as file:
             yield from _file_rows(file)
-    elif name and path.is_dir():
+    elif name and isdir(path):
         yield from _dataset_rows(str(path.absolute()), split, config)
     elif not is_path and re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         yield from _dataset_rows(name, split, config)
@@ -47,10 +49,12 @@ def _format(path: Path) -> str:
 
 def _file_rows(path: Path) -> Iterator[Found]:
     """Yield the rows of one file, read in the format its name tells."""
-    if not path.exists():
+    if "\0" not in path.name and not lexists(path):
         is_fact, others = path.name.startswith("facts:"), path.parent.glob("*")
         near = get_close_matches(path.name, _SHIPPED if is_fact else [x.name for x in others])
         raise ValueError(f"there is no such file; names close to it: {near or 'none'}")
+    if problem := refusal(path):
+        raise ValueError(problem)
     if _format(path) not in _FORMATS:
         raise ValueError(f"its name must end in one of {[*_FORMATS]}, or a text form with .gz")
     if (reader := _FORMATS[_format(path)]) is None:
@@ -59,6 +63,9 @@ def _file_rows(path: Path) -> Iterator[Found]:
             yield from enumerate((row for part in parts for row in part.to_pylist()), start=1)
         return
     opened = gzip.open if path.suffix.lower() == ".gz" else open
+    with opened(path, "rb") as begun:
+        if problem := foreign_encoding(begun.read(4)):
+            raise ValueError(problem)
     with opened(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         yield from reader(file)
 
