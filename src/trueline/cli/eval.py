@@ -151,10 +151,7 @@ def _methods(text: str) -> list[str]:
 
 
 def _number(text: str) -> int | str:
-    try:
-        return int(text)
-    except ValueError:  # a word, or more digits than a number may have
-        return text
+    return int(text) if text.strip().isdecimal() else text
 
 
 def _settings(texts: tuple[str, ...]) -> dict[str, object]:

@@ -7,7 +7,9 @@ import gzip
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import resources
 from os.path import isdir, lexists  # unlike those of Path, they never raise
@@ -16,7 +18,7 @@ from reprlib import repr as short
 from typing import Any, TextIO
 
 from trueline.errors import import_extra
-from trueline.files import foreign_encoding, refusal
+from trueline.files import foreign_encoding, reason, refusal
 
 TableRow = dict[str, Any]
 Found = tuple[
@@ -139,12 +141,27 @@ def _dataset_rows(name: str, split: str, config: str | None) -> Iterator[Found]:
     """Yield the rows of a dataset on the hub or in a folder."""
     datasets = import_extra("datasets", name, "data")
     try:
-        dataset = datasets.load_dataset(name, config, split=split)
+        with _hidden_bars(datasets, isdir(name) or not sys.stderr.isatty()):
+            dataset = datasets.load_dataset(name, config, split=split)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         why = error.__cause__ or error
+        why = reason(why) if isinstance(why, OSError) and why.strerror else why
         raise ValueError(f"{why}; check name, split and config, or give a file") from error
     parts = dataset.with_format("arrow").iter(1000)  # as Arrow tables, no image is decoded
     yield from enumerate((row for part in parts for row in part.to_pylist()), start=1)
+
+
+@contextmanager
+def _hidden_bars(datasets: Any, is_hidden: bool) -> Iterator[None]:
+    """Let the library draw its bars only where somebody waits for a download."""
+    if not is_hidden or datasets.are_progress_bars_disabled():
+        yield
+        return
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        datasets.enable_progress_bars()
 
 
 _FORMATS: dict[str, Callable[[TextIO], Iterator[Found]] | None] = {
