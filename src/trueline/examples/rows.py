@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import resources
-from os.path import isdir, lexists  # unlike those of Path, they never raise
+from os.path import isdir  # unlike that of Path, it never raises
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, TextIO
@@ -51,7 +51,7 @@ def _format(path: Path) -> str:
 
 def _file_rows(path: Path) -> Iterator[Found]:
     """Yield the rows of one file, read in the format its name tells."""
-    if "\0" not in path.name and not lexists(path):
+    if _is_missing(path):
         is_fact, others = path.name.startswith("facts:"), path.parent.glob("*")
         near = get_close_matches(path.name, _SHIPPED if is_fact else [x.name for x in others])
         raise ValueError(f"there is no such file; names close to it: {near or 'none'}")
@@ -70,6 +70,17 @@ def _file_rows(path: Path) -> Iterator[Found]:
             raise ValueError(problem)
     with opened(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         yield from reader(file)
+
+
+def _is_missing(path: Path) -> bool:
+    """Whether nothing has that name, in a folder that can be looked into."""
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError):  # the system does not take it for a name
+        return False
+    return False
 
 
 def _jsonl_rows(file: TextIO) -> Iterator[Found]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Mapping
@@ -144,6 +145,8 @@ def check_explanation_path(path: str | Path, *, overwrite: bool = True) -> Path:
     target = Path(path)
     if not os.path.isdir(target.parent):
         raise SettingError(f"there is no folder {target.parent}; make it first")
+    if not os.access(target.parent, os.W_OK | os.X_OK):
+        raise SettingError(f"{target} cannot be written: {os.strerror(errno.EACCES)}")
     if os.path.isdir(target):
         raise SettingError(f"{target} is a folder; name a file in it")
     if not overwrite and os.path.lexists(target):
