@@ -79,7 +79,7 @@ def test_another_encoding_is_refused_in_words(tmp_path, name, encoding, reason):
         ('{"question": 1e999, "answers": ["a"]}', "question must be text, got inf"),
         ('{"question": "q", "answers": {"a": 1}}', "answers must be a text or a list"),
         ('{"question": "q", "answers": [["a"]]}', "answers must be a text or a list"),
-        ('{"question": "q", "answers": "' + "[" * 50_000 + '"}', ""),
+        ('{"question": "q", "answers": "[\\"' + "[" * 50_000 + ']"}', "is no JSON list"),
         ('{"question": "q", "answers": ["a"], "id": true}', "id must be text"),
         ('{"question": "\\ud800", "answers": ["a"]}', "half of a character"),
         ('{"question": "q", "answers": ["a"], "id": "\\udfff"}', "half of a character"),
@@ -91,14 +91,12 @@ def test_another_encoding_is_refused_in_words(tmp_path, name, encoding, reason):
 def test_a_hostile_row_is_named_with_its_line(tmp_path, line, reason):
     path = tmp_path / "x.jsonl"
     path.write_text(f'{{"question": "fine", "answers": ["a"]}}\n{line}\n', "utf-8")
-    with within(20):
-        try:
-            assert len(read_examples(path)) == 2
-            assert not reason
-        except ExampleError as error:
-            assert f"{path}:2: " in str(error)
-            assert reason in str(error)
-            assert len(str(error)) < 1000
+    with within(20), pytest.raises(ExampleError) as caught:
+        read_examples(path)
+    said = str(caught.value)
+    assert f"{path}:2: " in said
+    assert reason in said
+    assert len(said) < 1000
 
 
 @pytest.mark.parametrize(
@@ -166,8 +164,9 @@ def test_no_file_of_examples_breaks_anything(tmp_path):
             with within(30):
                 check_examples(read_examples(path, **options))
             used += 1
+            said = str(path)
         except (ExampleError, SettingError) as error:
-            assert str(path) in str(error), chance.name
+            said = str(error)
             refused += 1
         except (Exception, Hang) as error:
             raise AssertionError(

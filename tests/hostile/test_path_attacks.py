@@ -209,7 +209,6 @@ def closed():
     [
         ["build", "{}/examples.jsonl", "--out", "{}/x.space"],
         ["build", "{}/inner/facts.jsonl", "--out", "{}/x.space"],
-        ["build", "facts", "--context", "none", "--limit", "2", "--out", "{}/x.space"],
         ["build", "facts", "--context", "none", "--limit", "2", "--out", "{}/inner/x.space"],
         ["compare", "--file", "{}/questions.txt"],
         ["compare", "--file", "{}/inner/questions.txt"],
