@@ -172,4 +172,5 @@ def test_no_file_of_examples_breaks_anything(tmp_path):
             raise AssertionError(
                 f"{chance.name}: {name} {options!r} {data[:2000]!r}"
             ) from error
+        assert str(path) in said, chance.name
     print(f"\nexamples: {used} used, {refused} refused")

@@ -179,7 +179,11 @@ def test_what_no_border_foresaw_is_still_one_line(monkeypatch):
 @pytest.mark.parametrize(
     "home", ["file.txt", "file.txt/x", "~nouser", "a" * 300, "/dev/null", "loop"]
 )
-@pytest.mark.parametrize("args", [["models"], ["ask", QUESTION], ["build", "facts.jsonl", "--out", "y.space"]], ids=lambda args: args[0])  # fmt: skip
+@pytest.mark.parametrize(
+    "args",
+    [["models"], ["ask", QUESTION], ["build", "facts.jsonl", "--out", "y.space"]],
+    ids=lambda args: args[0],
+)
 def test_a_home_that_cannot_be_is_one_line(args, home):
     with within(60):
         ran = run_command(*args, environment={"TRUELINE_HOME": home})
