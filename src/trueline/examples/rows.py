@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import resources
-from os.path import isdir  # unlike that of Path, it never raises
+from os.path import isdir, lexists  # unlike those of Path, they never raise
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, TextIO
@@ -31,7 +31,7 @@ _SHIPPED = {"facts": "ground", "facts:ground": "ground", "facts:test": "test"}
 def rows_of(source: str | os.PathLike[str], split: str, config: str | None) -> Iterator[Found]:
     """Find the reader for a source and yield what it finds."""
     name, path = os.fspath(source), Path(source)
-    is_path = not isinstance(source, str) or _format(path) in _FORMATS or isdir(path.parent)
+    is_path = not isinstance(source, str) or _format(path) in _FORMATS or lexists(path.parent)
     if source in _SHIPPED:
         shipped = resources.files("trueline") / "facts" / f"{_SHIPPED[name]}.jsonl"
         with resources.as_file(shipped) as file:
