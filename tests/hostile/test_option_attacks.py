@@ -11,6 +11,7 @@ import subprocess
 import sys
 import traceback
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -34,7 +35,7 @@ QUESTION = "Are bats blind?"
 SHORT = ("--space", "odd.space", "--max-new-tokens", "3")
 EVIL = "\x1b]0;owned\x07\x1b[2J\u202e\x9b31m\ufeff\u2066\r"
 WRITES = re.compile(r"(click\.)?(secho|echo)|print|input|.*std(out|err)\.\w+")
-MUTATING = ("build", "add", "remove", "merge", "compact")
+WRITING = ("build", "add", "remove", "merge", "compact", "explain", "eval", "report")
 WITH_MODELS = ("eval", "reproduce")  # whose own borders are attacked elsewhere
 
 
@@ -690,13 +691,24 @@ def odd_environment(chance, args):
     return {chance.choice(names): as_argument(odd_text(chance))}
 
 
+SPECIAL = ("fifo", "dangling", "loop", "folder")
+
+
+def keep(parts, place):
+    """A copy of what is in the folder, but for what cannot be copied."""
+    return shutil.copytree(parts, place, ignore=shutil.ignore_patterns(*SPECIAL))
+
+
 def fresh(parts, kept):
-    """The folder as it was, after a command that may have changed it."""
-    for path in parts.iterdir():
-        if path.name not in ("fifo", "dangling", "loop", "folder"):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    for path in (parts / "folder").iterdir():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    """The folder as it was, after a command that may have changed it or written beside it."""
+    stay = [(parts, SPECIAL), (parts / "folder", ())]
+    stay += [(outer, (inner.name,)) for inner, outer in pairwise([parts, *parts.parents][:4])]
+    for folder, names in stay:
+        for path in folder.iterdir():
+            if path.name not in names:
+                shutil.rmtree(
+                    path
+                ) if path.is_dir() and not path.is_symlink() else path.unlink()
     shutil.copytree(kept, parts, dirs_exist_ok=True)
 
 
@@ -712,9 +724,7 @@ def check(ran: Ran, args, terminal):
 
 
 def test_no_command_line_breaks_anything(parts, tmp_path):
-    kept = tmp_path / "kept"
-    ignore = shutil.ignore_patterns("fifo", "dangling", "loop", "folder")
-    shutil.copytree(parts, kept, ignore=ignore)
+    kept = keep(parts, tmp_path / "kept")
     codes, failures = Counter(), []
     for chance in rounds("options", 60, 2_000):
         args = odd_arguments(chance)
@@ -736,7 +746,7 @@ def test_no_command_line_breaks_anything(parts, tmp_path):
         except (Exception, Hang) as error:
             where = "".join(traceback.format_exception(error)[-4:])
             failures.append(f"{chance.name}: {args!r} {how!r}\n{where}")
-        if args and args[0] in MUTATING:
+        if args and args[0] in WRITING:
             fresh(parts, kept)
     print(f"\noptions: {codes[0]} used, {codes[1]} refused, {len(failures)} broke")
     assert not failures, "\n".join(failures)

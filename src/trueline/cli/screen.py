@@ -23,6 +23,8 @@ from trueline.visible import visible, visible_json, visible_line
 if TYPE_CHECKING:
     from rich.console import Console
 
+_SIDE_DIGITS = 4  # of the width or height of a terminal
+
 
 def show(text: str) -> None:
     """Text and a newline to standard output."""
@@ -240,6 +242,9 @@ def settle_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         _reconfigure(stream, "backslashreplace")
     _reconfigure(sys.stdin, "surrogateescape")
+    for name in ("COLUMNS", "LINES"):
+        if len(os.environ.get(name, "")) > _SIDE_DIGITS:  # no size of a terminal
+            del os.environ[name]
     if is_closed:
         raise OutputError(
             "standard output is closed; let it go to a terminal, a file or /dev/null"

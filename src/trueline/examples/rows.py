@@ -154,7 +154,13 @@ def _dataset_rows(name: str, split: str, config: str | None) -> Iterator[Found]:
     try:
         with _hidden_bars(datasets, isdir(name) or not sys.stderr.isatty()):
             dataset = datasets.load_dataset(name, config, split=split)
-    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+        LookupError,  # what it makes of the folder /
+        datasets.exceptions.DatasetsError,
+    ) as error:
         why = error.__cause__ or error
         why = reason(why) if isinstance(why, OSError) and why.strerror else why
         raise ValueError(f"{why}; check name, split and config, or give a file") from error
