@@ -215,6 +215,13 @@ def test_a_warning_is_one_safe_line(monkeypatch):
     assert [line.partition(":")[0] for line in ran.err.splitlines()] == ["note", "Error"]
 
 
+def test_the_library_itself_says_nothing_that_steers(capsys):
+    from trueline.engines.model_cache import say
+
+    say(f"converting {EVIL}.gguf")
+    assert steering(capsys.readouterr().err) == []
+
+
 # Numbers, texts and questions in the library
 
 
