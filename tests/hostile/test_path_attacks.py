@@ -1,9 +1,11 @@
 """Paths that nobody should name: one line that names the path and the system's word."""
 
 import os
+import resource
 import shutil
 import tempfile
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -39,6 +41,18 @@ def parts(tiny_home, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def inside(parts, monkeypatch):
     monkeypatch.chdir(parts)
+
+
+@pytest.fixture(autouse=True)
+def bounded():
+    """Whoever reads /dev/zero to its end gets an error, not the machine's whole memory."""
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    with suppress(OSError):  # not Linux
+        pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
+        most = pages * resource.getpagesize() + (4 << 30)
+        resource.setrlimit(resource.RLIMIT_AS, (most, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 PATHS = {
