@@ -352,7 +352,7 @@ def test_save_refuses_other_names_and_says_what_it_cannot_write(tmp_path):
     with pytest.raises(SettingError, match=r"there is no folder .*nowhere; make it first"):
         ANSWER.explain().save(tmp_path / "nowhere" / "why.txt")
     (tmp_path / "why.txt").mkdir()
-    with pytest.raises(SettingError, match="cannot be written"):
+    with pytest.raises(SettingError, match="is a folder"):
         ANSWER.explain().save(tmp_path / "why.txt")
 
 

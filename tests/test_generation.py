@@ -11,6 +11,7 @@ from trueline.decoders import make_method, method_names
 from trueline.decoders.base import Rows, Step
 from trueline.engines.transformers.reading import BatchReading
 from trueline.errors import SettingError
+from trueline.inputs import TokenContext
 from trueline.pick import pick_tokens, probabilities, random_source
 from trueline.records import GenerateOptions
 from trueline.requests import make_request
@@ -94,7 +95,7 @@ def test_no_questions_give_no_answers(lm, method):
     assert tl.generate(lm, method, []) == []
 
 
-@pytest.mark.parametrize("question", ["", "é漢字🙂 \u2028 ok?", "{question}", "x" * 300])
+@pytest.mark.parametrize("question", ["?", "é漢字🙂 \u2028 ok?", "{question}", "x" * 300])
 def test_odd_questions_are_answered(question, lm, method):
     answer = tl.generate(lm, method, question, max_new_tokens=4)
     assert len(answer.token_ids) == 4
@@ -233,8 +234,7 @@ def test_an_answer_may_end_at_once_and_a_prompt_may_be_one_token(lm):
     first = tl.generate(lm, tl.Greedy(), QUESTION, max_new_tokens=1).token_ids[0]
     ended = tl.generate(lm, tl.Greedy(), QUESTION, max_new_tokens=9, stop_ids=[first])
     assert (ended.token_ids, ended.finish) == ((first,), "stop")
-    tiny_prompt = tl.Greedy(tl.Prompt("{question}"))
-    answer = tl.generate(lm, tiny_prompt, "", max_new_tokens=3)  # the first token alone: <bos>
+    answer = tl.generate(lm, tl.Greedy(), TokenContext((1,)), max_new_tokens=3)  # <bos> alone
     assert (answer.prompt_tokens, len(answer.token_ids)) == (1, 3)
 
 

@@ -12,7 +12,8 @@ from trueline.engines.base import Engine
 from trueline.errors import SettingError
 from trueline.explain.difference import first_difference
 from trueline.generation import answer_all
-from trueline.records import Answer, GenerateOptions
+from trueline.records import Answer, GenerateOptions, several
+from trueline.visible import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +57,10 @@ def compare(
 
     Methods come as a list, or under names of one's own.
     """
-    named = methods if isinstance(methods, Mapping) else {m.name: m for m in methods}
-    if not isinstance(methods, Mapping) and len(named) < len(methods):
-        raise SettingError("two methods have one name; give them as {name: method}")
-    if isinstance(questions, str) or not questions:
-        raise SettingError(f"questions must be a list of one or more, got {questions!r}")
+    named = _named(methods)
+    asked = several(questions)
+    if not isinstance(asked, tuple) or not asked:
+        raise SettingError(f"questions must be a list of one or more, got {shown(questions)}")
     options = GenerateOptions(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
@@ -68,17 +68,17 @@ def compare(
         top_p=top_p,
         p_less=p_less,
         seed=seed,
-        stop=stop if isinstance(stop, str) else tuple(stop),
-        stop_ids=tuple(stop_ids),
+        stop=several(stop),
+        stop_ids=several(stop_ids),
     )
     found = {}
     for name, method in named.items():
-        answer_all(lm, method, questions[:1], replace(options, max_new_tokens=1))  # warms up
+        answer_all(lm, method, asked[:1], replace(options, max_new_tokens=1))  # warms up
         begun = perf_counter()
         answers = answer_all(
             lm,
             method,
-            questions,
+            asked,
             options,
             batch_size=batch_size,
             progress=None if progress is None else _under(progress, name),
@@ -86,6 +86,20 @@ def compare(
         found[name] = (answers, perf_counter() - begun)
     plain = found[PLAIN][0] if PLAIN in found else None
     return {name: _compared(name, *run, plain) for name, run in found.items()}
+
+
+def _named(methods: Mapping[str, Decoder] | Sequence[Decoder]) -> Mapping[str, Decoder]:
+    if isinstance(methods, Mapping):
+        return methods
+    given = several(methods)
+    if not isinstance(given, tuple) or not all(isinstance(one, Decoder) for one in given):
+        raise SettingError(
+            f"methods must be a list such as [tl.Greedy(), tl.RAD(space)], got {shown(methods)}"
+        )
+    named = {method.name: method for method in given}
+    if len(named) < len(given):
+        raise SettingError("two methods have one name; give them as {name: method}")
+    return named
 
 
 def _compared(

@@ -10,7 +10,8 @@ TruelineError
 │   ├── SpaceFormatError      it is damaged, unfinished or from another release
 │   ├── SpaceConflictError    another commit to its folder came first
 │   └── SpaceMismatchError    it was built with another model, tokenizer, embedder or prompt
-└── MissingExtraError     an optional part is not installed; the message names the extra
+├── MissingExtraError     an optional part is not installed; the message names the extra
+└── OutputError           what a command printed could not be written
 """
 
 from importlib import import_module
@@ -59,6 +60,10 @@ class SpaceMismatchError(SpaceError):
 
 class MissingExtraError(TruelineError):
     """An optional part is not installed."""
+
+
+class OutputError(TruelineError):
+    """What a command printed could not be written: a closed stream, a full disk."""
 
 
 def import_extra(name: str, what: str, extra: str) -> Any:

@@ -1,4 +1,4 @@
-"""A path in, a file out that is whole or not there at all: write beside, sync, rename."""
+"""A path in; out: a text as people write it, or a file that is whole or not there at all."""
 
 from __future__ import annotations
 
@@ -12,14 +12,77 @@ from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 
+from trueline.errors import SettingError
+
+_OTHER_MARKS = {  # how files begin that are text, but not in UTF-8
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+    b"\x00\x00\xfe\xff": "UTF-32",
+}
+_NAME_KEPT = 40  # characters of a name in that of its scratch file; 255 bytes is the most
+
+
+def reason(error: OSError) -> str:
+    """What the system says of a path, in its own words and without its numbers."""
+    return error.strerror or str(error) or type(error).__name__
+
+
+def refusal(path: str | os.PathLike[str]) -> str:
+    """Say why a path names no file that can be read, or nothing; no device is ever opened."""
+    if "\0" in os.fspath(path):
+        return "its name holds a NUL character, which no file can have"
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        return reason(error)
+    if stat.S_ISDIR(mode):
+        return "it is a folder; name a file"
+    if not stat.S_ISREG(mode):
+        return "it is no regular file; save what it gives to one"
+    return ""
+
+
+def foreign_encoding(beginning: bytes) -> str:
+    """Say that a text which begins so is not in UTF-8, or nothing."""
+    for mark, name in _OTHER_MARKS.items():
+        if beginning.startswith(mark):
+            return f"it is {name}; save it as UTF-8"
+    return ""
+
+
+def read_text(path: str | os.PathLike[str], what: str) -> str:
+    """A text file as people write it: UTF-8 with or without a mark, any kind of line ends."""
+    if problem := refusal(path):
+        raise SettingError(f"{what} {os.fspath(path)} cannot be read: {problem}")
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise SettingError(
+            f"{what} {os.fspath(path)} cannot be read: {reason(error)}"
+        ) from error
+    if problem := foreign_encoding(data):
+        raise SettingError(f"{what} {os.fspath(path)} cannot be read: {problem}")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = 1 + data.count(b"\n", 0, error.start)
+        raise SettingError(
+            f"{what} {os.fspath(path)} cannot be read: in line {line} the byte "
+            f"0x{data[error.start]:02x} is not UTF-8; save the file as UTF-8"
+        ) from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Hand out a scratch path beside `path`; what the block writes there then takes its place.
+    """Hand out an empty file beside `path`; what the block writes there then takes its place.
 
     An error in the block leaves what stood at `path` as it was, and nothing beside it.
     """
-    scratch = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+    name = f".{path.name[:_NAME_KEPT]}.{os.getpid()}-{threading.get_ident()}.tmp"
+    scratch = path.with_name(name)
+    scratch.unlink(missing_ok=True)
+    scratch.touch(exist_ok=False)  # ours alone: a link that somebody put there is not followed
     try:
         yield scratch
         sync(scratch)

@@ -10,9 +10,10 @@ from trueline.decoding import Decoding
 from trueline.engines.base import Engine
 from trueline.errors import SettingError
 from trueline.inputs import ModelInput, read_messages
-from trueline.records import Answer, GenerateOptions, OnProgress, Piece
+from trueline.records import Answer, GenerateOptions, OnProgress, Piece, several
 from trueline.requests import Request, check_method, make_request
 from trueline.row import Row
+from trueline.settings import whole_number
 
 Messages = Sequence[Mapping[str, str]]
 Given = str | ModelInput  # a question for the method's own prompt, or what the model reads
@@ -101,8 +102,8 @@ def generate(
         top_p=top_p,
         p_less=p_less,
         seed=seed,
-        stop=_texts(stop),
-        stop_ids=tuple(stop_ids),
+        stop=several(stop),
+        stop_ids=several(stop_ids),
         trace=trace,
     )
     given = _given(questions, messages)
@@ -127,8 +128,7 @@ def answer_all(
     progress: OnProgress | None = None,
 ) -> list[Answer]:
     """`generate` with its options as one value."""
-    if batch_size < 1:
-        raise SettingError(f"batch_size must be at least 1, got {batch_size}")
+    batch_size = whole_number(batch_size, "batch_size")
     check_method(method, lm)
     requests = [make_request(lm, method, one, options, index=i) for i, one in enumerate(given)]
     # Contexts of like length together keep padding small; a quarter of the rows joins at once.
@@ -174,8 +174,8 @@ def stream(
         top_p=top_p,
         p_less=p_less,
         seed=seed,
-        stop=_texts(stop),
-        stop_ids=tuple(stop_ids),
+        stop=several(stop),
+        stop_ids=several(stop_ids),
         trace=trace,
     )
     given = _given(question, messages)
@@ -226,9 +226,7 @@ def _given(
         raise SettingError("give either questions or messages, one of the two")
     if messages is not None:
         return read_messages(messages)
-    is_many = isinstance(questions, Iterable) and not isinstance(questions, (str, Mapping))
+    is_many = isinstance(questions, Iterable) and not isinstance(
+        questions, str | bytes | Mapping
+    )
     return list(questions) if is_many else questions  # type: ignore[arg-type,return-value]
-
-
-def _texts(stop: str | Sequence[str]) -> str | tuple[str, ...]:
-    return stop if isinstance(stop, str) else tuple(stop or ())

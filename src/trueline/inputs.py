@@ -20,6 +20,7 @@ from trueline.prompts import (
     has_chat_template,
     text_hash,
 )
+from trueline.visible import shown
 
 ROLES = ("system", "user", "assistant")
 _NO_PROMPT = "only tokens were given; give a question or messages"
@@ -207,10 +208,10 @@ class TokenContext:
 
 def read_messages(messages: Sequence[Mapping[str, str]]) -> Conversation:
     """A conversation from messages as every chat API has them, checked."""
-    if isinstance(messages, (str, Mapping)) or not messages:
+    if isinstance(messages, str) or not isinstance(messages, Sequence) or not messages:
         raise SettingError(
             'messages must be a list such as [{"role": "user", "content": "..."}], '
-            f"got {messages!r}"
+            f"got {shown(messages)}"
         )
     read = []
     for number, message in enumerate(messages, 1):

@@ -49,7 +49,9 @@ def probabilities(logits: torch.Tensor, options: GenerateOptions) -> torch.Tenso
     if options.top_p is not None:
         ranked, order = logits.sort(descending=True, stable=True)
         before = ranked.softmax(-1).cumsum(-1) - ranked.softmax(-1)  # mass above each token
-        out = (before >= options.top_p).scatter(-1, order, before >= options.top_p)
+        is_out = before >= options.top_p
+        is_out[:, 0] = False  # in float32 the smallest p are 0: the best token stays
+        out = is_out.scatter(-1, order, is_out)
         logits = logits.masked_fill(out, -torch.inf)
     found = logits.softmax(-1)
     if options.p_less:

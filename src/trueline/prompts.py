@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from trueline.errors import SettingError
+from trueline.visible import shown
 
 QUESTION = "Answer the following question with one or two sentences.\nQ: {question}\nA:"
 
@@ -167,9 +168,16 @@ def prompts_with(base: Prompt) -> PromptSet:
 def check_text(text: object, what: str) -> None:
     """Refuse what no tokenizer can read."""
     if not isinstance(text, str):
-        raise SettingError(f"{what} must be text, got {text!r}")
+        raise SettingError(f"{what} must be text, got {shown(text)}")
     if any("\ud800" <= sign <= "\udfff" for sign in text):
         raise SettingError(f"{what} is not valid Unicode: {text[:60]!r}")
+
+
+def check_question(text: object, what: str = "the question") -> None:
+    """Refuse what is no question: no text, half a character, or nothing but blanks."""
+    check_text(text, what)
+    if not str(text).strip():
+        raise SettingError(f"{what} is empty; write one")
 
 
 def has_chat_template(tokenizer: Tokenizer) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from trueline.errors import ExampleError, SettingError
-from trueline.settings import Between, check_values
+from trueline.settings import Between, check_values, plain
+from trueline.visible import shown
 
 if TYPE_CHECKING:
     from trueline.explain import Explanation
@@ -40,10 +41,10 @@ def _distinct(given: object, field: str) -> tuple[str, ...]:
     try:
         texts = list(given)  # type: ignore[call-overload]
     except TypeError:
-        raise ExampleError(f"{field} must be a text or several, got {given!r}") from None
+        raise ExampleError(f"{field} must be a text or several, got {shown(given)}") from None
     for text in texts:
         if not isinstance(text, str):
-            raise ExampleError(f"{field} must be texts, got {text!r}")
+            raise ExampleError(f"{field} must be texts, got {shown(text)}")
     first: dict[str, str] = {}
     for text in texts:
         first.setdefault(text.strip(), text)
@@ -54,7 +55,7 @@ def _problem(example: Example) -> str:
     """Say what keeps an example from being used, or nothing."""
     for name in ("question", "id", "source"):
         if not isinstance(getattr(example, name), str):
-            return f"{name} must be text, got {getattr(example, name)!r}"
+            return f"{name} must be text, got {shown(getattr(example, name))}"
     if not example.question.strip():
         return "the question is empty"
     if not example.answers:
@@ -124,23 +125,21 @@ class GenerateOptions:
 
     def __post_init__(self) -> None:
         for name in ("stop", "stop_ids"):
-            given = getattr(self, name)
-            if given is None or not isinstance(given, str):
-                object.__setattr__(self, name, tuple(given or ()))
+            object.__setattr__(self, name, several(getattr(self, name)))
+        for name in (each.name for each in fields(self)):
+            object.__setattr__(self, name, plain(getattr(self, name)))
         check_values(type(self), {f.name: getattr(self, f.name) for f in fields(self)})
         if not (self.temperature == 0 or 1e-3 <= self.temperature < inf):
             raise SettingError(
                 f"temperature must be 0 (greedy) or at least 0.001, got {self.temperature}"
             )
         if self.seed is not None and not 0 <= self.seed < 1 << 62:
-            raise SettingError(f"seed must lie between 0 and 2^62, got {self.seed}")
+            raise SettingError(f"seed must lie between 0 and 2^62, got {shown(self.seed)}")
         draws = (self.top_k, self.top_p, self.p_less or None, self.seed)
         if not self.is_sampled and draws != (None,) * 4:
             raise SettingError("top_k, top_p, p_less and seed need a temperature above 0")
-        if "" in self.stop_strings:
-            raise SettingError(
-                "a stop string is empty; leave it out to stop at the model's own end"
-            )
+        for text in self.stop_strings:
+            _check_stop(text)
 
     @property
     def is_sampled(self) -> bool:
@@ -151,6 +150,23 @@ class GenerateOptions:
     def stop_strings(self) -> tuple[str, ...]:
         """The texts that end an answer, also where only one was given."""
         return (self.stop,) if isinstance(self.stop, str) else self.stop
+
+
+def _check_stop(text: str) -> None:
+    if not text:
+        raise SettingError(
+            "a stop string is empty; leave it out to stop at the model's own end"
+        )
+    if any("\ud800" <= sign <= "\udfff" for sign in text):
+        raise SettingError(f"a stop string is not valid Unicode: {shown(text)}")
+
+
+def several(given: Any) -> Any:
+    """What was given as a list or the like as a tuple; one text, or what is none, as it is."""
+    if given is None:
+        return ()
+    is_many = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
+    return tuple(given) if is_many else given
 
 
 Finish = Literal["stop", "length"]  # ended by itself or by a stop, or cut off at its length

@@ -10,8 +10,9 @@ from trueline.decoders.base import Decoder
 from trueline.engines.base import Engine
 from trueline.errors import SettingError
 from trueline.inputs import FilledPrompt, ModelInput, TokenContext
-from trueline.prompts import check_text
+from trueline.prompts import check_question
 from trueline.records import GenerateOptions
+from trueline.visible import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,8 @@ def check_method(method: object, lm: Engine) -> None:
     """Refuse what is no method, and a method that cannot work with the model."""
     if not isinstance(method, Decoder):
         raise SettingError(
-            f"the method must be an object such as tl.Greedy() or tl.RAD(space), got {method!r}"
+            "the method must be an object such as tl.Greedy() or tl.RAD(space), got "
+            f"{shown(method)}"
         )
     method.check(lm)
 
@@ -93,8 +95,10 @@ def check_contexts(lm: Engine, contexts: Sequence[Sequence[int]], what: str) -> 
 def as_input(method: Decoder, given: object, what: str) -> ModelInput:
     """What is asked as a model reads it: a question goes into the method's own prompt."""
     if hasattr(given, "encode_answer") and hasattr(given, "question"):
+        if given.question is not None:
+            check_question(given.question, what)
         return given  # type: ignore[return-value]
-    check_text(given, what)
+    check_question(given, what)
     return FilledPrompt(method.question_prompt, str(given))
 
 

@@ -13,7 +13,9 @@ from trueline.errors import SettingError
 from trueline.generation import Messages
 from trueline.inputs import ModelInput, read_messages
 from trueline.prompts import check_text
+from trueline.records import several
 from trueline.requests import as_input, check_contexts, check_method, model_inputs
+from trueline.visible import shown
 
 _POSITIONS = 64  # positions that are scored in one batch
 
@@ -37,13 +39,14 @@ def score(
 ) -> list[float]:
     """The log-probability of each candidate answer under the method, summed over its tokens."""
     check_method(method, lm)
-    if isinstance(candidates, str):
-        raise SettingError(f"candidates must be a list of answers, got {candidates!r}")
-    for number, candidate in enumerate(candidates, 1):
+    texts = several(candidates)
+    if not isinstance(texts, tuple):
+        raise SettingError(f"candidates must be a list of answers, got {shown(candidates)}")
+    for number, candidate in enumerate(texts, 1):
         check_text(candidate, f"candidate {number}")
         if not candidate.strip():
             raise SettingError(f"candidate {number} is empty; leave it out")
-    if not candidates:
+    if not texts:
         return []
     if (question is None) == (messages is None):
         raise SettingError("give either a question or messages, one of the two")
@@ -52,7 +55,7 @@ def score(
     inputs = model_inputs(method, given)
     contexts = tuple(tuple(one.encode(lm.tokenizer)) for one in inputs)
     check_contexts(lm, contexts, "the question")
-    answers = [tuple(inputs[0].encode_answer(text, lm.tokenizer)) for text in candidates]
+    answers = [tuple(inputs[0].encode_answer(text, lm.tokenizer)) for text in texts]
     longest = max(map(len, contexts)) + max(map(len, answers))
     if lm.limit is not None and longest > lm.limit:
         raise SettingError(

@@ -8,14 +8,19 @@ A frozen dataclass says in its annotations what its settings may be:
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import inf
+from numbers import Real
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from trueline.errors import SettingError
+from trueline.visible import shown
+
+_ENDLESS = 1 << 1023  # a whole number from here on is no float
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +54,31 @@ def check_values(cls: type, values: Mapping[str, Any]) -> None:
         ranges = [mark for mark in _marks(hint) if isinstance(mark, Between)]
         if not fits(value, hint):
             choice = "one of " if get_origin(hint) is Literal else ""
-            raise SettingError(f"{name} must be {choice}{in_words(hint)}; got {value!r}")
+            raise SettingError(f"{name} must be {choice}{in_words(hint)}; got {shown(value)}")
         if value is not None and not all(mark.holds(value) for mark in ranges):
-            raise SettingError(f"{name} must {ranges[0]}, got {value}")
+            raise SettingError(f"{name} must {ranges[0]}, got {shown(value)}")
+
+
+def plain(value: Any) -> Any:
+    """A number of another library, such as NumPy's, as Python's own; the rest as it is."""
+    if isinstance(value, tuple):
+        return tuple(map(plain, value))
+    if isinstance(value, bool | int) or type(value) is float:
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        return float(value) if isinstance(value, Real) else value
+
+
+def whole_number(value: object, name: str, low: int = 1) -> int:
+    """A whole number from `low` on, of any library; anything else is refused by its name."""
+    number = plain(value)
+    if type(number) is not int:
+        raise SettingError(f"{name} must be a whole number, got {shown(value)}")
+    if number < low:
+        raise SettingError(f"{name} must be {low} or more, got {shown(value)}")
+    return number
 
 
 def fits(value: object, hint: Any) -> bool:
@@ -62,11 +89,11 @@ def fits(value: object, hint: Any) -> bool:
     if origin in (Union, UnionType):
         return any(fits(value, option) for option in inner)
     if origin is Literal:
-        return value in inner
+        return type(value) in map(type, inner) and value in inner
     if origin is tuple:
         return isinstance(value, tuple) and all(fits(item, inner[0]) for item in value)
     if hint is float:
-        return type(value) in (int, float)
+        return type(value) is float or (type(value) is int and abs(value) < _ENDLESS)
     return value is None if hint in (None, type(None)) else type(value) is hint
 
 

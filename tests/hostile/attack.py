@@ -7,10 +7,18 @@ A round is known by the seed, the name of its border and its number; a failure n
 `make attack` runs the long form: TRUELINE_ATTACK=long.
 """
 
+import contextlib
+import io
 import os
 import signal
+import sys
+import unicodedata
+import warnings
 from contextlib import contextmanager
 from random import Random
+from typing import NamedTuple
+
+import pytest
 
 SEED = os.environ.get("TRUELINE_ATTACK_SEED", "20261116")
 IS_LONG = os.environ.get("TRUELINE_ATTACK") == "long"
@@ -138,3 +146,78 @@ def _changed(chance, value, path):
     else:
         value[key] = odd_value(chance)
     return value
+
+
+class Ran(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal; a dumb one, so that no style is ours."""
+
+    def isatty(self):
+        return True
+
+
+def run_command(*args, stdin="", terminal=False, environment=None):
+    """Run a command in this process; what is no exit is raised as it is."""
+    from trueline.cli import main
+
+    kind = Terminal if terminal else io.StringIO
+    out, err, code = kind(), kind(), 0
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        patch.setattr(sys, "argv", ["trueline", *args])
+        patch.setattr(sys, "stdin", io.StringIO(stdin))
+        patch.setenv("TERM", "dumb")
+        for name, value in (environment or {}).items():
+            patch.setenv(name, value)
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+    return Ran(code, out.getvalue(), err.getvalue())
+
+
+def steering(text):
+    """The characters of a text that a terminal would obey, or show as something else."""
+    hidden = "\u200b\ufeff\u2028\u2029"
+    return [
+        sign
+        for sign in text
+        if sign in hidden
+        or (unicodedata.category(sign) == "Cc" and sign not in "\n\t")
+        or unicodedata.bidirectional(sign) in ("LRE", "RLE", "LRO", "RLO", "PDF")
+        or unicodedata.bidirectional(sign) in ("LRI", "RLI", "FSI", "PDI")
+        or "\ud800" <= sign <= "\udfff"
+    ]
+
+
+def as_nobody(work):
+    """Do something in a process that may not open what is closed; its result is a text."""
+    if os.getuid() != 0:
+        return work()
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of fork, where there are threads
+        child = os.fork()
+    if not child:
+        try:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+            text = work()
+        except BaseException as error:
+            text = f"{type(error).__name__} escaped: {error}"
+        os.write(writing, text.encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, encoding="utf-8") as said:
+        text = said.read()
+    os.waitpid(child, 0)
+    return text

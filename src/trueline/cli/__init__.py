@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from io import TextIOWrapper
+import warnings
+from typing import Any
 
 import click
 
@@ -21,19 +22,49 @@ from trueline.cli.info import info
 from trueline.cli.log import log
 from trueline.cli.merge import merge
 from trueline.cli.models import models
+from trueline.cli.options import check_texts
 from trueline.cli.remove import remove
 from trueline.cli.report import report
 from trueline.cli.reproduce import reproduce
+from trueline.cli.screen import abandon, flush, has_reader, note, one_line, settle_streams, show
 from trueline.cli.verify import verify
-from trueline.errors import TruelineError
+from trueline.errors import OutputError, TruelineError
+from trueline.visible import visible_line
+
+_LONGEST = 500  # characters of what click says of a wrong command line, which it quotes whole
+
+
+class _ReaderLeftError(Exception):
+    """The reader of our output has left, as `head` does."""
+
+
+class _Group(click.Group):
+    """The group of all commands; click itself would call a reader that leaves a failure."""
+
+    def make_context(self, *given: Any, **options: Any) -> click.Context:
+        """Read the command line; --help is printed here."""
+        try:
+            return super().make_context(*given, **options)
+        except BrokenPipeError as error:
+            raise _ReaderLeftError from error
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            if has_reader():
+                raise OutputError("another process closed a pipe that is in use") from error
+            raise _ReaderLeftError from error
 
 
 @click.group(
+    cls=_Group,
     context_settings={
         "auto_envvar_prefix": "TRUELINE",
         "help_option_names": ["-h", "--help"],
         "max_content_width": 96,
-    }
+    },
 )
 @click.version_option(__version__, prog_name="trueline", message="%(prog)s %(version)s")
 def cli() -> None:
@@ -53,40 +84,57 @@ _SPACES = (models, build, add, remove, merge, compact, log, info, verify)
 _ASKING = (ask, chat, compare, explain)
 _EVALUATING = (evaluate, report, reproduce)
 for command in (*_SPACES, *_ASKING, *_EVALUATING):
+    for param in command.params:
+        param.callback = param.callback or check_texts
     cli.add_command(command)
 
 
 def main() -> None:
     """Run a command; exit 1 with one line for what the user can mend, 130 when interrupted."""
-    _spell_out()
     _settle_threads()
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        try:
+            code = _run()
+            flush()
+        except TruelineError as error:
+            code = _stop(str(error))
+        except (_ReaderLeftError, BrokenPipeError):
+            abandon(sys.stdout)
+            code = 0
+    if code:
+        sys.exit(code)
+
+
+def _run() -> int:
+    """Run a command and return its exit code; what other libraries raise becomes one line."""
+    settle_streams()
     try:
         cli.main(standalone_mode=False)
-        sys.stdout.flush()
-    except TruelineError as error:
-        _stop(str(error), 1)
     except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message())
+        show(error.format_message())
     except click.UsageError as error:
         hint = f"\n(see `{error.ctx.command_path} --help`)" if error.ctx else ""
-        _stop(error.format_message() + hint, 1)
+        return _stop(_shortened(error.format_message()) + hint)
     except click.ClickException as error:
-        _stop(error.format_message(), 1)
+        return _stop(error.format_message())
     except (click.Abort, KeyboardInterrupt):
-        _stop(
+        return _stop(
             "stopped; a build, an evaluation or a recipe goes on where it was when the same "
             "command is run again",
             130,
         )
-    except BrokenPipeError:  # the reader of our output has left, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:  # borders say more than this; here is what none of them foresaw
+        return _stop(one_line(error))
+    return 0
 
 
-def _spell_out() -> None:
-    """Print signs that the encoding of our output has no code for by their number."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    note(f"note: {visible_line(str(message))}")
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 100]} ... {text[-95:]}"
 
 
 def _settle_threads() -> None:
@@ -99,6 +147,6 @@ def _settle_threads() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 
-def _stop(message: str, code: int) -> None:
-    click.echo(f"Error: {message}", err=True)
-    sys.exit(code)
+def _stop(message: str, code: int = 1) -> int:
+    note(f"Error: {message}")
+    return code

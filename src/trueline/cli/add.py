@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from trueline.cli.example_options import example_options
+from trueline.cli.options import PATH
 
 if TYPE_CHECKING:
     from trueline.engines.base import Engine
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=PATH)
 @click.argument("examples")
 @click.option("--replace", is_flag=True, help="Let new content take the place of known ids.")
 @click.option("--model", help="The model, if not the one the space names.")
@@ -44,7 +45,7 @@ def add(
     Example:
       trueline add facts.space more.jsonl
     """
-    from trueline.cli.screen import progress_bar
+    from trueline.cli.screen import progress_bar, show_line
     from trueline.space.space import read_space
 
     found = read(examples)
@@ -59,7 +60,7 @@ def add(
         if new:
             space = space.add(new, lm, progress=progress)
     counts = space.counts()
-    click.echo(f"{folder}: {counts['examples']:,} examples, {counts['entries']:,} entries")
+    show_line(f"{folder}: {counts['examples']:,} examples, {counts['entries']:,} entries")
 
 
 def _model(

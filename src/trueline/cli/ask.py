@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import click
 
-from trueline.cli.options import Asking, asking_options, json_option, method_option
-from trueline.errors import SettingError
+from trueline.cli.options import (
+    Asking,
+    asking_options,
+    check_questions,
+    json_option,
+    method_option,
+)
 
 
 @click.command()
-@click.argument("question")
+@click.argument("question", callback=check_questions)
 @method_option()
 @asking_options
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
@@ -32,11 +36,9 @@ def ask(question: str, method: str, asking: Asking, as_json: bool, **options: An
     """
     from dataclasses import asdict
 
-    from trueline.cli.screen import print_json, printable
+    from trueline.cli.screen import print_json, show_answer
     from trueline.records import GenerateOptions
 
-    if not question.strip():
-        raise SettingError("the question is empty")
     GenerateOptions(**options)  # refused before anything is opened
     session = asking.open([method])
     from trueline.generation import generate, stream  # torch is open by now
@@ -48,6 +50,5 @@ def ask(question: str, method: str, asking: Asking, as_json: bool, **options: An
         print_json(asdict(answer))
         return
     for piece in stream(lm, decoder, question, **options):
-        sys.stdout.write(printable(piece.text))
-        sys.stdout.flush()
-    sys.stdout.write("\n")
+        show_answer(piece.text)
+    show_answer("\n")

@@ -9,20 +9,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trueline.cli.example_options import example_options
-from trueline.cli.options import model_options
+from trueline.cli.options import PATH, model_options
 from trueline.engines import DEFAULT_EMBEDDER
 from trueline.errors import SettingError
+from trueline.visible import shown
 
 if TYPE_CHECKING:
     from trueline.records import Example
     from trueline.space.windows import Context
 
+_DIGITS = 9  # of a number of tokens
+
 
 @click.command()
 @click.argument("examples")
-@click.option(
-    "--out", type=click.Path(path_type=Path), required=True, help="The folder of the space."
-)
+@click.option("--out", type=PATH, required=True, help="The folder of the space.")
 @model_options
 @click.option(
     "--embedder", default=DEFAULT_EMBEDDER, show_default=True, help="Alias, hub id or folder."
@@ -97,7 +98,7 @@ def build(
       trueline build faq.csv --column question=Q --column answers=A --out faq.space
       trueline build facts.jsonl --context none --out any-model.space
     """
-    from trueline.cli.screen import progress_bar
+    from trueline.cli.screen import progress_bar, show_line
     from trueline.engines import load
     from trueline.prompts import Prompt, prompt_sets
     from trueline.space.build import build as build_space
@@ -123,7 +124,7 @@ def build(
             progress=progress,
             **options,
         )
-    click.echo(f"{out}: {_summary(space.info())}")
+    show_line(f"{out}: {_summary(space.info())}")
 
 
 def _summary(facts: dict[str, Any]) -> str:
@@ -145,8 +146,8 @@ def _context(text: str) -> Context | None:
         return None
     if text == "full":
         return "full"
-    if not text.isdecimal() or int(text) < 1:
+    if not text.isdecimal() or len(text) > _DIGITS or int(text) < 1:
         raise SettingError(
-            f"--context takes a number of tokens from 1, `full` or `none`; got {text!r}"
+            f"--context takes a number of tokens from 1, `full` or `none`; got {shown(text)}"
         )
     return int(text)

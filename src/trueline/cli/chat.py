@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import click
 
 from trueline.cli.options import Asking, asking_options, method_option, read_settings
+from trueline.cli.screen import note, one_line, read_line, show, show_answer
 from trueline.decoders import PLAIN, names_in_words
-from trueline.errors import TruelineError
+from trueline.errors import OutputError, TruelineError
 
 if TYPE_CHECKING:
     from trueline.decoders.base import Decoder
@@ -127,15 +128,13 @@ class Chat:
 
     def _write(self, method: Decoder, given: ModelInput) -> str:
         """Stream an answer, and return it."""
-        from trueline.cli.screen import printable
         from trueline.generation import stream
 
         written = ""
         for piece in stream(self.session.lm, method, given, max_new_tokens=self.length):
-            sys.stdout.write(printable(piece.text))
-            sys.stdout.flush()
+            show_answer(piece.text)
             written += piece.text
-        sys.stdout.write("\n")
+        show_answer("\n")
         return written
 
 
@@ -158,17 +157,21 @@ def chat(method: str, asking: Asking) -> None:
     tell("ask a question, or /help")
     while True:
         try:
-            line = input("> " if sys.stdin.isatty() else "").strip()
+            line = read_line("> ").strip()
             if line and not talk.say(line):
                 return
         except EOFError:
             return
+        except (OutputError, BrokenPipeError):
+            raise
         except TruelineError as error:
             tell(f"Error: {error}")
+        except OSError as error:
+            tell(f"Error: {one_line(error)}")
         except KeyboardInterrupt:
             tell("\n(stopped; /quit leaves)")
 
 
 def tell(text: str) -> None:
     """Say something that is not an answer."""
-    click.echo(text, err=not sys.stdout.isatty())
+    (show if sys.stdout.isatty() else note)(text)

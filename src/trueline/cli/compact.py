@@ -6,9 +6,11 @@ from pathlib import Path
 
 import click
 
+from trueline.cli.options import PATH
+
 
 @click.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=PATH)
 def compact(folder: Path) -> None:
     """Write the grounding space in FOLDER anew as one segment; removed examples leave the disk.
 
@@ -16,11 +18,11 @@ def compact(folder: Path) -> None:
     Example:
       trueline compact facts.space
     """
-    from trueline.cli.screen import size
+    from trueline.cli.screen import show_line, size
     from trueline.space.space import read_space
 
     facts = read_space(folder).compact().info()
-    click.echo(
+    show_line(
         f"{folder}: {facts['examples']:,} examples, {facts['entries']:,} entries, "
         f"{size(facts['bytes'])} in one segment"
     )

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trueline.cli.options import Asking, asking_options, json_option
+from trueline.cli.options import PATH, Asking, asking_options, check_questions, json_option
 from trueline.decoders import DEFAULT, PLAIN, built_in_names, method_names
 from trueline.errors import SettingError
+from trueline.files import read_text
 
 if TYPE_CHECKING:
     from trueline.comparison import Compared
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("questions", nargs=-1)
-@click.option("--file", type=click.Path(path_type=Path), help="Questions, one a line.")
+@click.argument("questions", nargs=-1, callback=check_questions)
+@click.option("--file", type=PATH, help="Questions, one a line.")
 @click.option(
     "--methods",
     default=f"{PLAIN},{DEFAULT}",
@@ -68,12 +69,7 @@ def compare(
 
 
 def _questions(given: tuple[str, ...], file: Path | None) -> list[str]:
-    lines: list[str] = []
-    if file is not None:
-        try:
-            lines = file.read_text("utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise SettingError(f"--file {file} cannot be read ({error})") from error
+    lines = [] if file is None else read_text(file, "--file").split("\n")
     asked = [text.strip() for text in (*given, *lines) if text.strip()]
     if not asked:
         raise SettingError("there is no question; give some as arguments or with --file")

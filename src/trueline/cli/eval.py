@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trueline.cli.options import FlagEnvvarOption, json_option, read_settings
+from trueline.cli.options import PATH, FlagEnvvarOption, json_option, read_settings
 from trueline.decoders import DEFAULT
 from trueline.errors import SettingError
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command("eval")
-@click.argument("plan", type=click.Path(path_type=Path), required=False)
+@click.argument("plan", type=PATH, required=False)
 @click.option("--out", help="The folder of the results.")
 @click.option("--model", "models", cls=FlagEnvvarOption, multiple=True, help="One or more.")
 @click.option(
@@ -186,7 +186,7 @@ def _show(done: RunOutcome, as_json: bool) -> None:
     """A line a cell, then what to beware of, then how to go on."""
     from dataclasses import asdict
 
-    from trueline.cli.screen import print_json, print_table
+    from trueline.cli.screen import note, print_json, print_table
 
     if as_json:
         print_json({**asdict(done), "folder": str(done.folder)})
@@ -194,9 +194,9 @@ def _show(done: RunOutcome, as_json: bool) -> None:
         head = ["model", "benchmark", "method", "task", "seed", "n", "state", "means"]
         print_table(head, [_row(cell) for cell in done.cells])
     for warning in done.warnings:
-        click.echo(f"note: {warning}", err=True)
+        note(f"note: {warning}")
     if done.stopped:
-        click.echo(f"stopped: {done.stopped}; run the same command again to go on", err=True)
+        note(f"stopped: {done.stopped}; run the same command again to go on")
 
 
 def _row(cell: CellSummary) -> list[str]:

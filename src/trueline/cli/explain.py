@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trueline.cli.options import Asking, asking_options, json_option, method_option
+from trueline.cli.options import (
+    PATH,
+    Asking,
+    asking_options,
+    check_questions,
+    json_option,
+    method_option,
+)
 from trueline.decoders import PLAIN, default_settings
 
 if TYPE_CHECKING:
@@ -16,17 +23,23 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("question")
+@click.argument("question", callback=check_questions)
 @method_option("The method to explain.")
 @asking_options
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Write it to this file: .html (one page that needs no other file), .json or .txt.",
 )
+@click.option("--overwrite", is_flag=True, help="Replace a file that stands there.")
 @json_option
 def explain(
-    question: str, method: str, asking: Asking, out: Path | None, as_json: bool
+    question: str,
+    method: str,
+    asking: Asking,
+    out: Path | None,
+    overwrite: bool,
+    as_json: bool,
 ) -> None:
     """Answer QUESTION and tell which examples moved which token, beside the greedy answer.
 
@@ -35,12 +48,12 @@ def explain(
       trueline explain "What happens if you swallow gum?"
       trueline explain --space facts.space --out gum.html "What happens if you swallow gum?"
     """
-    from trueline.cli.screen import print_json
+    from trueline.cli.screen import print_json, show, show_line
     from trueline.explain import check_explanation_path
     from trueline.generation import generate
 
     if out is not None:
-        check_explanation_path(out)  # before a model is opened: a wrong name shows at once
+        check_explanation_path(out, overwrite=overwrite)  # before a model is opened
     session = asking.open(list(dict.fromkeys([method, PLAIN])))
     lm, methods = session.lm, session.methods
     length = asking.max_new_tokens
@@ -56,10 +69,10 @@ def explain(
     if as_json:
         print_json(explanation.as_dict())
     elif out is None:
-        click.echo(explanation.text())
+        show(explanation.text())
     else:
         told = explanation.summary
-        click.echo(
+        show_line(
             f"{out}: {told.tokens} tokens, {told.grounded} grounded, {told.flips} changed, "
             f"{len(told.cited)} examples cited"
         )

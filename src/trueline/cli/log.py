@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
-from trueline.cli.options import json_option
+from trueline.cli.options import PATH, json_option
 
 
 @click.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=PATH)
 @json_option
 def log(folder: Path, as_json: bool) -> None:
     """List what was committed to the grounding space in FOLDER, the oldest first.

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import click
 
+from trueline.cli.options import PATH
+
 
 @click.command()
-@click.argument("first", type=click.Path(path_type=Path))
-@click.argument("second", type=click.Path(path_type=Path))
+@click.argument("first", type=PATH)
+@click.argument("second", type=PATH)
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=PATH,
     required=True,
     help="The folder of the result; it may be that of one of the two.",
 )
@@ -26,6 +28,7 @@ def merge(first: Path, second: Path, out: Path, overwrite: bool) -> None:
     Example:
       trueline merge facts.space more.space --out both.space
     """
+    from trueline.cli.screen import show_line
     from trueline.space.folder import check_space_folder
     from trueline.space.space import merge as merge_spaces
     from trueline.space.space import read_space
@@ -33,4 +36,4 @@ def merge(first: Path, second: Path, out: Path, overwrite: bool) -> None:
     check_space_folder(out)
     spaces = read_space(first), read_space(second)
     counts = merge_spaces(*spaces, out=out, overwrite=overwrite).counts()
-    click.echo(f"{out}: {counts['examples']:,} examples, {counts['entries']:,} entries")
+    show_line(f"{out}: {counts['examples']:,} examples, {counts['entries']:,} entries")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import functools
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from trueline.cli.screen import note, progress_bar
 from trueline.decoders import DEFAULT, names_in_words
 from trueline.engines import DEFAULT_MODEL
 from trueline.errors import SettingError
+from trueline.visible import shown
 
 if TYPE_CHECKING:
     from trueline.session import Session
@@ -28,6 +30,36 @@ class FlagEnvvarOption(click.Option):
         """TRUELINE_<COMMAND>_<FLAG>, if it is set."""
         flag = self.opts[0].lstrip("-").replace("-", "_").upper()
         return os.environ.get(f"{ctx.auto_envvar_prefix}_{flag}") or None
+
+
+class _PathType(click.Path):
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if not os.fspath(value):  # for pathlib it is the folder we are in
+            self.fail("it is empty; name a file or a folder.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+PATH = _PathType(path_type=Path)
+
+
+def check_texts(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """Refuse an empty text, and one that is not Unicode; set for every option and argument."""
+    for text in value if isinstance(value, tuple) else (value,):
+        if text == "":
+            raise click.BadParameter("it is empty; give a value or leave it out.", ctx, param)
+        if isinstance(text, str) and any("\ud800" <= sign <= "\udfff" for sign in text):
+            raise click.BadParameter(f"it is not valid UTF-8: {shown(text)}.", ctx, param)
+    return value
+
+
+def check_questions(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """Refuse what is no question, as the library does, before anything is opened."""
+    from trueline.prompts import check_question
+
+    many = isinstance(value, tuple)
+    for number, question in enumerate(value if many else (value,), 1):
+        check_question(question, f"question {number}" if many else "the question")
+    return value
 
 
 def _all(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -98,14 +130,13 @@ class Asking:
 
     def open(self, names: Sequence[str]) -> Session:
         """The model, the space and the methods of these names."""
-        from trueline.cli.screen import progress_bar
         from trueline.records import GenerateOptions
 
         GenerateOptions(max_new_tokens=self.max_new_tokens)  # refused before anything is opened
         if not names:
             raise SettingError(f"name a method: {names_in_words()}")
         if sys.stderr.isatty():
-            click.echo("opening the model ...", err=True)
+            note("opening the model ...")
         from trueline.session import open_session  # takes a while: behind the line above
 
         with progress_bar("building the space of the shipped facts", "entries") as progress:
@@ -125,7 +156,7 @@ class Asking:
 _ASKING = _all(
     click.option(
         "--space",
-        type=click.Path(path_type=Path),
+        type=PATH,
         help="The grounding space; the shipped facts if left out.",
     ),
     click.option("--model", help="The model, if not the one the space names."),
@@ -159,16 +190,31 @@ def asking_options(command: Callable[..., None]) -> Callable[..., None]:
     return decorated
 
 
+_WORDS = {"true": True, "false": False, "none": None}
+
+
 def read_settings(texts: Sequence[str]) -> dict[str, object]:
-    """Settings by name from texts such as `alpha=0.3`, each value as Python would read it."""
+    """Settings by name from texts such as `alpha=0.3`.
+
+    A value is a number, true, false, none, a JSON list or a quoted text; plain words stand for
+    themselves.
+    """
     settings: dict[str, object] = {}
     for text in texts:
         name, sign, value = text.partition("=")
         if not sign:
-            raise SettingError(f"a setting is NAME=VALUE, such as alpha=0.3; got {text!r}")
-        word = {"true": "True", "false": "False", "none": "None"}.get(value.strip().lower())
-        try:
-            settings[name.strip()] = ast.literal_eval(word or value.strip())
-        except (ValueError, SyntaxError):  # plain words stand for themselves
-            settings[name.strip()] = value.strip()
+            raise SettingError(f"a setting is NAME=VALUE, such as alpha=0.3; got {shown(text)}")
+        settings[name.strip()] = _value(value.strip())
     return settings
+
+
+def _value(text: str) -> object:
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    readers: tuple[Callable[[str], object], ...] = (int, float, json.loads)
+    for read in readers:
+        try:
+            return read(text)
+        except (ValueError, RecursionError):
+            continue
+    return text

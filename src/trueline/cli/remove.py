@@ -6,9 +6,11 @@ from pathlib import Path
 
 import click
 
+from trueline.cli.options import PATH
+
 
 @click.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=PATH)
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
 def remove(folder: Path, ids: tuple[str, ...]) -> None:
     """Remove examples from the grounding space in FOLDER, by their ids.
@@ -19,7 +21,8 @@ def remove(folder: Path, ids: tuple[str, ...]) -> None:
     Example:
       trueline remove facts.space health-001 health-002
     """
+    from trueline.cli.screen import show_line
     from trueline.space.space import read_space
 
     counts = read_space(folder).remove(ids).counts()
-    click.echo(f"{folder}: {counts['examples']:,} examples, {counts['entries']:,} entries")
+    show_line(f"{folder}: {counts['examples']:,} examples, {counts['entries']:,} entries")

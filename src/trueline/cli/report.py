@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from trueline.cli.options import FlagEnvvarOption
+from trueline.cli.options import PATH, FlagEnvvarOption
 
 
 @click.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=PATH)
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Where to write; beside the results if left out.",
 )
 @click.option(
@@ -35,11 +35,12 @@ def report(folder: Path, out: Path | None, formats: str, plots: str) -> None:
       trueline report results
       trueline report results --out report --format html,latex --plots svg,png
     """
+    from trueline.cli.screen import show_line
     from trueline.report.writing import write_report
 
     drawn = [] if plots.strip() == "none" else _names(plots)
     for path in write_report(folder, out=out, formats=_names(formats), plots=drawn):
-        click.echo(str(path))
+        show_line(str(path))
 
 
 def _names(text: str) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trueline.cli.options import FlagEnvvarOption, json_option
+from trueline.cli.options import PATH, FlagEnvvarOption, json_option
 from trueline.engines import DEFAULT_MODEL
 from trueline.errors import SettingError
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 @click.option("--bertscore", help="The folder of an encoder, for BERTScore.")
 @click.option("--bertscore-layers", type=int, help="Which layer of it is compared.")
 @click.option("--full", is_flag=True, help="As many examples and questions as in the paper.")
-@click.option("--out", type=click.Path(path_type=Path), help="The folder.  [reproduced/NAME]")
+@click.option("--out", type=PATH, help="The folder.  [reproduced/NAME]")
 @json_option
 def reproduce(
     name: str | None,
@@ -60,12 +60,12 @@ def reproduce(
       trueline reproduce alpha --benchmark facts --test 8
       trueline reproduce cases --benchmark facts --ground 10 --test 4 --json
     """
-    from trueline.cli.screen import print_json, progress_bars
+    from trueline.cli.screen import print_json, progress_bars, show
     from trueline.paper.recipes import recipes
     from trueline.paper.reproduce import reproduce as run
 
     if is_list:
-        click.echo("\n".join(f"{one.name}\t{one.about}" for one in recipes().values()))
+        show("\n".join(f"{one.name}\t{one.about}" for one in recipes().values()))
         return
     if name is None:
         raise SettingError(f"name a recipe: {', '.join(recipes())}")
@@ -80,7 +80,7 @@ def reproduce(
         print_json(made.data)
         return
     _show(made.document)
-    click.echo(f"\nwritten to {folder}: {', '.join(path.name for path in written)}")
+    show(f"\nwritten to {folder}: {', '.join(path.name for path in written)}")
 
 
 def _save(document: Document, folder: Path) -> list[Path]:
@@ -97,22 +97,20 @@ def _save(document: Document, folder: Path) -> list[Path]:
 
 
 def _show(document: Document) -> None:
-    from trueline.cli.screen import print_table, printable
+    from trueline.cli.screen import print_table, show
 
-    click.echo(document.title)
+    show(document.title)
     for section in document.sections:
-        click.echo(f"\n{printable(section.title)}")
+        show(f"\n{section.title}")
         for text in (*section.notes, *(f"Warning: {text}" for text in section.warnings)):
-            click.echo(f"- {printable(text)}")
+            show(f"- {text}")
         for grid in section.grids:
-            click.echo(f"\n{printable(grid.title)}")
+            show(f"\n{grid.title}")
             rows = [[_cell(entry.text, entry.below) for entry in row] for row in grid.rows]
             print_table(grid.head, rows)
             for note in grid.notes:
-                click.echo(printable(note))
+                show(note)
 
 
 def _cell(text: str, below: tuple[str, ...]) -> str:
-    from trueline.cli.screen import printable
-
-    return printable(" ".join([*text.split(), *below]))
+    return " ".join([*text.split(), *below])

@@ -1,32 +1,65 @@
-"""What the commands print: pretty in a terminal, plain when piped."""
+"""What the commands print: pretty in a terminal, plain when piped; nothing else in cli/ writes.
+
+All text goes through `trueline.visible`: no question, id or file name steers a terminal. Two
+things stay as they are in a pipe: JSON, which spells such signs in its own way, and the answer
+of a model, which is what was asked for.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import select
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, TextIO
 
-from rich.console import Console
-from rich.table import Table
+from trueline.errors import OutputError
+from trueline.files import reason
+from trueline.visible import visible, visible_json, visible_line
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_SIDE_DIGITS = 4  # of the width or height of a terminal
 
 
-def console() -> Console:
-    """Standard output; as wide as it needs to be when it is not a terminal."""
-    return Console(width=None if sys.stdout.isatty() else 10_000, highlight=False)
+def show(text: str) -> None:
+    """Text and a newline to standard output."""
+    _write(visible(text) + "\n")
+
+
+def show_line(text: str) -> None:
+    """Text that must stay on one line, such as one with a path in it."""
+    _write(visible_line(text) + "\n")
+
+
+def note(text: str) -> None:
+    """Text and a newline to standard error, which is not worth ending a command for."""
+    try:
+        sys.stderr.write(visible(text) + "\n")
+        sys.stderr.flush()
+    except OSError:  # nobody reads it, or its disk is full
+        abandon(sys.stderr)
+
+
+def show_answer(text: str) -> None:
+    """A part of an answer: exactly as it is in a pipe, safe in a terminal."""
+    _write(visible(text) if sys.stdout.isatty() else text)
+    flush()
 
 
 def print_json(value: Any) -> None:
     """Anything as JSON that every reader takes: a number that is not finite is null."""
     plain = _plain(value)
-    text = json.dumps(plain, indent=1, ensure_ascii=False)
+    text = visible_json(json.dumps(plain, indent=1, ensure_ascii=False))
     try:
         text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:  # JSON has ways of its own to spell a sign out
-        text = json.dumps(plain, indent=1)
-    sys.stdout.write(text + "\n")
+        text = visible_json(json.dumps(plain, indent=1))
+    _write(text + "\n")
 
 
 def _plain(value: Any) -> Any:
@@ -39,57 +72,60 @@ def _plain(value: Any) -> Any:
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table in a terminal, tab-separated lines elsewhere."""
+    lines = [[visible_line(cell) for cell in row] for row in [head, *rows]]
     if not sys.stdout.isatty():
-        for row in [head, *rows]:
-            sys.stdout.write("\t".join(row) + "\n")
+        _write("".join("\t".join(line) + "\n" for line in lines))
         return
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for place, name in enumerate(head):
-        table.add_column(name, overflow="fold", no_wrap=place == 0)
-    for row in rows:
-        table.add_row(*row)
-    console().print(table, markup=False)
+    for place, name in enumerate(lines[0]):
+        table.add_column(Text(name), overflow="fold", no_wrap=place == 0)
+    for line in lines[1:]:
+        table.add_row(*map(Text, line))
+    _console().print(table)
 
 
 def print_answers(question: str, answers: dict[str, str], notes: Sequence[str]) -> None:
     """A question, what each method answers, and notes below; wrapped and hung in a terminal."""
-    answers = {name: printable(" ".join(text.split())) for name, text in answers.items()}
+    question, notes = visible_line(question), [visible_line(text) for text in notes]
+    answers = {
+        visible_line(name): visible_line(" ".join(text.split()))
+        for name, text in answers.items()
+    }
     if not sys.stdout.isatty():
-        lines = [
-            question,
-            *(f"  {name}\t{text}" for name, text in answers.items()),
-        ]
-        sys.stdout.write("\n".join([*lines, *(f"    {note}" for note in notes)]) + "\n\n")
+        lines = [question, *(f"  {name}\t{text}" for name, text in answers.items())]
+        _write("\n".join([*lines, *(f"    {text}" for text in notes)]) + "\n\n")
         return
     from rich.padding import Padding
+    from rich.table import Table
     from rich.text import Text
 
-    screen = console()
+    screen = _console()
     screen.print(Text(question, style="bold"))
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
     for name, text in answers.items():
-        table.add_row(name, Text(text))
+        table.add_row(Text(name), Text(text))
     screen.print(Padding(table, (0, 0, 0, 2)))
-    for note in notes:
-        screen.print(Padding(Text(note, style="dim"), (0, 0, 0, 4)))
+    for text in notes:
+        screen.print(Padding(Text(text, style="dim"), (0, 0, 0, 4)))
     screen.print()
-
-
-def printable(text: str) -> str:
-    """Text without what would steer a terminal, if it goes to one; newlines and tabs stay."""
-    if not sys.stdout.isatty():
-        return text
-    return "".join(sign for sign in text if sign in "\n\t" or sign.isprintable())
 
 
 def print_facts(facts: dict[str, Any]) -> None:
     """One fact a line."""
     width = max(map(len, facts)) + 2
     for name, value in facts.items():
-        shown = f"{value:,}" if type(value) is int else str(value).replace("\n", "\\n")
-        sys.stdout.write(f"{name.replace('_', ' '):<{width}}{shown}\n")
+        shown = f"{value:,}" if type(value) is int else visible_line(str(value))
+        _write(f"{visible_line(name).replace('_', ' '):<{width}}{shown}\n")
+
+
+def read_line(prompt: str) -> str:
+    """The next line of standard input; a terminal sees the prompt."""
+    return input(prompt if sys.stdin.isatty() else "")
 
 
 @contextmanager
@@ -98,6 +134,7 @@ def progress_bars(unit: str) -> Iterator[Callable[[str, int, int], None]]:
     if not sys.stderr.isatty():
         yield _lines(unit)
         return
+    from rich.console import Console
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -107,10 +144,12 @@ def progress_bars(unit: str) -> Iterator[Callable[[str, int, int], None]]:
         TimeRemainingColumn,
     )
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    label_column = TextColumn("{task.description}", markup=False)
     bars: dict[str, TaskID] = {}
     with Progress(
-        *columns,
+        label_column,
+        BarColumn(),
+        MofNCompleteColumn(),
         TextColumn(unit),
         TimeRemainingColumn(),
         console=Console(stderr=True),
@@ -119,7 +158,7 @@ def progress_bars(unit: str) -> Iterator[Callable[[str, int, int], None]]:
 
         def tell(label: str, done: int, total: int) -> None:
             if label not in bars:
-                bars[label] = bar.add_task(label)
+                bars[label] = bar.add_task(visible_line(label))
             bar.update(bars[label], completed=done, total=total)
 
         yield tell
@@ -139,9 +178,90 @@ def _lines(unit: str) -> Callable[[str, int, int], None]:
         tenth = 10 * done // max(1, total)
         if tenth > told.get(label, -1):
             told[label] = tenth
-            sys.stderr.write(f"{label}: {done:,} of {total:,} {unit}\n")
+            note(f"{visible_line(label)}: {done:,} of {total:,} {unit}")
 
     return tell
+
+
+def _console() -> Console:
+    """Standard output, where it is a terminal."""
+    from rich.console import Console
+
+    return Console(highlight=False, emoji=False, markup=False)
+
+
+def _write(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise _unwritten(error) from error
+
+
+def flush() -> None:
+    """Send what was printed on its way; what cannot be written is one error."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise _unwritten(error) from error
+
+
+def _unwritten(error: OSError) -> OutputError:
+    abandon(sys.stdout)
+    return OutputError(f"standard output cannot be written: {reason(error)}")
+
+
+def has_reader() -> bool:
+    """Whether anybody still reads our output; `head` leaves as soon as it has enough."""
+    try:
+        watch = select.poll()
+        watch.register(sys.stdout.fileno(), 0)
+        return not watch.poll(0)
+    except (OSError, ValueError, AttributeError):  # no file, or a system without poll
+        return False
+
+
+def abandon(stream: TextIO) -> None:
+    """Let the rest of a stream go nowhere, so that nothing fails when Python closes it."""
+    with suppress(OSError, ValueError):  # a stream without a file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def settle_streams() -> None:
+    """Make the standard streams safe to use: none is missing, and any character goes through.
+
+    A closed standard output is refused at once: a command would do its work for nobody.
+    """
+    is_closed = sys.stdout is None
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # the file takes the lowest number, which is the closed
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
+    for stream in (sys.stdout, sys.stderr):
+        _reconfigure(stream, "backslashreplace")
+    _reconfigure(sys.stdin, "surrogateescape")
+    for name in ("COLUMNS", "LINES"):
+        if len(os.environ.get(name, "")) > _SIDE_DIGITS:  # no size of a terminal
+            del os.environ[name]
+    if is_closed:
+        raise OutputError(
+            "standard output is closed; let it go to a terminal, a file or /dev/null"
+        )
+
+
+def _reconfigure(stream: object, errors: str) -> None:
+    from io import TextIOWrapper
+
+    if isinstance(stream, TextIOWrapper):
+        stream.reconfigure(errors=errors)
+
+
+def one_line(error: OSError) -> str:
+    """What the system refused, and where."""
+    where = [visible_line(str(error.filename))] if error.filename is not None else []
+    return ": ".join([*where, reason(error)])
 
 
 def size(count: int) -> str:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from trueline.cli.options import json_option
+from trueline.cli.options import PATH, json_option
 
 
 @click.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=PATH)
 @json_option
 def verify(folder: Path, as_json: bool) -> None:
     """Check the grounding space in FOLDER; exit 1 if anything in it is not as it was written.
@@ -19,14 +19,14 @@ def verify(folder: Path, as_json: bool) -> None:
     Example:
       trueline verify facts.space
     """
-    from trueline.cli.screen import print_json
+    from trueline.cli.screen import print_json, show_line
     from trueline.space.storage import read_content, verify_content
 
     checked = verify_content(read_content(folder), folder)
     if as_json:
         print_json(checked)
     else:
-        click.echo(
+        show_line(
             f"{folder} is sound: {checked['files']} files, {checked['examples']:,} examples, "
             f"{checked['entries']:,} entries"
         )

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from trueline.errors import SettingError
+from trueline.settings import plain
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -132,7 +133,7 @@ def _load(point: EntryPoint) -> type[Decoder]:
 
 
 def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+    return tuple(map(_frozen, value)) if isinstance(value, list) else plain(value)
 
 
 def names_in_words() -> str:

@@ -14,7 +14,7 @@ from trueline.engines.base import Engine, States
 from trueline.errors import SettingError
 from trueline.inputs import ModelInput
 from trueline.prompts import Prompt
-from trueline.settings import check_values
+from trueline.settings import check_values, plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +119,8 @@ class Decoder:
     prompt: Prompt | None = None  # what a question is put into
 
     def __post_init__(self) -> None:
+        for name, value in self.settings().items():
+            object.__setattr__(self, name, plain(value))
         self.check_settings(self.settings())
 
     def settings(self) -> dict[str, Any]:

@@ -17,13 +17,14 @@ from platformdirs import user_cache_path
 
 from trueline.engines.weights import check_weights
 from trueline.errors import DownloadError, ModelError, SettingError
+from trueline.visible import visible
 
 NO_ROOM = "there is no room left; free some, or set TRUELINE_HOME to a folder on a larger disk"
 
 
 def say(text: str) -> None:
     """Tell the user what is going on, on stderr."""
-    sys.stderr.write(f"{text}\n")
+    sys.stderr.write(f"{visible(text)}\n")
     sys.stderr.flush()
 
 

@@ -7,16 +7,20 @@ import hashlib
 import json
 import os
 import re
+import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from reprlib import repr as short
 from typing import Any
 
 from trueline.errors import ExampleError, SettingError
 from trueline.examples.rows import SURROGATE, TableRow, rows_of
+from trueline.files import reason
 from trueline.records import Example
+from trueline.settings import check_values, whole_number
+from trueline.visible import shown
 
 Columns = dict[str, tuple[str, ...]]  # our field -> the columns that may hold it, best first
 _COLUMNS: Columns = {
@@ -30,6 +34,15 @@ EXAMPLE_FIELDS = tuple(_COLUMNS)  # in the order of a line; the id is the first
 _NAME_DIGITS = 12  # of the hash of its content, the name of an example without an id
 
 
+@dataclass(frozen=True)
+class _Reading:
+    """How rows are read, beside their columns."""
+
+    separator: str | None
+    split: str
+    config: str | None
+
+
 def read_examples(
     source: str | os.PathLike[str] | Iterable[Example],
     *,
@@ -40,15 +53,22 @@ def read_examples(
     limit: int | None = None,  # the first rows only; what follows is not looked at
 ) -> list[Example]:
     """Read and check examples; every row that cannot be used is named in one ExampleError."""
-    if limit is not None and limit < 1:
-        raise SettingError(f"limit must be 1 or more, got {limit}; leave it out for all rows")
+    limit = None if limit is None else min(whole_number(limit, "limit"), sys.maxsize)
+    check_values(_Reading, {"separator": separator, "split": split, "config": config})
     if not isinstance(source, str | os.PathLike):
+        if isinstance(source, bytes | Mapping) or not isinstance(source, Iterable):
+            wanted = "a file, a hub dataset or a list of Example"
+            raise ExampleError(f"examples must be {wanted}; got {shown(source)}")
         given = (x if isinstance(x, Example) else f"not an Example: {short(x)}" for x in source)
         return _collect("examples", enumerate(islice(given, limit), start=1))
     name = os.fspath(source)
+    if not name:
+        raise ExampleError("the name of the examples is empty; give a file, or `facts`")
     try:
         found = list(islice(rows_of(source, split, config), limit))
-    except (OSError, EOFError, ValueError, NotImplementedError, zlib.error, csv.Error) as error:
+    except OSError as error:
+        raise ExampleError(f"{name} cannot be read: {reason(error)}") from error
+    except (EOFError, ValueError, NotImplementedError, zlib.error, csv.Error) as error:
         raise ExampleError(f"{name} cannot be read: {error}") from error
     chosen = _choose(name, [row for _, row in found if isinstance(row, dict)], columns or {})
     return _collect(name, ((line, _example(row, chosen, separator)) for line, row in found))
@@ -74,6 +94,9 @@ def content_hash(example: Example) -> str:
 
 def _choose(name: str, rows: list[TableRow], columns: Mapping[str, str | None]) -> Columns:
     """Settle the columns each field is read from; one that no row has is an error."""
+    is_map = isinstance(columns, Mapping)
+    if not is_map or not all(isinstance(x, str | None) for x in columns.values()):
+        raise SettingError(f"columns maps our fields to names of columns, got {shown(columns)}")
     there = f"the columns of {name} are {[*dict.fromkeys(key for row in rows for key in row)]}"
     if unknown := [field for field in columns if field not in _COLUMNS]:
         raise SettingError(f"columns maps {[*_COLUMNS]}, not {unknown}; {there}")

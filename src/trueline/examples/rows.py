@@ -7,14 +7,18 @@ import gzip
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import resources
+from os.path import isdir, lexists  # unlike those of Path, they never raise
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, TextIO
 
 from trueline.errors import import_extra
+from trueline.files import foreign_encoding, reason, refusal
 
 TableRow = dict[str, Any]
 Found = tuple[
@@ -27,12 +31,12 @@ _SHIPPED = {"facts": "ground", "facts:ground": "ground", "facts:test": "test"}
 def rows_of(source: str | os.PathLike[str], split: str, config: str | None) -> Iterator[Found]:
     """Find the reader for a source and yield what it finds."""
     name, path = os.fspath(source), Path(source)
-    is_path = not isinstance(source, str) or _format(path) in _FORMATS or path.parent.is_dir()
+    is_path = not isinstance(source, str) or _format(path) in _FORMATS or lexists(path.parent)
     if source in _SHIPPED:
         shipped = resources.files("trueline") / "facts" / f"{_SHIPPED[name]}.jsonl"
         with resources.as_file(shipped) as file:
             yield from _file_rows(file)
-    elif name and path.is_dir():
+    elif name and isdir(path):
         yield from _dataset_rows(str(path.absolute()), split, config)
     elif not is_path and re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         yield from _dataset_rows(name, split, config)
@@ -47,10 +51,12 @@ def _format(path: Path) -> str:
 
 def _file_rows(path: Path) -> Iterator[Found]:
     """Yield the rows of one file, read in the format its name tells."""
-    if not path.exists():
+    if _is_missing(path):
         is_fact, others = path.name.startswith("facts:"), path.parent.glob("*")
         near = get_close_matches(path.name, _SHIPPED if is_fact else [x.name for x in others])
         raise ValueError(f"there is no such file; names close to it: {near or 'none'}")
+    if problem := refusal(path):
+        raise ValueError(problem)
     if _format(path) not in _FORMATS:
         raise ValueError(f"its name must end in one of {[*_FORMATS]}, or a text form with .gz")
     if (reader := _FORMATS[_format(path)]) is None:
@@ -59,8 +65,22 @@ def _file_rows(path: Path) -> Iterator[Found]:
             yield from enumerate((row for part in parts for row in part.to_pylist()), start=1)
         return
     opened = gzip.open if path.suffix.lower() == ".gz" else open
+    with opened(path, "rb") as begun:
+        if problem := foreign_encoding(begun.read(4)):
+            raise ValueError(problem)
     with opened(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         yield from reader(file)
+
+
+def _is_missing(path: Path) -> bool:
+    """Whether nothing has that name, in a folder that can be looked into."""
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError):  # the system does not take it for a name
+        return False
+    return False
 
 
 def _jsonl_rows(file: TextIO) -> Iterator[Found]:
@@ -132,12 +152,33 @@ def _dataset_rows(name: str, split: str, config: str | None) -> Iterator[Found]:
     """Yield the rows of a dataset on the hub or in a folder."""
     datasets = import_extra("datasets", name, "data")
     try:
-        dataset = datasets.load_dataset(name, config, split=split)
-    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        with _hidden_bars(datasets, isdir(name) or not sys.stderr.isatty()):
+            dataset = datasets.load_dataset(name, config, split=split)
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+        LookupError,  # what it makes of the folder /
+        datasets.exceptions.DatasetsError,
+    ) as error:
         why = error.__cause__ or error
+        why = reason(why) if isinstance(why, OSError) and why.strerror else why
         raise ValueError(f"{why}; check name, split and config, or give a file") from error
     parts = dataset.with_format("arrow").iter(1000)  # as Arrow tables, no image is decoded
     yield from enumerate((row for part in parts for row in part.to_pylist()), start=1)
+
+
+@contextmanager
+def _hidden_bars(datasets: Any, is_hidden: bool) -> Iterator[None]:
+    """Let the library draw its bars only where somebody waits for a download."""
+    if not is_hidden or datasets.are_progress_bars_disabled():
+        yield
+        return
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        datasets.enable_progress_bars()
 
 
 _FORMATS: dict[str, Callable[[TextIO], Iterator[Found]] | None] = {

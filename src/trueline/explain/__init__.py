@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import isfinite
@@ -19,7 +21,9 @@ from trueline.explain.summary import (
     summarize,
 )
 from trueline.explain.text import as_text
+from trueline.files import reason, replacing
 from trueline.records import TraceStep
+from trueline.visible import shown
 
 __all__ = ["Explanation", "OtherAnswer", "check_explanation_path", "explain"]
 
@@ -89,9 +93,10 @@ class Explanation:
         forms = dict(zip(_SUFFIXES, (self.html, self.json, self.text), strict=True))
         form = forms[target.suffix.lower()]().rstrip("\n") + "\n"
         try:
-            target.write_bytes(form.encode("utf-8", "replace"))
+            with replacing(target) as scratch:
+                scratch.write_bytes(form.encode("utf-8", "replace"))
         except OSError as error:
-            raise SettingError(f"{target} cannot be written ({error})") from error
+            raise SettingError(f"{target} cannot be written: {reason(error)}") from error
 
 
 def explain(
@@ -133,11 +138,22 @@ def explain(
     )
 
 
-def check_explanation_path(path: str | Path) -> Path:
-    """Refuse a file whose name does not say which form it is to have, or without a folder."""
+def check_explanation_path(path: str | Path, *, overwrite: bool = True) -> Path:
+    """Refuse a name that does not say its form, has no folder, or is taken."""
+    if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path):
+        raise SettingError(f"an explanation is written to a file, not to {shown(path)}")
     target = Path(path)
-    if not target.parent.is_dir():
+    if not os.path.isdir(target.parent):
         raise SettingError(f"there is no folder {target.parent}; make it first")
+    if not os.access(target.parent, os.W_OK | os.X_OK):
+        raise SettingError(f"{target} cannot be written: {os.strerror(errno.EACCES)}")
+    if os.path.isdir(target):
+        raise SettingError(f"{target} is a folder; name a file in it")
+    if not overwrite and os.path.lexists(target):
+        raise SettingError(
+            f"{target} exists, and nothing was written; name another file, or replace it "
+            "with --overwrite"
+        )
     if target.suffix.lower() not in _SUFFIXES:
         raise SettingError(
             f"an explanation is written as {', '.join(_SUFFIXES)}; got {target.name!r}"

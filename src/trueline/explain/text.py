@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
-from unicodedata import combining, east_asian_width
+from unicodedata import category, combining, east_asian_width
 
 from trueline.explain.summary import Cited, ExplainedStep, Quartile, Summary
+from trueline.visible import visible_line as safe
 
 if TYPE_CHECKING:
     from trueline.explain import Explanation
@@ -31,12 +32,12 @@ def as_text(explanation: Explanation) -> str:
 
 def _answers(explanation: Explanation) -> Iterator[str]:
     beside, split = explanation.beside, explanation.summary.divergence
-    names = [explanation.method, *([beside.method] if beside else [])]
+    names = [safe(one.method) for one in (explanation, beside) if one is not None]
     margin = max(map(len, names)) + 2
-    yield from _wrapped(f"{explanation.method:<{margin}}", explanation.answer)
+    yield from _wrapped(f"{names[0]:<{margin}}", explanation.answer)
     if beside is None:
         return
-    yield from _wrapped(f"{beside.method:<{margin}}", beside.answer)
+    yield from _wrapped(f"{names[1]:<{margin}}", beside.answer)
     if split is None:
         yield " " * margin + "the same, token for token"
     else:
@@ -114,13 +115,6 @@ def _example(cited: Cited) -> Iterator[str]:
         yield cut(f"{'':>23}[{safe(cited.source)}", WIDTH - 1) + "]"
 
 
-def safe(text: str) -> str:
-    """Text on one line; what a terminal would act on is spelled out."""
-    return "".join(
-        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
-    )
-
-
 def _quoted(text: str, width: int) -> str:
     return f"'{cut(safe(text), width - 2)}'"
 
@@ -135,7 +129,7 @@ def columns(text: str) -> int:
 
 
 def _width(one: str) -> int:
-    if combining(one):
+    if combining(one) or category(one) == "Cf":
         return 0
     return 2 if east_asian_width(one) in "WF" else 1
 

@@ -15,7 +15,7 @@ from trueline.errors import SettingError, SpaceFormatError, SpaceMismatchError
 from trueline.examples import read_examples
 from trueline.prompts import Prompt
 from trueline.records import OnProgress
-from trueline.settings import check_values
+from trueline.settings import check_values, plain
 from trueline.space.content import Content, Recipe, utc_now
 from trueline.space.folder import clear, clear_others, working
 from trueline.space.making import cut_answers, head_of, make_segment, plan_hash
@@ -82,7 +82,7 @@ def build(
     killed at any moment, the same call resumes to the bytes of a build never interrupted. A
     space in that folder that this build would not make is replaced only with `overwrite`.
     """
-    settings = _EntrySettings(context, window, end, wrong, values, dtype)
+    settings = _EntrySettings(plain(context), window, end, wrong, values, dtype)
     read = read_examples(examples, columns=columns, separator=separator, limit=limit)
     if isinstance(embedder, (str, Path)):
         embedder = load_embedder(embedder, device="cpu" if lm is None else lm.device)

@@ -1,0 +1,176 @@
+"""Files of examples that nobody should hand in: examples, or an error that names the rows."""
+
+import gzip
+import json
+import os
+import re
+
+import pytest
+from attack import ODD_TEXTS, Hang, mutated, mutated_bytes, odd_value, rounds, within
+from conftest import EXAMPLES
+
+from trueline.errors import ExampleError, SettingError
+from trueline.examples import read_examples, to_lines
+from trueline.records import Example
+
+ROWS = [
+    {"question": one.question, "answers": list(one.answers), "id": one.id, "source": "x"}
+    for one in EXAMPLES
+]
+
+
+def csv_text(separator):
+    rows = [
+        ["question", "answers", "id"],
+        *([r["question"], r["answers"][0], r["id"]] for r in ROWS),
+    ]
+    return "\r\n".join(separator.join(f'"{cell}"' for cell in row) for row in rows) + "\r\n"
+
+
+SOUND = {
+    "facts.jsonl": "".join(to_lines(EXAMPLES)).encode(),
+    "facts.json": json.dumps(ROWS, indent=1).encode(),
+    "facts.csv": csv_text(",").encode(),
+    "facts.tsv": csv_text("\t").encode(),
+    "facts.jsonl.gz": gzip.compress("".join(to_lines(EXAMPLES)).encode(), mtime=0),
+}
+
+
+def parquet_bytes(folder):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(arrow.Table.from_pylist(ROWS), folder / "facts.parquet")
+    return (folder / "facts.parquet").read_bytes()
+
+
+@pytest.mark.parametrize("name", SOUND)
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"], ids=["plain", "marked"])
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n"], ids=["lf", "crlf"])
+def test_a_file_is_read_as_people_write_it(tmp_path, name, mark, line_end):
+    data = SOUND[name]
+    data = gzip.decompress(data) if name.endswith(".gz") else data
+    data = mark + data.replace(b"\r\n", b"\n").replace(b"\n", line_end)
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    assert [one.question for one in read_examples(path)] == [one.question for one in EXAMPLES]
+
+
+@pytest.mark.parametrize("name", SOUND)
+@pytest.mark.parametrize(
+    ("encoding", "reason"),
+    [("utf-16", "it is UTF-16; save it as UTF-8"), ("latin-1", "the byte 0xe9 is not UTF-8")],
+)
+def test_another_encoding_is_refused_in_words(tmp_path, name, encoding, reason):
+    data = SOUND[name]
+    text = (gzip.decompress(data) if name.endswith(".gz") else data).decode()
+    data = text.replace("bats", "b\u00e9ts").encode(encoding)
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    with pytest.raises(ExampleError) as caught:
+        read_examples(path)
+    assert reason in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"question": "q", "answers": ' + "[" * 100_000, "not JSON"),
+        ('{"question": "q", "answers": ["a"], "id": ' + "9" * 5_000 + "}", "not JSON"),
+        ('{"question": 1e999, "answers": ["a"]}', "question must be text, got inf"),
+        ('{"question": "q", "answers": {"a": 1}}', "answers must be a text or a list"),
+        ('{"question": "q", "answers": [["a"]]}', "answers must be a text or a list"),
+        ('{"question": "q", "answers": "[\\"' + "[" * 50_000 + ']"}', "is no JSON list"),
+        ('{"question": "q", "answers": ["a"], "id": true}', "id must be text"),
+        ('{"question": "\\ud800", "answers": ["a"]}', "half of a character"),
+        ('{"question": "q", "answers": ["a"], "id": "\\udfff"}', "half of a character"),
+        ('["question"]', "expected an object"),
+        ("NaN", "expected an object"),
+        ("\0", "not JSON"),
+    ],
+)
+def test_a_hostile_row_is_named_with_its_line(tmp_path, line, reason):
+    path = tmp_path / "x.jsonl"
+    path.write_text(f'{{"question": "fine", "answers": ["a"]}}\n{line}\n', "utf-8")
+    with within(20), pytest.raises(ExampleError) as caught:
+        read_examples(path)
+    said = str(caught.value)
+    assert f"{path}:2: " in said
+    assert reason in said
+    assert len(said) < 1000
+
+
+@pytest.mark.parametrize(
+    "name", ["fifo.jsonl", "device.csv", "folder.json", "loop.tsv", "gone.csv"]
+)
+def test_what_is_no_file_is_never_opened(tmp_path, name):
+    os.mkfifo(tmp_path / "fifo.jsonl")
+    os.symlink("/dev/zero", tmp_path / "device.csv")
+    (tmp_path / "folder.json").mkdir()
+    os.symlink("loop.tsv", tmp_path / "loop.tsv")
+    os.symlink("nowhere", tmp_path / "gone.csv")
+    with within(30), pytest.raises(ExampleError, match=re.escape(name)):
+        read_examples(tmp_path / name)
+
+
+def mutated_file(chance, name, data):
+    """A sound file with its rows or its bytes changed."""
+    if chance.random() < 0.5 or name.endswith((".gz", ".parquet")):
+        return mutated_bytes(chance, data)
+    if name.endswith((".csv", ".tsv")):
+        separator = "," if name.endswith("csv") else "\t"
+        cells = [line.split(separator) for line in data.decode().split("\r\n")]
+        row = chance.choice(cells)
+        row[chance.randrange(len(row))] = chance.choice(
+            [*ODD_TEXTS, '"', '""', '"\n', "[", '["a"']
+        )
+        if chance.random() < 0.3:
+            row.insert(0, "more")
+        text = "\r\n".join(separator.join(row) for row in cells)
+        return text.encode("utf-8", "surrogatepass")
+    rows = mutated(chance, ROWS)
+    if chance.random() < 0.2:
+        rows = odd_value(chance)
+    if name.endswith(".json"):
+        return json.dumps(rows).encode()
+    lines = rows if isinstance(rows, list) else [rows]
+    return "\n".join(map(json.dumps, lines)).encode()
+
+
+def check_examples(found):
+    """What is read is whole: texts that can be kept, and ids that tell apart."""
+    assert found
+    assert all(isinstance(one, Example) and one.id and one.answers for one in found)
+    assert len({one.id for one in found}) == len(found)
+    assert read_examples(found) == found
+    "".join(to_lines(found)).encode()
+
+
+def test_no_file_of_examples_breaks_anything(tmp_path):
+    sound = {**SOUND, "facts.parquet": parquet_bytes(tmp_path)}
+    used = refused = 0
+    for chance in rounds("examples", 300, 2_000):
+        name = chance.choice([*sound])
+        data = mutated_file(chance, name, sound[name])
+        options = {}
+        if chance.random() < 0.3:
+            options["columns"] = {
+                "answers": chance.choice([*ODD_TEXTS, "answers", "answers.x", None])
+            }
+        if chance.random() < 0.2:
+            options["separator"] = chance.choice([*ODD_TEXTS, ";"])
+        path = tmp_path / name
+        path.write_bytes(data)
+        try:
+            with within(30):
+                check_examples(read_examples(path, **options))
+            used += 1
+            said = str(path)
+        except (ExampleError, SettingError) as error:
+            said = str(error)
+            refused += 1
+        except (Exception, Hang) as error:
+            raise AssertionError(
+                f"{chance.name}: {name} {options!r} {data[:2000]!r}"
+            ) from error
+        assert str(path) in said, chance.name
+    print(f"\nexamples: {used} used, {refused} refused")

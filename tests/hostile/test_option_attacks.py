@@ -1,0 +1,759 @@
+"""Command lines and options that nobody should give: one line, exit 1, and a safe terminal."""
+
+import ast
+import io
+import json
+import os
+import pty
+import re
+import shutil
+import subprocess
+import sys
+import traceback
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import click
+import numpy as np
+import pytest
+import tiny
+import torch
+from attack import ODD_TEXTS, Hang, Ran, Terminal, rounds, run_command, steering, within
+from conftest import EXAMPLES
+
+import trueline as tl
+from trueline.cli import cli
+from trueline.decoders import make_method, method_names
+from trueline.errors import ExampleError, SettingError
+from trueline.examples import read_examples, to_lines
+from trueline.records import GenerateOptions
+from trueline.visible import shown, visible, visible_json, visible_line
+
+CLI = Path(sys.modules["trueline.cli"].__file__).parent
+QUESTION = "Are bats blind?"
+SHORT = ("--space", "odd.space", "--max-new-tokens", "3")
+EVIL = "\x1b]0;owned\x07\x1b[2J\u202e\x9b31m\ufeff\u2066\r"
+WRITES = re.compile(r"(click\.)?(secho|echo)|print|input|.*std(out|err)\.\w+")
+WRITING = ("build", "add", "remove", "merge", "compact", "explain", "eval", "report")
+WITH_MODELS = ("eval", "reproduce")  # whose own borders are attacked elsewhere
+
+
+@pytest.fixture(scope="module")
+def parts(tiny_home, tmp_path_factory):
+    """A folder with files of many kinds, and spaces whose every text is hostile."""
+    here = tmp_path_factory.mktemp("far") / "from" / "everything" / "here"
+    here.mkdir(parents=True)
+    evil = [
+        tl.Example(f"{one.question} {EVIL}", [f"{a} {EVIL}" for a in one.answers],
+                   id=f"{one.id}{EVIL}", source=f"[red]{EVIL}")
+        for one in EXAMPLES
+    ]  # fmt: skip
+    lm = tl.load("smollm2-135m")
+    for name, examples in {"facts": EXAMPLES, "odd": evil}.items():
+        (here / f"{name}.jsonl").write_text("".join(to_lines(examples)), "utf-8")
+        prompt = tl.Prompt(f"{EVIL if name == 'odd' else ''}{{question}}")
+        tl.build(lm, examples, out=here / f"{name}.space", prompt=prompt)
+    (here / "faq.csv").write_text("question,answers\nq,a\n", "utf-8")
+    (here / "marked.txt").write_bytes(b"\xef\xbb\xbfAre bats blind?\r\n\r\nDo fish sleep?\r\n")
+    (here / "latin.txt").write_bytes(b"Are bats blind?\nDo f\xeete sleep?\n")
+    (here / "wide.txt").write_bytes("Are bats blind?\n".encode("utf-16"))
+    (here / "empty.txt").touch()
+    (here / "folder").mkdir()
+    os.symlink("nowhere", here / "dangling")
+    os.symlink("loop", here / "loop")
+    os.mkfifo(here / "fifo")
+    return here
+
+
+@pytest.fixture(autouse=True)
+def inside(parts, monkeypatch):
+    monkeypatch.chdir(parts)
+    for name in [name for name in os.environ if name.startswith("TRUELINE_")]:
+        if name not in ("TRUELINE_HOME", "TRUELINE_WITHOUT"):
+            monkeypatch.delenv(name)
+
+
+def refused(*args, **how):
+    ran = run_command(*args, **how)
+    assert ran.code == 1, ran
+    assert ran.err.count("Error: ") == 1
+    assert "Traceback" not in ran.err
+    return ran.err
+
+
+# Terminals
+
+
+def test_only_the_screen_writes_in_the_command_line():
+    found = []
+    for path in CLI.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and path.name != "screen.py":
+                called = ast.unparse(node.func)
+                if re.fullmatch(
+                    r"(click\.)?(secho|echo)|print|input|.*std(out|err)\.\w+", called
+                ):
+                    found.append(f"{path.name}:{node.lineno} {called}")
+    assert [name for name in found if not name.endswith("isatty")] == []
+
+
+def test_what_steers_a_terminal_is_spelled_out_and_the_rest_stays():
+    assert visible("a\tb\n\x1b[1m") == "a\tb\n\\x1b[1m"
+    assert visible_line("a\tb\n") == "a\\tb\\n"
+    assert visible("\u202e\u2066\ufeff\u200b\x9b\r\x7f\ud800\u2028\U000e0041") == (
+        "\\u202e\\u2066\\ufeff\\u200b\\x9b\\r\\x7f\\ud800\\u2028\\U000e0041"
+    )
+    plain = (
+        "na\u00efve\u00a0\u4e2d\u6587 \u0645\u06cc\u200c\u062e\u0648 \U0001f469\u200d\U0001f680"
+    )
+    assert visible(plain) == visible_line(plain) == plain
+
+
+def test_json_spells_the_same_signs_and_is_read_as_the_same_value():
+    value = {"evil": EVIL + "\U000e0041\x7f", "fine": "\u00e9\U0001f469\u200d\U0001f680"}
+    text = visible_json(json.dumps(value, indent=1, ensure_ascii=False))
+    assert steering(text) == []
+    assert "\u00e9\U0001f469\u200d\U0001f680" in text
+    assert json.loads(text) == value
+
+
+@pytest.mark.parametrize("terminal", [False, True], ids=["piped", "terminal"])
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["info", "odd.space"],
+        ["info", "odd.space", "--json"],
+        ["log", "odd.space"],
+        ["verify", "odd.space"],
+        ["compare", *SHORT, "--flips", "--set", "rad.alpha=1.0", QUESTION + EVIL],
+        ["compare", *SHORT, "--flips", "--json", QUESTION],
+        ["explain", *SHORT, "--set", "alpha=1.0", QUESTION + EVIL],
+        ["explain", *SHORT, "--json", QUESTION],
+        ["ask", *SHORT, "--json", QUESTION + EVIL],
+        ["info", EVIL],
+        ["ask", *SHORT, "--method", EVIL, QUESTION],
+        ["ask", "--space", EVIL, QUESTION],
+        ["ask", *SHORT, "--model", EVIL, QUESTION],
+        ["ask", *SHORT, f"--{EVIL}", QUESTION],
+        ["build", EVIL, "--out", "x"],
+        ["build", "odd.jsonl", "--out", "x", "--column", f"question={EVIL}"],
+        ["remove", "odd.space", EVIL],
+        ["report", EVIL],
+        [EVIL],
+    ],
+    ids=lambda args: " ".join(args)[:40].encode("ascii", "backslashreplace").decode(),
+)
+def test_nothing_foreign_steers_a_terminal(args, terminal):
+    ran = run_command(*args, terminal=terminal)
+    assert steering(ran.out + ran.err) == []
+    assert ran.code in (0, 1)
+
+
+def test_the_space_is_as_hostile_as_it_looks():
+    """Or the test above would show nothing."""
+    for args in (
+        ["info", "odd.space"],
+        ["compare", *SHORT, "--flips", "--set", "rad.alpha=1.0", QUESTION],
+        ["explain", *SHORT, "--set", "alpha=1.0", QUESTION],
+    ):
+        assert "\\x1b]0;owned\\x07\\x1b[2J\\u202e\\x9b31m" in run_command(*args).out, args
+    told = run_command("explain", *SHORT, "--set", "alpha=1.0", "--json", QUESTION).out
+    assert any(EVIL in one["example"] for one in json.loads(told)["summary"]["cited"])
+
+
+def test_chat_shows_foreign_text_safely():
+    lines = [QUESTION + EVIL, "/why", f"/method {EVIL}", f"/{EVIL}", f"/space {EVIL}"]
+    for terminal in (False, True):
+        ran = run_command("chat", *SHORT, stdin="\n".join(lines) + "\n", terminal=terminal)
+        assert ran.code == 0, ran.err
+        assert steering(ran.err + (ran.out if terminal else "")) == []
+
+
+def test_an_answer_is_exact_in_a_pipe_and_safe_in_a_terminal(monkeypatch):
+    def stream(*_, **__):
+        yield from (tl.Piece(text, ()) for text in ("\x1b[1m", "bold\u202e"))
+
+    monkeypatch.setattr("trueline.generation.stream", stream)
+    assert run_command("ask", *SHORT, QUESTION).out == "\x1b[1mbold\u202e\n"
+    assert run_command("ask", *SHORT, QUESTION, terminal=True).out == "\\x1b[1mbold\\u202e\n"
+
+
+def test_a_cell_forges_neither_cells_nor_lines(capsys):
+    from trueline.cli.screen import print_facts, print_table
+
+    print_table(["a", "b"], [["1\t2\n3", "[bold]x[/bold]"]])
+    print_facts({"name": "x\nforged  1"})
+    assert capsys.readouterr().out == "a\tb\n1\\t2\\n3\t[bold]x[/bold]\nname  x\\nforged  1\n"
+
+
+def test_a_label_of_a_bar_is_plain_text():
+    from trueline.cli.screen import progress_bars
+
+    for kind in (io.StringIO, Terminal):
+        with pytest.MonkeyPatch.context() as patch:
+            err = kind()
+            patch.setenv("TERM", "dumb")
+            patch.setattr(sys, "stderr", err)
+            with progress_bars("done") as tell:
+                tell(f"[red]{EVIL}", 1, 2)
+        assert steering(err.getvalue()) == []
+
+
+def test_a_warning_is_one_safe_line(monkeypatch):
+    import warnings
+
+    def info(*_):
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.warn(f"beware of {EVIL}", stacklevel=1)
+        raise SettingError("enough")
+
+    monkeypatch.setattr("trueline.space.storage.read_content", info)
+    ran = run_command("info", "odd.space")
+    assert steering(ran.err) == []
+    assert [line.partition(":")[0] for line in ran.err.splitlines()] == ["note", "Error"]
+
+
+def test_the_library_itself_says_nothing_that_steers(capsys):
+    from trueline.engines.model_cache import say
+
+    say(f"converting {EVIL}.gguf")
+    assert steering(capsys.readouterr().err) == []
+
+
+# Numbers, texts and questions in the library
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stop": 5},
+        {"stop": b"x"},
+        {"stop": [5]},
+        {"stop": [None]},
+        {"stop": {"a": 1}},
+        {"stop": ""},
+        {"stop": "\ud800"},
+        {"stop_ids": 5},
+        {"stop_ids": ["a"]},
+        {"stop_ids": [1.5]},
+        {"temperature": None},
+        {"temperature": "hot"},
+        {"temperature": True},
+        {"temperature": float("nan")},
+        {"temperature": 10**400},
+        {"temperature": -1},
+        {"seed": 1.5, "temperature": 1.0},
+        {"seed": -1, "temperature": 1.0},
+        {"seed": 10**5000, "temperature": 1.0},
+        {"top_k": 1.0, "temperature": 1.0},
+        {"top_p": "x", "temperature": 1.0},
+        {"max_new_tokens": True},
+        {"max_new_tokens": 1.0},
+        {"max_new_tokens": None},
+        {"max_new_tokens": "5"},
+        {"max_new_tokens": -(10**5000)},
+        {"max_new_tokens": np.array([1, 2])},
+        {"trace": 1},
+        {"p_less": None},
+    ],
+    ids=lambda options: shown(options)[:60],
+)
+def test_an_option_that_cannot_be_is_refused_by_its_name(options):
+    for call in (GenerateOptions, lambda **given: tl.generate(lm(), tl.Greedy(), "q", **given)):
+        with pytest.raises(SettingError) as caught:
+            call(**options)
+        message = str(caught.value)
+        assert next(iter(options)).partition("_")[0] in message
+        assert len(message) < 200
+        assert "\n" not in message
+
+
+def lm():
+    return tiny.language_model("llama")
+
+
+def test_numbers_of_numpy_are_numbers():
+    options = GenerateOptions(
+        max_new_tokens=np.int64(3),
+        temperature=np.float32(0.5),
+        top_p=np.float64(0.5),
+        seed=np.uint8(7),
+        stop_ids=np.array([1, 2]),
+    )
+    assert options == GenerateOptions(
+        max_new_tokens=3, temperature=0.5, top_p=0.5, seed=7, stop_ids=(1, 2)
+    )
+    assert type(options.max_new_tokens) is int
+    assert type(options.temperature) is float
+    assert [type(one) for one in options.stop_ids] == [int, int]
+    assert type(make_method("id", settings={"eta": np.float32(0.5)}).settings()["eta"]) is float
+    answers = tl.generate(lm(), tl.Greedy(), ["q"], batch_size=np.int64(2), max_new_tokens=2)
+    assert len(answers) == 1
+    assert read_examples(EXAMPLES, limit=np.int64(1)) == EXAMPLES[:1]
+
+
+@pytest.mark.parametrize("size", [1.5, 0, -1, None, "4", True, float("nan"), [4]], ids=repr)
+def test_a_batch_that_cannot_be_is_refused(size):
+    with pytest.raises(SettingError, match="batch_size must be"):
+        tl.generate(lm(), tl.Greedy(), ["q"], batch_size=size)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "",
+        " ",
+        "\n\t",
+        "\u3000",
+        None,
+        5,
+        b"q",
+        {"q": 1},
+        ["q", None],
+        ["q", ""],
+        [b"q"],
+        "\ud800",
+    ],
+    ids=repr,
+)
+def test_a_question_that_is_none_is_refused_alike_everywhere(question):
+    method, model = tl.Greedy(), lm()
+    many = question if isinstance(question, list) else [question]
+    calls = {
+        "generate": lambda: tl.generate(model, method, question),
+        "stream": lambda: list(tl.stream(model, method, question)),
+        "score": lambda: tl.score(model, method, question, ["a"]),
+        "compare": lambda: tl.compare(model, [method], many),
+    }
+    messages = {}
+    for name, call in calls.items():
+        with pytest.raises(SettingError) as caught:
+            call()
+        messages[name] = str(caught.value)
+    if question is not None and not isinstance(question, list):
+        reasons = {
+            message.partition(" ")[2].lstrip("0123456789 ") for message in messages.values()
+        }
+        assert len({reason.removeprefix("question ") for reason in reasons}) == 1, messages
+
+
+def test_questions_may_come_from_anywhere():
+    model, method = lm(), tl.Greedy()
+    wanted = tl.generate(model, method, ["a", "b"], max_new_tokens=2)
+    given = (text for text in ("a", "b"))
+    assert tl.generate(model, method, given, max_new_tokens=2) == wanted
+    compared = tl.compare(model, [method], (t for t in ("a", "b")), max_new_tokens=2)
+    assert compared["greedy"].answers == wanted
+    candidates = (text for text in ("yes", "no"))
+    assert tl.score(model, method, "a", candidates) == tl.score(
+        model, method, "a", ["yes", "no"]
+    )
+    assert tl.generate(model, method, []) == []
+    assert tl.score(model, method, "a", []) == []
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: tl.score(lm(), tl.Greedy(), "q", 5),
+        lambda: tl.score(lm(), tl.Greedy(), "q", "yes"),
+        lambda: tl.score(lm(), tl.Greedy(), "q", [None]),
+        lambda: tl.score(lm(), tl.Greedy(), "q", [""]),
+        lambda: tl.compare(lm(), 5, ["q"]),
+        lambda: tl.compare(lm(), [5], ["q"]),
+        lambda: tl.compare(lm(), tl.Greedy(), ["q"]),
+        lambda: tl.compare(lm(), [tl.Greedy()], "q"),
+        lambda: tl.compare(lm(), [tl.Greedy()], 5),
+        lambda: tl.compare(lm(), [tl.Greedy()], []),
+        lambda: tl.generate(lm(), "rad", "q"),
+        lambda: tl.generate(lm(), None, "q"),
+        lambda: tl.generate(lm(), tl.Greedy(), messages=5),
+        lambda: tl.generate(lm(), tl.Greedy(), messages=[5]),
+        lambda: tl.generate(lm(), tl.Greedy(), messages=[{"role": [], "content": "x"}]),
+        lambda: tl.generate(lm(), tl.Greedy(), messages=[{"role": "user", "content": " "}]),
+        lambda: read_examples(5),
+        lambda: read_examples(None),
+        lambda: read_examples(b"facts"),
+        lambda: read_examples({"question": "q"}),
+        lambda: read_examples([None]),
+        lambda: read_examples([]),
+        lambda: read_examples(""),
+        lambda: read_examples("facts", limit=1.5),
+        lambda: read_examples("facts", limit=0),
+        lambda: read_examples("facts", separator=5),
+        lambda: read_examples("facts", split=5),
+        lambda: read_examples("facts", columns=5),
+        lambda: read_examples("facts", columns={"question": 5}),
+        lambda: read_examples("facts", columns={5: "x"}),
+        lambda: tl.build(None, 5, context=None),
+    ],
+)
+def test_what_a_call_cannot_take_is_one_line(call):
+    with pytest.raises((SettingError, ExampleError)) as caught:
+        call()
+    assert "\n" not in str(caught.value).partition(" rows cannot be used")[0]
+
+
+def test_the_smallest_nucleus_is_the_best_token():
+    from trueline.pick import probabilities
+
+    logits = torch.tensor([[0.0, 3.0, 1.0]])
+    for p in (1e-300, 5e-324, 1e-45, 1e-8):
+        found = probabilities(logits, GenerateOptions(temperature=1.0, top_p=p, seed=0))
+        assert found.tolist() == [[0.0, 1.0, 0.0]]
+
+
+# The command line
+
+
+@pytest.mark.parametrize("blank", ["", " ", "\n"], ids=repr)
+def test_commands_refuse_a_blank_question_with_the_same_words(blank):
+    said = [refused(name, *SHORT, blank) for name in ("ask", "explain")]
+    said += [refused("compare", *SHORT, blank).replace("question 1", "the question")]
+    assert {*said} == {"Error: the question is empty; write one\n"}
+    ran = run_command("chat", *SHORT, stdin=f"{blank}\n")
+    assert (ran.code, ran.out, "Error" in ran.err) == (0, "", False)
+
+
+def test_a_marked_file_of_questions_is_read_as_it_was_written():
+    told = json.loads(run_command("compare", *SHORT, "--json", "--file", "marked.txt").out)
+    asked = [answer["question"] for answer in told["greedy"]["answers"]]
+    assert asked == ["Are bats blind?", "Do fish sleep?"]
+
+
+@pytest.mark.parametrize(
+    ("file", "reason"),
+    [
+        ("latin.txt", "in line 2 the byte 0xee is not UTF-8; save the file as UTF-8"),
+        ("wide.txt", "it is UTF-16; save it as UTF-8"),
+        ("empty.txt", "there is no question"),
+        ("folder", "it is a folder"),
+        ("fifo", "it is no regular file"),
+        ("/dev/zero", "it is no regular file"),
+        ("dangling", "No such file or directory"),
+        ("loop", "Too many levels of symbolic links"),
+        ("a" * 300, "File name too long"),
+        ("faq.csv/x", "Not a directory"),
+    ],
+)
+def test_a_file_of_questions_that_cannot_be_read_is_one_line(file, reason):
+    with within(20):
+        said = refused("compare", *SHORT, "--file", file)
+    assert reason in said
+    assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "reason"),
+    [
+        (["--set", "alpha=" + "-" * 100_000 + "1"], "alpha must be a number"),
+        (["--set", "alpha=" + "(" * 100_000], "alpha must be a number"),
+        (["--set", "alpha=" + "[" * 100_000], "alpha must be a number"),
+        (["--set", "alpha=" + "9" * 5_000], "alpha must lie in"),
+        (["--set", "alpha=1e999"], "alpha must lie in"),
+        (["--set", "alpha=nan"], "alpha must lie in"),
+        (["--set", "x" * 100_000], "a setting is NAME=VALUE"),
+        (["--set", "=1"], "no setting ''"),
+        (["--set", ""], "it is empty"),
+        (["--alpha", "9" * 5_000], "alpha must lie in"),
+        (["--max-new-tokens", "9" * 5_000], "is not a valid integer"),
+        (["--max-new-tokens", "-" + "9" * 4_000], "max_new_tokens must be 1 or more"),
+        (["--temperature", "inf"], "temperature must be"),
+        (["--temperature", "nan"], "temperature must be"),
+        (["--seed", "-1", "--temperature", "1"], "seed must lie"),
+        (["--seed", "1" * 100, "--temperature", "1"], "seed must lie"),
+        (["--stop", ""], "it is empty"),
+        (["--stop", "\udc80"], "not valid UTF-8"),
+        (["--method", ""], "it is empty"),
+        (["--method", "\udcff"], "not valid UTF-8"),
+        (["--model", ""], "it is empty"),
+        (["--space", ""], "it is empty"),
+        (["--embedder", ""], "it is empty"),
+        (["--device", ""], "it is empty"),
+    ],
+    ids=lambda value: shown(value)[:30] if isinstance(value, list) else "",
+)
+def test_an_option_with_an_odd_value_is_one_short_line(args, reason):
+    with within(20):
+        said = refused("ask", *SHORT, *args, QUESTION)
+    assert reason in said
+    assert len(said) < 700
+
+
+def test_odd_values_that_mean_something_are_taken():
+    for args in (
+        ["--temperature", "1", "--seed", "1", "--top-p", "1e-300"],
+        ["--temperature", "1e308", "--seed", "1"],
+        ["--temperature", "1", "--seed", "1", "--top-k", "9" * 30],
+        ["--max-new-tokens", "3"],
+    ):
+        ran = run_command("ask", *SHORT, *args, QUESTION)
+        assert ran.code == 0, ran.err
+    long = ["--space", "facts.space", "--max-new-tokens", "9" * 30, "--stop", "e"]
+    assert run_command("ask", *long, QUESTION).code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("5", 5),
+        ("-0.5", -0.5),
+        (".5", 0.5),
+        ("True", True),
+        ("none", None),
+        ("[0, 2]", [0, 2]),
+        ('"a b"', "a b"),
+        ("mean", "mean"),
+        ("__import__('os')", "__import__('os')"),
+        ("a=b", "a=b"),
+    ],
+)
+def test_a_setting_is_read_as_a_number_a_word_or_a_list(text, value):
+    from trueline.cli.options import read_settings
+
+    read = read_settings([f"x={text}"])["x"]
+    assert (read, type(read)) == (value, type(value))
+
+
+def test_bytes_that_are_no_text_go_through_as_a_path_and_are_refused_as_text():
+    assert "there is no space at \\udcff" in refused("info", "\udcff")
+    assert "not valid Unicode" in refused("ask", *SHORT, "\udcff")
+    ran = run_command("chat", *SHORT, stdin=f"\udcff\n{QUESTION}\n")
+    assert (ran.code, ran.err.count("Error: ")) == (0, 1)
+    assert ran.out.endswith("\n")
+
+
+def every_text_option():
+    for name, command in cli.commands.items():
+        for param in command.params:
+            is_text = isinstance(param.type, click.Path) or param.type is click.STRING
+            if is_text and isinstance(param, click.Option):
+                yield pytest.param(name, param.opts[0], id=f"{name} {param.opts[0]}")
+
+
+@pytest.mark.parametrize(("name", "flag"), list(every_text_option()))
+def test_no_option_takes_an_empty_text(name, flag):
+    arguments = [p for p in cli.commands[name].params if isinstance(p, click.Argument)]
+    given = ["x" for param in arguments if param.required]
+    assert "it is empty" in refused(name, *given, flag, "")
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "said"),
+    [
+        (">&-", 1, "Error: standard output is closed"),
+        ("2>&-", 0, ""),
+        ("<&-", 0, ""),
+        ("<&- 2>&-", 0, ""),
+        (">/dev/full", 1, "Error: standard output cannot be written: No space left on device"),
+        ("2>/dev/full", 0, ""),
+        ("--none 2>/dev/full", 1, ""),
+        ("--none 2>&-", 1, ""),
+        ("| head -0", 0, ""),
+        ("--json | true", 0, ""),
+        ("--help >/dev/full", 1, "Error: No space left on device"),
+        ("--help | true", 0, ""),
+    ],
+)
+def test_a_stream_that_is_closed_full_or_left_is_one_line_at_most(redirection, code, said):
+    status = "; echo ${PIPESTATUS[0]}" if "|" in redirection else "; echo $?"
+    script = f"trueline models {redirection}{status}"
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PATH": path},
+    )
+    assert done.stdout.splitlines()[-1] == str(code), done
+    assert done.stderr.startswith(said), done.stderr
+    assert len(done.stderr.splitlines()) == bool(said), done.stderr
+
+
+def test_a_reader_that_leaves_in_the_middle_is_no_failure(parts):
+    """More than a pipe holds is written, inside of the command."""
+    script = (
+        "import sys; from trueline.cli import main, screen;"
+        "import trueline.engines.sources as s; one = s.list_models()[0];"
+        "s.list_models = lambda: [one] * 5000; sys.argv = ['trueline', 'models']; main()"
+    )
+    command = f'{sys.executable} -c "{script}" | head -1; echo ${{PIPESTATUS[0]}}'
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines()[1:] == ["0"], done
+    assert done.stderr == ""
+
+
+def test_a_real_terminal_sees_no_escape_of_a_space(parts):
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "trueline", "info", "odd.space"],
+        stdout=theirs, stderr=theirs, stdin=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
+        os.close(theirs)
+        told = b""
+        try:
+            while part := os.read(ours, 4096):
+                told += part
+        except OSError:  # how a terminal ends on Linux
+            pass
+    os.close(ours)
+    assert process.returncode == 0
+    assert b"\\x1b]0;owned" in told
+    assert steering(told.decode().replace("\r\n", "\n")) == []
+
+
+# Two thousand command lines
+
+
+def odd_arguments(chance):
+    """A command line of a command there is: options and values by chance."""
+    name = chance.choice([*cli.commands])
+    command = cli.commands[name]
+    line = [name]
+    options = [param for param in command.params if isinstance(param, click.Option)]
+    for param in command.params:
+        if isinstance(param, click.Argument):
+            for _ in range(chance.choice([1, 1, 1, 1, 1, 0, 2])):
+                line.append(odd_argument(chance, param))
+        elif param.required and chance.random() < 0.9:
+            line += [param.opts[0], odd_argument(chance, param)]
+    for param in chance.sample(options, min(len(options), chance.choice([0, 0, 1, 1, 2, 3]))):
+        line.append(param.opts[0])
+        if not param.is_flag:
+            line.append(odd_argument(chance, param))
+    if name in ("ask", "chat", "compare", "explain") and chance.random() < 0.8:
+        line += [
+            "--max-new-tokens",
+            "2",
+            "--space",
+            chance.choice(["odd.space", "facts.space"]),
+        ]
+    if name in WITH_MODELS:
+        line += ["--model", "nowhere"]
+    if chance.random() < 0.05:
+        line.insert(chance.randrange(len(line) + 1), odd_text(chance))
+    return [as_argument(text) for text in line]
+
+
+def as_argument(text):
+    """A text as a system hands it over: no NUL, and what is no text as bytes."""
+    data = text.replace("\0", "").encode("utf-8", "surrogatepass")
+    return data.decode("utf-8", "surrogateescape")
+
+
+PATHS = """odd.space facts.space odd.jsonl facts.jsonl faq.csv marked.txt latin.txt wide.txt
+    empty.txt folder dangling loop fifo new.space folder/new.space folder/new.html new.json
+    /dev/null /dev/zero /dev/full /proc/self/mem /proc/self/environ ~nouser ~nouser/x . .. /
+    faq.csv/x folder/../new.txt odd.space/manifest.json""".split()
+
+
+def odd_text(chance):
+    made = "".join(
+        chance.choices("a=,.[]{}()'\"\\ -10e/~%$\u202e\x1b\udc80", k=chance.randrange(9))
+    )
+    return chance.choice([*ODD_TEXTS, made])
+
+
+def odd_argument(chance, param):
+    if chance.random() < 0.15:
+        return odd_text(chance)
+    if isinstance(param.type, click.Choice):
+        return chance.choice(param.type.choices)
+    if param.type in (click.INT, click.FLOAT):
+        return chance.choice(
+            ["0", "1", "2", "-1", "0.5", "1e-300", "inf", "nan", "9" * 40, "x"]
+        )
+    if isinstance(param.type, click.Path) or param.name in ("examples", "data", "out"):
+        return chance.choice([*PATHS, "a" * 300, f"{EVIL}.html"])
+    if param.name in ("question", "questions"):
+        return chance.choice([QUESTION, QUESTION + EVIL, "<|im_end|>", "x" * 3000])
+    if param.name in ("method", "methods"):
+        return chance.choice([*method_names(), "all", "greedy,rad", "rad,rad", ","])
+    if param.name == "sets":
+        name = chance.choice(["alpha", "tau", "k", "rad.alpha", "beta", "gamma", "candidates"])
+        return (
+            f"{name}={chance.choice(['0.5', '1', '[0]', '-1', 'x', '1e999', odd_text(chance)])}"
+        )
+    known = {
+        "ids": ["fact-1", f"fact-1{EVIL}"],
+        "columns": ["question=question", "answers=answer", "x=y", "question="],
+        "model": ["smollm2-135m", "nowhere", "all-minilm-l6-v2", "folder", "odd.space"],
+        "embedder": ["all-minilm-l6-v2", "nowhere", "folder"],
+        "device": ["cpu", "cuda", "meta", "cpu:1"],
+        "context": ["4", "none", "full", "0", "9" * 30, "\u0664"],
+        "template": ["{question}", "{question} {x}", "Q"],
+    }
+    return chance.choice(known.get(param.name, ["x", "facts", "1", "none"]))
+
+
+def odd_environment(chance, args):
+    if chance.random() < 0.9:
+        return {}
+    command = cli.commands[args[0]] if args and args[0] in cli.commands else cli
+    names = [f"TRUELINE_{command.name}_{p.name}".upper() for p in command.params]
+    names += ["TRUELINE_WITHOUT", "COLUMNS"]
+    return {chance.choice(names): as_argument(odd_text(chance))}
+
+
+SPECIAL = ("fifo", "dangling", "loop", "folder")
+
+
+def keep(parts, place):
+    """A copy of what is in the folder, but for what cannot be copied."""
+    return shutil.copytree(parts, place, ignore=shutil.ignore_patterns(*SPECIAL))
+
+
+def fresh(parts, kept):
+    """The folder as it was, after a command that may have changed it or written beside it."""
+    stay = [(parts, SPECIAL), (parts / "folder", ())]
+    stay += [(outer, (inner.name,)) for inner, outer in pairwise([parts, *parts.parents][:4])]
+    for folder, names in stay:
+        for path in folder.iterdir():
+            if path.name not in names:
+                shutil.rmtree(
+                    path
+                ) if path.is_dir() and not path.is_symlink() else path.unlink()
+    shutil.copytree(kept, parts, dirs_exist_ok=True)
+
+
+def check(ran: Ran, args, terminal):
+    assert ran.code in (0, 1, 130)
+    assert "Traceback" not in ran.err
+    if args[:1] != ["chat"]:
+        told = len(re.findall(r"^Error: ", ran.err, re.M))
+        assert told == (ran.code != 0), ran.err
+    is_answer = args[:1] in (["ask"], ["chat"]) and "--json" not in args
+    assert steering(ran.err) == []
+    assert steering(ran.out) == [] or (is_answer and not terminal)
+
+
+def test_no_command_line_breaks_anything(parts, tmp_path):
+    kept = keep(parts, tmp_path / "kept")
+    codes, failures = Counter(), []
+    for chance in rounds("options", 60, 2_000):
+        args = odd_arguments(chance)
+        terminal = chance.random() < 0.4
+        environment = odd_environment(chance, args)
+        lines = [QUESTION, "/why", "/plain", "/new", f"/set {odd_text(chance)} 1", "/help"]
+        lines += [
+            f"/space {chance.choice(PATHS)}",
+            f"/method {odd_text(chance)}",
+            odd_text(chance),
+        ]
+        stdin = "\n".join(chance.sample(lines, 4))
+        how = {"stdin": stdin, "terminal": terminal, "environment": environment}
+        try:
+            with within(60):
+                ran = run_command(*args, **how)
+            check(ran, args, terminal)
+            codes[ran.code] += 1
+        except (Exception, Hang) as error:
+            where = "".join(traceback.format_exception(error)[-4:])
+            failures.append(f"{chance.name}: {args!r} {how!r}\n{where}")
+        if args and args[0] in WRITING:
+            fresh(parts, kept)
+    print(f"\noptions: {codes[0]} used, {codes[1]} refused, {len(failures)} broke")
+    assert not failures, "\n".join(failures)

@@ -1,0 +1,349 @@
+"""Paths that nobody should name: one line that names the path and the system's word."""
+
+import os
+import resource
+import shutil
+import tempfile
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import click
+import pytest
+from attack import ODD_TEXTS, Hang, as_nobody, rounds, run_command, steering, within
+from conftest import EXAMPLES
+from test_option_attacks import as_argument, fresh, keep
+
+import trueline as tl
+from trueline import files
+from trueline.cli import cli
+from trueline.errors import ExampleError, SettingError, TruelineError
+from trueline.examples import read_examples, to_lines
+
+QUESTION = "Are bats blind?"
+
+
+@pytest.fixture(scope="module")
+def parts(tiny_home, tmp_path_factory):
+    here = tmp_path_factory.mktemp("far") / "from" / "everything" / "here"
+    here.mkdir(parents=True)
+    (here / "facts.jsonl").write_text("".join(to_lines(EXAMPLES)), "utf-8")
+    tl.build(None, EXAMPLES, context=None, out=here / "plain.space")
+    (here / "folder").mkdir()
+    (here / "file.txt").write_text("mine", "utf-8")
+    (here / "run.toml").write_text('benchmarks = ["facts"]\n', "utf-8")
+    os.symlink("nowhere", here / "dangling")
+    os.symlink("loop", here / "loop")
+    os.mkfifo(here / "fifo")
+    return here
+
+
+@pytest.fixture(autouse=True)
+def inside(parts, monkeypatch):
+    monkeypatch.chdir(parts)
+
+
+@pytest.fixture(autouse=True)
+def bounded():
+    """Whoever reads /dev/zero to its end gets an error, not the machine's whole memory."""
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    with suppress(OSError):  # not Linux
+        pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
+        most = pages * resource.getpagesize() + (4 << 30)
+        resource.setrlimit(resource.RLIMIT_AS, (most, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+PATHS = {
+    "long": ("a" * 300, "File name too long"),
+    "long folder": ("a" * 300 + "/x", "File name too long"),
+    "under a file": ("file.txt/x", "Not a directory"),
+    "dangling": ("dangling", ""),
+    "loop": ("loop", ""),
+    "loop folder": ("loop/x", ""),
+    "fifo": ("fifo", ""),
+    "device": ("/dev/zero", ""),
+    "no user": ("~nouser/x", ""),
+    "process": ("/proc/self/mem", ""),
+}
+
+
+def path_options():
+    """Every argument and option that takes a path, and those where a name may be a path."""
+    named = (
+        "examples",
+        "data",
+        "out",
+        "model",
+        "embedder",
+        "models",
+        "benchmarks",
+        "bertscore",
+    )
+    for name, command in cli.commands.items():
+        for param in command.params:
+            if isinstance(param.type, click.Path) or param.name in named:
+                yield name, param.name
+
+
+def line_with(name, wanted, path):
+    """A command line that would work, but for one path."""
+    given = {
+        "examples": "facts.jsonl",
+        "folder": "plain.space",
+        "first": "plain.space",
+        "second": "plain.space",
+        "question": QUESTION,
+        "ids": "none",
+        "plan": "run.toml",
+    }
+    line = [name]
+    for param in cli.commands[name].params:
+        if isinstance(param, click.Argument) and (param.required or param.name == wanted):
+            line.append(path if param.name == wanted else given[param.name])
+        elif param.name == wanted:
+            line += [param.opts[0], path]
+        elif param.required:
+            line += [param.opts[0], "new.space"]
+    if name in ("compare",):
+        line.append(QUESTION)
+    if name in ("ask", "chat", "compare", "explain") and wanted != "space":
+        line += ["--space", "nowhere.space"]
+    if name in ("eval", "reproduce") and wanted not in ("model", "models"):
+        line += ["--model", "nowhere"]
+    return line
+
+
+@pytest.mark.parametrize("kind", PATHS)
+@pytest.mark.parametrize(("name", "wanted"), list(path_options()))
+def test_no_path_ends_in_a_traceback(name, wanted, kind):
+    path, _ = PATHS[kind]
+    with within(30):
+        ran = run_command(*line_with(name, wanted, path))
+    for made in ("new.space", "~nouser"):
+        shutil.rmtree(made, ignore_errors=True)
+    is_name = kind == "no user" and wanted == "out"  # which is a name like others
+    assert ran.code == 1 or (is_name and ran.code == 0), ran
+    errors = [line for line in ran.err.splitlines() if line.startswith("Error: ")]
+    assert len(errors) == ran.code
+    assert "Errno" not in ran.err
+    assert Path("file.txt").read_text("utf-8") == "mine"
+
+
+@pytest.mark.parametrize("kind", ["long", "under a file", "dangling", "loop", "fifo", "device"])
+def test_the_message_names_the_path_and_what_is_wrong(kind):
+    path, reason = PATHS[kind]
+    for said in (
+        run_command("build", path, "--out", "new.space").err,
+        run_command("compare", "--file", path, QUESTION).err,
+    ):
+        assert path in said
+        assert reason in said
+        assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("path", ["\0", "a\0b.jsonl", "a\0b.txt", Path("a\0b")], ids=repr)
+def test_a_name_with_nul_is_an_error_of_ours(path):
+    with pytest.raises(ExampleError):
+        read_examples(path)
+    with pytest.raises(SettingError):
+        files.read_text(path, "the file")
+    with pytest.raises(TruelineError):
+        tl.open(path)
+    with pytest.raises(TruelineError):
+        tl.load(path)
+
+
+def test_chat_goes_on_after_a_path_that_cannot_be(tmp_path, monkeypatch):
+    lm = tl.load("smollm2-135m")
+    tl.build(lm, EXAMPLES, out=tmp_path / "facts.space")
+    bad = ["a" * 300, "~nouser/x", "loop", "fifo", "/dev/zero", "file.txt/x", "a\0b", "~"]
+    lines = [*(f"/space {path}" for path in bad), QUESTION]
+    line = ["chat", "--space", str(tmp_path / "facts.space"), "--max-new-tokens", "3"]
+    with within(60):
+        ran = run_command(*line, stdin="\n".join(lines) + "\n")
+    assert ran.code == 0
+    assert len([x for x in ran.err.splitlines() if x.startswith("Error: ")]) == len(bad)
+    assert ran.out.strip()
+
+
+def test_chat_goes_on_after_an_error_of_the_system(tmp_path, monkeypatch):
+    lm = tl.load("smollm2-135m")
+    tl.build(lm, EXAMPLES, out=tmp_path / "facts.space")
+
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied", "some/file")
+
+    monkeypatch.setattr("trueline.space.space.read_space", refuse)
+    line = ["chat", "--method", "greedy", "--max-new-tokens", "3"]
+    ran = run_command(*line, stdin=f"/space x\n{QUESTION}\n")
+    assert (ran.code, bool(ran.out.strip())) == (0, True)
+    assert "Error: some/file: Permission denied\n" in ran.err
+
+
+def test_what_no_border_foresaw_is_still_one_line(monkeypatch):
+    def refuse(*_):
+        raise OSError(5, "Input/output error", "x\ny\x1b")
+
+    monkeypatch.setattr("trueline.space.storage.read_content", refuse)
+    ran = run_command("info", "plain.space")
+    assert ran == (1, "", "Error: x\\ny\\x1b: Input/output error\n")
+
+
+@pytest.mark.parametrize(
+    "home", ["file.txt", "file.txt/x", "~nouser", "a" * 300, "/dev/null", "loop"]
+)
+@pytest.mark.parametrize(
+    "args",
+    [["models"], ["ask", QUESTION], ["build", "facts.jsonl", "--out", "y.space"]],
+    ids=lambda args: args[0],
+)
+def test_a_home_that_cannot_be_is_one_line(args, home):
+    with within(60):
+        ran = run_command(*args, environment={"TRUELINE_HOME": home})
+    errors = [line for line in ran.err.splitlines() if line.startswith("Error: ")]
+    assert (ran.code, len(errors)) in ([(0, 0), (1, 1)] if args == ["models"] else [(1, 1)])
+    shutil.rmtree("y.space", ignore_errors=True)
+
+
+@pytest.fixture
+def closed():
+    """A folder that others may enter, with a file and a folder in it that they may not open."""
+    folder = Path(tempfile.mkdtemp(prefix="trueline-closed-"))
+    folder.chmod(0o755)
+    (folder / "examples.jsonl").write_text("".join(to_lines(EXAMPLES)), "utf-8")
+    (folder / "questions.txt").write_text(QUESTION, "utf-8")
+    (folder / "inner").mkdir()
+    (folder / "inner" / "facts.jsonl").touch()
+    for name in ("examples.jsonl", "questions.txt", "inner"):
+        (folder / name).chmod(0)
+    yield folder
+    (folder / "inner").chmod(0o700)
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["build", "{}/examples.jsonl", "--out", "{}/x.space"],
+        ["build", "{}/inner/facts.jsonl", "--out", "{}/x.space"],
+        ["build", "facts", "--context", "none", "--limit", "2", "--out", "{}/inner/x.space"],
+        ["compare", "--file", "{}/questions.txt"],
+        ["compare", "--file", "{}/inner/questions.txt"],
+        ["info", "{}/inner/x.space"],
+        ["verify", "{}/inner"],
+        ["explain", "--out", "{}/inner/x.html", QUESTION],
+        ["ask", "--space", "{}/inner/x.space", QUESTION],
+    ],
+    ids=lambda args: " ".join(args)[:50],
+)
+def test_permission_denied_is_one_line(args, closed, tiny_home):
+    if os.getuid() == 0:
+        try:
+            assert as_nobody(lambda: str(os.getuid())) == "65534"
+        except AssertionError:
+            pytest.skip("this process can become nobody else")
+    line = [part.replace("{}", str(closed)) for part in args]
+    run_command(*args[:1], "--help")  # what the child needs is imported here
+
+    def work():
+        os.chdir("/")
+        with within(60):
+            ran = run_command(*line)
+        return f"{ran.code}\n{ran.err}"
+
+    code, _, said = as_nobody(work).partition("\n")
+    assert code == "1", said
+    errors = [one for one in said.splitlines() if one.startswith("Error: ")]
+    assert len(errors) == 1, said
+    assert str(closed) in errors[0]
+    assert "Traceback" not in said
+
+
+# Writing
+
+
+def test_explain_replaces_a_file_only_when_asked(tmp_path):
+    lm = tl.load("smollm2-135m")
+    tl.build(lm, EXAMPLES, out=tmp_path / "facts.space")
+    out = tmp_path / "gum.json"
+    out.write_text("mine", "utf-8")
+    line = ["explain", "--space", str(tmp_path / "facts.space"), "--max-new-tokens", "3"]
+    line += ["--out", str(out), QUESTION]
+    ran = run_command(*line)
+    assert (ran.code, out.read_text("utf-8")) == (1, "mine")
+    assert "--overwrite" in ran.err
+    assert run_command(*line, "--overwrite").code == 0
+    assert QUESTION in out.read_text("utf-8")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["facts.space", "gum.json"]
+
+
+def test_a_file_that_cannot_be_finished_leaves_the_old_one(tmp_path):
+    path = tmp_path / "page.html"
+    path.write_text("old", "utf-8")
+
+    def write_half():
+        with files.replacing(path) as scratch:
+            scratch.write_text("half", "utf-8")
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        write_half()
+    assert [one.read_text("utf-8") for one in tmp_path.iterdir()] == ["old"]
+
+
+def test_a_link_planted_beside_a_file_is_not_followed(tmp_path):
+    import threading
+
+    path, victim = tmp_path / "page.html", tmp_path / "victim"
+    victim.write_text("precious", "utf-8")
+    os.symlink(victim, tmp_path / f".page.html.{os.getpid()}-{threading.get_ident()}.tmp")
+    files.write_text(path, "new")
+    assert (path.read_text("utf-8"), victim.read_text("utf-8")) == ("new", "precious")
+    assert not path.is_symlink()
+
+
+def test_a_name_as_long_as_a_system_takes_can_be_written(tmp_path):
+    for name in ("a" * 255, "\u4e2d" * 85):
+        files.write_text(tmp_path / name, "x")
+        assert (tmp_path / name).read_text("utf-8") == "x"
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"], ids=repr)
+@pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["plain", "marked"])
+def test_a_text_is_read_as_people_write_it(tmp_path, mark, line_end):
+    path = tmp_path / "x.txt"
+    path.write_bytes((mark + line_end.join(["\u00e9", "", "b"])).encode())
+    assert files.read_text(path, "the file") == "\u00e9\n\nb"
+
+
+# Paths by chance
+
+
+def odd_path(chance):
+    pieces = ["", ".", "..", "~", "~nouser", "folder", "file.txt", "dangling", "loop", "fifo",
+              "plain.space", "facts.jsonl", "a" * 300, "\u202e", "\x1b[2J", "\udc80", " ", "-",
+              "new.html", "x.gguf", "/dev/zero", "/proc/self", *ODD_TEXTS]  # fmt: skip
+    return as_argument("/".join(chance.choices(pieces, k=chance.choice([1, 1, 2, 3]))))
+
+
+def test_odd_paths_break_nothing(parts, tmp_path):
+    options, codes = list(path_options()), Counter()
+    kept = keep(parts, tmp_path / "kept")
+    for chance in rounds("paths", 80, 2_000):
+        name, wanted = chance.choice(options)
+        line = line_with(name, wanted, odd_path(chance))
+        try:
+            with within(60):
+                ran = run_command(*line, terminal=chance.random() < 0.5)
+            assert ran.code in (0, 1)
+            told = [x for x in ran.err.splitlines() if x.startswith("Error: ")]
+            assert len(told) == ran.code
+            assert steering(ran.out + ran.err) == []
+        except (Exception, Hang) as error:
+            raise AssertionError(f"{chance.name}: {line!r}") from error
+        codes[ran.code] += 1
+        assert Path("file.txt").read_text("utf-8") == "mine", chance.name
+        fresh(parts, kept)
+    print(f"\npaths: {codes[0]} used, {codes[1]} refused")
