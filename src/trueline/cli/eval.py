@@ -11,6 +11,9 @@ import click
 from trueline.cli.options import FlagEnvvarOption, json_option, read_settings
 from trueline.decoders import DEFAULT
 from trueline.errors import SettingError
+from trueline.visible import visible
+
+_DIGITS = 20  # of a number that is one; what is longer is refused as the text it is
 
 if TYPE_CHECKING:
     from trueline.evaluation.averages import CellSummary
@@ -97,7 +100,8 @@ def evaluate(
     from trueline.evaluation.plan_file import plan_from, read_plan_table
     from trueline.evaluation.run import run_plan
 
-    table = {} if plan is None else read_plan_table(plan)
+    trusts = bool(flags["trust_remote_code"])
+    table = {} if plan is None else read_plan_table(plan, trust_remote_code=trusts)
     table = _with_flags(table, flags)
     checked = plan_from(table, "the flags" if plan is None else str(plan))
     folder = out or table.get("out")
@@ -151,7 +155,7 @@ def _methods(text: str) -> list[str]:
 
 
 def _number(text: str) -> int | str:
-    return int(text) if text.strip().isdecimal() else text
+    return int(text) if text.strip().isdecimal() and len(text) < _DIGITS else text
 
 
 def _settings(texts: tuple[str, ...]) -> dict[str, object]:
@@ -194,7 +198,7 @@ def _show(done: RunOutcome, as_json: bool) -> None:
         head = ["model", "benchmark", "method", "task", "seed", "n", "state", "means"]
         print_table(head, [_row(cell) for cell in done.cells])
     for warning in done.warnings:
-        click.echo(f"note: {warning}", err=True)
+        click.echo(f"note: {visible(warning)}", err=True)
     if done.stopped:
         click.echo(f"stopped: {done.stopped}; run the same command again to go on", err=True)
 

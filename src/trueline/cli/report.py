@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from trueline.cli.options import FlagEnvvarOption
+from trueline.visible import visible_line
 
 
 @click.command()
@@ -27,8 +28,13 @@ from trueline.cli.options import FlagEnvvarOption
 @click.option(
     "--plots", default="svg", show_default=True, help="svg, png, both with a comma, or none."
 )
-def report(folder: Path, out: Path | None, formats: str, plots: str) -> None:
+@click.option(
+    "--overwrite", is_flag=True, help="Replace files there that no earlier report wrote."
+)
+def report(folder: Path, out: Path | None, formats: str, plots: str, overwrite: bool) -> None:
     """Write the report of the run in FOLDER, and print the names of its files.
+
+    Files of an earlier report are replaced, others only with --overwrite.
 
     \b
     Examples:
@@ -38,8 +44,11 @@ def report(folder: Path, out: Path | None, formats: str, plots: str) -> None:
     from trueline.report.writing import write_report
 
     drawn = [] if plots.strip() == "none" else _names(plots)
-    for path in write_report(folder, out=out, formats=_names(formats), plots=drawn):
-        click.echo(str(path))
+    written = write_report(
+        folder, out=out, formats=_names(formats), plots=drawn, overwrite=overwrite
+    )
+    for path in written:
+        click.echo(visible_line(str(path)))
 
 
 def _names(text: str) -> list[str]:

@@ -8,6 +8,7 @@ from trueline.errors import SettingError
 from trueline.evaluation.judges.questions import (
     NO_REFERENCE,
     Items,
+    judge_hash,
     prompt_for,
     read_verdict,
 )
@@ -31,6 +32,8 @@ class LocalJudge:
                 f"{max_new_tokens} and {batch_size}"
             )
         self.id = f"local:{lm.id}"
+        model = (lm.fingerprint, lm.tokenizer_hash, str(lm.dtype), lm.device.type)
+        self.hash = judge_hash(*model, max_new_tokens)
         self._lm, self._max_new_tokens, self._batch_size = lm, max_new_tokens, batch_size
 
     def judge(

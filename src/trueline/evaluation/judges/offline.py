@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trueline.evaluation.judges.questions import NO_REFERENCE, Items
+from trueline.evaluation.judges.questions import NO_REFERENCE, Items, judge_hash
 from trueline.evaluation.metrics import rouge_l
 from trueline.evaluation.samples import About, Sample, Task, Verdict
 from trueline.records import OnProgress
@@ -50,6 +50,7 @@ class OfflineJudge:
 
     def __init__(self, embedder: Embedder) -> None:
         self.id = f"offline:{embedder.id}"
+        self.hash = judge_hash(embedder.hash, NON_ANSWERS, _SAME, _EVASIVE)
         self._vectors = _Vectors(embedder)
 
     def judge(
