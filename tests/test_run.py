@@ -670,7 +670,7 @@ def test_lines_of_a_cell_that_is_not_described_are_refused(table, tmp_path):
     path = tmp_path / "results.jsonl"
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[1:]))
     with pytest.raises(
-        SettingError, match="results.jsonl:1 belongs to the cell .*, which no line before"
+        SettingError, match=r"results.jsonl:1 belongs to the cell .*, which no line before"
     ):
         run(table, tmp_path)
 

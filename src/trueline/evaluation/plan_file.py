@@ -82,7 +82,7 @@ def _text(path: Path) -> str:
 
 def plan_from(table: Mapping[str, Any], where: str = "the plan") -> Plan:
     """A plan from a table; every mistake in it is listed at once."""
-    _check_depth(table, where)
+    _check_form(table, where)
     mistakes = wrong_keys(table, KEYS, "")
     unfit = {name: unwritable(table.get(name), name) for name in _FREE}
     mistakes += [problem for problems in unfit.values() for problem in problems]
@@ -107,8 +107,10 @@ def plan_from(table: Mapping[str, Any], where: str = "the plan") -> Plan:
     return Plan(**values, variants=variants)
 
 
-def _check_depth(table: Mapping[str, Any], where: str) -> None:
-    """Refuse what is nested so deep that reading it further would exhaust the stack."""
+def _check_form(table: Mapping[str, Any], where: str) -> None:
+    """Refuse what is no table, or nested so deep that to read it would exhaust the stack."""
+    if not isinstance(table, Mapping):
+        raise SettingError(f"{where} must be a table; got {shown(table)}")
     level: list[Any] = [table]
     for _ in range(_DEEPEST):
         inner = [x.values() if isinstance(x, Mapping) else x for x in level]
@@ -147,7 +149,8 @@ def _variants(table: Mapping[str, Any], mistakes: list[str]) -> tuple[Variant, .
     used = list(dict.fromkeys([*methods, *(item["method"] for item in extra)]))
     unknown = [name for name in used if name not in method_names()]
     found = [
-        f"there is no method {shown(name)}; there are {', '.join(method_names())}"
+        f"{'methods' if name in methods else 'variants'}: there is no method {shown(name)}; "
+        f"there are {', '.join(method_names())}"
         for name in unknown
     ]
     found += _settings_mistakes(settings, used)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,8 @@ _INK = "#24292f"  # becomes the color of the text around it where a plot stands 
 _COLORS = ("#6b7280", "#0f8f6c", "#d9730d", "#3b7dd8", "#b04fb3", "#b8860b", "#c0392b")
 _SHOWN = ("truth_info", "hallucination", "truth", "info", "rouge_l", "mc1", "mc2")
 _PANELS = 3  # measures side by side
-_LONGEST = 120  # characters of a label
+_LONGEST = 80  # characters of a label
+_USUAL = 30  # characters that have room anyway
 _CURVES = 4  # methods in one diagram, so that it can be read
 
 
@@ -170,7 +171,9 @@ def _panels(count: int, width: float, height: float) -> tuple[Figure, list[Axes]
 
 def _methods(rows: Sequence[MethodRow], columns: Sequence[Column]) -> Figure:
     """A dot and its interval a method; a line marks the plain model."""
-    figure, panels = _panels(len(columns), 2.9 * len(columns) + 1.6, 1.1 + 0.32 * len(rows))
+    labels = [_text(row.label) for row in rows]
+    width = 2.9 * len(columns) + 1.6 + _room(labels)
+    figure, panels = _panels(len(columns), width, 1.1 + 0.32 * len(rows))
     for panel, column in zip(panels, columns, strict=True):
         for height, row in enumerate(rows):
             if (value := row.values.get(column.id)) is None:
@@ -184,7 +187,7 @@ def _methods(rows: Sequence[MethodRow], columns: Sequence[Column]) -> Figure:
             if height == 0 and row.is_plain:
                 panel.axvline(mean, color=color, linewidth=0.8, linestyle=":")
         panel.set_title(_name(column))
-        panel.set_yticks(range(len(rows)), [_text(row.label) for row in rows])
+        panel.set_yticks(range(len(rows)), labels)
         panel.set_ylim(len(rows) - 0.5, -0.5)
         panel.tick_params(labelleft=panel is panels[0])
     return figure
@@ -216,7 +219,7 @@ def _quartiles(shares: dict[str, list[QuartileShare]]) -> Figure:
 
 def _reliability(curves: dict[str, tuple[list[float], list[bool]]]) -> Figure:
     """How often answers were right against how sure the model was; the dotted line is ideal."""
-    figure, (panel,) = _panels(1, 6.6, 3.9)
+    figure, (panel,) = _panels(1, 6.6 + _room(map(_text, curves)), 3.9)
     panel.plot([0, 1], [0, 1], ":", color=_INK, linewidth=0.8)
     for number, (label, (sure, right)) in enumerate(list(curves.items())[:_CURVES]):
         bins = reliability(sure, right)
@@ -280,6 +283,11 @@ def _text(text: str) -> str:
     text = visible_line(" ".join(text.split()))
     text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
     return f" {text}" if text.startswith("_") else text
+
+
+def _room(labels: Iterable[str]) -> float:
+    """The inches that long labels need besides; without them nothing is left to draw in."""
+    return 0.09 * max(0, max(map(len, labels), default=0) - _USUAL)
 
 
 def _color(number: int) -> str:
