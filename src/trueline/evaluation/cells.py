@@ -163,11 +163,12 @@ def versions(module: str = "trueline", others: Sequence[str] = ()) -> dict[str, 
     package = module.partition(".")[0]
     if package != "trueline":
         names = packages_distributions().get(package, ())
-        found |= {name: version(name) for name in names}
+        found |= {name: _version(name) for name in names}
         found[f"{package} source"] = _source_hash(package)
     return found | {"python": platform.python_version()}
 
 
+@cache
 def _version(name: str) -> str:
     """The version of a package; empty where it is not installed."""
     try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ def fingerprint(model: PreTrainedModel) -> str:
     Each tensor goes in as the integer sums of the bit patterns of its rows, which see every
     weight and do not depend on the order of summation, and as a strided sample.
     """
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(_own_code(model))
     settings = model.config.get_text_config().to_diff_dict()
     told = {name: repr(value) for name, value in settings.items() if name not in _NO_MATTER}
     digest.update(json.dumps(told, sort_keys=True).encode())
@@ -47,6 +49,7 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
     else:
         content = {"vocab": tokenizer.get_vocab(), "special": tokenizer.all_special_ids}
     content = [content, tokenizer.chat_template]
+    content += [code.hex()] if (code := _own_code(tokenizer)) else []
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -68,3 +71,16 @@ def _row_sums(weight: torch.Tensor) -> torch.Tensor:
             for at in range(0, len(rows), step)
         ]
     )
+
+
+def _own_code(part: object) -> bytes:
+    """A hash of the code that a model's folder brings; nothing where transformers has it.
+
+    transformers copies the files that such code is made of into one folder.
+    """
+    module = type(part).__module__
+    if not module.startswith("transformers_modules."):
+        return b""
+    folder = Path(sys.modules[module].__file__ or "").parent
+    files = sorted(folder.glob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).digest()
