@@ -552,11 +552,41 @@ def unread(content, written) -> str:
     return ""
 
 
+def contradiction(lines) -> str:
+    """What lines say against each other, by rules that are written down here once more."""
+    heads, said, samples = {}, set(), {}
+    for line in map(plain, lines):
+        kind, cell = line["kind"], line.get("cell")
+        if kind == "leaks":
+            continue
+        if kind != "cell" and cell not in heads:
+            return f"{cell} is not described"
+        is_sample = kind in ("answer", "choice", "failed")
+        names = ("sample", "judge", "about")
+        key = ("sample" if is_sample else kind, cell, *(line.get(name) for name in names))
+        if key in said:
+            return f"{key} is said twice"
+        said.add(key)
+        if kind == "cell":
+            heads[cell] = line
+        elif kind == "verdict" and ("sample", cell, line["sample"], None, None) not in said:
+            return f"{line['sample']} is judged and not answered"
+        elif is_sample:
+            place = (heads[cell]["data_hash"], line["index"])
+            if samples.setdefault(place, line["sample"]) != line["sample"]:
+                return f"{place} is two samples"
+        elif kind == "done":
+            count = sum(one[:2] == ("sample", cell) for one in said)
+            if count != heads[cell]["samples"]:
+                return f"{cell} is done with {count} samples"
+    return ""
+
+
 def test_mutated_results_are_refused_or_reported_as_they_stand(real, tmp_path):
     """A round is refused by an error that names the file, or every line of it is used.
 
-    Damage used silently would be a line that is skipped or read as something it does not say, a
-    torn end that is not told, a number in the report that is none.
+    Damage used silently would be a line that is skipped or read as something it does not say,
+    lines that contradict each other, a torn end that is not told, a number that is none.
     """
     counts, unnamed = {"refused": 0, "reported": 0, "torn": 0}, []
     for number, chance in enumerate(rounds("results", 80, 2_000)):
@@ -578,6 +608,8 @@ def test_mutated_results_are_refused_or_reported_as_they_stand(real, tmp_path):
         lines = read_written(folder / "results.jsonl")
         counts["torn" if lines.torn else "reported"] += 1
         assert not unread(content, lines), f"{chance.name}: {unread(content, lines)}"
+        against = contradiction(lines.lines)
+        assert not against, f"{chance.name}: {against}"
         told = (tmp_path / "out" / "report.md").read_text("utf-8")
         assert ("is cut off" in told) == lines.torn, chance.name
         text = (tmp_path / "out" / "report.csv").read_text("utf-8")
