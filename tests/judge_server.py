@@ -11,8 +11,9 @@ KEY = "sk-secret-0123456789"
 
 
 class JudgeServer(ThreadingHTTPServer):
-    """Answers each question by `reply(prompt)`; the first requests meet the `faults` instead.
+    """Answers each question by `reply(prompt)`, a text or the bytes of a whole response.
 
+    The first requests meet the `faults` instead.
     A fault is a status, a (status, retry-after) pair, a function of the handler, or one of:
     cut, half, text, form. `now` tells when requests come in.
     """
@@ -59,6 +60,8 @@ class _Handler(BaseHTTPRequestHandler):
         if refused:
             return partial(self.send, refused[0], json.dumps(refused[1]))
         text = self.server.reply(prompt)
+        if isinstance(text, bytes):
+            return partial(self.wfile.write, text)
         with self.server.lock:
             self.server.answered.append(prompt)
         return partial(self.send, 200, json.dumps(_response(self.path, prompt, text)))

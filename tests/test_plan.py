@@ -145,7 +145,7 @@ def test_every_mistake_is_listed_with_its_name_and_what_is_allowed():
             {"judge": {"per_hour": 3}},
             "judge.per_hour is no key; there are concurrency, per_min",
         ),
-        ({"judge": {"tries": 0}}, "judge.tries must be a whole number from 1 to 1,000; got 0"),
+        ({"judge": {"tries": 0}}, "judge.tries must be a whole number from 1 to 100; got 0"),
         ({"judge": {"timeout": float("inf")}}, "judge.timeout must be a number above 0"),
         ({"judge": 3}, "judge must be a table; got 3"),
         ({"build": {"rad": 4}}, "build.rad must be a table; got 4"),

@@ -87,7 +87,7 @@ def odd_value(chance, depth=2):
 
 
 def mutated(chance, value):
-    """A JSON value with one place in it changed: replaced, dropped, doubled, or a key renamed."""
+    """A JSON value with one place changed: replaced, dropped, doubled, or a key renamed."""
     places = list(_places(value))
     path = chance.choice(places)
     return _changed(chance, value, path)

@@ -609,6 +609,20 @@ def test_odd_paths_and_numbers_of_eval_are_one_line(flags, told, tmp_path, monke
     assert (tmp_path / "file").read_text() == "mine"
 
 
+def test_a_plan_takes_of_a_judge_what_its_limits_take():
+    from trueline.evaluation.judges import Limits
+    from trueline.evaluation.plan_keys import JUDGE
+
+    odd = [-1, 0, 1e-4, 1e-3, 0.5, 1, 100, 101, 1_000, 1_001, 86_400, 86_401, 1e9, 1e10]
+    for name in ("concurrency", "per_minute", "tries", "timeout"):
+        for value in odd:
+            try:
+                is_taken = bool(Limits(**{name: value}))
+            except SettingError:
+                is_taken = False
+            assert JUDGE[name].fits(value) == is_taken, (name, value)
+
+
 # Files of benchmarks
 
 ROW = {"document": "A long one.", "right_summary": "Right.", "hallucinated_summary": "Wrong."}

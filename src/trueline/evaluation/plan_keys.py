@@ -47,6 +47,10 @@ def _is_text(value: object) -> bool:
     return not any("\ud800" <= sign <= "\udfff" for sign in value)
 
 
+def _is_number(value: Any, low: float, high: float) -> bool:
+    return type(value) in (int, float) and low <= value <= high
+
+
 _TEXT = Takes("a text", _is_text)
 _NAME = Takes(  # of a file, a folder, a model or a judge
     "a text without NUL", lambda value: _is_text(value) and "\0" not in value
@@ -61,13 +65,13 @@ _COUNT = Takes(
     'a whole number from 1, or "all"',
     lambda value: value == "all" or (type(value) is int and 1 <= value <= _MOST),
 )
-_POSITIVE = Takes(
-    "a number above 0, at most 1,000,000",
-    lambda value: type(value) in (int, float) and 0 < value <= 1e6,
+_PER_MINUTE = Takes("a number from 0.001 to 1e9", lambda value: _is_number(value, 1e-3, 1e9))
+_SECONDS = Takes(
+    "a number above 0, at most 86,400", lambda value: _is_number(value, 0, 86_400) and value > 0
 )
 _TEMPERATURE = Takes(
     "0, or a number from 0.001 to 1,000",
-    lambda value: type(value) in (int, float) and (value == 0 or 1e-3 <= value <= 1e3),
+    lambda value: _is_number(value, 0, 0) or _is_number(value, 1e-3, 1e3),
 )
 KEYS: dict[str, Takes] = {
     "out": _NAME,
@@ -110,11 +114,11 @@ BUILD: dict[str, Takes] = {
     "values": _one_of("auto", "hidden", "logits"),
     "dtype": _one_of("auto", "float32", "float16"),
 }
-JUDGE: dict[str, Takes] = {  # the names are those of Limits and of open_judge
-    "concurrency": _whole(1, 1024),
-    "per_minute": _POSITIVE,
-    "tries": _whole(1, 1000),
-    "timeout": _POSITIVE,
+JUDGE: dict[str, Takes] = {  # names and bounds are those of Limits and of open_judge
+    "concurrency": _whole(1, 1000),
+    "per_minute": _PER_MINUTE,
+    "tries": _whole(1, 100),
+    "timeout": _SECONDS,
     "max_tokens": _whole(1),
 }
 

@@ -36,7 +36,9 @@ JUDGES = {  # how a judge is named -> what it is
     "offline": "the nearest reference, by embedder and ROUGE-L; needs no key",
     "cohere": "command-a-03-2025, or cohere:MODEL; key in COHERE_API_KEY or CO_API_KEY",
     "gemini": "gemini-2.0-flash, or gemini:MODEL; key in GEMINI_API_KEY",
-    "openai:MODEL@BASE_URL": "any OpenAI-compatible endpoint; key in OPENAI_API_KEY",
+    "openai:MODEL": "OpenAI's API; key in OPENAI_API_KEY",
+    "openai:MODEL@BASE_URL": "any server of OpenAI's form; key, where it needs one, in "
+    "TRUELINE_JUDGE_KEY, with the address in TRUELINE_JUDGE_URL",
     "local:MODEL": "a model on this machine, through trueline's own loop",
 }
 _NAME = re.compile(r"([a-z]+)(?::(.+?))?(?:@(https?://.*))?")  # kind, model, address

@@ -6,11 +6,17 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from trueline.errors import SettingError, TruelineError
+from trueline.evaluation.judges.addresses import is_private, read_address
 from trueline.evaluation.judges.cache import Response
+from trueline.evaluation.judges.keys import Key, key_from
 from trueline.evaluation.judges.sender import Service
+
+_KEY, _URL = "TRUELINE_JUDGE_KEY", "TRUELINE_JUDGE_URL"  # a key, and the address it is for
+_MOST_TOKENS = 10_000_000  # counted for one request; no model reads more
+_LONGEST = 200_000  # characters of a reply; one that thinks aloud has some ten thousand
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,46 +25,66 @@ class Api:
 
     name: str
     default_model: str  # empty: a model must be named
-    url: str  # its address, unless the judge's name or `variable` gives another
-    variable: str  # the environment variable for another address
+    url: str  # its own address, the only one its keys go to unless `variable` gives another
+    variable: str  # the environment variable for another address of the same service
     keys: tuple[str, ...]  # environment variables the key may be in
     path: Callable[[str], str]  # model -> what follows the address
     headers: Callable[[str], dict[str, str]]  # key -> the headers that carry it
     body: Callable[[str, str, int], dict[str, Any]]  # model, prompt, max tokens
     read: Callable[[Any], Response]  # fails on what is not in the API's form
 
-    def service(self, url: str) -> Service:
-        """The service at an address, with the key from the environment.
-
-        At another address than the usual one, an OpenAI-compatible server may need no key.
-        """
-        key = next((os.environ[name] for name in self.keys if os.environ.get(name)), "").strip()
-        if not key and not (url != self.url and self.name == "openai"):
-            raise TruelineError(
-                f"the {self.name} judge needs a key; set {' or '.join(self.keys)}, "
-                "or use the judge `offline`, which needs none"
-            )
-        headers = self.headers(key) if key else {}
-        return Service(self.name, url, headers, key, self.keys[0])
-
     def address(self, given: str) -> str:
-        """The address to ask: given, from the environment, or the usual one."""
-        url = (given or os.environ.get(self.variable) or self.url).rstrip("/")
-        if "@" in url or "?" in url:
-            raise SettingError(
-                f"the address of the {self.name} judge holds a name, a password or a query, "
-                f"which would be printed with results; put the key into {self.keys[0]}"
+        """The address to ask: the one in the judge's name, or the service's."""
+        return read_address(given, **self._form) if given else self._own_address()
+
+    def service(self, url: str) -> Service:
+        """The service at an address, with the key that belongs to that address.
+
+        The keys of the service go to its own address, or to the one its user put into
+        `variable`; TRUELINE_JUDGE_KEY goes to TRUELINE_JUDGE_URL. A name in a plan moves none.
+        A server that speaks OpenAI's form may need no key.
+        """
+        key = self._key(url)
+        if key is None and (url == self.url or self.name != "openai"):
+            raise TruelineError(
+                f"the {self.name} judge needs a key; {self._set_key(url)}, or use the judge "
+                "`offline`, which needs none"
             )
-        try:
-            parts = urlsplit(url)
-            is_whole = parts.hostname and parts.port != 0 and url.split() == [url]
-            if parts.scheme not in ("http", "https") or not is_whole:
-                raise ValueError("http:// or https:// and a host are wanted")
-        except ValueError as error:
+        if key and not is_private(url):
             raise SettingError(
-                f"{url!r} is no address ({error}); it should look like {self.url}"
-            ) from error
-        return url
+                f"{url} is not https, so anyone on the way could read the key in "
+                f"{key.variable}; use an https:// address, or unset the key if none is needed"
+            )
+        headers = self.headers(key.value) if key else {}
+        return Service(self.name, url, headers, key, self._set_key(url))
+
+    def _key(self, url: str) -> Key | None:
+        is_own = url == self._own_address()
+        if is_own and (key := key_from(self.keys)):
+            return key
+        bound = os.environ.get(_URL, "").strip()
+        if bound and url == read_address(bound, **self._form):
+            return key_from([_KEY])
+        if not bound and not is_own and os.environ.get(_KEY, "").strip():
+            raise SettingError(
+                f"{_KEY} is set and {_URL} is not; a key goes to the address it is meant for "
+                f"alone: set {_URL} to {url}, if that is the one"
+            )
+        return None
+
+    def _own_address(self) -> str:
+        return read_address(os.environ.get(self.variable, "").strip() or self.url, **self._form)
+
+    @property
+    def _form(self) -> dict[str, str]:
+        return {"example": self.url, "variable": self.keys[0]}
+
+    def _set_key(self, url: str) -> str:
+        """What a person has to set for an address to get a key."""
+        names, own = " or ".join(self.keys), self._own_address()
+        if url == own:
+            return f"set {names}"
+        return f"{names} goes to {own} alone: set {_URL} to {url} and {_KEY} to its key"
 
 
 def _bearer(key: str) -> dict[str, str]:
@@ -112,6 +138,8 @@ def _response(
     text: str, reason: object, counts: Mapping[str, Any], read: str, written: str
 ) -> Response:
     """A response; one without text says why, since it was paid for like any other."""
+    if not isinstance(reason, str | None) or len(text) > _LONGEST:
+        raise ValueError("the reason is no text, or the text is too long")
     text = text if text.strip() else f"(no text: {reason})"
     return Response(
         text.encode("utf-8", "replace").decode(),  # no file can hold half a surrogate
@@ -121,7 +149,11 @@ def _response(
 
 
 def _count(counts: Mapping[str, Any], name: str) -> int:
-    return int(counts.get(name) or 0)
+    """A count of tokens, 0 where there is none; Cohere writes whole numbers as 17.0."""
+    count = counts.get(name) or 0
+    if type(count) not in (int, float) or not 0 <= count <= _MOST_TOKENS or count % 1:
+        raise ValueError(f"{name} is no count of tokens")
+    return int(count)
 
 
 APIS = {

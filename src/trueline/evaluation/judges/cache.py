@@ -6,7 +6,7 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +20,8 @@ _TABLE = """CREATE TABLE IF NOT EXISTS responses (
     key TEXT PRIMARY KEY, judge TEXT NOT NULL, text TEXT NOT NULL,
     prompt_tokens INTEGER NOT NULL, answer_tokens INTEGER NOT NULL, time TEXT NOT NULL
 ) WITHOUT ROWID"""
+
+_COLUMNS = "key, judge, text, prompt_tokens, answer_tokens, time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +49,26 @@ class ResponseCache:
         self.path = Path(path) if path is not None else home() / "judge-cache.sqlite"
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
+            if not self.path.exists():
+                self.path.touch(0o600)  # what SQLite writes beside it gets the same permissions
+            elif not self.path.is_file():
+                raise OSError("it is no regular file")
+            self._prepare()
+            with suppress(PermissionError):  # the file of somebody who shares it
+                self.path.chmod(0o600)  # questions and answers may be private
+        except (OSError, ValueError) as error:
             raise self._unusable(error) from error
-        with self._open() as connection:
-            connection.execute(_TABLE)
 
     def read(self, keys: Iterable[str]) -> dict[str, Response]:
         """The responses that are known among these keys."""
         query = "SELECT text, prompt_tokens, answer_tokens FROM responses WHERE key = ?"
         with self._open() as connection:
             found = {key: connection.execute(query, (key,)).fetchone() for key in keys}
-        return {key: Response(*row) for key, row in found.items() if row is not None}
+        rows = {key: row for key, row in found.items() if row is not None}
+        for key, row in rows.items():
+            if tuple(map(type, row)) != (str, int, int) or min(row[1:]) < 0:
+                raise self._unusable(f"the row with the key {key} is damaged")
+        return {key: Response(*row) for key, row in rows.items()}
 
     def write(self, key: str, judge: str, response: Response) -> None:
         """Keep a response for good; one that is there already stays."""
@@ -70,6 +81,18 @@ class ResponseCache:
                 (key, judge, response.text, *counts, time),
             )
 
+    def _prepare(self) -> None:
+        """Make the table if it is missing; an error if it is not ours or cannot be written."""
+        with self._open() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            tables = connection.execute("SELECT name FROM sqlite_master").fetchall()
+            if tables and ("responses",) not in tables:
+                raise self._unusable("it is a database of another program")
+            connection.execute(_TABLE)
+            connection.execute(f"SELECT {_COLUMNS} FROM responses LIMIT 0")
+            connection.execute("PRAGMA user_version = 1")  # fails where nothing can be written
+            connection.execute("COMMIT")
+
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
         try:
@@ -79,7 +102,7 @@ class ResponseCache:
         except sqlite3.Error as error:
             raise self._unusable(error) from error
 
-    def _unusable(self, error: Exception) -> TruelineError:
+    def _unusable(self, error: Exception | str) -> TruelineError:
         return TruelineError(
             f"{self.path} cannot be used as the judges' cache ({error}); "
             "name another file, or move this one away"

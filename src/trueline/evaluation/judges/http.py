@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import ssl
 import threading
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http.cookiejar import CookieJar
 from typing import Any
 from weakref import finalize
 
 from trueline.errors import SettingError, import_extra
+from trueline.evaluation.judges.addresses import is_loopback
 from trueline.evaluation.judges.pace import JudgeClock
 
-MAX_BYTES = 4_000_000  # of one response, as sent and as unpacked; a verdict has a few hundred
+MAX_BYTES = 1_000_000  # of one response, as sent and as unpacked; a verdict has a few hundred
 # Asked to, a service sends its response unpacked: it is too short to gain from packing.
 _HEADERS = {"accept-encoding": "identity"}
+_THREAD = "trueline-judge"
+_LOGGERS = (
+    "httpx2 httpcore2.connection httpcore2.http11 httpcore2.proxy httpcore2.socks".split()
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +31,13 @@ class Received:
     """What came back from a service."""
 
     status: int
-    text: str
+    body: bytes
     retry_after: str | None  # the header of that name
+
+    @property
+    def text(self) -> str:
+        """The body for a person to read, whatever it is."""
+        return self.body.decode("utf-8", "replace")
 
 
 class ConnectionFailed(Exception):
@@ -41,18 +54,30 @@ class Connections:
 
     def __init__(self, url: str, *, concurrency: int, clock: JudgeClock) -> None:
         httpx2 = import_extra("httpx2", "a judge behind an API", "judge")
+        # Plain http needs no certificates, which take long to read: an empty set trusts nobody.
+        is_https = url.startswith("https:")
         try:
             httpx2.URL(url)
-        except httpx2.InvalidURL as error:
-            raise SettingError(f"{url!r} is no address ({error})") from error
+            self._client = httpx2.AsyncClient(
+                timeout=None,
+                verify=is_https or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
+                limits=httpx2.Limits(max_connections=concurrency),
+                cookies=_NoCookies(),
+                follow_redirects=False,  # the key is for this address
+                trust_env=not is_loopback(url),  # what is for this machine goes to no proxy
+            )
+        except (httpx2.InvalidURL, ValueError, OSError, ImportError) as error:
+            # Without the error's own words: the address of a proxy may hold a password.
+            raise SettingError(
+                f"{url} cannot be asked ({type(error).__name__}); check the address, and the "
+                "proxy and certificates in HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and SSL_CERT_FILE"
+            ) from None
         self._url = url
-        pool = httpx2.Limits(max_connections=concurrency)
-        self._client = httpx2.AsyncClient(timeout=None, limits=pool)
         self._deadline = clock.deadline
         self._loop = asyncio.new_event_loop()
-        threading.Thread(
-            target=_run, args=(self._loop,), name="trueline-judge", daemon=True
-        ).start()
+        threading.Thread(target=_run, args=(self._loop,), name=_THREAD, daemon=True).start()
+        for name in _LOGGERS:  # the same filter is added once
+            logging.getLogger(name).addFilter(_is_not_ours)
         # Not at exit: the thread ends with the process, and a forked child does not have it.
         finalize(self, _close, self._loop, self._client).atexit = False
 
@@ -76,13 +101,28 @@ class Connections:
                 raw = bytearray()
                 async for chunk in response.aiter_raw():
                     raw += _checked(chunk, len(raw))
-        except httpx2.TransportError as error:
+        except httpx2.RequestError as error:
             raise ConnectionFailed(
                 f"the connection failed ({type(error).__name__}: {error})"
             ) from None
-        data = _unpacked(bytes(raw), response.headers.get("content-encoding", "identity"))
-        text = data.decode("utf-8", "replace")
-        return Received(response.status_code, text, response.headers.get("retry-after"))
+        whole = _unpacked(bytes(raw), response.headers.get("content-encoding", "identity"))
+        return Received(response.status_code, whole, response.headers.get("retry-after"))
+
+
+class _NoCookies(CookieJar):
+    """Takes no cookie: a service could send more than is good for memory."""
+
+    def extract_cookies(self, response: Any, request: Any) -> None:
+        pass
+
+
+def _is_not_ours(record: logging.LogRecord) -> bool:
+    """Whether a log record is from another thread than a judge's.
+
+    The client logs the status line and the headers of responses, and a service may write the
+    key into them.
+    """
+    return record.threadName != _THREAD
 
 
 def _checked(data: bytes, before: int = 0) -> bytes:
@@ -93,15 +133,18 @@ def _checked(data: bytes, before: int = 0) -> bytes:
 
 def _unpacked(data: bytes, encoding: str) -> bytes:
     """The bytes of a response that was packed although we asked for none, up to the limit."""
-    if encoding == "identity":
+    if encoding.lower() in ("", "identity"):
         return data
-    if encoding not in ("gzip", "deflate"):
+    if encoding.lower() not in ("gzip", "deflate"):
         raise ConnectionFailed(f"the response is packed with {encoding}, which was not allowed")
     try:
-        either = zlib.MAX_WBITS | 32  # a header of gzip or of zlib
-        return _checked(zlib.decompressobj(either).decompress(data, MAX_BYTES + 1))
+        packed = zlib.decompressobj(zlib.MAX_WBITS | 32)  # a header of gzip or of zlib
+        unpacked = _checked(packed.decompress(data, MAX_BYTES + 1))
     except zlib.error as error:
         raise ConnectionFailed(f"the response cannot be unpacked ({error})") from None
+    if not packed.eof:
+        raise ConnectionFailed("the response cannot be unpacked (its end is missing)")
+    return unpacked
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:

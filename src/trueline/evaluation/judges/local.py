@@ -32,9 +32,14 @@ class LocalJudge:
                 f"{max_new_tokens} and {batch_size}"
             )
         self.id = f"local:{lm.id}"
-        model = (lm.fingerprint, lm.tokenizer_hash, str(lm.dtype), lm.device.type)
-        self.hash = judge_hash(*model, max_new_tokens)
         self._lm, self._max_new_tokens, self._batch_size = lm, max_new_tokens, batch_size
+
+    @property
+    def hash(self) -> str:
+        """A hash of all that can change its verdicts."""
+        lm = self._lm
+        model = (lm.fingerprint, lm.tokenizer_hash, str(lm.dtype), lm.device.type)
+        return judge_hash(*model, self._max_new_tokens)
 
     def judge(
         self, task: Task, about: About, items: Items, progress: OnProgress | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -50,8 +51,12 @@ class OfflineJudge:
 
     def __init__(self, embedder: Embedder) -> None:
         self.id = f"offline:{embedder.id}"
-        self.hash = judge_hash(embedder.hash, NON_ANSWERS, _SAME, _EVASIVE)
-        self._vectors = _Vectors(embedder)
+        self._embedder, self._vectors = embedder, _Vectors(embedder)
+
+    @property
+    def hash(self) -> str:
+        """A hash of all that can change its verdicts."""
+        return judge_hash(self._embedder.hash, NON_ANSWERS, _SAME, _EVASIVE)
 
     def judge(
         self, task: Task, about: About, items: Items, progress: OnProgress | None = None
@@ -71,7 +76,7 @@ class OfflineJudge:
         for start in range(0, len(items), _CHUNK):
             batch = [(sample, answer.strip()) for sample, answer in items[start:][:_CHUNK]]
             self._vectors.add(text for item in batch for text in _texts(about, *item))
-            found += [rate(sample, answer, self._vectors) for sample, answer in batch]
+            found += [_checked(rate(*item, self._vectors)) for item in batch]
             if progress:
                 progress(len(found), len(items))
         return found
@@ -81,6 +86,13 @@ def agreement() -> dict[str, Any]:
     """How often this judge agrees with people, by `basis`; made by benchmarks/agreement.py."""
     text = (files(__package__) / "agreement.json").read_text("utf-8")
     return dict(json.loads(text))
+
+
+def _checked(rating: Rating) -> Rating:
+    """The rating, unless its score is no number, which is above nothing and below nothing."""
+    if rating.score is None or math.isfinite(rating.score):
+        return rating
+    return Rating(None, "the embedder's vectors are not finite")
 
 
 def _label(rating: Rating) -> bool | None:
@@ -99,7 +111,8 @@ class _Vectors:
         if len(self._rows) > _KEPT:
             self._rows.clear()
         if new := [text for text in dict.fromkeys(texts) if text not in self._rows]:
-            rows = self._embedder.embed(new).cpu().numpy()  # (new, dimension)
+            whole = [text.encode("utf-8", "replace").decode() for text in new]  # no half signs
+            rows = self._embedder.embed(whole).cpu().numpy()  # (new, dimension)
             self._rows |= zip(new, rows, strict=True)
 
     def cosines(self, text: str, others: Sequence[str]) -> np.ndarray:

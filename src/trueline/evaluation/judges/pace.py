@@ -13,20 +13,23 @@ from typing import Annotated, Any
 
 from trueline.settings import Between, check_values
 
+_DAY = 86_400.0  # seconds
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """How hard a service may be asked."""
 
-    concurrency: Annotated[int, Between(1)] = 8  # requests in flight at once
+    concurrency: Annotated[int, Between(1, 1000)] = 8  # requests in flight at once
     # Requests started in a minute; None: as fast as they come.
-    per_minute: Annotated[float, Between(0, above=True)] | None = None
-    tries: Annotated[int, Between(1)] = 6  # of one request, before its verdict is given up
-    timeout: Annotated[float, Between(0, above=True)] = 60.0  # seconds one whole try may take
+    per_minute: Annotated[float, Between(0.001, 1e9)] | None = None
+    tries: Annotated[int, Between(1, 100)] = 6  # of one request, before its verdict is given up
+    # Seconds one whole try may take.
+    timeout: Annotated[float, Between(0, _DAY, above=True)] = 60.0
     # Seconds before the second try; twice that before the third.
-    backoff: Annotated[float, Between(0)] = 1.0
-    # Seconds; a service that asks for a longer pause is not waited for.
-    patience: Annotated[float, Between(0)] = 120.0
+    backoff: Annotated[float, Between(0, _DAY)] = 1.0
+    # Seconds of the longest pause; a service that asks for a longer one is not waited for.
+    patience: Annotated[float, Between(0, _DAY)] = 120.0
 
     def __post_init__(self) -> None:
         check_values(Limits, asdict(self))

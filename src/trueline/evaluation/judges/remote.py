@@ -22,6 +22,7 @@ from trueline.evaluation.judges.sender import Sender, Unanswered
 from trueline.evaluation.samples import About, Task, Verdict
 from trueline.records import OnProgress
 
+_LONGEST_NAME = 200  # characters of a model's name
 _Outcome = tuple[Response | str, bool]  # a response or why there is none; is it from the cache
 
 
@@ -47,14 +48,20 @@ class RemoteJudge:
         self.model = model or self._api.default_model
         if not self.model:
             raise SettingError(f"the {api} judge needs a model, as in {api}:MODEL@BASE_URL")
+        if len(self.model) > _LONGEST_NAME or not self.model.isprintable():
+            raise SettingError(
+                f"the model of the {api} judge must be a name of at most {_LONGEST_NAME} "
+                "printable characters"
+            )
         if max_tokens < 1:
             raise SettingError(f"max_tokens must be at least 1, got {max_tokens}")
         address = self._api.address(url)
         self.id = f"{api}:{self.model}" + (f"@{address}" if address != self._api.url else "")
+        service = self._api.service(address)
+        if service.without_key(self.id) != self.id:
+            raise SettingError(f"the name of the {api} judge holds its key, and is printed")
         self._max_tokens, self._cache = max_tokens, ResponseCache(cache)
-        self._sender = Sender(
-            self._api.service(address), limits or Limits(), clock or JudgeClock()
-        )
+        self._sender = Sender(service, limits or Limits(), clock or JudgeClock())
 
     def judge(
         self, task: Task, about: About, items: Items, progress: OnProgress | None = None
@@ -78,9 +85,10 @@ class RemoteJudge:
         if isinstance(found, str):
             return Verdict(self.id, about, None, found, is_answered=False)
         tokens = (found.prompt_tokens, found.answer_tokens)
-        label = read_verdict(found.text, about)
+        text = self._sender.service.without_key(found.text)  # a cache may be older than this
+        label = read_verdict(text, about)
         cost = price_of(self.model, *tokens)
-        return Verdict(self.id, about, label, found.text, *tokens, cost, is_cached)
+        return Verdict(self.id, about, label, text, *tokens, cost, is_cached)
 
     def _ask_all(self, prompts: list[str], progress: OnProgress | None) -> dict[str, _Outcome]:
         keys = {prompt: self._key(prompt) for prompt in prompts}
@@ -117,7 +125,7 @@ class RemoteJudge:
             found = self._sender.post(path, body, self._api.read)
         except Unanswered as reason:
             return f"(no response: {reason})", False
-        found = replace(found, text=self._sender.service.hide_key(found.text))
+        found = replace(found, text=self._sender.service.without_key(found.text))
         self._cache.write(key, self.id, found)
         return found, False
 

@@ -12,9 +12,11 @@ from typing import Any, TypeVar
 
 from trueline.errors import SettingError, TruelineError
 from trueline.evaluation.judges.http import ConnectionFailed, Connections, Received
+from trueline.evaluation.judges.keys import Key
 from trueline.evaluation.judges.pace import JudgeClock, Limits, Pace, Stopped
 
 Read = TypeVar("Read")
+HIDDEN = "(this text showed the key and was not kept)"
 _RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 
 
@@ -37,15 +39,15 @@ class Service:
     name: str
     url: str
     headers: Mapping[str, str]
-    key: str
-    variable: str  # the environment variable the key comes from
+    key: Key | None
+    set_key: str  # what a person has to do to give it one
 
     def __repr__(self) -> str:
         return f"Service({self.name!r}, {self.url!r})"
 
-    def hide_key(self, text: str) -> str:
-        """The text without the key, should a service send it back."""
-        return text.replace(self.key, "[key]") if self.key else text
+    def without_key(self, text: str) -> str:
+        """The text, unless it shows the key: a service may send it back, however spelled."""
+        return HIDDEN if self.key and self.key.is_in(text) else text
 
 
 class Sender:
@@ -92,7 +94,8 @@ class Sender:
             raise Unanswered(f"{failed} (tried {attempt} times)") from failed
         if failed.pause is None:
             # Jitter: requests that failed together do not come back together.
-            self._pace.wait(self.limits.backoff * 2 ** (attempt - 1) * random.uniform(0.5, 1.0))
+            pause = self.limits.backoff * 2 ** (attempt - 1) * random.uniform(0.5, 1.0)
+            self._pace.wait(min(pause, self.limits.patience))
         elif failed.pause > self.limits.patience:
             raise Unanswered(f"{failed} (asked to wait {failed.pause:.0f} s)") from failed
         else:
@@ -105,22 +108,27 @@ class Sender:
         except TimeoutError:
             raise _Retry(f"no response within {timeout:g} s") from None
         except ConnectionFailed as failed:
-            raise _Retry(service.hide_key(str(failed))) from None
+            raise _Retry(service.without_key(str(failed))) from None
         self._check(received)
         try:
-            return read(json.loads(received.text))
-        except (ValueError, LookupError, TypeError, AttributeError):
-            start = service.hide_key(received.text)[:80]
+            return read(json.loads(received.body.decode("utf-8-sig")))
+        # Deep nesting is a RecursionError; the others are values of a wrong type or form.
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            start = service.without_key(received.text)[:80]
             raise _Retry(f"the response is not of this API's form: {start!r}") from None
 
     def _check(self, received: Received) -> None:
         service, status = self.service, received.status
-        start = service.hide_key(received.text)[:200]
+        start = service.without_key(received.text)[:200] if status != 200 else ""
         # Gemini calls a key it does not know a bad request.
         if status in (401, 403) or (status == 400 and "API_KEY_INVALID" in received.text):
+            if service.key is None:
+                refused, advice = "wants a key, and none was sent", service.set_key
+            else:
+                refused = "refused the key"
+                advice = f"set {service.key.variable} to one that may use this model"
             raise TruelineError(
-                f"{service.name} at {service.url} refused the key (HTTP {status}); set "
-                f"{service.variable} to one that is valid and may use this model"
+                f"{service.name} at {service.url} {refused} (HTTP {status}); {advice}"
             )
         if status == 404:
             raise SettingError(
@@ -144,7 +152,7 @@ def _pause_in(retry_after: str | None, now: datetime) -> float | None:
         pass
     try:
         date = parsedate_to_datetime(retry_after)
-    except ValueError:
+    except (ValueError, OverflowError):  # no date, or one in the year 10^30
         return None
     date = date if date.tzinfo else date.replace(tzinfo=UTC)
     return max(0.0, (date - now).total_seconds())
