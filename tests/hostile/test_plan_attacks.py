@@ -407,7 +407,7 @@ def test_every_judge_is_known_by_what_it_is_made_of(embedder, tmp_path, monkeypa
     from trueline.evaluation.judges.offline import OfflineJudge
     from trueline.evaluation.judges.remote import RemoteJudge
 
-    monkeypatch.setenv("GEMINI_API_KEY", "x")
+    monkeypatch.setenv("GEMINI_API_KEY", "made-up-4711-0815")
     lm, other = tiny.language_model("llama"), model_with(weight=(0, 0))
     vectors = load_embedder(tiny.write_embedder(tmp_path / "tiny-bert", seed=1))
 
