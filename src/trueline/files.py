@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 
 
@@ -41,3 +44,18 @@ def file_hash(path: Path) -> str:
     """The SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a regular file to read it; a link, device, pipe or folder is an OSError at once.
+
+    What is looked at is what was opened: nobody can put another file in between.
+    """
+    refused = OSError(errno.EINVAL, "it is no regular file", str(path))
+    if not stat.S_ISREG(path.lstat().st_mode):  # opening some devices does something already
+        raise refused
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise refused
+    return os.fdopen(handle, "rb")

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from trueline.engines.model_cache import home
-from trueline.files import file_hash, replacing, write_text
+from trueline.errors import SpaceFormatError
+from trueline.files import file_hash, open_regular, replacing, write_text
 from trueline.shortcuts import is_on
 
 _log = logging.getLogger(__name__)
@@ -25,6 +26,8 @@ PROBE_FACTOR = (
 )
 _NAMED = 32  # digits of the hash of some keys in the name of their index
 _TRAINED = 40  # keys a list is made from
+_LONGEST_SEAL = 1_000  # bytes; a seal has two hundred
+_ASKED = 64  # keys that an index must find before it is used
 
 
 @dataclass(frozen=True)
@@ -150,34 +153,59 @@ def open_search(keys: torch.Tensor, name: str | None = None) -> Search:
     if name is None:  # keys of a space in memory leave no trace on the disk
         return Index(_index(faiss, keys))
     path = _index_path(keys, name)
-    if (kept := _kept(faiss, path, keys)) is not None:
+    if (kept := _kept(faiss, path, keys, name)) is not None:
         return kept
     index = _index(faiss, keys)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as scratch:
             faiss.write_index(index, str(scratch))
-            seal = file_hash(scratch)
-        write_text(_seal_path(path), json.dumps({"sha256": seal}))
+            seal = {"keys": name, "sha256": file_hash(scratch)}
+        write_text(_seal_path(path), json.dumps(seal))
     except (OSError, RuntimeError) as error:  # no room, or not ours to write
         _log.warning("the index of %d entries cannot be kept (%s)", len(keys), error)
         return Index(index)
-    return _kept(faiss, path, keys) or Index(index)
+    return _kept(faiss, path, keys, name) or Index(index)
 
 
-def _kept(faiss: Any, path: Path, keys: torch.Tensor) -> Index | None:
-    """The index that is kept under a name, if it is whole and of such keys."""
+def _kept(faiss: Any, path: Path, keys: torch.Tensor, name: str) -> Index | None:
+    """The index that is kept under a name, if it is whole and of these keys.
+
+    FAISS believes what it reads, so it reads only what its seal vouches for.
+    """
     try:
-        seal = json.loads(_seal_path(path).read_text("utf-8"))["sha256"]
-        if file_hash(path) != seal:
-            return None
+        with open_regular(_seal_path(path)) as file:
+            seal = json.loads(file.read(_LONGEST_SEAL))
+        with open_regular(path) as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        if seal != {"keys": name, "sha256": sha256}:
+            raise ValueError("it is not what was kept for these keys")
         index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+        _check_index(faiss, index, keys)
+        return Index(index)
     except FileNotFoundError:
         return None
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         _log.warning("the index %s is damaged (%s) and is made anew", path.name, error)
         return None
-    return Index(index) if (index.ntotal, index.d) == tuple(keys.shape) else None
+
+
+def _check_index(faiss: Any, index: Any, keys: torch.Tensor) -> None:
+    """Refuse an index of other keys: it must find some of these where they are."""
+    form = type(index), getattr(index, "nlist", 0), index.ntotal, index.d
+    if form != (faiss.IndexIVFScalarQuantizer, _lists(len(keys)), *keys.shape):
+        raise ValueError("it is of another form")
+    rows = torch.linspace(0, len(keys) - 1, _ASKED).long()
+    asked = keys[rows.to(keys.device)].float().cpu().numpy()
+    _, lists = index.quantizer.search(asked, 1)
+    found = [_ids_in(faiss, index.invlists, int(number)) for (number,) in lists]
+    if not all(row in ids for row, ids in zip(rows.tolist(), found, strict=True)):
+        raise ValueError("it is of other keys")
+
+
+def _ids_in(faiss: Any, lists: Any, number: int) -> Any:
+    """The keys in a list of an index."""
+    return faiss.rev_swig_ptr(lists.get_ids(number), lists.list_size(number))
 
 
 def _index_path(keys: torch.Tensor, name: str) -> Path:
@@ -216,10 +244,21 @@ def _index(faiss: Any, keys: torch.Tensor) -> Any:
     index = faiss.index_factory(dimension, f"IVF{lists},SQfp16", faiss.METRIC_INNER_PRODUCT)
     index.cp.max_points_per_centroid, index.cp.niter = _TRAINED, 8
     sample = np.random.default_rng(0).choice(count, min(count, _TRAINED * lists), replace=False)
-    index.train(keys[np.sort(sample)].float().cpu().numpy())
+    index.train(_numbers(keys[np.sort(sample)]))
     for start in range(0, count, _BLOCK):
-        index.add(keys[start : start + _BLOCK].float().cpu().numpy())
+        index.add(_numbers(keys[start : start + _BLOCK]))
     return index
+
+
+def _numbers(keys: torch.Tensor) -> Any:
+    """Keys for FAISS, which takes what is no number for one."""
+    wide = keys.float()
+    if not bool(wide.isfinite().all()):
+        raise SpaceFormatError(
+            "some keys of the space are no numbers: it is damaged; check it with `trueline "
+            "verify`, restore it from a copy or build it anew"
+        )
+    return wide.cpu().numpy()
 
 
 def _hits(rows: torch.Tensor, entries: Any, cosines: Any, device: torch.device) -> Hits:

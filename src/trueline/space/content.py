@@ -189,7 +189,7 @@ class Content:
                 "the name is the same, the weights or their precision are not (float32 and "
                 f"bfloat16 count as one, float16 does not); {again}"
             )
-        if lm.fingerprint != recipe.model_fingerprint:
+        if (lm.fingerprint, lm.vocabulary) != (recipe.model_fingerprint, recipe.vocabulary):
             raise SpaceMismatchError(
                 f"the space was built with the model {recipe.model} "
                 f"(fingerprint {recipe.model_fingerprint[:12]}, "

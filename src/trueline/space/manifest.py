@@ -8,12 +8,15 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from datetime import datetime
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any
 
 from trueline.prompts import Prompt
 from trueline.settings import check_values
 from trueline.space.content import Commit, Content, Recipe
+from trueline.space.json_text import parse_json
 from trueline.space.segment import FileRecord, segment_name
 
 FORMAT = "trueline grounding space"  # what tells our folders from other people's
@@ -24,6 +27,15 @@ SETS = {"entries": "safetensors", "wrong": "safetensors"}  # those that RAD need
 _SUFFIXES = KINDS | SETS
 _FILE = re.compile(r"(examples|vectors|entries|wrong)-[0-9a-f]{12,16}\.(safetensors|jsonl)")
 _SHARED = ("embedder", "embedder_hash", "prompt")  # of a recipe, with entries or without
+_OTHERS = ("format", "format_version", "prompt_hash", "entries", "tuned", "segments", "history")
+_WORDS = {  # what a recipe of entries may say
+    "values": ("hidden", "logits"),
+    "head": ("linear", "nonlinear", "opaque"),
+    "dtype": ("float32", "float16"),
+    "computed": ("float64", "float32", "bfloat16", "float16"),
+}
+_EDITS = ("build", "add", "remove", "replace", "merge", "compact")
+_HASH = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,26 +108,29 @@ def to_text(manifest: Manifest) -> str:
 
 def parse(text: str) -> Manifest:
     """Read a manifest; a ValueError says what is wrong with it."""
-    content = json.loads(text)
+    content = parse_json(text)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"manifest.json does not say that this is a {FORMAT}")
-    if (version := content.get("format_version")) != FORMAT_VERSION:
+    version = content.get("format_version")
+    if type(version) is not int or version != FORMAT_VERSION:
         is_newer = isinstance(version, int) and version > FORMAT_VERSION
         advice = "; install a newer trueline" if is_newer else ""
+        found = short(version)
         raise ValueError(
-            f"it has format {version}, this release reads format {FORMAT_VERSION}{advice}"
+            f"it has format {found}, this release reads format {FORMAT_VERSION}{advice}"
         )
     state = content.pop("sha256", None)
     if state != manifest_hash(content):
         raise ValueError("manifest.json was changed after it was written: its checksum differs")
-    entries = content["entries"] or {}
-    shared = {name: content[name] for name in _SHARED}
-    recipe = Recipe(**_checked(Recipe, {**shared, **entries}, "prompt"))
+    _check_fields(content, {*_SHARED, *_OTHERS}, "the manifest")
+    tuned = content["tuned"]
+    if not isinstance(tuned, dict) or any(isinstance(v, dict | list) for v in tuned.values()):
+        raise ValueError("tuned must be an object of plain values")
     return Manifest(
-        recipe,
-        tuple(_segment(record) for record in content["segments"]),
-        tuple(Commit(**_checked(Commit, record)) for record in content["history"]),
-        dict(content["tuned"]),
+        _recipe(content),
+        tuple(_segment(record) for record in _list(content["segments"], "segments")),
+        tuple(_commit(record) for record in _list(content["history"], "history")),
+        tuned,
         state,
     )
 
@@ -123,7 +138,7 @@ def parse(text: str) -> Manifest:
 def manifest_hash(content: dict[str, Any]) -> str:
     """The hash of a manifest without this field."""
     text = json.dumps(content, sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
 def rebuilding(content: dict[str, Any], folder: Path) -> str | None:
@@ -161,26 +176,87 @@ def _build_options(recipe: dict[str, Any]) -> str:
     return " ".join([*told, *(f"--{name}" for name, is_set in flags.items() if is_set)])
 
 
+def _recipe(content: dict[str, Any]) -> Recipe:
+    """How the space was made, every word and number of it known."""
+    entries, prompt = content["entries"], content["prompt"]
+    _check_record(Prompt, prompt)
+    found = {name: content[name] for name in _SHARED} | {"prompt": Prompt(**prompt)}
+    if found["prompt"].hash != content["prompt_hash"]:
+        raise ValueError("prompt_hash is not that of the prompt")
+    if entries is not None:
+        names = {field.name for field in fields(Recipe)} - set(_SHARED)
+        _check_fields(entries, names, "the recipe of the entries")
+        _check_entries(entries)
+        found |= entries
+    check_values(Recipe, {name: found[name] for name in found if name != "prompt"})
+    return Recipe(**found)
+
+
+def _check_entries(entries: dict[str, Any]) -> None:
+    for name, words in _WORDS.items():
+        if entries[name] not in words:
+            known = ", ".join(words)
+            raise ValueError(f"{name} is {short(entries[name])}; known are {known}")
+    if entries["values"] == "hidden" and entries["head"] == "opaque":
+        raise ValueError("hidden states say nothing where the head is opaque")
+    for name in ("context", "vocabulary"):
+        number = entries[name]
+        is_full = name == "context" and number == "full"
+        if not is_full and (type(number) is not int or number < 1):
+            raise ValueError(f"{name} must be a whole number from 1 on, got {short(number)}")
+
+
 def _segment(record: Any) -> SegmentRecord:
-    files = {kind: FileRecord(**_checked(FileRecord, f)) for kind, f in record["files"].items()}
-    unknown = set(files) - set(_SUFFIXES)
-    if unknown or not set(KINDS) <= set(files):
-        raise ValueError(f"a segment has the files {sorted(files)}")
-    for kind, file in files.items():
-        if file.name != file_name(kind, file.sha256):
-            raise ValueError(f"{file.name!r} is no name of a file of ours")
+    _check_fields(record, {field.name for field in fields(SegmentRecord)}, "a segment")
+    files, counts = _files(record["files"]), record["counts"]
     if record["name"] != segment_name(files):
-        raise ValueError(f"the segment {record['name']!r} is not named by its files")
-    counts = {str(kind): int(count) for kind, count in record["counts"].items()}
-    return SegmentRecord(record["name"], counts, files, tuple(map(str, record["removed"])))
+        raise ValueError(f"the segment {short(record['name'])} is not named by its files")
+    removed = _list(record["removed"], "removed")
+    if not isinstance(counts, dict) or any(type(n) is not int for n in counts.values()):
+        raise ValueError("counts of a segment must be whole numbers")
+    if any(type(id) is not str for id in removed) or len(set(removed)) != len(removed):
+        raise ValueError("removed must be different ids")
+    return SegmentRecord(record["name"], counts, files, tuple(removed))
 
 
-def _checked(cls: type, record: dict[str, Any], *free: str) -> dict[str, Any]:
-    """The fields of a record, each of the type its class wants; `free` ones apart."""
-    known = {field.name for field in fields(cls)}
-    if not isinstance(record, dict) or not set(record) <= known:
-        raise ValueError(f"a {cls.__name__} has the fields {sorted(record)}")
-    check_values(cls, {name: value for name, value in record.items() if name not in free})
-    if "prompt" in free:
-        record = record | {"prompt": Prompt(**record["prompt"])}
-    return record
+def _files(given: Any) -> dict[str, FileRecord]:
+    """The files of a segment by kind; their names follow from kind and hash."""
+    kinds = set(given) if isinstance(given, dict) else set()
+    if not set(KINDS) <= kinds <= set(_SUFFIXES):
+        raise ValueError(f"a segment has the files {short(given)}")
+    found = {}
+    for kind, record in given.items():
+        _check_record(FileRecord, record)
+        file = found[kind] = FileRecord(**record)
+        if not _HASH.fullmatch(file.sha256) or file.name != file_name(kind, file.sha256):
+            raise ValueError(f"{short(file.name)} is no name of a file of ours")
+    return found
+
+
+def _commit(record: Any) -> Commit:
+    _check_record(Commit, record)
+    commit = Commit(**record)
+    datetime.fromisoformat(commit.time)
+    if commit.what not in _EDITS or min(commit.changed, commit.examples, commit.entries) < 0:
+        raise ValueError(f"the history has an entry that nobody wrote: {short(record)}")
+    return commit
+
+
+def _list(value: Any, what: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{what} must be a list")
+    return value
+
+
+def _check_record(cls: type, record: Any) -> None:
+    """Refuse what does not have exactly the fields of a class, each of its type."""
+    _check_fields(record, {field.name for field in fields(cls)}, f"a {cls.__name__}")
+    check_values(cls, record)
+
+
+def _check_fields(record: Any, names: set[str], what: str) -> None:
+    if not isinstance(record, dict) or set(record) != names:
+        found = sorted(record) if isinstance(record, dict) else record
+        raise ValueError(
+            f"{what} has the fields {short(found)}, not {', '.join(sorted(names))}"
+        )

@@ -10,8 +10,10 @@ import torch
 from trueline.embedders.base import Embedder
 from trueline.embedders.loading import load_embedder
 from trueline.embedders.sentence import SentenceEmbedder
+from trueline.engines.base import Engine
+from trueline.errors import SpaceMismatchError
 from trueline.space.content import Content
-from trueline.space.retriever import Retriever, opening
+from trueline.space.retriever import Retriever, check_numbers, opening
 from trueline.space.segment import QUESTIONS
 
 
@@ -35,6 +37,28 @@ class OpenContent(Content):
     def __post_init__(self) -> None:
         if self.embedder is not None:
             self.check_embedder(self.embedder)
+
+    def check_model(self, lm: Engine) -> None:
+        """Refuse a model or tokenizer the entries were not made with, or a head they miss."""
+        super().check_model(lm)
+        if self.recipe.values == "hidden" and not self._fit_head(lm):
+            raise SpaceMismatchError(
+                f"the space keeps hidden states that the head of {lm.id} does not take; build "
+                f"it anew with `trueline build --model {lm.id}`"
+            )
+
+    def _fit_head(self, lm: Engine) -> bool:
+        """Whether the model's head takes its hidden states, tried on one of them."""
+        sets = [each for part in self.parts for each in part.segment.sets().values()]
+        width = next((each.values.shape[1] for each in sets), None)
+        if lm.head is None or width is None:
+            return width is None
+        state = torch.zeros(1, width, dtype=lm.dtype, device=lm.device)
+        try:
+            lm.head.at(state, torch.zeros(1, dtype=torch.long, device=lm.device))
+        except RuntimeError:  # torch says so where the widths differ
+            return False
+        return True
 
     def retriever(self, device: str | torch.device, *, wrong: bool = False) -> Retriever:
         """The entries on a device, of the truthful or the wrong answers; opened once."""
@@ -63,5 +87,7 @@ class OpenContent(Content):
         with opening:
             if device not in self._questions:
                 found = np.concatenate([part.vectors()[QUESTIONS] for part in self.parts])
-                self._questions[device] = torch.from_numpy(found).to(device).float()
+                vectors = torch.from_numpy(found).to(device).float()
+                check_numbers(vectors, "vectors")
+                self._questions[device] = vectors
             return self._questions[device]

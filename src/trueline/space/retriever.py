@@ -13,10 +13,12 @@ import torch
 
 from trueline.embedders.base import Embedder, PreparedTexts, embed_prepared, prepare_texts
 from trueline.engines.base import Engine
+from trueline.errors import SpaceFormatError
 from trueline.search import Exact, Hits, Search, join_hits, open_search
 from trueline.shortcuts import is_on
 from trueline.space.content import Content
 from trueline.space.segment import Entries, Part
+from trueline.space.soundness import LARGEST
 from trueline.space.windows import window_hash, window_tokens
 
 Matches = Literal["all", "without", "only"]  # what becomes of exact matches
@@ -91,6 +93,7 @@ class Retriever:
         self, parts: Sequence[Part], embedder: Embedder, device: torch.device, *, wrong: bool
     ) -> None:
         self.embedder, self._device = embedder, device
+        self._is_checked = all(part.segment.is_checked for part in parts)
         readers = [(part, _reader(part, device, wrong)) for part in parts]
         kept = [
             (reader, _live(part, reader))
@@ -138,6 +141,8 @@ class Retriever:
     def nearest(self, queries: torch.Tensor, k: int) -> Hits:
         """The k nearest entries of each query, or all there are; the nearest first."""
         found = [block.nearest(queries, k) for block in self.blocks]
+        for hits in [] if self._is_checked else found:
+            check_numbers(hits.similarities, "keys")
         if len(found) == 1 or not len(queries):
             return found[0] if found else join_hits([], queries)
         rows = len(queries)
@@ -150,6 +155,12 @@ class Retriever:
 
     def values(self, entries: torch.Tensor) -> torch.Tensor:
         """The values of some entries, as float32: (n, d or vocabulary)."""
+        found = self._values(entries)
+        if not self._is_checked:
+            check_numbers(found, "values")
+        return found
+
+    def _values(self, entries: torch.Tensor) -> torch.Tensor:
         if len(self.blocks) == 1 and self.blocks[0].rows is None:
             return self.blocks[0].values[entries].float()
         width = self.blocks[0].values.shape[1] if self.blocks else 0
@@ -167,6 +178,15 @@ class Retriever:
             return hits.similarities >= self._same
         asked = torch.tensor([window_hash(text) for text in windows], device=hits.rows.device)
         return asked[hits.rows] == self._windows[hits.entries]
+
+
+def check_numbers(found: torch.Tensor, what: str) -> None:
+    """Refuse what is no number, in a space too large to look at every one when it is opened."""
+    if not bool((found <= LARGEST).all() and (found > -torch.inf).all()):  # no NaN is either
+        raise SpaceFormatError(
+            f"some {what} of the space are no numbers: it is damaged; check it with `trueline "
+            "verify`, restore it from a copy or build it anew"
+        )
 
 
 def window_texts(

@@ -13,7 +13,6 @@ import numpy as np
 from trueline.records import Example
 
 Array = np.ndarray[Any, np.dtype[Any]]
-_ROWS = 1 << 16  # rows of an array that are checked at once
 QUESTIONS = "questions"  # the array of the examples' questions among a segment's vectors
 
 
@@ -76,6 +75,7 @@ class Segment:
     entries: Entries | None = None  # of the truthful answers; their examples count from 0 here
     wrong: Entries | None = None  # of the wrong answers
     records: dict[str, FileRecord] = field(default_factory=dict)  # empty until it is written
+    is_checked: bool = True  # False: too large to look at every vector and value when opened
     # Keys, values and searches by device: opened once for every space that holds the segment.
     opened: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
@@ -205,29 +205,3 @@ def join_parts(parts: Sequence[Part]) -> Segment:
         sets[0],
         sets[1],
     )
-
-
-def nonsense(segment: Segment) -> str:
-    """Say which numbers mean nothing, if some do."""
-    for name, vectors in segment.vectors.items():
-        if not _are_unit(vectors):
-            return f"some vectors of {name} are not of unit length"
-    for entries in segment.sets().values():
-        if not _are_unit(entries.keys):
-            return "some keys are not of unit length"
-        for start in range(0, len(entries), _ROWS):
-            if not np.isfinite(entries.values[start : start + _ROWS]).all():
-                return "some values are not finite"
-        numbers = entries.examples
-        if len(entries) and not 0 <= numbers.min() <= numbers.max() < len(segment.examples):
-            return "some entries name an example that is not there"
-    return ""
-
-
-def _are_unit(vectors: Array) -> bool:
-    """Whether every row has length 1, or 0 where the embedder knew no word."""
-    for start in range(0, len(vectors), _ROWS):
-        lengths = np.linalg.norm(np.asarray(vectors[start : start + _ROWS], np.float32), axis=1)
-        if not np.all((np.abs(lengths - 1) < 1e-3) | (lengths == 0)):
-            return False
-    return True

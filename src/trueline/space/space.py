@@ -97,8 +97,7 @@ class GroundingSpace(OpenContent):
             return self
         if self.state.stamp is not None and read_stamp(self.folder) == self.state.stamp:
             return self
-        known = {part.segment.name: part.segment for part in self.parts}
-        content, state = read_state(self.folder, known)
+        content, state = read_state(self.folder, self)
         if state.hash == self.state.hash:
             object.__setattr__(self, "state", state)
             return self

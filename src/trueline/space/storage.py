@@ -10,44 +10,42 @@ which the next commit removes.
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator, Mapping
+import stat
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from trueline import files
-from trueline.errors import SpaceError, SpaceFormatError, TruelineError
-from trueline.examples import EXAMPLE_FIELDS, to_lines
-from trueline.records import Example
+from trueline.errors import SpaceError, SpaceFormatError
+from trueline.examples import to_lines
 from trueline.space import manifest
 from trueline.space.content import Content
 from trueline.space.folder import (
     check_base,
     committing,
     is_begun,
-    is_plain,
+    read_manifest_text,
     remove_strays,
     sync_folder,
 )
-from trueline.space.manifest import Manifest, SegmentRecord
-from trueline.space.segment import (
-    QUESTIONS,
-    Array,
-    Entries,
-    FileRecord,
-    Part,
-    Segment,
-    nonsense,
+from trueline.space.json_text import parse_json
+from trueline.space.manifest import Manifest
+from trueline.space.reading import (
+    check_file,
+    check_lines,
+    check_segment,
+    read_segment,
+    reason_of,
+    unreadable,
 )
+from trueline.space.segment import FileRecord, Part, Segment
+from trueline.space.soundness import join_flaw
 
-_CHECKED_ON_OPEN = 256 << 20  # bytes; above it opening checks sizes only, `verify` every byte
+_CHECKED_ON_OPEN = 256 << 20  # bytes of new files; above it `verify` checks every byte
 _READS = 5  # times a folder is read while commits keep replacing what is read
-_DTYPES = {"F16": np.float16, "F32": np.float32, "I32": np.int32, "I64": np.int64}
 
 Stamp = tuple[int, int, int]  # of the manifest's file: it changes with every commit
 
@@ -64,14 +62,12 @@ def read_content(folder: Path) -> Content:
     return read_state(folder)[0]
 
 
-def read_state(
-    folder: Path, known: Mapping[str, Segment] | None = None
-) -> tuple[Content, State]:
-    """What a folder holds now; segments in `known` are taken from there, not opened again."""
+def read_state(folder: Path, known: Content | None = None) -> tuple[Content, State]:
+    """What a folder holds now; segments of `known` are taken from there, not opened again."""
     for _ in range(_READS):
         stamp, found = read_stamp(folder), read_manifest(folder)
         try:
-            return _open(folder, found, known or {}), State(found.state, stamp)
+            return _open(folder, found, known), State(found.state, stamp)
         except SpaceFormatError:
             if read_manifest(folder).state == found.state:  # else: replaced while it was read
                 raise
@@ -82,34 +78,32 @@ def read_stamp(folder: Path) -> Stamp | None:
     """What changes with every commit, without reading the manifest."""
     try:
         found = (folder / manifest.NAME).stat()
-    except OSError:
+    except (OSError, ValueError):
         return None
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a space, its own checksum and format checked."""
-    path = folder / manifest.NAME
-    if not folder.is_dir():
-        raise SpaceFormatError(
-            f"there is no space at {folder}; build one with `trueline build`"
-        )
+    _check_folder(folder)
     if is_begun(folder):
         raise SpaceFormatError(
             f"{folder} holds an unfinished build; run the same `trueline build` again"
         )
     try:
-        if not is_plain(path):
-            raise ValueError(f"{path.name} is missing or no regular file")
-        text = path.read_text("utf-8")
-        if command := manifest.rebuilding(json.loads(text), folder):
+        text = read_manifest_text(folder)
+    except (OSError, ValueError) as error:
+        reason = f"{manifest.NAME} is missing or no regular file"
+        raise unreadable(folder, f"{reason} ({reason_of(error)})") from error
+    try:
+        return manifest.parse(text)
+    except ValueError as error:
+        if command := _rebuilding(text, folder):
             raise SpaceFormatError(
                 f"{folder} has format 1, this release reads format {manifest.FORMAT_VERSION}; "
                 f"make it anew with `{command}`"
-            )
-        return manifest.parse(text)
-    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _unreadable(folder, str(error) or type(error).__name__) from error
+            ) from None
+        raise unreadable(folder, str(error)) from error
 
 
 def commit(
@@ -165,64 +159,44 @@ def verify_content(content: Content, folder: Path | None) -> dict[str, Any]:
         segments = read_manifest(folder).segments
         records = {file.name: file for each in segments for file in each.files.values()}
         for record in records.values():
-            _check_file(folder, record, is_whole=True)
+            check_file(folder, record)
         checked["files"] = len(records)
-    for part in content.parts:
-        if problem := nonsense(part.segment):
-            raise _unreadable(folder or Path("the space"), problem)
+    try:
+        for part in content.parts:
+            check_segment(part.segment, content.recipe, is_whole=True)
+        _check_whole(content)
+    except ValueError as error:
+        raise unreadable(folder or Path("the space"), str(error)) from error
     return {**checked, **content.counts()}
 
 
-def _open(folder: Path, found: Manifest, known: Mapping[str, Segment]) -> Content:
+def _open(folder: Path, found: Manifest, known: Content | None) -> Content:
+    parts = known.parts if known is not None and known.recipe == found.recipe else ()
+    opened = {part.segment.name: part.segment for part in parts}
+    new = {each.name: each for each in found.segments if each.name not in opened}
+    sizes = [record.bytes for each in new.values() for record in each.files.values()]
+    is_whole = sum(sizes) <= _CHECKED_ON_OPEN
     try:
-        new = [each for each in found.segments if each.name not in known]
-        records = [record for each in new for record in each.files.values()]
-        is_whole = sum(record.bytes for record in records) <= _CHECKED_ON_OPEN
-        for record in records:
-            _check_file(folder, record, is_whole=is_whole)
-        opened = dict(known)
-        for each in new:
-            opened.setdefault(each.name, _read_segment(folder, each, found))
-        parts = [Part(opened[each.name], frozenset(each.removed)) for each in found.segments]
-        content = Content(found.recipe, tuple(parts), found.history, found.tuned)
-        _check_ids(parts)
+        for name, each in new.items():
+            opened[name] = read_segment(folder, each, found.recipe, is_whole=is_whole)
+        parts = tuple(
+            Part(opened[each.name], frozenset(each.removed)) for each in found.segments
+        )
+        content = Content(found.recipe, parts, found.history, found.tuned)
+        _check_whole(content)
         return content
-    except SpaceError:
-        raise
-    except (OSError, KeyError, TypeError, ValueError, SafetensorError, TruelineError) as error:
-        raise _unreadable(folder, f"{type(error).__name__}: {error}") from error
+    except ValueError as error:  # also a SettingError or an ExampleError
+        raise unreadable(folder, str(error)) from error
 
 
-def _read_segment(folder: Path, record: SegmentRecord, found: Manifest) -> Segment:
-    paths = {kind: folder / file.name for kind, file in record.files.items()}
-    sets = {
-        kind: Entries(**dict(_map_arrays(paths[kind])))
-        for kind in manifest.SETS
-        if kind in paths
-    }
-    if found.recipe.context is not None and "entries" not in sets:
-        raise ValueError(f"the segment {record.name} has no entries")
-    examples = _from_lines(paths["examples"].read_bytes().decode("utf-8"))
-    vectors = dict(_map_arrays(paths["vectors"]))
-    segment = Segment(examples, vectors, **sets, records=dict(record.files))
-    lengths = {len(array) for array in vectors.values()}
-    ragged = any(len({*map(len, each.arrays().values())}) > 1 for each in sets.values())
-    if segment.counts() != dict(record.counts) or lengths != {len(examples)} or ragged:
-        raise ValueError(f"it holds {segment.counts()}, the manifest says {record.counts}")
-    if QUESTIONS not in vectors or len(segment.numbers) != len(examples):
-        raise ValueError(f"the segment {record.name} lacks vectors of questions or repeats ids")
-    return segment
-
-
-def _check_ids(parts: list[Part]) -> None:
-    """Every example is there once, and what is removed was there."""
-    if not parts:
-        raise ValueError("it holds no segment")
-    if any(not part.removed <= part.segment.numbers.keys() for part in parts):
-        raise ValueError("an example is removed that was never there")
-    ids = [example.id for part in parts for example in part.examples]
-    if len(set(ids)) != len(ids):
-        raise ValueError("two examples have one id")
+def _check_whole(content: Content) -> None:
+    """Refuse parts that do not belong together, and a history that tells of others."""
+    if flaw := join_flaw(content.parts):
+        raise ValueError(flaw)
+    counts = content.counts()
+    for last in content.commits[-1:]:
+        if (last.examples, last.entries) != (counts["examples"], counts["entries"]):
+            raise ValueError(f"it holds {counts}, its history says {last}")
 
 
 def _write_segment(segment: Segment, work: Path, number: int) -> dict[str, Path]:
@@ -230,8 +204,11 @@ def _write_segment(segment: Segment, work: Path, number: int) -> dict[str, Path]
     paths = {
         kind: work / f"{number}-{kind}" for kind in ("examples", "vectors", *segment.sets())
     }
-    lines = "".join(to_lines(segment.examples))
-    paths["examples"].write_text(lines, "utf-8", newline="\n")
+    lines = list(to_lines(segment.examples))
+    check_lines(lines)
+    for path in paths.values():
+        path.unlink(missing_ok=True)  # a file that a kill left is not written into
+    paths["examples"].write_text("".join(lines), "utf-8", newline="\n")
     arrays = {"vectors": dict(segment.vectors)}
     arrays |= {kind: entries.arrays() for kind, entries in segment.sets().items()}
     for kind, named in arrays.items():
@@ -265,44 +242,24 @@ def _standing_names(folder: Path, base: str | None) -> set[str]:
     return found.names()
 
 
-def _from_lines(text: str) -> list[Example]:
-    """Read back the examples that `to_lines` wrote."""
-    records = [json.loads(line) for line in text.split("\n")[:-1]]
-    if any(tuple(record) != EXAMPLE_FIELDS for record in records):
-        raise ValueError(f"a line of the examples has other fields than {EXAMPLE_FIELDS}")
-    return [Example(**record) for record in records]
-
-
-def _check_file(folder: Path, record: FileRecord, *, is_whole: bool) -> None:
-    path = folder / record.name
-    if not is_plain(path):
-        raise _unreadable(folder, f"{path.name} is missing or no regular file")
-    if (size := path.stat().st_size) != record.bytes:
-        raise _unreadable(
-            folder, f"{path.name} has {size} bytes, the manifest says {record.bytes}"
-        )
-    if is_whole and files.file_hash(path) != record.sha256:
-        raise _unreadable(folder, f"{path.name} was changed: its checksum differs")
-
-
-def _map_arrays(path: Path) -> Iterator[tuple[str, Array]]:
-    """The arrays of a safetensors file as memory maps."""
-    with safe_open(path, framework="np") as file:  # checks that header and size fit
-        names = list(file.keys())
-    with path.open("rb") as opened:
-        size = int.from_bytes(opened.read(8), "little")
-        header = json.loads(opened.read(size))
-    for name in names:
-        entry = header[name]
-        shape, offset = tuple(entry["shape"]), 8 + size + entry["data_offsets"][0]
-        if 0 in shape:
-            yield name, np.zeros(shape, _DTYPES[entry["dtype"]])
-        else:  # copy-on-write: torch shares it without a warning, and the file stays as it is
-            yield name, np.memmap(path, _DTYPES[entry["dtype"]], "c", offset, shape)
-
-
-def _unreadable(folder: Path, reason: str) -> SpaceFormatError:
-    return SpaceFormatError(
-        f"{folder} is no readable grounding space: {reason}. "
-        "Restore it from a copy or build it anew with `trueline build`"
+def _check_folder(folder: Path) -> None:
+    """Refuse a path where no space can be, also one that the system does not take."""
+    try:
+        if stat.S_ISDIR(folder.stat().st_mode):
+            return
+        reason = "it is no folder"
+    except FileNotFoundError:
+        reason = "nothing is there"
+    except (OSError, ValueError) as error:
+        reason = reason_of(error)
+    raise SpaceFormatError(
+        f"there is no space at {folder} ({reason}); build one with `trueline build`"
     )
+
+
+def _rebuilding(text: str, folder: Path) -> str | None:
+    """The command that makes a space of the first format anew, if the manifest is of one."""
+    try:
+        return manifest.rebuilding(parse_json(text), folder)
+    except ValueError:
+        return None
