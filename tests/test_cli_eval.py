@@ -189,8 +189,9 @@ def test_a_flag_that_was_not_given_leaves_what_the_plan_says(monkeypatch, tmp_pa
         'trust_remote_code = true\nrule = "all"\n',
         "utf-8",
     )
-    evaluate(str(plan))
-    evaluate(str(plan), "--rule", "answered", "--stop", "!", "--bertscore", "b")
+    evaluate(str(plan), "--trust-remote-code")
+    flags = ["--trust-remote-code", "--rule", "answered", "--stop", "!", "--bertscore", "b"]
+    evaluate(str(plan), *flags)
     evaluate(*SMALL, "--trust-remote-code", "--out", "x")
     one, two = given  # BERTScore needs a layer: the second is refused before
     assert (one.trust_remote_code, one.rule, one.stop) == (True, "all", (".",))

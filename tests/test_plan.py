@@ -109,7 +109,7 @@ def test_every_mistake_is_listed_with_its_name_and_what_is_allowed():
     assert "benchmarks is missing" in told
     assert "tasks must be a list, each one of generate, choose; got ['chat']" in told
     assert 'test must be a whole number from 1, or "all"; got 0' in told
-    assert "temperature must be 0, or a number from 0.001; got -1.0" in told
+    assert "temperature must be 0, or a number from 0.001 to 1,000; got -1.0" in told
     assert "there is no method 'rat'; there are greedy, rad, " in told
     assert 'build.context must be a number of tokens from 1, or "full"; got 0' in told
     assert "build.depth is no key; there are context, window, " in told
@@ -145,7 +145,7 @@ def test_every_mistake_is_listed_with_its_name_and_what_is_allowed():
             {"judge": {"per_hour": 3}},
             "judge.per_hour is no key; there are concurrency, per_min",
         ),
-        ({"judge": {"tries": 0}}, "judge.tries must be a whole number from 1; got 0"),
+        ({"judge": {"tries": 0}}, "judge.tries must be a whole number from 1 to 100; got 0"),
         ({"judge": {"timeout": float("inf")}}, "judge.timeout must be a number above 0"),
         ({"judge": 3}, "judge must be a table; got 3"),
         ({"build": {"rad": 4}}, "build.rad must be a table; got 4"),

@@ -56,6 +56,7 @@ class FakeJudge:
     """Says yes to texts of an even length; cannot be read on a multiple of five."""
 
     id = "fake:1"
+    hash = "h"
     asked = 0
 
     def judge(self, task, about, items, progress=None):
@@ -159,7 +160,7 @@ def test_a_run_writes_the_lines_of_the_format(table, tmp_path):
     assert (
         [*written[-1]]
         == """kind cell sample judge about label basis raw prompt_tokens answer_tokens
-        cost is_cached is_answered time""".split()
+        cost is_cached is_answered judge_hash time""".split()
     )
     assert [(cell.done, cell.failed, cell.is_done) for cell in outcome.cells] == [
         (5, 0, True)
@@ -655,7 +656,7 @@ def test_unequal_rules_and_prompts_are_found_out(table, tmp_path):
     assert "different values of base prompt" in "\n".join(warnings(gather_cells(lines)))
 
 
-@pytest.mark.parametrize("content", [b"notes\n", b"notes", b"{}\n", b"\xff\xfe\n"])
+@pytest.mark.parametrize("content", [b"notes\n", b"notes", b"{}\n", b"\xff\xf8\n"])
 def test_a_file_that_is_no_results_is_left_alone(content, table, tmp_path):
     path = tmp_path / "results.jsonl"
     path.write_bytes(content)
@@ -668,7 +669,9 @@ def test_lines_of_a_cell_that_is_not_described_are_refused(table, tmp_path):
     run({**table, "methods": ["greedy"]}, tmp_path)
     path = tmp_path / "results.jsonl"
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[1:]))
-    with pytest.raises(SettingError, match="none that says what that cell is"):
+    with pytest.raises(
+        SettingError, match=r"results.jsonl:1 belongs to the cell .*, which no line before"
+    ):
         run(table, tmp_path)
 
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from trueline.evaluation.averages import CellSummary
     from trueline.evaluation.run import RunOutcome
 
+_DIGITS = 20  # of a number that is one; what is longer is refused as the text it is
+
 
 @click.command("eval")
 @click.argument("plan", type=PATH, required=False)
@@ -97,7 +99,8 @@ def evaluate(
     from trueline.evaluation.plan_file import plan_from, read_plan_table
     from trueline.evaluation.run import run_plan
 
-    table = {} if plan is None else read_plan_table(plan)
+    trusts = bool(flags["trust_remote_code"])
+    table = {} if plan is None else read_plan_table(plan, trust_remote_code=trusts)
     table = _with_flags(table, flags)
     checked = plan_from(table, "the flags" if plan is None else str(plan))
     folder = out or table.get("out")
@@ -151,7 +154,7 @@ def _methods(text: str) -> list[str]:
 
 
 def _number(text: str) -> int | str:
-    return int(text) if text.strip().isdecimal() else text
+    return int(text) if text.strip().isdecimal() and len(text) < _DIGITS else text
 
 
 def _settings(texts: tuple[str, ...]) -> dict[str, object]:

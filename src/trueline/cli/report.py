@@ -27,8 +27,13 @@ from trueline.cli.options import PATH, FlagEnvvarOption
 @click.option(
     "--plots", default="svg", show_default=True, help="svg, png, both with a comma, or none."
 )
-def report(folder: Path, out: Path | None, formats: str, plots: str) -> None:
+@click.option(
+    "--overwrite", is_flag=True, help="Replace files there that no earlier report wrote."
+)
+def report(folder: Path, out: Path | None, formats: str, plots: str, overwrite: bool) -> None:
     """Write the report of the run in FOLDER, and print the names of its files.
+
+    Files of an earlier report are replaced, others only with --overwrite.
 
     \b
     Examples:
@@ -39,7 +44,10 @@ def report(folder: Path, out: Path | None, formats: str, plots: str) -> None:
     from trueline.report.writing import write_report
 
     drawn = [] if plots.strip() == "none" else _names(plots)
-    for path in write_report(folder, out=out, formats=_names(formats), plots=drawn):
+    written = write_report(
+        folder, out=out, formats=_names(formats), plots=drawn, overwrite=overwrite
+    )
+    for path in written:
         show_line(str(path))
 
 

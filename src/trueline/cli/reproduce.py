@@ -14,6 +14,8 @@ from trueline.errors import SettingError
 if TYPE_CHECKING:
     from trueline.report.grids import Document
 
+_PAGES = ("reproduce.md", "reproduce.html")
+
 
 @click.command()
 @click.argument("name", required=False)
@@ -39,6 +41,9 @@ if TYPE_CHECKING:
 @click.option("--bertscore-layers", type=int, help="Which layer of it is compared.")
 @click.option("--full", is_flag=True, help="As many examples and questions as in the paper.")
 @click.option("--out", type=PATH, help="The folder.  [reproduced/NAME]")
+@click.option(
+    "--overwrite", is_flag=True, help="Replace pages there that no earlier recipe wrote."
+)
 @json_option
 def reproduce(
     name: str | None,
@@ -46,6 +51,7 @@ def reproduce(
     model: str | None,
     full: bool,
     out: Path | None,
+    overwrite: bool,
     as_json: bool,
     **flags: Any,
 ) -> None:
@@ -63,6 +69,7 @@ def reproduce(
     from trueline.cli.screen import print_json, progress_bars, show
     from trueline.paper.recipes import recipes
     from trueline.paper.reproduce import reproduce as run
+    from trueline.report.output import check_free
 
     if is_list:
         show("\n".join(f"{one.name}\t{one.about}" for one in recipes().values()))
@@ -73,9 +80,11 @@ def reproduce(
     given |= {key: list(x) for key, x in given.items() if isinstance(x, tuple)}
     given |= {"models": [model]} if model else {}
     folder = out or Path("reproduced") / name
+    if not overwrite:
+        check_free(folder, _PAGES)  # before hours of work
     with progress_bars("done") as progress:
         made = run(name, folder, given, is_full=full, progress=progress)
-    written = _save(made.document, folder)
+    written = _save(made.document, folder, overwrite)
     if as_json:
         print_json(made.data)
         return
@@ -83,17 +92,15 @@ def reproduce(
     show(f"\nwritten to {folder}: {', '.join(path.name for path in written)}")
 
 
-def _save(document: Document, folder: Path) -> list[Path]:
+def _save(document: Document, folder: Path, overwrite: bool) -> list[Path]:
     from trueline.report.formats import as_html, as_markdown
-    from trueline.report.writing import svg_files, write_files
+    from trueline.report.output import write_files
+    from trueline.report.writing import svg_files
 
-    texts = {
-        "reproduce.md": as_markdown(document, figures="svg"),
-        "reproduce.html": as_html(document),
-    }
+    texts = (as_markdown(document, figures="svg"), as_html(document))
+    pages = {name: text.encode() for name, text in zip(_PAGES, texts, strict=True)}
     figures = [figure for section in document.sections for figure in section.figures]
-    pages = {folder / name: text.encode() for name, text in texts.items()}
-    return write_files({**pages, **svg_files(folder, figures)})
+    return write_files(folder, {**pages, **svg_files(figures)}, overwrite=overwrite)
 
 
 def _show(document: Document) -> None:

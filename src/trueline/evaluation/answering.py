@@ -54,7 +54,13 @@ def verdict_lines(
     items = [(benchmark.test[line.index], line.text) for line in answers]
     verdicts = judge.judge(benchmark.task, about, items)
     return [
-        VerdictLine(cell=line.cell, sample=line.sample, time=now(), **asdict(verdict))
+        VerdictLine(
+            cell=line.cell,
+            sample=line.sample,
+            judge_hash=judge.hash,
+            time=now(),
+            **asdict(verdict),
+        )
         for line, verdict in zip(answers, verdicts, strict=True)
     ]
 

@@ -6,8 +6,10 @@ import hashlib
 import json
 import os
 import platform
+import sys
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import packages_distributions, version
+from functools import cache
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,16 +22,19 @@ from trueline.errors import SettingError
 from trueline.evaluation.lines import CellLine, SpaceFacts, StopRule, plain, replace_line
 from trueline.evaluation.plan import BuildOptions, Mode, Plan, Variant, default_build
 from trueline.evaluation.samples import Benchmark, Sample
+from trueline.files import file_hash
 from trueline.inputs import FilledPrompt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from trueline.decoders.base import Decoder
     from trueline.engines.base import Engine
     from trueline.space.space import GroundingSpace
 
 _PACKAGES = ("trueline", "torch", "transformers", "tokenizers", "numpy")
+_OF_SPACES = ("onnxruntime", "faiss-cpu")  # what may embed and search, where it is installed
+_OF_SCORES = ("rouge-score", "sacrebleu", "bert-score")
 _BUILT = ("context", "window", "end", "embedder", "values", "dtype")
 _NOT_IN_ID = (  # names and origins: hashes of weights, data and space stand for what they name
     *("kind", "cell", "model", "defaults", "counts", "ground_from", "draw", "rule"),
@@ -83,6 +88,7 @@ def cells_of(
                 samples=len(samples),
                 defaults={**default_settings(variant.method), **suited},
                 space=None if space is None else _space_facts(variant, space),
+                versions=_versions(decoder, space, task),
                 **_run_facts(plan, lm, task),
                 **_method_facts(variant, decoder, benchmark),
                 **_data_facts(plan, benchmark),
@@ -147,12 +153,38 @@ def space_hash(space: GroundingSpace, with_wrong: bool) -> str:
     return _hash([recipe, digest(space.examples)])
 
 
-def versions(module: str = "trueline") -> dict[str, str]:
-    """The versions of everything that computes, also of the package that brings a method."""
+def versions(module: str = "trueline", others: Sequence[str] = ()) -> dict[str, str]:
+    """The versions of everything that computes, also of the package that brings a method.
+
+    Of such a package the hash of its source counts too: whoever writes a method changes it more
+    often than its version.
+    """
+    found = {name: text for name in (*_PACKAGES, *others) if (text := _version(name))}
     package = module.partition(".")[0]
-    others = () if package == "trueline" else packages_distributions().get(package, ())
-    found = {name: version(name) for name in (*_PACKAGES, *others)}
+    if package != "trueline":
+        names = packages_distributions().get(package, ())
+        found |= {name: _version(name) for name in names}
+        found[f"{package} source"] = _source_hash(package)
     return found | {"python": platform.python_version()}
+
+
+@cache
+def _version(name: str) -> str:
+    """The version of a package; empty where it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _source_hash(package: str) -> str:
+    """A hash of the Python of a package; empty where it stands in no file."""
+    file = getattr(sys.modules[package], "__file__", None)
+    if file is None:
+        return ""
+    path = Path(file)
+    sources = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
+    return _hash([(one.name, file_hash(one)) for one in sources])
 
 
 def machine() -> dict[str, Any]:
@@ -194,8 +226,13 @@ def _method_facts(variant: Variant, decoder: Decoder, benchmark: Benchmark) -> d
         "has_own_prompt": decoder.needs.own_prompt,
         "settings": decoder.settings(),
         "prompt_hashes": tuple(prompts),
-        "versions": versions(type(decoder).__module__),
     }
+
+
+def _versions(decoder: Decoder, space: GroundingSpace | None, task: Mode) -> dict[str, str]:
+    of_space = _OF_SPACES if space is not None else ()
+    of_scores = _OF_SCORES if task == "generate" else ()
+    return versions(type(decoder).__module__, (*of_space, *of_scores))
 
 
 def _space_facts(variant: Variant, space: GroundingSpace) -> SpaceFacts:
@@ -222,7 +259,18 @@ def _data_facts(plan: Plan, benchmark: Benchmark) -> dict[str, Any]:
         "draw": plan.draw,
         "rule": plan.rule,
         "bertscore": (Path(plan.bertscore).name, layers) if plan.bertscore else None,
+        "bertscore_hash": _folder_hash(plan.bertscore) if plan.bertscore else "",
     }
+
+
+@cache
+def _folder_hash(folder: str) -> str:
+    """A hash of the files of an encoder; read once a process, as its weights are."""
+    try:
+        files = sorted(path for path in Path(folder).iterdir() if path.is_file())
+        return _hash([(path.name, file_hash(path)) for path in files])
+    except OSError as error:
+        raise SettingError(f"{folder} cannot be read ({error.strerror})") from error
 
 
 def _hash(content: object) -> str:

@@ -19,7 +19,7 @@ def warnings(cells: Sequence[CellResults]) -> list[str]:
         key = repr([getattr(cell.head, name) for name in _COMPARED])
         groups.setdefault(key, []).append(cell)
     for group in groups.values():
-        found += _unequal_rules(group) + _idle(group)
+        found += _unequal_rules(group) + _unequal_judges(group) + _idle(group)
     return found
 
 
@@ -84,6 +84,20 @@ def _unequal_rules(cells: Sequence[CellResults]) -> list[str]:
         f"{where}: the methods ran with different values of {name}"
         for name, values in rules.items()
         if any(value != values[0] for value in values)
+    ]
+
+
+def _unequal_judges(cells: Sequence[CellResults]) -> list[str]:
+    """Judges that had one name and were not the same in cells that are compared."""
+    hashes: dict[str, set[str]] = {}
+    for cell in cells:
+        for line in cell.verdicts:
+            hashes.setdefault(line.judge, set()).add(line.judge_hash)
+    where = f"{cells[0].head.model} on {cells[0].head.benchmark}"
+    return [
+        f"{where}: {judge} judged with different settings, prompts or weights"
+        for judge, found in hashes.items()
+        if len(found) > 1
     ]
 
 

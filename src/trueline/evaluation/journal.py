@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trueline.errors import SettingError
+from trueline.evaluation.line_checks import check_lines
 from trueline.evaluation.lines import (
     RESULTS,
     AnyLine,
@@ -16,7 +17,7 @@ from trueline.evaluation.lines import (
     PartOfCell,
     SampleLine,
     encode_lines,
-    read_sized_lines,
+    read_written,
 )
 from trueline.files import replacing, sync
 
@@ -27,6 +28,7 @@ class Journal:
 
     path: Path
     lines: list[AnyLine]
+    dropped: int = 0  # lines that a kill left behind, of a chunk that is not whole
 
     def append(self, lines: Sequence[AnyLine]) -> None:
         """Add the lines of one chunk in one write that is on the disk when this returns."""
@@ -37,10 +39,7 @@ class Journal:
                     rest = rest[file.write(rest) :]
             sync(self.path)
         except OSError as error:
-            raise SettingError(
-                f"{self.path} cannot be written ({error.strerror}); what was finished is kept; "
-                "mend that and run the same again"
-            ) from error
+            raise _unwritable(self.path, error) from error
         self.lines.extend(lines)
 
     def drop(self, lines: Sequence[AnyLine]) -> None:
@@ -49,8 +48,11 @@ class Journal:
         if not dropped:
             return
         kept = [line for line in self.lines if id(line) not in dropped]
-        with replacing(self.path) as scratch:
-            scratch.write_bytes(encode_lines(kept))
+        try:
+            with replacing(self.path) as scratch:
+                scratch.write_bytes(encode_lines(kept))
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
         self.lines[:] = kept
 
     def samples_of(self, cell: str) -> list[SampleLine]:
@@ -87,20 +89,18 @@ def open_journal(folder: Path) -> Iterator[Journal]:
 
 def _mend(path: Path) -> Journal:
     """The results as they stand, less a torn line and the chunk it belongs to."""
-    sized = read_sized_lines(path)
-    lines = [line for line, _ in sized]
-    heads = {line.cell for line in lines if isinstance(line, CellLine)}
-    if strays := {line.cell for line in lines if isinstance(line, PartOfCell)} - heads:
-        raise SettingError(
-            f"{path} has lines of {', '.join(sorted(strays))} and none that says what that "
-            "cell is; move the file away, or name another folder with --out"
-        )
-    whole = len(lines) - _unfinished(lines)
-    size = sum(length for _, length in sized[:whole])
-    if path.exists() and path.stat().st_size > size:
-        os.truncate(path, size)
-        sync(path)
-    return Journal(path, lines[:whole])
+    written = read_written(path)
+    lines = written.lines
+    check_lines(path, lines)
+    unfinished = _unfinished(lines)
+    whole = len(lines) - unfinished
+    if unfinished or written.torn:
+        try:
+            os.truncate(path, sum(written.sizes[:whole]))
+            sync(path)
+        except OSError as error:
+            raise _unwritable(path, error) from error
+    return Journal(path, lines[:whole], unfinished + written.torn)
 
 
 def _unfinished(lines: list[AnyLine]) -> int:
@@ -110,3 +110,10 @@ def _unfinished(lines: list[AnyLine]) -> int:
     head = next(x for x in lines if isinstance(x, CellLine) and x.cell == last.cell)
     count = sum(isinstance(x, SampleLine) and x.cell == last.cell for x in lines)
     return 0 if count == head.samples else count % head.batch_size
+
+
+def _unwritable(path: Path, error: OSError) -> SettingError:
+    return SettingError(
+        f"{path} cannot be written ({error.strerror}); what was finished is kept; mend that "
+        "and run the same again"
+    )

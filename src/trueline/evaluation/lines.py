@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
+import stat
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from trueline.errors import MissingExtraError, SettingError
 from trueline.evaluation.plan import Mode
@@ -13,12 +16,22 @@ from trueline.evaluation.samples import About
 
 try:
     import msgspec
+    from msgspec import Meta
 except ImportError as error:
     raise MissingExtraError("results need msgspec: pip install 'trueline[eval]'") from error
 
 RESULTS = "results.jsonl"
 _HEAD = b'{"kind"'  # how every line begins
 _IN_ROW_LABEL = ("context", "embedder")  # build options a report tells only where they vary
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_ADVICE = "mend or remove the line, move the file away, or name another folder with --out"
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Positive = Annotated[int, Meta(ge=1, le=2**53)]
+Flag = Annotated[int, Meta(ge=0, le=1)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Score = Annotated[float, Meta(ge=-1, le=1)]  # a share, or BERTScore, which is a cosine
+Amount = Annotated[float, Meta(ge=0, le=1e9)]  # of seconds, megabytes, dollars, entropy
+LogProbability = Annotated[float, Meta(ge=-1e9, le=1e9)]
 
 
 class ResultLine(
@@ -37,14 +50,14 @@ class StopRule(msgspec.Struct, frozen=True):
     """What ends an answer besides its length."""
 
     strings: tuple[str, ...]
-    ids: tuple[int, ...]
+    ids: tuple[Count, ...]
 
 
 class SpaceFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The grounding space of a cell."""
 
     hash: str  # of what the method sees of it
-    entries: int
+    entries: Count
     build: dict[str, Any]  # the options it was asked for
     default_build: dict[str, Any]  # what they are for this method if nobody says anything
     built: dict[str, Any]  # what came of them: `auto` is resolved
@@ -54,18 +67,18 @@ class CellLine(PartOfCell, frozen=True, kw_only=True, tag="cell"):
     """How one cell is run: all that shapes its results, and all that a report tells."""
 
     task: Mode
-    samples: int  # how many lines of answers, choices or failures will follow
-    batch_size: int
-    max_new_tokens: int | None
-    temperature: float
+    samples: Count  # how many lines of answers, choices or failures will follow
+    batch_size: Positive
+    max_new_tokens: Positive | None
+    temperature: Amount
     stop: StopRule | None
-    seed: int | None
+    seed: Count | None
     method: str
     is_plain: bool  # whether it is the model as it is, which the others are compared with
     has_own_prompt: bool  # whether the method rewrites the prompt for each question
     settings: dict[str, Any]
     defaults: dict[str, Any]  # the settings if nobody says anything, on this benchmark
-    prompt_hashes: tuple[str, ...]
+    prompt_hashes: Annotated[tuple[str, ...], Meta(min_length=1)]
     space: SpaceFacts | None
     model: str
     fingerprint: str
@@ -74,14 +87,15 @@ class CellLine(PartOfCell, frozen=True, kw_only=True, tag="cell"):
     device: str
     benchmark: str
     data_hash: str
-    counts: dict[str, int]  # rows read, kept, left out
+    counts: dict[str, Count]  # rows read, kept, left out
     ground_from: str | None
-    ground: int
-    test: int
-    draw: int | None
+    ground: Count
+    test: Count
+    draw: Count | None
     rule: str
-    bertscore: tuple[str, int] | None  # the encoder's folder and layer
+    bertscore: tuple[str, Positive] | None  # the encoder's folder and layer
     versions: dict[str, str]
+    bertscore_hash: str = ""  # of the encoder's files
     machine: dict[str, Any] = {}  # every line gets one of its own
     time: str = ""
 
@@ -118,19 +132,19 @@ class AnswerLine(PartOfCell, frozen=True, kw_only=True, tag="answer"):
     """An answer to one sample; `hits`, `flipped` and `entropy` have a number a token."""
 
     sample: str
-    index: int  # its place in the benchmark
+    index: Count  # its place in the benchmark
     question: str
     text: str
-    tokens: int
+    tokens: Count
     finish: str
-    prompt_tokens: int
+    prompt_tokens: Count
     prompt_hashes: tuple[str, ...]
-    seconds: float
-    scores: dict[str, float | None]
-    confidence: float | None
-    hits: tuple[int, ...]
-    flipped: tuple[int, ...]
-    entropy: tuple[float | None, ...]
+    seconds: Amount
+    scores: dict[str, Score | None]
+    confidence: Share | None
+    hits: tuple[Count, ...]
+    flipped: tuple[Flag, ...]
+    entropy: tuple[Amount | None, ...]
     time: str = ""
 
 
@@ -138,13 +152,13 @@ class ChoiceLine(PartOfCell, frozen=True, kw_only=True, tag="choice"):
     """The scored candidates of one sample."""
 
     sample: str
-    index: int
-    single: tuple[float | None, ...]
-    multiple: tuple[float | None, ...]
-    mc1: float | None
-    mc2: float | None
-    mc3: float | None
-    seconds: float
+    index: Count
+    single: tuple[LogProbability | None, ...]
+    multiple: tuple[LogProbability | None, ...]
+    mc1: Share | None
+    mc2: Share | None
+    mc3: Share | None
+    seconds: Amount
     time: str = ""
 
 
@@ -152,7 +166,7 @@ class FailedLine(PartOfCell, frozen=True, kw_only=True, tag="failed"):
     """A sample that could not be asked."""
 
     sample: str
-    index: int
+    index: Count
     reason: str
     time: str = ""
 
@@ -166,19 +180,20 @@ class VerdictLine(PartOfCell, frozen=True, kw_only=True, tag="verdict"):
     label: bool | None
     basis: str = ""  # under which name the judge's agreement with people was measured
     raw: str = ""
-    prompt_tokens: int = 0
-    answer_tokens: int = 0
-    cost: float | None = None
+    prompt_tokens: Count = 0
+    answer_tokens: Count = 0
+    cost: Amount | None = None
     is_cached: bool = False
     is_answered: bool = True
+    judge_hash: str = ""  # of all that can change the judge's verdicts
     time: str = ""
 
 
 class DoneLine(PartOfCell, frozen=True, kw_only=True, tag="done", omit_defaults=True):
     """The end of a cell."""
 
-    seconds: float
-    peak_mb: float | None = None  # the most memory held meanwhile, where the system tells it
+    seconds: Amount
+    peak_mb: Amount | None = None  # the most memory held meanwhile, where the system tells it
     time: str = ""
 
 
@@ -189,7 +204,7 @@ class Leak(msgspec.Struct, frozen=True):
     example: str  # its id
     part: str  # `question` or `answer`
     near: str  # how they are near: equal, 13 words, overlap or cosine
-    score: float  # share of common words, or the cosine
+    score: Score  # share of common words, or the cosine
     texts: tuple[str, str]  # of the test, of the grounding example
 
     @property
@@ -204,8 +219,8 @@ class LeaksLine(ResultLine, frozen=True, kw_only=True, tag="leaks"):
     benchmark: str
     data_hash: str
     embedder: str | None
-    ground: int
-    counts: dict[str, int]
+    ground: Count
+    counts: dict[str, Count]
     nearest: tuple[Leak, ...]
     time: str = ""
 
@@ -221,37 +236,58 @@ def encode_lines(lines: Iterable[AnyLine]) -> bytes:
     return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
 
 
+@dataclass(frozen=True, slots=True)
+class WrittenLines:
+    """What a results file holds."""
+
+    lines: list[AnyLine]
+    sizes: list[int]  # the bytes of each
+    torn: bool  # whether one more was cut off at the end, as by a kill
+
+
 def read_lines(path: Path) -> list[AnyLine]:
     """The whole lines of a results file; one that was cut off at the end does not count."""
-    return [line for line, _ in read_sized_lines(path)]
+    return read_written(path).lines
 
 
-def read_sized_lines(path: Path) -> list[tuple[AnyLine, int]]:
-    """Every whole line and how many bytes it takes."""
+def read_written(path: Path) -> WrittenLines:
+    """Read a results file; a line that is none is refused with its number."""
+    *pieces, torn = _content(path).split(b"\n")
+    lines = [_line(path, number, piece) for number, piece in enumerate(pieces, 1)]
+    if torn[: len(_HEAD)] != _HEAD[: len(torn)]:  # a run never begins a line otherwise
+        raise SettingError(
+            f"{path}:{len(pieces) + 1} ends in something that is no line of results; {_ADVICE}"
+        )
+    return WrittenLines(lines, [len(piece) + 1 for piece in pieces], bool(torn))
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a results file, none where it is not there."""
     try:
-        *pieces, torn = path.read_bytes().split(b"\n")
+        if not stat.S_ISREG(mode := path.stat().st_mode) and not stat.S_ISDIR(mode):
+            raise OSError(0, "it is no file")  # to read a pipe would wait for ever
+        found = path.read_bytes()
     except FileNotFoundError:
-        return []
+        return b""
     except OSError as error:
         raise SettingError(
             f"{path} cannot be read ({error.strerror}); mend that, or name another folder with "
             "--out"
         ) from error
-    found = []
-    for number, piece in enumerate(pieces, 1):
-        try:
-            found.append((_READER.decode(piece), len(piece) + 1))
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise SettingError(
-                f"{path}:{number} is no line of results of this release ({error}); move the "
-                "file away, or name another folder with --out"
-            ) from error
-    if torn[: len(_HEAD)] != _HEAD[: len(torn)]:  # a run never begins a line otherwise
-        raise SettingError(
-            f"{path} ends in something that is no line of results; move the file away, or name "
-            "another folder with --out"
-        )
+    if found.startswith(_UTF16):
+        raise SettingError(f"{path} is written in UTF-16; save it as UTF-8")
     return found
+
+
+def _line(path: Path, number: int, piece: bytes) -> AnyLine:
+    if number == 1:
+        piece = piece.removeprefix(codecs.BOM_UTF8)  # some editors put one there
+    try:
+        return _READER.decode(piece)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise SettingError(
+            f"{path}:{number} is no line of results of this release ({error}); {_ADVICE}"
+        ) from error
 
 
 def plain(line: object) -> dict[str, Any]:

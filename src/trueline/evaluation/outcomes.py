@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from trueline.errors import SettingError
+from trueline.evaluation.line_checks import check_lines
 from trueline.evaluation.lines import (
     RESULTS,
     AnswerLine,
@@ -20,7 +21,7 @@ from trueline.evaluation.lines import (
     PartOfCell,
     SampleLine,
     VerdictLine,
-    read_lines,
+    read_written,
 )
 from trueline.evaluation.samples import About
 
@@ -75,22 +76,29 @@ class RunResults:
     folder: Path
     cells: tuple[CellResults, ...]  # in the order they were begun
     leaks: tuple[LeaksLine, ...] = ()  # what the grounding examples of a benchmark give away
+    torn: bool = False  # whether the last line was cut off, as by a kill; it does not count
 
 
 def read_results(folder: str | Path) -> RunResults:
     """Read a run, also one that is still going; a last line that was cut off does not count."""
     path = Path(folder)
-    path = path / RESULTS if path.is_dir() or not path.suffix else path
-    if not path.is_file():
+    try:
+        path = path / RESULTS if path.is_dir() or not path.suffix else path
+        is_there = path.exists()
+    except OSError as error:
+        raise SettingError(f"{path} cannot be read ({error.strerror})") from error
+    if not is_there:
         raise SettingError(
             f"there is no {path}; give the folder of a run that `trueline eval` has begun"
         )
-    lines = read_lines(path)
+    written = read_written(path)
+    lines = written.lines
+    check_lines(path, lines)
     cells = gather_cells(lines)
     if not cells:
         raise SettingError(f"{path} holds no results yet; run `trueline eval` first")
     leaks = tuple(line for line in lines if isinstance(line, LeaksLine))
-    return RunResults(path.parent, cells, leaks)
+    return RunResults(path.parent, cells, leaks, written.torn)
 
 
 def gather_cells(lines: Iterable[AnyLine]) -> tuple[CellResults, ...]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
+import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,39 +22,81 @@ from trueline.evaluation.plan import (
     default_build,
     with_wrong_answers,
 )
-from trueline.evaluation.plan_keys import BUILD, JUDGE, KEYS, non_finite, wrong_keys
+from trueline.evaluation.plan_keys import (
+    BUILD,
+    JUDGE,
+    KEYS,
+    spelled,
+    unwritable,
+    wrong_keys,
+)
+from trueline.visible import shown
+
+_LARGEST_FILE = 1_000_000  # bytes of a plan; those of the paper have 2,000
+_DEEPEST = 8  # tables and lists within each other
+_FREE = ("settings", "sweep", "variants")  # tables whose values a method checks
+_MOST_VARIANTS = 1_000
+_MOST_MISTAKES = 40  # that are listed
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
-def read_plan_table(path: Path) -> dict[str, Any]:
-    """The table of a run.toml, not yet checked."""
+def read_plan_table(path: Path, *, trust_remote_code: bool = False) -> dict[str, Any]:
+    """The table of a run.toml, not yet checked.
+
+    A plan may come from somebody else: that code of a model may run must be said by the caller
+    as well.
+    """
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        table = tomllib.loads(_text(path))
     except OSError as error:
         raise SettingError(
             f"{path} cannot be read ({error.strerror}); name the .toml file of a run, or give "
             f"flags only: trueline eval --benchmark facts --methods {PLAIN},{DEFAULT} --out "
             "results"
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError as error:
+        raise SettingError(f"{path} is no readable TOML: it is nested too deep") from error
+    except ValueError as error:  # no TOML, no UTF-8, or a number of thousands of digits
         raise SettingError(f"{path} is no readable TOML: {error}") from error
+    if table.get("trust_remote_code") is True and not trust_remote_code:
+        raise SettingError(
+            f"{path} asks to run code that a model brings (trust_remote_code), which a plan "
+            "alone may not; if you trust the models it names, add --trust-remote-code to the "
+            "command"
+        )
+    return table
+
+
+def _text(path: Path) -> str:
+    """The text of a plan, as people's editors write it: with a byte-order mark or without."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(0, "it is no file")  # to read a pipe would wait for ever
+    with path.open("rb") as file:
+        content = file.read(_LARGEST_FILE + 1)
+    if len(content) > _LARGEST_FILE:
+        raise OSError(0, f"it is no plan: it has more than {_LARGEST_FILE:,} bytes")
+    if content.startswith(_UTF16):
+        raise OSError(0, "it is written in UTF-16; save it as UTF-8")
+    return content.decode("utf-8-sig")
 
 
 def plan_from(table: Mapping[str, Any], where: str = "the plan") -> Plan:
     """A plan from a table; every mistake in it is listed at once."""
+    _check_form(table, where)
     mistakes = wrong_keys(table, KEYS, "")
-    for name in ("settings", "sweep", "variants"):
-        mistakes += non_finite(table.get(name), name)
+    unfit = {name: unwritable(table.get(name), name) for name in _FREE}
+    mistakes += [problem for problems in unfit.values() for problem in problems]
     if isinstance(judge := table.get("judge"), dict):
         mistakes += wrong_keys(judge, JUDGE, "judge.")
     sound = {
-        name: value for name, value in table.items() if name in KEYS and KEYS[name].fits(value)
+        name: value
+        for name, value in table.items()
+        if name in KEYS and KEYS[name].fits(value) and not unfit.get(name)
     }
     variants = _variants(sound, mistakes)
     mistakes += _missing(table, sound)
     if mistakes:
-        count = f"{len(mistakes)} mistakes" if len(mistakes) > 1 else "a mistake"
-        verb = "have" if where.endswith("flags") else "has"
-        raise SettingError("\n  - ".join([f"{where} {verb} {count}:", *mistakes]))
+        raise SettingError(_listed(where, mistakes))
     known = {field.name for field in fields(Plan)} - {"variants"}
     values = {name: _frozen(value) for name, value in sound.items() if name in known}
     for name in ("ground", "test"):
@@ -60,6 +105,26 @@ def plan_from(table: Mapping[str, Any], where: str = "the plan") -> Plan:
     if "data" in values:
         values["data"] = Path(values["data"])
     return Plan(**values, variants=variants)
+
+
+def _check_form(table: Mapping[str, Any], where: str) -> None:
+    """Refuse what is no table, or nested so deep that to read it would exhaust the stack."""
+    if not isinstance(table, Mapping):
+        raise SettingError(f"{where} must be a table; got {shown(table)}")
+    level: list[Any] = [table]
+    for _ in range(_DEEPEST):
+        inner = [x.values() if isinstance(x, Mapping) else x for x in level]
+        level = [y for x in inner for y in x if isinstance(y, dict | list)]
+    if level:
+        raise SettingError(f"{where} has tables or lists more than {_DEEPEST} levels deep")
+
+
+def _listed(where: str, mistakes: list[str]) -> str:
+    count = f"{len(mistakes)} mistakes" if len(mistakes) > 1 else "a mistake"
+    verb = "have" if where.endswith("flags") else "has"
+    told, more = mistakes[:_MOST_MISTAKES], len(mistakes) - _MOST_MISTAKES
+    told += [f"and {more} more"] if more > 0 else []
+    return "\n  - ".join([f"{where} {verb} {count}:", *told])
 
 
 def _missing(table: Mapping[str, Any], sound: Mapping[str, Any]) -> list[str]:
@@ -84,18 +149,15 @@ def _variants(table: Mapping[str, Any], mistakes: list[str]) -> tuple[Variant, .
     used = list(dict.fromkeys([*methods, *(item["method"] for item in extra)]))
     unknown = [name for name in used if name not in method_names()]
     found = [
-        f"there is no method {name!r}; there are {', '.join(method_names())}"
+        f"{'methods' if name in methods else 'variants'}: there is no method {shown(name)}; "
+        f"there are {', '.join(method_names())}"
         for name in unknown
     ]
-    found += [
-        f"settings.{name} is given, but {name} is none of the methods asked for"
-        if isinstance(value, dict)
-        else f"settings.{name} must be the table of a method, such as [settings.{DEFAULT}]"
-        for name, value in settings.items()
-        if name not in used or not isinstance(value, dict)
-    ]
+    found += _settings_mistakes(settings, used)
     found += _build_mistakes(build)
     found += _sweep_mistakes(sweep, [name for name in methods if name not in unknown])
+    if not found and sum(_count(name, sweep) for name in methods) > _MOST_VARIANTS:
+        found.append(f"sweep makes more than {_MOST_VARIANTS:,} variants of the methods")
     mistakes += found
     if found:
         return ()
@@ -112,17 +174,26 @@ def _variants(table: Mapping[str, Any], mistakes: list[str]) -> tuple[Variant, .
     return () if refused else with_wrong_answers(distinct)
 
 
+def _settings_mistakes(settings: Mapping[str, Any], used: list[str]) -> list[str]:
+    found = []
+    for key, value in settings.items():
+        name = spelled(key)
+        if not isinstance(value, dict):
+            found.append(
+                f"settings.{name} must be the table of a method, such as [settings.{DEFAULT}]"
+            )
+        elif key not in used:
+            found.append(
+                f"settings.{name} is given, but {name} is none of the methods asked for"
+            )
+    return found
+
+
 def _swept(
     method: str, given: Mapping[str, Any], sweep: Mapping[str, Any], build: Mapping[str, Any]
 ) -> list[Variant]:
     """One method with every combination of what is swept for it."""
-    options = build_options_read_by(method)
-    keys = {  # of the sweep -> the name of a setting or of a build option
-        key: name
-        for key in sweep
-        for owner, _, name in (key.partition("."),)
-        if owner == method or (owner == "build" and name in options)
-    }
+    keys = _swept_keys(method, sweep)
     found = []
     for values in product(*(sweep[key] for key in keys)):
         settings, swept = dict(given), dict[str, Any]()
@@ -131,6 +202,22 @@ def _swept(
         frozen = {name: _frozen(value) for name, value in settings.items()}
         found.append(Variant(method, frozen, _build_options(method, build, swept)))
     return found
+
+
+def _swept_keys(method: str, sweep: Mapping[str, Any]) -> dict[str, str]:
+    """The keys of the sweep that a method has -> the name of its setting or build option."""
+    options = build_options_read_by(method)
+    return {
+        key: name
+        for key in sweep
+        for owner, _, name in (key.partition("."),)
+        if owner == method or (owner == "build" and name in options)
+    }
+
+
+def _count(method: str, sweep: Mapping[str, Any]) -> int:
+    """How many combinations a sweep makes of a method."""
+    return prod(len(sweep[key]) for key in _swept_keys(method, sweep))
 
 
 def _build_options(
@@ -161,7 +248,7 @@ def _build_mistakes(build: Mapping[str, Any]) -> list[str]:
         if isinstance(options, dict):
             found += wrong_keys(options, BUILD, f"build.{name}.")
         else:
-            found.append(f"build.{name} must be a table; got {options!r}")
+            found.append(f"build.{name} must be a table; got {shown(options)}")
     return found
 
 
@@ -172,16 +259,18 @@ def _sweep_mistakes(sweep: Mapping[str, Any], methods: list[str]) -> list[str]:
         owner, _, name = key.partition(".")
         if owner not in (*methods, "build") or not name:
             found.append(
-                f'sweep has {key!r}; write "METHOD.SETTING" of one of the methods '
+                f'sweep has {shown(key)}; write "METHOD.SETTING" of one of the methods '
                 f'({", ".join(methods)}), or "build.OPTION"'
             )
         elif not isinstance(values, list) or not values:
-            found.append(f"sweep {key!r} must be a list of values; got {values!r}")
+            found.append(f"sweep {shown(key)} must be a list of values; got {shown(values)}")
         elif owner == "build":
             for value in values:
                 found += wrong_keys({name: value}, BUILD, "build.")
             if name in BUILD and name not in read:
-                found.append(f"sweep has {key!r}, which changes none of {', '.join(methods)}")
+                found.append(
+                    f"sweep has {shown(key)}, which changes none of {', '.join(methods)}"
+                )
     return found
 
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from math import isfinite
 from typing import Any, NamedTuple
 
 from trueline.evaluation.plan import MODES
+from trueline.visible import shown
+
+_MOST = 2**31 - 1  # no count of a plan is larger, and every library takes it
+_LARGEST = 2**63  # a whole number that a line of results can hold lies below it
+_PLAIN = re.compile(r"[\w.-]{1,60}")  # a key that a message shows as it is
 
 
 class Takes(NamedTuple):
@@ -16,9 +22,10 @@ class Takes(NamedTuple):
     fits: Callable[[Any], bool]
 
 
-def _whole(least: int) -> Takes:
+def _whole(least: int, most: int = _MOST) -> Takes:
     return Takes(
-        f"a whole number from {least}", lambda value: type(value) is int and value >= least
+        f"a whole number from {least} to {most:,}",
+        lambda value: type(value) is int and least <= value <= most,
     )
 
 
@@ -33,7 +40,21 @@ def _list(each: Takes) -> Takes:
     )
 
 
-_TEXT = Takes("a text", lambda value: isinstance(value, str) and bool(value))
+def _is_text(value: object) -> bool:
+    """Whether a value is a text with something in it that UTF-8 can hold."""
+    if not isinstance(value, str) or not value:
+        return False
+    return not any("\ud800" <= sign <= "\udfff" for sign in value)
+
+
+def _is_number(value: Any, low: float, high: float) -> bool:
+    return type(value) in (int, float) and low <= value <= high
+
+
+_TEXT = Takes("a text", _is_text)
+_NAME = Takes(  # of a file, a folder, a model or a judge
+    "a text without NUL", lambda value: _is_text(value) and "\0" not in value
+)
 _FLAG = Takes("true or false", lambda value: type(value) is bool)
 _TABLE = Takes("a table", lambda value: isinstance(value, dict))
 _VARIANT = Takes(
@@ -42,29 +63,29 @@ _VARIANT = Takes(
 )
 _COUNT = Takes(
     'a whole number from 1, or "all"',
-    lambda value: value == "all" or (type(value) is int and value >= 1),
+    lambda value: value == "all" or (type(value) is int and 1 <= value <= _MOST),
 )
-_POSITIVE = Takes(
-    "a number above 0",
-    lambda value: type(value) in (int, float) and 0 < value < float("inf"),
+_PER_MINUTE = Takes("a number from 0.001 to 1e9", lambda value: _is_number(value, 1e-3, 1e9))
+_SECONDS = Takes(
+    "a number above 0, at most 86,400", lambda value: _is_number(value, 0, 86_400) and value > 0
 )
 _TEMPERATURE = Takes(
-    "0, or a number from 0.001",
-    lambda value: type(value) in (int, float) and (value == 0 or 1e-3 <= value < float("inf")),
+    "0, or a number from 0.001 to 1,000",
+    lambda value: _is_number(value, 0, 0) or _is_number(value, 1e-3, 1e3),
 )
 KEYS: dict[str, Takes] = {
-    "out": _TEXT,
-    "models": _list(_TEXT),
-    "benchmarks": _list(_TEXT),
+    "out": _NAME,
+    "models": _list(_NAME),
+    "benchmarks": _list(_NAME),
     "methods": _list(_TEXT),
     "tasks": _list(_one_of(*MODES)),
-    "judges": _list(_TEXT),
+    "judges": _list(_NAME),
     "judge": _TABLE,
     "ground": _COUNT,
-    "ground_from": _TEXT,
+    "ground_from": _NAME,
     "test": _COUNT,
     "draw": _whole(0),
-    "data": _TEXT,
+    "data": _NAME,
     "rule": _one_of("answered", "all"),
     "max_new_tokens": _whole(1),
     "batch_size": _whole(1),
@@ -72,11 +93,11 @@ KEYS: dict[str, Takes] = {
     "seeds": _list(_whole(0)),
     "stop": _list(_TEXT),
     "dtype": _one_of("auto", "float32", "bfloat16", "float16"),
-    "device": _TEXT,
-    "threads": _whole(1),
+    "device": _NAME,
+    "threads": _whole(1, 1024),
     "trust_remote_code": _FLAG,
-    "bertscore": _TEXT,
-    "bertscore_layers": _whole(1),
+    "bertscore": _NAME,
+    "bertscore_layers": _whole(1, 1024),
     "settings": _TABLE,
     "sweep": _TABLE,
     "variants": _list(_VARIANT),
@@ -85,19 +106,19 @@ KEYS: dict[str, Takes] = {
 BUILD: dict[str, Takes] = {
     "context": Takes(
         'a number of tokens from 1, or "full"',
-        lambda value: value == "full" or (type(value) is int and value >= 1),
+        lambda value: value == "full" or (type(value) is int and 1 <= value <= _MOST),
     ),
     "window": _one_of("all", "answer"),
     "end": _FLAG,
-    "embedder": _TEXT,
+    "embedder": _NAME,
     "values": _one_of("auto", "hidden", "logits"),
     "dtype": _one_of("auto", "float32", "float16"),
 }
-JUDGE: dict[str, Takes] = {  # the names are those of Limits and of open_judge
-    "concurrency": _whole(1),
-    "per_minute": _POSITIVE,
-    "tries": _whole(1),
-    "timeout": _POSITIVE,
+JUDGE: dict[str, Takes] = {  # names and bounds are those of Limits and of open_judge
+    "concurrency": _whole(1, 1000),
+    "per_minute": _PER_MINUTE,
+    "tries": _whole(1, 100),
+    "timeout": _SECONDS,
     "max_tokens": _whole(1),
 }
 
@@ -107,20 +128,30 @@ def wrong_keys(table: Mapping[str, Any], keys: Mapping[str, Takes], inside: str)
     found = []
     for name, value in table.items():
         if name not in keys:
-            found.append(f"{inside}{name} is no key; there are {', '.join(keys)}")
+            there = ", ".join(keys)
+            found.append(f"{inside}{spelled(name)} is no key; there are {there}")
         elif not keys[name].fits(value):
-            found.append(f"{inside}{name} must be {keys[name].words}; got {value!r}")
+            found.append(f"{inside}{name} must be {keys[name].words}; got {shown(value)}")
     return found
 
 
-def non_finite(value: object, name: str) -> list[str]:
-    """Numbers no line of results can hold, wherever they stand."""
+def unwritable(value: object, name: str) -> list[str]:
+    """Values no line of results can hold, wherever they stand."""
     if isinstance(value, float) and not isfinite(value):
         return [f"{name} must be a finite number; got {value}"]
+    if isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
+        return [f"{name} must be a number of at most 64 bits; got {shown(value)}"]
+    if isinstance(value, str) and value and not _is_text(value):
+        return [f"{name} must be a text that UTF-8 can hold; got {shown(value)}"]
     named = value.items() if isinstance(value, dict) else ()
     listed = (("", item) for item in value) if isinstance(value, list) else ()
     return [
         problem
         for key, item in (*named, *listed)
-        for problem in non_finite(item, f"{name}.{key}" if key else name)
+        for problem in unwritable(item, f"{name}.{spelled(key)}" if key else name)
     ]
+
+
+def spelled(key: object) -> str:
+    """A key as a message shows it: quoted where it is not plain."""
+    return str(key) if _PLAIN.fullmatch(str(key)) else shown(key)

@@ -109,7 +109,7 @@ def run_plan(
         models: dict[str, Engine] = {}
         judges = judges_of(plan, models)  # a missing key shows before anything is run
         tell = progress or (lambda label, done, total: None)
-        run = _Run(plan, Path(folder), journal, budget, tell, models)
+        run = _Run(plan, Path(folder), journal, budget, tell, models, _dropped(journal))
         try:
             with _threads(plan.threads):
                 for model in plan.models:
@@ -245,8 +245,10 @@ def _run_judge(run: _Run, judge: Judge) -> None:
     journal = run.journal
     lines = [x for x in journal.lines if isinstance(x, VerdictLine) and x.cell in run.begun]
     known = [line for line in lines if line.judge == judge.id]
-    journal.drop([line for line in known if not line.is_answered])  # they are asked once more
-    judged = {(x.cell, x.about, x.sample) for x in known if x.is_answered}
+    standing = [x for x in known if x.is_answered and x.judge_hash == judge.hash]
+    kept = {id(line) for line in standing}
+    journal.drop([line for line in known if id(line) not in kept])  # they are asked once more
+    judged = {(x.cell, x.about, x.sample) for x in standing}
     answers = [line for line in journal.lines if isinstance(line, AnswerLine)]
     questions = [
         (benchmark, about, [line for line in answers if line.cell == cell])
@@ -269,6 +271,13 @@ def _run_judge(run: _Run, judge: Judge) -> None:
         run.notes.append(
             f"{judge.id}: {silent} questions got no response; the next run asks again"
         )
+
+
+def _dropped(journal: Journal) -> list[str]:
+    if not journal.dropped:
+        return []
+    lines = "1 line" if journal.dropped == 1 else f"{journal.dropped} lines"
+    return [f"{lines} at the end of {journal.path.name}, left by a kill, are done again"]
 
 
 def _check_limits(minutes: float | None, max_samples: int | None) -> None:

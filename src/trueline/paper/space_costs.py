@@ -99,7 +99,7 @@ def measure_spaces(
                 )
                 if (key := task.key) not in known:
                     known[key] = _measure(task, folder, progress)
-                    write_text(folder / MEASURED, msgspec.json.encode(known).decode())
+                    _keep(folder / MEASURED, known)
                 measured = replace(known[key], wanted=plan.ground, rule=plan.rule)
                 found.setdefault(key, measured)
     return list(found.values())
@@ -111,11 +111,20 @@ def _known(folder: Path) -> dict[str, SpaceCosts]:
         found = msgspec.json.decode(path.read_bytes(), type=dict[str, SpaceCosts])
     except FileNotFoundError:
         return {}
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise SettingError(
             f"{path} cannot be read ({error}); move it away, or name another folder with --out"
         ) from error
     return found
+
+
+def _keep(path: Path, known: dict[str, SpaceCosts]) -> None:
+    try:
+        write_text(path, msgspec.json.encode(known).decode())
+    except OSError as error:
+        raise SettingError(
+            f"{path} cannot be written ({error.strerror}); mend that and run the same again"
+        ) from error
 
 
 def _measure(

@@ -14,6 +14,7 @@ from trueline.report.grids import Document, Grid, GridText, Section
 from trueline.report.method_rows import MethodRow
 from trueline.report.plots import inline_svg
 from trueline.report.tables import Table
+from trueline.visible import visible_line
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -34,6 +35,7 @@ _CSV = (
     "seeds,difference,difference_low,difference_high,p,is_best,answered,failed,skipped,to_come,"
     "to_be_judged"
 ).split(",")
+_FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # how a formula begins, also full width
 
 
 def as_markdown(document: Document, figures: str = "") -> str:
@@ -79,9 +81,15 @@ def _markdown_entry(entry: GridText) -> str:
 
 def _escape(text: str) -> str:
     """Text that Markdown leaves as it is, on one line."""
-    for sign in "\\`*_[]<>|#":
+    text = one_line(text)
+    for sign in "\\`*_[]<>|#~$":
         text = text.replace(sign, f"\\{sign}")
-    return " ".join(text.split())
+    return text
+
+
+def one_line(text: str) -> str:
+    """Text on one line, with what steers a terminal or a page spelled out, as in \\x1b."""
+    return visible_line(" ".join(text.split()))
 
 
 def as_html(document: Document) -> str:
@@ -89,20 +97,26 @@ def as_html(document: Document) -> str:
     from jinja2 import Environment
 
     source = files("trueline.report").joinpath("page.html").read_text("utf-8")
-    page = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
-        source
-    )
+    page = Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=_in_page
+    ).from_string(source)
     return page.render(document=document, inline=inline_svg) + "\n"
+
+
+def _in_page(value: object) -> object:
+    """What a page shows: text is spelled out, and a plot, which is drawn by us, stays."""
+    is_text = isinstance(value, str) and not hasattr(value, "__html__")
+    return visible_line(str(value)) if is_text else value
 
 
 def as_latex(document: Document) -> str:
     """The grids as LaTeX tables for the booktabs package; intervals stand in small type."""
     lines = [
         r"% \usepackage{booktabs}",
-        *(f"% {' '.join(text.split())}" for text in (document.title, *document.lead)),
+        *(f"% {one_line(text)}" for text in (document.title, *document.lead)),
     ]
     for section in document.sections:
-        lines += [f"% Warning: {' '.join(text.split())}" for text in section.warnings]
+        lines += [f"% Warning: {one_line(text)}" for text in section.warnings]
         for grid in section.grids:
             lines += ["", *_latex_grid(section.title, grid)]
         for note in section.notes:
@@ -145,7 +159,7 @@ def _latex_row(row: Sequence[GridText]) -> list[str]:
 
 def escape_latex(text: str) -> str:
     """Text as LaTeX prints it."""
-    return "".join(_LATEX.get(sign, sign) for sign in " ".join(text.split()))
+    return "".join(_LATEX.get(sign, sign) for sign in one_line(text))
 
 
 def as_csv(tables: Sequence[Table]) -> str:
@@ -170,13 +184,13 @@ def _csv_line(table: Table, row: MethodRow, column: Column, value: Average) -> d
         return "" if number is None else f"{scale * number:.6g}"
 
     return {
-        "model": table.model,
-        "dtype": row.first.head.dtype,
-        "benchmark": table.benchmark,
-        "label": row.label,
-        "method": row.method,
+        "model": _csv_text(table.model),
+        "dtype": _csv_text(row.first.head.dtype),
+        "benchmark": _csv_text(table.benchmark),
+        "label": _csv_text(row.label),
+        "method": _csv_text(row.method),
         "measure": column.measure.key,
-        "judge": column.judge,
+        "judge": _csv_text(column.judge),
         "unit": "percent" if column.measure.is_percent else "",
         **{name: shown(getattr(value, name)) for name in ("mean", "low", "high", "spread")},
         "n": value.n,
@@ -193,3 +207,9 @@ def _csv_line(table: Table, row: MethodRow, column: Column, value: Average) -> d
         "to_come": counts.left,
         "to_be_judged": value.to_come,
     }
+
+
+def _csv_text(text: str) -> str:
+    """Text that no spreadsheet takes for a formula: one that begins like it gets a quote."""
+    text = one_line(text)
+    return f"'{text}" if text.startswith(_FORMULA) else text

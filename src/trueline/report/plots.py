@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ from trueline.evaluation.metrics import (
 from trueline.report.method_rows import MethodRow
 from trueline.report.sweeps import Sweep
 from trueline.report.tables import Table
+from trueline.visible import visible_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,6 +33,8 @@ _INK = "#24292f"  # becomes the color of the text around it where a plot stands 
 _COLORS = ("#6b7280", "#0f8f6c", "#d9730d", "#3b7dd8", "#b04fb3", "#b8860b", "#c0392b")
 _SHOWN = ("truth_info", "hallucination", "truth", "info", "rouge_l", "mc1", "mc2")
 _PANELS = 3  # measures side by side
+_LONGEST = 80  # characters of a label
+_USUAL = 30  # characters that have room anyway
 _CURVES = 4  # methods in one diagram, so that it can be read
 
 
@@ -110,6 +115,7 @@ def _saved(draw: Draw, kind: str, name: str) -> bytes:
     matplotlib = _matplotlib()
     style = {
         "svg.fonttype": "none",
+        "text.parse_math": False,  # a dollar in a name is a dollar
         "svg.hashsalt": name,  # the same plot gives the same bytes
         "font.size": 10,
         "font.family": ["DejaVu Sans"],
@@ -123,7 +129,7 @@ def _saved(draw: Draw, kind: str, name: str) -> bytes:
         },
     }
     out = io.BytesIO()
-    with matplotlib.rc_context(style):
+    with matplotlib.rc_context(style), _without_glyph_warnings():
         figure = draw()
         is_svg = kind == "svg"
         figure.savefig(
@@ -134,6 +140,14 @@ def _saved(draw: Draw, kind: str, name: str) -> bytes:
             metadata={"Date": None} if is_svg else None,
         )
     return out.getvalue()
+
+
+@contextmanager
+def _without_glyph_warnings() -> Iterator[None]:
+    """Draw a box for a sign the font does not have, without a line about it for each."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        yield
 
 
 def _matplotlib() -> Any:
@@ -157,7 +171,9 @@ def _panels(count: int, width: float, height: float) -> tuple[Figure, list[Axes]
 
 def _methods(rows: Sequence[MethodRow], columns: Sequence[Column]) -> Figure:
     """A dot and its interval a method; a line marks the plain model."""
-    figure, panels = _panels(len(columns), 2.9 * len(columns) + 1.6, 1.1 + 0.32 * len(rows))
+    labels = [_text(row.label) for row in rows]
+    width = 2.9 * len(columns) + 1.6 + _room(labels)
+    figure, panels = _panels(len(columns), width, 1.1 + 0.32 * len(rows))
     for panel, column in zip(panels, columns, strict=True):
         for height, row in enumerate(rows):
             if (value := row.values.get(column.id)) is None:
@@ -171,14 +187,14 @@ def _methods(rows: Sequence[MethodRow], columns: Sequence[Column]) -> Figure:
             if height == 0 and row.is_plain:
                 panel.axvline(mean, color=color, linewidth=0.8, linestyle=":")
         panel.set_title(_name(column))
-        panel.set_yticks(range(len(rows)), [row.label for row in rows])
+        panel.set_yticks(range(len(rows)), labels)
         panel.set_ylim(len(rows) - 0.5, -0.5)
         panel.tick_params(labelleft=panel is panels[0])
     return figure
 
 
 def _name(column: Column) -> str:
-    judge = f"\n({column.judge})" if column.judge else ""
+    judge = f"\n({_text(column.judge)})" if column.judge else ""
     unit = ", %" if column.measure.is_percent and "%" not in column.measure.title else ""
     return f"{column.measure.title}{unit}{judge}"
 
@@ -190,7 +206,8 @@ def _quartiles(shares: dict[str, list[QuartileShare]]) -> Figure:
     for number, (label, quartiles) in enumerate(shown):
         centers = [x + number * width - 0.4 + width / 2 for x in range(4)]
         heights = [100 * (quartile.share or 0.0) for quartile in quartiles]
-        bars = panel.bar(centers, heights, width * 0.92, color=_color(number + 1), label=label)
+        color, name = _color(number + 1), _text(label)
+        bars = panel.bar(centers, heights, width * 0.92, color=color, label=name)
         if len(shown) <= 2:
             panel.bar_label(bars, fmt="%.1f", padding=2)
     panel.set_xticks(range(4), ["lowest", "second", "third", "highest"])
@@ -202,12 +219,13 @@ def _quartiles(shares: dict[str, list[QuartileShare]]) -> Figure:
 
 def _reliability(curves: dict[str, tuple[list[float], list[bool]]]) -> Figure:
     """How often answers were right against how sure the model was; the dotted line is ideal."""
-    figure, (panel,) = _panels(1, 6.6, 3.9)
+    figure, (panel,) = _panels(1, 6.6 + _room(map(_text, curves)), 3.9)
     panel.plot([0, 1], [0, 1], ":", color=_INK, linewidth=0.8)
     for number, (label, (sure, right)) in enumerate(list(curves.items())[:_CURVES]):
         bins = reliability(sure, right)
         area, gap = auroc(sure, right), ece(sure, right)
-        text = f"{label}: ECE {gap:.2f}, AUROC {'none' if area is None else f'{area:.2f}'}"
+        shown = "none" if area is None else f"{area:.2f}"
+        text = f"{_text(label)}: ECE {gap:.2f}, AUROC {shown}"
         x, y = [b.confidence for b in bins], [b.accuracy for b in bins]
         sizes = [12 + 120 * b.n / len(sure) for b in bins]
         panel.plot(x, y, color=_color(number), linewidth=1.2)
@@ -248,13 +266,28 @@ def _sweep(sweep: Sweep, columns: Sequence[Column]) -> Figure:
         )
         panel.plot(places, [scale * v.mean for _, v in points], "o-", color=_color(1))
         if sweep.plain and (value := sweep.plain.values.get(column.id)):
-            mean, name = scale * value.mean, sweep.plain.method
+            mean, name = scale * value.mean, _text(sweep.plain.method)
             panel.axhline(mean, color=_COLORS[0], linestyle=":", label=name)
             panel.legend()
         panel.set_title(_name(column))
-        panel.set_xlabel(sweep.name)
-        panel.set_xticks(x, [str(value) for value in sweep.values])
+        panel.set_xlabel(_text(sweep.name))
+        panel.set_xticks(x, [_text(str(value)) for value in sweep.values])
     return figure
+
+
+def _text(text: str) -> str:
+    """A label as it is drawn: on one line, not too long, and never hidden.
+
+    Matplotlib keeps a label that begins with an underscore out of a legend.
+    """
+    text = visible_line(" ".join(text.split()))
+    text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+    return f" {text}" if text.startswith("_") else text
+
+
+def _room(labels: Iterable[str]) -> float:
+    """The inches that long labels need besides; without them nothing is left to draw in."""
+    return 0.09 * max(0, max(map(len, labels), default=0) - _USUAL)
 
 
 def _color(number: int) -> str:

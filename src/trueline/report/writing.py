@@ -17,12 +17,17 @@ from trueline.evaluation.outcomes import CellResults, RunResults, read_results
 from trueline.evaluation.samples import Task
 from trueline.report.formats import as_csv, as_html, as_latex, as_markdown
 from trueline.report.grids import Document, Figure, Section, grids_of
+from trueline.report.output import write_files
 from trueline.report.plots import Plot, as_png, as_svg, plots_of
 from trueline.report.sweeps import sweeps_of
 from trueline.report.tables import Table, tables_of
 
 FORMATS = {"md": "report.md", "html": "report.html", "csv": "report.csv", "latex": "report.tex"}
 PLOTS = ("svg", "png")
+TORN = (
+    "The last line of the results is cut off and does not count: the run was killed, or is "
+    "writing it just now. The same `trueline eval` does it again."
+)
 LEAD = (
     "Below each mean: its 95 % bootstrap interval and the samples it rests on; then the "
     f"difference from {PLAIN} on the same samples with its interval, and p (McNemar's exact "
@@ -32,10 +37,11 @@ LEAD = (
     "Tokens/s is taken while traces are kept, so it is below what decoding alone reaches. Peak "
     "memory is that of the whole process while a row was run; what earlier rows left counts.",
 )
+_LONGEST_NAME = 80  # characters of a plot's file name
 _FACTS = (
     "model fingerprint dtype device benchmark data_hash counts ground ground_from test task "
     "max_new_tokens batch_size temperature seed stop prompt_hashes embedder bertscore draw "
-    "rule tokenizer_hash versions machine"
+    "rule tokenizer_hash bertscore_hash versions machine"
 ).split()
 
 
@@ -45,8 +51,13 @@ def write_report(
     out: str | Path | None = None,
     formats: Sequence[str] = ("md", "html"),
     plots: Sequence[str] = ("svg",),
+    overwrite: bool = False,
 ) -> list[Path]:
-    """Write the report of a run, beside its results without `out`; returns the files."""
+    """Write the report of a run, beside its results without `out`; returns the files.
+
+    A file that is there already and that no earlier report wrote is replaced only by
+    `overwrite`. Where one cannot be written, the files of the earlier report stay.
+    """
     for kind, known, given in (("format", FORMATS, formats), ("plot", PLOTS, plots)):
         if bad := [name for name in given if name not in known]:
             raise SettingError(f"there is no {kind} {bad[0]!r}; there are {', '.join(known)}")
@@ -62,13 +73,13 @@ def write_report(
         "csv": lambda: as_csv(tables),
         "latex": lambda: as_latex(document),
     }
-    written = {target / FORMATS[name]: texts[name]().encode() for name in formats}
+    written = {FORMATS[name]: texts[name]().encode() for name in formats}
     if "svg" in plots:
-        written |= svg_files(target, (figure for group in figures for figure in group))
+        written |= svg_files(figure for group in figures for figure in group)
     if "png" in plots:
         each = [plot for group in named for plot in group]
-        written |= {target / f"{name}.png": as_png(draw, name) for name, _, draw in each}
-    return write_files(written)
+        written |= {f"{name}.png": as_png(draw, name) for name, _, draw in each}
+    return write_files(target, written, overwrite=overwrite)
 
 
 def report_of(
@@ -87,7 +98,8 @@ def report_of(
                 (*judge_notes(table.cells), *leak_notes(results, table)),
             )
         )
-    return Document(f"Results of {results.folder.resolve().name}", LEAD, tuple(sections))
+    lead = (*LEAD, TORN) if results.torn else LEAD
+    return Document(f"Results of {results.folder.resolve().name}", lead, tuple(sections))
 
 
 def named_plots(tables: Sequence[Table]) -> list[list[Plot]]:
@@ -99,7 +111,7 @@ def named_plots(tables: Sequence[Table]) -> list[list[Plot]]:
         start = "-".join(filter(None, parts))
         group = []
         for name, title, draw in plots_of(table, sweeps_of(table)):
-            file = re.sub(r"[^\w.]+", "-", f"{start}-{name}").strip("-")
+            file = _file_name(f"{start}-{name}")
             while file in taken:
                 file += "-more"
             taken.add(file)
@@ -113,20 +125,15 @@ def draw_all(plots: Iterable[Plot]) -> tuple[Figure, ...]:
     return tuple(Figure(name, title, as_svg(draw, name)) for name, title, draw in plots)
 
 
-def svg_files(folder: Path, figures: Iterable[Figure]) -> dict[Path, bytes]:
+def _file_name(text: str) -> str:
+    """A name that every file system takes; a long one keeps its end, which tells the plot."""
+    name = re.sub(r"[^\w.]+", "-", text).strip("-.")
+    return name if len(name) <= _LONGEST_NAME else f"{name[:30]}-{name[31 - _LONGEST_NAME :]}"
+
+
+def svg_files(figures: Iterable[Figure]) -> dict[str, bytes]:
     """The files of figures and what they hold."""
-    return {folder / f"{figure.name}.svg": figure.svg.encode() for figure in figures}
-
-
-def write_files(contents: dict[Path, bytes]) -> list[Path]:
-    """Write files, making their folders."""
-    for path, content in contents.items():
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
-        except OSError as error:
-            raise SettingError(f"{path} cannot be written ({error.strerror})") from error
-    return list(contents)
+    return {f"{figure.name}.svg": figure.svg.encode() for figure in figures}
 
 
 def warnings_of(table: Table) -> tuple[str, ...]:
@@ -177,7 +184,7 @@ def facts_of(cells: Sequence[CellResults]) -> tuple[tuple[str, str], ...]:
     facts = []
     for name in _FACTS:
         found = [getattr(cell.head, name) for cell in cells]
-        values = dict.fromkeys(_fact(value) for value in found if value is not None)
+        values = dict.fromkeys(_fact(value) for value in found if value not in (None, ""))
         if values:
             facts.append((name.replace("_", " "), "; ".join(values)))
     for cell in cells:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ def fingerprint(model: PreTrainedModel) -> str:
     Weights are rounded to bfloat16, so that float32 and bfloat16 copies are the same model; a
     change that is lost in this rounding is not seen.
     """
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(_own_code(model))
     settings = model.config.get_text_config().to_diff_dict()
     told = {name: repr(value) for name, value in settings.items() if name not in _NO_MATTER}
     digest.update(json.dumps(told, sort_keys=True).encode())
@@ -60,6 +62,7 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
     else:
         content = {"vocab": tokenizer.get_vocab(), "special": tokenizer.all_special_ids}
     content = [content, tokenizer.chat_template]
+    content += [code.hex()] if (code := _own_code(tokenizer)) else []
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -76,3 +79,16 @@ def _bits(values: torch.Tensor) -> memoryview:
     if values.is_floating_point():
         values = values.to(torch.bfloat16)
     return values.contiguous().view(torch.uint8).cpu().numpy().data
+
+
+def _own_code(part: object) -> bytes:
+    """A hash of the code that a model's folder brings; nothing where transformers has it.
+
+    transformers copies the files that such code is made of into one folder.
+    """
+    module = type(part).__module__
+    if not module.startswith("transformers_modules."):
+        return b""
+    folder = Path(sys.modules[module].__file__ or "").parent
+    files = sorted(folder.glob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).digest()

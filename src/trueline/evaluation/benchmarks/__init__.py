@@ -13,9 +13,10 @@ from trueline.evaluation.benchmarks.alpaca import read_alpaca
 from trueline.evaluation.benchmarks.halueval import read_dialogue, read_summary
 from trueline.evaluation.benchmarks.pools import Pools, Rule, choose
 from trueline.evaluation.benchmarks.truthfulqa import read_truthfulqa
-from trueline.evaluation.benchmarks.user_files import read_facts, read_user_files
+from trueline.evaluation.benchmarks.user_files import is_file, read_facts, read_user_files
 from trueline.evaluation.benchmarks.wikiqa import read_wikiqa
 from trueline.evaluation.samples import Benchmark, Task
+from trueline.visible import shown
 
 __all__ = ["BENCHMARKS", "BenchmarkSource", "Rule", "read_benchmark"]
 
@@ -74,11 +75,11 @@ def read_benchmark(
 
 def _user_files(name: str, ground: int | None, seed: int | None) -> BenchmarkSource:
     """Files of the user, as a source; a name that is neither is refused with the names."""
-    if not Path(name).is_file() and ":" not in name:
+    if not is_file(name) and ":" not in name:
         near = get_close_matches(name, BENCHMARKS)
         meant = f"did you mean {near[0]}? " if near else ""
         raise SettingError(
-            f"there is no benchmark and no file {name!r}; {meant}the names are "
+            f"there is no benchmark and no file {shown(name)}; {meant}the names are "
             f"{', '.join(BENCHMARKS)}; your own is FILE or GROUND:TEST"
         )
     return BenchmarkSource(lambda _: read_user_files(name, ground=ground, seed=seed))

@@ -9,11 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as short
-from typing import Any
+from typing import IO, Any
 
 from trueline.errors import ExampleError, import_extra
 
 _ENDS = (".jsonl", ".jsonl.gz")
+_LONGEST = 16_000_000  # bytes of a line; the longest of any benchmark here has 40,000
+_MOST = 2_000_000_000  # bytes of a file, unpacked; a small packed one may hold any number
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +51,15 @@ class Line:
     def text(self, field: str, *, blank: bool = False) -> str:
         """The text of a field without the blanks around it; an empty one only where said."""
         cell = self.cells[field]
-        if not isinstance(cell, str) or not (blank or cell.strip()):
+        if not is_text(cell) or not (blank or cell.strip()):
             raise self.problem(field, "a text" if blank else "a text that is not empty")
-        return cell.strip()
+        return str(cell).strip()
 
     def texts(self, field: str) -> list[str]:
         """The texts of a field: a list, or one string cut at each semicolon and blank."""
         cell = self.cells[field]
         parts = cell.strip().removesuffix(";").split("; ") if isinstance(cell, str) else cell
-        if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+        if not isinstance(parts, list) or not all(map(is_text, parts)):
             raise self.problem(field, 'a list of texts, or one text with "; " between them')
         return [part.strip() for part in parts if part.strip()]
 
@@ -67,6 +69,11 @@ class Line:
         return ExampleError(
             f"{self.where}: {found} {short(self.cells[field])}; {_advice(self.home)}"
         )
+
+
+def is_text(value: object) -> bool:
+    """Whether a value is a text that UTF-8 can hold; JSON can spell half a character."""
+    return isinstance(value, str) and not any("\ud800" <= sign <= "\udfff" for sign in value)
 
 
 def read_table(table: DataTable, data: Path | None) -> list[Line]:
@@ -88,12 +95,15 @@ def read_table(table: DataTable, data: Path | None) -> list[Line]:
 
 def _find(table: DataTable, data: Path) -> tuple[Path, int]:
     """The first file of a table that is there, and how many rows it promises."""
-    if not data.is_dir():
-        raise ExampleError(f"there is no data folder {data}; {_advice(table.home)}")
-    for stem, rows in table.files:
-        for path in (data / f"{stem}{end}" for end in _ENDS):
-            if path.is_file():
-                return path, rows
+    try:
+        if not data.is_dir():
+            raise ExampleError(f"there is no data folder {data}; {_advice(table.home)}")
+        for stem, rows in table.files:
+            for path in (data / f"{stem}{end}" for end in _ENDS):
+                if path.is_file():
+                    return path, rows
+    except OSError as error:
+        raise ExampleError(f"{data} cannot be read ({error.strerror})") from error
     wanted = " or ".join(f"{stem}.jsonl" for stem, _ in table.files)
     raise ExampleError(f"{data} holds no {wanted} (nor with .gz); {_advice(table.home)}")
 
@@ -121,7 +131,7 @@ def _file_rows(path: Path, home: str) -> Iterator[tuple[int, object]]:
     number = 0
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
+            for number, line in enumerate(_lines(file), start=1):
                 if line.strip():
                     yield number, json.loads(line.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:  # no JSON, no UTF-8
@@ -130,8 +140,20 @@ def _file_rows(path: Path, home: str) -> Iterator[tuple[int, object]]:
         ) from error
     except (OSError, EOFError, zlib.error) as error:
         raise ExampleError(
-            f"{path} cannot be read past line {number}: {error}; {_advice(home)}"
+            f"{path} cannot be read past line {number}: "
+            f"{getattr(error, 'strerror', None) or error}; {_advice(home)}"
         ) from error
+
+
+def _lines(file: IO[bytes] | gzip.GzipFile) -> Iterator[bytes]:
+    """The lines of a file; one, or a file, that is longer than any can be is an error."""
+    total = 0
+    while line := file.readline(_LONGEST + 1):
+        total += len(line)
+        if len(line) > _LONGEST or total > _MOST:
+            what = f"a line of more than {_LONGEST:,}" if total <= _MOST else f"over {_MOST:,}"
+            raise OSError(0, f"it has {what} bytes")
+        yield line
 
 
 def _hub_rows(hub: Hub) -> Iterable[tuple[int, object]]:

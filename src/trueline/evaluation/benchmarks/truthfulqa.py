@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from trueline.errors import ExampleError
-from trueline.evaluation.benchmarks.data_files import DataTable, Hub, Line, read_table
+from trueline.evaluation.benchmarks.data_files import DataTable, Hub, Line, is_text, read_table
 from trueline.evaluation.benchmarks.pools import Item, Pools, distinct
 from trueline.evaluation.samples import Choices, Sample
 
@@ -72,7 +72,8 @@ def _targets(line: Line, field: str) -> Choices:
             if "choices" in cell and "labels" in cell
             else (list(cell), list(cell.values()))
         )
-        if len(texts) != len(labels) or not {0, 1}.issuperset(labels) or 1 not in labels:
+        is_sound = len(texts) == len(labels) and all(map(is_text, texts))
+        if not is_sound or not {0, 1}.issuperset(labels) or 1 not in labels:
             raise ValueError
         return Choices(tuple(text.strip() for text in texts), tuple(map(bool, labels)))
     except (AttributeError, KeyError, TypeError, ValueError):

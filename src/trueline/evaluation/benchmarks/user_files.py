@@ -10,6 +10,7 @@ from trueline.evaluation.benchmarks.pools import Item, Pools, choices, draw
 from trueline.evaluation.samples import Sample
 from trueline.examples import read_examples
 from trueline.records import Example
+from trueline.visible import shown
 
 
 def read_facts(_: Path | None) -> Pools:
@@ -26,7 +27,7 @@ def read_facts(_: Path | None) -> Pools:
 
 def read_user_files(name: str, *, ground: int | None, seed: int | None) -> Pools:
     """Read GROUND:TEST, or one file of which the first rows ground (or some drawn)."""
-    if not Path(name).is_file():
+    if not is_file(name):
         first, second = _pair(name)
         return Pools(_items(read_examples(first)), _items(read_examples(second)))
     examples = read_examples(name)
@@ -41,14 +42,22 @@ def read_user_files(name: str, *, ground: int | None, seed: int | None) -> Pools
     return Pools(_items(taken), _items(rest), {"rows": len(examples)})
 
 
+def is_file(name: str | Path) -> bool:
+    """Whether a name is that of a file; one that cannot be looked at is an error."""
+    try:
+        return Path(name).is_file()
+    except OSError as error:
+        raise ExampleError(f"{shown(str(name))} cannot be read ({error.strerror})") from error
+
+
 def _pair(name: str) -> tuple[Path, Path]:
     """The two files of GROUND:TEST; a colon may also stand inside a path."""
     cuts = [index for index, sign in enumerate(name) if sign == ":"]
     pairs = [(Path(name[:cut]), Path(name[cut + 1 :])) for cut in cuts]
     for first, second in pairs:
-        if first.is_file() and second.is_file():
+        if is_file(first) and is_file(second):
             return first, second
-    missing = [str(path) for path in pairs[0] if not path.is_file()] if pairs else [name]
+    missing = [str(path) for path in pairs[0] if not is_file(path)] if pairs else [name]
     raise ExampleError(
         f"{name} is no benchmark and no file: {', '.join(missing)} cannot be found; give a "
         "name, a file of examples, or two as GROUND:TEST"

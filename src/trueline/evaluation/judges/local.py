@@ -8,6 +8,7 @@ from trueline.errors import SettingError
 from trueline.evaluation.judges.questions import (
     NO_REFERENCE,
     Items,
+    judge_hash,
     prompt_for,
     read_verdict,
 )
@@ -32,6 +33,13 @@ class LocalJudge:
             )
         self.id = f"local:{lm.id}"
         self._lm, self._max_new_tokens, self._batch_size = lm, max_new_tokens, batch_size
+
+    @property
+    def hash(self) -> str:
+        """A hash of all that can change its verdicts."""
+        lm = self._lm
+        model = (lm.fingerprint, lm.tokenizer_hash, str(lm.dtype), lm.device.type)
+        return judge_hash(*model, self._max_new_tokens)
 
     def judge(
         self, task: Task, about: About, items: Items, progress: OnProgress | None = None

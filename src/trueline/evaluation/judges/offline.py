@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trueline.evaluation.judges.questions import NO_REFERENCE, Items
+from trueline.evaluation.judges.questions import NO_REFERENCE, Items, judge_hash
 from trueline.evaluation.metrics import rouge_l
 from trueline.evaluation.samples import About, Sample, Task, Verdict
 from trueline.records import OnProgress
@@ -51,7 +51,12 @@ class OfflineJudge:
 
     def __init__(self, embedder: Embedder) -> None:
         self.id = f"offline:{embedder.id}"
-        self._vectors = _Vectors(embedder)
+        self._embedder, self._vectors = embedder, _Vectors(embedder)
+
+    @property
+    def hash(self) -> str:
+        """A hash of all that can change its verdicts."""
+        return judge_hash(self._embedder.hash, NON_ANSWERS, _SAME, _EVASIVE)
 
     def judge(
         self, task: Task, about: About, items: Items, progress: OnProgress | None = None

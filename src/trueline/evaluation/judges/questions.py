@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import tomllib
 import unicodedata
@@ -72,11 +74,23 @@ class Judge(Protocol):
         """Its name, with the model it runs on."""
         ...
 
+    @property
+    def hash(self) -> str:
+        """A hash of all that can change its verdicts: weights, prompts, settings."""
+        ...
+
     def judge(
         self, task: Task, about: About, items: Items, progress: OnProgress | None = None
     ) -> list[Verdict]:
         """Verdicts on answers, in their order; one that cannot be had has no label."""
         ...
+
+
+def judge_hash(*parts: object) -> str:
+    """A hash of what shapes a judge's verdicts, the texts of its questions included."""
+    texts = {name: text for name, text in _texts().items() if name != "prices"}
+    content = json.dumps([texts, *parts], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
 def questions_for(task: Task) -> tuple[About, ...]:

@@ -13,6 +13,7 @@ from trueline.evaluation.judges.pace import JudgeClock, Limits
 from trueline.evaluation.judges.questions import (
     NO_REFERENCE,
     Items,
+    judge_hash,
     price_of,
     prompt_for,
     read_verdict,
@@ -127,6 +128,11 @@ class RemoteJudge:
         found = replace(found, text=self._sender.service.without_key(found.text))
         self._cache.write(key, self.id, found)
         return found, False
+
+    @property
+    def hash(self) -> str:
+        """A hash of all that can change its verdicts; model and address are in its id."""
+        return judge_hash(self.id, self._max_tokens)
 
     def _key(self, prompt: str) -> str:
         parameters = {"temperature": 0, "max_tokens": self._max_tokens}

@@ -1,0 +1,631 @@
+"""Results files that were edited, cut or made by others, and reports into folders of others."""
+
+import csv
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import tiny
+from attack import ODD_TEXTS, mutated, mutated_bytes, rounds, within
+from click.testing import CliRunner
+from conftest import EXAMPLES
+from test_report import GREEDY, RAD, answers, cell, done, failed, verdicts
+
+from trueline.cli import cli
+from trueline.errors import SettingError, TruelineError
+from trueline.evaluation.journal import open_journal
+from trueline.evaluation.lines import encode_lines, plain, read_written, replace_line
+from trueline.evaluation.outcomes import read_results
+from trueline.evaluation.plan_file import plan_from
+from trueline.evaluation.run import run_plan
+from trueline.evaluation.samples import Verdict
+from trueline.examples import to_lines
+from trueline.records import Example
+from trueline.report.output import LISTED
+from trueline.report.writing import write_report
+
+TEST = [
+    Example(question, f"No, {question.lower()}", [f"Yes, {question.lower()}"], id=f"t{number}")
+    for number, question in enumerate(tiny.QUESTIONS, 1)
+]
+ALL = ("md", "html", "csv", "latex")
+
+
+class FakeJudge:
+    """Says yes to texts of an even length."""
+
+    id, hash = "fake:1", "one"
+
+    def judge(self, task, about, items, progress=None):
+        return [Verdict(self.id, about, len(text) % 2 == 0, "said") for _, text in items]
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory, embedder):
+    """The bytes of the results of a small run: greedy, RAD and a judge, both tasks."""
+    folder = tmp_path_factory.mktemp("real")
+    (folder / "ground.jsonl").write_text("".join(to_lines(EXAMPLES)), "utf-8")
+    (folder / "test.jsonl").write_text("".join(to_lines(TEST)), "utf-8")
+    table = {
+        "models": ["tiny"],
+        "benchmarks": [f"{folder / 'ground.jsonl'}:{folder / 'test.jsonl'}"],
+        "methods": ["greedy", "rad"],
+        "tasks": ["generate", "choose"],
+        "judges": ["fake"],
+        "max_new_tokens": 3,
+        "batch_size": 2,
+    }
+    load = "trueline.engines.transformers.language.load"
+    judge = "trueline.evaluation.judges.open_judge"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(load, lambda name, **options: tiny.language_model("llama"))
+        patch.setattr("trueline.space.build.load_embedder", lambda name, device: embedder)
+        patch.setattr(judge, lambda name, **options: FakeJudge())
+        run_plan(plan_from(table), folder / "out")
+    content = (folder / "out" / "results.jsonl").read_bytes()
+    return steady(content.replace(str(folder).encode(), b"data"))
+
+
+def steady(content) -> bytes:
+    """The same lines without what differs from run to run, so that a seed gives its rounds."""
+    always = {"seconds": 0.25, "time": "2026-01-01T00:00:00+00:00", "peak_mb": 100.0}
+    lines = [json.loads(line) for line in content.splitlines()]
+    fixed = [line | {name: x for name, x in always.items() if name in line} for line in lines]
+    texts = (json.dumps(line, separators=(",", ":"), ensure_ascii=False) for line in fixed)
+    return "".join(f"{text}\n" for text in texts).encode()
+
+
+def put(folder, content) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "results.jsonl").write_bytes(content)
+    return folder
+
+
+def refused(folder) -> str:
+    """Why a report of this folder is refused; the file must be named."""
+    with pytest.raises(SettingError) as caught, within(60):
+        write_report(folder, formats=ALL, plots=())
+    assert "results.jsonl" in str(caught.value)
+    assert str(caught.value).isprintable()
+    return str(caught.value)
+
+
+# Single edits
+
+
+def changed(number, **fields):
+    """A line of the real file with other fields."""
+
+    def edit(lines):
+        lines[number] = json.dumps({**json.loads(lines[number]), **fields}).encode()
+        return lines
+
+    return edit
+
+
+def inner(number, name, **fields):
+    def edit(lines):
+        line = json.loads(lines[number])
+        lines[number] = json.dumps({**line, name: {**line[name], **fields}}).encode()
+        return lines
+
+    return edit
+
+
+def without(number, field):
+    def edit(lines):
+        line = json.loads(lines[number])
+        del line[field]
+        lines[number] = json.dumps(line).encode()
+        return lines
+
+    return edit
+
+
+def raw(number, old, new):
+    def edit(lines):
+        assert old in lines[number]
+        lines[number] = lines[number].replace(old, new, 1)
+        return lines
+
+    return edit
+
+
+def moved(source, target):
+    return lambda lines: lines.insert(target, lines.pop(source)) or lines
+
+
+def doubled(number):
+    return lambda lines: lines.insert(number + 1, lines[number]) or lines
+
+
+def dropped(*numbers):
+    return lambda lines: [line for place, line in enumerate(lines) if place not in numbers]
+
+
+def inserted(number, content):
+    return lambda lines: lines.insert(number, content) or lines
+
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+# Of the real file: 0 a cell, 1-5 its answers, 6 done; 7 a cell, 8-12 choices, 13 done; 14 and
+# 21 RAD's; 28 the leaks; 29-48 verdicts.
+EDITS = {
+    "batch size 0": (changed(0, batch_size=0), ":1 is no line", ">= 1"),
+    "no prompt": (changed(0, prompt_hashes=[]), ":1 is no line", "length >= 1"),
+    "samples below 0": (changed(0, samples=-1), ":1 is no line", ">= 0"),
+    "samples above the test": (
+        changed(0, samples=9),
+        ":1 has 9 samples of a benchmark of 5",
+        "",
+    ),
+    "fewer samples": (changed(0, samples=3), ":5 is more than the 3 samples", ""),
+    "more samples": (changed(0, samples=5, test=5, ground=-2), ":1 is no line", "ground"),
+    "space without context": (inner(14, "space", built={}), ":15 lacks context, embedder", ""),
+    "deep settings": (
+        changed(0, settings={"a": [[[[[1]]]]]}),
+        ":1 has settings that are no",
+        "",
+    ),
+    "large setting": (changed(0, settings={"a": 10**30}), ":1 ", ""),
+    "nested bomb": (raw(0, b'"settings":{}', b'"settings":' + DEEP), ":1 is no line", ""),
+    "task": (changed(0, task="choose"), ":2 is of another kind", "task is choose"),
+    "unknown task": (changed(0, task="chat"), ":1 is no line", "task"),
+    "unknown field": (changed(0, more=1), ":1 is no line", "unknown field `more`"),
+    "other release": (without(0, "tokenizer_hash"), ":1 is no line", "missing required field"),
+    "confidence": (changed(1, confidence=7.5), ":2 is no line", "<= 1"),
+    "score": (inner(1, "scores", rouge_l=1e300), ":2 is no line", "<= 1"),
+    "nan": (raw(1, b'"seconds":', b'"seconds":NaN,"x":'), ":2 is no line", "malformed"),
+    "infinite": (raw(1, b'"seconds":', b'"seconds":1e999,"x":'), ":2 is no line", ""),
+    "huge": (changed(1, tokens=10**30), ":2 is no line", "tokens"),
+    "seconds below 0": (changed(1, seconds=-1.0), ":2 is no line", "seconds"),
+    "lengths": (changed(1, flipped=[0]), ":2 has hits, flipped and entropy of different", ""),
+    "flag": (changed(1, flipped=[0, 2, 0]), ":2 is no line", "flipped"),
+    "index": (changed(1, index=99), ":2 has the index 99 in a benchmark of 5", ""),
+    "index below 0": (changed(1, index=-1), ":2 is no line", "index"),
+    "index twice": (changed(2, index=0, question=None), ":3 is no line", "question"),
+    "same index": (changed(2, index=0), ":3 has another sample than other cells", "index 0"),
+    "another sample": (changed(15, sample="t9"), ":16 has another sample than other", ""),
+    "another question": (changed(15, question="What?"), ":16 has another sample than", ""),
+    "sample twice": (doubled(1), ":3 says again what line 2 says", ""),
+    "cell twice": (inserted(3, b"CELL"), ":4 says again what line 1 says", ""),
+    "done twice": (doubled(6), ":8 says again what line 7 says", ""),
+    "verdict twice": (doubled(30), ":32 says again what line 31 says", ""),
+    "no head": (dropped(0), ":1 belongs to the cell ", "which no line before it describes"),
+    "head too late": (moved(0, 3), ":1 belongs to the cell ", ""),
+    "unknown cell": (changed(2, cell="zzz"), ":3 belongs to the cell 'zzz'", ""),
+    "odd cell": (
+        changed(2, cell="\x1b[31m\u202e"),
+        r":3 belongs to the cell '\x1b[31m\u202e",
+        "",
+    ),
+    "no answer": (dropped(1), ":6 ends a cell of 5 samples, of which 4 are there", ""),
+    "verdict first": (moved(29, 1), ":2 judges 't1', to which its cell has no answer", ""),
+    "verdict of nobody": (changed(29, sample="t77"), ":30 judges 't77'", ""),
+    "verdict of choices": (changed(29, cell="CHOICES"), ":30 judges 't1'", ""),
+    "verdict label": (changed(29, label="yes"), ":30 is no line", "label"),
+    "verdict about": (changed(29, about="beauty"), ":30 is no line", "about"),
+    "verdict cost": (changed(29, cost=-5), ":30 is no line", "cost"),
+    "mc1": (changed(8, mc1=2), ":9 is no line", "mc1"),
+    "leaks": (changed(28, counts={}), ":29 lacks samples, leaking in its counts", ""),
+    "leak of 3": (changed(28, nearest=[["a", "b", "c", "d", 1, ["x"]]]), ":29 is no line", ""),
+    "memory": (changed(6, peak_mb=1e300), ":7 is no line", "peak_mb"),
+    "blank line": (inserted(4, b""), ":5 is no line", "truncated"),
+    "text": (inserted(4, b"note: mine"), ":5 is no line", "malformed"),
+    "list": (inserted(4, b"[]"), ":5 is no line", "array"),
+    "latin-1": (raw(1, b'"finish":"', b'"finish":"\xe9'), ":2 is no line", ""),
+    "half a character": (raw(1, b'"finish":"', b'"finish":"\\ud800'), ":2 is no line", ""),
+    "long line": (inserted(4, b"x" * 100_000_000), ":5 is no line", "malformed"),
+    "deep line": (inserted(4, DEEP), ":5 is no line", ""),
+    "kind": (changed(4, kind="cell"), ":5 is no line", ""),
+}
+
+
+@pytest.mark.parametrize("what", EDITS)
+def test_an_edited_line_is_named_with_its_number(what, real, tmp_path):
+    edit, first, second = EDITS[what]
+    lines = real.splitlines()
+    choices = json.loads(lines[7])["cell"]
+    content = b"\n".join(edit(list(lines))) + b"\n"
+    content = content.replace(b"CELL\n", lines[0] + b"\n").replace(b"CHOICES", choices.encode())
+    told = refused(put(tmp_path, content))
+    assert f"results.jsonl{first}" in told
+    assert second in told
+    with pytest.raises(SettingError), open_journal(tmp_path):  # a run does not go on with it
+        pass
+    assert (tmp_path / "results.jsonl").read_bytes() == content
+
+
+def test_what_editors_do_to_a_file_is_read(real, tmp_path):
+    wanted = read_results(put(tmp_path, real)).cells
+    for content in (b"\xef\xbb\xbf" + real, real.replace(b"\n", b"\r\n")):
+        assert read_results(put(tmp_path, content)).cells == wanted
+        with open_journal(tmp_path) as journal:
+            assert encode_lines(journal.lines) == real
+    assert "written in UTF-16" in refused(put(tmp_path, real.decode().encode("utf-16")))
+
+
+def test_a_torn_end_is_dropped_counted_and_shown(real, tmp_path):
+    lines = real.splitlines(keepends=True)
+    torn = b"".join(lines[:4]) + lines[4][:30]
+    put(tmp_path, torn)
+    assert read_results(tmp_path).torn
+    write_report(tmp_path, formats=ALL, plots=())
+    for name in ("report.md", "report.html", "report.tex"):
+        assert "The last line of the results is cut off" in (tmp_path / name).read_text("utf-8")
+    with open_journal(tmp_path) as journal:
+        assert journal.dropped == 2  # the torn one and the other one of its chunk
+    assert not read_results(tmp_path).torn
+    put(tmp_path / "whole", real)
+    write_report(tmp_path / "whole", formats=["md"], plots=())
+    assert "cut off" not in (tmp_path / "whole" / "report.md").read_text("utf-8")
+    assert "results.jsonl:5 ends in" in refused(
+        put(tmp_path / "odd", b"".join(lines[:4]) + b"x")
+    )
+
+
+def test_a_run_tells_how_many_lines_a_kill_cost(real, tmp_path, monkeypatch):
+    from trueline.evaluation import run as module
+
+    lines = real.splitlines(keepends=True)
+    put(tmp_path, b"".join(lines[:4]) + lines[4][:30])
+    with open_journal(tmp_path) as journal:
+        assert module._dropped(journal) == [
+            "2 lines at the end of results.jsonl, left by a kill, are done again"
+        ]
+    with open_journal(tmp_path) as journal:
+        assert module._dropped(journal) == []
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "~nouser", "file.txt/below", "\x00"])
+def test_an_odd_folder_of_results_is_one_line(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file.txt").write_text("mine")
+    with pytest.raises(TruelineError):
+        write_report(name)
+
+
+def test_a_pipe_is_no_results_file(tmp_path):
+    os.mkfifo(tmp_path / "results.jsonl")
+    assert "it is no file" in refused(tmp_path)
+
+
+# What stands in a report
+
+
+HOSTILE = [
+    *(text for text in ODD_TEXTS if text.strip() and "\ud800" not in text and len(text) < 99),
+    '=HYPERLINK("http://x","y")',
+    "+1",
+    "-1+2",
+    "@SUM(A1)",
+    "\t=1",
+    "\r=1",
+    "\uff1d1+1",
+    "a|b\nc | d",
+    "$\\frac{x}$ $$",
+    "_hidden",
+    "</script><img src=x onerror=alert(1)>",
+    "![x](http://x) [y](javascript:x) `z` ~~w~~",
+    "\\input{/etc/passwd} ^^M % # & ~ {",
+    "\x9b31m\x85\u2028\u2029\u2066\u200b",
+    "\u4e2d\u6587 \U0001f9ea",
+]
+
+
+DRAWN = [
+    text for text in HOSTILE if text[:1] in "\x00\u202e$_<\u4e2d\x9b"
+]  # drawing takes long
+
+
+def hostile_lines(text):
+    """A run in which everything that has a name has this one."""
+    head = {"model": text, "benchmark": text, "dtype": text, "device": text, "time": text}
+    head |= {"fingerprint": text, "versions": {text: text}, "machine": {text: [text]}}
+    more = {"settings": {text: text}, "defaults": {}, "build": {"embedder": text}}
+    runs = []
+    for number, (id, method) in enumerate(
+        [("g", "greedy"), ("r", text), ("s", "rad"), ("t", "rad"), ("u", "rad")]
+    ):
+        settings = {"alpha": number / 10, text: number} if method == "rad" else {}
+        given = (
+            {**more, "settings": settings} if method == "rad" else {"settings": {text: text}}
+        )
+        if method == "greedy":
+            given = {}
+        runs += [
+            cell(id, method, is_plain=method == "greedy", **given, **head),
+            *answers(id, rouge=[0.1, 0.2, 0.3, 0.4], text=text, flipped=(0, number % 2)),
+            *verdicts(id, "truth", [True, False, True, bool(number % 2)], judge=text or "j"),
+            done(id),
+        ]
+    last = cell("f", "dola", **head)
+    lost = replace_line(failed("f", "q1", 0), reason=text)
+    return [*runs, last, lost]
+
+
+class Page(HTMLParser):
+    """The tags of a page."""
+
+    def __init__(self):
+        super().__init__()
+        self.kinds = set()
+
+    def handle_starttag(self, tag, attrs):
+        self.kinds.add(tag)
+        assert not any(name.startswith("on") for name, _ in attrs)
+
+
+def steering(text) -> set[str]:
+    """What a terminal or a page would obey; newlines end lines in every format."""
+    return {sign for sign in text if not sign.isprintable() and sign not in "\n\u200c\u200d"}
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=lambda text: ascii(text)[:24])
+def test_hostile_names_stand_spelled_out_in_every_format(text, tmp_path):
+    put(tmp_path, encode_lines(hostile_lines(text)))
+    plots = ("svg",) if text in DRAWN else ()
+    with within(120):
+        files = write_report(tmp_path, out=tmp_path / "out", formats=ALL, plots=plots)
+    read = {path.name: path.read_text("utf-8") for path in files}
+    assert any(name.endswith(".svg") for name in read) == bool(plots)
+    for name, content in read.items():
+        assert not steering(content), name
+        if name.endswith(".svg"):
+            assert ElementTree.fromstring(content).tag.endswith("svg")
+    page = Page()
+    page.feed(read["report.html"])
+    assert not page.kinds & {"script", "img", "a", "link", "iframe"}
+    rows = list(csv.DictReader(io.StringIO(read["report.csv"])))
+    for row in rows:
+        for name in ("model", "dtype", "benchmark", "label", "method", "judge"):
+            assert not row[name].startswith(("=", "+", "-", "@", "\t", "\r", "\uff1d")), row
+        float(row["mean"])  # numbers stay numbers, also those below 0
+        assert row["difference"] == "" or float(row["difference"]) <= 100
+    tables = [line for line in read["report.md"].splitlines() if line.startswith("|")]
+    widths = [len(re.split(r"(?<!\\)(?:\\\\)*\|", line)) for line in tables]
+    assert len(set(widths)) <= 5  # a pipe in a name opens no column: as many as there are grids
+    assert not re.search(r"(?<!\\)<(?!br>)", read["report.md"])
+    assert not re.search(r"(?<!\\)[~$]", read["report.md"])
+    tex = re.sub(r"(?m)^%.*", "", read["report.tex"])
+    assert r"\input" not in tex
+
+
+def test_a_negative_number_stays_one_and_a_formula_is_quoted(tmp_path):
+    worse = [cell("r", "rad"), *answers("r", rouge=[0.0, 0.1, 0.2, 0.3], text="x"), done("r")]
+    lines = [replace_line(x, model="=cmd") if hasattr(x, "model") else x for x in GREEDY]
+    put(tmp_path, encode_lines([*lines, *[replace_line(worse[0], model="=cmd"), *worse[1:]]]))
+    write_report(tmp_path, formats=["csv"], plots=())
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "report.csv").read_text("utf-8"))))
+    assert {row["model"] for row in rows} == {"'=cmd"}
+    found = {row["difference"] for row in rows if row["measure"] == "rouge_l"} - {""}
+    assert found == {"-10"}
+
+
+# Where a report is written
+
+
+def files_of(folder) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def test_a_report_replaces_its_own_files_and_no_others(tmp_path):
+    run = put(tmp_path / "run", encode_lines([*GREEDY, *RAD]))
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "report.md").write_text("my own notes")
+    with pytest.raises(SettingError) as caught:
+        write_report(run, out=out, plots=())
+    told = str(caught.value)
+    assert f"{out / 'report.md'} would be replaced, and no earlier report wrote that" in told
+    assert "--overwrite" in told
+    assert files_of(out) == {"report.md": b"my own notes"}
+    write_report(run, out=out, plots=(), overwrite=True)
+    first = files_of(out)
+    write_report(run, out=out, plots=())  # once more, over its own
+    assert {**files_of(out), LISTED: b""} == {**first, LISTED: b""}
+    write_report(run, plots=())  # beside the results, where none was
+    write_report(run, plots=())
+    page = out / "report.html"
+    page.write_text(page.read_text("utf-8") + "<!-- edited -->", "utf-8")
+    with pytest.raises(SettingError, match=r"report\.html would be replaced"):
+        write_report(run, out=out, plots=())
+    (out / LISTED).write_text("[[[", "utf-8")  # a list that cannot be read vouches for nothing
+    with pytest.raises(SettingError, match="would be replaced"):
+        write_report(run, out=out, plots=())
+
+
+def test_the_command_takes_overwrite_and_refuses_a_folder_of_that_name(tmp_path):
+    run = put(tmp_path / "run", encode_lines(GREEDY))
+    (run / "report.md").write_text("mine")
+    flags = ["report", str(run), "--plots", "none", "--format", "md"]
+    with pytest.raises(SettingError, match="no earlier report wrote that"):
+        CliRunner().invoke(cli, flags, catch_exceptions=False)
+    assert (run / "report.md").read_text() == "mine"
+    done = CliRunner().invoke(cli, [*flags, "--overwrite"], catch_exceptions=False)
+    assert (done.exit_code, done.output.strip()) == (0, str(run / "report.md"))
+    (run / "report.html").mkdir()
+    for more in ([], ["--overwrite"]):
+        with pytest.raises(SettingError):
+            CliRunner().invoke(cli, [*flags, "--format", "html", *more], catch_exceptions=False)
+    with pytest.raises(SettingError, match="cannot be written to"):
+        write_report(run, out=run / "report.md")
+
+
+def test_reproduce_refuses_a_page_of_others_before_it_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr("trueline.paper.reproduce.reproduce", None)  # it is not called
+    (tmp_path / "reproduce.md").write_text("mine")
+    flags = ["reproduce", "alpha", "--benchmark", "facts", "--out", str(tmp_path)]
+    with pytest.raises(SettingError, match=r"reproduce\.md would be replaced"):
+        CliRunner().invoke(cli, flags, catch_exceptions=False)
+    assert (tmp_path / "reproduce.md").read_text() == "mine"
+
+
+FULL = """
+import resource, sys
+from trueline.errors import SettingError
+from trueline.report.writing import write_report
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]),) * 2)
+try:
+    write_report(sys.argv[1], out=sys.argv[2], formats=["md", "html", "csv", "latex"], plots=[])
+except SettingError as error:
+    sys.exit(str(error))
+"""
+
+
+@pytest.mark.parametrize("room", [0, 3_000, 6_000])
+def test_a_full_disk_leaves_the_old_report_whole(room, tmp_path):
+    out = tmp_path / "out"
+    write_report(put(tmp_path / "old", encode_lines(GREEDY)), out=out, formats=ALL, plots=())
+    before = files_of(out)
+    run = put(tmp_path / "new", encode_lines([*GREEDY, *RAD]))
+    command = [sys.executable, "-c", FULL, str(run), str(out), str(room)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 1
+    assert "cannot be written to (File too large); what was there is as it was" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert files_of(out) == before
+    write_report(run, out=out, formats=ALL, plots=())
+    assert files_of(out) != before
+
+
+def test_a_kill_between_two_files_leaves_a_report_that_can_be_written_again(
+    tmp_path, monkeypatch
+):
+    """The list is put in place first, and knows the files of both reports."""
+    out, placed = tmp_path / "out", []
+    write_report(put(tmp_path / "old", encode_lines(GREEDY)), out=out, formats=ALL, plots=())
+    run = put(tmp_path / "new", encode_lines([*GREEDY, *RAD]))
+    real = os.replace
+
+    def killed(source, target):
+        if len(placed) == 2:
+            raise KeyboardInterrupt
+        placed.append(Path(target).name)
+        real(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("trueline.files.os.replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            write_report(run, out=out, formats=ALL, plots=())
+    assert placed[0] == LISTED
+    write_report(run, out=out, formats=ALL, plots=())
+
+
+# The fuzzer
+
+
+def attacked(chance, content):
+    """The bytes of a results file with something changed in them."""
+    if chance.random() < 0.3:
+        return mutated_bytes(chance, content)
+    lines = content.splitlines()
+    at, other = chance.randrange(len(lines)), chance.randrange(len(lines))
+    kind = chance.randrange(10)
+    if kind == 0:
+        del lines[at]
+    elif kind == 1:
+        lines.insert(other, lines[at])
+    elif kind == 2:
+        lines[at], lines[other] = lines[other], lines[at]
+    elif kind == 3:
+        ids = [json.loads(line)["cell"] for line in (lines[0], lines[7], lines[14])]
+        lines[at] = json.dumps({**json.loads(lines[at]), "cell": chance.choice(ids)}).encode()
+    elif kind == 4:
+        return content[: chance.randrange(len(content))]
+    else:
+        line = json.dumps(mutated(chance, json.loads(lines[at])))
+        lines[at] = line.encode("utf-8", "surrogatepass")
+    return b"\n".join(lines) + b"\n"
+
+
+def unread(content, written) -> str:
+    """What of a file was not read as it stands there, by another reader; nothing if all was.
+
+    Every line must be there and hold what Python's own JSON reads in it; fields that a line
+    leaves out have their defaults. Only a last line without its end may be missing.
+    """
+    *pieces, rest = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    if len(pieces) != len(written.lines) or bool(rest) != written.torn:
+        return "lines are missing"
+    for number, (piece, line) in enumerate(zip(pieces, written.lines), 1):
+        told, found = json.loads(piece), json.loads(json.dumps(plain(line)))
+        if any(found[name] != value for name, value in told.items()):
+            return f"line {number} was read as something else"
+    return ""
+
+
+def contradiction(lines) -> str:
+    """What lines say against each other, by rules that are written down here once more."""
+    heads, said, samples = {}, set(), {}
+    for line in map(plain, lines):
+        kind, cell = line["kind"], line.get("cell")
+        if kind == "leaks":
+            continue
+        if kind != "cell" and cell not in heads:
+            return f"{cell} is not described"
+        is_sample = kind in ("answer", "choice", "failed")
+        names = ("sample", "judge", "about")
+        key = ("sample" if is_sample else kind, cell, *(line.get(name) for name in names))
+        if key in said:
+            return f"{key} is said twice"
+        said.add(key)
+        if kind == "cell":
+            heads[cell] = line
+        elif kind == "verdict" and ("sample", cell, line["sample"], None, None) not in said:
+            return f"{line['sample']} is judged and not answered"
+        elif is_sample:
+            place = (heads[cell]["data_hash"], line["index"])
+            if samples.setdefault(place, line["sample"]) != line["sample"]:
+                return f"{place} is two samples"
+        elif kind == "done":
+            count = sum(one[:2] == ("sample", cell) for one in said)
+            if count != heads[cell]["samples"]:
+                return f"{cell} is done with {count} samples"
+    return ""
+
+
+def test_mutated_results_are_refused_or_reported_as_they_stand(real, tmp_path):
+    """A round is refused by an error that names the file, or every line of it is used.
+
+    Damage used silently would be a line that is skipped or read as something it does not say,
+    lines that contradict each other, a torn end that is not told, a number that is none.
+    """
+    counts, unnamed = {"refused": 0, "reported": 0, "torn": 0}, []
+    for number, chance in enumerate(rounds("results", 80, 2_000)):
+        content = attacked(chance, real)
+        folder = put(tmp_path / "run", content)
+        plots = ("svg", "png") if number % 10 == 0 else ()
+        try:
+            with within(120):
+                written = write_report(
+                    folder, out=tmp_path / "out", formats=ALL, plots=plots, overwrite=True
+                )
+        except TruelineError as error:
+            counts["refused"] += 1
+            unnamed += [] if "results.jsonl" in str(error) else [f"{chance.name}: {error}"]
+            continue
+        except BaseException as error:
+            error.add_note(f"{chance.name}: {content!r}")
+            raise
+        lines = read_written(folder / "results.jsonl")
+        counts["torn" if lines.torn else "reported"] += 1
+        assert not unread(content, lines), f"{chance.name}: {unread(content, lines)}"
+        against = contradiction(lines.lines)
+        assert not against, f"{chance.name}: {against}"
+        told = (tmp_path / "out" / "report.md").read_text("utf-8")
+        assert ("is cut off" in told) == lines.torn, chance.name
+        text = (tmp_path / "out" / "report.csv").read_text("utf-8")
+        for row in csv.DictReader(io.StringIO(text)):
+            assert abs(float(row["mean"])) < 1e15, f"{chance.name}: {row}"
+        assert all(not steering(path.read_text("utf-8")) for path in written[:4]), chance.name
+    print(f"results: {counts}")
+    assert not unnamed
+    assert min(counts.values()) > 0
