@@ -397,7 +397,7 @@ def test_an_encoder_that_is_not_there_is_told_before_a_model_is_opened(
     from trueline.errors import ModelError
 
     monkeypatch.setattr("trueline.engines.transformers.language.load", None)
-    with pytest.raises(ModelError, match="give a folder with an encoder"):
+    with pytest.raises(ModelError, match="must hold its weights as model.safetensors and has none"):
         run({**table, "bertscore": str(tmp_path), "bertscore_layers": 1}, tmp_path / "out")
 
 

@@ -79,8 +79,10 @@ def replacing(path: Path) -> Iterator[Path]:
 
     An error in the block leaves what stood at `path` as it was, and nothing beside it.
     """
-    name = f".{path.name[:_NAME_KEPT]}.{os.getpid()}-{threading.get_ident()}.tmp"
-    scratch = path.with_name(name)
+    name = path.name
+    if len(name) > _NAME_KEPT:  # cut, and told from others that begin like it
+        name = f"{name[:_NAME_KEPT]}-{hashlib.sha256(os.fsencode(name)).hexdigest()[:8]}"
+    scratch = path.with_name(f".{name}.{os.getpid()}-{threading.get_ident()}.tmp")
     scratch.unlink(missing_ok=True)
     scratch.touch(exist_ok=False)  # ours alone: a link that somebody put there is not followed
     try:
