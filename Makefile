@@ -21,7 +21,7 @@ test:
 	$(PYTEST)
 
 quick: $(VENV)/.dev
-	$(PYTEST) -m "not real and not slow"
+	$(PYTEST) -m "not real and not slow and not hostile"
 
 # The fuzzers of tests/hostile, long: thousands of rounds a border, where `make test` has a few.
 attack: $(VENV)/.dev

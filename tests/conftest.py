@@ -34,6 +34,9 @@ EXAMPLES = [
 
 def pytest_collection_modifyitems(items):
     """The files with most of the real model first: what takes longest is not to begin last."""
+    for item in items:
+        if "hostile" in item.path.parts:
+            item.add_marker("hostile")
     real = Counter(item.path for item in items if item.get_closest_marker("real"))
     items.sort(key=lambda item: -real[item.path])  # stable: a file stays together
 
