@@ -386,6 +386,7 @@ def shown_commands(name: str) -> list[str]:
     return re.findall(r"^ *(trueline .*)$", text or "", re.M)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["", *cli.commands])
 def test_the_examples_of_the_help_run(name, few_facts, monkeypatch, tmp_path):
     copied = shutil.copytree(Path.cwd(), tmp_path / "here")  # some of them change a space

@@ -51,6 +51,7 @@ def problems(tmp_path_factory):
     return check
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_documents_pass_a_type_checker(problems):
     texts = {name_of(page): module_of(page) for page in [README, *PAGES]}
     assert problems({name: text for name, text in texts.items() if text.strip()}) == []

@@ -46,7 +46,9 @@ def tokens(lm, method, **options):
     return [answer.token_ids for answer in answers]
 
 
-@pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
+@pytest.mark.parametrize(
+    "architecture", [tiny.slow_unless_main(name) for name in tiny.ARCHITECTURES]
+)
 @pytest.mark.parametrize("chat", [False, True], ids=["plain", "chat"])
 def test_rad_picks_the_tokens_of_the_oracle(
     architecture, chat, examples, embedder, sentence_transformer

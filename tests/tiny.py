@@ -4,6 +4,7 @@ import json
 from functools import cache
 from pathlib import Path
 
+import pytest
 import torch
 import transformers
 from tokenizers import (
@@ -75,6 +76,13 @@ ARCHITECTURES = {
     "cohere": ("Cohere", {"logit_scale": 0.25, "tie_word_embeddings": False}),
     "granite": ("Granite", {"logits_scaling": 4.0}),
 }
+
+MAIN = ("llama", "gemma2", "gpt2")  # what the quick tests look at, where all would take long
+
+
+def slow_unless_main(name):
+    """An architecture as a parameter: the quick tests leave some of them to the others."""
+    return pytest.param(name, marks=() if name in MAIN else pytest.mark.slow)
 
 
 @cache
