@@ -232,11 +232,8 @@ def _pieces(render: Render, tokenizer: Tokenizer) -> list[str]:
 
 
 def _cut(text: str, controls: re.Pattern[str], mark: str) -> str:
-    """A text with a mark behind the first sign of every control token."""
-    while found := controls.search(text):  # a cut may leave another one that overlaps
-        at = found.start() + 1
-        text = text[:at] + mark + text[at:]
-    return text
+    """A text with a mark behind the first sign of every control token, overlapping or not."""
+    return re.sub(f"(?s)(?={controls.pattern}).", lambda found: found[0] + mark, text)
 
 
 def _encode_pieces(pieces: Sequence[str], tokenizer: Tokenizer, *, special: bool) -> list[int]:
@@ -269,7 +266,10 @@ def _control_tokens(tokenizer: Any) -> re.Pattern[str]:
         added = tokenizer.added_tokens_decoder.values()
         names = [token.content for token in added if token.special and len(token.content) > 1]
         names.sort(key=len, reverse=True)  # the longest of several that begin alike
-        known = size, re.compile("|".join(map(re.escape, names)) or r"(?!)")  # or nothing
+        known = (
+            size,
+            re.compile(f"(?:{'|'.join(map(re.escape, names))})" if names else "(?!)"),
+        )  # or nothing
         _controls[tokenizer] = known
     return known[1]
 

@@ -864,6 +864,12 @@ def test_a_cache_all_could_read_is_narrowed_when_it_is_opened(cache):
     assert mode(cache.path) == 0o600
 
 
+def test_a_cache_that_a_group_shares_stays_shared(cache):
+    cache.path.chmod(0o660)
+    ResponseCache(cache.path)
+    assert mode(cache.path) == 0o660
+
+
 @pytest.mark.parametrize(
     "change",
     [

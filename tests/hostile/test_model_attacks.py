@@ -357,7 +357,7 @@ TEXTS = [
         "<|start|><|end|>",
         "<<pad>>",
         " <|end|> ",
-        "<|start|>" * 50,
+        "<|start|>" * 2_000,  # in time that grows with the text, not with its square
         "\ufdd0<|end|>\ufdd0\ufdd0",
     ),
 ]
@@ -779,3 +779,19 @@ def test_an_odd_name_is_refused(tmp_path, monkeypatch):
         with within(20), pytest.raises(ModelError) as caught:
             resolve(name, chance.choice(["language", "embedder"]))
         assert "\n" not in str(caught.value).replace(name, ""), f"{chance.name}: {name!r}"
+
+
+def test_a_large_model_with_masks_of_its_own_is_no_damaged_one():
+    from transformers import AutoModelForCausalLM, GPTNeoConfig
+
+    from trueline.engines.transformers.opening import _check_size
+    from trueline.engines.weights import WeightCount
+
+    config = GPTNeoConfig(num_layers=24, attention_types=[[["global", "local"], 12]])
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    assert sum(buffer.numel() for buffer in model.buffers()) > 1 << 26
+    values = sum(weight.numel() for weight in model.parameters())
+    _check_size(AutoModelForCausalLM, config, WeightCount(400, values))
+    with pytest.raises(ModelError, match="ask for"):
+        _check_size(AutoModelForCausalLM, config, WeightCount(400, values // 64))

@@ -482,6 +482,12 @@ def test_an_option_with_an_odd_value_is_one_short_line(args, reason):
     assert len(said) < 700
 
 
+def test_a_name_with_line_breaks_forges_no_second_error():
+    ran = run_command("info", "x\nError: forged\n\tand more")
+    assert ran.err.count("\n") == 1
+    assert "x\\nError: forged" in ran.err
+
+
 def test_odd_values_that_mean_something_are_taken():
     for args in (
         ["--temperature", "1", "--seed", "1", "--top-p", "1e-300"],

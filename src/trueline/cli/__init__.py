@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import warnings
 from typing import Any
@@ -31,6 +32,7 @@ from trueline.cli.verify import verify
 from trueline.errors import OutputError, TruelineError
 from trueline.visible import visible_line
 
+_STRAY_BREAK = re.compile(r"\n(?!  |\(see `)")  # in a message: part of a name it quotes
 _LONGEST = 500  # characters of what click says of a wrong command line, which it quotes whole
 
 
@@ -148,5 +150,6 @@ def _settle_threads() -> None:
 
 
 def _stop(message: str, code: int = 1) -> int:
-    note(f"Error: {message}")
+    """Print an error; its own further lines are indented, others would be somebody's text."""
+    note("Error: " + _STRAY_BREAK.sub(r"\\n", message))
     return code

@@ -9,7 +9,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,9 @@ NO_ROOM = "there is no room left; free some, or set TRUELINE_HOME to a folder on
 
 def say(text: str) -> None:
     """Tell the user what is going on, on stderr."""
-    sys.stderr.write(f"{visible(text)}\n")
-    sys.stderr.flush()
+    with suppress(OSError):  # nobody reads it, or its disk is full
+        sys.stderr.write(f"{visible(text)}\n")
+        sys.stderr.flush()
 
 
 def home() -> Path:

@@ -24,7 +24,7 @@ ModelClass = Literal["causal", "encoder"]
 
 _SPARE = 1 << 20  # values a model may have beyond twice those of its files
 _PACKED = 32  # values that one value of a quantized file may stand for
-_BUFFERS = 1 << 26  # values that are no weights, such as the number of each position
+_BUFFERS = 1 << 26  # values beside the weights, such as the number of each position
 _REPEATED = re.compile(r"(layers?|blocks|depth)$")  # settings that say how often a part stands
 
 
@@ -118,7 +118,7 @@ def _check_size(auto: Any, config: Any, count: WeightCount) -> None:
     wanted = sum(weight.numel() for weight in model.parameters())
     others = sum(buffer.numel() for buffer in model.buffers())
     packed = _PACKED if settings.get("quantization_config") else 1
-    if wanted > 2 * packed * count.values + _SPARE or others > _BUFFERS:
+    if wanted > 2 * packed * count.values + _SPARE or others > count.values + _BUFFERS:
         raise ModelError(
             f"its settings ask for {wanted + others} values, and the weights hold "
             f"{count.values}; fetch the model again"

@@ -54,8 +54,9 @@ class ResponseCache:
             elif not self.path.is_file():
                 raise OSError("it is no regular file")
             self._prepare()
-            with suppress(PermissionError):  # the file of somebody who shares it
-                self.path.chmod(0o600)  # questions and answers may be private
+            if self.path.stat().st_mode & 0o007:  # questions and answers may be private
+                with suppress(PermissionError):  # the file of somebody who shares it
+                    self.path.chmod(0o600)
         except (OSError, ValueError) as error:
             raise self._unusable(error) from error
 
