@@ -13,6 +13,7 @@ from trueline.errors import SettingError
 from trueline.explain.difference import first_difference
 from trueline.generation import answer_all
 from trueline.records import Answer, GenerateOptions, several
+from trueline.requests import check_method
 from trueline.visible import shown
 
 
@@ -71,6 +72,8 @@ def compare(
         stop=several(stop),
         stop_ids=several(stop_ids),
     )
+    for method in named.values():
+        check_method(method, lm)  # all of them before the first answers
     found = {}
     for name, method in named.items():
         answer_all(lm, method, asked[:1], replace(options, max_new_tokens=1))  # warms up

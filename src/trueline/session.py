@@ -13,6 +13,7 @@ from trueline.decoders.base import Decoder
 from trueline.engines import DEFAULT_MODEL, load
 from trueline.engines.base import Engine
 from trueline.engines.model_cache import home, locked
+from trueline.engines.sources import check_named
 from trueline.errors import ModelError, SettingError, SpaceMismatchError
 from trueline.prompts import Prompt
 from trueline.records import OnProgress
@@ -135,6 +136,8 @@ def _load(model: str | None, space: GroundingSpace | None, **options: Any) -> En
     if space is None:
         return load(model or DEFAULT_MODEL, **options)
     try:
+        if model is None:
+            check_named(space.recipe.model, "--model")
         return load(model or space.recipe.model or DEFAULT_MODEL, **options)
     except ModelError as error:
         if model is not None:

@@ -130,6 +130,18 @@ def test_what_cannot_be_a_key_is_refused_when_the_judge_opens(key, variable, mon
     assert not re.search("sk-|secret|0123|56789", said)
 
 
+@pytest.mark.parametrize("word", ["EMPTY", "ollama", "lm-studio", "none"])
+def test_a_server_on_this_machine_takes_any_word_and_hides_none(word, monkeypatch):
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://localhost:9/v1")
+    monkeypatch.setenv("OPENAI_API_KEY", word)
+    service = open_judge("openai:llama")._sender.service
+    assert service.headers == {"Authorization": f"Bearer {word}"}
+    assert not service.key.is_in(f"Written with {word}: true")
+    monkeypatch.setenv("OPENAI_BASE_URL", "https://judge.example.org/v1")
+    with pytest.raises(SettingError, match="fewer than 12 letters and digits"):
+        open_judge("openai:llama")
+
+
 @pytest.mark.parametrize("key", ["", " \n"])
 def test_an_empty_key_is_no_key(key, monkeypatch):
     monkeypatch.setenv("GEMINI_API_KEY", key)

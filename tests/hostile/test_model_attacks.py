@@ -248,6 +248,14 @@ def test_a_pickle_is_never_opened_whatever_stands_beside_it(change, kind, tmp_pa
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_pipe_in_a_folder_of_an_embedder_is_not_read(embedder_folder, tmp_path):
+    folder = shutil.copytree(embedder_folder, tmp_path / "theirs")
+    (folder / "1_Pooling" / "config.json").unlink()
+    os.mkfifo(folder / "1_Pooling" / "config.json")
+    with within(20), pytest.raises(ModelError, match=r"1_Pooling/config.json is neither"):
+        load_embedder(folder)
+
+
 def test_pipes_and_devices_in_a_folder_are_not_read(model_folder, tmp_path):
     for name, make in [
         ("config.json", os.mkfifo),
@@ -473,7 +481,9 @@ def test_what_kate_shows_and_what_a_space_is_built_of_is_text(embedder):
 # ------------------------------------------------------------------ names, devices, sizes
 
 
-@pytest.mark.parametrize("device", ["meta", "meta:0", "nonsense", "cuda:99", "", "cpu:x", 1.5])
+@pytest.mark.parametrize(
+    "device", ["meta", "meta:0", "nonsense", "cuda:99", "", "cpu:x", "hpu", 1.5]
+)
 def test_a_device_that_cannot_be_used_is_one_line(device, model_folder, embedder_folder):
     for opened, folder in ((tl.load, model_folder), (load_embedder, embedder_folder)):
         with pytest.raises(SettingError, match=r"device .* cannot be used here") as caught:

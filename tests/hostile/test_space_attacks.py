@@ -25,6 +25,7 @@ import trueline as tl
 from trueline import files, search
 from trueline.cli import main
 from trueline.errors import SpaceError, SpaceFormatError, TruelineError
+from trueline.session import open_session
 from trueline.space import reading, storage
 from trueline.space.folder import PRIVATE
 
@@ -1245,3 +1246,28 @@ def odd_number(chance, dtype):
         return dtype.type(chance.choice([np.nan, np.inf, -np.inf, 0, -1, 1, 6e4, 1e-7]))
     limits = np.iinfo(dtype)
     return chance.choice([limits.min, limits.max, -1, 0, 1, 2, 3, 99, LM.vocabulary])
+
+
+@pytest.mark.parametrize("field", ["model", "embedder"])
+def test_what_only_a_space_names_is_not_fetched_from_the_hub(
+    field, origin, tmp_path, monkeypatch
+):
+    asked = []
+
+    def snapshot_download(name, **options):
+        asked.append(options)
+        raise FileNotFoundError(name)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    forged = Forged.of(origin)
+    part = forged.manifest if field == "embedder" else forged.manifest["entries"]
+    part[field] = "somebody/else"
+    forged.write(tmp_path / "theirs.space")
+    space = tl.open(tmp_path / "theirs.space")
+    use = {
+        "model": lambda: open_session(["rad"], space=space),
+        "embedder": lambda: space.retriever("cpu"),
+    }[field]
+    with pytest.raises(TruelineError, match=f"because a space names it.*--{field}"):
+        use()
+    assert asked == [{"local_files_only": True}]

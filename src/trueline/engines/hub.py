@@ -35,6 +35,17 @@ def download_snapshot(name: str) -> Path:
     raise DownloadError(f"{name} is no folder here and could not be fetched: {step}")
 
 
+def is_cached(name: str) -> bool:
+    """Whether the hub's cache holds a copy of a model already; nothing is fetched."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        snapshot_download(name, local_files_only=True)
+    except (OSError, ValueError):  # not there, or no name the hub could have
+        return False
+    return True
+
+
 def _hidden_bar() -> Any:
     """A bar that shows nothing; switching all of the hub's off would last beyond this call."""
     from huggingface_hub.utils.tqdm import tqdm

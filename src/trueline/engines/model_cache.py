@@ -17,6 +17,7 @@ from platformdirs import user_cache_path
 
 from trueline.engines.weights import check_weights
 from trueline.errors import DownloadError, ModelError, SettingError
+from trueline.files import open_regular
 from trueline.visible import visible
 
 NO_ROOM = "there is no room left; free some, or set TRUELINE_HOME to a folder on a larger disk"
@@ -48,7 +49,8 @@ def home() -> Path:
 def is_finished(folder: Path, facts: dict[str, Any]) -> bool:
     """Say whether a folder was finished from exactly these facts."""
     try:
-        return bool(json.loads((folder / "source.json").read_text("utf-8")) == facts)
+        with open_regular(folder / "source.json") as file:
+            return bool(json.load(file) == facts)
     except (OSError, ValueError):
         return False
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from trueline.engines.aliases import ALIASES, Alias, ModelKind
 from trueline.engines.download import download, unpack
-from trueline.engines.hub import download_snapshot
+from trueline.engines.hub import download_snapshot, is_cached
 from trueline.engines.model_cache import home, is_finished, prepare
 from trueline.engines.transformers.gguf import check_gguf_extra, convert_gguf
 from trueline.engines.weights import check_kinds, check_weights, opening
@@ -69,7 +69,7 @@ def resolve(name: str | Path, kind: ModelKind) -> Source:
         source = Source(path.resolve().name, kind, path)
     elif path.suffix == ".gguf":
         source = _from_gguf(path, kind)
-    elif re.fullmatch(r"\w[\w.-]*/[\w.-]+", name) and not path.exists():
+    elif _is_hub_id(name) and not path.exists():
         source = Source(name, kind, download_snapshot(name))
     else:
         raise UnknownModelError(
@@ -80,6 +80,19 @@ def resolve(name: str | Path, kind: ModelKind) -> Source:
     with opening(source.id, f"a {_KIND_NAMES[kind]}"):
         _check(source)
     return source
+
+
+def check_named(name: str, option: str) -> None:
+    """Refuse to fetch from the hub what only somebody's file names, not the user."""
+    if _is_hub_id(name) and not _readable_path(name).exists() and not is_cached(name):
+        raise ModelError(
+            f"{_shown(name)} would be fetched from the hub because a space names it; "
+            f"if you trust where the space comes from, name it yourself with {option}"
+        )
+
+
+def _is_hub_id(name: str) -> bool:
+    return name not in ALIASES and bool(re.fullmatch(r"\w[\w.-]*/[\w.-]+", name))
 
 
 def _readable_path(name: str) -> Path:

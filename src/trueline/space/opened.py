@@ -11,6 +11,7 @@ from trueline.embedders.base import Embedder
 from trueline.embedders.loading import load_embedder
 from trueline.embedders.sentence import SentenceEmbedder
 from trueline.engines.base import Engine
+from trueline.engines.sources import check_named
 from trueline.errors import SpaceMismatchError
 from trueline.space.content import Content
 from trueline.space.retriever import Retriever, check_numbers, opening
@@ -74,7 +75,9 @@ class OpenContent(Content):
         device = torch.device(device)
         with opening:
             if device not in self.opened:
-                embedder = self.embedder or load_embedder(self.recipe.embedder, device=device)
+                if (embedder := self.embedder) is None:
+                    check_named(self.recipe.embedder, "--embedder")
+                    embedder = load_embedder(self.recipe.embedder, device=device)
                 self.check_embedder(embedder)
                 if isinstance(embedder, SentenceEmbedder):
                     embedder.open()

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from trueline.errors import SettingError, TruelineError
-from trueline.evaluation.judges.addresses import is_private, read_address
+from trueline.evaluation.judges.addresses import is_loopback, is_private, read_address
 from trueline.evaluation.judges.cache import Response
 from trueline.evaluation.judges.keys import Key, key_from
 from trueline.evaluation.judges.sender import Service
@@ -59,12 +59,12 @@ class Api:
         return Service(self.name, url, headers, key, self._set_key(url))
 
     def _key(self, url: str) -> Key | None:
-        is_own = url == self._own_address()
-        if is_own and (key := key_from(self.keys)):
+        is_own, is_local = url == self._own_address(), is_loopback(url)
+        if is_own and (key := key_from(self.keys, is_local=is_local)):
             return key
         bound = os.environ.get(_URL, "").strip()
         if bound and url == read_address(bound, **self._form):
-            return key_from([_KEY])
+            return key_from([_KEY], is_local=is_local)
         if not bound and not is_own and os.environ.get(_KEY, "").strip():
             raise SettingError(
                 f"{_KEY} is set and {_URL} is not; a key goes to the address it is meant for "

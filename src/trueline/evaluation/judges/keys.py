@@ -11,7 +11,8 @@ from html import unescape
 
 from trueline.errors import SettingError
 
-_SHORTEST, _LONGEST = 8, 4_000  # letters and digits of a key; its characters
+_SHORTEST, _LONGEST = 12, 4_000  # letters and digits of a key; its characters
+_SHORTEST_RUN = 8  # letters and digits of a key that give it away
 _ESCAPE = re.compile(  # one character, written by its number; or a blank, by its letter
     r"(?:\\u|%u|U\+)([0-9a-fA-F]{4})|\\u\{([0-9a-fA-F]{1,6})\}|\\U([0-9a-fA-F]{8})"
     r"|(?:\\x|0x|[%=])([0-9a-fA-F]{2})|\\([0-7]{3})|\\[abfnrtv]"
@@ -22,13 +23,15 @@ _ROUNDS = 4  # how often a text is read as escaped: a message in a message in a 
 class Key:
     """The key of a service; no text this object gives shows it."""
 
-    def __init__(self, value: str, variable: str) -> None:
-        if problem := _problem(value):
+    def __init__(self, value: str, variable: str, *, is_local: bool = False) -> None:
+        """A server on this machine often wants any word at all, which is no secret."""
+        is_secret = len(_bare(value)) >= _SHORTEST
+        if problem := _problem(value, is_secret or is_local):
             raise SettingError(
                 f"the key in {variable} {problem}; set it again, as the service gave it"
             )
         self.value, self.variable = value, variable
-        self._runs = _runs_of(value)
+        self._runs = _runs_of(value) if is_secret else {}
 
     def __repr__(self) -> str:
         return f"Key(from {self.variable})"
@@ -48,21 +51,21 @@ class Key:
         )
 
 
-def key_from(variables: Iterable[str]) -> Key | None:
-    """The key in the first of these environment variables that is set."""
+def key_from(variables: Iterable[str], *, is_local: bool = False) -> Key | None:
+    """The key in the first of these environment variables that is set, for one address."""
     for name in variables:
         if value := os.environ.get(name, "").strip():
-            return Key(value, name)
+            return Key(value, name, is_local=is_local)
     return None
 
 
-def _problem(value: str) -> str:
+def _problem(value: str, is_long: bool) -> str:
     """What is wrong with a key, in words that do not show it; empty if nothing is."""
     if not re.fullmatch(r"[!-~]+", value):
         return "holds a blank, a line break, a control character or one that is not ASCII"
     if len(value) > _LONGEST:
         return f"has {len(value):,} characters, and no key has more than {_LONGEST:,}"
-    if len(_bare(value)) < _SHORTEST:
+    if not is_long:
         return (
             f"has fewer than {_SHORTEST} letters and digits, which is no key (a server that "
             "asks for none needs no variable)"
@@ -76,7 +79,7 @@ def _runs_of(key: str) -> dict[int, set[str]]:
     A run is half of the key, but 8 to 16 characters: what services show of a key on purpose,
     as in sk-ab...wxyz, is shorter.
     """
-    size = max(_SHORTEST, min(16, len(_bare(key)) // 2))
+    size = max(_SHORTEST_RUN, min(16, len(_bare(key)) // 2))
     runs: dict[int, set[str]] = {}
     for text in map(_bare, _spellings(key)):
         length = min(size, len(text))
