@@ -312,6 +312,64 @@ def test_a_path_that_can_hold_no_space_is_one_error(name, build, tmp_path):
     assert snapshot(tmp_path) == {str(tmp_path / "file"): ("file", b"mine")}
 
 
+def newer_format(folder):
+    forged = Forged.of(folder)
+    forged.manifest["format_version"] = 99
+    forged.manifest["sha256"] = sign(forged.manifest)
+    (folder / "manifest.json").write_text(json.dumps(forged.manifest), "utf-8")
+
+
+def edited_manifest(folder):
+    path = folder / "manifest.json"
+    path.write_text(path.read_text("utf-8").replace('"tuned": {}', '"tuned": {"k": 1}'))
+
+
+def bad_byte(folder):
+    path = sorted(folder.glob("entries-*"))[0]
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def not_text(folder):
+    (folder / "manifest.json").write_bytes(b"\xff")
+
+
+UNREAD = {  # a space that is there and cannot be read, and why
+    "a newer format": (newer_format, "format 99.*install a newer trueline"),
+    "an edited manifest": (edited_manifest, "its checksum differs"),
+    "a bad byte": (bad_byte, "entries-.* was changed"),
+    "a manifest that is no text": (not_text, "utf-8"),
+}
+
+
+@pytest.mark.parametrize("act", ["build", "merge"])
+@pytest.mark.parametrize("kind", UNREAD)
+def test_a_space_that_cannot_be_read_is_replaced_only_where_that_is_asked_for(
+    kind, act, build, folder
+):
+    damage, reason = UNREAD[kind]
+    damage(folder)
+
+    def attempt(**options):
+        if act == "build":
+            return build(OTHER, out=folder, **options)
+        return tl.merge(build(OTHER), build(MORE), out=folder, **options)
+
+    before = without_private(folder)
+    with pytest.raises(SpaceError, match=f"nothing was written.*{reason}.*--overwrite"):
+        attempt()
+    assert without_private(folder) == before
+    attempt(overwrite=True)
+    assert "fish" in {example.id for example in tl.open(folder).examples}
+
+
+def test_a_merge_into_a_folder_of_somebody_else_is_not_told_to_overwrite(build, tmp_path):
+    plant(tmp_path, FOREIGN["a manifest of an extension"])
+    with pytest.raises(SpaceError, match="holds no space"):
+        tl.merge(build(OTHER), build(MORE), out=tmp_path)
+
+
 # What a manifest may name
 
 ZEROS = "0" * 64

@@ -27,6 +27,7 @@ from trueline.space.folder import (
     check_base,
     committing,
     is_begun,
+    is_ours,
     read_manifest_text,
     remove_strays,
     sync_folder,
@@ -133,11 +134,19 @@ def commit(
 
 
 def check_vacant(folder: Path) -> None:
-    """Refuse to put a new space where another stands, which would be lost with its edits."""
+    """Refuse to put a new space where another stands, which would be lost with its edits.
+
+    One that cannot be read, damaged or of a newer format, may be all that is left of it.
+    """
+    if not is_ours(folder) or is_begun(folder) or _is_first_format(folder):
+        return
     try:
         found, _ = read_state(folder)
-    except SpaceFormatError:  # none, a damaged one, or one of an older format
-        return
+    except SpaceFormatError as error:
+        raise SpaceError(
+            f"nothing was written: {error}, name another folder, or replace what is there with "
+            "--overwrite (overwrite=True)"
+        ) from error
     last = f", last changed by {found.commits[-1]}" if found.commits else ""
     raise SpaceError(
         f"{folder} holds another space ({len(found)} examples{last}); nothing was written; "
@@ -263,3 +272,11 @@ def _rebuilding(text: str, folder: Path) -> str | None:
         return manifest.rebuilding(parse_json(text), folder)
     except ValueError:
         return None
+
+
+def _is_first_format(folder: Path) -> bool:
+    """Whether a folder holds a space of the first format, which `build` makes anew."""
+    try:
+        return _rebuilding(read_manifest_text(folder), folder) is not None
+    except (OSError, ValueError):
+        return False
