@@ -12,8 +12,9 @@ from trueline.embedders.loading import load_embedder
 from trueline.embedders.sentence import SentenceEmbedder
 from trueline.engines.base import Engine
 from trueline.errors import SpaceMismatchError
+from trueline.search import check_numbers
 from trueline.space.content import Content
-from trueline.space.retriever import Retriever, check_numbers, opening
+from trueline.space.retriever import Retriever, opening
 from trueline.space.segment import QUESTIONS
 
 

@@ -13,8 +13,7 @@ import torch
 
 from trueline.embedders.base import Embedder, PreparedTexts, embed_prepared, prepare_texts
 from trueline.engines.base import Engine
-from trueline.errors import SpaceFormatError
-from trueline.search import Exact, Hits, Search, join_hits, open_search
+from trueline.search import Exact, Hits, Search, check_numbers, join_hits, open_search
 from trueline.shortcuts import is_on
 from trueline.space.content import Content
 from trueline.space.segment import Entries, Part
@@ -157,7 +156,7 @@ class Retriever:
         """The values of some entries, as float32: (n, d or vocabulary)."""
         found = self._values(entries)
         if not self._is_checked:
-            check_numbers(found, "values")
+            check_numbers(found, "values", LARGEST)
         return found
 
     def _values(self, entries: torch.Tensor) -> torch.Tensor:
@@ -178,15 +177,6 @@ class Retriever:
             return hits.similarities >= self._same
         asked = torch.tensor([window_hash(text) for text in windows], device=hits.rows.device)
         return asked[hits.rows] == self._windows[hits.entries]
-
-
-def check_numbers(found: torch.Tensor, what: str) -> None:
-    """Refuse what is no number, in a space too large to look at every one when it is opened."""
-    if not bool((found <= LARGEST).all() and (found > -torch.inf).all()):  # no NaN is either
-        raise SpaceFormatError(
-            f"some {what} of the space are no numbers: it is damaged; check it with `trueline "
-            "verify`, restore it from a copy or build it anew"
-        )
 
 
 def window_texts(
