@@ -846,6 +846,23 @@ def test_a_large_broken_space_is_refused_by_verify_and_never_answers_with_garbag
             is_sound(space)
 
 
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("kind", ["entries", "wrong"])
+def test_one_key_that_is_no_number_ends_every_method_that_searches_a_large_space(
+    kind, number, forged, embedder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(storage, "_CHECKED_ON_OPEN", 0)
+    forged.poke(kind, "keys", (-1, 0), number)  # far from what is asked
+    forged.name_files()
+    forged.write(tmp_path / "broken")
+    space = tl.open(tmp_path / "broken", embedder=embedder)
+    beta = 0.1 if kind == "wrong" else 0.0
+    methods = [tl.RAD(space, tau=0.2, beta=beta)]
+    for method in [*methods, tl.KNNLM(space, k=1)] if kind == "entries" else methods:
+        with pytest.raises(SpaceFormatError, match=r"some keys .* no numbers.*verify"):
+            tl.generate(LM, method, "Are bats blind?", max_new_tokens=2)
+
+
 def test_keys_that_are_no_numbers_make_no_index(monkeypatch, tmp_path):
     monkeypatch.setattr(search, "LARGE", 30)
     monkeypatch.setattr(search, "home", lambda: tmp_path)

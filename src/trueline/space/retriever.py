@@ -17,7 +17,7 @@ from trueline.search import Exact, Hits, Search, check_numbers, join_hits, open_
 from trueline.shortcuts import is_on
 from trueline.space.content import Content
 from trueline.space.segment import Entries, Part
-from trueline.space.soundness import LARGEST
+from trueline.space.soundness import LARGEST, row_blocks
 from trueline.space.windows import window_hash, window_tokens
 
 Matches = Literal["all", "without", "only"]  # what becomes of exact matches
@@ -140,8 +140,6 @@ class Retriever:
     def nearest(self, queries: torch.Tensor, k: int) -> Hits:
         """The k nearest entries of each query, or all there are; the nearest first."""
         found = [block.nearest(queries, k) for block in self.blocks]
-        for hits in [] if self._is_checked else found:
-            check_numbers(hits.similarities, "keys")
         if len(found) == 1 or not len(queries):
             return found[0] if found else join_hits([], queries)
         rows = len(queries)
@@ -202,6 +200,9 @@ def _reader(part: Part, device: torch.device, wrong: bool) -> Reader | None:
     if (device, wrong) not in segment.opened:
         record = segment.records.get("wrong" if wrong else "entries")
         name = None if record is None else record.sha256
+        if not segment.is_checked:
+            for block in row_blocks(entries.keys):
+                check_numbers(torch.from_numpy(block).float(), "keys")
         segment.opened[device, wrong] = Reader(entries, device, name)
     found: Reader = segment.opened[device, wrong]
     return found
