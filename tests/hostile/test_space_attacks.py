@@ -1,5 +1,7 @@
 """Attacks on spaces: folders of others, links, forged and damaged files, full disks."""
 
+import errno
+import io
 import json
 import math
 import os
@@ -467,6 +469,41 @@ def test_what_is_swapped_between_look_and_open_is_refused_too(standin, tmp_path,
         pytest.raises(OSError, match=r"regular file|symbolic links|No such device"),
     ):
         files.open_regular(tmp_path / "swapped")
+
+
+class FailingFile(io.BufferedReader):
+    """A file on a disk that opens, and fails when it is read."""
+
+    def readinto(self, *_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def failing_map(*_, **__):
+    raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+
+@pytest.mark.parametrize("most", [0, 1 << 30])
+def test_a_disk_that_fails_while_it_is_read_is_one_error_of_the_space(
+    most, folder, monkeypatch
+):
+    space, opened = tl.open(folder), files.open_regular
+
+    def failing(path):
+        file = opened(path)
+        return file if path.name == "manifest.json" else FailingFile(file.detach())
+
+    monkeypatch.setattr(files, "open_regular", failing)
+    monkeypatch.setattr(reading, "IN_MEMORY", most)
+    for act in (lambda: tl.open(folder), space.verify):
+        with pytest.raises(SpaceFormatError, match=r"cannot be read .*Input/output error"):
+            act()
+
+
+def test_a_file_that_cannot_be_mapped_is_one_error_of_the_space(folder, monkeypatch):
+    monkeypatch.setattr(reading, "IN_MEMORY", 0)
+    monkeypatch.setattr(reading, "mmap", failing_map)
+    with pytest.raises(SpaceFormatError, match=r"cannot be read .*Cannot allocate memory"):
+        tl.open(folder)
 
 
 # Broken spaces, signed anew

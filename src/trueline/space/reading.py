@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from io import BufferedReader
 from mmap import ACCESS_COPY, mmap
 from pathlib import Path
@@ -94,7 +95,7 @@ def check_lines(lines: Iterable[str]) -> None:
 
 def _read(folder: Path, record: FileRecord, is_whole: bool) -> bytearray | mmap:
     """The bytes of a file, in memory or mapped: those that are checked are those given out."""
-    with _open_file(folder, record) as file:
+    with _reading(folder, record) as file:
         if record.bytes > IN_MEMORY:
             if is_whole:
                 _check_hash(folder, record, hashlib.file_digest(file, "sha256"))
@@ -110,8 +111,19 @@ def _read(folder: Path, record: FileRecord, is_whole: bool) -> bytearray | mmap:
 
 def check_file(folder: Path, record: FileRecord) -> None:
     """Refuse a file that is not as it was written, to the byte."""
-    with _open_file(folder, record) as file:
+    with _reading(folder, record) as file:
         _check_hash(folder, record, hashlib.file_digest(file, "sha256"))
+
+
+@contextmanager
+def _reading(folder: Path, record: FileRecord) -> Iterator[BufferedReader]:
+    """Open a file that the manifest names; what the system refuses is an error of the space."""
+    with _open_file(folder, record) as file:
+        try:
+            yield file
+        except OSError as error:  # a failing disk, a server that is gone, no memory to map it
+            reason = f"{record.name} cannot be read ({reason_of(error)})"
+            raise unreadable(folder, reason) from error
 
 
 def _open_file(folder: Path, record: FileRecord) -> BufferedReader:
