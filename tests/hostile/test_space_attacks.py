@@ -341,7 +341,7 @@ UNREAD = {  # a space that is there and cannot be read, and why
     "a newer format": (newer_format, "format 99.*install a newer trueline"),
     "an edited manifest": (edited_manifest, "its checksum differs"),
     "a bad byte": (bad_byte, "entries-.* was changed"),
-    "a manifest that is no text": (not_text, "utf-8"),
+    "a manifest that is no text": (not_text, "is not UTF-8"),
 }
 
 
@@ -965,6 +965,18 @@ def test_a_manifest_that_readers_would_understand_differently_is_refused(
         tl.open(folder)
     assert "\n" not in str(caught.value)
     assert "checksum" not in str(caught.value)
+
+
+def test_a_manifest_that_is_no_text_or_too_large_is_not_called_missing(folder, monkeypatch):
+    good = (folder / "manifest.json").read_bytes()
+    (folder / "manifest.json").write_bytes(good[:10] + b"\xff" + good[10:])
+    with pytest.raises(SpaceFormatError, match="is not UTF-8: byte 0xff at 10") as caught:
+        tl.open(folder)
+    assert "missing" not in str(caught.value)
+    monkeypatch.setattr("trueline.space.folder._LONGEST", 1_000)
+    with pytest.raises(SpaceFormatError, match="has more than 1,000 bytes") as caught:
+        tl.open(folder)
+    assert "missing" not in str(caught.value)
 
 
 # Files that change under an open space

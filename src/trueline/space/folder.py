@@ -74,7 +74,12 @@ def read_manifest_text(folder: Path) -> str:
         data = file.read(_LONGEST + 1)
     if len(data) > _LONGEST:
         raise ValueError(f"{manifest.NAME} has more than {_LONGEST:,} bytes")
-    return data.decode("utf-8")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{manifest.NAME} is not UTF-8: byte 0x{data[error.start]:02x} at {error.start:,}"
+        ) from None
 
 
 def is_begun(folder: Path) -> bool:

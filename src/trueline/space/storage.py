@@ -93,9 +93,11 @@ def read_manifest(folder: Path) -> Manifest:
         )
     try:
         text = read_manifest_text(folder)
-    except (OSError, ValueError) as error:
+    except OSError as error:
         reason = f"{manifest.NAME} is missing or no regular file"
         raise unreadable(folder, f"{reason} ({reason_of(error)})") from error
+    except ValueError as error:
+        raise unreadable(folder, str(error)) from error
     try:
         return manifest.parse(text)
     except ValueError as error:
