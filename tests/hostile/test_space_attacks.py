@@ -29,6 +29,7 @@ from trueline.cli import main
 from trueline.errors import SpaceError, SpaceFormatError, TruelineError
 from trueline.space import reading, storage
 from trueline.space.folder import PRIVATE
+from trueline.space.json_text import parse_json
 
 LM = tiny.language_model("llama")
 MORE = [tl.Example("Do owls see?", ["Owls see well."], ["Owls are blind."], id="owls")]
@@ -965,6 +966,14 @@ def test_a_manifest_that_readers_would_understand_differently_is_refused(
         tl.open(folder)
     assert "\n" not in str(caught.value)
     assert "checksum" not in str(caught.value)
+
+
+def test_json_is_taken_up_to_32_levels_whatever_its_texts_hold():
+    for opened, closed in (("[", "]"), ('{"a":', "}")):
+        parse_json(opened * 32 + "1" + closed * 32)
+        with pytest.raises(ValueError, match="nested too deeply"):
+            parse_json(opened * 33 + "1" + closed * 33)
+    assert parse_json(f'["{"[{" * 50}"]') == ["[{" * 50]
 
 
 def test_a_manifest_that_is_no_text_or_too_large_is_not_called_missing(folder, monkeypatch):
