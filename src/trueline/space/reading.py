@@ -51,7 +51,7 @@ def read_segment(
 
 
 def check_segment(segment: Segment, recipe: Recipe, *, is_whole: bool) -> None:
-    """Refuse a segment with something in it that means nothing."""
+    """Refuse a segment that has a flaw."""
     flaw = form_flaw(segment, recipe) or number_flaw(segment, recipe)
     if is_whole:
         flaw = flaw or vector_flaw(segment, recipe)
@@ -66,7 +66,7 @@ def _from_lines(data: bytes) -> list[Example]:
     *lines, rest = data.decode("utf-8").split("\n")
     if rest:
         raise ValueError("the last line of the examples is cut short")
-    check_lines(lines)
+    check_line_lengths(lines)
     return [_from_line(line) for line in lines]
 
 
@@ -83,7 +83,7 @@ def _from_line(line: str) -> Example:
     return example
 
 
-def check_lines(lines: Iterable[str]) -> None:
+def check_line_lengths(lines: Iterable[str]) -> None:
     """Refuse examples that are longer than any is, when they are written and when read."""
     for number, line in enumerate(lines, 1):
         if len(line) > _LONGEST_LINE:

@@ -23,7 +23,7 @@ from trueline.space.windows import window_hash, window_tokens
 Matches = Literal["all", "without", "only"]  # what becomes of exact matches
 MatchBy = Literal["cosine", "text"]  # what counts as one
 
-opening = RLock()  # one thread at a time opens embedders, keys and indexes
+OPENING_LOCK = RLock()  # one thread at a time opens embedders, keys and indexes
 _ROUNDING = {torch.float32: 1e-6, torch.float16: 1e-4}  # of a cosine of 1, by the type of keys
 _SMALL = 2_048  # entries: neighboring segments below this are searched as one
 
@@ -42,7 +42,7 @@ class Reader:
     @cached_property
     def search(self) -> Search:
         """Finds keys, through an index where there are many."""
-        with opening:
+        with OPENING_LOCK:
             return open_search(self.keys, self._name)
 
 

@@ -1,4 +1,4 @@
-"""A segment in, what in it means nothing out: forms, whole numbers, vectors and values.
+"""A segment in, its first flaw out: wrong arrays, numbers out of range, bad vectors or values.
 
 Forms and whole numbers are a hundredth of a segment and are checked whenever one is opened.
 Vectors and values are nearly all of it; those of a large segment are checked by `verify`. That
@@ -22,7 +22,7 @@ _COLUMNS["windows"] = "int64"
 
 
 def form_flaw(segment: Segment, recipe: Recipe) -> str:
-    """Say which arrays are missing, too many, or of another type or shape; or nothing."""
+    """Say which array is missing, unexpected, or of a wrong type or shape; "" if none is."""
     if QUESTIONS not in segment.vectors:
         return "it lacks vectors of questions"
     wanted = {"entries"} if recipe.context is not None else set()
@@ -40,7 +40,7 @@ def form_flaw(segment: Segment, recipe: Recipe) -> str:
 
 
 def number_flaw(segment: Segment, recipe: Recipe) -> str:
-    """Say which whole numbers of the entries point to nothing; or nothing."""
+    """Say which whole numbers of the entries are out of range or order; "" if none are."""
     for kind, entries in segment.sets().items():
         if not len(entries):
             continue
@@ -62,7 +62,7 @@ def number_flaw(segment: Segment, recipe: Recipe) -> str:
 
 
 def vector_flaw(segment: Segment, recipe: Recipe) -> str:
-    """Say which vectors or values are no such things; or nothing."""
+    """Say which vectors are not of unit length, or values not finite; "" if none are."""
     for name, vectors in segment.vectors.items():
         if not _are_unit(vectors):
             return f"some vectors of {name} are not of unit length"
@@ -76,7 +76,7 @@ def vector_flaw(segment: Segment, recipe: Recipe) -> str:
 
 
 def join_flaw(parts: Sequence[Part]) -> str:
-    """Say why some parts are not those of one space; or nothing."""
+    """Say why some parts cannot be those of one space; "" if they can."""
     if not parts:
         return "it holds no segment"
     if any(not part.removed <= part.segment.numbers.keys() for part in parts):

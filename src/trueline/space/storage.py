@@ -36,7 +36,7 @@ from trueline.space.json_text import parse_json
 from trueline.space.manifest import Manifest
 from trueline.space.reading import (
     check_file,
-    check_lines,
+    check_line_lengths,
     check_segment,
     read_segment,
     reason_of,
@@ -216,7 +216,7 @@ def _write_segment(segment: Segment, work: Path, number: int) -> dict[str, Path]
         kind: work / f"{number}-{kind}" for kind in ("examples", "vectors", *segment.sets())
     }
     lines = list(to_lines(segment.examples))
-    check_lines(lines)
+    check_line_lengths(lines)
     for path in paths.values():
         path.unlink(missing_ok=True)  # a file that a kill left is not written into
     paths["examples"].write_text("".join(lines), "utf-8", newline="\n")
