@@ -49,10 +49,9 @@ def check_space_folder(folder: Path) -> None:
             )
         _check_names(folder)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
         raise SpaceError(
-            f"{folder} cannot be a folder for a space ({reason}); nothing was written; name "
-            "another folder"
+            f"{folder} cannot be a folder for a space ({files.reason(error)}); nothing was "
+            "written; name another folder"
         ) from error
 
 
@@ -277,6 +276,6 @@ def check_base(folder: Path, base: str | None) -> None:
 
 def _unwritable(folder: Path, error: Exception) -> SpaceError:
     return SpaceError(
-        f"{folder} cannot be written ({getattr(error, 'strerror', None) or error}); what "
-        "was finished is kept; free some room and run the same again"
+        f"{folder} cannot be written ({files.reason(error)}); what was finished is kept; free "
+        "some room and run the same again"
     )

@@ -122,7 +122,7 @@ def _reading(folder: Path, record: FileRecord) -> Iterator[BufferedReader]:
         try:
             yield file
         except OSError as error:  # a failing disk, a server that is gone, no memory to map it
-            reason = f"{record.name} cannot be read ({reason_of(error)})"
+            reason = f"{record.name} cannot be read ({files.reason(error)})"
             raise unreadable(folder, reason) from error
 
 
@@ -132,7 +132,7 @@ def _open_file(folder: Path, record: FileRecord) -> BufferedReader:
         file = files.open_regular(folder / record.name)
     except OSError as error:
         reason = f"{record.name} is missing or no regular file"
-        raise unreadable(folder, f"{reason} ({reason_of(error)})") from error
+        raise unreadable(folder, f"{reason} ({files.reason(error)})") from error
     if (size := os.fstat(file.fileno()).st_size) != record.bytes:
         file.close()
         raise unreadable(
@@ -152,8 +152,3 @@ def unreadable(folder: Path, reason: str) -> SpaceFormatError:
         f"{folder} is no readable grounding space: {reason}. "
         "Restore it from a copy or build it anew with `trueline build`"
     )
-
-
-def reason_of(error: Exception) -> str:
-    """Why the system refused something, in its words."""
-    return getattr(error, "strerror", None) or str(error)

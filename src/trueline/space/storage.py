@@ -39,7 +39,6 @@ from trueline.space.reading import (
     check_line_lengths,
     check_segment,
     read_segment,
-    reason_of,
     unreadable,
 )
 from trueline.space.segment import FileRecord, Part, Segment
@@ -95,7 +94,7 @@ def read_manifest(folder: Path) -> Manifest:
         text = read_manifest_text(folder)
     except OSError as error:
         reason = f"{manifest.NAME} is missing or no regular file"
-        raise unreadable(folder, f"{reason} ({reason_of(error)})") from error
+        raise unreadable(folder, f"{reason} ({files.reason(error)})") from error
     except ValueError as error:
         raise unreadable(folder, str(error)) from error
     try:
@@ -262,7 +261,7 @@ def _check_folder(folder: Path) -> None:
     except FileNotFoundError:
         reason = "nothing is there"
     except (OSError, ValueError) as error:
-        reason = reason_of(error)
+        reason = files.reason(error)
     raise SpaceFormatError(
         f"there is no space at {folder} ({reason}); build one with `trueline build`"
     )
