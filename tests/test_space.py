@@ -510,13 +510,17 @@ def test_progress_counts_every_entry(lm, examples, embedder, space):
     assert (seen[0], seen[-1]) == ((0, count), (count, count))
 
 
-def test_a_damaged_space_is_built_anew_by_the_same_command(lm, examples, embedder, tmp_path):
+def test_a_damaged_space_is_built_anew_where_that_is_asked_for(
+    lm, examples, embedder, tmp_path
+):
     out = tmp_path / "space"
     tl.build(lm, examples, embedder=embedder, out=out, now=noon)
     good = contents(out)
     for path in sorted(path for path in out.iterdir() if path.is_file()):
         path.write_bytes(path.read_bytes()[:-7])
-        tl.build(lm, examples, embedder=embedder, out=out, now=noon)
+        with pytest.raises(SpaceError, match="--overwrite"):
+            tl.build(lm, examples, embedder=embedder, out=out, now=noon)
+        tl.build(lm, examples, embedder=embedder, out=out, now=noon, overwrite=True)
         assert contents(out) == good
 
 

@@ -27,6 +27,7 @@ PROBE_FACTOR = (
 _NAMED = 32  # digits of the hash of some keys in the name of their index
 _TRAINED = 40  # keys a list is made from
 _LONGEST_SEAL = 1_000  # bytes; a seal has two hundred
+_LARGEST = torch.finfo(torch.float32).max
 _ASKED = 64  # keys that an index must find before it is used
 
 
@@ -250,14 +251,19 @@ def _index(faiss: Any, keys: torch.Tensor) -> Any:
     return index
 
 
+def check_numbers(found: torch.Tensor, what: str, largest: float = _LARGEST) -> None:
+    """Refuse float32 numbers of a space with NaN or infinity among them, or larger ones."""
+    if not bool((found <= largest).all() and (found > -torch.inf).all()):  # no NaN is either
+        raise SpaceFormatError(
+            f"some {what} of the space are no numbers: it is damaged; check it with `trueline "
+            "verify`, restore it from a copy or build it anew"
+        )
+
+
 def _numbers(keys: torch.Tensor) -> Any:
     """Keys for FAISS, which takes what is no number for one."""
     wide = keys.float()
-    if not bool(wide.isfinite().all()):
-        raise SpaceFormatError(
-            "some keys of the space are no numbers: it is damaged; check it with `trueline "
-            "verify`, restore it from a copy or build it anew"
-        )
+    check_numbers(wide, "keys")
     return wide.cpu().numpy()
 
 

@@ -1,5 +1,7 @@
 """Attacks on spaces: folders of others, links, forged and damaged files, full disks."""
 
+import errno
+import io
 import json
 import math
 import os
@@ -28,6 +30,7 @@ from trueline.errors import SpaceError, SpaceFormatError, TruelineError
 from trueline.session import open_session
 from trueline.space import reading, storage
 from trueline.space.folder import PRIVATE
+from trueline.space.json_text import parse_json
 
 LM = tiny.language_model("llama")
 MORE = [tl.Example("Do owls see?", ["Owls see well."], ["Owls are blind."], id="owls")]
@@ -313,6 +316,64 @@ def test_a_path_that_can_hold_no_space_is_one_error(name, build, tmp_path):
     assert snapshot(tmp_path) == {str(tmp_path / "file"): ("file", b"mine")}
 
 
+def newer_format(folder):
+    forged = Forged.of(folder)
+    forged.manifest["format_version"] = 99
+    forged.manifest["sha256"] = sign(forged.manifest)
+    (folder / "manifest.json").write_text(json.dumps(forged.manifest), "utf-8")
+
+
+def edited_manifest(folder):
+    path = folder / "manifest.json"
+    path.write_text(path.read_text("utf-8").replace('"tuned": {}', '"tuned": {"k": 1}'))
+
+
+def bad_byte(folder):
+    path = sorted(folder.glob("entries-*"))[0]
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def not_text(folder):
+    (folder / "manifest.json").write_bytes(b"\xff")
+
+
+UNREAD = {  # a space that is there and cannot be read, and why
+    "a newer format": (newer_format, "format 99.*install a newer trueline"),
+    "an edited manifest": (edited_manifest, "its checksum differs"),
+    "a bad byte": (bad_byte, "entries-.* was changed"),
+    "a manifest that is no text": (not_text, "is not UTF-8"),
+}
+
+
+@pytest.mark.parametrize("act", ["build", "merge"])
+@pytest.mark.parametrize("kind", UNREAD)
+def test_a_space_that_cannot_be_read_is_replaced_only_where_that_is_asked_for(
+    kind, act, build, folder
+):
+    damage, reason = UNREAD[kind]
+    damage(folder)
+
+    def attempt(**options):
+        if act == "build":
+            return build(OTHER, out=folder, **options)
+        return tl.merge(build(OTHER), build(MORE), out=folder, **options)
+
+    before = without_private(folder)
+    with pytest.raises(SpaceError, match=f"nothing was written.*{reason}.*--overwrite"):
+        attempt()
+    assert without_private(folder) == before
+    attempt(overwrite=True)
+    assert "fish" in {example.id for example in tl.open(folder).examples}
+
+
+def test_a_merge_into_a_folder_of_somebody_else_is_not_told_to_overwrite(build, tmp_path):
+    plant(tmp_path, FOREIGN["a manifest of an extension"])
+    with pytest.raises(SpaceError, match="holds no space"):
+        tl.merge(build(OTHER), build(MORE), out=tmp_path)
+
+
 # What a manifest may name
 
 ZEROS = "0" * 64
@@ -410,6 +471,41 @@ def test_what_is_swapped_between_look_and_open_is_refused_too(standin, tmp_path,
         pytest.raises(OSError, match=r"regular file|symbolic links|No such device"),
     ):
         files.open_regular(tmp_path / "swapped")
+
+
+class FailingFile(io.BufferedReader):
+    """A file on a disk that opens, and fails when it is read."""
+
+    def readinto(self, *_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def failing_map(*_, **__):
+    raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+
+@pytest.mark.parametrize("most", [0, 1 << 30])
+def test_a_disk_that_fails_while_it_is_read_is_one_error_of_the_space(
+    most, folder, monkeypatch
+):
+    space, opened = tl.open(folder), files.open_regular
+
+    def failing(path):
+        file = opened(path)
+        return file if path.name == "manifest.json" else FailingFile(file.detach())
+
+    monkeypatch.setattr(files, "open_regular", failing)
+    monkeypatch.setattr(reading, "IN_MEMORY", most)
+    for act in (lambda: tl.open(folder), space.verify):
+        with pytest.raises(SpaceFormatError, match=r"cannot be read .*Input/output error"):
+            act()
+
+
+def test_a_file_that_cannot_be_mapped_is_one_error_of_the_space(folder, monkeypatch):
+    monkeypatch.setattr(reading, "IN_MEMORY", 0)
+    monkeypatch.setattr(reading, "mmap", failing_map)
+    with pytest.raises(SpaceFormatError, match=r"cannot be read .*Cannot allocate memory"):
+        tl.open(folder)
 
 
 # Broken spaces, signed anew
@@ -789,6 +885,23 @@ def test_a_large_broken_space_is_refused_by_verify_and_never_answers_with_garbag
             is_sound(space)
 
 
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("kind", ["entries", "wrong"])
+def test_one_key_that_is_no_number_ends_every_method_that_searches_a_large_space(
+    kind, number, forged, embedder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(storage, "_CHECKED_ON_OPEN", 0)
+    forged.poke(kind, "keys", (-1, 0), number)  # far from what is asked
+    forged.name_files()
+    forged.write(tmp_path / "broken")
+    space = tl.open(tmp_path / "broken", embedder=embedder)
+    beta = 0.1 if kind == "wrong" else 0.0
+    methods = [tl.RAD(space, tau=0.2, beta=beta)]
+    for method in [*methods, tl.KNNLM(space, k=1)] if kind == "entries" else methods:
+        with pytest.raises(SpaceFormatError, match=r"some keys .* no numbers.*verify"):
+            tl.generate(LM, method, "Are bats blind?", max_new_tokens=2)
+
+
 def test_keys_that_are_no_numbers_make_no_index(monkeypatch, tmp_path):
     monkeypatch.setattr(search, "LARGE", 30)
     monkeypatch.setattr(search, "home", lambda: tmp_path)
@@ -854,6 +967,26 @@ def test_a_manifest_that_readers_would_understand_differently_is_refused(
         tl.open(folder)
     assert "\n" not in str(caught.value)
     assert "checksum" not in str(caught.value)
+
+
+def test_json_is_taken_up_to_32_levels_whatever_its_texts_hold():
+    for opened, closed in (("[", "]"), ('{"a":', "}")):
+        parse_json(opened * 32 + "1" + closed * 32)
+        with pytest.raises(ValueError, match="nested too deeply"):
+            parse_json(opened * 33 + "1" + closed * 33)
+    assert parse_json(f'["{"[{" * 50}"]') == ["[{" * 50]
+
+
+def test_a_manifest_that_is_no_text_or_too_large_is_not_called_missing(folder, monkeypatch):
+    good = (folder / "manifest.json").read_bytes()
+    (folder / "manifest.json").write_bytes(good[:10] + b"\xff" + good[10:])
+    with pytest.raises(SpaceFormatError, match="is not UTF-8: byte 0xff at 10") as caught:
+        tl.open(folder)
+    assert "missing" not in str(caught.value)
+    monkeypatch.setattr("trueline.space.folder._LONGEST", 1_000)
+    with pytest.raises(SpaceFormatError, match="has more than 1,000 bytes") as caught:
+        tl.open(folder)
+    assert "missing" not in str(caught.value)
 
 
 # Files that change under an open space

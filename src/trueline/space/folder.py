@@ -49,10 +49,9 @@ def check_space_folder(folder: Path) -> None:
             )
         _check_names(folder)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
         raise SpaceError(
-            f"{folder} cannot be a folder for a space ({reason}); nothing was written; name "
-            "another folder"
+            f"{folder} cannot be a folder for a space ({files.reason(error)}); nothing was "
+            "written; name another folder"
         ) from error
 
 
@@ -74,7 +73,12 @@ def read_manifest_text(folder: Path) -> str:
         data = file.read(_LONGEST + 1)
     if len(data) > _LONGEST:
         raise ValueError(f"{manifest.NAME} has more than {_LONGEST:,} bytes")
-    return data.decode("utf-8")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{manifest.NAME} is not UTF-8: byte 0x{data[error.start]:02x} at {error.start:,}"
+        ) from None
 
 
 def is_begun(folder: Path) -> bool:
@@ -272,6 +276,6 @@ def check_base(folder: Path, base: str | None) -> None:
 
 def _unwritable(folder: Path, error: Exception) -> SpaceError:
     return SpaceError(
-        f"{folder} cannot be written ({getattr(error, 'strerror', None) or error}); what "
-        "was finished is kept; free some room and run the same again"
+        f"{folder} cannot be written ({files.reason(error)}); what was finished is kept; free "
+        "some room and run the same again"
     )

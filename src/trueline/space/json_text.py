@@ -17,7 +17,8 @@ def parse_json(text: str) -> Any:
     """
     try:
         content = _STRICT.decode(text)
-        _check_depth(content, _DEEPEST)
+        if text.count("[") + text.count("{") > _DEEPEST:  # else: it cannot be too deep
+            _check_depth(content, _DEEPEST)
     except RecursionError:
         raise ValueError("its JSON is nested too deeply") from None
     if "\\u" in text:  # only an escape can hide half of a character

@@ -13,8 +13,9 @@ from trueline.embedders.sentence import SentenceEmbedder
 from trueline.engines.base import Engine
 from trueline.engines.sources import check_named
 from trueline.errors import SpaceMismatchError
+from trueline.search import check_numbers
 from trueline.space.content import Content
-from trueline.space.retriever import Retriever, check_numbers, opening
+from trueline.space.retriever import OPENING_LOCK, Retriever
 from trueline.space.segment import QUESTIONS
 
 
@@ -64,7 +65,7 @@ class OpenContent(Content):
     def retriever(self, device: str | torch.device, *, wrong: bool = False) -> Retriever:
         """The entries on a device, of the truthful or the wrong answers; opened once."""
         key = torch.device(device), wrong
-        with opening:
+        with OPENING_LOCK:
             if key not in self._retrievers:
                 embedder = self.open_embedder(key[0])
                 self._retrievers[key] = Retriever(self.parts, embedder, key[0], wrong=wrong)
@@ -73,7 +74,7 @@ class OpenContent(Content):
     def open_embedder(self, device: str | torch.device) -> Embedder:
         """The embedder it was built with, and no other; opened once for a device."""
         device = torch.device(device)
-        with opening:
+        with OPENING_LOCK:
             if device not in self.opened:
                 if (embedder := self.embedder) is None:
                     check_named(self.recipe.embedder, "--embedder")
@@ -87,7 +88,7 @@ class OpenContent(Content):
     def question_vectors(self, device: str | torch.device) -> torch.Tensor:
         """The examples' questions as unit vectors (examples, dimension), float32; kept."""
         device = torch.device(device)
-        with opening:
+        with OPENING_LOCK:
             if device not in self._questions:
                 found = np.concatenate([part.vectors()[QUESTIONS] for part in self.parts])
                 vectors = torch.from_numpy(found).to(device).float()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from io import BufferedReader
 from mmap import ACCESS_COPY, mmap
 from pathlib import Path
@@ -50,7 +51,7 @@ def read_segment(
 
 
 def check_segment(segment: Segment, recipe: Recipe, *, is_whole: bool) -> None:
-    """Refuse a segment with something in it that means nothing."""
+    """Refuse a segment that has a flaw."""
     flaw = form_flaw(segment, recipe) or number_flaw(segment, recipe)
     if is_whole:
         flaw = flaw or vector_flaw(segment, recipe)
@@ -65,7 +66,7 @@ def _from_lines(data: bytes) -> list[Example]:
     *lines, rest = data.decode("utf-8").split("\n")
     if rest:
         raise ValueError("the last line of the examples is cut short")
-    check_lines(lines)
+    check_line_lengths(lines)
     return [_from_line(line) for line in lines]
 
 
@@ -82,7 +83,7 @@ def _from_line(line: str) -> Example:
     return example
 
 
-def check_lines(lines: Iterable[str]) -> None:
+def check_line_lengths(lines: Iterable[str]) -> None:
     """Refuse examples that are longer than any is, when they are written and when read."""
     for number, line in enumerate(lines, 1):
         if len(line) > _LONGEST_LINE:
@@ -94,7 +95,7 @@ def check_lines(lines: Iterable[str]) -> None:
 
 def _read(folder: Path, record: FileRecord, is_whole: bool) -> bytearray | mmap:
     """The bytes of a file, in memory or mapped: those that are checked are those given out."""
-    with _open_file(folder, record) as file:
+    with _reading(folder, record) as file:
         if record.bytes > IN_MEMORY:
             if is_whole:
                 _check_hash(folder, record, hashlib.file_digest(file, "sha256"))
@@ -110,8 +111,19 @@ def _read(folder: Path, record: FileRecord, is_whole: bool) -> bytearray | mmap:
 
 def check_file(folder: Path, record: FileRecord) -> None:
     """Refuse a file that is not as it was written, to the byte."""
-    with _open_file(folder, record) as file:
+    with _reading(folder, record) as file:
         _check_hash(folder, record, hashlib.file_digest(file, "sha256"))
+
+
+@contextmanager
+def _reading(folder: Path, record: FileRecord) -> Iterator[BufferedReader]:
+    """Open a file that the manifest names; what the system refuses is an error of the space."""
+    with _open_file(folder, record) as file:
+        try:
+            yield file
+        except OSError as error:  # a failing disk, a server that is gone, no memory to map it
+            reason = f"{record.name} cannot be read ({files.reason(error)})"
+            raise unreadable(folder, reason) from error
 
 
 def _open_file(folder: Path, record: FileRecord) -> BufferedReader:
@@ -120,7 +132,7 @@ def _open_file(folder: Path, record: FileRecord) -> BufferedReader:
         file = files.open_regular(folder / record.name)
     except OSError as error:
         reason = f"{record.name} is missing or no regular file"
-        raise unreadable(folder, f"{reason} ({reason_of(error)})") from error
+        raise unreadable(folder, f"{reason} ({files.reason(error)})") from error
     if (size := os.fstat(file.fileno()).st_size) != record.bytes:
         file.close()
         raise unreadable(
@@ -140,8 +152,3 @@ def unreadable(folder: Path, reason: str) -> SpaceFormatError:
         f"{folder} is no readable grounding space: {reason}. "
         "Restore it from a copy or build it anew with `trueline build`"
     )
-
-
-def reason_of(error: Exception) -> str:
-    """Why the system refused something, in its words."""
-    return getattr(error, "strerror", None) or str(error)

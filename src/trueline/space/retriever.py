@@ -13,18 +13,17 @@ import torch
 
 from trueline.embedders.base import Embedder, PreparedTexts, embed_prepared, prepare_texts
 from trueline.engines.base import Engine
-from trueline.errors import SpaceFormatError
-from trueline.search import Exact, Hits, Search, join_hits, open_search
+from trueline.search import Exact, Hits, Search, check_numbers, join_hits, open_search
 from trueline.shortcuts import is_on
 from trueline.space.content import Content
 from trueline.space.segment import Entries, Part
-from trueline.space.soundness import LARGEST
+from trueline.space.soundness import LARGEST, row_blocks
 from trueline.space.windows import window_hash, window_tokens
 
 Matches = Literal["all", "without", "only"]  # what becomes of exact matches
 MatchBy = Literal["cosine", "text"]  # what counts as one
 
-opening = RLock()  # one thread at a time opens embedders, keys and indexes
+OPENING_LOCK = RLock()  # one thread at a time opens embedders, keys and indexes
 _ROUNDING = {torch.float32: 1e-6, torch.float16: 1e-4}  # of a cosine of 1, by the type of keys
 _SMALL = 2_048  # entries: neighboring segments below this are searched as one
 
@@ -43,7 +42,7 @@ class Reader:
     @cached_property
     def search(self) -> Search:
         """Finds keys, through an index where there are many."""
-        with opening:
+        with OPENING_LOCK:
             return open_search(self.keys, self._name)
 
 
@@ -141,8 +140,6 @@ class Retriever:
     def nearest(self, queries: torch.Tensor, k: int) -> Hits:
         """The k nearest entries of each query, or all there are; the nearest first."""
         found = [block.nearest(queries, k) for block in self.blocks]
-        for hits in [] if self._is_checked else found:
-            check_numbers(hits.similarities, "keys")
         if len(found) == 1 or not len(queries):
             return found[0] if found else join_hits([], queries)
         rows = len(queries)
@@ -157,7 +154,7 @@ class Retriever:
         """The values of some entries, as float32: (n, d or vocabulary)."""
         found = self._values(entries)
         if not self._is_checked:
-            check_numbers(found, "values")
+            check_numbers(found, "values", LARGEST)
         return found
 
     def _values(self, entries: torch.Tensor) -> torch.Tensor:
@@ -178,15 +175,6 @@ class Retriever:
             return hits.similarities >= self._same
         asked = torch.tensor([window_hash(text) for text in windows], device=hits.rows.device)
         return asked[hits.rows] == self._windows[hits.entries]
-
-
-def check_numbers(found: torch.Tensor, what: str) -> None:
-    """Refuse what is no number, in a space too large to look at every one when it is opened."""
-    if not bool((found <= LARGEST).all() and (found > -torch.inf).all()):  # no NaN is either
-        raise SpaceFormatError(
-            f"some {what} of the space are no numbers: it is damaged; check it with `trueline "
-            "verify`, restore it from a copy or build it anew"
-        )
 
 
 def window_texts(
@@ -212,6 +200,9 @@ def _reader(part: Part, device: torch.device, wrong: bool) -> Reader | None:
     if (device, wrong) not in segment.opened:
         record = segment.records.get("wrong" if wrong else "entries")
         name = None if record is None else record.sha256
+        if not segment.is_checked:
+            for block in row_blocks(entries.keys):
+                check_numbers(torch.from_numpy(block).float(), "keys")
         segment.opened[device, wrong] = Reader(entries, device, name)
     found: Reader = segment.opened[device, wrong]
     return found

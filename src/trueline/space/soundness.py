@@ -1,7 +1,8 @@
-"""A segment in, what in it means nothing out: forms, whole numbers, vectors and values.
+"""A segment in, its first flaw out: wrong arrays, numbers out of range, bad vectors or values.
 
 Forms and whole numbers are a hundredth of a segment and are checked whenever one is opened.
-Vectors and values are nearly all of it; those of a large segment are checked by `verify`, and
+Vectors and values are nearly all of it; those of a large segment are checked by `verify`. That
+they are numbers is checked before any answer: of keys when they are first searched, of values
 where they are used.
 """
 
@@ -21,7 +22,7 @@ _COLUMNS["windows"] = "int64"
 
 
 def form_flaw(segment: Segment, recipe: Recipe) -> str:
-    """Say which arrays are missing, too many, or of another type or shape; or nothing."""
+    """Say which array is missing, unexpected, or of a wrong type or shape; "" if none is."""
     if QUESTIONS not in segment.vectors:
         return "it lacks vectors of questions"
     wanted = {"entries"} if recipe.context is not None else set()
@@ -39,7 +40,7 @@ def form_flaw(segment: Segment, recipe: Recipe) -> str:
 
 
 def number_flaw(segment: Segment, recipe: Recipe) -> str:
-    """Say which whole numbers of the entries point to nothing; or nothing."""
+    """Say which whole numbers of the entries are out of range or order; "" if none are."""
     for kind, entries in segment.sets().items():
         if not len(entries):
             continue
@@ -61,7 +62,7 @@ def number_flaw(segment: Segment, recipe: Recipe) -> str:
 
 
 def vector_flaw(segment: Segment, recipe: Recipe) -> str:
-    """Say which vectors or values are no such things; or nothing."""
+    """Say which vectors are not of unit length, or values not finite; "" if none are."""
     for name, vectors in segment.vectors.items():
         if not _are_unit(vectors):
             return f"some vectors of {name} are not of unit length"
@@ -69,13 +70,13 @@ def vector_flaw(segment: Segment, recipe: Recipe) -> str:
         if not _are_unit(entries.keys):
             return f"some keys of the {kind} are not of unit length"
         least = -LARGEST if recipe.values == "hidden" else float(np.finfo(np.float32).min)
-        if not all(_lie_between(block, least) for block in _blocks(entries.values)):
+        if not all(_lie_between(block, least) for block in row_blocks(entries.values)):
             return f"some values of the {kind} are not finite, or larger than any are"
     return ""
 
 
 def join_flaw(parts: Sequence[Part]) -> str:
-    """Say why some parts are not those of one space; or nothing."""
+    """Say why some parts cannot be those of one space; "" if they can."""
     if not parts:
         return "it holds no segment"
     if any(not part.removed <= part.segment.numbers.keys() for part in parts):
@@ -136,7 +137,8 @@ def _are_in_order(entries: Entries) -> bool:
     return bool(steps[0] == 0 and (is_same | is_next).all() and (steps[1:] == wanted).all())
 
 
-def _blocks(array: Array) -> Iterator[Array]:
+def row_blocks(array: Array) -> Iterator[Array]:
+    """The rows of an array, a few megabytes at a time."""
     rows = max(1, _BLOCK // max(1, array[:1].nbytes))
     for start in range(0, len(array), rows):
         yield array[start : start + rows]
@@ -144,7 +146,7 @@ def _blocks(array: Array) -> Iterator[Array]:
 
 def _are_unit(vectors: Array) -> bool:
     """Whether every row has length 1, or 0 where the embedder knew no word."""
-    for block in _blocks(vectors):
+    for block in row_blocks(vectors):
         wide = np.asarray(block, np.float32)
         squares = np.einsum("ij,ij->i", wide, wide)
         if not np.all((np.abs(squares - 1) < 2e-3) | (squares == 0)):

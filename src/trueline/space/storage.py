@@ -27,6 +27,7 @@ from trueline.space.folder import (
     check_base,
     committing,
     is_begun,
+    is_ours,
     read_manifest_text,
     remove_strays,
     sync_folder,
@@ -35,10 +36,9 @@ from trueline.space.json_text import parse_json
 from trueline.space.manifest import Manifest
 from trueline.space.reading import (
     check_file,
-    check_lines,
+    check_line_lengths,
     check_segment,
     read_segment,
-    reason_of,
     unreadable,
 )
 from trueline.space.segment import FileRecord, Part, Segment
@@ -92,9 +92,11 @@ def read_manifest(folder: Path) -> Manifest:
         )
     try:
         text = read_manifest_text(folder)
-    except (OSError, ValueError) as error:
+    except OSError as error:
         reason = f"{manifest.NAME} is missing or no regular file"
-        raise unreadable(folder, f"{reason} ({reason_of(error)})") from error
+        raise unreadable(folder, f"{reason} ({files.reason(error)})") from error
+    except ValueError as error:
+        raise unreadable(folder, str(error)) from error
     try:
         return manifest.parse(text)
     except ValueError as error:
@@ -133,11 +135,19 @@ def commit(
 
 
 def check_vacant(folder: Path) -> None:
-    """Refuse to put a new space where another stands, which would be lost with its edits."""
+    """Refuse to put a new space where another stands, which would be lost with its edits.
+
+    One that cannot be read, damaged or of a newer format, may be all that is left of it.
+    """
+    if not is_ours(folder) or is_begun(folder) or _is_first_format(folder):
+        return
     try:
         found, _ = read_state(folder)
-    except SpaceFormatError:  # none, a damaged one, or one of an older format
-        return
+    except SpaceFormatError as error:
+        raise SpaceError(
+            f"nothing was written: {error}, name another folder, or replace what is there with "
+            "--overwrite (overwrite=True)"
+        ) from error
     last = f", last changed by {found.commits[-1]}" if found.commits else ""
     raise SpaceError(
         f"{folder} holds another space ({len(found)} examples{last}); nothing was written; "
@@ -205,7 +215,7 @@ def _write_segment(segment: Segment, work: Path, number: int) -> dict[str, Path]
         kind: work / f"{number}-{kind}" for kind in ("examples", "vectors", *segment.sets())
     }
     lines = list(to_lines(segment.examples))
-    check_lines(lines)
+    check_line_lengths(lines)
     for path in paths.values():
         path.unlink(missing_ok=True)  # a file that a kill left is not written into
     paths["examples"].write_text("".join(lines), "utf-8", newline="\n")
@@ -251,7 +261,7 @@ def _check_folder(folder: Path) -> None:
     except FileNotFoundError:
         reason = "nothing is there"
     except (OSError, ValueError) as error:
-        reason = reason_of(error)
+        reason = files.reason(error)
     raise SpaceFormatError(
         f"there is no space at {folder} ({reason}); build one with `trueline build`"
     )
@@ -263,3 +273,11 @@ def _rebuilding(text: str, folder: Path) -> str | None:
         return manifest.rebuilding(parse_json(text), folder)
     except ValueError:
         return None
+
+
+def _is_first_format(folder: Path) -> bool:
+    """Whether a folder holds a space of the first format, which `build` makes anew."""
+    try:
+        return _rebuilding(read_manifest_text(folder), folder) is not None
+    except (OSError, ValueError):
+        return False
