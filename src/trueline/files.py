@@ -22,9 +22,9 @@ _OTHER_MARKS = {  # how files begin that are text, but not in UTF-8
 _NAME_KEPT = 40  # characters of a name in that of its scratch file; 255 bytes is the most
 
 
-def reason(error: OSError) -> str:
+def reason(error: Exception) -> str:
     """What the system says of a path, in its own words and without its numbers."""
-    return error.strerror or str(error) or type(error).__name__
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def refusal(path: str | os.PathLike[str]) -> str:

@@ -885,6 +885,30 @@ def test_a_large_broken_space_is_refused_by_verify_and_never_answers_with_garbag
             is_sound(space)
 
 
+@pytest.mark.parametrize("most", [0, 1 << 30])
+def test_the_command_verify_checks_everything_once_however_large_the_space_is(
+    most, folder, forged, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(storage, "_CHECKED_ON_OPEN", most)
+    wanted, seen = tl.open(folder).verify(), Counter()
+    for name in ("_check_hash", "vector_flaw"):
+        check = getattr(reading, name)
+        monkeypatch.setattr(
+            reading, name, lambda *given, n=name, c=check: (seen.update([n]), c(*given))[1]
+        )
+    monkeypatch.setattr("sys.argv", ["trueline", "verify", "--json", str(folder)])
+    main()
+    assert json.loads(capsys.readouterr().out) == wanted
+    assert seen == {"_check_hash": wanted["files"], "vector_flaw": 2}  # two segments
+    BROKEN["a value that is no number"](forged)
+    forged.name_files()
+    broken = forged.write(tmp_path / "broken")
+    monkeypatch.setattr("sys.argv", ["trueline", "verify", str(broken)])
+    with pytest.raises(SystemExit):
+        main()
+    assert "not finite" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("kind", ["entries", "wrong"])
 def test_one_key_that_is_no_number_ends_every_method_that_searches_a_large_space(

@@ -20,9 +20,9 @@ def verify(folder: Path, as_json: bool) -> None:
       trueline verify facts.space
     """
     from trueline.cli.screen import print_json, show_line
-    from trueline.space.storage import read_content, verify_content
+    from trueline.space.storage import verify_folder
 
-    checked = verify_content(read_content(folder), folder)
+    checked = verify_folder(folder)
     if as_json:
         print_json(checked)
     else:

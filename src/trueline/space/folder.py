@@ -6,6 +6,7 @@ commits, and the work that writers have not finished. Nothing else is ever writt
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -275,7 +276,9 @@ def check_base(folder: Path, base: str | None) -> None:
 
 
 def _unwritable(folder: Path, error: Exception) -> SpaceError:
+    is_closed = getattr(error, "errno", None) in (errno.EACCES, errno.EPERM, errno.EROFS)
+    step = "open it for writing, or name another folder" if is_closed else "free some room"
     return SpaceError(
-        f"{folder} cannot be written ({files.reason(error)}); what was finished is kept; free "
-        "some room and run the same again"
+        f"{folder} cannot be written ({files.reason(error)}); what was finished is kept; "
+        f"{step}, and run the same again"
     )

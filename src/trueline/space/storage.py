@@ -10,6 +10,7 @@ which the next commit removes.
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 from pathlib import Path
@@ -62,12 +63,19 @@ def read_content(folder: Path) -> Content:
     return read_state(folder)[0]
 
 
-def read_state(folder: Path, known: Content | None = None) -> tuple[Content, State]:
-    """What a folder holds now; segments of `known` are taken from there, not opened again."""
+def read_state(
+    folder: Path, known: Content | None = None, limit: float = 0
+) -> tuple[Content, State]:
+    """What a folder holds now; segments of `known` are taken from there, not opened again.
+
+    New files are checked to the byte up to `limit` bytes, and always up to a size that costs
+    little.
+    """
     for _ in range(_READS):
         stamp, found = read_stamp(folder), read_manifest(folder)
         try:
-            return _open(folder, found, known), State(found.state, stamp)
+            content = _open(folder, found, known, max(limit, _CHECKED_ON_OPEN))
+            return content, State(found.state, stamp)
         except SpaceFormatError:
             if read_manifest(folder).state == found.state:  # else: replaced while it was read
                 raise
@@ -180,12 +188,19 @@ def verify_content(content: Content, folder: Path | None) -> dict[str, Any]:
     return {**checked, **content.counts()}
 
 
-def _open(folder: Path, found: Manifest, known: Content | None) -> Content:
+def verify_folder(folder: Path) -> dict[str, Any]:
+    """Check every byte and number of a folder once, however large it is."""
+    content, _ = read_state(folder, limit=math.inf)
+    records = [each for part in content.parts for each in part.segment.records.values()]
+    return {"files": len({record.name for record in records}), **content.counts()}
+
+
+def _open(folder: Path, found: Manifest, known: Content | None, limit: float) -> Content:
     parts = known.parts if known is not None and known.recipe == found.recipe else ()
     opened = {part.segment.name: part.segment for part in parts}
     new = {each.name: each for each in found.segments if each.name not in opened}
     sizes = [record.bytes for each in new.values() for record in each.files.values()]
-    is_whole = sum(sizes) <= _CHECKED_ON_OPEN
+    is_whole = sum(sizes) <= limit
     try:
         for name, each in new.items():
             opened[name] = read_segment(folder, each, found.recipe, is_whole=is_whole)
