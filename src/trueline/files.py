@@ -1,4 +1,4 @@
-"""A path in; out: a text as people write it, or a file that is whole or not there at all."""
+"""Read text files as people write them; write files so that they are whole or not there."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _OTHER_MARKS = {  # how files begin that are text, but not in UTF-8
 _NAME_KEPT = 40  # characters of a name in that of its scratch file; 255 bytes is the most
 
 
-def reason(error: OSError) -> str:
+def reason(error: Exception) -> str:
     """What the system says of a path, in its own words and without its numbers."""
-    return error.strerror or str(error) or type(error).__name__
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def refusal(path: str | os.PathLike[str]) -> str:
@@ -74,11 +74,8 @@ def read_text(path: str | os.PathLike[str], what: str) -> str:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Hand out an empty file beside `path`; what the block writes there then takes its place.
-
-    An error in the block leaves what stood at `path` as it was, and nothing beside it.
-    """
+def scratch_beside(path: Path) -> Iterator[Path]:
+    """Hand out an empty file beside `path`, which is gone after the block."""
     name = path.name
     if len(name) > _NAME_KEPT:  # cut, and told from others that begin like it
         name = f"{name[:_NAME_KEPT]}-{hashlib.sha256(os.fsencode(name)).hexdigest()[:8]}"
@@ -87,10 +84,20 @@ def replacing(path: Path) -> Iterator[Path]:
     scratch.touch(exist_ok=False)  # ours alone: a link that somebody put there is not followed
     try:
         yield scratch
-        sync(scratch)
-        os.replace(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Hand out an empty file beside `path`; what the block writes there then takes its place.
+
+    An error in the block leaves what stood at `path` as it was, and nothing beside it.
+    """
+    with scratch_beside(path) as scratch:
+        yield scratch
+        sync(scratch)
+        os.replace(scratch, path)
 
 
 def write_text(path: Path, text: str) -> None:

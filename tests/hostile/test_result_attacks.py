@@ -28,7 +28,7 @@ from trueline.evaluation.run import run_plan
 from trueline.evaluation.samples import Verdict
 from trueline.examples import to_lines
 from trueline.records import Example
-from trueline.report.output import LISTED
+from trueline.report.output import LISTED, write_files
 from trueline.report.writing import write_report
 
 TEST = [
@@ -459,13 +459,18 @@ def test_the_command_takes_overwrite_and_refuses_a_folder_of_that_name(tmp_path)
         write_report(run, out=run / "report.md")
 
 
-def test_reproduce_refuses_a_page_of_others_before_it_runs(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["reproduce.md", "facts-tiny-alpha.svg"])
+def test_reproduce_refuses_a_file_of_others_before_it_runs(name, tmp_path, monkeypatch):
     monkeypatch.setattr("trueline.paper.reproduce.reproduce", None)  # it is not called
-    (tmp_path / "reproduce.md").write_text("mine")
+    (tmp_path / name).write_text("mine")
     flags = ["reproduce", "alpha", "--benchmark", "facts", "--out", str(tmp_path)]
-    with pytest.raises(SettingError, match=r"reproduce\.md would be replaced"):
+    with pytest.raises(SettingError, match=re.escape(f"{name} would be replaced")):
         CliRunner().invoke(cli, flags, catch_exceptions=False)
-    assert (tmp_path / "reproduce.md").read_text() == "mine"
+    assert (tmp_path / name).read_text() == "mine"
+    (tmp_path / name).unlink()
+    (tmp_path / name).mkdir()
+    with pytest.raises(SettingError, match="is a folder"):
+        CliRunner().invoke(cli, [*flags, "--overwrite"], catch_exceptions=False)
 
 
 FULL = """
@@ -517,6 +522,41 @@ def test_a_kill_between_two_files_leaves_a_report_that_can_be_written_again(
             write_report(run, out=out, formats=ALL, plots=())
     assert placed[0] == LISTED
     write_report(run, out=out, formats=ALL, plots=())
+
+
+def test_a_folder_in_the_place_of_a_file_is_refused_before_anything_is_written(tmp_path):
+    (tmp_path / "a.md").write_bytes(b"old")
+    for folder in ("b.md", LISTED):
+        (tmp_path / folder).mkdir()
+        with pytest.raises(SettingError, match=re.escape(f"{folder} should be a file and is")):
+            write_files(
+                tmp_path, dict.fromkeys(("a.md", "b.md", "c.md"), b"new"), overwrite=True
+            )
+        assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["a.md"]
+        assert (tmp_path / "a.md").read_bytes() == b"old"
+        (tmp_path / folder).rmdir()
+
+
+@pytest.mark.parametrize("stays", [0, 2], ids=["none is placed", "two are placed"])
+def test_what_was_there_is_as_it_was_only_where_no_file_was_placed(
+    stays, tmp_path, monkeypatch
+):
+    names, real, placed = ("a.md", "b.md", "c.md"), os.replace, []
+    for name in names:
+        (tmp_path / name).write_bytes(b"old")
+
+    def refused(source, target):
+        if len(placed) == stays:
+            raise OSError(28, "No space left on device")
+        placed.append(Path(target).name)
+        real(source, target)
+
+    monkeypatch.setattr("trueline.report.output.os.replace", refused)
+    with pytest.raises(SettingError) as caught:
+        write_files(tmp_path, dict.fromkeys(names, b"new"), overwrite=True)
+    is_old = [(tmp_path / name).read_bytes() == b"old" for name in names]
+    assert all(is_old) == ("what was there is as it was" in str(caught.value)) == (stays == 0)
+    assert not [*tmp_path.glob("*.tmp"), *tmp_path.glob(".*.tmp")]
 
 
 # The fuzzer
