@@ -31,7 +31,7 @@ from trueline.evaluation.lines import (
     StopRule,
     VerdictLine,
     plain,
-    read_lines,
+    read_written,
     replace_line,
 )
 from trueline.evaluation.outcomes import gather_cells, read_results
@@ -112,7 +112,7 @@ def run(table, folder, **options):
 
 
 def lines_in(folder, kind=object) -> list:
-    lines = read_lines(folder / "results.jsonl")
+    lines = read_written(folder / "results.jsonl").lines
     return [line for line in lines if isinstance(line, kind)]
 
 

@@ -245,11 +245,6 @@ class WrittenLines:
     torn: bool  # whether one more was cut off at the end, as by a kill
 
 
-def read_lines(path: Path) -> list[AnyLine]:
-    """The whole lines of a results file; one that was cut off at the end does not count."""
-    return read_written(path).lines
-
-
 def read_written(path: Path) -> WrittenLines:
     """Read a results file; a line that is none is refused with its number."""
     *pieces, torn = _content(path).split(b"\n")
