@@ -8,7 +8,7 @@ from math import isfinite
 from typing import Any, NamedTuple
 
 from trueline.evaluation.plan import MODES
-from trueline.visible import shown
+from trueline.visible import has_half_character, shown
 
 _MOST = 2**31 - 1  # no count of a plan is larger, and every library takes it
 _LARGEST = 2**63  # a whole number that a line of results can hold lies below it
@@ -42,9 +42,7 @@ def _list(each: Takes) -> Takes:
 
 def _is_text(value: object) -> bool:
     """Whether a value is a text with something in it that UTF-8 can hold."""
-    if not isinstance(value, str) or not value:
-        return False
-    return not any("\ud800" <= sign <= "\udfff" for sign in value)
+    return isinstance(value, str) and value != "" and not has_half_character(value)
 
 
 def _is_number(value: Any, low: float, high: float) -> bool:
