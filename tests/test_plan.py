@@ -174,7 +174,7 @@ def test_a_plan_needs_a_method():
 
 
 def test_a_file_that_is_missing_or_no_toml_is_told(tmp_path):
-    with pytest.raises(SettingError, match=r"run.toml cannot be read \(No such file"):
+    with pytest.raises(SettingError, match=r"run.toml cannot be read: No such file"):
         read_plan_table(tmp_path / "run.toml")
     (tmp_path / "run.toml").write_text("methods = [")
     with pytest.raises(SettingError, match=r"run.toml is no readable TOML"):

@@ -387,7 +387,7 @@ def test_what_grounding_gives_away_is_found_once_and_told(table, data, tmp_path,
 
 def test_results_that_cannot_be_read_are_told(table, tmp_path):
     (tmp_path / "results.jsonl").mkdir()
-    with pytest.raises(SettingError, match=r"results.jsonl cannot be read \(Is a directory\)"):
+    with pytest.raises(SettingError, match=r"results.jsonl cannot be read: it is a folder"):
         run(table, tmp_path)
 
 

@@ -488,9 +488,10 @@ def test_a_plan_is_read_as_editors_write_it(mangle, data, tmp_path):
 
 BAD_FILES = {
     "utf-16": ("methods = []".encode("utf-16"), "UTF-16; save it as UTF-8"),
+    "utf-32": ("methods = []".encode("utf-32"), "UTF-32; save it as UTF-8"),
     "latin-1": (
         b'out = "caf\xe9"',
-        "is no readable TOML: 'utf-8' codec can't decode byte 0xe9",
+        "in line 1 the byte 0xe9 is not UTF-8; save the file as UTF-8",
     ),
     "deep": (b"stop = " + b"[" * 5_000, "nested too deep"),
     "deep keys": (b"settings." + b"a." * 3_000 + b"b = 1", "more than 8 levels deep"),

@@ -249,7 +249,9 @@ def test_what_editors_do_to_a_file_is_read(real, tmp_path):
         assert read_results(put(tmp_path, content)).cells == wanted
         with open_journal(tmp_path) as journal:
             assert encode_lines(journal.lines) == real
-    assert "written in UTF-16" in refused(put(tmp_path, real.decode().encode("utf-16")))
+    assert "it is UTF-16; save it as UTF-8" in refused(
+        put(tmp_path, real.decode().encode("utf-16"))
+    )
 
 
 def test_a_torn_end_is_dropped_counted_and_shown(real, tmp_path):
@@ -294,7 +296,24 @@ def test_an_odd_folder_of_results_is_one_line(name, tmp_path, monkeypatch):
 
 def test_a_pipe_is_no_results_file(tmp_path):
     os.mkfifo(tmp_path / "results.jsonl")
-    assert "it is no file" in refused(tmp_path)
+    assert "it is no regular file" in refused(tmp_path)
+
+
+def test_an_error_of_the_system_without_a_text_is_told_in_words(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError("the drive is gone")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    for write in (write_files, lambda folder, _: open_journal(folder).__enter__()):
+        with pytest.raises(SettingError, match=r"\(the drive is gone\)"):
+            write(tmp_path / "new", {"a.md": b""})
+
+
+def test_a_results_file_larger_than_any_is_not_read(tmp_path):
+    with (tmp_path / "results.jsonl").open("wb") as file:
+        file.truncate(3_000_000_000)  # of holes; it takes no room
+    with within(10):
+        assert "it has more than 2,000,000,000 bytes" in refused(tmp_path)
 
 
 # What stands in a report

@@ -16,11 +16,11 @@ from reprlib import repr as short
 from typing import Any
 
 from trueline.errors import ExampleError, SettingError
-from trueline.examples.rows import SURROGATE, TableRow, rows_of
+from trueline.examples.rows import TableRow, rows_of
 from trueline.files import reason
 from trueline.records import Example
 from trueline.settings import check_values, whole_number
-from trueline.visible import shown
+from trueline.visible import half_character, shown
 
 Columns = dict[str, tuple[str, ...]]  # our field -> the columns that may hold it, best first
 _COLUMNS: Columns = {
@@ -192,7 +192,7 @@ def _named(examples: list[Example], taken: set[str]) -> list[Example]:
 def _flaw(example: Example, first_seen: Mapping[str, str]) -> str:
     """Say what keeps an example from joining those whose ids were seen before, or nothing."""
     texts = (example.question, example.id, example.source)
-    if half := SURROGATE.search("".join((*texts, *example.answers, *example.wrong_answers))):
+    if half := half_character("".join((*texts, *example.answers, *example.wrong_answers))):
         return f"the text holds {half[0]!r}, half of a character, which UTF-8 cannot keep"
     first = first_seen.get(example.id)
     return f"the id {example.id!r} is also that of {first}" if first else ""
