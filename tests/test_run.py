@@ -23,6 +23,7 @@ from trueline.decoders.rad import RAD
 from trueline.errors import SettingError
 from trueline.evaluation.consistency import warnings
 from trueline.evaluation.journal import open_journal
+from trueline.evaluation.judges import Limits
 from trueline.evaluation.lines import (
     AnswerLine,
     CellLine,
@@ -318,11 +319,11 @@ def test_judges_are_given_many_answers_at_once_and_the_options_of_the_plan(
         ),
     )
     plan = {**table, "judges": ["fake"], "batch_size": 1}
-    plan["judge"] = {"per_minute": 30, "concurrency": 2, "max_tokens": 9}
+    plan["judge"] = {"per_minute": 30, "concurrency": 2, "backoff": 3, "max_tokens": 9}
     with_options = run(plan, tmp_path / "one")
     assert sizes == [5] * 4
     limits = FakeJudge.options["limits"]
-    assert (limits.per_minute, limits.concurrency, limits.tries) == (30, 2, 6)
+    assert limits == Limits(per_minute=30, concurrency=2, backoff=3)
     assert FakeJudge.options["max_tokens"] == 9
     without = run({**plan, "judge": {}}, tmp_path / "two")
     assert [cell.cell for cell in with_options.cells] == [cell.cell for cell in without.cells]

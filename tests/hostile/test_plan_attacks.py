@@ -59,6 +59,8 @@ concurrency = 2
 per_minute = 60.5
 tries = 2
 timeout = 3
+backoff = 0.5
+patience = 9
 max_tokens = 9
 
 [settings.rad]
