@@ -10,7 +10,7 @@ import re
 import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from reprlib import repr as short
 from typing import Any
@@ -19,7 +19,7 @@ from trueline.errors import ExampleError, SettingError
 from trueline.examples.rows import TableRow, rows_of
 from trueline.files import reason
 from trueline.records import Example
-from trueline.settings import check_values, whole_number
+from trueline.settings import fits, in_words, whole_number
 from trueline.visible import half_character, shown
 
 Columns = dict[str, tuple[str, ...]]  # our field -> the columns that may hold it, best first
@@ -34,15 +34,6 @@ EXAMPLE_FIELDS = tuple(_COLUMNS)  # in the order of a line; the id is the first
 _NAME_DIGITS = 12  # of the hash of its content, the name of an example without an id
 
 
-@dataclass(frozen=True)
-class _Reading:
-    """How rows are read, beside their columns."""
-
-    separator: str | None
-    split: str
-    config: str | None
-
-
 def read_examples(
     source: str | os.PathLike[str] | Iterable[Example],
     *,
@@ -54,7 +45,10 @@ def read_examples(
 ) -> list[Example]:
     """Read and check examples; every row that cannot be used is named in one ExampleError."""
     limit = None if limit is None else min(whole_number(limit, "limit"), sys.maxsize)
-    check_values(_Reading, {"separator": separator, "split": split, "config": config})
+    texts = (("separator", separator, str | None), ("config", config, str | None))
+    for option, value, hint in (*texts, ("split", split, str)):
+        if not fits(value, hint):
+            raise SettingError(f"{option} must be {in_words(hint)}; got {shown(value)}")
     if not isinstance(source, str | os.PathLike):
         if isinstance(source, bytes | Mapping) or not isinstance(source, Iterable):
             wanted = "a file, a hub dataset or a list of Example"
