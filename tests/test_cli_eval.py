@@ -17,7 +17,7 @@ from trueline.cli import cli
 from trueline.cli.eval import _with_flags
 from trueline.errors import SettingError
 from trueline.evaluation.cells import cell_id
-from trueline.evaluation.lines import VerdictLine, read_lines, replace_line
+from trueline.evaluation.lines import VerdictLine, read_written, replace_line
 from trueline.evaluation.plan_file import plan_from
 from trueline.evaluation.plan_keys import KEYS
 from trueline.evaluation.run import _held_mb, _start_peak
@@ -64,7 +64,7 @@ def test_a_file_makes_a_run_flags_win_and_json_is_the_outcome(tmp_path):
     assert [*told] == ["folder", "cells", "warnings", "stopped"]
     (cell,) = told["cells"]
     assert (cell["label"], cell["done"], cell["is_done"]) == ("greedy", 2, True)
-    head, *_ = read_lines(tmp_path / "out" / "results.jsonl")
+    head, *_ = read_written(tmp_path / "out" / "results.jsonl").lines
     assert (head.max_new_tokens, head.model) == (2, "smollm2-135m")
     machine = json.dumps(head.machine)
     assert os.uname().nodename not in machine
@@ -76,7 +76,7 @@ def test_a_cell_says_how_it_was_drawn_and_its_id_does_not_hang_on_that(tmp_path)
     ids = []
     for place, draw in enumerate([(), ("--draw", "5")]):
         evaluate(*plan, *draw, "--out", str(tmp_path / str(place)))
-        head, *_, last, _ = read_lines(tmp_path / str(place) / "results.jsonl")
+        head, *_, last, _ = read_written(tmp_path / str(place) / "results.jsonl").lines
         assert (head.draw, head.rule) == (None if not draw else 5, "answered")
         assert (last.peak_mb or 11) > 10  # it is there where the system can tell
         assert cell_id(replace_line(head, cell="", draw=7, rule="all")) == head.cell
@@ -245,7 +245,7 @@ def test_the_example_runs(tmp_path):
     )
     assert ran.code == 0, ran.err
     assert len(ran.out.splitlines()) == 1 + 2 * 5  # tasks x variants
-    lines = read_lines(tmp_path / "results.jsonl")
+    lines = read_written(tmp_path / "results.jsonl").lines
     verdicts = [line for line in lines if isinstance(line, VerdictLine)]
     assert len(verdicts) == 2 * 2 * 5  # truth and info, of two answers, by five variants
     assert "note: offline:all-minilm-l6-v2 agrees with people on " in ran.err

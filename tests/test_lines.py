@@ -6,7 +6,7 @@ import pytest
 from test_report import GREEDY, RAD, answers, cell, choices, failed
 
 from trueline.errors import SettingError
-from trueline.evaluation.lines import Leak, LeaksLine, encode_lines, read_lines
+from trueline.evaluation.lines import Leak, LeaksLine, encode_lines, read_written
 from trueline.evaluation.outcomes import gather_cells
 
 LEAKS = LeaksLine(
@@ -23,7 +23,7 @@ def test_every_kind_of_line_reads_back_as_it_was(tmp_path):
     lines = [*GREEDY, *RAD, *choices("g", [1.0]), failed("g", "q9", 9), LEAKS]
     path = tmp_path / "results.jsonl"
     path.write_bytes(encode_lines(lines))
-    assert read_lines(path) == lines
+    assert read_written(path).lines == lines
     kinds = {json.loads(text)["kind"] for text in path.read_bytes().splitlines()}
     assert kinds == {"cell", "answer", "choice", "failed", "verdict", "done", "leaks"}
 
@@ -44,7 +44,7 @@ def test_a_line_that_is_not_of_its_type_is_refused_with_its_number(changes, reas
     bad = json.dumps({**json.loads(good), **changes})
     path.write_bytes(good + bad.encode() + b"\n")
     with pytest.raises(SettingError) as caught:
-        read_lines(path)
+        read_written(path)
     assert f"results.jsonl:2 is no line of results of this release ({reason}" in str(
         caught.value
     )

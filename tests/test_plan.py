@@ -146,6 +146,9 @@ def test_every_mistake_is_listed_with_its_name_and_what_is_allowed():
             "judge.per_hour is no key; there are concurrency, per_min",
         ),
         ({"judge": {"tries": 0}}, "judge.tries must be a whole number from 1 to 100; got 0"),
+        ({"judge": {"timeout": 0}}, "judge.timeout must be a number above 0, at most 86,400;"),
+        ({"judge": {"patience": -1}}, "judge.patience must be a number from 0 to 86,400; got"),
+        ({"judge": {"per_minute": None}}, "judge.per_minute must be a number from 0.001 to 1e"),
         ({"judge": {"timeout": float("inf")}}, "judge.timeout must be a number above 0"),
         ({"judge": 3}, "judge must be a table; got 3"),
         ({"build": {"rad": 4}}, "build.rad must be a table; got 4"),
@@ -174,7 +177,7 @@ def test_a_plan_needs_a_method():
 
 
 def test_a_file_that_is_missing_or_no_toml_is_told(tmp_path):
-    with pytest.raises(SettingError, match=r"run.toml cannot be read \(No such file"):
+    with pytest.raises(SettingError, match=r"run.toml cannot be read: No such file"):
         read_plan_table(tmp_path / "run.toml")
     (tmp_path / "run.toml").write_text("methods = [")
     with pytest.raises(SettingError, match=r"run.toml is no readable TOML"):

@@ -5,6 +5,7 @@ import io
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
@@ -631,6 +632,16 @@ def test_one_model_in_two_dtypes_has_files_and_titles_of_its_own(tmp_path):
     assert names[0] == "facts-tiny_100-float32-methods"
     same = [name for some in named_plots([tables[0], tables[0]]) for name, _, _ in some]
     assert len(set(same)) == 6  # even where nothing tells two tables apart
+
+
+def test_the_name_of_a_plot_fits_a_file_system_in_bytes_and_tells_the_plot(tmp_path):
+    results = read_results(write(tmp_path, *GREEDY, *RAD))
+    table = replace(tables_of(results)[0], benchmark="事実" * 100)
+    names = [name for some in named_plots([table] * 3) for name, _, _ in some]
+    assert len(set(names)) == len(names) == 9
+    assert max(len(name.encode()) for name in names) <= 80
+    assert names[0].endswith("-methods")
+    assert names[3].endswith("-methods-2")
 
 
 def test_a_report_is_written_in_every_format(tmp_path):

@@ -23,6 +23,7 @@ from trueline.decoders.rad import RAD
 from trueline.errors import SettingError
 from trueline.evaluation.consistency import warnings
 from trueline.evaluation.journal import open_journal
+from trueline.evaluation.judges import Limits
 from trueline.evaluation.lines import (
     AnswerLine,
     CellLine,
@@ -31,7 +32,7 @@ from trueline.evaluation.lines import (
     StopRule,
     VerdictLine,
     plain,
-    read_lines,
+    read_written,
     replace_line,
 )
 from trueline.evaluation.outcomes import gather_cells, read_results
@@ -112,7 +113,7 @@ def run(table, folder, **options):
 
 
 def lines_in(folder, kind=object) -> list:
-    lines = read_lines(folder / "results.jsonl")
+    lines = read_written(folder / "results.jsonl").lines
     return [line for line in lines if isinstance(line, kind)]
 
 
@@ -318,11 +319,11 @@ def test_judges_are_given_many_answers_at_once_and_the_options_of_the_plan(
         ),
     )
     plan = {**table, "judges": ["fake"], "batch_size": 1}
-    plan["judge"] = {"per_minute": 30, "concurrency": 2, "max_tokens": 9}
+    plan["judge"] = {"per_minute": 30, "concurrency": 2, "backoff": 3, "max_tokens": 9}
     with_options = run(plan, tmp_path / "one")
     assert sizes == [5] * 4
     limits = FakeJudge.options["limits"]
-    assert (limits.per_minute, limits.concurrency, limits.tries) == (30, 2, 6)
+    assert limits == Limits(per_minute=30, concurrency=2, backoff=3)
     assert FakeJudge.options["max_tokens"] == 9
     without = run({**plan, "judge": {}}, tmp_path / "two")
     assert [cell.cell for cell in with_options.cells] == [cell.cell for cell in without.cells]
@@ -387,7 +388,7 @@ def test_what_grounding_gives_away_is_found_once_and_told(table, data, tmp_path,
 
 def test_results_that_cannot_be_read_are_told(table, tmp_path):
     (tmp_path / "results.jsonl").mkdir()
-    with pytest.raises(SettingError, match=r"results.jsonl cannot be read \(Is a directory\)"):
+    with pytest.raises(SettingError, match=r"results.jsonl cannot be read: it is a folder"):
         run(table, tmp_path)
 
 

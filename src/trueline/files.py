@@ -1,25 +1,41 @@
-"""A path in; out: a text as people write it, or a file that is whole or not there at all."""
+"""Read text files as people write them; write files so that they are whole or not there."""
 
 from __future__ import annotations
 
+import codecs
 import errno
+import gzip
 import hashlib
 import os
 import stat
+import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from io import BufferedReader
+from contextlib import ExitStack, contextmanager
+from io import BufferedIOBase, BufferedReader, RawIOBase
 from pathlib import Path
+from typing import IO, TYPE_CHECKING, AnyStr
 
 from trueline.errors import SettingError
 
-_OTHER_MARKS = {  # how files begin that are text, but not in UTF-8
-    b"\xff\xfe": "UTF-16",
-    b"\xfe\xff": "UTF-16",
-    b"\x00\x00\xfe\xff": "UTF-32",
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer as Buffer
+
+_OTHER_MARKS = {  # how texts begin that are not in UTF-8; UTF-32 may begin as UTF-16 does
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
 }
 _NAME_KEPT = 40  # characters of a name in that of its scratch file; 255 bytes is the most
+_MOST_TEXT = 16_000_000  # bytes of a text that is read as a whole
+_MOST_UNPACKED = 2_000_000_000  # bytes of a table; a small packed one may hold any number
+_LONGEST_LINE = 16_000_000  # of a table; the longest of any benchmark here has 40,000
+_CHUNK = 1 << 20
+
+
+class UnreadableError(ValueError):
+    """A file that is not read, and why, in words."""
 
 
 def reason(error: Exception) -> str:
@@ -32,14 +48,40 @@ def refusal(path: str | os.PathLike[str]) -> str:
     if "\0" in os.fspath(path):
         return "its name holds a NUL character, which no file can have"
     try:
-        mode = os.stat(path).st_mode
+        return _unfit(path, os.stat(path).st_mode)
     except OSError as error:
         return reason(error)
+
+
+def _unfit(path: str | os.PathLike[str], mode: int) -> str:
     if stat.S_ISDIR(mode):
         return "it is a folder; name a file"
-    if not stat.S_ISREG(mode):
-        return "it is no regular file; save what it gives to one"
-    return ""
+    if stat.S_ISREG(mode) or _is_shell_pipe(path, mode):
+        return ""
+    return "it is no regular file; save what it gives to one"
+
+
+def _is_shell_pipe(path: str | os.PathLike[str], mode: int) -> bool:
+    """Whether it is what a shell makes of <(...) or of a pipe into us; both have an end."""
+    return stat.S_ISFIFO(mode) and os.fspath(path).startswith("/dev/")
+
+
+def open_file(path: str | os.PathLike[str]) -> BufferedReader:
+    """Open a regular file to read it, or the one that a link leads to, or a pipe of the shell.
+
+    A folder, device or other pipe is an UnreadableError at once, also one put there in between.
+    """
+    if problem := refusal(path):
+        raise UnreadableError(problem)
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise UnreadableError(reason(error)) from error
+    if problem := _unfit(path, os.fstat(handle).st_mode):
+        os.close(handle)
+        raise UnreadableError(problem)
+    os.set_blocking(handle, True)  # a pipe may have nothing to read yet
+    return os.fdopen(handle, "rb")
 
 
 def foreign_encoding(beginning: bytes) -> str:
@@ -50,18 +92,34 @@ def foreign_encoding(beginning: bytes) -> str:
     return ""
 
 
-def read_text(path: str | os.PathLike[str], what: str) -> str:
-    """A text file as people write it: UTF-8 with or without a mark, any kind of line ends."""
-    if problem := refusal(path):
-        raise SettingError(f"{what} {os.fspath(path)} cannot be read: {problem}")
+def read_bytes(path: str | os.PathLike[str], what: str, *, most: int | None = None) -> bytes:
+    """The bytes of a text file, its mark included; one that has more than `most` is refused."""
     try:
-        data = Path(path).read_bytes()
-    except OSError as error:
+        with open_file(path) as file:
+            data = _content(file, sys.maxsize if most is None else most)
+        if problem := foreign_encoding(data):
+            raise UnreadableError(problem)
+    except (OSError, UnreadableError) as error:
         raise SettingError(
             f"{what} {os.fspath(path)} cannot be read: {reason(error)}"
         ) from error
-    if problem := foreign_encoding(data):
-        raise SettingError(f"{what} {os.fspath(path)} cannot be read: {problem}")
+    return data
+
+
+def _content(file: BufferedReader, most: int) -> bytes:
+    size = os.fstat(file.fileno()).st_size
+    data = file.read(size + 1) if size <= most else b""
+    while size <= most and (more := file.read(_CHUNK)):  # written since, or of no known size
+        data += more
+        size = len(data)
+    if size > most:
+        raise UnreadableError(f"it has more than {most:,} bytes")
+    return data
+
+
+def read_text(path: str | os.PathLike[str], what: str, *, most: int = _MOST_TEXT) -> str:
+    """A text file as people write it: UTF-8 with or without a mark, any kind of line ends."""
+    data = read_bytes(path, what, most=most)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -74,11 +132,46 @@ def read_text(path: str | os.PathLike[str], what: str) -> str:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Hand out an empty file beside `path`; what the block writes there then takes its place.
+def open_unpacked(path: Path) -> Iterator[BufferedReader]:
+    """Open a table, unpacked where its name ends in .gz; one without an end is an error."""
+    with ExitStack() as stack:
+        file: BufferedReader | gzip.GzipFile = stack.enter_context(open_file(path))
+        if path.suffix.lower() == ".gz":
+            file = stack.enter_context(gzip.GzipFile(fileobj=file))
+        yield stack.enter_context(BufferedReader(_Capped(file), _CHUNK))
 
-    An error in the block leaves what stood at `path` as it was, and nothing beside it.
-    """
+
+class _Capped(RawIOBase):
+    """The bytes of a file, as far as any table goes."""
+
+    def __init__(self, file: BufferedIOBase) -> None:
+        self._file, self._left = file, _MOST_UNPACKED
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        with memoryview(buffer) as view:
+            found = self._file.read(len(view))
+            view[: len(found)] = found
+        self._left -= len(found)
+        if self._left < 0:
+            raise UnreadableError(f"it has more than {_MOST_UNPACKED:,} bytes")
+        return len(found)
+
+
+def capped_lines(file: IO[AnyStr]) -> Iterator[AnyStr]:
+    """The lines of a table; one that is longer than any can be is an error."""
+    while line := file.readline(_LONGEST_LINE + 1):
+        if len(line) > _LONGEST_LINE:
+            unit = "characters" if isinstance(line, str) else "bytes"
+            raise UnreadableError(f"it has a line of more than {_LONGEST_LINE:,} {unit}")
+        yield line
+
+
+@contextmanager
+def scratch_beside(path: Path) -> Iterator[Path]:
+    """Hand out an empty file beside `path`, which is gone after the block."""
     name = path.name
     if len(name) > _NAME_KEPT:  # cut, and told from others that begin like it
         name = f"{name[:_NAME_KEPT]}-{hashlib.sha256(os.fsencode(name)).hexdigest()[:8]}"
@@ -87,10 +180,20 @@ def replacing(path: Path) -> Iterator[Path]:
     scratch.touch(exist_ok=False)  # ours alone: a link that somebody put there is not followed
     try:
         yield scratch
-        sync(scratch)
-        os.replace(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Hand out an empty file beside `path`; what the block writes there then takes its place.
+
+    An error in the block leaves what stood at `path` as it was, and nothing beside it.
+    """
+    with scratch_beside(path) as scratch:
+        yield scratch
+        sync(scratch)
+        os.replace(scratch, path)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from trueline.errors import ExampleError, SettingError
 from trueline.settings import Between, check_values, plain
-from trueline.visible import shown
+from trueline.visible import has_half_character, shown
 
 if TYPE_CHECKING:
     from trueline.explain import Explanation
@@ -157,7 +157,7 @@ def _check_stop(text: str) -> None:
         raise SettingError(
             "a stop string is empty; leave it out to stop at the model's own end"
         )
-    if any("\ud800" <= sign <= "\udfff" for sign in text):
+    if has_half_character(text):
         raise SettingError(f"a stop string is not valid Unicode: {shown(text)}")
 
 

@@ -7,6 +7,7 @@ such text through here: what steers a terminal is spelled out, as in \\x1b and \
 
 from __future__ import annotations
 
+import re
 from unicodedata import category
 
 # Cc: controls; Cf: formats, such as those that turn the direction round or are not seen at all;
@@ -15,6 +16,18 @@ from unicodedata import category
 _STEERING = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 _JOINERS = "\u200c\u200d"  # emoji and some scripts are not readable without these
 _SHOWN = 80  # characters of a value in a message
+
+_HALF = re.compile(r"[\ud800-\udfff]")
+
+
+def half_character(text: str) -> re.Match[str] | None:
+    """The first half of a character (a surrogate) in a text; UTF-8 cannot hold one."""
+    return _HALF.search(text)
+
+
+def has_half_character(text: str) -> bool:
+    """Whether a text holds half of a character, as JSON can spell it; UTF-8 cannot hold one."""
+    return _HALF.search(text) is not None
 
 
 def is_safe(sign: str) -> bool:

@@ -57,7 +57,11 @@ def test_a_file_is_read_as_people_write_it(tmp_path, name, mark, line_end):
 @pytest.mark.parametrize("name", SOUND)
 @pytest.mark.parametrize(
     ("encoding", "reason"),
-    [("utf-16", "it is UTF-16; save it as UTF-8"), ("latin-1", "the byte 0xe9 is not UTF-8")],
+    [
+        ("utf-16", "it is UTF-16; save it as UTF-8"),
+        ("utf-32", "it is UTF-32; save it as UTF-8"),
+        ("latin-1", "the byte 0xe9 is not UTF-8"),
+    ],
 )
 def test_another_encoding_is_refused_in_words(tmp_path, name, encoding, reason):
     data = SOUND[name]
@@ -97,6 +101,32 @@ def test_a_hostile_row_is_named_with_its_line(tmp_path, line, reason):
     assert f"{path}:2: " in said
     assert reason in said
     assert len(said) < 1000
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "most", "reason"),
+    [
+        ("x.jsonl.gz", b" " * 40_000_000, None, "a line of more than 16,000,000 characters"),
+        ("x.csv.gz", b" " * 40_000_000, None, "a line of more than 16,000,000 characters"),
+        ("x.jsonl.gz", b"\n" * 40_000_000, "files._MOST_UNPACKED", "more than 1,000,000 bytes"),
+        ("x.json.gz", b" " * 40_000_000, "files._MOST_UNPACKED", "more than 1,000,000 bytes"),
+        (
+            "x.json",
+            b" " * 4_000_000,
+            "examples.rows._MOST_JSON",
+            "more than 1,000,000 characters",
+        ),
+    ],
+)
+def test_a_small_file_that_unpacks_without_an_end_is_refused(
+    name, content, most, reason, tmp_path, monkeypatch
+):
+    if most:
+        monkeypatch.setattr(f"trueline.{most}", 1_000_000)
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(content, 1) if name.endswith(".gz") else content)
+    with within(20), pytest.raises(ExampleError, match=reason):
+        read_examples(path)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from trueline.evaluation.judges.http import MAX_BYTES
 from trueline.evaluation.judges.keys import Key
 from trueline.evaluation.judges.offline import OfflineJudge
 from trueline.evaluation.judges.sender import HIDDEN, _pause_in
-from trueline.evaluation.lines import VerdictLine, encode_lines, read_lines
+from trueline.evaluation.lines import VerdictLine, encode_lines, read_written
 from trueline.evaluation.samples import Sample
 
 NAMES = ["cohere", "gemini", "openai:some-model"]
@@ -1152,7 +1152,7 @@ def test_every_reply_ends_in_a_verdict_or_is_unscored_with_a_reason(name, tmp_pa
     assert not any(secret.encode() in kept for secret in (KEY, OWN))
     for number, (_, spelled) in enumerate(replies):
         assert not spelled or spelled.encode() not in kept, chances[number].name
-    assert read_lines(path)
+    assert read_written(path).lines
     assert counts.total() == len(chances)
     assert min(counts["scored"], counts["unscored"], counts["no response"]) > 0, counts
     print(name, dict(counts))

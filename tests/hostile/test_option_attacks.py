@@ -58,6 +58,8 @@ def parts(tiny_home, tmp_path_factory):
     (here / "marked.txt").write_bytes(b"\xef\xbb\xbfAre bats blind?\r\n\r\nDo fish sleep?\r\n")
     (here / "latin.txt").write_bytes(b"Are bats blind?\nDo f\xeete sleep?\n")
     (here / "wide.txt").write_bytes("Are bats blind?\n".encode("utf-16"))
+    with (here / "large.txt").open("wb") as file:
+        file.truncate(20_000_000)
     (here / "empty.txt").touch()
     (here / "folder").mkdir()
     os.symlink("nowhere", here / "dangling")
@@ -428,6 +430,7 @@ def test_a_marked_file_of_questions_is_read_as_it_was_written():
     [
         ("latin.txt", "in line 2 the byte 0xee is not UTF-8; save the file as UTF-8"),
         ("wide.txt", "it is UTF-16; save it as UTF-8"),
+        ("large.txt", "it has more than 16,000,000 bytes"),
         ("empty.txt", "there is no question"),
         ("folder", "it is a folder"),
         ("fifo", "it is no regular file"),

@@ -279,6 +279,16 @@ def test_explain_replaces_a_file_only_when_asked(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["facts.space", "gum.json"]
 
 
+def test_a_pipe_of_the_shell_is_read_as_a_file():
+    reader, writer = os.pipe()
+    os.write(writer, b"\xef\xbb\xbfAre bats blind?\r\n")
+    os.close(writer)
+    try:
+        assert files.read_text(f"/dev/fd/{reader}", "the questions") == "Are bats blind?\n"
+    finally:
+        os.close(reader)
+
+
 def test_a_file_that_cannot_be_finished_leaves_the_old_one(tmp_path):
     path = tmp_path / "page.html"
     path.write_text("old", "utf-8")

@@ -25,7 +25,7 @@ from trueline.engines.transformers.language import LanguageModel
 from trueline.errors import ExampleError, SettingError, TruelineError
 from trueline.evaluation import cells as module
 from trueline.evaluation.cells import cells_of
-from trueline.evaluation.lines import AnswerLine, CellLine, VerdictLine, read_lines
+from trueline.evaluation.lines import AnswerLine, CellLine, VerdictLine, read_written
 from trueline.evaluation.parts import benchmark_of
 from trueline.evaluation.plan_file import plan_from, read_plan_table
 from trueline.evaluation.run import run_plan
@@ -59,6 +59,8 @@ concurrency = 2
 per_minute = 60.5
 tries = 2
 timeout = 3
+backoff = 0.5
+patience = 9
 max_tokens = 9
 
 [settings.rad]
@@ -352,6 +354,43 @@ def test_a_plugged_in_method_is_known_by_its_source_too(table, tmp_path, monkeyp
     monkeypatch.delitem(sys.modules, "attack_method")
 
 
+def test_the_source_of_a_package_is_known_by_its_places_and_read_once(tmp_path, monkeypatch):
+    package, read = tmp_path / "attack_package", []
+    for name in ("a", "b"):
+        (package / name).mkdir(parents=True)
+        (package / name / "__init__.py").write_text(f"name = {name!r}\n")
+    (package / "__init__.py").write_text("")
+    real = module.file_hash
+    monkeypatch.setattr(module, "file_hash", lambda path: read.append(path) or real(path))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "attack_package", __import__("attack_package"))
+    before = module.versions("attack_package.a")["attack_package source"]
+    assert module.versions("attack_package.b")["attack_package source"] == before
+    assert len(read) == 3
+    (package / "a").rename(package / "c")  # the same names and contents, elsewhere
+    assert module.versions("attack_package.b")["attack_package source"] != before
+
+
+def test_the_hash_of_a_judge_is_read_once_a_chunk(table, tmp_path, monkeypatch):
+    read = []
+
+    class Slow(FakeJudge):
+        @property
+        def hash(self):
+            read.append(1)
+            return "slow"
+
+        def judge(self, task, about, items, progress=None):
+            return [Verdict(self.id, about, True, "said") for _ in items]
+
+    monkeypatch.setattr("trueline.evaluation.judges.open_judge", lambda *_, **__: Slow())
+    for _ in range(2):
+        run_plan(plan_from({**table, "judges": ["slow"], "test": 3}), tmp_path)
+    found = [x for x in read_written(tmp_path / "results.jsonl").lines if hasattr(x, "about")]
+    assert len(found) == 6
+    assert len(read) == 4  # two chunks, truth and info, and once before them in each run
+
+
 def test_an_encoder_of_bertscore_is_known_by_its_files(table, embedder_folder, tmp_path):
     import shutil
 
@@ -373,7 +412,7 @@ def test_another_chat_template_is_asked_anew_end_to_end(table, tmp_path, monkeyp
         lm = model_with(chat=chat)
         monkeypatch.setattr(load, lambda name, lm=lm, **options: lm)
         run_plan(plan_from({**table, "test": 2}), tmp_path)
-    lines = read_lines(tmp_path / "results.jsonl")
+    lines = read_written(tmp_path / "results.jsonl").lines
     first, second = (line for line in lines if isinstance(line, CellLine))
     assert first.cell != second.cell
     answers = [line for line in lines if isinstance(line, AnswerLine)]
@@ -389,7 +428,7 @@ def test_a_judge_that_changed_is_asked_again(table, tmp_path, monkeypatch):
     monkeypatch.setattr(FakeJudge, "hash", "two")  # a prompt, a limit or weights
     run_plan(plan_from(plan), tmp_path)
     assert FakeJudge.asked == 8
-    lines = read_lines(tmp_path / "results.jsonl")
+    lines = read_written(tmp_path / "results.jsonl").lines
     found = [(x.judge_hash, x.raw) for x in lines if isinstance(x, VerdictLine)]
     assert found == [("two", "two")] * 4
     monkeypatch.setattr(FakeJudge, "hash", "three")
@@ -451,9 +490,10 @@ def test_a_plan_is_read_as_editors_write_it(mangle, data, tmp_path):
 
 BAD_FILES = {
     "utf-16": ("methods = []".encode("utf-16"), "UTF-16; save it as UTF-8"),
+    "utf-32": ("methods = []".encode("utf-32"), "UTF-32; save it as UTF-8"),
     "latin-1": (
         b'out = "caf\xe9"',
-        "is no readable TOML: 'utf-8' codec can't decode byte 0xe9",
+        "in line 1 the byte 0xe9 is not UTF-8; save the file as UTF-8",
     ),
     "deep": (b"stop = " + b"[" * 5_000, "nested too deep"),
     "deep keys": (b"settings." + b"a." * 3_000 + b"b = 1", "more than 8 levels deep"),

@@ -28,7 +28,7 @@ from trueline.evaluation.run import run_plan
 from trueline.evaluation.samples import Verdict
 from trueline.examples import to_lines
 from trueline.records import Example
-from trueline.report.output import LISTED
+from trueline.report.output import LISTED, write_files
 from trueline.report.writing import write_report
 
 TEST = [
@@ -249,7 +249,9 @@ def test_what_editors_do_to_a_file_is_read(real, tmp_path):
         assert read_results(put(tmp_path, content)).cells == wanted
         with open_journal(tmp_path) as journal:
             assert encode_lines(journal.lines) == real
-    assert "written in UTF-16" in refused(put(tmp_path, real.decode().encode("utf-16")))
+    assert "it is UTF-16; save it as UTF-8" in refused(
+        put(tmp_path, real.decode().encode("utf-16"))
+    )
 
 
 def test_a_torn_end_is_dropped_counted_and_shown(real, tmp_path):
@@ -294,7 +296,24 @@ def test_an_odd_folder_of_results_is_one_line(name, tmp_path, monkeypatch):
 
 def test_a_pipe_is_no_results_file(tmp_path):
     os.mkfifo(tmp_path / "results.jsonl")
-    assert "it is no file" in refused(tmp_path)
+    assert "it is no regular file" in refused(tmp_path)
+
+
+def test_an_error_of_the_system_without_a_text_is_told_in_words(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError("the drive is gone")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    for write in (write_files, lambda folder, _: open_journal(folder).__enter__()):
+        with pytest.raises(SettingError, match=r"\(the drive is gone\)"):
+            write(tmp_path / "new", {"a.md": b""})
+
+
+def test_a_results_file_larger_than_any_is_not_read(tmp_path):
+    with (tmp_path / "results.jsonl").open("wb") as file:
+        file.truncate(3_000_000_000)  # of holes; it takes no room
+    with within(10):
+        assert "it has more than 2,000,000,000 bytes" in refused(tmp_path)
 
 
 # What stands in a report
@@ -459,13 +478,18 @@ def test_the_command_takes_overwrite_and_refuses_a_folder_of_that_name(tmp_path)
         write_report(run, out=run / "report.md")
 
 
-def test_reproduce_refuses_a_page_of_others_before_it_runs(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["reproduce.md", "facts-tiny-alpha.svg"])
+def test_reproduce_refuses_a_file_of_others_before_it_runs(name, tmp_path, monkeypatch):
     monkeypatch.setattr("trueline.paper.reproduce.reproduce", None)  # it is not called
-    (tmp_path / "reproduce.md").write_text("mine")
+    (tmp_path / name).write_text("mine")
     flags = ["reproduce", "alpha", "--benchmark", "facts", "--out", str(tmp_path)]
-    with pytest.raises(SettingError, match=r"reproduce\.md would be replaced"):
+    with pytest.raises(SettingError, match=re.escape(f"{name} would be replaced")):
         CliRunner().invoke(cli, flags, catch_exceptions=False)
-    assert (tmp_path / "reproduce.md").read_text() == "mine"
+    assert (tmp_path / name).read_text() == "mine"
+    (tmp_path / name).unlink()
+    (tmp_path / name).mkdir()
+    with pytest.raises(SettingError, match="is a folder"):
+        CliRunner().invoke(cli, [*flags, "--overwrite"], catch_exceptions=False)
 
 
 FULL = """
@@ -478,6 +502,21 @@ try:
 except SettingError as error:
     sys.exit(str(error))
 """
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_a_list_that_is_no_file_is_not_read(make, tmp_path):
+    make(tmp_path / LISTED)
+    with within(10):
+        assert write_files(tmp_path, {"a.md": b"new"}) == [tmp_path / "a.md"]
+    assert json.loads((tmp_path / LISTED).read_text("utf-8"))["a.md"]
+
+
+def test_a_link_that_leads_nowhere_is_not_replaced_unasked(tmp_path):
+    (tmp_path / "a.md").symlink_to(tmp_path / "gone")
+    with pytest.raises(SettingError, match=r"a\.md would be replaced"):
+        write_files(tmp_path, {"a.md": b"new"})
+    assert (tmp_path / "a.md").is_symlink()
 
 
 @pytest.mark.parametrize("room", [0, 3_000, 6_000])
@@ -517,6 +556,41 @@ def test_a_kill_between_two_files_leaves_a_report_that_can_be_written_again(
             write_report(run, out=out, formats=ALL, plots=())
     assert placed[0] == LISTED
     write_report(run, out=out, formats=ALL, plots=())
+
+
+def test_a_folder_in_the_place_of_a_file_is_refused_before_anything_is_written(tmp_path):
+    (tmp_path / "a.md").write_bytes(b"old")
+    for folder in ("b.md", LISTED):
+        (tmp_path / folder).mkdir()
+        with pytest.raises(SettingError, match=re.escape(f"{folder} should be a file and is")):
+            write_files(
+                tmp_path, dict.fromkeys(("a.md", "b.md", "c.md"), b"new"), overwrite=True
+            )
+        assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["a.md"]
+        assert (tmp_path / "a.md").read_bytes() == b"old"
+        (tmp_path / folder).rmdir()
+
+
+@pytest.mark.parametrize("stays", [0, 2], ids=["none is placed", "two are placed"])
+def test_what_was_there_is_as_it_was_only_where_no_file_was_placed(
+    stays, tmp_path, monkeypatch
+):
+    names, real, placed = ("a.md", "b.md", "c.md"), os.replace, []
+    for name in names:
+        (tmp_path / name).write_bytes(b"old")
+
+    def refused(source, target):
+        if len(placed) == stays:
+            raise OSError(28, "No space left on device")
+        placed.append(Path(target).name)
+        real(source, target)
+
+    monkeypatch.setattr("trueline.report.output.os.replace", refused)
+    with pytest.raises(SettingError) as caught:
+        write_files(tmp_path, dict.fromkeys(names, b"new"), overwrite=True)
+    is_old = [(tmp_path / name).read_bytes() == b"old" for name in names]
+    assert all(is_old) == ("what was there is as it was" in str(caught.value)) == (stays == 0)
+    assert not [*tmp_path.glob("*.tmp"), *tmp_path.glob(".*.tmp")]
 
 
 # The fuzzer

@@ -80,8 +80,8 @@ def reproduce(
     given |= {key: list(x) for key, x in given.items() if isinstance(x, tuple)}
     given |= {"models": [model]} if model else {}
     folder = out or Path("reproduced") / name
-    if not overwrite:
-        check_free(folder, _PAGES)  # before hours of work
+    plots = [path.name for path in folder.glob("*.svg")]
+    check_free(folder, [*_PAGES, *plots], overwrite=overwrite)  # before hours of work
     with progress_bars("done") as progress:
         made = run(name, folder, given, is_full=full, progress=progress)
     written = _save(made.document, folder, overwrite)

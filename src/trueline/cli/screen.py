@@ -252,10 +252,11 @@ def settle_streams() -> None:
 
 
 def _reconfigure(stream: object, errors: str) -> None:
-    from io import TextIOWrapper
+    from io import TextIOWrapper, UnsupportedOperation
 
-    if isinstance(stream, TextIOWrapper):
-        stream.reconfigure(errors=errors)
+    with suppress(UnsupportedOperation):  # somebody has read from it before
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors=errors)
 
 
 def one_line(error: OSError) -> str:

@@ -53,11 +53,12 @@ def verdict_lines(
     """What a judge says of a chunk of answers, one line each."""
     items = [(benchmark.test[line.index], line.text) for line in answers]
     verdicts = judge.judge(benchmark.task, about, items)
+    asked = judge.hash  # once: a local judge reads much for it
     return [
         VerdictLine(
             cell=line.cell,
             sample=line.sample,
-            judge_hash=judge.hash,
+            judge_hash=asked,
             time=now(),
             **asdict(verdict),
         )

@@ -22,11 +22,11 @@ from trueline.errors import SettingError
 from trueline.evaluation.lines import CellLine, SpaceFacts, StopRule, plain, replace_line
 from trueline.evaluation.plan import BuildOptions, Mode, Plan, Variant, default_build
 from trueline.evaluation.samples import Benchmark, Sample
-from trueline.files import file_hash
+from trueline.files import file_hash, reason
 from trueline.inputs import FilledPrompt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from trueline.decoders.base import Decoder
     from trueline.engines.base import Engine
@@ -162,7 +162,7 @@ def versions(module: str = "trueline", others: Sequence[str] = ()) -> dict[str, 
     found = {name: text for name in (*_PACKAGES, *others) if (text := _version(name))}
     package = module.partition(".")[0]
     if package != "trueline":
-        names = packages_distributions().get(package, ())
+        names = _distributions().get(package, ())
         found |= {name: _version(name) for name in names}
         found[f"{package} source"] = _source_hash(package)
     return found | {"python": platform.python_version()}
@@ -177,6 +177,12 @@ def _version(name: str) -> str:
         return ""
 
 
+@cache
+def _distributions() -> Mapping[str, list[str]]:
+    """The distributions of each package; looked up once, as it reads every one installed."""
+    return packages_distributions()
+
+
 def _source_hash(package: str) -> str:
     """A hash of the Python of a package; empty where it stands in no file."""
     file = getattr(sys.modules[package], "__file__", None)
@@ -184,7 +190,14 @@ def _source_hash(package: str) -> str:
         return ""
     path = Path(file)
     sources = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
-    return _hash([(one.name, file_hash(one)) for one in sources])
+    found = [(one.relative_to(path.parent).as_posix(), one, one.stat()) for one in sources]
+    return _hash([(name, _hash_at(one, x.st_mtime_ns, x.st_size)) for name, one, x in found])
+
+
+@cache
+def _hash_at(path: Path, time: int, size: int) -> str:
+    """The hash of a file as it was at a time; read again only where it was written since."""
+    return file_hash(path)
 
 
 def machine() -> dict[str, Any]:
@@ -270,7 +283,7 @@ def _folder_hash(folder: str) -> str:
         files = sorted(path for path in Path(folder).iterdir() if path.is_file())
         return _hash([(path.name, file_hash(path)) for path in files])
     except OSError as error:
-        raise SettingError(f"{folder} cannot be read ({error.strerror})") from error
+        raise SettingError(f"{folder} cannot be read ({reason(error)})") from error
 
 
 def _hash(content: object) -> str:

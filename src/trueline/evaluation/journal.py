@@ -19,7 +19,7 @@ from trueline.evaluation.lines import (
     encode_lines,
     read_written,
 )
-from trueline.files import replacing, sync
+from trueline.files import reason, replacing, sync
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def open_journal(folder: Path) -> Iterator[Journal]:
         ) from error
     except OSError as error:
         raise SettingError(
-            f"{folder} cannot hold results ({error.strerror}); name another with --out"
+            f"{folder} cannot hold results ({reason(error)}); name another with --out"
         ) from error
     try:
         yield _mend(folder / RESULTS)
@@ -114,6 +114,6 @@ def _unfinished(lines: list[AnyLine]) -> int:
 
 def _unwritable(path: Path, error: OSError) -> SettingError:
     return SettingError(
-        f"{path} cannot be written ({error.strerror}); what was finished is kept; mend that "
+        f"{path} cannot be written ({reason(error)}); what was finished is kept; mend that "
         "and run the same again"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 from trueline.errors import MissingExtraError, SettingError
 from trueline.evaluation.plan import Mode
 from trueline.evaluation.samples import About
+from trueline.files import read_bytes
 
 try:
     import msgspec
@@ -23,7 +23,7 @@ except ImportError as error:
 RESULTS = "results.jsonl"
 _HEAD = b'{"kind"'  # how every line begins
 _IN_ROW_LABEL = ("context", "embedder")  # build options a report tells only where they vary
-_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_LARGEST_FILE = 2_000_000_000  # bytes of results; a line has about 1,000
 _ADVICE = "mend or remove the line, move the file away, or name another folder with --out"
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Positive = Annotated[int, Meta(ge=1, le=2**53)]
@@ -245,11 +245,6 @@ class WrittenLines:
     torn: bool  # whether one more was cut off at the end, as by a kill
 
 
-def read_lines(path: Path) -> list[AnyLine]:
-    """The whole lines of a results file; one that was cut off at the end does not count."""
-    return read_written(path).lines
-
-
 def read_written(path: Path) -> WrittenLines:
     """Read a results file; a line that is none is refused with its number."""
     *pieces, torn = _content(path).split(b"\n")
@@ -264,19 +259,15 @@ def read_written(path: Path) -> WrittenLines:
 def _content(path: Path) -> bytes:
     """The bytes of a results file, none where it is not there."""
     try:
-        if not stat.S_ISREG(mode := path.stat().st_mode) and not stat.S_ISDIR(mode):
-            raise OSError(0, "it is no file")  # to read a pipe would wait for ever
-        found = path.read_bytes()
+        path.stat()
     except FileNotFoundError:
         return b""
-    except OSError as error:
-        raise SettingError(
-            f"{path} cannot be read ({error.strerror}); mend that, or name another folder with "
-            "--out"
-        ) from error
-    if found.startswith(_UTF16):
-        raise SettingError(f"{path} is written in UTF-16; save it as UTF-8")
-    return found
+    except OSError:
+        pass  # to read it says the same
+    try:
+        return read_bytes(path, "the results", most=_LARGEST_FILE)
+    except SettingError as error:
+        raise SettingError(f"{error}; mend that, or name another folder with --out") from error
 
 
 def _line(path: Path, number: int, piece: bytes) -> AnyLine:

@@ -24,6 +24,7 @@ from trueline.evaluation.lines import (
     read_written,
 )
 from trueline.evaluation.samples import About
+from trueline.files import reason
 
 LineT = TypeVar("LineT", bound=PartOfCell)
 
@@ -86,7 +87,7 @@ def read_results(folder: str | Path) -> RunResults:
         path = path / RESULTS if path.is_dir() or not path.suffix else path
         is_there = path.exists()
     except OSError as error:
-        raise SettingError(f"{path} cannot be read ({error.strerror})") from error
+        raise SettingError(f"{path} cannot be read ({reason(error)})") from error
     if not is_there:
         raise SettingError(
             f"there is no {path}; give the folder of a run that `trueline eval` has begun"

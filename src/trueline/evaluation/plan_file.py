@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
-import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -30,6 +28,7 @@ from trueline.evaluation.plan_keys import (
     unwritable,
     wrong_keys,
 )
+from trueline.files import read_text
 from trueline.visible import shown
 
 _LARGEST_FILE = 1_000_000  # bytes of a plan; those of the paper have 2,000
@@ -37,7 +36,6 @@ _DEEPEST = 8  # tables and lists within each other
 _FREE = ("settings", "sweep", "variants")  # tables whose values a method checks
 _MOST_VARIANTS = 1_000
 _MOST_MISTAKES = 40  # that are listed
-_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def read_plan_table(path: Path, *, trust_remote_code: bool = False) -> dict[str, Any]:
@@ -47,16 +45,17 @@ def read_plan_table(path: Path, *, trust_remote_code: bool = False) -> dict[str,
     as well.
     """
     try:
-        table = tomllib.loads(_text(path))
-    except OSError as error:
+        text = read_text(path, "the plan", most=_LARGEST_FILE)
+    except SettingError as error:
         raise SettingError(
-            f"{path} cannot be read ({error.strerror}); name the .toml file of a run, or give "
-            f"flags only: trueline eval --benchmark facts --methods {PLAIN},{DEFAULT} --out "
-            "results"
+            f"{error}; name the .toml file of a run, or give flags only: trueline eval "
+            f"--benchmark facts --methods {PLAIN},{DEFAULT} --out results"
         ) from error
+    try:
+        table = tomllib.loads(text)
     except RecursionError as error:
         raise SettingError(f"{path} is no readable TOML: it is nested too deep") from error
-    except ValueError as error:  # no TOML, no UTF-8, or a number of thousands of digits
+    except ValueError as error:  # no TOML, or a number of thousands of digits
         raise SettingError(f"{path} is no readable TOML: {error}") from error
     if table.get("trust_remote_code") is True and not trust_remote_code:
         raise SettingError(
@@ -65,19 +64,6 @@ def read_plan_table(path: Path, *, trust_remote_code: bool = False) -> dict[str,
             "command"
         )
     return table
-
-
-def _text(path: Path) -> str:
-    """The text of a plan, as people's editors write it: with a byte-order mark or without."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError(0, "it is no file")  # to read a pipe would wait for ever
-    with path.open("rb") as file:
-        content = file.read(_LARGEST_FILE + 1)
-    if len(content) > _LARGEST_FILE:
-        raise OSError(0, f"it is no plan: it has more than {_LARGEST_FILE:,} bytes")
-    if content.startswith(_UTF16):
-        raise OSError(0, "it is written in UTF-16; save it as UTF-8")
-    return content.decode("utf-8-sig")
 
 
 def plan_from(table: Mapping[str, Any], where: str = "the plan") -> Plan:

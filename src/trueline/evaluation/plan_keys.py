@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
+from trueline.errors import SettingError
+from trueline.evaluation.judges.pace import Limits
 from trueline.evaluation.plan import MODES
-from trueline.visible import shown
+from trueline.settings import check_values, in_words
+from trueline.visible import has_half_character, shown
 
 _MOST = 2**31 - 1  # no count of a plan is larger, and every library takes it
 _LARGEST = 2**63  # a whole number that a line of results can hold lies below it
@@ -42,9 +45,7 @@ def _list(each: Takes) -> Takes:
 
 def _is_text(value: object) -> bool:
     """Whether a value is a text with something in it that UTF-8 can hold."""
-    if not isinstance(value, str) or not value:
-        return False
-    return not any("\ud800" <= sign <= "\udfff" for sign in value)
+    return isinstance(value, str) and value != "" and not has_half_character(value)
 
 
 def _is_number(value: Any, low: float, high: float) -> bool:
@@ -64,10 +65,6 @@ _VARIANT = Takes(
 _COUNT = Takes(
     'a whole number from 1, or "all"',
     lambda value: value == "all" or (type(value) is int and 1 <= value <= _MOST),
-)
-_PER_MINUTE = Takes("a number from 0.001 to 1e9", lambda value: _is_number(value, 1e-3, 1e9))
-_SECONDS = Takes(
-    "a number above 0, at most 86,400", lambda value: _is_number(value, 0, 86_400) and value > 0
 )
 _TEMPERATURE = Takes(
     "0, or a number from 0.001 to 1,000",
@@ -114,11 +111,37 @@ BUILD: dict[str, Takes] = {
     "values": _one_of("auto", "hidden", "logits"),
     "dtype": _one_of("auto", "float32", "float16"),
 }
-JUDGE: dict[str, Takes] = {  # names and bounds are those of Limits and of open_judge
-    "concurrency": _whole(1, 1000),
-    "per_minute": _PER_MINUTE,
-    "tries": _whole(1, 100),
-    "timeout": _SECONDS,
+
+
+def _limit(name: str, hint: Any) -> Takes:
+    """What a plan takes for one of the Limits: what it is annotated with, except for None."""
+    kind, bounds = next(get_args(one) for one in (hint, *get_args(hint)) if _is_bounded(one))
+    most = f"{bounds.high:,g}"
+    reach = (
+        f"above {bounds.low:g}, at most {most}"
+        if bounds.above
+        else f"from {bounds.low:g} to {most}"
+    )
+
+    def fits(value: Any) -> bool:
+        try:
+            check_values(Limits, {name: value})
+        except SettingError:
+            return False
+        return value is not None
+
+    return Takes(f"{in_words(kind)} {reach}", fits)
+
+
+def _is_bounded(hint: Any) -> bool:
+    return get_origin(hint) is Annotated
+
+
+JUDGE: dict[str, Takes] = {
+    **{
+        name: _limit(name, hint)
+        for name, hint in get_type_hints(Limits, include_extras=True).items()
+    },
     "max_tokens": _whole(1),
 }
 

@@ -245,7 +245,8 @@ def _run_judge(run: _Run, judge: Judge) -> None:
     journal = run.journal
     lines = [x for x in journal.lines if isinstance(x, VerdictLine) and x.cell in run.begun]
     known = [line for line in lines if line.judge == judge.id]
-    standing = [x for x in known if x.is_answered and x.judge_hash == judge.hash]
+    asked_now = judge.hash  # once: a local judge reads much for it
+    standing = [x for x in known if x.is_answered and x.judge_hash == asked_now]
     kept = {id(line) for line in standing}
     journal.drop([line for line in known if id(line) not in kept])  # they are asked once more
     judged = {(x.cell, x.about, x.sample) for x in standing}

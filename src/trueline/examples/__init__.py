@@ -10,17 +10,17 @@ import re
 import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from reprlib import repr as short
 from typing import Any
 
 from trueline.errors import ExampleError, SettingError
-from trueline.examples.rows import SURROGATE, TableRow, rows_of
+from trueline.examples.rows import TableRow, rows_of
 from trueline.files import reason
 from trueline.records import Example
-from trueline.settings import check_values, whole_number
-from trueline.visible import shown
+from trueline.settings import fits, in_words, whole_number
+from trueline.visible import half_character, shown
 
 Columns = dict[str, tuple[str, ...]]  # our field -> the columns that may hold it, best first
 _COLUMNS: Columns = {
@@ -34,15 +34,6 @@ EXAMPLE_FIELDS = tuple(_COLUMNS)  # in the order of a line; the id is the first
 _NAME_DIGITS = 12  # of the hash of its content, the name of an example without an id
 
 
-@dataclass(frozen=True)
-class _Reading:
-    """How rows are read, beside their columns."""
-
-    separator: str | None
-    split: str
-    config: str | None
-
-
 def read_examples(
     source: str | os.PathLike[str] | Iterable[Example],
     *,
@@ -54,7 +45,10 @@ def read_examples(
 ) -> list[Example]:
     """Read and check examples; every row that cannot be used is named in one ExampleError."""
     limit = None if limit is None else min(whole_number(limit, "limit"), sys.maxsize)
-    check_values(_Reading, {"separator": separator, "split": split, "config": config})
+    texts = (("separator", separator, str | None), ("config", config, str | None))
+    for option, value, hint in (*texts, ("split", split, str)):
+        if not fits(value, hint):
+            raise SettingError(f"{option} must be {in_words(hint)}; got {shown(value)}")
     if not isinstance(source, str | os.PathLike):
         if isinstance(source, bytes | Mapping) or not isinstance(source, Iterable):
             wanted = "a file, a hub dataset or a list of Example"
@@ -192,7 +186,7 @@ def _named(examples: list[Example], taken: set[str]) -> list[Example]:
 def _flaw(example: Example, first_seen: Mapping[str, str]) -> str:
     """Say what keeps an example from joining those whose ids were seen before, or nothing."""
     texts = (example.question, example.id, example.source)
-    if half := SURROGATE.search("".join((*texts, *example.answers, *example.wrong_answers))):
+    if half := half_character("".join((*texts, *example.answers, *example.wrong_answers))):
         return f"the text holds {half[0]!r}, half of a character, which UTF-8 cannot keep"
     first = first_seen.get(example.id)
     return f"the id {example.id!r} is also that of {first}" if first else ""

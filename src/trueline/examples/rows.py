@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import json
 import os
 import re
@@ -12,19 +11,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import resources
+from io import TextIOWrapper
 from os.path import isdir, lexists  # unlike those of Path, they never raise
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, TextIO
 
 from trueline.errors import import_extra
-from trueline.files import foreign_encoding, reason, refusal
+from trueline.files import capped_lines, foreign_encoding, open_unpacked, reason, refusal
+from trueline.visible import half_character
 
 TableRow = dict[str, Any]
 Found = tuple[
     int | str, TableRow | str
 ]  # the line, else the row's number; the row or its problem
-SURROGATE = re.compile(r"[\ud800-\udfff]")  # how a byte that is not UTF-8 comes through
+_MOST_JSON = 256_000_000  # characters of a JSON list, which is read as a whole
 _SHIPPED = {"facts": "ground", "facts:ground": "ground", "facts:test": "test"}
 
 
@@ -64,12 +65,10 @@ def _file_rows(path: Path) -> Iterator[Found]:
             parts = table.iter_batches()
             yield from enumerate((row for part in parts for row in part.to_pylist()), start=1)
         return
-    opened = gzip.open if path.suffix.lower() == ".gz" else open
-    with opened(path, "rb") as begun:
-        if problem := foreign_encoding(begun.read(4)):
+    with open_unpacked(path) as data:
+        if problem := foreign_encoding(data.peek(4)):
             raise ValueError(problem)
-    with opened(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        yield from reader(file)
+        yield from reader(TextIOWrapper(data, "utf-8-sig", "surrogateescape", newline=""))
 
 
 def _is_missing(path: Path) -> bool:
@@ -85,14 +84,16 @@ def _is_missing(path: Path) -> bool:
 
 def _jsonl_rows(file: TextIO) -> Iterator[Found]:
     """Yield one row per line; blank lines only count."""
-    for number, line in enumerate(file, start=1):
+    for number, line in enumerate(capped_lines(file), start=1):
         if line.strip():
             yield number, _not_utf8(line)[1] or _parse(line)
 
 
 def _json_rows(file: TextIO) -> Iterator[Found]:
     """Yield one row per item of a JSON list, at the line where the item starts."""
-    text = file.read()
+    text = file.read(_MOST_JSON + 1)
+    if len(text) > _MOST_JSON:
+        raise ValueError(f"it has more than {_MOST_JSON:,} characters; write it as .jsonl")
     if not text.lstrip().startswith("["):
         raise ValueError(f"expected a list, got {short(text)}; one object a line is .jsonl")
     line, at, end, number = 1, 0, text.find("[") + 1, 0
@@ -120,7 +121,8 @@ def _parse(text: str) -> TableRow | str:
 
 def _not_utf8(text: str) -> tuple[int, str]:
     """Return how many lines down the first byte that is not UTF-8 stands, and its problem."""
-    if not (bad := SURROGATE.search(text)):
+    bad = half_character(text)  # as such a byte comes through
+    if bad is None:
         return 0, ""
     problem = f"the byte 0x{ord(bad[0]) & 0xFF:02x} is not UTF-8; save the file as UTF-8"
     return text.count("\n", 0, bad.start()), problem
@@ -128,7 +130,7 @@ def _not_utf8(text: str) -> tuple[int, str]:
 
 def _csv_rows(file: TextIO, delimiter: str = ",") -> Iterator[Found]:
     """Yield one row per record below the header, at the line where the record starts."""
-    reader = csv.reader(file, delimiter=delimiter, strict=True)
+    reader = csv.reader(capped_lines(file), delimiter=delimiter, strict=True)
     header = [name.strip() for name in next(filter(None, reader), [])]
     twice = [f"{name!r} is there twice" for name in header if name and header.count(name) > 1]
     if problem := _not_utf8("".join(header))[1] or "".join(twice[:1]):
@@ -162,7 +164,7 @@ def _dataset_rows(name: str, split: str, config: str | None) -> Iterator[Found]:
         datasets.exceptions.DatasetsError,
     ) as error:
         why = error.__cause__ or error
-        why = reason(why) if isinstance(why, OSError) and why.strerror else why
+        why = reason(why) if isinstance(why, OSError) else why
         raise ValueError(f"{why}; check name, split and config, or give a file") from error
     parts = dataset.with_format("arrow").iter(1000)  # as Arrow tables, no image is decoded
     yield from enumerate((row for part in parts for row in part.to_pylist()), start=1)

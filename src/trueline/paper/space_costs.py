@@ -18,7 +18,7 @@ from trueline.evaluation.cells import machine, space_hash, versions
 from trueline.evaluation.parts import benchmark_of, model_of
 from trueline.evaluation.plan import BuildOptions, Plan
 from trueline.evaluation.run import OnLabelledProgress
-from trueline.files import write_text
+from trueline.files import reason, write_text
 
 if TYPE_CHECKING:
     from trueline.embedders.base import Embedder
@@ -123,7 +123,7 @@ def _keep(path: Path, known: dict[str, SpaceCosts]) -> None:
         write_text(path, msgspec.json.encode(known).decode())
     except OSError as error:
         raise SettingError(
-            f"{path} cannot be written ({error.strerror}); mend that and run the same again"
+            f"{path} cannot be written ({reason(error)}); mend that and run the same again"
         ) from error
 
 

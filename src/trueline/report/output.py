@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
 from trueline.errors import SettingError
-from trueline.files import file_hash, replacing, sync
+from trueline.files import file_hash, open_regular, reason, scratch_beside, sync
 
 LISTED = ".trueline-report.json"  # file name -> the hashes of what reports wrote, newest last
+_LONGEST_LIST = 1 << 20  # bytes; a file takes about 200
 _KEPT = 2  # hashes of a file: a kill leaves some files as the report before had them
 
 
@@ -24,32 +26,41 @@ def write_files(
     """Write files into a folder; a full disk leaves all of them as they were."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if not overwrite:
-            check_free(folder, contents)
-        known = _listed(folder)
-        for name, content in contents.items():
-            before = known.get(name, [])
-            known[name] = [*before, hashlib.sha256(content).hexdigest()][-_KEPT:]
-        _write_all(folder, {**contents, LISTED: json.dumps(known, indent=1).encode()})
     except OSError as error:
-        raise SettingError(
-            f"{folder} cannot be written to ({error.strerror}); what was there is as it was"
-        ) from error
+        raise SettingError(f"{folder} cannot be written to ({reason(error)})") from error
+    check_free(folder, contents, overwrite=overwrite)
+    known = _listed(folder)
+    for name, content in contents.items():
+        before = known.get(name, [])
+        known[name] = [*before, hashlib.sha256(content).hexdigest()][-_KEPT:]
+    # The list takes its place first: after a kill it knows the files that follow.
+    _write_all(folder, {LISTED: json.dumps(known, indent=1).encode(), **contents})
     return [folder / name for name in contents]
 
 
-def check_free(folder: Path, names: Iterable[str]) -> None:
-    """Refuse to replace files that no report wrote, or that were changed since."""
+def check_free(folder: Path, names: Iterable[str], *, overwrite: bool = False) -> None:
+    """Refuse to replace a folder, and files that no report wrote or that were changed since.
+
+    With `overwrite` files are not looked at; a folder is refused all the same.
+    """
+    paths = [folder / name for name in names]
     known = _listed(folder)
     try:
+        taken = [path for path in (*paths, folder / LISTED) if path.is_dir()]
         foreign = [
             path
-            for path in (folder / name for name in names)
-            if path.exists()
+            for path in paths
+            if not overwrite
+            and os.path.lexists(path)
             and not (path.is_file() and file_hash(path) in known.get(path.name, []))
         ]
     except OSError as error:
-        raise SettingError(f"{folder} cannot be read ({error.strerror})") from error
+        raise SettingError(f"{folder} cannot be read ({reason(error)})") from error
+    if taken:
+        raise SettingError(
+            f"{', '.join(map(str, taken))} should be a file and is a folder; move it away, or "
+            "name another folder with --out"
+        )
     if foreign:
         raise SettingError(
             f"{', '.join(map(str, foreign))} would be replaced, and no earlier report wrote "
@@ -58,21 +69,29 @@ def check_free(folder: Path, names: Iterable[str]) -> None:
 
 
 def _write_all(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Write every file beside its place, and put them there when all are on the disk.
-
-    The list comes last and is put there first, so that it knows the others after a kill.
-    """
-    with ExitStack() as stack:
-        for name, content in contents.items():
-            scratch = stack.enter_context(replacing(folder / name))
-            scratch.write_bytes(content)
-            sync(scratch)
+    """Write every file beside its place; when all are on the disk, put them there in order."""
+    outcome = "what was there is as it was"
+    try:
+        with ExitStack() as stack:
+            scratches = {}
+            for name, content in contents.items():
+                scratches[name] = stack.enter_context(scratch_beside(folder / name))
+                scratches[name].write_bytes(content)
+                sync(scratches[name])
+            for name, scratch in scratches.items():
+                os.replace(scratch, folder / name)
+                outcome = "some files are replaced and some are not; write the report again"
+    except OSError as error:
+        raise SettingError(
+            f"{folder} cannot be written to ({reason(error)}); {outcome}"
+        ) from error
 
 
 def _listed(folder: Path) -> dict[str, list[str]]:
     """What reports wrote into a folder; nothing where the list cannot be read."""
     try:
-        found = json.loads((folder / LISTED).read_text("utf-8"))
+        with open_regular(folder / LISTED) as file:
+            found = json.loads(file.read(_LONGEST_LIST))
     except (OSError, ValueError, RecursionError):
         return {}
     if not isinstance(found, dict):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, get_args
 
@@ -37,7 +38,8 @@ LEAD = (
     "Tokens/s is taken while traces are kept, so it is below what decoding alone reaches. Peak "
     "memory is that of the whole process while a row was run; what earlier rows left counts.",
 )
-_LONGEST_NAME = 80  # characters of a plot's file name
+_LONGEST_NAME = 80  # bytes of a plot's file name, without .svg; a file system takes 255
+_NAME_BEGIN = 30  # bytes of its beginning that a longer one keeps
 _FACTS = (
     "model fingerprint dtype device benchmark data_hash counts ground ground_from test task "
     "max_new_tokens batch_size temperature seed stop prompt_hashes embedder bertscore draw "
@@ -111,9 +113,7 @@ def named_plots(tables: Sequence[Table]) -> list[list[Plot]]:
         start = "-".join(filter(None, parts))
         group = []
         for name, title, draw in plots_of(table, sweeps_of(table)):
-            file = _file_name(f"{start}-{name}")
-            while file in taken:
-                file += "-more"
+            file = _file_name(f"{start}-{name}", taken)
             taken.add(file)
             group.append((file, title, draw))
         found.append(group)
@@ -125,10 +125,21 @@ def draw_all(plots: Iterable[Plot]) -> tuple[Figure, ...]:
     return tuple(Figure(name, title, as_svg(draw, name)) for name, title, draw in plots)
 
 
-def _file_name(text: str) -> str:
-    """A name that every file system takes; a long one keeps its end, which tells the plot."""
+def _file_name(text: str, taken: Container[str]) -> str:
+    """A name that every file system takes and no plot has; of a long one both ends are kept."""
     name = re.sub(r"[^\w.]+", "-", text).strip("-.")
-    return name if len(name) <= _LONGEST_NAME else f"{name[:30]}-{name[31 - _LONGEST_NAME :]}"
+    apart = chain([""], (f"-{number}" for number in count(2)))
+    tried = (f"{_cut(name, _LONGEST_NAME - len(end))}{end}" for end in apart)
+    return next(one for one in tried if one not in taken)
+
+
+def _cut(name: str, most: int) -> str:
+    """A name of so many bytes at most; one that is cut keeps its end, which tells the plot."""
+    data = name.encode()
+    if len(data) <= most:
+        return name
+    begin, end = data[:_NAME_BEGIN], data[_NAME_BEGIN + 1 - most :]
+    return f"{begin.decode(errors='ignore')}-{end.decode(errors='ignore')}"
 
 
 def svg_files(figures: Iterable[Figure]) -> dict[str, bytes]:

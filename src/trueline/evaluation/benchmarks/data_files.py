@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as short
-from typing import IO, Any
+from typing import Any
 
 from trueline.errors import ExampleError, import_extra
+from trueline.files import UnreadableError, capped_lines, open_unpacked, reason
+from trueline.visible import has_half_character
 
 _ENDS = (".jsonl", ".jsonl.gz")
-_LONGEST = 16_000_000  # bytes of a line; the longest of any benchmark here has 40,000
-_MOST = 2_000_000_000  # bytes of a file, unpacked; a small packed one may hold any number
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,7 @@ class Line:
 
 def is_text(value: object) -> bool:
     """Whether a value is a text that UTF-8 can hold; JSON can spell half a character."""
-    return isinstance(value, str) and not any("\ud800" <= sign <= "\udfff" for sign in value)
+    return isinstance(value, str) and not has_half_character(value)
 
 
 def read_table(table: DataTable, data: Path | None) -> list[Line]:
@@ -103,7 +102,7 @@ def _find(table: DataTable, data: Path) -> tuple[Path, int]:
                 if path.is_file():
                     return path, rows
     except OSError as error:
-        raise ExampleError(f"{data} cannot be read ({error.strerror})") from error
+        raise ExampleError(f"{data} cannot be read ({reason(error)})") from error
     wanted = " or ".join(f"{stem}.jsonl" for stem, _ in table.files)
     raise ExampleError(f"{data} holds no {wanted} (nor with .gz); {_advice(table.home)}")
 
@@ -130,30 +129,18 @@ def _file_rows(path: Path, home: str) -> Iterator[tuple[int, object]]:
     """Yield the number and content of each line that is not blank."""
     number = 0
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            for number, line in enumerate(_lines(file), start=1):
+        with open_unpacked(path) as file:
+            for number, line in enumerate(capped_lines(file), start=1):
                 if line.strip():
                     yield number, json.loads(line.decode("utf-8-sig"))
+    except (OSError, EOFError, zlib.error, UnreadableError) as error:
+        raise ExampleError(
+            f"{path} cannot be read past line {number}: {reason(error)}; {_advice(home)}"
+        ) from error
     except (ValueError, RecursionError) as error:  # no JSON, no UTF-8
         raise ExampleError(
             f"{path}:{number}: expected an object {{...}} in UTF-8: {error}; {_advice(home)}"
         ) from error
-    except (OSError, EOFError, zlib.error) as error:
-        raise ExampleError(
-            f"{path} cannot be read past line {number}: "
-            f"{getattr(error, 'strerror', None) or error}; {_advice(home)}"
-        ) from error
-
-
-def _lines(file: IO[bytes] | gzip.GzipFile) -> Iterator[bytes]:
-    """The lines of a file; one, or a file, that is longer than any can be is an error."""
-    total = 0
-    while line := file.readline(_LONGEST + 1):
-        total += len(line)
-        if len(line) > _LONGEST or total > _MOST:
-            what = f"a line of more than {_LONGEST:,}" if total <= _MOST else f"over {_MOST:,}"
-            raise OSError(0, f"it has {what} bytes")
-        yield line
 
 
 def _hub_rows(hub: Hub) -> Iterable[tuple[int, object]]:

@@ -9,6 +9,7 @@ from trueline.errors import ExampleError, SettingError
 from trueline.evaluation.benchmarks.pools import Item, Pools, choices, draw
 from trueline.evaluation.samples import Sample
 from trueline.examples import read_examples
+from trueline.files import reason
 from trueline.records import Example
 from trueline.visible import shown
 
@@ -47,7 +48,7 @@ def is_file(name: str | Path) -> bool:
     try:
         return Path(name).is_file()
     except OSError as error:
-        raise ExampleError(f"{shown(str(name))} cannot be read ({error.strerror})") from error
+        raise ExampleError(f"{shown(str(name))} cannot be read ({reason(error)})") from error
 
 
 def _pair(name: str) -> tuple[Path, Path]:
