@@ -65,7 +65,7 @@ def check_weights(folder: Path) -> WeightCount:
 
 def check_kinds(folder: Path) -> None:
     """Refuse what is no plain file, and an adapter: it names weights that are elsewhere."""
-    for path in sorted([*folder.glob("*"), *folder.glob("*/*")]):
+    for path in sorted([*folder.iterdir(), *folder.glob("*/*")]):
         if path.exists() and not path.is_file() and not path.is_dir():
             raise ModelError(f"{path} is neither a file nor a folder; a model is made of these")
     if (folder / "adapter_config.json").exists():
