@@ -69,9 +69,7 @@ def askers(embedder):
     return {name: Asker(name, embedder) for name in ARCHITECTURES}
 
 
-@pytest.mark.parametrize(
-    "architecture", [tiny.slow_unless_main(name) for name in ARCHITECTURES]
-)
+@pytest.mark.parametrize("architecture", tiny.mostly_slow(ARCHITECTURES))
 def test_each_request_of_a_random_schedule_gets_the_answer_it_gets_alone(askers, architecture):
     asker = askers[architecture]
     for seed in range(SCHEDULES // len(ARCHITECTURES)):

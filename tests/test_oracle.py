@@ -46,9 +46,7 @@ def tokens(lm, method, **options):
     return [answer.token_ids for answer in answers]
 
 
-@pytest.mark.parametrize(
-    "architecture", [tiny.slow_unless_main(name) for name in tiny.ARCHITECTURES]
-)
+@pytest.mark.parametrize("architecture", tiny.mostly_slow(tiny.ARCHITECTURES))
 @pytest.mark.parametrize("chat", [False, True], ids=["plain", "chat"])
 def test_rad_picks_the_tokens_of_the_oracle(
     architecture, chat, examples, embedder, sentence_transformer
@@ -64,7 +62,7 @@ def test_rad_picks_the_tokens_of_the_oracle(
             assert tokens(lm, rad, batch_size=batch_size) == wanted, (values, batch_size)
 
 
-@pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
+@pytest.mark.parametrize("architecture", tiny.mostly_slow(tiny.ARCHITECTURES))
 def test_greedy_picks_the_tokens_of_the_oracle_and_of_transformers(
     architecture, examples, embedder, sentence_transformer
 ):
@@ -94,7 +92,7 @@ def test_every_form_of_the_window_picks_the_tokens_of_the_oracle(
     assert tokens(lm, tl.RAD(space, tau=TAU)) == expected(oracle, lm)
 
 
-@pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
+@pytest.mark.parametrize("architecture", tiny.mostly_slow(tiny.ARCHITECTURES))
 def test_the_processor_picks_the_tokens_of_the_oracle_in_transformers_own_loop(
     architecture, examples, embedder, sentence_transformer
 ):

@@ -46,7 +46,7 @@ def test_a_shortcut_that_is_none_is_refused_with_those_there_are(monkeypatch):
         is_on("cache")
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", tiny.mostly_slow(ARCHITECTURES))
 @pytest.mark.parametrize("chat", [False, True], ids=["plain", "chat"])
 def test_tokens_are_the_same_without_any_one_shortcut_and_without_all(
     architecture, chat, embedder

@@ -80,9 +80,11 @@ ARCHITECTURES = {
 MAIN = ("llama", "gemma2", "gpt2")  # what the quick tests look at, where all would take long
 
 
-def slow_unless_main(name):
-    """An architecture as a parameter: the quick tests leave some of them to the others."""
-    return pytest.param(name, marks=() if name in MAIN else pytest.mark.slow)
+def mostly_slow(names):
+    """Architectures as parameters: the quick tests leave some of them to the others."""
+    return [
+        pytest.param(name, marks=() if name in MAIN else pytest.mark.slow) for name in names
+    ]
 
 
 @cache
