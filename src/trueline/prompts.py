@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from trueline.errors import SettingError
-from trueline.visible import shown
+from trueline.visible import has_half_character, shown
 
 QUESTION = "Answer the following question with one or two sentences.\nQ: {question}\nA:"
 
@@ -169,7 +169,7 @@ def check_text(text: object, what: str) -> None:
     """Refuse what no tokenizer can read."""
     if not isinstance(text, str):
         raise SettingError(f"{what} must be text, got {shown(text)}")
-    if any("\ud800" <= sign <= "\udfff" for sign in text):
+    if has_half_character(text):
         raise SettingError(f"{what} is not valid Unicode: {text[:60]!r}")
 
 

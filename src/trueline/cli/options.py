@@ -17,7 +17,7 @@ from trueline.cli.screen import note, progress_bar
 from trueline.decoders import DEFAULT, names_in_words
 from trueline.engines import DEFAULT_MODEL
 from trueline.errors import SettingError
-from trueline.visible import shown
+from trueline.visible import has_half_character, shown
 
 if TYPE_CHECKING:
     from trueline.session import Session
@@ -47,7 +47,7 @@ def check_texts(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     for text in value if isinstance(value, tuple) else (value,):
         if text == "":
             raise click.BadParameter("it is empty; give a value or leave it out.", ctx, param)
-        if isinstance(text, str) and any("\ud800" <= sign <= "\udfff" for sign in text):
+        if isinstance(text, str) and has_half_character(text):
             raise click.BadParameter(f"it is not valid UTF-8: {shown(text)}.", ctx, param)
     return value
 

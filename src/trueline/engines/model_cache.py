@@ -17,7 +17,7 @@ from platformdirs import user_cache_path
 
 from trueline.engines.weights import check_weights
 from trueline.errors import DownloadError, ModelError, SettingError
-from trueline.files import open_regular
+from trueline.files import open_regular, reason
 from trueline.visible import visible
 
 NO_ROOM = "there is no room left; free some, or set TRUELINE_HOME to a folder on a larger disk"
@@ -37,11 +37,11 @@ def home() -> Path:
         folder = Path(named).expanduser()
         if folder.is_dir() or not folder.exists():
             return folder
-        reason = "it is no folder"
+        why = "it is no folder"
     except (OSError, RuntimeError, ValueError) as error:  # nobody has it, or may look there
-        reason = str(getattr(error, "strerror", None) or error)
+        why = reason(error)
     raise SettingError(
-        f"the cache {str(named)!r} cannot be used ({reason}); "
+        f"the cache {str(named)!r} cannot be used ({why}); "
         "set TRUELINE_HOME to a folder, or to a name where one can be made"
     )
 
@@ -113,7 +113,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 def _unwritable(folder: Path, error: OSError) -> ModelError:
     return ModelError(
-        f"the cache {folder} cannot be written ({error.strerror or error}); "
+        f"the cache {folder} cannot be written ({reason(error)}); "
         "set TRUELINE_HOME to a folder that can"
     )
 

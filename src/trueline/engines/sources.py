@@ -19,6 +19,8 @@ from trueline.engines.model_cache import home, is_finished, prepare
 from trueline.engines.transformers.gguf import check_gguf_extra, convert_gguf
 from trueline.engines.weights import check_kinds, check_weights, opening
 from trueline.errors import ModelError, UnknownModelError
+from trueline.files import reason
+from trueline.visible import shown
 
 _KIND_NAMES = {"language": "language model", "embedder": "embedder"}
 _ENCODERS = "bert roberta distilbert mpnet xlm-roberta electra deberta-v2 modernbert t5".split()
@@ -73,7 +75,7 @@ def resolve(name: str | Path, kind: ModelKind) -> Source:
         source = Source(name, kind, download_snapshot(name))
     else:
         raise UnknownModelError(
-            f"no {_KIND_NAMES[kind]} is called {_shown(name)}; "
+            f"no {_KIND_NAMES[kind]} is called {shown(name)}; "
             f"take {_names(kind, name[:_SHOWN].lower())}, a hub id (owner/name), "
             "or a local folder or .gguf file that exists"
         )
@@ -86,7 +88,7 @@ def check_named(name: str, option: str) -> None:
     """Refuse to fetch from the hub what only somebody's file names, not the user."""
     if _is_hub_id(name) and not _readable_path(name).exists() and not is_cached(name):
         raise ModelError(
-            f"{_shown(name)} would be fetched from the hub because a space names it; "
+            f"{shown(name)} would be fetched from the hub because a space names it; "
             f"if you trust where the space comes from, name it yourself with {option}"
         )
 
@@ -100,21 +102,12 @@ def _readable_path(name: str) -> Path:
     try:
         path = Path(name).expanduser()
         path.is_dir()
-    except (
-        OSError,
-        RuntimeError,
-        ValueError,
-    ) as error:  # too long, nobody's, or closed
+    except (OSError, RuntimeError, ValueError) as error:  # too long, nobody's, or closed
         raise UnknownModelError(
-            f"{_shown(name)} cannot be looked at "
-            f"({getattr(error, 'strerror', None) or error}); give an alias "
+            f"{shown(name)} cannot be looked at ({reason(error)}); give an alias "
             "(`trueline models`), a hub id (owner/name), or a folder or file you may read"
         ) from None
     return path
-
-
-def _shown(name: str) -> str:
-    return repr(name if len(name) <= _SHOWN else f"{name[:_SHOWN]} ...")
 
 
 def _names(kind: ModelKind, near: str = "") -> str:
@@ -152,8 +145,8 @@ def _from_gguf(file: Path, kind: ModelKind) -> Source:
         with file.open("rb") as opened:
             head, state = opened.read(1 << 20), os.fstat(opened.fileno())
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UnknownModelError(f"{_shown(str(file))} cannot be opened ({reason})") from None
+        why = reason(error)
+        raise UnknownModelError(f"{shown(str(file))} cannot be opened ({why})") from None
     if head[:4] != b"GGUF":
         raise ModelError(f"{file} is damaged or no GGUF file; its first bytes are {head[:4]!r}")
     stamp = f"{state.st_size} {state.st_mtime_ns} ".encode()
