@@ -20,7 +20,7 @@ _DIMENSIONS = 4  # a tensor has at most
 _VALUES_A_BYTE = 8  # no format packs more
 
 
-def read_gguf_header(file: Path) -> WeightCount:
+def read_gguf_header(file: Path, label: str) -> WeightCount:
     """Count tensors and values of a GGUF file; refuse one whose header does not fit it."""
     try:
         with (
@@ -30,7 +30,7 @@ def read_gguf_header(file: Path) -> WeightCount:
             return _Header(data).count()
     except (struct.error, ValueError) as error:  # read past the end, or an empty file
         raise ModelError(
-            f"{file.name} is cut short or damaged ({error}); fetch the model again"
+            f"{label} is cut short or damaged ({error}); fetch the model again"
         ) from None
 
 

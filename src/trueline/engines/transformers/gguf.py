@@ -27,7 +27,7 @@ def convert_gguf(file: Path, folder: Path, label: str, *, sha256: str = "") -> N
         raise DownloadError(f"{label} is not the GGUF this release pins; report it, please")
     say(f"converting {label} to safetensors, once ...")
     with opening(label, "a GGUF language model; it may be cut short or of an unknown kind"):
-        count, name = read_gguf_header(file), file.name
+        count, name = read_gguf_header(file, label), file.name
         tokenizer = open_tokenizer(file.parent, gguf_file=name)
         model = open_model(file.parent, "causal", "float32", count=count, gguf_file=name)
     _forget_quantization(model)
