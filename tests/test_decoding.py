@@ -354,7 +354,7 @@ def test_what_is_prepared_belongs_to_a_question_and_is_made_once(lm):
     class Preparing(tl.Greedy):
         name = "preparing"
 
-        def prepare(self, lm, given):
+        def prepare(self, lm, given, options):
             made.append(given.question)
             return given.question
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trueline.comparison import compare as compare
     from trueline.decoders.cad import CAD as CAD
+    from trueline.decoders.corrective import Corrective as Corrective
     from trueline.decoders.dola import DoLa as DoLa
     from trueline.decoders.greedy import Greedy as Greedy
     from trueline.decoders.instructive import Instructive as Instructive
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 _LAZY = {  # public name -> where it lives, opened when first asked for: --help stays instant
     "CAD": "trueline.decoders.cad",
+    "Corrective": "trueline.decoders.corrective",
     "DoLa": "trueline.decoders.dola",
     "Instructive": "trueline.decoders.instructive",
     "KATE": "trueline.decoders.kate",

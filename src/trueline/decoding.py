@@ -184,6 +184,8 @@ class Decoding:
         for index, (row, token) in enumerate(zip(group.members, tokens, strict=True)):
             if row.request.options.trace:
                 row.steps.append(trace_step(step, adjusted, index, token))
+            if adjusted.votes:
+                row.credit(adjusted.votes[index], token, self._lm.stop_ids)
             self._add(row, token)
 
     def _add(self, row: Row, token: int) -> None:

@@ -63,6 +63,24 @@ def neutralize(fused: torch.Tensor, hit: torch.Tensor, alpha: float) -> torch.Te
     return torch.where(hit[:, None], fused / (1 + alpha), fused)
 
 
+def lift(
+    base: torch.Tensor, candidates: torch.Tensor, *, margin: float, strength: float
+) -> torch.Tensor:
+    """Raise the candidates together until they hold probability sigmoid(margin).
+
+    L = max(0, margin + log sum_{v not in C} e^base(v) - log sum_{x in C} e^base(x))
+    final(x) = base(x) + strength * L for x in C, base(x) elsewhere
+
+    `base` is (rows, vocabulary), `candidates` a mask of the same shape. A row without
+    candidates, or whose candidates hold that much already, stays as it is.
+    """
+    wide = base.float()
+    inside = wide.masked_fill(~candidates, -torch.inf).logsumexp(-1)  # (rows,)
+    outside = wide.masked_fill(candidates, -torch.inf).logsumexp(-1)
+    raised = (margin + outside - inside).clamp(min=0.0).nan_to_num(0.0, posinf=0.0)
+    return torch.where(candidates, (wide + strength * raised[:, None]).to(base.dtype), base)
+
+
 def entropy(logits: torch.Tensor) -> torch.Tensor:
     """The entropy of each row's distribution, in nats: (rows, vocabulary) -> (rows,)."""
     log_probs = logits.float().log_softmax(-1)

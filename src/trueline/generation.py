@@ -199,6 +199,10 @@ def _pieces(lm: Engine, request: Request) -> Iterator[Piece]:
                 token_ids=tuple(row.tokens[tokens_sent:]),
                 finish=row.finish if row.is_ended else None,
                 steps=tuple(row.steps[tokens_sent:]),
+                sources=row.sources() if row.is_ended else (),
+                is_covered=(
+                    request.method.is_covered(request.prepared) if row.is_ended else None
+                ),
             )
             text_sent, tokens_sent = ready, len(row.tokens)
 

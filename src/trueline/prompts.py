@@ -245,11 +245,11 @@ def _encode_pieces(pieces: Sequence[str], tokenizer: Tokenizer, *, special: bool
     starts = range(len(tokens) - len(plain) + 1)
     start = next((at for at in starts if tokens[at : at + len(plain)] == plain), 0)
     end = start + len(plain)  # behind it stand the tokens that end a text
-    middle = [token for piece in others for token in _encode_onward(piece, tokenizer)]
+    middle = [token for piece in others for token in encode_onward(piece, tokenizer)]
     return tokens[:end] + middle + tokens[end:]
 
 
-def _encode_onward(piece: str, tokenizer: Tokenizer) -> list[int]:
+def encode_onward(piece: str, tokenizer: Tokenizer) -> list[int]:
     """The tokens of a text behind another; some tokenizers put a space ahead of a first one."""
     line = list(tokenizer.encode("\n", add_special_tokens=False))
     tokens = list(tokenizer.encode(f"\n{piece}", add_special_tokens=False))

@@ -173,6 +173,18 @@ Finish = Literal["stop", "length"]  # ended by itself or by a stop, or cut off a
 
 
 @dataclass(frozen=True, slots=True)
+class Source:
+    """A verified example that spoke in an answer."""
+
+    example: str  # its id
+    question: str
+    answer: str  # the one of its answers that spoke most
+    source: str  # where its author found it
+    share: float  # of the answer's tokens that were picked with its votes
+    probability: float  # that it answers the question
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """A part of an answer that is being written."""
 
@@ -180,6 +192,8 @@ class Piece:
     token_ids: tuple[int, ...]  # picked since the last piece
     finish: Finish | None = None  # set on the last piece
     steps: tuple[TraceStep, ...] = ()  # the reason for each token, when asked for
+    sources: tuple[Source, ...] = ()  # on the last piece: who spoke
+    is_covered: bool | None = None  # on the last piece: whether an example was in scope
 
     def __str__(self) -> str:
         return self.text
@@ -197,6 +211,10 @@ class Answer:
     prompt_tokens: int  # read before the first token was picked, under the first prompt
     prompt_hashes: tuple[str, ...] = ()  # of every prompt the method read, the first one first
     trace: tuple[TraceStep, ...] | None = None  # when asked for
+    sources: tuple[
+        Source, ...
+    ] = ()  # the verified examples that spoke, the largest share first
+    is_covered: bool | None = None  # whether one was in scope; None: the method has no scope
     seconds: float = field(default=0.0, compare=False)  # from the request to the last token
     first_token_seconds: float = field(default=0.0, compare=False)  # to the first one
 

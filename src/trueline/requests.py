@@ -66,7 +66,7 @@ def make_request(
             f"of it: {(given.question or '')[:60]!r}"
         )
     hashes = tuple(one.hash for one in inputs)
-    prepared = method.prepare(lm, given)
+    prepared = method.prepare(lm, given, options)
     return Request(method, given, contexts, hashes, options, room, index, prepared)
 
 

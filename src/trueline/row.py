@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 import torch
 
 from trueline.engines.base import Engine
-from trueline.records import Answer, Finish, TraceStep
+from trueline.records import Answer, Finish, Source, TraceStep
 from trueline.requests import Request
+from trueline.votes import END, Speaker, Voice, Votes
 
 _CHARACTER = 4  # bytes of UTF-8 that one token may hold the beginning of, on either side
 
@@ -24,6 +25,7 @@ class Row:
     source: torch.Generator | None  # of chance
     tokens: list[int] = field(default_factory=list)
     steps: list[TraceStep] = field(default_factory=list)
+    voices: dict[Voice, float] = field(default_factory=dict)  # tokens picked with their votes
     text: str | None = None  # set when the answer has ended
     error: Exception | None = None  # set when it cannot go on
     finish: Finish = "length"
@@ -40,6 +42,33 @@ class Row:
         """How many tokens it may still get."""
         return self.request.room - len(self.tokens)
 
+    def credit(self, votes: Votes | None, token: int, stop_ids: frozenset[int]) -> None:
+        """Note whose votes a picked token had."""
+        if votes is None:
+            return
+        own = votes.shares.get(END if token in stop_ids else token, {})
+        total = sum(own.values())
+        for voice, share in own.items():
+            self.voices[voice] = self.voices.get(voice, 0.0) + share / total
+
+    def sources(self) -> tuple[Source, ...]:
+        """The examples that spoke so far, the largest share first."""
+        by_example: dict[Speaker, dict[Voice, float]] = {}
+        for voice, tokens in self.voices.items():
+            by_example.setdefault(voice.speaker, {})[voice] = tokens
+        found = [
+            Source(
+                example=speaker.example.id,
+                question=speaker.example.question,
+                answer=max(own, key=lambda voice: own[voice]).text,
+                source=speaker.example.source,
+                share=sum(own.values()) / len(self.tokens),
+                probability=speaker.probability,
+            )
+            for speaker, own in by_example.items()
+        ]
+        return tuple(sorted(found, key=lambda one: -one.share))
+
     def answer(self) -> Answer:
         """What the request got; raises the error that ended it, if one did."""
         if self.error is not None:
@@ -55,6 +84,8 @@ class Row:
             prompt_tokens=len(request.contexts[0]),
             prompt_hashes=request.prompt_hashes,
             trace=tuple(self.steps) if request.options.trace else None,
+            sources=self.sources(),
+            is_covered=request.method.is_covered(request.prepared),
             seconds=self.ended_at - self.submitted,
             first_token_seconds=self.first_token_at - self.submitted,
         )

@@ -13,7 +13,7 @@ from trueline.errors import SettingError
 from trueline.generation import Messages
 from trueline.inputs import ModelInput, read_messages
 from trueline.prompts import check_text
-from trueline.records import several
+from trueline.records import GenerateOptions, several
 from trueline.requests import as_input, check_contexts, check_method, model_inputs
 from trueline.visible import shown
 
@@ -75,7 +75,7 @@ def score_continuations(
     """
     first, second = _read(lm, method, rows)
     distinct = dict.fromkeys((row.contexts, row.given) for row in rows)
-    prepared = {key: method.prepare(lm, key[1]) for key in distinct}
+    prepared = {key: method.prepare(lm, key[1], GenerateOptions()) for key in distinct}
     spots = [(row, at) for row, one in enumerate(rows) for at in range(len(one.tokens))]
     totals, is_own = [0.0] * len(rows), [True] * len(rows)
     for start in range(0, len(spots), _POSITIONS):

@@ -24,15 +24,17 @@ if TYPE_CHECKING:
 
 GROUP = "trueline.methods"
 PLAIN = "greedy"  # the model as it is, which every method is compared with
-DEFAULT = "rad"  # what answers where there is a space and no method is named
+DEFAULT = "corrective"  # what answers where there is a space and no method is named
 _BUILT_IN = {
     "greedy": "trueline.decoders.greedy:Greedy",
+    "corrective": "trueline.decoders.corrective:Corrective",
     "rad": "trueline.decoders.rad:RAD",
     "knn-lm": "trueline.decoders.knn_lm:KNNLM",
     "cad": "trueline.decoders.cad:CAD",
     "id": "trueline.decoders.instructive:Instructive",
     "dola": "trueline.decoders.dola:DoLa",
     "kate": "trueline.decoders.kate:KATE",
+    "lookup": "trueline.decoders.lookup:Lookup",
 }
 _NO_SETTINGS = ("space", "prompt")  # what a method works with, not how
 

@@ -14,7 +14,9 @@ from trueline.engines.base import Engine, States
 from trueline.errors import SettingError
 from trueline.inputs import ModelInput
 from trueline.prompts import Prompt
+from trueline.records import GenerateOptions
 from trueline.settings import check_values, plain
+from trueline.votes import Votes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +107,7 @@ class Adjusted:
     logits: torch.Tensor  # (rows, vocabulary)
     evidence: Sequence[Evidence] = ()  # what was retrieved for it, where the method retrieves
     stretch: torch.Tensor | None = None  # (rows,) divides logits before probabilities are read
+    votes: Sequence[Votes | None] = ()  # what verified answers said in each row, if they vote
 
 
 class Decoder:
@@ -150,8 +153,12 @@ class Decoder:
         """What the model reads: mostly what was given; then a second input if it needs one."""
         return (given,)
 
-    def prepare(self, lm: Engine, given: ModelInput) -> Any:
+    def prepare(self, lm: Engine, given: ModelInput, options: GenerateOptions) -> Any:
         """What is worked out once for a request, and found in `step.rows.prepared`."""
+        return None
+
+    def is_covered(self, prepared: Any) -> bool | None:
+        """Whether verified examples answer a request; None: the method does not go by that."""
         return None
 
     def layers(self, lm: Engine) -> Sequence[int]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -11,13 +12,66 @@ from trueline.records import Neighbor
 from trueline.search import Hits
 from trueline.space.retriever import Retriever
 from trueline.space.space import GroundingSpace
+from trueline.votes import Voice, Votes
 
 # What some entries say of some tokens: (n,), (tokens,) -> (n, tokens).
 Says = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
+class Evidence(Protocol):
+    """Who moved the tokens of one step."""
+
+    def count(self, row: int) -> int:
+        """How many entries or answers had a say in one row."""
+        ...
+
+    def neighbors(self, row: int, picked: int, rival: int, *, most: int) -> list[Neighbor]:
+        """Those of one row that moved picked and rival apart, the strongest first."""
+        ...
+
+
 @dataclass(frozen=True)
-class Evidence:
+class VoteEvidence:
+    """What verified answers voted for in one step, and how far that moved the logits."""
+
+    votes: Sequence[Votes | None]  # of each row
+    base: torch.Tensor  # (rows, vocabulary)
+    final: torch.Tensor  # (rows, vocabulary)
+
+    def count(self, row: int) -> int:
+        """How many answers voted in one row."""
+        votes = self.votes[row]
+        return 0 if votes is None else len({v for own in votes.shares.values() for v in own})
+
+    def neighbors(self, row: int, picked: int, rival: int, *, most: int) -> list[Neighbor]:
+        """The answers that voted, each with its part of how far picked moved from rival."""
+        votes = self.votes[row]
+        if votes is None:
+            return []
+        base, final = self.base[row], self.final[row]
+        moved = float((final[picked] - final[rival]) - (base[picked] - base[rival]))
+        weights: dict[Voice, float] = {}
+        for own in votes.shares.values():
+            for voice, share in own.items():
+                weights[voice] = weights.get(voice, 0.0) + share
+        best = sorted(weights, key=lambda voice: -weights[voice])[:most]
+        return [
+            Neighbor(
+                example=voice.speaker.example.id,
+                question=voice.speaker.example.question,
+                answer=voice.text,
+                source=voice.speaker.example.source,
+                step=0,
+                similarity=voice.speaker.probability,
+                weight=weights[voice],
+                push=weights[voice] * moved,
+            )
+            for voice in best
+        ]
+
+
+@dataclass(frozen=True)
+class RetrievedEvidence:
     """What was retrieved in one step, and with which weight it went into the result."""
 
     space: GroundingSpace

@@ -10,7 +10,7 @@ from typing import Annotated
 import torch
 
 from trueline.decoders.base import Adjusted, Needs, Step
-from trueline.decoders.evidence import Evidence
+from trueline.decoders.evidence import RetrievedEvidence
 from trueline.decoders.grounded import Grounded, Lookup
 from trueline.engines.base import Engine
 from trueline.settings import Between
@@ -53,7 +53,7 @@ class KNNLM(Grounded):
         mass.index_put_((hits.rows, tokens.clamp(min=0)), weights, accumulate=True)
         keep = math.log1p(-self.lam) if self.lam < 1 else -math.inf
         mixed = torch.logaddexp(own + keep, mass.log() + math.log(self.lam))
-        evidence = Evidence(
+        evidence = RetrievedEvidence(
             self.space,
             retriever,
             hits,

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import torch
 
 from trueline.decoders.base import Adjusted, Needs, Rows, Step
-from trueline.decoders.evidence import Evidence
+from trueline.decoders.evidence import RetrievedEvidence
 from trueline.decoders.grounded import Grounded, Lookup
 from trueline.engines import as_logits_processor, wrap_transformers
 from trueline.engines.base import Engine
@@ -113,7 +113,7 @@ class RAD(Grounded):
 
     def retrieve(
         self, lm: Engine, lookup: Lookup, is_open: torch.Tensor | None = None
-    ) -> tuple[Evidence, ...]:
+    ) -> tuple[RetrievedEvidence, ...]:
         """What was looked up, with its weights: truthful, then wrong; `is_open` bars rows."""
         pairs = zip(self._sets(lm), lookup.hits, strict=True)
         return tuple(
@@ -132,7 +132,7 @@ class RAD(Grounded):
         self,
         lm: Engine,
         base: torch.Tensor,
-        evidence: tuple[Evidence, ...],
+        evidence: tuple[RetrievedEvidence, ...],
         neutral: bool,
     ) -> torch.Tensor:
         """Fuse logits (rows, vocabulary) with the logits of the neighbors."""
@@ -180,7 +180,7 @@ class RAD(Grounded):
         self,
         lm: Engine,
         hidden: torch.Tensor,
-        evidence: tuple[Evidence, ...],
+        evidence: tuple[RetrievedEvidence, ...],
         neutral: bool,
     ) -> torch.Tensor:
         """head(h + alpha * sum_i w_i h_i): one head product for both."""
@@ -198,7 +198,7 @@ class RAD(Grounded):
         self,
         base: torch.Tensor,
         pulls: list[torch.Tensor],
-        evidence: tuple[Evidence, ...],
+        evidence: tuple[RetrievedEvidence, ...],
         neutral: bool,
     ) -> torch.Tensor:
         """Every set of neighbors into the rows it hit: (rows, width)."""
@@ -217,7 +217,7 @@ class RAD(Grounded):
         is_open: torch.Tensor | None,
         retriever: Retriever,
         strength: float,
-    ) -> Evidence:
+    ) -> RetrievedEvidence:
         hits = hits if is_open is None else hits.kept(is_open[hits.rows])
         weights = weigh(hits.similarities, hits.rows, rows, self.aggregation)
 
@@ -227,14 +227,16 @@ class RAD(Grounded):
                 return values[:, tokens]
             return lm.head.at(values.to(lm.dtype), tokens).float()
 
-        return Evidence(self.space, retriever, hits, weights, strength, says, strength < 0)
+        return RetrievedEvidence(
+            self.space, retriever, hits, weights, strength, says, strength < 0
+        )
 
-    def _pull(self, found: Evidence, rows: int) -> torch.Tensor:
+    def _pull(self, found: RetrievedEvidence, rows: int) -> torch.Tensor:
         """sum_i w_i v_i over the stored values: (rows, width)."""
         values = found.retriever.values(found.hits.entries)
         return aggregate(found.weights, found.hits.rows, values, rows)
 
-    def _pulled_logits(self, lm: Engine, found: Evidence, rows: int) -> torch.Tensor:
+    def _pulled_logits(self, lm: Engine, found: RetrievedEvidence, rows: int) -> torch.Tensor:
         """sum_i w_i l_i by the shortest way the head allows: (rows, vocabulary)."""
         if self.space.recipe.values == "logits" or self._is_linear(lm):
             return self._logits(lm, self._pull(found, rows))

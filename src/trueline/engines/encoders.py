@@ -21,6 +21,11 @@ class Encoder(Protocol):
         """Where its weights are."""
         ...
 
+    @property
+    def word_vectors(self) -> torch.Tensor:
+        """The vectors that token ids begin with: (vocabulary, width)."""
+        ...
+
     def fingerprint(self) -> str:
         """A hash of its weights and settings."""
         ...

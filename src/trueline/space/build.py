@@ -25,7 +25,6 @@ from trueline.space.storage import check_vacant, commit, read_manifest
 from trueline.space.windows import Context, Window
 from trueline.space.worker import Worker
 
-DEFAULT_CONTEXT: Context | None = 8
 Values = Literal["auto", "hidden", "logits"]
 Dtype = Literal["auto", "float32", "float16"]
 
@@ -58,7 +57,7 @@ def build(
     lm: Engine | None,
     examples: Examples,
     *,
-    context: Context | None = DEFAULT_CONTEXT,
+    context: Context | None = None,
     window: Window = "all",
     end: bool = False,
     prompt: Prompt | None = None,
@@ -74,13 +73,14 @@ def build(
     progress: OnProgress | None = None,
     now: Now = utc_now,
 ) -> GroundingSpace:
-    """Embed the examples' questions; with a context, also make RAD's entries.
+    """Embed the examples, which is all that corrective decoding needs: no model runs.
 
-    For these the model runs over every truthful answer, and what it predicts at each token is
-    kept. With `wrong` the wrong answers become a second set, which RAD's beta subtracts. With
-    `context=None` no model is needed. With `out` the space is also written there as it grows:
-    killed at any moment, the same call resumes to the bytes of a build never interrupted. A
-    space in that folder that this build would not make is replaced only with `overwrite`.
+    With a context, such as 8 or "full", RAD's entries are made too: the model runs over every
+    truthful answer, and what it predicts at each token is kept. With `wrong` the wrong answers
+    become a second set, which RAD's beta subtracts. With `out` the space is also written there
+    as it grows: killed at any moment, the same call resumes to the bytes of a build never
+    interrupted. A space in that folder that this build would not make is replaced only with
+    `overwrite`.
     """
     settings = _EntrySettings(plain(context), window, end, wrong, values, dtype)
     read = read_examples(examples, columns=columns, separator=separator, limit=limit)

@@ -12,7 +12,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from trueline.embedders.base import Embedder
+from trueline.embedders.base import Embedder, embed_distinct
 from trueline.engines.base import Engine
 from trueline.errors import SettingError, SpaceMismatchError
 from trueline.examples import digest
@@ -21,10 +21,19 @@ from trueline.prompts import Prompt
 from trueline.records import Example, OnProgress
 from trueline.space.content import Content, Recipe
 from trueline.space.passages import ROWS, Passage, batches, passages
-from trueline.space.segment import QUESTIONS, Array, Entries, Segment, join_entries
+from trueline.space.segment import (
+    ANSWERS,
+    QUESTIONS,
+    VECTORS,
+    WRONG_ANSWERS,
+    Array,
+    Entries,
+    Segment,
+    join_entries,
+)
 from trueline.space.worker import Worker, passage_length
 
-_QUESTIONS_AT_ONCE = 1_024  # questions that are embedded before they are kept
+_EXAMPLES_AT_ONCE = 512  # examples that are embedded before their vectors are kept
 
 
 def plan_hash(recipe: Recipe, examples: Sequence[Example]) -> str:
@@ -101,11 +110,11 @@ def make_segment(
     work: Path | None = None,
     progress: OnProgress | None = None,
 ) -> Segment:
-    """Embed the questions and, with a worker, make the entries of all answers.
+    """Embed the examples and, with a worker, make the entries of all answers.
 
     What is finished is kept in `work`, from where the same call goes on after a kill.
     """
-    vectors = {QUESTIONS: _questions(examples, embedder, work, None if worker else progress)}
+    vectors = _vectors(examples, embedder, work, None if worker else progress)
     if worker is None:
         return Segment(examples, vectors)
     plan = [batch for answers in found for batch in batches(answers)]
@@ -123,39 +132,69 @@ def make_segment(
     return Segment(examples, vectors, entries, wrong)
 
 
-def _questions(
+def _vectors(
     examples: Sequence[Example],
     embedder: Embedder,
     work: Path | None,
     progress: OnProgress | None,
-) -> Array:
-    """The questions as unit vectors (examples, dimension)."""
-    texts, found = [example.question for example in examples], []
-    for start in range(0, len(texts), _QUESTIONS_AT_ONCE):
+) -> dict[str, Array]:
+    """The vectors of the examples, each of VECTORS as (examples, dimension)."""
+    found = []
+    for start in range(0, len(examples), _EXAMPLES_AT_ONCE):
         if progress:
-            progress(start, len(texts))
-        batch = texts[start : start + _QUESTIONS_AT_ONCE]
-        path = None if work is None else work / f"questions-{start:07d}.safetensors"
+            progress(start, len(examples))
+        batch = examples[start : start + _EXAMPLES_AT_ONCE]
+        path = None if work is None else work / f"vectors-{start:07d}.safetensors"
         found.append(_resumed(batch, embedder, path))
     if progress:
-        progress(len(texts), len(texts))
-    return np.concatenate(found)
+        progress(len(examples), len(examples))
+    return {name: np.concatenate([one[name] for one in found]) for name in VECTORS}
 
 
-def _resumed(texts: list[str], embedder: Embedder, path: Path | None) -> Array:
-    """The vectors of some texts, from their file if they were made before."""
+def _resumed(
+    examples: Sequence[Example], embedder: Embedder, path: Path | None
+) -> dict[str, Array]:
+    """The vectors of some examples, from their file if they were made before."""
+    shape = (len(examples), embedder.dimension)
     try:
         if path is not None:
-            kept: Array = load_file(path)[QUESTIONS]
-            if kept.shape == (len(texts), embedder.dimension) and np.isfinite(kept).all():
+            kept: dict[str, Array] = load_file(path)
+            if all(
+                kept[name].shape == shape and np.isfinite(kept[name]).all() for name in VECTORS
+            ):
                 return kept
     except (OSError, SafetensorError, KeyError):  # not there, or cut short
         pass
-    vectors: Array = embedder.embed(texts).cpu().numpy().astype(np.float16)
+    vectors = embed_examples(examples, embedder)
     if path is not None:
         with replacing(path) as scratch:
-            save_file({QUESTIONS: vectors}, scratch)
+            save_file(vectors, scratch)
     return vectors
+
+
+def embed_examples(examples: Sequence[Example], embedder: Embedder) -> dict[str, Array]:
+    """The questions, and the means of truthful and of wrong answers, as unit vectors."""
+    texts: dict[str, list[Sequence[str]]] = {
+        QUESTIONS: [(example.question,) for example in examples],
+        ANSWERS: [example.answers for example in examples],
+        WRONG_ANSWERS: [example.wrong_answers for example in examples],
+    }
+    flat = [text for groups in texts.values() for group in groups for text in group]
+    vectors = iter(embed_distinct(embedder, flat).cpu().numpy())
+    return {
+        name: np.stack([_mean([next(vectors) for _ in group], embedder) for group in groups])
+        for name, groups in texts.items()
+    }
+
+
+def _mean(vectors: list[Array], embedder: Embedder) -> Array:
+    """The direction of some vectors together, of length 1; zero where there are none."""
+    if len(vectors) == 1:
+        return vectors[0].astype(np.float16)
+    total: Array = np.sum([np.zeros(embedder.dimension, np.float32), *vectors], axis=0)
+    length = float(np.linalg.norm(total))
+    mean: Array = (total / length if length > 1e-6 else 0 * total).astype(np.float16)
+    return mean
 
 
 def _watched(

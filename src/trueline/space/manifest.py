@@ -20,7 +20,7 @@ from trueline.space.json_text import parse_json
 from trueline.space.segment import FileRecord, segment_name
 
 FORMAT = "trueline grounding space"  # what tells our folders from other people's
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 NAME = "manifest.json"
 KINDS = {"examples": "jsonl", "vectors": "safetensors"}  # the files every segment has
 SETS = {"entries": "safetensors", "wrong": "safetensors"}  # those that RAD needs
@@ -35,6 +35,7 @@ _WORDS = {  # what a recipe of entries may say
     "computed": ("float64", "float32", "bfloat16", "float16"),
 }
 _EDITS = ("build", "add", "remove", "replace", "merge", "compact")
+_ANEW = "; build it anew from its examples-*.jsonl with `trueline build`"
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
@@ -114,7 +115,7 @@ def parse(text: str) -> Manifest:
     version = content.get("format_version")
     if type(version) is not int or version != FORMAT_VERSION:
         is_newer = isinstance(version, int) and version > FORMAT_VERSION
-        advice = "; install a newer trueline" if is_newer else ""
+        advice = "; install a newer trueline" if is_newer else _ANEW
         found = short(version)
         raise ValueError(
             f"it has format {found}, this release reads format {FORMAT_VERSION}{advice}"

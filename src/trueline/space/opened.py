@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,10 +14,10 @@ from trueline.embedders.sentence import SentenceEmbedder
 from trueline.engines.base import Engine
 from trueline.engines.sources import check_named
 from trueline.errors import SpaceMismatchError
-from trueline.search import check_numbers
+from trueline.search import LARGE, Search, check_numbers, open_search
 from trueline.space.content import Content
 from trueline.space.retriever import OPENING_LOCK, Retriever
-from trueline.space.segment import QUESTIONS
+from trueline.space.segment import QUESTIONS, VECTORS, Segment
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +36,8 @@ class OpenContent(Content):
     _questions: dict[torch.device, torch.Tensor] = field(
         default_factory=dict, init=False, repr=False
     )
+    # What scope and corrective decoding read of an example's texts, by example or text.
+    texts_read: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.embedder is not None:
@@ -95,3 +98,49 @@ class OpenContent(Content):
                 check_numbers(vectors, "vectors")
                 self._questions[device] = vectors
             return self._questions[device]
+
+    def nearest_examples(self, vectors: torch.Tensor, k: int) -> list[int]:
+        """The numbers of the k examples whose questions are nearest to each vector, together.
+
+        `vectors` are (queries, dimension), on the CPU.
+        """
+        found: dict[int, list[tuple[float, int]]] = {}
+        first = 0
+        for part in self.parts:
+            live = None if part.live is None else torch.from_numpy(part.live)
+            hits = _question_search(part.segment).nearest(vectors, k, live)
+            rows = hits.entries if live is None else (live.cumsum(0) - 1)[hits.entries]
+            for query, row, cosine in zip(
+                hits.rows.tolist(), rows.tolist(), hits.similarities.tolist(), strict=True
+            ):
+                found.setdefault(query, []).append((-cosine, first + row))
+            first += len(part)
+        best = [number for near in found.values() for _, number in sorted(near)[:k]]
+        return list(dict.fromkeys(best))
+
+    def example_vectors(self, number: int) -> torch.Tensor:
+        """The vectors of one example's question, truthful and wrong answers: (3, dimension)."""
+        for part in self.parts:
+            if number < len(part):
+                row = number if part.live is None else int(np.flatnonzero(part.live)[number])
+                own = np.stack([part.segment.vectors[name][row] for name in VECTORS])
+                vectors = torch.from_numpy(own.astype(np.float32))
+                check_numbers(vectors, "vectors")
+                return vectors
+            number -= len(part)
+        raise IndexError(number)
+
+
+def _question_search(segment: Segment) -> Search:
+    """Finds questions of a segment, through an index where there are many; opened once."""
+    with OPENING_LOCK:
+        if QUESTIONS not in segment.opened:
+            keys = torch.from_numpy(np.asarray(segment.vectors[QUESTIONS]))
+            record = segment.records.get("vectors")
+            name = None if record is None else record.sha256
+            if len(keys) < LARGE:  # compared exactly, and widened once, not at every request
+                keys = keys.float()
+                check_numbers(keys, "vectors")
+            segment.opened[QUESTIONS] = open_search(keys, name)
+        found: Search = segment.opened[QUESTIONS]
+        return found

@@ -13,7 +13,10 @@ import numpy as np
 from trueline.records import Example
 
 Array = np.ndarray[Any, np.dtype[Any]]
-QUESTIONS = "questions"  # the array of the examples' questions among a segment's vectors
+# The arrays of a segment's vectors: of each example's question, and the mean of its truthful
+# and of its wrong answers; zero where it has none.
+QUESTIONS, ANSWERS, WRONG_ANSWERS = "questions", "answers", "wrong_answers"
+VECTORS = (QUESTIONS, ANSWERS, WRONG_ANSWERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ class Segment:
     """Examples with their vectors and entries, in memory or mapped from disk; never changes."""
 
     examples: Sequence[Example]
-    vectors: Mapping[str, Array]  # by name: (examples, dimension) float16
+    vectors: Mapping[str, Array]  # each of VECTORS: (examples, dimension) float16
     entries: Entries | None = None  # of the truthful answers; their examples count from 0 here
     wrong: Entries | None = None  # of the wrong answers
     records: dict[str, FileRecord] = field(default_factory=dict)  # empty until it is written

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from trueline.space.content import Recipe
-from trueline.space.segment import QUESTIONS, Array, Entries, Part, Segment
+from trueline.space.segment import QUESTIONS, VECTORS, Array, Entries, Part, Segment
 
 LARGEST = 1e30  # no hidden state or logit is larger; sums of such numbers are still numbers
 _BLOCK = 1 << 22  # bytes of an array that are checked at once
@@ -23,8 +23,8 @@ _COLUMNS["windows"] = "int64"
 
 def form_flaw(segment: Segment, recipe: Recipe) -> str:
     """Say which array is missing, unexpected, or of a wrong type or shape; "" if none is."""
-    if QUESTIONS not in segment.vectors:
-        return "it lacks vectors of questions"
+    if set(segment.vectors) != set(VECTORS):
+        return f"it holds the vectors {sorted(segment.vectors)}, not {', '.join(VECTORS)}"
     wanted = {"entries"} if recipe.context is not None else set()
     sets = set(segment.sets())
     if not wanted <= sets or (sets - wanted and not (wanted and recipe.wrong)):
@@ -33,6 +33,8 @@ def form_flaw(segment: Segment, recipe: Recipe) -> str:
     for name, vectors in segment.vectors.items():
         if not _is_matrix(vectors, "float16", count):
             return f"the vectors of {name} are {_said(vectors)}"
+    if len({vectors.shape for vectors in segment.vectors.values()}) > 1:
+        return "its vectors are of different lengths"
     for kind, entries in segment.sets().items():
         if flaw := _entries_form(entries, recipe, segment.vectors[QUESTIONS].shape[1]):
             return f"the {kind}: {flaw}"

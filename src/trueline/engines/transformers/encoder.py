@@ -32,6 +32,12 @@ class TransformersEncoder(torch.nn.Module):
         device: torch.device = self.model.device
         return device
 
+    @property
+    def word_vectors(self) -> torch.Tensor:
+        """The vectors that token ids begin with: (vocabulary, width)."""
+        table: torch.Tensor = self.model.get_input_embeddings().weight.detach()
+        return table
+
     def fingerprint(self) -> str:
         """A hash of its weights and settings."""
         return fingerprint(self.model)

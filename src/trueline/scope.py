@@ -1,0 +1,228 @@
+"""A question and a space -> the examples that answer it, each with a probability.
+
+The question decides, once per request, and no pass of the language model is needed. For every
+example that is near, a few signals are read off the embedder's vectors and words, and one
+logistic regression makes them a probability:
+
+    p = sigmoid(bias + sum_k weight_k * signal_k)
+
+Its weights were fitted on the questions that are shipped for the grounding facts
+(benchmarks/fit_scope.py); `trueline tune` fits the threshold to a user's own questions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from math import exp, log
+from typing import TYPE_CHECKING
+
+import torch
+
+from trueline.embedders.words import Words, words_of
+from trueline.records import Example
+from trueline.turns import PARTICULAR, Asked, asked_for, read_turn
+
+if TYPE_CHECKING:
+    from trueline.space.space import GroundingSpace
+
+SIGNALS = {
+    "question": "cosine with the example's question",
+    "answers": "cosine with its truthful answers",
+    "wrong": "cosine with its wrong answers",
+    "words": "share of the asked words that the example has",
+    "same_words": "share of them that its question has",
+    "back": "share of its question's words that are asked",
+    "new_words": "weight of the asked words that the example lacks",
+    "same_kind": "whether both ask for the same kind of thing",
+    "other_kind": "whether a number, time, person or place is asked for, and not by it",
+    "yes_no": "whether a yes or no is asked for",
+    "its_yes_no": "whether its question asks for a yes or no",
+}
+_NEAREST = 6  # examples whose signals are read, for each text that may be a question
+_DEFAULT = "all-minilm-l6-v2"  # whose weights another embedder is given
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeModel:
+    """The fitted weights for one embedder."""
+
+    bias: float
+    weights: Mapping[str, float]
+    threshold: float  # above it, an example speaks
+
+    def probability(self, signals: Mapping[str, float]) -> float:
+        """The probability that an example with these signals answers the question."""
+        total = self.bias + sum(self.weights[name] * signals[name] for name in self.weights)
+        return 1 / (1 + exp(-max(-60.0, min(60.0, total))))
+
+
+@dataclass(frozen=True, slots=True)
+class Scoped:
+    """An example that is near to a question."""
+
+    example: Example
+    probability: float  # that it answers the question
+    part: int  # which part of the turn it answers best
+    part_probability: float  # that it answers this part alone
+    text: str  # the text it is nearest to: the turn, a sentence or a part of it
+    signals: Mapping[str, float]  # of that text
+
+    @property
+    def odds(self) -> float:
+        """The logarithm of its odds: how much its word counts against another example's."""
+        return log(self.probability) - log(max(1e-12, 1 - self.probability))
+
+
+@cache
+def scope_models() -> Mapping[str, Mapping[str, ScopeModel]]:
+    """The fitted weights by embedder: `full`, and `bare` for examples without wrong answers."""
+    text = (files("trueline") / "scope.json").read_text("utf-8")
+    return {
+        embedder: {
+            kind: ScopeModel(given["bias"], given["weights"], given["threshold"])
+            for kind, given in fitted.items()
+        }
+        for embedder, fitted in json.loads(text).items()
+    }
+
+
+def models_for(embedder: str) -> Mapping[str, ScopeModel]:
+    """The weights for an embedder; one that none were fitted for gets the default's."""
+    known = scope_models()
+    return known.get(embedder, known[_DEFAULT])
+
+
+def threshold_for(space: GroundingSpace, example: Example) -> float:
+    """The probability above which an example speaks: tuned to the space, or the fitted one."""
+    if (tuned := space.tuned.get("threshold")) is not None:
+        return float(tuned)
+    return models_for(space.recipe.embedder)[_kind(example)].threshold
+
+
+def _kind(example: Example) -> str:
+    return "full" if example.wrong_answers else "bare"
+
+
+def find_scope(space: GroundingSpace, question: str) -> list[Scoped]:
+    """The examples near to a question, the most probable first."""
+    turn = read_turn(question)
+    asked = _read_texts(space, turn.texts)
+    near = space.nearest_examples(asked.vectors, _NEAREST)
+    parts = [turn.texts.index(part) for part in turn.parts]
+    models = models_for(space.recipe.embedder)
+    found = [_scoped(space, number, asked, parts, models) for number in near]
+    return sorted(found, key=lambda one: -one.probability)
+
+
+def example_signals(
+    space: GroundingSpace, question: str
+) -> list[tuple[Example, dict[str, float]]]:
+    """The signals of the nearest examples for a question taken as a whole."""
+    asked = _read_texts(space, [question])
+    near = space.nearest_examples(asked.vectors, _NEAREST)
+    return [(space.examples[number], _signals(space, number, asked)[0]) for number in near]
+
+
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """Texts that may be a question, and what is compared of them."""
+
+    texts: Sequence[str]
+    vectors: torch.Tensor  # (texts, dimension)
+    words: Sequence[Words]
+    kinds: Sequence[Asked]
+
+
+def _read_texts(space: GroundingSpace, texts: Sequence[str]) -> _Texts:
+    embedder = space.open_embedder("cpu")
+    return _Texts(
+        texts,
+        embedder.embed(list(texts)).cpu(),
+        [words_of(embedder, text) for text in texts],
+        [asked_for(text) for text in texts],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _ExampleWords:
+    """What is compared word by word of an example, read once."""
+
+    question: Words
+    all: torch.Tensor  # (words, width) of its question and all its answers
+    kind: Asked  # what its question asks for
+
+
+def _example_words(space: GroundingSpace, number: int) -> _ExampleWords:
+    """The words of an example as the space's embedder knows them, kept with the space."""
+    if number not in space.texts_read:
+        example, embedder = space.examples[number], space.open_embedder("cpu")
+        texts = (example.question, *example.answers, *example.wrong_answers)
+        words = [words_of(embedder, text) for text in texts]
+        every = torch.cat([one.vectors for one in words])
+        space.texts_read[number] = _ExampleWords(words[0], every, asked_for(example.question))
+    found: _ExampleWords = space.texts_read[number]
+    return found
+
+
+def _scoped(
+    space: GroundingSpace,
+    number: int,
+    asked: _Texts,
+    parts: Sequence[int],
+    models: Mapping[str, ScopeModel],
+) -> Scoped:
+    """One example with its signals for the text it answers best."""
+    example = space.examples[number]
+    model = models[_kind(example)]
+    signals = _signals(space, number, asked)
+    probabilities = [model.probability(one) for one in signals]
+    best = max(range(len(signals)), key=lambda at: probabilities[at])
+    part = max(range(len(parts)), key=lambda at: probabilities[parts[at]])
+    return Scoped(
+        example,
+        probabilities[best],
+        part,
+        probabilities[parts[part]],
+        asked.texts[best],
+        signals[best],
+    )
+
+
+def _signals(space: GroundingSpace, number: int, asked: _Texts) -> list[dict[str, float]]:
+    """The signals of one example for each of some texts."""
+    theirs, own = _example_words(space, number), space.example_vectors(number)
+    cosines = (asked.vectors @ own.T).tolist()  # (texts, 3)
+    found = []
+    for near, ours, kind in zip(cosines, asked.words, asked.kinds, strict=True):
+        covered = ours.coverage(theirs.all)
+        values = (
+            *near,
+            ours.share(covered),
+            ours.share(ours.coverage(theirs.question.vectors)),
+            theirs.question.share(theirs.question.coverage(ours.vectors)),
+            float((ours.weights * (1 - covered)).sum()),
+            kind == theirs.kind,
+            kind in PARTICULAR and kind != theirs.kind,
+            kind == "yes or no",
+            theirs.kind == "yes or no",
+        )
+        found.append(dict(zip(SIGNALS, map(float, values), strict=True)))
+    return found
+
+
+def in_scope(found: Sequence[Scoped], is_heard: Callable[[Scoped], bool]) -> list[Scoped]:
+    """Those that may speak, the most probable first.
+
+    An example that no part of the turn brings in by itself answers the part of the first one.
+    """
+    speaking = [one for one in found if is_heard(one)]
+    return [
+        one
+        if is_heard(replace(one, probability=one.part_probability))
+        else replace(one, part=speaking[0].part)
+        for one in speaking
+    ]

@@ -1,0 +1,154 @@
+"""What a user says -> its parts, what each of them asks for, and in which form.
+
+Rules for English. In other languages a turn is cut at its sentences all the same, and no part
+asks for anything in particular.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+Asked = Literal[
+    "yes or no", "quantity", "time", "person", "place", "reason", "manner", "thing", "unknown"
+]
+
+_SENTENCES = re.compile(r"(?<=[.?!])[\"')\]]*\s+|\n+")
+_CLAUSES = re.compile(
+    r"[,;:]?\s+(?:and|plus)\s+(?:also\s+)?|[;:]\s+(?:also\s+)?|,\s+also\s+", re.I
+)
+_SHORTEST = 3  # words of a clause that may ask something by itself
+_MOST = 8  # parts of a turn that are looked at
+
+_BE = "is|are|was|were|am|do|does|did|can|could|will|would|should|has|have|had|may|might|must"
+_OPENING = re.compile(
+    rf"(?:(?:so|but|and|ok|okay|hey|well|also|then)\W+|in [^,]{{3,30}}, ?)*(?:{_BE})(?:n't)?\b"
+)
+_VERB = re.compile(rf"\b(?:{_BE}|true|myth)\b")
+_AMOUNT = "many|much|long|often|far|tall|old|big|high|deep|fast|hot|cold|heavy|large|wide"
+_ASKED: tuple[tuple[Asked, re.Pattern[str]], ...] = (
+    (
+        "quantity",
+        re.compile(rf"\bhow (?:{_AMOUNT})\b|\bwhat (?:percent|number|age|temp)|\bat what\b"),
+    ),
+    (
+        "time",
+        re.compile(
+            r"\bwhen\b|\bwhat (?:year|day|date|month|time)\b|\bwhich (?:year|century)\b"
+        ),
+    ),
+    ("person", re.compile(r"\bwho(?:m|se)?\b")),
+    ("place", re.compile(r"\bwhere\b")),
+    ("reason", re.compile(r"\bwhy\b|\bhow come\b|\bwhat (?:makes?|made|causes?|caused)\b")),
+    ("manner", re.compile(r"\bhow\b")),
+    ("thing", re.compile(r"\bwhat(?:'?s)?\b|\bwhich\b")),
+)
+_NUMBERS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6}
+_TASK = re.compile(
+    r"(?:please |can you |could you )?"
+    r"(?:write|draft|compose|prepare|create|make|describe|explain)\b"
+)
+_TOPIC = re.compile(
+    r"\b(?:about|on|of|comparing|regarding|how|what|why|whether)\s+(.{8,})", re.S
+)
+_SENTENCES_WANTED = re.compile(
+    r"\b(\d|two|three|four|five|six|a few|several)(?: \w+)? sentences\b|\b(?:a|one) paragraph\b"
+)
+_WORDS_WANTED = re.compile(
+    r"\b(?:at most|no more than|up to|under|within|in|max(?:imum)?)\s+(\d{1,3})\s+words\b"
+)
+_QUOTED = r"[^.?!'\"]{0,60}?(?:'(?P<single>.+?)'|\"(?P<double>.+?)\")(?!\w)"
+_OPENING_WANTED = re.compile(rf"\b(?:begin|start|open|lead)\w*\b{_QUOTED}", re.I)
+_CLOSING_WANTED = re.compile(rf"\b(?:end|finish|close|conclude|last words?)\b{_QUOTED}", re.I)
+_NAME_WANTED = re.compile(r"\b(?:address|call) me (?:as )?([A-Z]\w+(?: [A-Z]\w+)?)")
+_CAPITALS_WANTED = re.compile(r"\b(?:capital letters|all caps|capitals|upper ?case)\b", re.I)
+_YES_NO_WANTED = re.compile(r"\byes or (?:a )?no\b|\ba yes or a no\b", re.I)
+PARTICULAR = ("quantity", "time", "person", "place")  # what few answers happen to hold
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a user says, and its parts: each may ask something of its own."""
+
+    text: str
+    parts: tuple[str, ...]  # one or more, in order
+    sentences: tuple[str, ...]
+    topic: str  # what a text is wanted about; empty where an answer is wanted
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All that may be a question: the whole, its sentences, parts and topic, each once."""
+        topic = (self.topic,) if self.topic else ()
+        return tuple(dict.fromkeys((self.text, *self.sentences, *self.parts, *topic)))
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """The form in which an answer is wanted."""
+
+    sentences: int = 1  # how many
+    is_text: bool = False  # whether a text is wanted, which goes on where the facts are told
+    words: int | None = None  # at most so many
+    opening: str = ""  # what it is to begin with
+    closing: str = ""  # what it is to end with
+    is_upper: bool = False  # whether it is wanted in capital letters
+    is_yes_no: bool = False  # whether it is to begin with yes or no
+
+
+def read_turn(text: str) -> Turn:
+    """Cut a turn at its sentences, and a sentence where `and` joins two that could stand."""
+    whole = text.strip()
+    sentences = [one.strip() for one in _SENTENCES.split(whole) if one.strip()][:_MOST]
+    parts = [part for sentence in sentences for part in _clauses(sentence)][:_MOST]
+    topic = _TOPIC.search(whole) if _TASK.match(whole.lower()) else None
+    return Turn(
+        whole, tuple(parts) or (whole,), tuple(sentences), topic[1].strip() if topic else ""
+    )
+
+
+def _clauses(sentence: str) -> list[str]:
+    clauses = [one.strip() for one in _CLAUSES.split(sentence) if one.strip()]
+    is_split = all(len(clause.split()) >= _SHORTEST for clause in clauses)
+    return clauses if is_split and len(clauses) > 1 else [sentence]
+
+
+def asked_for(text: str) -> Asked:
+    """What kind of thing the last question of a text asks for."""
+    found = [one for one in _SENTENCES.split(text.lower().strip()) if one.strip()]
+    last = ([one for one in found if one.rstrip(" \"')").endswith("?")] or found or [""])[-1]
+    if _OPENING.match(last):
+        return "yes or no"
+    places = [
+        (match.start(), n) for n, (_, p) in enumerate(_ASKED) if (match := p.search(last))
+    ]
+    if places:
+        return _ASKED[min(places)[1]][0]
+    return "yes or no" if _VERB.search(last) else "unknown"
+
+
+def read_wish(text: str) -> Wish:
+    """The form that a turn asks for, where its words are known; the rest is the model's."""
+    lower = text.lower().strip()
+    is_text = _TASK.match(lower) is not None
+    sentences, words = 1 + is_text, None
+    if found := _SENTENCES_WANTED.search(lower):
+        number = found[1] or "3"
+        sentences = int(number) if number.isdigit() else _NUMBERS.get(number, 3)
+    if found := _WORDS_WANTED.search(lower):
+        words = int(found[1])
+    name = _NAME_WANTED.search(text)
+    return Wish(
+        sentences=max(1, sentences),
+        is_text=is_text,
+        words=words,
+        opening=_quoted(_OPENING_WANTED, text) or (f"{name[1]}," if name else ""),
+        closing=_quoted(_CLOSING_WANTED, text),
+        is_upper=_CAPITALS_WANTED.search(text) is not None,
+        is_yes_no=_YES_NO_WANTED.search(text) is not None,
+    )
+
+
+def _quoted(pattern: re.Pattern[str], text: str) -> str:
+    found = pattern.search(text)
+    return "" if found is None else (found["single"] or found["double"]).strip()

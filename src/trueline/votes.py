@@ -1,0 +1,272 @@
+"""Verified answers and the answer so far -> votes for its next token.
+
+This is corrective decoding but for scope and for the arithmetic on logits (`fusion.lift`). It
+knows no engine and no tensor: text, tokens, and two functions that turn one into the other.
+
+At which place of which verified answer is the answer so far? Every answer in scope that it has
+reached says its own next token, or that it ends here:
+
+    a_i     = tokens of entry i's prefix that the answer so far ends with, and 1 for its start
+    w       = softmax over the voters of a_i + log-odds of the example - log(its answers)
+    vote(x) = sum of w_i with x_i = x                    they sum to 1, or to 0 off track
+
+An answer may begin where the whole answer begins, or behind another one that was told. Away
+from both it is joined again where several of its tokens in a row have been said.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from math import exp, log
+
+from trueline.records import Example
+from trueline.turns import Wish
+
+Cut = Callable[[str], Sequence[int]]  # the tokens of a text behind another text
+Read = Callable[[Sequence[int]], str]  # the text of some tokens
+END = -1  # stands for every token that ends an answer
+_HALF = "\ufffd"  # what half a character decodes to
+_OPENERS = "\"'([{"  # signs behind which no blank stands
+_ENDS = ".?!:\n"  # signs behind which a sentence begins
+JOINED = 4  # tokens in a row by which an answer is joined again
+CANDIDATE_SHARE = 0.5  # of the best vote, which makes a token a candidate
+
+
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """An example in scope."""
+
+    example: Example
+    probability: float  # that it answers the question
+    odds: float  # the logarithm of its odds
+    part: int = 0  # which part of the turn it answers
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """One truthful answer of an example in scope."""
+
+    speaker: Speaker
+    text: str
+
+    writings: tuple[str, ...]  # how it may be written; first as it begins a sentence
+
+
+@dataclass(frozen=True, slots=True)
+class Votes:
+    """What the verified answers say of the next token."""
+
+    tokens: dict[int, float]  # END or a token: its share of all votes
+    shares: dict[int, dict[Voice, float]]  # the same by who votes
+    is_start: bool  # whether nothing but a beginning is voted for
+
+    @property
+    def candidates(self) -> tuple[int, ...]:
+        """The tokens with at least half the best vote."""
+        least = CANDIDATE_SHARE * max(self.tokens.values())
+        return tuple(token for token, share in self.tokens.items() if share >= least)
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way in which an answer is written, cut into tokens."""
+
+    text: str  # without the blank it may begin with
+    tokens: tuple[int, ...]
+    places: dict[tuple[int, int], int]  # (characters, halves of one) so far: tokens so far
+    ends: tuple[int, ...]  # characters behind each token, from 0 tokens on
+
+
+def make_form(text: str, blank: str, cut: Cut, read: Read) -> Form:
+    """Cut a text that stands behind a blank or behind none."""
+    tokens = tuple(cut(blank + text))
+    places: dict[tuple[int, int], int] = {}
+    ends = []
+    for count, said in enumerate(_readings(tokens, read)):
+        said = said.lstrip(" ")
+        whole = said.rstrip(_HALF)
+        places.setdefault((len(whole), len(said) - len(whole)), count)
+        ends.append(len(whole))
+    return Form(text, tokens, places, tuple(ends))
+
+
+def _readings(tokens: Sequence[int], read: Read) -> Iterator[str]:
+    """The text of no token, of the first one, of the first two, and so on."""
+    pieces = [read([token]) for token in tokens]
+    if "".join(pieces) == read(tokens):  # no character is cut, and no blank lost
+        return accumulate(pieces, initial="")
+    return (read(tokens[:count]) if count else "" for count in range(len(tokens) + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Vote:
+    voice: Voice
+    aligned: int  # a_i
+    says: frozenset[int]  # the next token, in every way it may be cut
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answers that may be told in one request; made once, then asked at every token."""
+
+    speakers: tuple[Speaker, ...]
+    cut: Cut = field(repr=False)
+    read: Read = field(repr=False)
+    wish: Wish = Wish()  # the form that is asked for
+    is_fixed: bool = False  # whether nothing else may be said
+    forms: dict[tuple[str, str], Form] = field(default_factory=dict, repr=False)  # kept cuts
+
+    @cached_property
+    def voices(self) -> tuple[Voice, ...]:
+        """Every truthful answer in scope; only short ones where some are short enough."""
+        found = [
+            Voice(speaker, answer.strip(), _writings(answer.strip(), self.wish))
+            for speaker in self.speakers
+            for answer in speaker.example.answers
+        ]
+        most = self.wish.words
+        short = [one for one in found if most and len(one.writings[0].split()) <= most]
+        return tuple(short or found)
+
+    @cached_property
+    def _wanted(self) -> Counter[int]:
+        """How many answers each part of the turn is to be told."""
+        there = Counter(voice.speaker.part for voice in self.voices)
+        return Counter({part: min(self.wish.sentences, there[part]) for part in there})
+
+    def votes(self, tokens: Sequence[int]) -> Votes | None:
+        """What is voted for behind these tokens; None: the answer is on none of the tracks."""
+        text = self.read(tokens)
+        told = {voice: end for voice in self.voices if (end := _told_end(voice, text)) >= 0}
+        parts = self._wanted - Counter(voice.speaker.part for voice in told)  # still to be told
+        anchors = sorted({0, *told.values()})
+        untold = [voice for voice in self.voices if voice not in told]
+        found = [
+            self._begun(voice, text, anchors, voice.speaker.part in parts) for voice in untold
+        ]
+        if not parts and not self.wish.is_text:  # where one of the answers ends, so may all
+            found += [
+                _Vote(
+                    voice, 1 + len(self._form(voice.writings[0], "").tokens), frozenset({END})
+                )
+                for voice, end in told.items()
+                if end == len(text)
+            ]
+        votes = [vote for vote in found if vote is not None]
+        if not votes and text:
+            joined = [self._joined(voice, text) for voice in untold]
+            votes = [vote for vote in joined if vote is not None]
+        return _count(votes) if votes else None
+
+    def _begun(
+        self, voice: Voice, text: str, anchors: Sequence[int], may_begin: bool
+    ) -> _Vote | None:
+        """What an answer says that was begun at one of the anchors, or may begin here."""
+        for anchor in anchors:
+            before, said = text[:anchor], text[anchor:].lstrip(" ")
+            if not said:
+                if may_begin:
+                    return _Vote(voice, 1, self._starts(voice, text))
+                continue
+            whole = said.rstrip(_HALF)
+            halves = len(said) - len(whole)
+            steps = [
+                step
+                for writing in voice.writings
+                if writing.startswith(whole)
+                for blank in _blanks(before)
+                if (step := self._next(self._form(writing, blank), whole, halves)) is not None
+            ]
+            if steps:
+                aligned = max(count for _, count in steps)
+                return _Vote(voice, 1 + aligned, frozenset(token for token, _ in steps))
+        return None
+
+    def _starts(self, voice: Voice, text: str) -> frozenset[int]:
+        """The tokens an answer may begin with behind a text."""
+        is_sentence = not text or text.rstrip(" ")[-1:] in _ENDS
+        writings = voice.writings[:1] if is_sentence else voice.writings
+        forms = [self._form(writing, blank) for writing in writings for blank in _blanks(text)]
+        return frozenset(form.tokens[0] for form in forms if form.tokens)
+
+    def _next(self, form: Form, whole: str, halves: int) -> tuple[int, int] | None:
+        """The next token of a form behind what was said, and how many of its own are said."""
+        count = form.places.get((len(whole), halves))
+        if count is not None and count < len(form.tokens):
+            return form.tokens[count], count
+        if halves:
+            return None
+        rest = self.cut(form.text[len(whole) :])  # cut in another way: what remains, anew
+        before = sum(end <= len(whole) for end in form.ends) - 1
+        return (rest[0], before) if rest else None
+
+    def _joined(self, voice: Voice, text: str) -> _Vote | None:
+        """What an answer says whose last tokens were said in a row, wherever they stand."""
+        form, said = self._form(voice.writings[0], " "), text.casefold()
+        own = form.text.casefold()
+        if len(own) != len(form.text):  # a letter has another length in lower case
+            return None
+        best = 0, 0  # aligned, count
+        for count in range(JOINED, len(form.tokens)):
+            end, reach = form.ends[count], count
+            while reach and said.endswith(own[form.ends[reach - 1] : end]):
+                reach -= 1
+            best = max(best, (count - reach, count))
+        aligned, count = best
+        if aligned < JOINED:
+            return None
+        return _Vote(voice, aligned, frozenset({form.tokens[count]}))
+
+    def _form(self, writing: str, blank: str) -> Form:
+        key = (writing, blank)
+        if key not in self.forms:
+            self.forms[key] = make_form(writing, blank, self.cut, self.read)
+        return self.forms[key]
+
+
+def _writings(text: str, wish: Wish) -> tuple[str, ...]:
+    """An answer as it begins a sentence, and in the middle of one, in the form asked for."""
+    is_word = text[:1].isupper() and text[1:2].islower()  # not an abbreviation
+    found = [text, text[:1].lower() + text[1:]][: 1 + is_word]
+    if wish.opening:
+        is_inside = wish.opening[-1:] == ","
+        found = [f"{wish.opening} {one}" for one in (found[::-1] if is_inside else found[:1])]
+    if wish.closing:
+        found = [f"{one} {wish.closing}" for one in found]
+    return tuple(one.upper() if wish.is_upper else one for one in found)
+
+
+def _told_end(voice: Voice, text: str) -> int:
+    """Where an answer ends that was told; -1: it was not."""
+    ends = [at + len(writing) for writing in voice.writings if (at := text.rfind(writing)) >= 0]
+    return max(ends, default=-1)
+
+
+def _blanks(text: str) -> tuple[str, ...]:
+    """What may stand between a text and an answer behind it."""
+    if not text:
+        return "", " "
+    return ("",) if text[-1:].isspace() or text[-1:] in _OPENERS else (" ",)
+
+
+def _count(found: Sequence[_Vote]) -> Votes:
+    """Weigh the voters, and add up what they say."""
+    scores = [
+        vote.aligned + vote.voice.speaker.odds - log(len(vote.voice.speaker.example.answers))
+        for vote in found
+    ]
+    weights = [exp(score - max(scores)) for score in scores]
+    total = sum(weights)
+    tokens: dict[int, float] = {}
+    shares: dict[int, dict[Voice, float]] = {}
+    for vote, weight in zip(found, weights, strict=True):
+        for token in vote.says:
+            share = weight / total / len(vote.says)
+            tokens[token] = tokens.get(token, 0.0) + share
+            own = shares.setdefault(token, {})
+            own[vote.voice] = own.get(vote.voice, 0.0) + share
+    return Votes(tokens, shares, all(vote.aligned == 1 for vote in found))
