@@ -19,6 +19,8 @@ class JudgeServer(ThreadingHTTPServer):
     response unless `keeps_open`.
     """
 
+    request_queue_size = 128  # more connections at once than this wait a second to be let in
+
     def __init__(
         self, reply=lambda prompt: "Yes", faults=(), now=lambda: 0.0, keeps_open=False
     ):
