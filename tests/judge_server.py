@@ -15,15 +15,21 @@ class JudgeServer(ThreadingHTTPServer):
 
     The first requests meet the `faults` instead.
     A fault is a status, a (status, retry-after) pair, a function of the handler, or one of:
-    cut, half, text, form. `now` tells when requests come in.
+    cut, half, text, form. `now` tells when requests come in. A connection is closed after one
+    response unless `keeps_open`.
     """
 
-    def __init__(self, reply=lambda prompt: "Yes", faults=(), now=lambda: 0.0):
-        super().__init__(("127.0.0.1", 0), _Handler)
+    request_queue_size = 128  # more connections at once than this wait a second to be let in
+
+    def __init__(
+        self, reply=lambda prompt: "Yes", faults=(), now=lambda: 0.0, keeps_open=False
+    ):
+        super().__init__(("127.0.0.1", 0), _KeepingHandler if keeps_open else _Handler)
         self.reply, self.faults, self.now = reply, list(faults), now
         self.lock = threading.Lock()
         self.requests = []  # (path, headers, body, prompt), all that came in
         self.times = []  # when each came in, by `now`
+        self.ports = []  # the client's end of the connection each came in on
         self.answered = []  # the prompts of those that got a verdict: what is paid for
         self.in_flight = self.most_in_flight = 0
         self.released = threading.Event()  # set when the test ends: nothing waits longer
@@ -44,6 +50,7 @@ class _Handler(BaseHTTPRequestHandler):
         with server.lock:
             server.requests.append((self.path, dict(self.headers), body, prompt))
             server.times.append(server.now())
+            server.ports.append(self.client_address[1])
             server.in_flight += 1
             server.most_in_flight = max(server.most_in_flight, server.in_flight)
             fault = server.faults.pop(0) if server.faults else None
@@ -91,6 +98,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_):
         pass
+
+
+class _KeepingHandler(_Handler):
+    protocol_version = "HTTP/1.1"
 
 
 def _prompt(path, body):

@@ -3,7 +3,9 @@
 import json
 import os
 import re
+import socket
 import sqlite3
+import struct
 import subprocess
 import sys
 import threading
@@ -596,6 +598,69 @@ def test_a_judge_keeps_its_pace_and_its_connections_from_call_to_call(monkeypatc
                 judge.judge("question", about, [item])
     assert len(opened) == 1
     assert server.times == pytest.approx([0, 0.1, 0.2, 0.3])
+
+
+def reset(handler):
+    """A fault: the connection ends at once, and what was on its way is lost."""
+    handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    os.close(handler.connection.detach())
+
+
+def say(data):
+    """A fault: these bytes, and the end of the connection."""
+
+    def send(handler):
+        handler.wfile.write(data)
+        handler.close_connection = True
+
+    return send
+
+
+NO_HEADS = ["cut", reset, say(b"HTTP/1.1 200"), say(b"the end of the last response")]
+
+
+@pytest.mark.parametrize("fault", NO_HEADS, ids=["closed", "reset", "cut", "noise"])
+def test_a_kept_connection_that_ends_as_a_request_goes_out_costs_no_try(fault):
+    clock, limits = FakeClock(), {"tries": 1, "concurrency": 1}
+    with serving(keeps_open=True) as server:
+        judge = open_at(server, clock=clock, limits=limits)
+        judge.judge("question", "info", items(1))
+        server.faults = [fault]
+        (verdict,) = judge.judge("question", "truth", items(1))
+    assert (verdict.label, clock.waits) == (True, [])
+    first, kept, new = server.ports
+    assert first == kept != new
+
+
+def test_all_kept_connections_may_have_ended_and_no_try_is_lost():
+    limits, together = {"tries": 1, "concurrency": 4}, threading.Barrier(4)
+    with serving(keeps_open=True, reply=lambda _: f"Yes. {together.wait(HANG)}") as server:
+        judge = open_at(server, limits=limits)
+        judge.judge("question", "info", items(4))
+        server.reply, server.faults = lambda _: "No", ["cut"] * 4
+        (verdict,) = judge.judge("question", "truth", items(1))
+    assert verdict.label is False
+    first, kept, new = set(server.ports[:4]), set(server.ports[4:8]), set(server.ports[8:])
+    assert len(first) == 4
+    assert (kept, len(new), kept & new) == (first, 1, set())
+
+
+@pytest.mark.parametrize(
+    ("faults", "sent"),
+    [
+        (["cut", "cut"], 2),  # the kept connection, then a new one
+        ([say(HEAD + b"content-length: 99\r\n\r\n{")], 1),  # the service has begun to answer
+    ],
+    ids=["new", "begun"],
+)
+def test_a_new_connection_or_a_response_that_is_cut_costs_a_try(faults, sent):
+    with serving(keeps_open=True) as server:
+        judge = open_at(server, limits={"tries": 1, "concurrency": 1})
+        judge.judge("question", "info", items(1))
+        server.faults = list(faults)
+        (verdict,) = judge.judge("question", "truth", items(1))
+    assert (verdict.label, verdict.is_answered) == (None, False)
+    assert len(server.requests) == 1 + sent
 
 
 def test_a_judge_that_is_gone_leaves_no_thread():

@@ -21,8 +21,10 @@ from urllib.parse import quote
 
 import numpy as np
 import pytest
+import tiny
 import torch
-from attack import mutated, mutated_bytes, rounds, within
+from attack import mutated, mutated_bytes, rounds, run_command, within
+from conftest import EXAMPLES
 from fake_clock import HANG, FakeClock
 from judge_server import KEY, _response, serving
 
@@ -36,6 +38,7 @@ from trueline.evaluation.judges.offline import OfflineJudge
 from trueline.evaluation.judges.sender import HIDDEN, _pause_in
 from trueline.evaluation.lines import VerdictLine, encode_lines, read_written
 from trueline.evaluation.samples import Sample
+from trueline.examples import to_lines
 
 NAMES = ["cohere", "gemini", "openai:some-model"]
 PATHS = {
@@ -834,6 +837,98 @@ def test_a_long_reply_is_read_in_no_time(text):
         assert read_verdict(text, "truth") in (True, False, None)
         assert read_verdict(f"Yes. {text}", "truth") in (True, False, None)
         Key(KEY, "X").is_in(text)
+
+
+# Whole runs: what a service answers, and where a plan's key goes.
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """Run a plan with one judge by the command; its outcome, and the lines of the verdicts."""
+    load = "trueline.engines.transformers.language.load"
+    monkeypatch.setattr(load, lambda name, **options: tiny.language_model("llama"))
+    for name, examples in {"ground": EXAMPLES[:1], "test": EXAMPLES[1:]}.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(to_lines(examples)), "utf-8")
+    data = f"{tmp_path / 'ground.jsonl'}:{tmp_path / 'test.jsonl'}"
+
+    def evaluate(judge):
+        (tmp_path / "run.toml").write_text(
+            f'models = ["tiny"]\nbenchmarks = ["{data}"]\nmethods = ["greedy"]\n'
+            f'judges = ["{judge}"]\nmax_new_tokens = 2\n[judge]\ntries = 2\nbackoff = 0\n',
+            "utf-8",
+        )
+        with within(HANG):
+            ran = run_command(
+                "eval", str(tmp_path / "run.toml"), "--out", str(tmp_path / "out")
+            )
+        path = tmp_path / "out" / "results.jsonl"
+        lines = read_written(path).lines if path.exists() else []
+        return ran, [line for line in lines if isinstance(line, VerdictLine)]
+
+    return evaluate
+
+
+def with_head(body, **headers):
+    """The bytes of a response."""
+    lines = [f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items()]
+    return OK + "".join(lines).encode() + b"\r\n" + body
+
+
+NO_VERDICTS = {
+    "1e999": with_head(with_counts("1e999")["openai:some-model"].encode()),
+    "30 digits": with_head(with_counts("9" * 30)["openai:some-model"].encode()),
+    "deep nesting": with_head(deep(b"[", b"]")),
+    "bad gzip": with_head(b"no gzip", content_encoding="gzip"),
+    "a charset that is none": with_head(b"\xff", content_type="a; charset=base64"),
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("kind", NO_VERDICTS)
+def test_a_run_goes_through_whatever_its_judge_replies_and_asks_again_in_the_next(kind, run):
+    with serving(reply=lambda prompt: NO_VERDICTS[kind]) as server:
+        os.environ["TRUELINE_JUDGE_URL"] = server.url  # restored by `environment`
+        ran, verdicts = run(f"openai:m@{server.url}")
+        assert (ran.code, "Traceback" in ran.err) == (0, False), ran.err
+        assert len(verdicts) == 6  # three answers, truth and info
+        assert {(one.label, one.is_answered) for one in verdicts} == {(None, False)}
+        assert "6 questions got no response; the next run asks again" in ran.err
+        asked = {prompt for _, _, _, prompt in server.requests}
+        assert len(server.requests) == 2 * len(asked)
+        server.reply = lambda prompt: "Yes"
+        ran, verdicts = run(f"openai:m@{server.url}")
+    assert (ran.code, {one.label for one in verdicts}) == (0, {True})
+
+
+@pytest.mark.parametrize(
+    "spelling", ["plain", "base64 bearer", "\\u", "reversed", "line breaks"]
+)
+def test_a_key_that_a_judge_sends_back_is_in_no_file_of_a_run(spelling, run, tmp_path):
+    spelled = SPELLINGS[spelling](KEY)
+    with serving(reply=lambda prompt: f"Yes. {spelled}") as server:
+        os.environ["TRUELINE_JUDGE_URL"] = server.url  # restored by `environment`
+        ran, verdicts = run(f"openai:m@{server.url}")
+    assert {(one.label, one.raw) for one in verdicts} == {(None, HIDDEN)}
+    written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    said = [ran.out, ran.err, *(data.decode("utf-8", "replace") for data in written)]
+    assert not any(Key(KEY, "X").is_in(text) for text in said)
+    assert not any(
+        text in part for part in said for text in (spelled, json.dumps(spelled)[1:-1])
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_of_a_strangers_plan_sends_no_key_to_the_address_in_it(name, run, monkeypatch):
+    monkeypatch.delenv("TRUELINE_JUDGE_KEY")
+    body = json.dumps(_response("/chat/completions", "a", "Yes")).encode()
+    with serving(faults=[lambda handler: handler.send(200, body)] * 6) as server:  # to anyone
+        ran, verdicts = run(f"{name}@{server.url}")
+    assert OWN not in f"{ran} {server.requests}"
+    if name.startswith("openai"):  # which may need no key
+        assert (ran.code, {one.label for one in verdicts}) == (0, {True})
+        assert not any("Authorization" in headers for _, headers, _, _ in server.requests)
+    else:
+        assert (ran.code, ran.err.count("Error: "), server.requests) == (1, 1, [])
 
 
 # The cache.

@@ -475,6 +475,7 @@ def test_a_file_of_questions_that_cannot_be_read_is_one_line(file, reason):
         (["--space", ""], "it is empty"),
         (["--embedder", ""], "it is empty"),
         (["--device", ""], "it is empty"),
+        (["--device", "meta"], "cannot be used here"),
     ],
     ids=lambda value: shown(value)[:30] if isinstance(value, list) else "",
 )

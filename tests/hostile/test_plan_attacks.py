@@ -568,6 +568,21 @@ def test_a_wrong_value_at_every_key_is_named_with_its_place():
     assert all(f"- {key} must be " in told for key in KEYS)
 
 
+PATH_KEYS = ["out", "data", "models", "benchmarks", "judges", "ground_from", "bertscore"]
+
+
+@pytest.mark.parametrize("key", [*PATH_KEYS, "device", "build.embedder"])
+@pytest.mark.parametrize("sign", ["u0000", "ud800"])
+def test_a_path_no_system_can_have_is_refused_by_its_key(key, sign, table):
+    value = json.loads(f'"some/\\{sign}file"')
+    is_list = key in ("models", "benchmarks", "judges")
+    first, _, second = key.partition(".")
+    given = [value] if is_list else {second: value} if second else value
+    with pytest.raises(SettingError, match=rf"{key}.* must be .*a text") as caught:
+        plan_from({**table, first: given}, "run.toml")
+    assert str(caught.value).replace("\n", "").isprintable()
+
+
 def test_odd_keys_are_quoted_and_long_lists_are_cut(table):
     with pytest.raises(SettingError) as caught:
         plan_from({**table, "\x1b[31m\u202e": 1, "settings": {"\x1b]0;x\x07": {}}})

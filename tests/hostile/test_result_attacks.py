@@ -535,6 +535,16 @@ def test_a_full_disk_leaves_the_old_report_whole(room, tmp_path):
     assert files_of(out) != before
 
 
+@pytest.mark.parametrize("room", [0, 3_000, 6_000])
+def test_a_full_disk_leaves_no_half_or_empty_file_where_none_was(room, tmp_path):
+    run = put(tmp_path / "run", encode_lines([*GREEDY, *RAD]))
+    command = [sys.executable, "-c", FULL, str(run), str(tmp_path / "out"), str(room)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, "Traceback" in ended.stderr) == (1, False)
+    assert "cannot be written to (File too large)" in ended.stderr
+    assert [path for path in (tmp_path / "out").glob("**/*") if path.is_file()] == []
+
+
 def test_a_kill_between_two_files_leaves_a_report_that_can_be_written_again(
     tmp_path, monkeypatch
 ):

@@ -118,13 +118,21 @@ ACTS = {
 }
 
 
-@pytest.mark.parametrize("act", ACTS)
+UNASKED = {  # the same, where nobody said that something may be replaced
+    "build without overwrite": lambda build, folder: build(OTHER, out=folder),
+    "merge without overwrite": lambda build, folder: tl.merge(
+        build(OTHER), build(MORE), out=folder
+    ),
+}
+
+
+@pytest.mark.parametrize("act", ACTS | UNASKED)
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_nothing_is_changed_in_a_folder_of_somebody_else(kind, act, build, tmp_path):
     plant(tmp_path, FOREIGN[kind])
     before = snapshot(tmp_path)
     with pytest.raises(SpaceError, match="holds no space"):
-        ACTS[act](build, tmp_path)
+        (ACTS | UNASKED)[act](build, tmp_path)
     assert snapshot(tmp_path) == before
 
 
@@ -366,12 +374,6 @@ def test_a_space_that_cannot_be_read_is_replaced_only_where_that_is_asked_for(
     assert without_private(folder) == before
     attempt(overwrite=True)
     assert "fish" in {example.id for example in tl.open(folder).examples}
-
-
-def test_a_merge_into_a_folder_of_somebody_else_is_not_told_to_overwrite(build, tmp_path):
-    plant(tmp_path, FOREIGN["a manifest of an extension"])
-    with pytest.raises(SpaceError, match="holds no space"):
-        tl.merge(build(OTHER), build(MORE), out=tmp_path)
 
 
 # What a manifest may name
@@ -1058,9 +1060,9 @@ def test_no_writer_of_ours_changes_a_file_in_place(act, build, folder, tmp_path)
 # The kept index
 
 
-def unit(seed, count=64):
+def unit(seed, count=64, width=8):
     chance = torch.Generator().manual_seed(seed)
-    return torch.nn.functional.normalize(torch.randn(count, 8, generator=chance), dim=1)
+    return torch.nn.functional.normalize(torch.randn(count, width, generator=chance), dim=1)
 
 
 @pytest.fixture
@@ -1172,6 +1174,46 @@ def test_an_edit_uses_no_index_of_what_was_there_before(build, folder, monkeypat
         hits = edited.retriever("cpu").nearest(queries, 3).similarities.view(-1, 3)
         exact = (queries @ queries.T).topk(3).values.clamp(max=1)
         assert torch.allclose(hits, exact, atol=2e-3)
+
+
+def repeated(forged, times):
+    """A space of one segment with its examples so many times, and keys at random."""
+    (record,), (files,) = forged.manifest["segments"], forged.files
+    lines = [json.loads(text) for text in files["examples"].splitlines()]
+    copies = [{**one, "id": f"{n}-{one['id']}"} for n in range(times) for one in lines]
+    files["examples"] = "".join(json.dumps(one) + "\n" for one in copies).encode()
+    entries = record["counts"]["entries"]
+    for kind in ("vectors", "entries"):
+        all_rows(forged, kind, lambda array: np.concatenate([array] * times))
+    shift = np.repeat(np.arange(times, dtype=np.int32) * len(lines), entries)
+    forged.set("entries", "examples", lambda array: array + shift)
+    forged.set(
+        "entries", "keys", lambda array: unit(0, *array.shape).numpy().astype(array.dtype)
+    )
+    record["counts"] = {"examples": len(copies), "entries": entries * times}
+    forged.manifest["history"][-1].update(record["counts"], changed=len(copies))
+
+
+def test_one_key_changed_among_thousands_is_searched_by_an_index_of_its_own(
+    build, examples, monkeypatch, tmp_path
+):
+    """A sample of the keys does not show the change; the file they are in does."""
+    pytest.importorskip("faiss")
+    monkeypatch.setattr(search, "LARGE", 8_192)
+    monkeypatch.setattr(search, "home", lambda: tmp_path)
+    build(examples, out=tmp_path / "small", wrong=False)
+    forged = Forged.of(tmp_path / "small")
+    repeated(forged, 160)
+    keys = torch.from_numpy(load(forged.files[0]["entries"])["keys"])
+    changed = -keys[4_001:4_002]
+    for number in (1, 2):
+        forged.name_files()
+        space = opened(build, forged.write(tmp_path / "large"))
+        found = space.retriever("cpu").nearest(changed.float(), 1)
+        assert len(list((tmp_path / "indexes").glob("*.faiss"))) == number
+        assert (found.entries.item() == 4_001) == (number == 2)
+        forged.poke("entries", "keys", 4_001, changed.numpy())
+    assert found.similarities.item() == pytest.approx(1, abs=1e-3)
 
 
 # Disks that are full

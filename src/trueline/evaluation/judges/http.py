@@ -21,6 +21,8 @@ MAX_BYTES = 1_000_000  # of one response, as sent and as unpacked; a verdict has
 # Asked to, a service sends its response unpacked: it is too short to gain from packing.
 _HEADERS = {"accept-encoding": "identity"}
 _THREAD = "trueline-judge"
+_CONNECTED = "connect_tcp.started"  # the client opens a connection for this request
+_ANSWERED = "receive_response_headers.complete"  # the head of the response is here
 _LOGGERS = (
     "httpx2 httpcore2.connection httpcore2.http11 httpcore2.proxy httpcore2.socks".split()
 )
@@ -94,17 +96,36 @@ class Connections:
         import httpx2
 
         try:
-            async with (
-                self._deadline(timeout),
-                self._client.stream("POST", url, json=dict(body), headers=headers) as response,
-            ):
-                raw = bytearray()
-                async for chunk in response.aiter_raw():
-                    raw += _checked(chunk, len(raw))
+            async with self._deadline(timeout):
+                while True:
+                    events: set[str] = set()
+                    try:
+                        return await self._exchange(url, body, headers, events)
+                    except (httpx2.RemoteProtocolError, httpx2.ReadError):
+                        # A service closes connections it has kept for a while, perhaps just as
+                        # a request is on its way: that says nothing about the request. The
+                        # connection is gone now, so this ends with a new one at the latest.
+                        if events & {_CONNECTED, _ANSWERED}:
+                            raise
         except httpx2.RequestError as error:
             raise ConnectionFailed(
                 f"the connection failed ({type(error).__name__}: {error})"
             ) from None
+
+    async def _exchange(
+        self, url: str, body: Mapping[str, Any], headers: Mapping[str, str], events: set[str]
+    ) -> Received:
+        """Send one request on a kept connection or a new one; `events` gets what happened."""
+
+        async def trace(event: str, _: Mapping[str, Any]) -> None:
+            events.add(event.split(".", 1)[1])  # behind the part of the client that says it
+
+        async with self._client.stream(
+            "POST", url, json=dict(body), headers=headers, extensions={"trace": trace}
+        ) as response:
+            raw = bytearray()
+            async for chunk in response.aiter_raw():
+                raw += _checked(chunk, len(raw))
         whole = _unpacked(bytes(raw), response.headers.get("content-encoding", "identity"))
         return Received(response.status_code, whole, response.headers.get("retry-after"))
 
