@@ -14,7 +14,7 @@ EXTRA = tl.Example("Is water wet?", "Water makes things wet.", id="extra")
 
 @pytest.fixture
 def folder(lm, embedder, tmp_path):
-    tl.build(lm, EXAMPLES, embedder=embedder, out=tmp_path / "facts.space")
+    tl.build(lm, EXAMPLES, context=8, embedder=embedder, out=tmp_path / "facts.space")
     return tmp_path / "facts.space"
 
 
@@ -67,7 +67,7 @@ def test_methods_share_one_shipped_space(lm, monkeypatch, tmp_path, embedder):
 
     def build(lm, examples, **options):
         built.append(examples)
-        return tl.build(lm, EXAMPLES, embedder=embedder)
+        return tl.build(lm, EXAMPLES, context=8, embedder=embedder)
 
     monkeypatch.setattr(sessions, "build", build)
     session = open_session(["greedy"], model=lm)

@@ -13,7 +13,7 @@ Its weights were fitted on the questions that are shipped for the grounding fact
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -214,15 +214,14 @@ def _signals(space: GroundingSpace, number: int, asked: _Texts) -> list[dict[str
     return found
 
 
-def in_scope(found: Sequence[Scoped], is_heard: Callable[[Scoped], bool]) -> list[Scoped]:
-    """Those that may speak, the most probable first.
+def in_scope(found: Sequence[Scoped], thresholds: Sequence[float]) -> list[Scoped]:
+    """Those whose probability exceeds their threshold, in order.
 
     An example that no part of the turn brings in by itself answers the part of the first one.
     """
-    speaking = [one for one in found if is_heard(one)]
+    pairs = zip(found, thresholds, strict=True)
+    speaking = [(one, least) for one, least in pairs if one.probability > least]
     return [
-        one
-        if is_heard(replace(one, probability=one.part_probability))
-        else replace(one, part=speaking[0].part)
-        for one in speaking
+        one if one.part_probability > least else replace(one, part=speaking[0][0].part)
+        for one, least in speaking
     ]

@@ -83,22 +83,26 @@ class Corrective(Decoder):
 
     def is_heard(self, scoped: Scoped) -> bool:
         """Whether an example speaks."""
-        least = threshold_for(self.space, scoped.example)
-        return scoped.probability > (least if self.threshold is None else self.threshold)
+        return scoped.probability > self._least(scoped)
+
+    def _least(self, scoped: Scoped) -> float:
+        if self.threshold is not None:
+            return self.threshold
+        return threshold_for(self.space, scoped.example)
 
     def prepare(
         self, lm: Engine, given: ModelInput, options: GenerateOptions
     ) -> CorrectivePlan | None:
         """The answers that may be told; None: none are, and the model is left alone."""
-        if given.question is None:
-            return None
-        return self.plan_for(lm, given.question, options.stop_ids)
+        question = question_of(self.space, lm, given)
+        return None if question is None else self.plan_for(lm, question, options.stop_ids)
 
     def plan_for(
         self, lm: Engine, question: str, stop_ids: Sequence[int] = ()
     ) -> CorrectivePlan | None:
         """The same for the text of a question."""
-        heard = in_scope(self.near(question), self.is_heard)
+        near = self.near(question)
+        heard = in_scope(near, [self._least(one) for one in near])
         if heard:
             speakers = tuple(
                 Speaker(one.example, one.probability, one.odds, one.part) for one in heard
@@ -172,6 +176,15 @@ class Corrective(Decoder):
             return self.adjust_scores(Rows(lm, contexts, starts, questions, prepared), scores)
 
         return as_logits_processor(adjust)
+
+
+def question_of(space: GroundingSpace, lm: Engine, given: ModelInput) -> str | None:
+    """The question that was given, or the one that bare tokens end with in a known form."""
+    if given.question is not None:
+        return given.question
+    tokens = given.encode(lm.tokenizer)
+    found = find_question(space.prompt, lm.tokenizer, tokens)
+    return found.question if found is not None and found.start >= len(tokens) else None
 
 
 def make_plan(
