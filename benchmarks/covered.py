@@ -42,6 +42,7 @@ FAQ_QUESTIONS = 100  # users' questions of the FAQ, drawn with seed 0
 
 
 def facts():
+    """All shipped facts, those that are asked for first."""
     return [*read_examples("facts:test"), *read_examples("facts:ground")]
 
 
@@ -96,6 +97,7 @@ def faq(data):
 
 
 def method_of(name, space):
+    """A method by the name it has in the tables."""
     if name == "in-prompt":
         return make_method("kate", space=space, settings={"k": 1})
     if name == "greedy":
@@ -104,6 +106,7 @@ def method_of(name, space):
 
 
 def read_lines(path):
+    """The lines of a file of JSON; none where there is no file."""
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
@@ -188,7 +191,12 @@ def cells(given):
         found += [
             ("faq", method, "faq", (None,)) for method in ("corrective", "greedy", "in-prompt")
         ]
-    return [one for one in found if not given.regimes or one[0] in given.regimes]
+    return [
+        one
+        for one in found
+        if (not given.regimes or one[0] in given.regimes)
+        and (not given.methods or one[1] in given.methods)
+    ]
 
 
 def is_right(text, truthful, wrong):
@@ -198,6 +206,7 @@ def is_right(text, truthful, wrong):
 
 
 def is_nearer(text, truthful, wrong):
+    """Whether an answer is nearer to a truthful answer than to a wrong one, by ROUGE-L."""
     return rouge_l(text, truthful) > rouge_l(text, wrong)
 
 
@@ -216,6 +225,7 @@ def _recall(text, reference):
 
 
 def precision(text, reference):
+    """The ROUGE-L precision of an answer against a reference."""
     from rouge_score.rouge_scorer import RougeScorer
 
     return RougeScorer(["rougeL"]).score(reference, text)["rougeL"].precision
@@ -268,6 +278,7 @@ def share(flags, digits=1):
 
 
 def difference(ours, base):
+    """The mean difference of paired flags with its interval, in percent."""
     found = paired_difference([float(x) for x in ours], [float(x) for x in base])
     return f"{100 * found.mean:+.1f} ({100 * found.low:+.1f} to {100 * found.high:+.1f})"
 
@@ -350,6 +361,10 @@ def _main_table(cells, given, model):
                     f"| {regime}, in scope | {label} | {share([right[at] for at in inside])} | "
                     f"{share([near[at] for at in inside])} | |"
                 )
+    _drawn_rows(cells, by_id)
+
+
+def _drawn_rows(cells, by_id):
     for method in ("greedy", "corrective"):
         found = []
         for seed in SEEDS:
@@ -527,6 +542,7 @@ def main():
     runs.add_argument("--model", default="smollm2-135m")
     runs.add_argument("--dtype", default="auto")
     runs.add_argument("--regimes", nargs="*")
+    runs.add_argument("--methods", nargs="*")
     runs.add_argument("--limit", type=int)
     runs.add_argument("--batch", type=int, default=16)
     runs.add_argument("--threads", type=int, default=2)
