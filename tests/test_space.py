@@ -430,10 +430,11 @@ def test_verify_sees_numbers_that_mean_nothing(space):
     values[3, 0] = np.nan
     with pytest.raises(SpaceFormatError, match="not finite"):
         with_arrays(space, entries=replace(space.entries, values=values)).verify()
-    with pytest.raises(SpaceFormatError, match="vectors of questions"):
-        with_arrays(
-            space, vectors={"questions": 2 * space.question_vectors("cpu").numpy()}
-        ).verify()
+    vectors = space.parts[0].segment.vectors
+    assert set(vectors) == {"questions", "answers", "wrong_answers"}
+    for name in vectors:
+        with pytest.raises(SpaceFormatError, match=f"vectors of {name} .*unit length"):
+            with_arrays(space, vectors={**vectors, name: 2 * vectors[name]}).verify()
 
 
 def test_another_model_is_refused_with_both_names(space):
