@@ -37,6 +37,8 @@ SIGNALS = {
     "same_words": "share of them that its question has",
     "back": "share of its question's words that are asked",
     "new_words": "weight of the asked words that the example lacks, times the first cosine",
+    "contains": "whether one of the two questions has all words of the other, as e^-missing",
+    "same": "whether both questions have the same words, as e^-(missing in either / 3)",
     "same_kind": "whether both ask for the same kind of thing",
     "other_kind": "whether a number, time, person or place is asked for, and not by it",
     "yes_no": "whether a yes or no is asked for",
@@ -199,12 +201,17 @@ def _signals(space: GroundingSpace, number: int, asked: _Texts) -> list[dict[str
     found = []
     for near, ours, kind in zip(cosines, asked.words, asked.kinds, strict=True):
         covered = ours.coverage(theirs.all)
+        asked_there = ours.coverage(theirs.question.vectors)
+        back = theirs.question.coverage(ours.vectors)
+        missing = ours.missing(asked_there), theirs.question.missing(back)
         values = (
             *near,
             ours.share(covered),
-            ours.share(ours.coverage(theirs.question.vectors)),
-            theirs.question.share(theirs.question.coverage(ours.vectors)),
-            near[0] * float((ours.weights * (1 - covered)).sum()),
+            ours.share(asked_there),
+            theirs.question.share(back),
+            near[0] * ours.missing(covered),
+            exp(-min(missing)),
+            exp(-sum(missing) / 3),
             kind == theirs.kind,
             kind in PARTICULAR and kind != theirs.kind,
             kind == "yes or no",

@@ -38,6 +38,10 @@ class Words:
         """The mean of a coverage, rare words counting more; 0 where there is no word."""
         return float((self.weights * coverage).sum() / self.weights.sum().clamp(min=1e-6))
 
+    def missing(self, coverage: torch.Tensor) -> float:
+        """The weight of the words that a coverage leaves out."""
+        return float((self.weights * (1 - coverage)).sum())
+
 
 def words_of(embedder: Embedder, text: str) -> Words:
     """The words of a text as an embedder knows them; equal words alone where it knows none."""
