@@ -162,7 +162,8 @@ class Corrective(Decoder):
             for context in contexts:
                 found = None
                 if question is None or prompt_length is None:
-                    found = find_question(self.space.prompt, tokenizer, context)
+                    prompt = context[:prompt_length]
+                    found = find_question(self.space.prompt, tokenizer, prompt)
                 if found is None and question is not None and prompt_length is None:
                     raise SettingError(
                         "where the answer begins cannot be told from this prompt; give "
