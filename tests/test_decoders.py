@@ -11,6 +11,7 @@ import transcriptions as slow
 import trueline as tl
 from trueline.decoders import make_method, method_names
 from trueline.decoders.base import Rows, Step
+from trueline.decoders.corrective import UNKNOWN
 from trueline.decoders.dola import divergence, penalized
 from trueline.engines.base import States
 from trueline.engines.transformers.head import TransformersHead
@@ -212,7 +213,19 @@ def test_every_method_leaves_a_trace(name, lm, spaces):
     answer = tl.generate(lm, method, "Do bats sleep?", max_new_tokens=6, trace=True)
     assert [step.token for step in answer.trace] == list(answer.token_ids)
     explained = ("corrective", "rad", "knn-lm", "lookup")
-    assert (name in explained) == any(step.neighbors for step in answer.trace)
+    neighbors = [neighbor for step in answer.trace for neighbor in step.neighbors]
+    assert (name in explained) == bool(neighbors)
+    assert all(math.isfinite(neighbor.push) for neighbor in neighbors)
+
+
+def test_what_declines_to_answer_cites_nobody(lm, spaces):
+    method = tl.Corrective(spaces[8], threshold=1.0, only_covered=True)
+    answer = tl.generate(lm, method, "Do bats sleep?", max_new_tokens=60, trace=True)
+    assert (answer.text.strip(), answer.is_covered) == (UNKNOWN, False)
+    assert (answer.sources, [step.neighbors for step in answer.trace if step.neighbors]) == (
+        (),
+        [],
+    )
 
 
 def transcribed(name, lm, space, question, sentence_transformer, length=LENGTH, **settings):

@@ -33,6 +33,7 @@ from trueline.visible import shown, visible, visible_json, visible_line
 CLI = Path(sys.modules["trueline.cli"].__file__).parent
 QUESTION = "Are bats blind?"
 SHORT = ("--space", "odd.space", "--max-new-tokens", "3")
+RAD, BOTH = ("--method", "rad"), ("--methods", "greedy,rad,corrective")
 EVIL = "\x1b]0;owned\x07\x1b[2J\u202e\x9b31m\ufeff\u2066\r"
 WRITES = re.compile(r"(click\.)?(secho|echo)|print|input|.*std(out|err)\.\w+")
 WRITING = ("build", "add", "remove", "merge", "compact", "explain", "eval", "report")
@@ -128,9 +129,10 @@ def test_json_spells_the_same_signs_and_is_read_as_the_same_value():
         ["info", "odd.space", "--json"],
         ["log", "odd.space"],
         ["verify", "odd.space"],
-        ["compare", *SHORT, "--flips", "--set", "rad.alpha=1.0", QUESTION + EVIL],
+        ["compare", *SHORT, *BOTH, "--flips", "--set", "rad.alpha=1.0", QUESTION + EVIL],
         ["compare", *SHORT, "--flips", "--json", QUESTION],
-        ["explain", *SHORT, "--set", "alpha=1.0", QUESTION + EVIL],
+        ["explain", *SHORT, *RAD, "--set", "alpha=1.0", QUESTION + EVIL],
+        ["explain", *SHORT, QUESTION + EVIL],
         ["explain", *SHORT, "--json", QUESTION],
         ["ask", *SHORT, "--json", QUESTION + EVIL],
         ["info", EVIL],
@@ -156,11 +158,11 @@ def test_the_space_is_as_hostile_as_it_looks():
     """Or the test above would show nothing."""
     for args in (
         ["info", "odd.space"],
-        ["compare", *SHORT, "--flips", "--set", "rad.alpha=1.0", QUESTION],
-        ["explain", *SHORT, "--set", "alpha=1.0", QUESTION],
+        ["compare", *SHORT, *BOTH, "--flips", "--set", "rad.alpha=1.0", QUESTION],
+        ["explain", *SHORT, *RAD, "--set", "alpha=1.0", QUESTION],
     ):
         assert "\\x1b]0;owned\\x07\\x1b[2J\\u202e\\x9b31m" in run_command(*args).out, args
-    told = run_command("explain", *SHORT, "--set", "alpha=1.0", "--json", QUESTION).out
+    told = run_command("explain", *SHORT, *RAD, "--set", "alpha=1.0", "--json", QUESTION).out
     assert any(EVIL in one["example"] for one in json.loads(told)["summary"]["cited"])
 
 
@@ -451,16 +453,19 @@ def test_a_file_of_questions_that_cannot_be_read_is_one_line(file, reason):
 @pytest.mark.parametrize(
     ("args", "reason"),
     [
-        (["--set", "alpha=" + "-" * 100_000 + "1"], "alpha must be a number"),
-        (["--set", "alpha=" + "(" * 100_000], "alpha must be a number"),
-        (["--set", "alpha=" + "[" * 100_000], "alpha must be a number"),
-        (["--set", "alpha=" + "9" * 5_000], "alpha must lie in"),
-        (["--set", "alpha=1e999"], "alpha must lie in"),
-        (["--set", "alpha=nan"], "alpha must lie in"),
+        ([*RAD, "--set", "alpha=" + "-" * 100_000 + "1"], "alpha must be a number"),
+        ([*RAD, "--set", "alpha=" + "(" * 100_000], "alpha must be a number"),
+        ([*RAD, "--set", "alpha=" + "[" * 100_000], "alpha must be a number"),
+        ([*RAD, "--set", "alpha=" + "9" * 5_000], "alpha must lie in"),
+        ([*RAD, "--set", "alpha=1e999"], "alpha must lie in"),
+        ([*RAD, "--set", "alpha=nan"], "alpha must lie in"),
         (["--set", "x" * 100_000], "a setting is NAME=VALUE"),
         (["--set", "=1"], "no setting ''"),
         (["--set", ""], "it is empty"),
-        (["--alpha", "9" * 5_000], "alpha must lie in"),
+        ([*RAD, "--alpha", "9" * 5_000], "alpha must lie in"),
+        (["--set", "strength=" + "(" * 100_000], "strength must be a number"),
+        (["--set", "strength=nan"], "strength must lie in"),
+        (["--set", "margin=1e999"], "margin must lie in"),
         (["--max-new-tokens", "9" * 5_000], "is not a valid integer"),
         (["--max-new-tokens", "-" + "9" * 4_000], "max_new_tokens must be 1 or more"),
         (["--temperature", "inf"], "temperature must be"),
@@ -683,7 +688,9 @@ def odd_argument(chance, param):
     if param.name in ("method", "methods"):
         return chance.choice([*method_names(), "all", "greedy,rad", "rad,rad", ","])
     if param.name == "sets":
-        name = chance.choice(["alpha", "tau", "k", "rad.alpha", "beta", "gamma", "candidates"])
+        name = chance.choice(
+            "alpha tau k rad.alpha beta gamma candidates strength margin".split()
+        )
         return (
             f"{name}={chance.choice(['0.5', '1', '[0]', '-1', 'x', '1e999', odd_text(chance)])}"
         )

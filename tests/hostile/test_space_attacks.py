@@ -31,6 +31,7 @@ from trueline.session import open_session
 from trueline.space import reading, storage
 from trueline.space.folder import PRIVATE
 from trueline.space.json_text import parse_json
+from trueline.space.segment import VECTORS
 
 LM = tiny.language_model("llama")
 MORE = [tl.Example("Do owls see?", ["Owls see well."], ["Owls are blind."], id="owls")]
@@ -612,7 +613,8 @@ def no_context_but_entries(forged):
 
 
 def wider_vectors_in_one_segment(forged):
-    for kind, name in (("vectors", "questions"), ("entries", "keys"), ("wrong", "keys")):
+    vectors = [("vectors", name) for name in VECTORS]
+    for kind, name in (*vectors, ("entries", "keys"), ("wrong", "keys")):
         forged.set(kind, name, lambda array: np.pad(array, [(0, 0), (0, 4)]), segment=1)
 
 
@@ -673,6 +675,13 @@ BROKEN = {
     "a wrong value without end": poke("wrong", "values", (0, 0), np.inf),
     "a vector that is no number": poke("vectors", "questions", (0, 0), np.nan),
     "vectors half as long": make("vectors", "questions", lambda a: a / 2),
+    "vectors of answers of 32 bits": make("vectors", "answers", narrow),
+    "vectors of answers narrower than others": make(
+        "vectors", "answers", lambda a: a[:, :16].copy()
+    ),
+    "fewer vectors of wrong answers": make("vectors", "wrong_answers", lambda a: a[:2].copy()),
+    "a vector of an answer that is no number": poke("vectors", "answers", (0, 0), np.nan),
+    "a vector of a wrong answer without end": poke("vectors", "wrong_answers", 0, np.inf),
     "one id in two segments": same_id_in_two_segments,
     "one id twice in a segment": line(lambda record: record.update(id="fact-2")),
     "removed ids of nobody": segment(removed=["nobody"]),
@@ -754,6 +763,8 @@ BROKEN = {
     ),
     "entries with an array less": drop("entries", "windows"),
     "vectors without questions": drop("vectors", "questions"),
+    "vectors without answers": drop("vectors", "answers"),
+    "vectors without wrong answers": drop("vectors", "wrong_answers"),
     "vectors with another shape beside questions": lambda forged: forged.change(
         "vectors", lambda arrays: arrays | {"more": np.zeros((9, 32), np.float16)}
     ),
@@ -822,7 +833,13 @@ def refusal(act):
 
 def is_sound(space):
     """Ask with every method that looks into a space; tokens and reasons must be real ones."""
-    for method in (tl.RAD(space, tau=0.2, beta=0.1), tl.KNNLM(space, k=8), tl.KATE(space, k=2)):
+    for method in (
+        tl.Corrective(space, threshold=0.0),
+        tl.RAD(space, tau=0.2, beta=0.1),
+        tl.KNNLM(space, k=8),
+        tl.KATE(space, k=2),
+        tl.Lookup(space, threshold=0.0),
+    ):
         answer = tl.generate(LM, method, "Are bats blind?", max_new_tokens=2, trace=True)
         assert all(0 <= token < LM.vocabulary for token in answer.token_ids)
         for step in answer.trace:
@@ -871,6 +888,8 @@ LARGE = [  # what is not looked at whole in a large space
     "a wrong value without end",
     "a vector that is no number",
     "vectors half as long",
+    "a vector of an answer that is no number",
+    "a vector of a wrong answer without end",
 ]
 
 
@@ -888,7 +907,7 @@ def test_a_large_broken_space_is_refused_by_verify_and_never_answers_with_garbag
         space.verify()
     error = refusal(lambda: is_sound(space))
     assert error is None or "trueline verify" in str(error)
-    if "all values" in kind or "a vector that" in kind:
+    if "all values" in kind or kind.startswith("a vector "):
         with pytest.raises(SpaceFormatError, match="no numbers"):
             is_sound(space)
 

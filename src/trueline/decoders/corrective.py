@@ -214,7 +214,10 @@ def lift_votes(rows: Rows, base: torch.Tensor, *, margin: float, strength: float
     for row, own in enumerate(rows.prepared):
         found = None if own is None else own.plan.votes(rows.contexts[row][rows.starts[row] :])
         chosen = [] if found is None else _finite(_candidates(found, own.ends), base[row])
-        votes.append(found if chosen else None)
+        is_word = (
+            bool(chosen) and own.is_covered
+        )  # what declines to answer is no example's word
+        votes.append(found if is_word else None)
         candidates.append(chosen)
     if not any(candidates):
         return Adjusted(base, votes=votes)
