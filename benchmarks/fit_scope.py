@@ -24,6 +24,7 @@ from trueline.space.build import build
 
 OUT = Path(__file__).parents[1] / "src" / "trueline" / "scope.json"
 EMBEDDERS = ("all-minilm-l6-v2", "all-mpnet-base-v2")
+EXACT = "exact"  # the regime of a fact's own question
 FALSE_SCOPE = 0.035  # share of near misses that come into scope at the threshold
 
 
@@ -37,9 +38,26 @@ class Pair:
 
 
 def pairs_of(space):
-    """Every shipped question about the grounding facts with the examples near to it."""
+    """Every shipped question about the grounding facts with the examples near to it.
+
+    The facts' own questions are among them: paraphrases avoid the words of the question, so
+    without them sharing words would count against an example.
+    """
     asked = [
         one for one in read_questions("ground") if one.regime in ("paraphrase", "near miss")
+    ]
+    asked += [
+        ShippedQuestion(
+            id=f"{fact.id}-exact",
+            regime=EXACT,
+            question=fact.question,
+            means=(fact.id,),
+            about=(fact.id,),
+            instruction="",
+            check={},
+            polarity="",
+        )
+        for fact in space.examples
     ]
     return [
         Pair(one, example.id in one.means, np.array([[*each.values()] for each in signals]))
@@ -88,15 +106,21 @@ def best_of(pairs, probabilities):
 
 
 def shares(pairs, best, right, threshold):
-    """Share of near misses in scope; of paraphrases in scope with the right example ahead."""
+    """Share of near misses in scope; of paraphrases and of the facts' own questions in scope.
+
+    The last two with the right example ahead.
+    """
     regimes = {pair.question.id: pair.question.regime for pair in pairs}
     near = [best[id] > threshold for id in best if regimes[id] == "near miss"]
-    same = [
-        right.get(id, 0.0) > threshold and right[id] == best[id]
-        for id in best
-        if regimes[id] == "paraphrase"
-    ]
-    return float(np.mean(near)), float(np.mean(same))
+    same = {
+        regime: [
+            right.get(id, 0.0) > threshold and right[id] == best[id]
+            for id in best
+            if regimes[id] == regime
+        ]
+        for regime in ("paraphrase", EXACT)
+    }
+    return float(np.mean(near)), *(float(np.mean(found)) for found in same.values())
 
 
 def fitted(embedder, pairs, kind):
@@ -109,10 +133,12 @@ def fitted(embedder, pairs, kind):
     print(f"{embedder}, {kind}: threshold {threshold:.3f}")
     for share in (0.01, 0.02, 0.03, FALSE_SCOPE, 0.04, 0.05, 0.10):
         at = near[int(share * len(near))]
-        false, true = shares(pairs, best, right, at)
-        print(f"  above {at:.3f}: near misses {false:6.1%}, paraphrases {true:6.1%}")
+        false, true, own = shares(pairs, best, right, at)
+        print(
+            f"  above {at:.3f}: near misses {false:6.1%}, paraphrases {true:6.1%}, exact {own:.1%}"
+        )
     model = fit(pairs, columns)
-    _, recall = shares(pairs, best, right, threshold)
+    _, recall, _ = shares(pairs, best, right, threshold)
     return {
         "bias": model.bias,
         "weights": model.weights,

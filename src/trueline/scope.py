@@ -41,7 +41,9 @@ SIGNALS = {
     "other_kind": "whether a number, time, person or place is asked for, and not by it",
     "yes_no": "whether a yes or no is asked for",
     "its_yes_no": "whether its question asks for a yes or no",
+    "same_question": "whether both questions have the same words: 0 below 0.95, 1 if all",
 }
+_SAME = 0.95  # share of the words of both questions above which they are nearly the same
 _NEAREST = 6  # examples whose signals are read, for each text that may be a question
 _DEFAULT = "all-minilm-l6-v2"  # whose weights another embedder is given
 
@@ -199,16 +201,19 @@ def _signals(space: GroundingSpace, number: int, asked: _Texts) -> list[dict[str
     found = []
     for near, ours, kind in zip(cosines, asked.words, asked.kinds, strict=True):
         covered = ours.coverage(theirs.all)
+        there = ours.share(ours.coverage(theirs.question.vectors))
+        back = theirs.question.share(theirs.question.coverage(ours.vectors))
         values = (
             *near,
             ours.share(covered),
-            ours.share(ours.coverage(theirs.question.vectors)),
-            theirs.question.share(theirs.question.coverage(ours.vectors)),
+            there,
+            back,
             near[0] * float((ours.weights * (1 - covered)).sum()),
             kind == theirs.kind,
             kind in PARTICULAR and kind != theirs.kind,
             kind == "yes or no",
             theirs.kind == "yes or no",
+            max(0.0, min(there, back) - _SAME) / (1 - _SAME),
         )
         found.append(dict(zip(SIGNALS, map(float, values), strict=True)))
     return found
