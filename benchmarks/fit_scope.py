@@ -24,6 +24,8 @@ from trueline.space.build import build
 
 OUT = Path(__file__).parents[1] / "src" / "trueline" / "scope.json"
 EMBEDDERS = ("all-minilm-l6-v2", "all-mpnet-base-v2")
+LIGHT = "light"  # the regime of a fact's own question and of light edits of it
+LIGHT_WEIGHT = 0.3  # of such a question: there are six for each fact
 FALSE_SCOPE = 0.04  # share of near misses that come into scope at the threshold
 
 
@@ -36,11 +38,35 @@ class Pair:
     signals: np.ndarray  # (texts of the turn, signals), the whole turn first
 
 
+def light_edits(fact):
+    """A fact's own question as it is, and changed a little, as people type it."""
+    text, words = fact.question, fact.question.rstrip("?").split()
+    half, middle = len(text) // 2, len(words) // 2
+    edits = (
+        text,
+        text.rstrip("?").lower(),
+        text.rstrip("?") + ", please?",
+        f"Hey, {text[0].lower()}{text[1:]}",
+        " ".join(words[:middle] + words[middle + 1 :]) + "?",
+        text[:half] + text[half + 1 :],
+    )
+    return [
+        ShippedQuestion(f"{fact.id}-light{n}", LIGHT, edit, (fact.id,), (fact.id,), "", {}, "")
+        for n, edit in enumerate(edits)
+    ]
+
+
 def pairs_of(space):
-    """Every shipped question about the grounding facts with the examples near to it."""
+    """Every shipped question about the grounding facts with the examples near to it.
+
+    The facts' own questions and light edits of them are among them. Paraphrases avoid the words
+    of the question and near misses keep them, so that without such edits sharing words would
+    count against an example.
+    """
     asked = [
         one for one in read_questions("ground") if one.regime in ("paraphrase", "near miss")
     ]
+    asked += [edit for fact in space.examples for edit in light_edits(fact)]
     return [
         Pair(one, example.id in one.means, np.array([[*each.values()] for each in signals]))
         for one in asked
@@ -53,7 +79,9 @@ def fit(pairs, columns):
     values = np.array([pair.signals[0, columns] for pair in pairs])
     mean, deviation = values.mean(0), values.std(0) + 1e-9
     labels = [pair.is_answer for pair in pairs]
-    made = LogisticRegression(C=1.0, max_iter=5_000).fit((values - mean) / deviation, labels)
+    counts = [LIGHT_WEIGHT if pair.question.regime == LIGHT else 1.0 for pair in pairs]
+    scaled = (values - mean) / deviation
+    made = LogisticRegression(C=1.0, max_iter=5_000).fit(scaled, labels, sample_weight=counts)
     weights = made.coef_[0] / deviation
     names = [[*SIGNALS][column] for column in columns]
     bias = float(made.intercept_[0] - weights @ mean)
@@ -88,15 +116,16 @@ def best_of(pairs, probabilities):
 
 
 def shares(pairs, best, right, threshold):
-    """Share of near misses in scope; of paraphrases in scope with the right example ahead."""
+    """Share of near misses in scope; of paraphrases and of light edits rightly in scope."""
     regimes = {pair.question.id: pair.question.regime for pair in pairs}
-    near = [best[id] > threshold for id in best if regimes[id] == "near miss"]
-    same = [
-        right.get(id, 0.0) > threshold and right[id] == best[id]
-        for id in best
-        if regimes[id] == "paraphrase"
-    ]
-    return float(np.mean(near)), float(np.mean(same))
+
+    def share(regime):
+        rows = [id for id in best if regimes[id] == regime]
+        if regime == "near miss":
+            return float(np.mean([best[id] > threshold for id in rows]))
+        return float(np.mean([best[id] == right.get(id, -1.0) > threshold for id in rows]))
+
+    return share("near miss"), share("paraphrase"), share(LIGHT)
 
 
 def fitted(embedder, pairs, kind):
@@ -109,10 +138,13 @@ def fitted(embedder, pairs, kind):
     print(f"{embedder}, {kind}: threshold {threshold:.3f}")
     for share in (0.01, 0.02, 0.03, FALSE_SCOPE, 0.05, 0.10):
         at = near[int(share * len(near))]
-        false, true = shares(pairs, best, right, at)
-        print(f"  above {at:.3f}: near misses {false:6.1%}, paraphrases {true:6.1%}")
+        false, true, light = shares(pairs, best, right, at)
+        print(
+            f"  above {at:.3f}: near misses {false:6.1%}, paraphrases {true:6.1%}, "
+            f"light edits {light:6.1%}"
+        )
     model = fit(pairs, columns)
-    _, recall = shares(pairs, best, right, threshold)
+    _, recall, _ = shares(pairs, best, right, threshold)
     return {
         "bias": model.bias,
         "weights": model.weights,

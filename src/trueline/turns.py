@@ -61,8 +61,10 @@ _WORDS_WANTED = re.compile(
 _QUOTED = r"[^.?!'\"]{0,60}?(?:'(?P<single>.+?)'|\"(?P<double>.+?)\")(?!\w)"
 _OPENING_WANTED = re.compile(rf"\b(?:begin|start|open|lead)\w*\b{_QUOTED}", re.I)
 _CLOSING_WANTED = re.compile(rf"\b(?:end|finish|close|conclude|last words?)\b{_QUOTED}", re.I)
-_NAME_WANTED = re.compile(r"\b(?:address|call) me (?:as )?([A-Z]\w+(?: [A-Z]\w+)?)")
-_CAPITALS_WANTED = re.compile(r"\b(?:capital letters|all caps|capitals|upper ?case)\b", re.I)
+_NAME_WANTED = re.compile(r"\b(?:[Aa]ddress|[Cc]all) me (?:as )?([A-Z]\w+(?: [A-Z]\w+)?)")
+_CAPITALS_WANTED = re.compile(
+    r"\b(?:capital letters|all caps|(?:in|all|only) capitals(?! of)|upper ?case)\b", re.I
+)
 _YES_NO_WANTED = re.compile(r"\byes or (?:a )?no\b|\ba yes or a no\b", re.I)
 PARTICULAR = ("quantity", "time", "person", "place")  # what few answers happen to hold
 

@@ -1,0 +1,152 @@
+"""Corrective decoding on SmolLM2-135M, with the scope of all-MiniLM-L6-v2."""
+
+import pytest
+from corrective_oracle import CorrectiveOracle, Form
+
+import trueline as tl
+from trueline.embedders.loading import load_embedder
+from trueline.examples import read_examples
+from trueline.examples.shipped import read_questions
+from trueline.prompts import Prompt
+from trueline.records import Example
+
+pytestmark = [pytest.mark.real, pytest.mark.slow]
+
+LENGTH = 40
+UNRELATED = [
+    "Who wrote the novel Middlemarch?",
+    "How do I sort a list in Python?",
+    "Which team won the football world cup in 1998?",
+    "Give me a recipe for lentil soup.",
+    "What is the derivative of x squared?",
+    "Tell me a joke about penguins.",
+]
+
+
+@pytest.fixture(scope="module")
+def smol():
+    return tl.load("smollm2-135m")
+
+
+@pytest.fixture(scope="module")
+def minilm():
+    return load_embedder("all-minilm-l6-v2")
+
+
+@pytest.fixture(scope="module")
+def facts():
+    return read_examples("facts:test")
+
+
+@pytest.fixture(scope="module")
+def space(minilm, facts):
+    return tl.build(None, facts, embedder=minilm)
+
+
+@pytest.fixture(scope="module")
+def asked(space, facts):
+    """Eight facts' own questions, and four paraphrases that are in scope: with their facts."""
+    own = facts[:: len(facts) // 8][:8]
+    method = tl.Corrective(space)
+    known = {fact.id: fact for fact in facts}
+    found = [
+        (one.question, known[one.means[0]])
+        for one in read_questions("test")[::5]
+        if one.regime == "paraphrase"
+    ]
+    heard = [
+        (question, fact)
+        for question, fact in found[:24]
+        if fact.id in [one.example.id for one in method.near(question) if method.is_heard(one)]
+    ]
+    assert len(heard) >= 4
+    return [*((fact.question, fact) for fact in own), *heard[:4]]
+
+
+@pytest.fixture(scope="module")
+def answers(smol, space, asked):
+    questions = [question for question, _ in asked]
+    return tl.generate(
+        smol, tl.Corrective(space), questions, max_new_tokens=LENGTH, batch_size=8
+    )
+
+
+def test_every_fact_is_in_scope_of_its_own_question(space, facts):
+    method = tl.Corrective(space)
+    careless = 0
+    for fact in facts:
+        best = method.near(fact.question)[0]
+        assert (best.example.id, method.is_heard(best)) == (fact.id, True), fact.question
+        best = method.near(fact.question.lower().rstrip("?"))[0]
+        careless += best.example.id == fact.id and method.is_heard(best)
+    assert careless >= 0.95 * len(facts)
+
+
+def test_a_batch_picks_the_tokens_of_the_oracle(smol, space, asked, answers):
+    oracle = CorrectiveOracle(smol.model, smol.tokenizer, smol.stop_ids)
+    method = tl.Corrective(space)
+    for (question, _), answer in zip(asked, answers):
+        plan = method.plan_for(smol, question).plan
+        scope = [(one.example, one.odds, one.part) for one in plan.speakers]
+        prompt = Prompt().encode(question, smol.tokenizer)
+        assert oracle.picks(prompt, answer.token_ids, scope, wish=Form()) == answer.token_ids
+
+
+def test_covered_questions_are_answered_with_a_verified_answer(asked, answers):
+    for (question, fact), answer in zip(asked, answers):
+        assert any(own in answer.text for own in fact.answers), (question, answer.text)
+        assert answer.is_covered
+        assert fact.id in [source.example for source in answer.sources]
+
+
+def test_a_lone_answer_a_stream_and_the_processor_pick_the_same_tokens(
+    smol, space, asked, answers
+):
+    import torch
+
+    method = tl.Corrective(space)
+    question, wanted = asked[-1][0], answers[-1].token_ids[:16]
+    assert tl.generate(smol, method, question, max_new_tokens=16).token_ids == wanted
+    pieces = tl.stream(smol, method, question, max_new_tokens=16)
+    assert tuple(token for piece in pieces for token in piece.token_ids) == wanted
+    ids = torch.tensor([Prompt().encode(question, smol.tokenizer)])
+    processor = method.processor(smol.model, smol.tokenizer)
+    out = smol.model.generate(
+        ids, max_new_tokens=16, do_sample=False, logits_processor=[processor]
+    )
+    assert tuple(out[0, ids.shape[1] :].tolist()) == wanted
+
+
+def test_unrelated_questions_are_the_models_own_to_the_bit(smol, space):
+    from trueline.decoders.base import Rows, Step
+
+    method = tl.Corrective(space)
+    ours, plain = (
+        tl.generate(smol, way, UNRELATED, max_new_tokens=12) for way in (method, tl.Greedy())
+    )
+    assert [one.token_ids for one in ours] == [one.token_ids for one in plain]
+    assert [(one.is_covered, one.sources) for one in ours] == [(False, ())] * len(UNRELATED)
+    prompts = [Prompt().encode(question, smol.tokenizer) for question in UNRELATED]
+    prepared = [method.plan_for(smol, question) for question in UNRELATED]
+    rows = Rows(smol, prompts, list(map(len, prompts)), UNRELATED, prepared)
+    step = Step(rows, smol.start().join(prompts))
+    assert method.adjust(step).logits is step.logits
+
+
+def test_what_is_in_the_space_is_what_is_said(smol, minilm, facts, asked, answers):
+    """A space of wrong answers gives wrong answers."""
+    wrong = [
+        Example(fact.question, fact.wrong_answers, fact.answers, id=fact.id) for fact in facts
+    ]
+    space = tl.build(None, wrong, embedder=minilm)
+    own = asked[:6]
+    told = tl.generate(
+        smol,
+        tl.Corrective(space),
+        [question for question, _ in own],
+        max_new_tokens=LENGTH,
+        batch_size=8,
+    )
+    for (_, fact), answer in zip(own, told):
+        assert any(false in answer.text for false in fact.wrong_answers), answer.text
+        assert not any(true in answer.text for true in fact.answers)

@@ -1,0 +1,396 @@
+"""What a turn asks for, which examples answer it, and where the question stands in tokens."""
+
+import copy
+import math
+
+import pytest
+import tiny
+import torch
+
+import trueline as tl
+from trueline.prompts import Prompt
+from trueline.questions import find_question
+from trueline.records import Example
+from trueline.scope import (
+    SIGNALS,
+    Scoped,
+    example_signals,
+    find_scope,
+    in_scope,
+    models_for,
+    scope_models,
+    threshold_for,
+)
+from trueline.turns import Wish, asked_for, read_turn, read_wish
+
+# Turns.
+
+
+@pytest.mark.parametrize(
+    ("turn", "parts"),
+    [
+        ("Are bats blind?", ["Are bats blind?"]),
+        ("  Are bats blind? \n", ["Are bats blind?"]),
+        ("Are bats blind and does gold rust?", ["Are bats blind", "does gold rust?"]),
+        ("Are bats blind, plus does gold rust", ["Are bats blind", "does gold rust"]),
+        ("Does gold rust? Do fish sleep?", ["Does gold rust?", "Do fish sleep?"]),
+        ("I read a lot. Is the sky blue?", ["I read a lot.", "Is the sky blue?"]),
+        ("Hi\nAre bats blind?", ["Hi", "Are bats blind?"]),
+        ("Salt and pepper?", ["Salt and pepper?"]),  # neither could stand alone
+        ("Est-ce que l'or rouille ? Oui.", ["Est-ce que l'or rouille ?", "Oui."]),
+        ("", [""]),
+    ],
+)
+def test_a_turn_is_cut_where_its_parts_could_stand(turn, parts):
+    assert list(read_turn(turn).parts) == parts
+
+
+def test_texts_that_may_be_a_question_are_named_once_and_begin_with_the_whole():
+    one = read_turn("Are bats blind?")
+    assert one.texts == ("Are bats blind?",)
+    two = read_turn("Are bats blind and does gold rust? Thanks.")
+    assert two.texts == (
+        "Are bats blind and does gold rust? Thanks.",
+        "Are bats blind and does gold rust?",
+        "Thanks.",
+        "Are bats blind",
+        "does gold rust?",
+    )
+
+
+def test_a_text_that_is_wanted_has_a_topic():
+    turn = read_turn("Write a short text about why the sky is blue.")
+    assert turn.topic == "why the sky is blue."
+    assert turn.topic in turn.texts
+    assert read_turn("Are there books about the blue sky?").topic == ""
+
+
+def test_a_long_turn_is_read_as_far_as_eight_parts():
+    turn = read_turn(" ".join(f"This is number {n}." for n in range(20)))
+    assert len(turn.sentences) == len(turn.parts) == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("Are bats blind?", "yes or no"),
+        ("Isn't gold a metal?", "yes or no"),
+        ("So, do fish sleep?", "yes or no"),
+        ("In Australia, do fish sleep?", "yes or no"),
+        ("Gold rusts, is that true", "yes or no"),
+        ("How many legs has a bat?", "quantity"),
+        ("At what age do bats fly?", "quantity"),
+        ("When did it happen?", "time"),
+        ("What year was it?", "time"),
+        ("Whose gold is it?", "person"),
+        ("Where do bats live?", "place"),
+        ("How come fish sleep?", "reason"),
+        ("Why is the sky blue?", "reason"),
+        ("How do bats see?", "manner"),
+        ("What should I do when it rains?", "thing"),  # the first word counts
+        ("Does gold rust? Who says so?", "person"),  # the last question counts
+        ("Who says so? Please be brief.", "person"),
+        ("bats", "unknown"),
+        ("", "unknown"),
+        ("Könnte das sein?", "unknown"),
+    ],
+)
+def test_a_text_asks_for_one_kind_of_thing(text, wanted):
+    assert asked_for(text) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "wish"),
+    [
+        ("Are bats blind?", Wish()),
+        ("When do bats begin to fly?", Wish()),
+        ("What ends a bat's sleep?", Wish()),
+        ("What are the capitals of Europe?", Wish()),
+        ("What is spoken in capitals of Asia?", Wish()),
+        ("Write about bats.", Wish(sentences=2, is_text=True)),
+        ("Please describe bats in three sentences.", Wish(sentences=3, is_text=True)),
+        ("Are bats blind? Use 2 sentences.", Wish(sentences=2)),
+        ("In a few sentences, are bats blind?", Wish(sentences=3)),
+        ("Are bats blind? Answer in at most 12 words.", Wish(words=12)),
+        ("Begin with 'Well,'. Are bats blind?", Wish(opening="Well,")),
+        ('Start your answer with the words "My answer:".', Wish(opening="My answer:")),
+        ("Are bats blind? End with 'So long!'", Wish(closing="So long!")),
+        ('Finish with "Ask again."', Wish(closing="Ask again.")),
+        ("Please address me as Professor Lind.", Wish(opening="Professor Lind,")),
+        ("Address me as Priya. Are bats blind?", Wish(opening="Priya,")),
+        ("Call me Captain in your reply.", Wish(opening="Captain,")),
+        ("Are bats blind? CAPITAL LETTERS ONLY.", Wish(is_upper=True)),
+        ("all caps please. are bats blind", Wish(is_upper=True)),
+        ("Write it in capitals.", Wish(sentences=2, is_text=True, is_upper=True)),
+        ("Yes or no: are bats blind?", Wish(is_yes_no=True)),
+    ],
+)
+def test_a_wish_is_read_from_known_words(text, wish):
+    assert read_wish(text) == wish
+
+
+# Signals by hand: four words are all this embedder knows.
+
+KNOWN = ("bats", "blind", "gold", "rusts")
+
+
+class CountingEmbedder:
+    id, hash, dimension = "counting", "counting-1", len(KNOWN)
+
+    def embed(self, texts):
+        rows = [[float(word in text.lower()) for word in KNOWN] for text in texts]
+        return torch.nn.functional.normalize(torch.tensor(rows), dim=1)
+
+
+@pytest.fixture
+def one_hot(monkeypatch):
+    """Equal words have a cosine of 1, all others one of 0."""
+    seen = {}
+
+    def vector(word):
+        return torch.nn.functional.one_hot(
+            torch.tensor(seen.setdefault(word, len(seen))), 64
+        ).float()
+
+    monkeypatch.setattr("trueline.embedders.words._hashed", vector)
+
+
+BATS = Example("Are bats blind?", ["Bats see."], ["Bats are blind."], id="bats")
+GOLD = Example("What rusts?", ["Not gold."], id="gold")  # no wrong answers
+
+
+def test_signals_are_cosines_shares_of_words_and_kinds(one_hot):
+    space = tl.build(None, [BATS], embedder=CountingEmbedder())
+    ((found, (signals,)),) = example_signals(space, "Are bats gold?")
+    assert found == BATS
+    assert list(signals) == list(SIGNALS)
+    assert signals == pytest.approx(
+        {
+            "question": 1 / 2,  # (bats, gold) and (bats, blind)
+            "answers": 1 / math.sqrt(2),  # (bats, gold) and (bats)
+            "wrong": 1 / 2,
+            "words": 2 / 3,  # of are, bats, gold
+            "same_words": 2 / 3,
+            "back": 2 / 3,  # of are, bats, blind
+            "new_words": 1 / 2 * 1,  # gold, times the cosine
+            "contains": math.exp(-1),  # gold is missing there, blind here
+            "same": math.exp(-2 / 3),
+            "same_kind": 1.0,
+            "other_kind": 0.0,
+            "yes_no": 1.0,
+            "its_yes_no": 1.0,
+        },
+        abs=1e-3,
+    )
+    ((_, (own,)),) = example_signals(space, "are bats blind")
+    assert (own["contains"], own["same"]) == pytest.approx((1, 1))
+    ((_, (when,)),) = example_signals(space, "When do bats see?")
+    kinds = [when[name] for name in ("same_kind", "other_kind", "yes_no", "its_yes_no")]
+    assert kinds == [0.0, 1.0, 0.0, 1.0]
+    assert (when["words"], when["same_words"]) == pytest.approx((2 / 4, 1 / 4))
+
+
+def by_hand(kind, signals):
+    """p = sigmoid(bias + sum of weight * signal)."""
+    model = scope_models()["all-minilm-l6-v2"][kind]
+    total = model.bias + sum(model.weights[name] * signals[name] for name in model.weights)
+    return 1 / (1 + math.exp(-total))
+
+
+def test_examples_without_wrong_answers_have_weights_of_their_own(one_hot):
+    space = tl.build(None, [BATS, GOLD], embedder=CountingEmbedder())
+    found = {one.example.id: one for one in find_scope(space, "Are bats gold?")}
+    for id, kind in (("bats", "full"), ("gold", "bare")):
+        assert found[id].probability == pytest.approx(by_hand(kind, found[id].signals))
+        wanted = models_for("counting")[kind].threshold
+        assert threshold_for(space, found[id].example) == wanted
+    other = by_hand("full", found["gold"].signals)
+    assert found["gold"].probability != pytest.approx(other, rel=1e-3)
+    assert "wrong" not in models_for("counting")["bare"].weights
+
+
+def test_log_odds_are_those_of_the_probability():
+    scoped = Scoped(BATS, 0.75, 0, 0.75, "", {})
+    assert scoped.odds == pytest.approx(math.log(3))
+    assert math.isfinite(Scoped(BATS, 1.0, 0, 1.0, "", {}).odds)
+
+
+def test_each_example_is_given_the_part_it_answers_best(one_hot):
+    gold = Example("Does gold rust?", ["Gold does not rust."], ["Gold rusts."], id="gold")
+    space = tl.build(None, [BATS, gold], embedder=CountingEmbedder())
+    turn = "Does gold rust and are bats blind?"
+    found = {one.example.id: one for one in find_scope(space, turn)}
+    assert (found["gold"].part, found["bats"].part) == (0, 1)
+    assert found["gold"].text == "Does gold rust"
+    assert found["bats"].text == "are bats blind?"
+    assert found["bats"].probability == found["bats"].part_probability
+
+
+def test_what_no_part_brings_in_answers_the_part_of_the_first():
+    first = Scoped(BATS, 0.9, 1, 0.8, "", {})
+    whole = Scoped(GOLD, 0.7, 0, 0.2, "", {})  # the turn as a whole speaks for it, no part does
+    out = Scoped(GOLD, 0.4, 0, 0.4, "", {})
+    heard = in_scope([first, whole, out], [0.5, 0.5, 0.5])
+    assert [(one.probability, one.part) for one in heard] == [(0.9, 1), (0.7, 1)]
+    assert in_scope([out], [0.5]) == []
+    assert [one.part for one in in_scope([first, whole], [0.5, 0.1])] == [1, 0]
+
+
+def test_a_threshold_is_exceeded_and_not_met(one_hot):
+    space = tl.build(None, [BATS], embedder=CountingEmbedder())
+    (found,) = find_scope(space, "Are bats gold?")
+    assert tl.Corrective(space, threshold=found.probability).is_heard(found) is False
+    below = tl.Corrective(space, threshold=max(0.0, found.probability - 1e-9))
+    assert below.is_heard(found) is True
+
+
+# Scope and edits of a space.
+
+
+def facts():
+    more = [
+        Example(f"Is {word} gold?", [f"Yes, {word} is."], id=f"more-{n}")
+        for n, word in enumerate("water air light sky sea dark mountain waves".split())
+    ]
+    own = [
+        Example(question, answers, wrong, id=f"fact-{n}")
+        for n, ((question, answers), wrong) in enumerate(zip(tiny.FACTS, tiny.WRONG))
+    ]
+    return own + more
+
+
+def seen(space, question):
+    return [(one.example.id, one.probability, one.part) for one in find_scope(space, question)]
+
+
+ASKED = [*tiny.QUESTIONS, "Does gold rust and do fish sleep?", "Is the mountain gold?"]
+
+
+def test_a_removed_example_is_never_in_scope(embedder):
+    space = tl.build(None, facts(), embedder=embedder)
+    for gone in ("fact-2", "more-3"):
+        without = space.remove([gone])
+        for question in [*ASKED, *(one.question for one in facts())]:
+            found = seen(without, question)
+            assert gone not in [id for id, _, _ in found]
+            kept = [one for one in seen(space, question) if one[0] != gone]
+            ours = {id: (probability, part) for id, probability, part in found}
+            for id, probability, part in kept:  # the others are judged as before
+                assert ours[id] == (probability, part)
+
+
+def test_merged_grown_and_compacted_spaces_give_the_scope_of_one_that_was_built(
+    embedder, tmp_path
+):
+    whole = tl.build(None, facts(), embedder=embedder)
+    one, other = (
+        tl.build(None, part, embedder=embedder) for part in (facts()[:5], facts()[5:])
+    )
+    merged, grown = tl.merge(one, other), one.add(facts()[5:])
+    extra = Example("Is this gone?", ["It is."], id="gone")
+    thinned = tl.build(None, [extra, *facts()], embedder=embedder).remove(["gone"])
+    thinned.save(tmp_path / "space")
+    read = tl.open(tmp_path / "space", embedder=embedder)
+    compact = {space: space.compact() for space in (merged, grown, thinned)}
+    for question in ASKED:
+        wanted = seen(whole, question)
+        assert len(wanted) >= 6
+        for space in (merged, grown, thinned):
+            found = seen(space, question)
+            # Vectors are rounded in the company they were made in, so ties may turn.
+            ours, theirs = ({id: p for id, p, _ in one} for one in (found, wanted))
+            assert ours == pytest.approx(theirs, rel=0.01)
+            assert seen(compact[space], question) == found
+        assert seen(read, question) == seen(thinned, question)
+
+
+def test_a_replaced_example_is_judged_by_its_new_words(embedder):
+    space = tl.build(None, facts(), embedder=embedder)
+    changed = Example("Where do owls live?", ["In trees."], id="fact-1")
+    now = space.replace([changed])
+    for question in (changed.question, "Are bats blind?"):
+        for one in find_scope(now, question):
+            assert one.example.question != "Are bats blind?"
+    assert find_scope(now, changed.question)[0].signals["question"] <= 1.001
+    assert changed in [one.example for one in find_scope(now, changed.question)]
+
+
+# The question among tokens.
+
+LATER = [
+    {"role": "user", "content": "Does gold rust?"},
+    {"role": "assistant", "content": "No."},
+    {"role": "user", "content": "Are bats blind?"},
+]
+TEMPLATES = {
+    "tiny": tiny.CHAT,
+    "with a system line and blank lines": (
+        "{{ bos_token }}<|start|>system<|end|>\n\nToday is a day.\n\n<|end|>"
+        "{% for m in messages %}<|start|>{{ m['role'] }}<|end|>\n\n{{ m['content'] }}<|end|>"
+        "{% endfor %}{% if add_generation_prompt %}<|start|>assistant<|end|>\n\n{% endif %}"
+    ),
+    "on one line": (
+        "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}"
+        "[INST] {{ m['content'] }}[/INST]{% else %} {{ m['content'] }}{{ eos_token }}"
+        "{% endif %}{% endfor %}"
+    ),
+}
+
+
+def chat_tokenizer(name):
+    made = copy.deepcopy(tiny.tokenizer(True))
+    made.chat_template = TEMPLATES[name]
+    return made
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("messages", [LATER[2:], LATER], ids=["alone", "with history"])
+@pytest.mark.parametrize("answer", ["", "Bats are not", "Да 😀"])
+def test_the_last_user_turn_is_the_question(name, messages, answer):
+    tokenizer = chat_tokenizer(name)
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    prompt = tokenizer.encode(text, add_special_tokens=False)
+    said = tokenizer.encode(answer, add_special_tokens=False)
+    for pads in (0, 5):
+        found = find_question(Prompt(), tokenizer, [0] * pads + prompt + said)
+        assert (found.question, found.start) == ("Are bats blind?", pads + len(prompt))
+
+
+@pytest.mark.parametrize("chat", [False, True], ids=["plain", "chat"])
+@pytest.mark.parametrize(
+    "prompt",
+    [Prompt(), Prompt("{question}"), Prompt("Q: {question}\nA:", system="Be kind.")],
+    ids=["default", "bare", "system"],
+)
+@pytest.mark.parametrize("question", ["Are bats blind?", "Да 😀?", "Is it true?\nQ: or not?"])
+def test_what_the_template_leaves_of_a_prompt_is_the_question(chat, prompt, question):
+    tokenizer = tiny.tokenizer(chat)
+    ids = prompt.encode(question, tokenizer)
+    if prompt.template == "{question}" and not chat:  # nothing tells where it ends
+        assert find_question(prompt, tokenizer, ids) is None
+        return
+    said = tokenizer.encode(" Bats are not blind.", add_special_tokens=False)
+    for pads in (0, 3):
+        found = find_question(prompt, tokenizer, [0] * pads + ids + said)
+        assert (found.question, found.start) == (question, pads + len(ids))
+
+
+def test_a_chat_tokenizer_can_be_asked_plainly():
+    plain, tokenizer = Prompt(chat=False), tiny.tokenizer(True)
+    ids = plain.encode("Are bats blind?", tokenizer)
+    found = find_question(plain, tokenizer, ids)
+    assert (found.question, found.start) == ("Are bats blind?", len(ids))
+    assert find_question(Prompt(), tokenizer, ids) is None
+
+
+@pytest.mark.parametrize("text", ["", "Bats, they say", "Q: Are bats blind?", "A:"])
+@pytest.mark.parametrize("chat", [False, True], ids=["plain", "chat"])
+def test_where_there_is_no_question_none_is_found(text, chat):
+    tokenizer = tiny.tokenizer(chat)
+    assert find_question(Prompt(), tokenizer, tokenizer.encode(text)) is None
+
+
+@pytest.mark.parametrize("chat", [False, True], ids=["plain", "chat"])
+def test_a_prompt_without_a_question_in_it_asks_nothing(chat):
+    tokenizer = tiny.tokenizer(chat)
+    assert find_question(Prompt(), tokenizer, Prompt().encode("  ", tokenizer)) is None
