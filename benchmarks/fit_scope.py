@@ -10,6 +10,7 @@ benchmarks/covered.py, which reports on them.
 
 import argparse
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from trueline.space.build import build
 
 OUT = Path(__file__).parents[1] / "src" / "trueline" / "scope.json"
 EMBEDDERS = ("all-minilm-l6-v2", "all-mpnet-base-v2")
+GRID = [*(round(0.05 * n, 2) for n in range(20)), 0.98, 0.99, 0.995]  # thresholds measured
 FALSE_SCOPE = 0.02  # share of near misses that may come into scope, which sets the threshold
 
 
@@ -102,7 +104,15 @@ def main():
             )
             threshold = float(round(near[int(FALSE_SCOPE * len(near))], 3))
             bias, weights = fit(values, labels, names)
-            fitted[kind] = {"bias": bias, "weights": weights, "threshold": threshold}
+            mean = dict(zip(names, map(float, values.mean(0).round(4)), strict=True))
+            measured = [[at, *(round(one, 4) for one in kept(rows, held, at))] for at in GRID]
+            fitted[kind] = {
+                "bias": bias,
+                "weights": weights,
+                "threshold": threshold,
+                "mean": mean,
+                "measured": measured,
+            }
             print(
                 f"{embedder}, {kind}: threshold {threshold:.3f} at {FALSE_SCOPE:.0%} false scope"
             )
@@ -112,7 +122,9 @@ def main():
                 print(f"  above {at:.3f}: near misses {false:6.1%}, paraphrases {true:6.1%}")
         made[embedder] = fitted
     if not given.check:
-        OUT.write_text(json.dumps(made, indent=1) + "\n", "utf-8")
+        text = json.dumps(made, indent=1)
+        flat = re.compile(r"\[\s+([\d.]+),\s+([\d.]+),\s+([\d.]+)\s+\]")  # a row on one line
+        OUT.write_text(flat.sub(r"[\1, \2, \3]", text) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from trueline.decoders.corrective import Corrective, CorrectivePlan, lift_votes,
 from trueline.engines.base import Engine
 from trueline.inputs import ModelInput
 from trueline.prompts import Prompt
-from trueline.records import Example, GenerateOptions
+from trueline.records import Example, GenerateOptions, NearExample
 from trueline.settings import Between
 from trueline.space.space import GroundingSpace
 from trueline.votes import Speaker
@@ -44,7 +44,7 @@ class Lookup(Decoder):
         """The answer that is printed; None: nothing is in scope."""
         if given.question is None:
             return None
-        scope = Corrective(self.space, threshold=self.threshold)
+        scope = self._scope
         for best in scope.near(given.question)[:1]:
             if scope.is_heard(best):
                 printed = Example(
@@ -56,6 +56,14 @@ class Lookup(Decoder):
                 speaker = Speaker(printed, best.probability, best.odds)
                 return make_plan(self.space, lm, (speaker,), options.stop_ids, is_fixed=True)
         return None
+
+    @property
+    def _scope(self) -> Corrective:
+        return Corrective(self.space, threshold=self.threshold)
+
+    def near_examples(self, question: str) -> tuple[NearExample, ...]:
+        """The examples near to a question; the first one is printed if it may speak."""
+        return self._scope.near_examples(question)
 
     def is_covered(self, prepared: CorrectivePlan | None) -> bool:
         """Whether an example was in scope."""
