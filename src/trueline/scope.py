@@ -34,7 +34,7 @@ SIGNALS = {
     "answers": "cosine with its truthful answers",
     "wrong": "cosine with its wrong answers",
     "words": "share of the asked words that the example has",
-    "same_words": "share of them that its question has",
+    "same_words": "share of the asked words that its question has",
     "back": "share of its question's words that are asked",
     "new_words": "weight of the asked words that the example lacks",
     "same_kind": "whether both ask for the same kind of thing",
