@@ -362,7 +362,7 @@ def test_explaining_needs_no_torch():
 
 
 def test_a_real_trace_is_told_whole(lm, embedder):
-    space = tl.build(lm, EXAMPLES, embedder=embedder)
+    space = tl.build(lm, EXAMPLES, embedder=embedder, context=8)
     asked = dict(questions=tiny.QUESTIONS[1], max_new_tokens=24)
     answer = tl.generate(lm, tl.RAD(space, tau=0.8), trace=True, **asked)
     told = answer.explain(tl.generate(lm, tl.Greedy(space.prompt), **asked))
@@ -378,7 +378,7 @@ def test_a_real_trace_is_told_whole(lm, embedder):
 def home(tiny_home, tmp_path_factory):
     """A folder with a space, where the default names stand for tiny parts."""
     folder = tmp_path_factory.mktemp("explained")
-    tl.build(tl.load("smollm2-135m"), EXAMPLES).save(folder / "facts.space")
+    tl.build(tl.load("smollm2-135m"), EXAMPLES, context=8).save(folder / "facts.space")
     return folder
 
 
@@ -386,7 +386,7 @@ def run(home, *options):
     from trueline.cli import cli
 
     space = ["--space", str(home / "facts.space"), "--max-new-tokens", "8"]
-    near = [] if "greedy" in options else ["--tau", "0.5"]
+    near = [] if "--method" in options else ["--method", "rad", "--tau", "0.5"]
     return CliRunner().invoke(cli, ["explain", "Are bats blind?", *space, *near, *options])
 
 

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from trueline.space.space import GroundingSpace
 
 
+_RULE = (
+    "right: by ROUGE-L at 0.5 or above to a verified answer of the example that is meant, and "
+    "nearer to it than to any wrong one; wrong: all else, also a true answer in other words"
+)
+
+
 @click.command()
 @click.argument("questions", nargs=-1, callback=check_questions)
 @click.option(
@@ -48,9 +54,9 @@ def compare(
     """Answer QUESTIONS with several methods, side by side, with the sources of each answer.
 
     Speed is measured without traces; with --flips the methods that use a space answer once
-    more. An answer is marked right if by ROUGE-L it is nearer to a verified answer of the
-    example that is meant than to any wrong one, and at 0.5 or above; wrong otherwise. Where no
-    example is meant, it is not judged.
+    more. Where --file says which example is meant, an answer is marked right if by ROUGE-L it
+    is at 0.5 or above to one of its verified answers, and nearer to it than to any wrong one;
+    all else is marked wrong, also a true answer in other words.
 
     \b
     Examples:
@@ -151,7 +157,7 @@ def _show(
     right: Mapping[str, list[bool | None]],
 ) -> None:
     """One block a question: its answers, whether right, and their sources; then the sums."""
-    from trueline.cli.screen import ShownAnswer, print_answers, print_table
+    from trueline.cli.screen import ShownAnswer, print_answers, print_table, tell
     from trueline.explain.moves import moves
     from trueline.explain.sources import source_lines
 
@@ -171,11 +177,13 @@ def _show(
         for row in rows:
             row.insert(1, _count(right[row[0]]))
     print_table(head, rows)
+    if is_judged:
+        tell(_RULE)
 
 
 def _mark(verdict: bool | None) -> str:
     if verdict is None:
-        return ""
+        return "not judged"
     return "right" if verdict else "wrong"
 
 

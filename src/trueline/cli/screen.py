@@ -23,7 +23,7 @@ from trueline.visible import visible, visible_json, visible_line
 if TYPE_CHECKING:
     from rich.console import Console
 
-_MARKS = {"right": "green", "wrong": "bold red"}
+_MARKS = {"right": "green", "wrong": "bold red", "not judged": "dim"}
 _SIDE_DIGITS = 4  # of the width or height of a terminal
 
 
@@ -97,7 +97,7 @@ class ShownAnswer(NamedTuple):
     """What a method answers."""
 
     name: str
-    mark: str  # `right`, `wrong` or nothing
+    mark: str  # `right`, `wrong`, `not judged` or nothing
     text: str
     notes: Sequence[str]  # where it comes from
 
@@ -137,7 +137,7 @@ def print_answers(question: str, answers: Sequence[ShownAnswer]) -> None:
         mark = [Text(one.mark, style=_MARKS.get(one.mark, ""))] if is_marked else []
         table.add_row(Text(one.name), *mark, Text(one.text))
         for note in one.notes:
-            table.add_row("", *([""] * is_marked), Text(note, style="dim"))
+            table.add_row("", *([""] * is_marked), Text(note.strip(), style="dim"))
     screen.print(Padding(table, (0, 0, 0, 2)))
     screen.print()
 
