@@ -110,7 +110,7 @@ def main():
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     lm = tl.load("smollm2-135m")
-    space = tl.build(lm, "facts:ground", wrong=True)
+    space = tl.build(lm, "facts:ground", context=8, wrong=True)
     test = read_examples("facts:test", limit=options.limit)
     choosing = {
         "greedy": tl.Greedy(),

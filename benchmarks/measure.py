@@ -87,7 +87,7 @@ def model(dtype: str = "float32") -> tl.LanguageModel:
 def space() -> tl.GroundingSpace:
     """The first entries of a space of the shipped facts."""
     examples = [*read_examples("facts:ground"), *read_examples("facts:test")]
-    built = tl.build(model(), examples[: ENTRIES // 30])  # each makes more than 30
+    built = tl.build(model(), examples[: ENTRIES // 30], context=8)  # each makes more than 30
     assert len(built.entries) >= ENTRIES
     cut = {name: array[:ENTRIES] for name, array in built.entries.arrays().items()}
     return with_entries(built, cut)

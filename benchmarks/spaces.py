@@ -27,7 +27,7 @@ def size(quick):
     Also where exact matches are left out, which cosines of 1 tell.
     """
     ground = read_examples("facts:ground", limit=10 if quick else None)
-    full = tl.build(model(), ground, dtype="float32")
+    full = tl.build(model(), ground, context=8, dtype="float32")
     arrays = full.entries.arrays()
     halves = {name: arrays[name].astype(np.float16) for name in ("keys", "values")}
     half = with_entries(full, arrays | halves, dtype="float16")
@@ -65,9 +65,9 @@ def build(quick):
     """
     examples = read_examples("facts:ground", limit=2 if quick else 16)
     embedder = load_embedder("all-minilm-l6-v2")
-    made = tl.build(model(), examples, embedder=embedder)
+    made = tl.build(model(), examples, context=8, embedder=embedder)
     sides = {
-        "trueline": lambda: tl.build(model(), examples, embedder=embedder),
+        "trueline": lambda: tl.build(model(), examples, context=8, embedder=embedder),
         "one pass an answer": lambda: _one_by_one(examples, embedder, len),
         "and one a window": lambda: _one_by_one(examples, embedder, lambda windows: 1),
     }

@@ -9,7 +9,7 @@ candidates = [
     "It passes through the body within days.",
     "It stays in the stomach for seven years.",
 ]
-for method in (tl.Greedy(space.prompt), tl.RAD(space), tl.KATE(space, k=2)):
+for method in (tl.Greedy(space.prompt), tl.Corrective(space), tl.KATE(space, k=2)):
     scores = tl.score(lm, method, question, candidates)
     best = max(zip(scores, candidates, strict=True))[1]
-    print(f"{method.name:8} {best}  ({', '.join(f'{score:.1f}' for score in scores)})")
+    print(f"{method.name:10} {best}  ({', '.join(f'{score:.1f}' for score in scores)})")

@@ -1,4 +1,4 @@
-"""Ground a model in a file of your own: write it, build a space, ask, see who moved what."""
+"""Ground a model in a file of your own: write it, build a space, ask, see who spoke."""
 
 import json
 from pathlib import Path
@@ -24,11 +24,13 @@ FACTS = [
 
 Path("policy.jsonl").write_text("".join(json.dumps(fact) + "\n" for fact in FACTS), "utf-8")
 lm = tl.load("smollm2-135m")
-space = tl.build(lm, "policy.jsonl", wrong=True, out="policy.space")
+space = tl.build(lm, "policy.jsonl", out="policy.space")
 
 question = "Within how many days can an order be returned?"
 greedy = tl.generate(lm, tl.Greedy(space.prompt), question, max_new_tokens=24)
-rad = tl.generate(lm, tl.RAD(space, beta=0.5), question, max_new_tokens=24, trace=True)
-print("greedy:", greedy.text)
-print("rad:   ", rad.text)
-rad.explain(beside=greedy).save("policy.html")
+answer = tl.generate(lm, tl.Corrective(space), question, max_new_tokens=24, trace=True)
+print("greedy:    ", greedy.text)
+print("corrective:", answer.text)
+for one in answer.sources:
+    print(f"{one.share:.0%} by {one.example} ({one.source}): {one.answer}")
+answer.explain(beside=greedy).save("policy.html")

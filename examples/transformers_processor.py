@@ -1,4 +1,4 @@
-"""RAD inside your own transformers code: one logits processor, nothing else changes."""
+"""Inside your own transformers code: one logits processor, and nothing else changes."""
 
 import torch
 
@@ -8,7 +8,7 @@ lm = tl.load("smollm2-135m")  # stands for your own model and tokenizer
 model, tokenizer = lm.model, lm.tokenizer
 space = tl.build(lm, "facts", limit=10)
 
-processor = tl.RAD(space, neutral=True).processor(model, tokenizer)  # neutral: we sample
+processor = tl.Corrective(space).processor(model, tokenizer)
 torch.manual_seed(0)
 ids = torch.tensor([space.prompt.encode("Where does swallowed gum go?", tokenizer)])
 out = model.generate(

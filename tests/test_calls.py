@@ -55,7 +55,7 @@ def test_no_stage_calls_a_later_one_while_a_space_is_built_and_every_method_answ
     lm = tiny.language_model("llama", chat=True)
 
     def work():
-        space = tl.build(lm, EXAMPLES, embedder=embedder)
+        space = tl.build(lm, EXAMPLES, context=8, embedder=embedder)
         for name in method_names():
             method = make_method(name, space=space)
             answer = tl.generate(lm, method, "Are bats blind?", max_new_tokens=2, trace=True)

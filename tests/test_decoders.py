@@ -170,12 +170,14 @@ def spaces(embedder):
 
 OFF = {
     "greedy": {},
+    "corrective": {"strength": 0.0},
     "rad": {"alpha": 0.0},
     "knn-lm": {"lam": 0.0},
     "cad": {"a": 0.0},
     "id": {"eta": 0.0},
     "dola": {"plausibility": 1.0, "repetition_penalty": 1.0},
     "kate": {"k": 0},
+    "lookup": {"threshold": 1.0},
 }
 ON = {"rad": {"tau": 0.8}, "kate": {"k": 2}}
 
@@ -209,7 +211,8 @@ def test_every_method_leaves_a_trace(name, lm, spaces):
     method = make_method(name, space=spaces[8], settings=ON.get(name, {}))
     answer = tl.generate(lm, method, "Do bats sleep?", max_new_tokens=6, trace=True)
     assert [step.token for step in answer.trace] == list(answer.token_ids)
-    assert (name in ("rad", "knn-lm")) == any(step.neighbors for step in answer.trace)
+    explained = ("corrective", "rad", "knn-lm", "lookup")
+    assert (name in explained) == any(step.neighbors for step in answer.trace)
 
 
 def transcribed(name, lm, space, question, sentence_transformer, length=LENGTH, **settings):
@@ -274,8 +277,10 @@ def test_wrong_entries_are_kept_apart_and_come_back_from_disk(lm, embedder, tmp_
         ),
         tl.Example("Does gold rust?", "Gold does not rust."),
     ]
-    plain = tl.build(lm, examples, embedder=embedder)
-    space = tl.build(lm, examples, embedder=embedder, wrong=True, out=tmp_path / "space")
+    plain = tl.build(lm, examples, context=8, embedder=embedder)
+    space = tl.build(
+        lm, examples, context=8, embedder=embedder, wrong=True, out=tmp_path / "space"
+    )
     assert len(space.entries) == len(plain.entries)
     assert np.array_equal(space.entries.keys, plain.entries.keys)
     again = tl.open(tmp_path / "space")
@@ -285,12 +290,12 @@ def test_wrong_entries_are_kept_apart_and_come_back_from_disk(lm, embedder, tmp_
 
 
 def test_beta_without_wrong_entries_is_refused(lm, examples, embedder):
-    space = tl.build(lm, examples, embedder=embedder)
+    space = tl.build(lm, examples, context=8, embedder=embedder)
     with pytest.raises(SettingError, match="build it with wrong=True"):
         tl.RAD(space, beta=0.5)
     bare = [tl.Example("Are bats blind?", "Bats see well.")]
     with pytest.raises(SettingError, match="no example has one"):
-        tl.build(lm, bare, embedder=embedder, wrong=True)
+        tl.build(lm, bare, context=8, embedder=embedder, wrong=True)
 
 
 @pytest.mark.parametrize(
@@ -339,7 +344,7 @@ def test_kate_shows_the_nearest_question_last_and_leaves_braces_alone(lm, embedd
         tl.Example("Does gold rust?", "Gold does not rust."),
         tl.Example("Are bats blind?", "Bats see well."),
     ]
-    kate = tl.KATE(tl.build(lm, examples, embedder=embedder), k=3)
+    kate = tl.KATE(tl.build(lm, examples, context=8, embedder=embedder), k=3)
     (asked,) = kate.inputs(FilledPrompt(tl.Prompt(), "Are bats blind?"))
     assert asked.before.endswith("Q: Are bats blind?\nA: Bats see well.\n\n")
     assert "Q: Is {answer} a word?\nA: Yes, {question} too.\n\n" in asked.before

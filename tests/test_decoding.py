@@ -39,7 +39,7 @@ class Asker:
 
     def __init__(self, architecture, embedder):
         self.lm = tiny.language_model(architecture)
-        self.space = tl.build(self.lm, EXAMPLES, embedder=embedder)
+        self.space = tl.build(self.lm, EXAMPLES, context=8, embedder=embedder)
 
     @cache  # noqa: B019
     def method(self, name):
@@ -199,7 +199,7 @@ def test_a_message_list_is_asked_through_the_chat_template_with_its_history():
 @pytest.mark.parametrize("name", method_names())
 def test_every_method_answers_messages(name, embedder):
     lm = tiny.language_model("llama", chat=True)
-    space = tl.build(lm, EXAMPLES, embedder=embedder)
+    space = tl.build(lm, EXAMPLES, context=8, embedder=embedder)
     method = make_method(name, space=space, settings=SETTINGS.get(name, {}))
     messages = [
         {"role": "system", "content": "Be brief."},

@@ -190,7 +190,9 @@ def test_every_field_of_a_space_on_disk_is_described(lm, embedder, tmp_path):
     import trueline as tl
 
     fact = tl.Example("Are bats blind?", "No.", wrong_answers="Yes.")
-    tl.build(lm, [fact], embedder=embedder, wrong=True).save(tmp_path / "facts.space")
+    tl.build(lm, [fact], context=8, embedder=embedder, wrong=True).save(
+        tmp_path / "facts.space"
+    )
     manifest = json.loads((tmp_path / "facts.space" / "manifest.json").read_text("utf-8"))
     text = (DOCS / "format.md").read_text("utf-8")
     (segment,), (commit,) = manifest["segments"], manifest["history"]

@@ -46,7 +46,8 @@ def build(embedder):
 
     def made(examples, **options):
         lm = tiny.language_model("llama")
-        return tl.build(lm, examples, **{"embedder": embedder, "now": noon, **options})
+        options = {"context": 8, "embedder": embedder, "now": noon, **options}
+        return tl.build(lm, examples, **options)
 
     return made
 
@@ -240,7 +241,7 @@ def test_spaces_merge_if_they_were_made_alike_and_agree(build, examples, embedde
     ]:
         with pytest.raises(SpaceMismatchError, match=f"not made alike: {reason}"):
             tl.merge(space, build(MORE, **options))
-    other = tl.build(tiny.language_model("llama", seed=1), MORE, embedder=embedder)
+    other = tl.build(tiny.language_model("llama", seed=1), MORE, context=8, embedder=embedder)
     with pytest.raises(SpaceMismatchError, match="model_fingerprint"):
         tl.merge(space, other)
 
@@ -618,7 +619,7 @@ def build_many(embedder_folder, out):
     torch.set_num_threads(1)
     embedder = load_embedder(embedder_folder)
     lm = tiny.language_model("llama")
-    tl.build(lm, MANY, embedder=embedder, out=out, overwrite=True, now=noon)
+    tl.build(lm, MANY, context=8, embedder=embedder, out=out, overwrite=True, now=noon)
 
 
 @pytest.mark.slow

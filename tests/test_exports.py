@@ -14,8 +14,8 @@ from trueline.decoders import method_class, method_names
 
 ROOT = Path(__file__).parent.parent
 HEAVY = {"torch", "transformers", "numpy", "tokenizers", "safetensors", "rich"}
-PROMISED = """Answer Example Greedy GroundingSpace LanguageModel Prompt RAD TruelineError
-    build generate load open score stream""".split()
+PROMISED = """Answer Corrective Example Greedy GroundingSpace LanguageModel Prompt RAD
+    TruelineError build generate load merge open score stream""".split()
 
 
 def modules_after(code: str) -> set[str]:

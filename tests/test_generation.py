@@ -24,7 +24,7 @@ QUESTION = tiny.QUESTIONS[1]
 def space(embedder):
     from conftest import EXAMPLES
 
-    return tl.build(tiny.language_model("llama"), EXAMPLES, embedder=embedder)
+    return tl.build(tiny.language_model("llama"), EXAMPLES, context=8, embedder=embedder)
 
 
 @pytest.fixture(params=method_names())
@@ -106,7 +106,7 @@ def test_a_prompt_of_two_thousand_tokens_is_answered_as_its_batch_is(name, embed
     from conftest import EXAMPLES
 
     lm = tiny.language_model("llama", positions=4096)
-    method = make_method(name, space=tl.build(lm, EXAMPLES, embedder=embedder))
+    method = make_method(name, space=tl.build(lm, EXAMPLES, context=8, embedder=embedder))
     long = "bats, " * 1000
     alone, _ = tl.generate(lm, method, [long, "Do bats sleep?"], max_new_tokens=4)
     assert alone.prompt_tokens > 2000
@@ -139,7 +139,7 @@ def test_every_fusion_agrees_between_hidden_states_and_logits(architecture, fusi
 
     lm = tiny.language_model(architecture)
     hidden, logits = (
-        tl.build(lm, EXAMPLES, embedder=embedder, values=values, dtype="float32")
+        tl.build(lm, EXAMPLES, context=8, embedder=embedder, values=values, dtype="float32")
         for values in ("auto", "logits")
     )
     for neutral in (False, True):

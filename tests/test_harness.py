@@ -17,7 +17,7 @@ import trueline as tl
 from trueline.decoders import make_method
 from trueline.errors import SettingError, SpaceMismatchError
 from trueline.inputs import TokenContext
-from trueline.integrations.lm_eval import TruelineLM, main
+from trueline.integrations.lm_eval import LEAST, TruelineLM, main
 from trueline.integrations.lm_eval.texts import encode_finished
 from trueline.scoring import Continuation, score_continuations
 
@@ -26,16 +26,18 @@ SAMPLES = [json.loads(line) for line in (TASKS / "samples.jsonl").read_text().sp
 ALWAYS = ("--model", "trueline", "--include_path", str(TASKS))
 SETTINGS = {
     "greedy": {},
+    "corrective": {"strength": 0.9},
     "rad": {"alpha": 0.9, "tau": 0.2},
     "knn-lm": {"k": 4},
     "dola": {"repetition_penalty": 1.0},
+    "lookup": {"threshold": 0.3},
 }
 TEXT = "Is it true that gold rusts? Gold does not rust. Do fish sleep? Fish rest."
 
 
 @pytest.fixture(scope="module")
 def space(embedder):
-    return tl.build(tiny.language_model("llama"), EXAMPLES, embedder=embedder)
+    return tl.build(tiny.language_model("llama"), EXAMPLES, context=8, embedder=embedder)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +98,8 @@ def until(lm, *contexts, **options):
 def test_multiple_choice_is_scored_as_score_does_it(ran, lm):
     method, samples = ran
     for sample, given in zip(samples["trueline_choice"], SAMPLES, strict=True):
-        scores = tl.score(lm, method, given["question"], given["choices"])
+        exact = tl.score(lm, method, given["question"], given["choices"])
+        scores = [max(score, LEAST) for score in exact]  # the harness has no infinities
         found = [score for [(score, _)] in sample["resps"]]
         assert found == pytest.approx(scores, abs=1e-3)
         assert sample["acc"] == float(scores.index(max(scores)) == given["label"])
@@ -124,7 +127,12 @@ def test_the_results_say_what_they_were_made_with(tasks, folders, embedder_folde
     args = {"model": str(folders / "model"), "space": str(folders / "facts.space")}
     found = simple_evaluate(
         model="trueline",
-        model_args={**args, "embedder": str(embedder_folder), **SETTINGS["rad"]},
+        model_args={
+            **args,
+            "embedder": str(embedder_folder),
+            "method": "rad",
+            **SETTINGS["rad"],
+        },
         tasks=["trueline_choice"],
         task_manager=tasks[0],
         device="cuda:0",  # what lm_eval says where nobody names a device
@@ -268,7 +276,8 @@ def test_a_chat_template_that_is_not_there_is_refused(lm):
     [
         (
             {"method": "cad"},
-            "cad reads a second prompt .* there are greedy, rad, knn-lm, dola",
+            "cad reads a second prompt .* there are greedy, corrective, rad, knn-lm, dola, "
+            "lookup",
         ),
         ({"method": "id"}, "id reads a second prompt"),
         ({"method": "kate"}, "kate chooses what stands in the prompt, .*--num_fewshot"),
@@ -287,7 +296,8 @@ def test_what_cannot_be_done_is_refused(options, message, lm, space):
 
 def test_a_space_of_another_model_is_refused(space):
     with pytest.raises(SpaceMismatchError, match="built with the model tiny-llama"):
-        TruelineLM(tiny.language_model("gpt2"), space=space)
+        TruelineLM(tiny.language_model("gpt2"), space=space, method="rad")
+    TruelineLM(tiny.language_model("gpt2"), space=space)  # corrective decoding takes any model
 
 
 def test_model_args_win_over_what_lm_eval_fills_in(lm):
@@ -334,7 +344,9 @@ def test_a_mistake_is_one_line_on_the_command_line(monkeypatch):
 @pytest.mark.slow
 def test_the_command_line_evaluates_smollm2(tmp_path):
     smol = tl.load("smollm2-135m")
-    space = tl.build(smol, EXAMPLES, prompt=tl.Prompt(chat=False))  # the text of the tasks
+    space = tl.build(
+        smol, EXAMPLES, context=8, prompt=tl.Prompt(chat=False)
+    )  # the text of the tasks
     space.save(tmp_path / "facts.space")
     made = f"model=smollm2-135m,space={tmp_path / 'facts.space'},method=rad,alpha=0.5"
     done = subprocess.run(

@@ -57,7 +57,9 @@ def test_rad_picks_the_tokens_of_the_oracle(
     greedy = tokens(lm, tl.Greedy())
     assert wanted != greedy, "the space must change something, or this test shows nothing"
     for values in ("auto", "logits"):
-        rad = tl.RAD(tl.build(lm, examples, embedder=embedder, values=values), tau=TAU)
+        rad = tl.RAD(
+            tl.build(lm, examples, context=8, embedder=embedder, values=values), tau=TAU
+        )
         for batch_size in (1, 16):
             assert tokens(lm, rad, batch_size=batch_size) == wanted, (values, batch_size)
 
@@ -69,7 +71,7 @@ def test_greedy_picks_the_tokens_of_the_oracle_and_of_transformers(
     lm = tiny.language_model(architecture)
     oracle = slow(lm, examples, sentence_transformer)
     wanted = expected(oracle, lm, alpha=0.0)
-    space = tl.build(lm, examples, embedder=embedder)
+    space = tl.build(lm, examples, context=8, embedder=embedder)
     for method in (tl.Greedy(), tl.RAD(space, alpha=0.0, tau=TAU), tl.RAD(space, tau=1.0)):
         for batch_size in (1, 16):
             assert tokens(lm, method, batch_size=batch_size) == wanted
@@ -98,7 +100,7 @@ def test_the_processor_picks_the_tokens_of_the_oracle_in_transformers_own_loop(
 ):
     lm = tiny.language_model(architecture)
     wanted = expected(slow(lm, examples, sentence_transformer), lm)
-    processor = tl.RAD(tl.build(lm, examples, embedder=embedder), tau=TAU).processor(
+    processor = tl.RAD(tl.build(lm, examples, context=8, embedder=embedder), tau=TAU).processor(
         lm.model, lm.tokenizer
     )
     prompts = [tl.Prompt().encode(question, lm.tokenizer) for question in tiny.QUESTIONS]

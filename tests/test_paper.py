@@ -474,7 +474,7 @@ def test_equal_spaces_are_measured_once_by_the_rule_of_their_plan(tiny_home, tmp
 
 def test_retrieving_is_timed_without_the_head(lm, embedder, monkeypatch):
     benchmark = Benchmark("own", "question", tuple(EXAMPLES), (), "h", {"tau": -1.0})
-    space = tl.build(lm, EXAMPLES, embedder=embedder, prompt=benchmark.prompt)
+    space = tl.build(lm, EXAMPLES, context=8, embedder=embedder, prompt=benchmark.prompt)
     monkeypatch.setattr(type(lm.head), "__call__", lambda *a: pytest.fail("the head was paid"))
     assert len(retrieval_seconds(lm, space, benchmark)) > 10
 

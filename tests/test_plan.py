@@ -110,7 +110,7 @@ def test_every_mistake_is_listed_with_its_name_and_what_is_allowed():
     assert "tasks must be a list, each one of generate, choose; got ['chat']" in told
     assert 'test must be a whole number from 1, or "all"; got 0' in told
     assert "temperature must be 0, or a number from 0.001 to 1,000; got -1.0" in told
-    assert "there is no method 'rat'; there are greedy, rad, " in told
+    assert "there is no method 'rat'; there are greedy, corrective, rad, " in told
     assert 'build.context must be a number of tokens from 1, or "full"; got 0' in told
     assert "build.depth is no key; there are context, window, " in told
 
@@ -172,7 +172,7 @@ def test_a_sweep_of_the_space_needs_a_method_that_has_one():
 
 def test_a_plan_needs_a_method():
     assert mistakes({"benchmarks": ["facts"]}) == [
-        "methods is missing; name one or more, such as greedy and rad"
+        "methods is missing; name one or more, such as greedy and corrective"
     ]
 
 

@@ -20,7 +20,7 @@ def lm():
 def space(lm, embedder):
     from conftest import EXAMPLES
 
-    return tl.build(lm, EXAMPLES, embedder=embedder)
+    return tl.build(lm, EXAMPLES, context=8, embedder=embedder)
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +105,6 @@ def test_another_model_is_refused_when_the_processor_is_made(space):
 def test_a_window_of_the_answer_alone_cannot_be_a_processor(lm, embedder):
     from conftest import EXAMPLES
 
-    space = tl.build(lm, EXAMPLES, embedder=embedder, window="answer")
+    space = tl.build(lm, EXAMPLES, context=8, embedder=embedder, window="answer")
     with pytest.raises(SettingError, match="where the answer begins"):
         tl.RAD(space).processor(lm.model, lm.tokenizer)

@@ -39,7 +39,7 @@ def questions():
 
 @pytest.fixture(scope="module")
 def space(smol, minilm, facts):
-    return tl.build(smol, facts, embedder=minilm)
+    return tl.build(smol, facts, context=8, embedder=minilm)
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_every_form_of_rad_picks_the_tokens_of_the_oracle(
     smol, minilm, facts, space, questions, wanted
 ):
     assert tokens(smol, tl.RAD(space), questions, batch_size=1) == wanted
-    stored = tl.build(smol, facts, embedder=minilm, values="logits")
+    stored = tl.build(smol, facts, context=8, embedder=minilm, values="logits")
     assert tokens(smol, tl.RAD(stored), questions, batch_size=16) == wanted
 
 
@@ -111,7 +111,7 @@ def test_every_shortcut_leaves_the_tokens_of_the_oracle(smol, space, questions, 
 def test_full_precision_picks_the_tokens_of_half_precision(
     smol, minilm, facts, space, questions, wanted
 ):
-    full = tl.build(smol, facts, embedder=minilm, dtype="float32")
+    full = tl.build(smol, facts, context=8, embedder=minilm, dtype="float32")
     assert (space.recipe.dtype, full.recipe.dtype) == ("float16", "float32")
     assert tokens(smol, tl.RAD(full), questions) == wanted
 

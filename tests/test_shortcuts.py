@@ -52,7 +52,7 @@ def test_tokens_are_the_same_without_any_one_shortcut_and_without_all(
     architecture, chat, embedder
 ):
     lm = tiny.language_model(architecture, chat=chat)
-    rad = tl.RAD(tl.build(lm, EXAMPLES, embedder=embedder), tau=0.5)
+    rad = tl.RAD(tl.build(lm, EXAMPLES, context=8, embedder=embedder), tau=0.5)
 
     def tokens():
         answers = tl.generate(lm, rad, tiny.QUESTIONS, max_new_tokens=8, batch_size=3)
@@ -73,7 +73,7 @@ def test_tokens_are_the_same_with_windows_embedded_beside_the_model(
     architecture, embedder, two_threads, monkeypatch
 ):
     lm = tiny.language_model(architecture)
-    space = tl.build(lm, EXAMPLES, embedder=embedder)
+    space = tl.build(lm, EXAMPLES, context=8, embedder=embedder)
     used = []
     monkeypatch.setattr(Runtime, "run", counted(Runtime.run, used, "runtime"))
     monkeypatch.setattr("trueline.prefetch._worker", counted(_worker, used, "beside"))
@@ -104,7 +104,7 @@ def counted(function, used, name="call"):
 def test_tokens_are_the_same_through_an_index_of_which_all_is_searched(
     method, lm, embedder, monkeypatch, tmp_path
 ):
-    space = tl.build(lm, EXAMPLES, embedder=embedder)
+    space = tl.build(lm, EXAMPLES, context=8, embedder=embedder)
     monkeypatch.setattr("trueline.search.home", lambda: tmp_path)
     monkeypatch.setattr("trueline.search.LARGE", 30)
     monkeypatch.setattr("trueline.search.PROBE_FACTOR", 9)  # every list: nothing is missed
@@ -120,7 +120,7 @@ def test_tokens_are_the_same_through_an_index_of_which_all_is_searched(
 def test_two_threads_that_decode_at_once_keep_their_tokens_and_their_threads(
     lm, embedder, two_threads
 ):
-    rad = tl.RAD(tl.build(lm, EXAMPLES, embedder=embedder), tau=0.5)
+    rad = tl.RAD(tl.build(lm, EXAMPLES, context=8, embedder=embedder), tau=0.5)
 
     def tokens(question):
         return tl.generate(lm, rad, question, max_new_tokens=6).token_ids
@@ -132,9 +132,9 @@ def test_two_threads_that_decode_at_once_keep_their_tokens_and_their_threads(
 
 
 def test_a_space_built_without_shortcuts_is_the_same_up_to_rounding(lm, embedder):
-    fast = tl.build(lm, EXAMPLES, embedder=embedder, dtype="float32")
+    fast = tl.build(lm, EXAMPLES, context=8, embedder=embedder, dtype="float32")
     with without():
-        slow = tl.build(lm, EXAMPLES, embedder=embedder, dtype="float32")
+        slow = tl.build(lm, EXAMPLES, context=8, embedder=embedder, dtype="float32")
     assert np.allclose(fast.entries.keys, slow.entries.keys, atol=1e-5)
     assert np.allclose(fast.entries.values, slow.entries.values, atol=1e-4)
     assert np.array_equal(fast.entries.tokens, slow.entries.tokens)

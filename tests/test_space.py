@@ -32,7 +32,7 @@ from trueline.space.folder import PRIVATE
 
 @pytest.fixture
 def space(lm, examples, embedder):
-    return tl.build(lm, examples, embedder=embedder, now=noon)
+    return tl.build(lm, examples, context=8, embedder=embedder, now=noon)
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_entries_remember_the_token_that_followed(lm, space, examples):
 def test_end_adds_one_entry_an_answer_and_it_names_the_stop_token(
     lm, space, examples, embedder
 ):
-    longer = tl.build(lm, examples, embedder=embedder, end=True)
+    longer = tl.build(lm, examples, context=8, embedder=embedder, end=True)
     answers = sum(len(example.answers) for example in examples)
     assert len(longer.entries) == len(space.entries) + answers
     assert (longer.entries.tokens == lm.tokenizer.eos_token_id).sum() == answers
@@ -87,13 +87,15 @@ def test_end_adds_one_entry_an_answer_and_it_names_the_stop_token(
 def test_an_answer_given_twice_counts_once(lm, embedder):
     twice = tl.Example("Are bats blind?", ["Bats see.", "Bats see."])
     once = tl.Example("Are bats blind?", ["Bats see."])
-    sizes = [len(tl.build(lm, [x], embedder=embedder).entries) for x in (twice, once)]
+    sizes = [
+        len(tl.build(lm, [x], context=8, embedder=embedder).entries) for x in (twice, once)
+    ]
     assert sizes[0] == sizes[1]
 
 
 def test_hidden_states_through_the_head_are_the_stored_logits(lm, space, examples, embedder):
-    stored = tl.build(lm, examples, embedder=embedder, values="logits")
-    states = tl.build(lm, examples, embedder=embedder, dtype="float32")
+    stored = tl.build(lm, examples, context=8, embedder=embedder, values="logits")
+    states = tl.build(lm, examples, context=8, embedder=embedder, dtype="float32")
     assert (space.recipe.values, stored.recipe.values) == ("hidden", "logits")
     with torch.no_grad():
         logits = lm.head(torch.from_numpy(states.entries.values)).numpy()
@@ -104,7 +106,7 @@ def test_hidden_states_through_the_head_are_the_stored_logits(lm, space, example
     ("architecture", "head"), [("llama", "linear"), ("phi", "linear"), ("gemma2", "nonlinear")]
 )
 def test_the_manifest_says_how_the_head_was_found_to_be(architecture, head, examples, embedder):
-    space = tl.build(tiny.language_model(architecture), examples, embedder=embedder)
+    space = tl.build(tiny.language_model(architecture), examples, context=8, embedder=embedder)
     assert (space.recipe.values, space.recipe.head) == ("hidden", head)
 
 
@@ -134,13 +136,13 @@ class OddHead(torch.nn.Linear):
 def test_a_head_of_no_known_form_makes_the_space_keep_logits(lm, examples, embedder):
     odd = odd_copy(lm, OddForward)
     assert odd.head is None
-    space = tl.build(odd, examples, embedder=embedder)
+    space = tl.build(odd, examples, context=8, embedder=embedder)
     assert (space.recipe.values, space.recipe.head) == ("logits", "opaque")
     answer = tl.generate(odd, tl.RAD(space, tau=0.8), "Is the sea blue?", max_new_tokens=9)
     plain = tl.generate(odd, tl.Greedy(), "Is the sea blue?", max_new_tokens=9)
     assert answer.token_ids != plain.token_ids
     with pytest.raises(SettingError, match="no known form"):
-        tl.build(odd, examples, embedder=embedder, values="hidden")
+        tl.build(odd, examples, context=8, embedder=embedder, values="hidden")
 
 
 def test_a_head_that_only_calls_itself_linear_goes_entry_by_entry(lm, examples, embedder):
@@ -148,8 +150,8 @@ def test_a_head_that_only_calls_itself_linear_goes_entry_by_entry(lm, examples, 
     plain = odd.model.lm_head
     odd.model.lm_head = OddHead(plain.in_features, plain.out_features, bias=False)
     odd.model.lm_head.weight = plain.weight
-    hidden = tl.build(odd, examples, embedder=embedder)
-    logits = tl.build(odd, examples, embedder=embedder, values="logits")
+    hidden = tl.build(odd, examples, context=8, embedder=embedder)
+    logits = tl.build(odd, examples, context=8, embedder=embedder, values="logits")
     assert (hidden.recipe.values, hidden.recipe.head) == ("hidden", "nonlinear")
     one, other = (
         tl.generate(odd, tl.RAD(space, tau=0.8), tiny.QUESTIONS, max_new_tokens=9)
@@ -169,14 +171,14 @@ def test_a_space_reads_back_as_it_was_written(space, folder):
 
 def test_two_builds_give_the_same_bytes(lm, examples, embedder, tmp_path):
     for name in ("one", "two"):
-        tl.build(lm, examples, embedder=embedder, out=tmp_path / name, now=noon)
+        tl.build(lm, examples, context=8, embedder=embedder, out=tmp_path / name, now=noon)
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 
 def test_building_to_disk_and_saving_give_the_same_bytes(
     lm, examples, embedder, folder, tmp_path
 ):
-    tl.build(lm, examples, embedder=embedder, out=tmp_path / "direct", now=noon)
+    tl.build(lm, examples, context=8, embedder=embedder, out=tmp_path / "direct", now=noon)
     assert contents(tmp_path / "direct") == contents(folder)
 
 
@@ -188,7 +190,7 @@ def test_no_path_of_the_machine_is_written_into_a_space(folder, tmp_path):
 
 def test_a_space_may_replace_another_and_leaves_nothing_behind(lm, examples, embedder, folder):
     before = set(contents(folder))
-    space = tl.build(lm, examples[:2], embedder=embedder, out=folder, overwrite=True)
+    space = tl.build(lm, examples[:2], context=8, embedder=embedder, out=folder, overwrite=True)
     assert len(tl.open(folder)) == len(space)
     assert len(contents(folder)) == len(before)
     assert before & set(contents(folder)) == {"manifest.json", f"{PRIVATE}/mark"}
@@ -221,7 +223,9 @@ def test_only_names_we_made_are_ever_deleted(lm, examples, embedder, folder):
         (folder / name).write_text("mine")
     (folder / "entries-0123456789abcdef.safetensors").write_text("left by a kill")
     (folder / ".manifest.json.17-42.tmp").write_text("left by a kill")
-    tl.build(lm, examples[:2], embedder=embedder, out=folder, overwrite=True).compact()
+    tl.build(
+        lm, examples[:2], context=8, embedder=embedder, out=folder, overwrite=True
+    ).compact()
     found = {path.name for path in folder.iterdir()}
     assert kept <= found
     assert not found & {"entries-0123456789abcdef.safetensors", ".manifest.json.17-42.tmp"}
@@ -237,7 +241,7 @@ def test_a_build_clears_the_work_that_others_left_but_not_what_somebody_is_at(
         work.mkdir()
         (work / "00000.safetensors").write_bytes(b"half")
     with FileLock(f"{held}.lock"):
-        tl.build(lm, examples[:2], embedder=embedder, out=folder, overwrite=True)
+        tl.build(lm, examples[:2], context=8, embedder=embedder, out=folder, overwrite=True)
     assert (left.exists(), held.exists()) == (False, True)
     tl.open(folder).compact()
     assert not held.exists()
@@ -305,7 +309,7 @@ def test_a_space_of_the_first_format_is_refused_with_the_command_that_makes_it_a
     with pytest.raises(SpaceFormatError, match="has format 1") as caught:
         tl.open(folder)
     assert f"`{command}`" in str(caught.value)
-    tl.build(lm, folder / lines, embedder=embedder, out=folder)
+    tl.build(lm, folder / lines, context=8, embedder=embedder, out=folder)
     assert list(tl.open(folder).examples) == list(examples)
     assert not list(folder.glob("*-000000000000*"))
 
@@ -346,7 +350,7 @@ def test_a_damaged_file_is_refused_with_its_name(
     kind, damage, lm, examples, embedder, tmp_path
 ):
     folder, other = tmp_path / "facts.space", tmp_path / "other.space"
-    tl.build(lm, examples, embedder=embedder, wrong=True).save(folder)
+    tl.build(lm, examples, context=8, embedder=embedder, wrong=True).save(folder)
     tl.build(lm, examples[1:], embedder=embedder, context=4, wrong=True).save(other)
     (path,) = folder.glob(f"{kind}*")
     good = path.read_bytes()
@@ -426,10 +430,11 @@ def test_verify_sees_numbers_that_mean_nothing(space):
     values[3, 0] = np.nan
     with pytest.raises(SpaceFormatError, match="not finite"):
         with_arrays(space, entries=replace(space.entries, values=values)).verify()
-    with pytest.raises(SpaceFormatError, match="vectors of questions"):
-        with_arrays(
-            space, vectors={"questions": 2 * space.question_vectors("cpu").numpy()}
-        ).verify()
+    vectors = space.parts[0].segment.vectors
+    assert set(vectors) == {"questions", "answers", "wrong_answers"}
+    for name in vectors:
+        with pytest.raises(SpaceFormatError, match=f"vectors of {name} .*unit length"):
+            with_arrays(space, vectors={**vectors, name: 2 * vectors[name]}).verify()
 
 
 def test_another_model_is_refused_with_both_names(space):
@@ -483,20 +488,20 @@ def test_another_prompt_is_refused(space):
 )
 def test_a_setting_that_cannot_be_is_refused_by_name(setting, value, lm, examples, embedder):
     with pytest.raises(SettingError, match=setting):
-        tl.build(lm, examples, embedder=embedder, **{setting: value})
+        tl.build(lm, examples, embedder=embedder, **{"context": 8, setting: value})
 
 
 def test_every_example_too_long_for_the_model_is_named(lm, embedder):
     long = [tl.Example(f"Is it {n}?", "word " * 600, id=f"no-{n}") for n in range(2)]
     with pytest.raises(ExampleError, match=r"at most 512 tokens(?s:.*)no-0(?s:.*)no-1"):
-        tl.build(lm, long, embedder=embedder)
+        tl.build(lm, long, context=8, embedder=embedder)
 
 
 def test_hidden_states_are_kept_in_half_precision_and_logits_are_not(
     lm, examples, embedder, space
 ):
-    full = tl.build(lm, examples, embedder=embedder, dtype="float32")
-    logits = tl.build(lm, examples, embedder=embedder, values="logits")
+    full = tl.build(lm, examples, context=8, embedder=embedder, dtype="float32")
+    logits = tl.build(lm, examples, context=8, embedder=embedder, values="logits")
     assert (space.recipe.dtype, logits.recipe.dtype) == ("float16", "float32")
     assert space.entries.values.nbytes * 2 == full.entries.values.nbytes
     assert space.entries.keys.nbytes * 2 == full.entries.keys.nbytes
@@ -505,7 +510,7 @@ def test_hidden_states_are_kept_in_half_precision_and_logits_are_not(
 
 def test_progress_counts_every_entry(lm, examples, embedder, space):
     seen = []
-    tl.build(lm, examples, embedder=embedder, progress=lambda *now: seen.append(now))
+    tl.build(lm, examples, context=8, embedder=embedder, progress=lambda *now: seen.append(now))
     count = len(space.entries)
     assert (seen[0], seen[-1]) == ((0, count), (count, count))
 
@@ -514,13 +519,13 @@ def test_a_damaged_space_is_built_anew_where_that_is_asked_for(
     lm, examples, embedder, tmp_path
 ):
     out = tmp_path / "space"
-    tl.build(lm, examples, embedder=embedder, out=out, now=noon)
+    tl.build(lm, examples, context=8, embedder=embedder, out=out, now=noon)
     good = contents(out)
     for path in sorted(path for path in out.iterdir() if path.is_file()):
         path.write_bytes(path.read_bytes()[:-7])
         with pytest.raises(SpaceError, match="--overwrite"):
-            tl.build(lm, examples, embedder=embedder, out=out, now=noon)
-        tl.build(lm, examples, embedder=embedder, out=out, now=noon, overwrite=True)
+            tl.build(lm, examples, context=8, embedder=embedder, out=out, now=noon)
+        tl.build(lm, examples, context=8, embedder=embedder, out=out, now=noon, overwrite=True)
         assert contents(out) == good
 
 
@@ -533,8 +538,10 @@ def test_a_manifest_of_something_else_is_never_written_over(space, tmp_path):
 def test_another_precision_is_another_plan(lm, examples, embedder, tmp_path):
     half = tl.LanguageModel(copy.deepcopy(lm.model).bfloat16(), lm.tokenizer, id=lm.id)
     assert half.fingerprint == lm.fingerprint
-    tl.build(lm, examples, embedder=embedder, out=tmp_path / "space")
-    again = tl.build(half, examples, embedder=embedder, out=tmp_path / "space", overwrite=True)
+    tl.build(lm, examples, context=8, embedder=embedder, out=tmp_path / "space")
+    again = tl.build(
+        half, examples, context=8, embedder=embedder, out=tmp_path / "space", overwrite=True
+    )
     assert again.recipe.computed == "bfloat16"
 
 
@@ -548,11 +555,12 @@ def test_a_full_disk_is_one_error(space, tmp_path, monkeypatch):
 
 
 def test_a_finished_build_is_not_done_again(lm, examples, embedder, tmp_path):
-    tl.build(lm, examples, embedder=embedder, out=tmp_path / "space")
+    tl.build(lm, examples, context=8, embedder=embedder, out=tmp_path / "space")
     seen = []
     tl.build(
         lm,
         examples,
+        context=8,
         embedder=embedder,
         out=tmp_path / "space",
         progress=lambda *n: seen.append(n),
@@ -563,9 +571,9 @@ def test_a_finished_build_is_not_done_again(lm, examples, embedder, tmp_path):
 def test_two_builds_do_not_write_to_one_folder(lm, examples, embedder, tmp_path):
     from filelock import FileLock
 
-    tl.build(lm, examples[:1], embedder=embedder, out=tmp_path / "space")
+    tl.build(lm, examples[:1], context=8, embedder=embedder, out=tmp_path / "space")
     with (
         FileLock(tmp_path / "space" / PRIVATE / "build.lock"),
         pytest.raises(SpaceError, match="another build"),
     ):
-        tl.build(lm, examples, embedder=embedder, out=tmp_path / "space")
+        tl.build(lm, examples, context=8, embedder=embedder, out=tmp_path / "space")

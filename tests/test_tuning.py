@@ -8,15 +8,22 @@ from trueline import tuning
 from trueline.errors import ExampleError, SettingError, SpaceConflictError, SpaceFormatError
 from trueline.evaluation.statistics import share_interval
 from trueline.examples.asked import AskedQuestion, read_asked
-from trueline.scope import Scoped
+from trueline.scope import MeasuredScope, Scoped, ScopeModel
 from trueline.tuning import FEWEST, tune
 
-FITTED = 0.692  # of examples with wrong answers
+FITTED = 0.7
 
 
 @pytest.fixture
 def space(embedder):
     return tl.build(None, EXAMPLES, embedder=embedder)
+
+
+@pytest.fixture(autouse=True)
+def fitted(monkeypatch):
+    """Weights whose threshold no other fit changes."""
+    model = ScopeModel(0.0, {}, FITTED)
+    monkeypatch.setattr(tuning, "model_for", lambda space, example: model)
 
 
 @pytest.fixture
@@ -55,8 +62,6 @@ def test_other_examples_only_raise_the_threshold(space, scope):
 def test_the_recall_of_the_shipped_questions_is_that_of_the_next_measured_threshold(
     space, monkeypatch
 ):
-    from trueline.scope import MeasuredScope, ScopeModel
-
     rows = (MeasuredScope(0.6, 0.1, 0.9), MeasuredScope(0.7, 0.02, 0.8))
     model = ScopeModel(0.0, {}, 0.65, measured=rows)
     monkeypatch.setattr(tuning, "scope_models", lambda: {space.recipe.embedder: {}})

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from trueline.decoders.instructive import Instructive as Instructive
     from trueline.decoders.kate import KATE as KATE
     from trueline.decoders.knn_lm import KNNLM as KNNLM
+    from trueline.decoders.lookup import Lookup as Lookup
     from trueline.decoders.rad import RAD as RAD
     from trueline.engines import load as load
     from trueline.engines.transformers.language import LanguageModel as LanguageModel
@@ -38,6 +39,7 @@ _LAZY = {  # public name -> where it lives, opened when first asked for: --help 
     "Instructive": "trueline.decoders.instructive",
     "KATE": "trueline.decoders.kate",
     "KNNLM": "trueline.decoders.knn_lm",
+    "Lookup": "trueline.decoders.lookup",
     "Answer": "trueline.records",
     "Example": "trueline.records",
     "Greedy": "trueline.decoders.greedy",

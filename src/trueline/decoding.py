@@ -185,7 +185,8 @@ class Decoding:
             if row.request.options.trace:
                 row.steps.append(trace_step(step, adjusted, index, token))
             if adjusted.votes:
-                row.credit(adjusted.votes[index], token, self._lm.stop_ids)
+                ends = self._lm.stop_ids.union(row.request.options.stop_ids)
+                row.credit(adjusted.votes[index], token, ends)
             self._add(row, token)
 
     def _add(self, row: Row, token: int) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from trueline.prompts import Prompt, Tokenizer, apply_chat_template, has_chat_template
 
@@ -30,10 +31,7 @@ def find_question(
     """
     text = _read(tokenizer, tokens)
     if has_chat_template(tokenizer) and prompt.chat is not False:
-        head, tail = _around(
-            apply_chat_template(tokenizer, [{"role": "user", "content": _MARK}])
-        )
-        head = head[max(0, head.rfind("\n", 0, len(head) - 1)) :].lstrip("\n")
+        head, tail = _around_turn(tokenizer)
     else:
         head, tail = _around(prompt.render(_MARK, tokenizer))
     begin = text.rfind(head) if head else 0
@@ -47,6 +45,18 @@ def find_question(
     if not asked.strip():
         return None
     return FoundQuestion(asked.strip(), _tokens_before(tokenizer, tokens, end + len(tail)))
+
+
+def _around_turn(tokenizer: Tokenizer) -> tuple[str, str]:
+    """What a chat template writes right before a user turn, the first or not, and behind it."""
+    asked = {"role": "user", "content": _MARK}
+    answered = {"role": "assistant", "content": "."}
+    first, tail = _around(apply_chat_template(tokenizer, [asked]))
+    later = apply_chat_template(tokenizer, [asked, answered, asked]).rpartition(_MARK)[0]
+    shared = takewhile(
+        lambda signs: signs[0] == signs[1], zip(first[::-1], later[::-1], strict=False)
+    )
+    return "".join(sign for sign, _ in shared)[::-1], tail
 
 
 def _around(text: str) -> tuple[str, str]:

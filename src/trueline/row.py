@@ -42,11 +42,13 @@ class Row:
         """How many tokens it may still get."""
         return self.request.room - len(self.tokens)
 
-    def credit(self, votes: Votes | None, token: int, stop_ids: frozenset[int]) -> None:
-        """Note whose votes a picked token had."""
+    def credit(self, votes: Votes | None, token: int, ends: frozenset[int]) -> None:
+        """Note whose votes a picked token had; `ends` are the tokens that end the answer."""
         if votes is None:
             return
-        own = votes.shares.get(END if token in stop_ids else token, {})
+        own = votes.shares.get(token) or {}
+        if not own and token in ends:
+            own = votes.shares.get(END) or {}
         total = sum(own.values())
         for voice, share in own.items():
             self.voices[voice] = self.voices.get(voice, 0.0) + share / total

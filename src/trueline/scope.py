@@ -13,7 +13,7 @@ Its weights were fitted on the questions that are shipped for the grounding fact
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
@@ -36,7 +36,7 @@ SIGNALS = {
     "words": "share of the asked words that the example has",
     "same_words": "share of the asked words that its question has",
     "back": "share of its question's words that are asked",
-    "new_words": "weight of the asked words that the example lacks",
+    "new_words": "weight of the asked words that the example lacks, times the first cosine",
     "same_kind": "whether both ask for the same kind of thing",
     "other_kind": "whether a number, time, person or place is asked for, and not by it",
     "yes_no": "whether a yes or no is asked for",
@@ -157,11 +157,11 @@ def find_scope(space: GroundingSpace, question: str) -> list[Scoped]:
 
 def example_signals(
     space: GroundingSpace, question: str
-) -> list[tuple[Example, dict[str, float]]]:
-    """The signals of the nearest examples for a question taken as a whole."""
-    asked = _read_texts(space, [question])
+) -> list[tuple[Example, list[dict[str, float]]]]:
+    """The signals of the nearest examples for each text of a turn, the whole turn first."""
+    asked = _read_texts(space, read_turn(question).texts)
     near = space.nearest_examples(asked.vectors, _NEAREST)
-    return [(space.examples[number], _signals(space, number, asked)[0]) for number in near]
+    return [(space.examples[number], _signals(space, number, asked)) for number in near]
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +241,7 @@ def _signals(space: GroundingSpace, number: int, asked: _Texts) -> list[dict[str
             ours.share(covered),
             ours.share(ours.coverage(theirs.question.vectors)),
             theirs.question.share(theirs.question.coverage(ours.vectors)),
-            float((ours.weights * (1 - covered)).sum()),
+            near[0] * float((ours.weights * (1 - covered)).sum()),
             kind == theirs.kind,
             kind in PARTICULAR and kind != theirs.kind,
             kind == "yes or no",
@@ -269,15 +269,14 @@ def explained(
     )
 
 
-def in_scope(found: Sequence[Scoped], is_heard: Callable[[Scoped], bool]) -> list[Scoped]:
-    """Those that may speak, the most probable first.
+def in_scope(found: Sequence[Scoped], thresholds: Sequence[float]) -> list[Scoped]:
+    """Those whose probability exceeds their threshold, in order.
 
     An example that no part of the turn brings in by itself answers the part of the first one.
     """
-    speaking = [one for one in found if is_heard(one)]
+    pairs = zip(found, thresholds, strict=True)
+    speaking = [(one, least) for one, least in pairs if one.probability > least]
     return [
-        one
-        if is_heard(replace(one, probability=one.part_probability))
-        else replace(one, part=speaking[0].part)
-        for one in speaking
+        one if one.part_probability > least else replace(one, part=speaking[0][0].part)
+        for one, least in speaking
     ]

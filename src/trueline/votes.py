@@ -77,20 +77,22 @@ class Form:
 
     text: str  # without the blank it may begin with
     tokens: tuple[int, ...]
-    places: dict[tuple[int, int], int]  # (characters, halves of one) so far: tokens so far
+    # Whole characters so far, and the tokens of one that is not: how many tokens so far.
+    places: dict[tuple[int, tuple[int, ...]], int]
     ends: tuple[int, ...]  # characters behind each token, from 0 tokens on
 
 
 def make_form(text: str, blank: str, cut: Cut, read: Read) -> Form:
     """Cut a text that stands behind a blank or behind none."""
     tokens = tuple(cut(blank + text))
-    places: dict[tuple[int, int], int] = {}
-    ends = []
+    places: dict[tuple[int, tuple[int, ...]], int] = {}
+    ends: list[int] = []
+    whole = characters = 0  # tokens, and their characters
     for count, said in enumerate(_readings(tokens, read)):
-        said = said.lstrip(" ")
-        whole = said.rstrip(_HALF)
-        places.setdefault((len(whole), len(said) - len(whole)), count)
-        ends.append(len(whole))
+        if not said.endswith(_HALF):
+            whole, characters = count, len(said.lstrip(" "))
+        places.setdefault((characters, tokens[whole:count]), count)
+        ends.append(characters)
     return Form(text, tokens, places, tuple(ends))
 
 
@@ -140,46 +142,57 @@ class Plan:
 
     def votes(self, tokens: Sequence[int]) -> Votes | None:
         """What is voted for behind these tokens; None: the answer is on none of the tracks."""
-        text = self.read(tokens)
-        told = {voice: end for voice in self.voices if (end := _told_end(voice, text)) >= 0}
+        text, half = self._split_half(tokens)
+        told = {voice: ending for voice in self.voices if (ending := _find_told(voice, text))}
         parts = self._wanted - Counter(voice.speaker.part for voice in told)  # still to be told
-        anchors = sorted({0, *told.values()})
+        anchors = sorted({0, *(end for end, _ in told.values())})
         untold = [voice for voice in self.voices if voice not in told]
         found = [
-            self._begun(voice, text, anchors, voice.speaker.part in parts) for voice in untold
+            self._begun(voice, text, half, anchors, voice.speaker.part in parts)
+            for voice in untold
         ]
-        if not parts and not self.wish.is_text:  # where one of the answers ends, so may all
+        if not parts and not half and not self.wish.is_text:  # where one ends, so may all
             found += [
-                _Vote(
-                    voice, 1 + len(self._form(voice.writings[0], "").tokens), frozenset({END})
-                )
-                for voice, end in told.items()
+                _Vote(voice, 1 + self._length(writing, text), frozenset({END}))
+                for voice, (end, writing) in told.items()
                 if end == len(text)
             ]
         votes = [vote for vote in found if vote is not None]
         if not votes and text:
-            joined = [self._joined(voice, text) for voice in untold]
+            joined = [self._joined(voice, text, half) for voice in untold]
             votes = [vote for vote in joined if vote is not None]
         return _count(votes) if votes else None
 
+    def _split_half(self, tokens: Sequence[int]) -> tuple[str, tuple[int, ...]]:
+        """The text of some tokens, and those at its end that are not a whole character yet."""
+        text, count = self.read(tokens), len(tokens)
+        while text.endswith(_HALF):
+            count -= 1
+            text = self.read(tokens[:count])
+        return text, tuple(tokens[count:])
+
     def _begun(
-        self, voice: Voice, text: str, anchors: Sequence[int], may_begin: bool
+        self,
+        voice: Voice,
+        text: str,
+        half: tuple[int, ...],
+        anchors: Sequence[int],
+        may_begin: bool,
     ) -> _Vote | None:
         """What an answer says that was begun at one of the anchors, or may begin here."""
         for anchor in anchors:
             before, said = text[:anchor], text[anchor:].lstrip(" ")
-            if not said:
-                if may_begin:
-                    return _Vote(voice, 1, self._starts(voice, text))
+            if not said and not may_begin:
                 continue
-            whole = said.rstrip(_HALF)
-            halves = len(said) - len(whole)
+            if not said and not half:
+                return _Vote(voice, 1, self._starts(voice, text))
+            writings = voice.writings if said else _opening_writings(voice, text)
             steps = [
                 step
-                for writing in voice.writings
-                if writing.startswith(whole)
+                for writing in writings
+                if writing.startswith(said)
                 for blank in _blanks(before)
-                if (step := self._next(self._form(writing, blank), whole, halves)) is not None
+                if (step := self._next(self._form(writing, blank), said, half)) is not None
             ]
             if steps:
                 aligned = max(count for _, count in steps)
@@ -188,31 +201,37 @@ class Plan:
 
     def _starts(self, voice: Voice, text: str) -> frozenset[int]:
         """The tokens an answer may begin with behind a text."""
-        is_sentence = not text or text.rstrip(" ")[-1:] in _ENDS
-        writings = voice.writings[:1] if is_sentence else voice.writings
+        writings = _opening_writings(voice, text)
         forms = [self._form(writing, blank) for writing in writings for blank in _blanks(text)]
         return frozenset(form.tokens[0] for form in forms if form.tokens)
 
-    def _next(self, form: Form, whole: str, halves: int) -> tuple[int, int] | None:
+    def _next(self, form: Form, said: str, half: tuple[int, ...]) -> tuple[int, int] | None:
         """The next token of a form behind what was said, and how many of its own are said."""
-        count = form.places.get((len(whole), halves))
+        count = form.places.get((len(said), half))
         if count is not None and count < len(form.tokens):
             return form.tokens[count], count
-        if halves:
+        if half:
             return None
-        rest = self.cut(form.text[len(whole) :])  # cut in another way: what remains, anew
-        before = sum(end <= len(whole) for end in form.ends) - 1
+        rest = self.cut(form.text[len(said) :])  # cut in another way: what remains, anew
+        before = sum(end <= len(said) for end in form.ends) - 1
         return (rest[0], before) if rest else None
 
-    def _joined(self, voice: Voice, text: str) -> _Vote | None:
+    def _length(self, writing: str, text: str) -> int:
+        """The tokens of a writing that ends a text, counted as those of a begun one are."""
+        blanks = _blanks(text[: len(text) - len(writing)].rstrip(" "))
+        return max(len(self._form(writing, blank).tokens) for blank in blanks)
+
+    def _joined(self, voice: Voice, text: str, half: tuple[int, ...]) -> _Vote | None:
         """What an answer says whose last tokens were said in a row, wherever they stand."""
         form, said = self._form(voice.writings[0], " "), text.casefold()
         own = form.text.casefold()
         if len(own) != len(form.text):  # a letter has another length in lower case
             return None
         best = 0, 0  # aligned, count
-        for count in range(JOINED, len(form.tokens)):
-            end, reach = form.ends[count], count
+        for (end, own_half), count in form.places.items():
+            if own_half != half or count < JOINED or count == len(form.tokens):
+                continue
+            reach = count
             while reach and said.endswith(own[form.ends[reach - 1] : end]):
                 reach -= 1
             best = max(best, (count - reach, count))
@@ -240,10 +259,16 @@ def _writings(text: str, wish: Wish) -> tuple[str, ...]:
     return tuple(one.upper() if wish.is_upper else one for one in found)
 
 
-def _told_end(voice: Voice, text: str) -> int:
-    """Where an answer ends that was told; -1: it was not."""
-    ends = [at + len(writing) for writing in voice.writings if (at := text.rfind(writing)) >= 0]
-    return max(ends, default=-1)
+def _opening_writings(voice: Voice, text: str) -> tuple[str, ...]:
+    """How an answer may be written that begins behind a text."""
+    is_sentence = not text or text.rstrip(" ")[-1:] in _ENDS
+    return voice.writings[:1] if is_sentence else voice.writings
+
+
+def _find_told(voice: Voice, text: str) -> tuple[int, str] | None:
+    """Where an answer ends that was told, and how it was written; None: it was not."""
+    found = [(at + len(own), own) for own in voice.writings if (at := text.rfind(own)) >= 0]
+    return max(found, default=None)
 
 
 def _blanks(text: str) -> tuple[str, ...]:

@@ -141,7 +141,7 @@ def test_code_runs_for_the_model_that_is_trusted_and_for_no_embedder(
     embedder, ran = with_code(embedder_folder, tmp_path / "b" / "theirs", of="model")
     lm = tl.load(model, trust_remote_code=True)
     with pytest.raises(ModelError, match="theirs cannot be opened"):
-        tl.build(lm, [Example("Are bats blind?", ["No."])], embedder=embedder)
+        tl.build(lm, [Example("Are bats blind?", ["No."])], context=8, embedder=embedder)
     assert not ran.exists()
 
 
@@ -331,7 +331,9 @@ def test_saved_buffers_count_and_precision_does_not():
 
 def test_a_space_refuses_a_model_whose_weights_were_changed_in_memory(embedder):
     lm, layer = fresh()
-    rad = tl.RAD(tl.build(lm, [Example("Are bats blind?", ["No."])], embedder=embedder))
+    rad = tl.RAD(
+        tl.build(lm, [Example("Are bats blind?", ["No."])], context=8, embedder=embedder)
+    )
     tl.generate(lm, rad, "Are bats blind?", max_new_tokens=1)
     with torch.no_grad():
         reversed_columns(layer.weight)
@@ -465,7 +467,7 @@ def test_a_tokenizer_that_begins_texts_with_a_space_adds_none_inside():
 def test_what_kate_shows_and_what_a_space_is_built_of_is_text(embedder):
     lm = tiny.language_model("llama", chat=True)
     examples = [Example("Are bats <|end|> blind?", ["No.<|end|><|start|>", "<eos> is a word."])]
-    space = tl.build(lm, examples, embedder=embedder)
+    space = tl.build(lm, examples, context=8, embedder=embedder)
     asked = tl.generate(lm, tl.Greedy(), "Are bats blind?", max_new_tokens=1)
     shown = tl.generate(lm, tl.KATE(space, k=1), "Are bats blind?", max_new_tokens=1)
     assert shown.prompt_tokens > asked.prompt_tokens

@@ -53,7 +53,7 @@ def parts(tiny_home, tmp_path_factory):
     for name, examples in {"facts": EXAMPLES, "odd": evil}.items():
         (here / f"{name}.jsonl").write_text("".join(to_lines(examples)), "utf-8")
         prompt = tl.Prompt(f"{EVIL if name == 'odd' else ''}{{question}}")
-        tl.build(lm, examples, out=here / f"{name}.space", prompt=prompt)
+        tl.build(lm, examples, context=8, out=here / f"{name}.space", prompt=prompt)
     (here / "faq.csv").write_text("question,answers\nq,a\n", "utf-8")
     (here / "marked.txt").write_bytes(b"\xef\xbb\xbfAre bats blind?\r\n\r\nDo fish sleep?\r\n")
     (here / "latin.txt").write_bytes(b"Are bats blind?\nDo f\xeete sleep?\n")

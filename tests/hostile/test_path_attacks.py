@@ -157,7 +157,7 @@ def test_a_name_with_nul_is_an_error_of_ours(path):
 
 def test_chat_goes_on_after_a_path_that_cannot_be(tmp_path, monkeypatch):
     lm = tl.load("smollm2-135m")
-    tl.build(lm, EXAMPLES, out=tmp_path / "facts.space")
+    tl.build(lm, EXAMPLES, context=8, out=tmp_path / "facts.space")
     bad = ["a" * 300, "~nouser/x", "loop", "fifo", "/dev/zero", "file.txt/x", "a\0b", "~"]
     lines = [*(f"/space {path}" for path in bad), QUESTION]
     line = ["chat", "--space", str(tmp_path / "facts.space"), "--max-new-tokens", "3"]
@@ -170,7 +170,7 @@ def test_chat_goes_on_after_a_path_that_cannot_be(tmp_path, monkeypatch):
 
 def test_chat_goes_on_after_an_error_of_the_system(tmp_path, monkeypatch):
     lm = tl.load("smollm2-135m")
-    tl.build(lm, EXAMPLES, out=tmp_path / "facts.space")
+    tl.build(lm, EXAMPLES, context=8, out=tmp_path / "facts.space")
 
     def refuse(*_, **__):
         raise PermissionError(13, "Permission denied", "some/file")
@@ -266,7 +266,7 @@ def test_permission_denied_is_one_line(args, closed, tiny_home):
 
 def test_explain_replaces_a_file_only_when_asked(tmp_path):
     lm = tl.load("smollm2-135m")
-    tl.build(lm, EXAMPLES, out=tmp_path / "facts.space")
+    tl.build(lm, EXAMPLES, context=8, out=tmp_path / "facts.space")
     out = tmp_path / "gum.json"
     out.write_text("mine", "utf-8")
     line = ["explain", "--space", str(tmp_path / "facts.space"), "--max-new-tokens", "3"]

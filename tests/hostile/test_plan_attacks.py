@@ -130,7 +130,7 @@ def table(data):
 
 @pytest.fixture(scope="module")
 def space(embedder):
-    return tl.build(tiny.language_model("llama"), EXAMPLES, embedder=embedder)
+    return tl.build(tiny.language_model("llama"), EXAMPLES, context=8, embedder=embedder)
 
 
 def plan_text(data) -> str:
@@ -283,7 +283,7 @@ SPACES += [{"dtype": "float32"}]
 def test_how_the_space_is_built_is_in_the_id(options, table, space, embedder):
     rad = {**table, "methods": ["rad"]}
     lm = tiny.language_model("llama")
-    other = tl.build(lm, EXAMPLES, embedder=embedder, **options)
+    other = tl.build(lm, EXAMPLES, embedder=embedder, **{"context": 8, **options})
     assert id_of(rad, space=other) != id_of(rad, space=space)
 
 
@@ -294,10 +294,10 @@ def test_the_embedder_the_examples_and_faiss_are_in_the_id(
     usual = id_of(rad, space=space)
     weights = load_embedder(tiny.write_embedder(tmp_path / "tiny-bert", seed=1))
     assert weights.id == embedder.id  # the name is the same
-    assert id_of(rad, space=tl.build(lm, EXAMPLES, embedder=weights)) != usual
-    fewer = tl.build(lm, EXAMPLES[:-1], embedder=embedder)
+    assert id_of(rad, space=tl.build(lm, EXAMPLES, context=8, embedder=weights)) != usual
+    fewer = tl.build(lm, EXAMPLES[:-1], context=8, embedder=embedder)
     assert id_of(rad, space=fewer) != usual
-    assert id_of(rad, space=tl.build(lm, EXAMPLES, embedder=embedder)) == usual
+    assert id_of(rad, space=tl.build(lm, EXAMPLES, context=8, embedder=embedder)) == usual
     real = module._version
     monkeypatch.setattr(module, "_version", lambda n: "9" if n == "faiss-cpu" else real(n))
     assert id_of(rad, space=space) != usual
@@ -793,7 +793,7 @@ def test_mutated_plans_are_refused_or_planned(data, embedder, tmp_path, monkeypa
     """
     monkeypatch.chdir(tmp_path)
     lm, text = tiny.language_model("llama"), plan_text(data)
-    space = tl.build(lm, EXAMPLES, embedder=embedder, wrong=True)
+    space = tl.build(lm, EXAMPLES, context=8, embedder=embedder, wrong=True)
     table, path = read_table(text, tmp_path), tmp_path / "run.toml"
     assert len(list(plan_cells(plan_from(table), lm, space))) == 21  # 7 variants, 2 + 1 cells
     counts = {"refused": 0, "planned": 0, "run": 0}

@@ -40,8 +40,14 @@ OTHER = [tl.Example("Do fish swim?", ["Fish swim."], ["Fish fly."], id="fish")]
 @pytest.fixture(scope="module")
 def build(embedder):
     def made(examples, **options):
-        options = {"embedder": embedder, "now": noon, "wrong": True, "end": True, **options}
-        return tl.build(LM, examples, **options)
+        made_with = {
+            "context": 8,
+            "embedder": embedder,
+            "now": noon,
+            "wrong": True,
+            "end": True,
+        }
+        return tl.build(LM, examples, **{**made_with, **options})
 
     made.embedder = embedder
     return made

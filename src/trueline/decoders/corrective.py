@@ -101,15 +101,15 @@ class Corrective(Decoder):
         self, lm: Engine, given: ModelInput, options: GenerateOptions
     ) -> CorrectivePlan | None:
         """The answers that may be told; None: none are, and the model is left alone."""
-        if given.question is None:
-            return None
-        return self.plan_for(lm, given.question, options.stop_ids)
+        question = question_of(self.space, lm, given)
+        return None if question is None else self.plan_for(lm, question, options.stop_ids)
 
     def plan_for(
         self, lm: Engine, question: str, stop_ids: Sequence[int] = ()
     ) -> CorrectivePlan | None:
         """The same for the text of a question."""
-        heard = in_scope(self.near(question), self.is_heard)
+        near = self.near(question)
+        heard = in_scope(near, [self._least(one) for one in near])
         if heard:
             speakers = tuple(
                 Speaker(one.example, one.probability, one.odds, one.part) for one in heard
@@ -169,7 +169,8 @@ class Corrective(Decoder):
             for context in contexts:
                 found = None
                 if question is None or prompt_length is None:
-                    found = find_question(self.space.prompt, tokenizer, context)
+                    prompt = context[:prompt_length]
+                    found = find_question(self.space.prompt, tokenizer, prompt)
                 if found is None and question is not None and prompt_length is None:
                     raise SettingError(
                         "where the answer begins cannot be told from this prompt; give "
@@ -182,6 +183,15 @@ class Corrective(Decoder):
             return self.adjust_scores(Rows(lm, contexts, starts, questions, prepared), scores)
 
         return as_logits_processor(adjust)
+
+
+def question_of(space: GroundingSpace, lm: Engine, given: ModelInput) -> str | None:
+    """The question that was given, or the one that bare tokens end with in a known form."""
+    if given.question is not None:
+        return given.question
+    tokens = given.encode(lm.tokenizer)
+    found = find_question(space.prompt, lm.tokenizer, tokens)
+    return found.question if found is not None and found.start >= len(tokens) else None
 
 
 def make_plan(

@@ -17,7 +17,7 @@ from trueline.space.space import GroundingSpace
 
 
 @dataclass(frozen=True)
-class Lookup:
+class StepHits:
     """What a method found for a step."""
 
     rows: int
@@ -33,7 +33,7 @@ class WindowPrefetch:
     windows: Sequence[str]
     tokenized: PreparedTexts  # what the embedder makes of the windows without running
 
-    def run(self) -> Lookup:
+    def run(self) -> StepHits:
         """What is near the windows."""
         retriever = self.method.retriever(self.lm)
         return self.method.look_up_by(
@@ -66,11 +66,11 @@ class Grounded(Decoder):
         tokenized = self.retriever(rows.lm).tokenize(windows)
         return WindowPrefetch(self, rows.lm, windows, tokenized)
 
-    def look_up(self, rows: Rows) -> Lookup:
+    def look_up(self, rows: Rows) -> StepHits:
         """What is near the last windows of some rows."""
         return self.prefetch(rows).run()
 
-    def look_up_by(self, lm: Engine, queries: torch.Tensor, windows: Sequence[str]) -> Lookup:
+    def look_up_by(self, lm: Engine, queries: torch.Tensor, windows: Sequence[str]) -> StepHits:
         """What is near some windows, whose embeddings are given."""
         raise NotImplementedError
 

@@ -11,7 +11,7 @@ import torch
 
 from trueline.decoders.base import Adjusted, Needs, Step
 from trueline.decoders.evidence import RetrievedEvidence
-from trueline.decoders.grounded import Grounded, Lookup
+from trueline.decoders.grounded import Grounded, StepHits
 from trueline.engines.base import Engine
 from trueline.settings import Between
 from trueline.space.space import GroundingSpace
@@ -34,9 +34,9 @@ class KNNLM(Grounded):
 
     def look_up_by(  # noqa: D102
         self, lm: Engine, queries: torch.Tensor, windows: Sequence[str]
-    ) -> Lookup:
+    ) -> StepHits:
         nearest = self.retriever(lm).nearest(queries, self.k)
-        return Lookup(len(windows), (nearest,))
+        return StepHits(len(windows), (nearest,))
 
     def adjust(self, step: Step) -> Adjusted:  # noqa: D102
         if self.lam == 0:

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from trueline.decoders.base import Adjusted, Decoder, Needs, Step
-from trueline.decoders.corrective import Corrective, CorrectivePlan, lift_votes, make_plan
+from trueline.decoders.corrective import (
+    Corrective,
+    CorrectivePlan,
+    lift_votes,
+    make_plan,
+    question_of,
+)
 from trueline.engines.base import Engine
 from trueline.inputs import ModelInput
 from trueline.prompts import Prompt
@@ -42,10 +48,11 @@ class Lookup(Decoder):
         self, lm: Engine, given: ModelInput, options: GenerateOptions
     ) -> CorrectivePlan | None:
         """The answer that is printed; None: nothing is in scope."""
-        if given.question is None:
+        question = question_of(self.space, lm, given)
+        if question is None:
             return None
         scope = self._scope
-        for best in scope.near(given.question)[:1]:
+        for best in scope.near(question)[:1]:
             if scope.is_heard(best):
                 printed = Example(
                     best.example.question,

@@ -10,7 +10,7 @@ import torch
 
 from trueline.decoders.base import Adjusted, Needs, Rows, Step
 from trueline.decoders.evidence import RetrievedEvidence
-from trueline.decoders.grounded import Grounded, Lookup
+from trueline.decoders.grounded import Grounded, StepHits
 from trueline.engines import as_logits_processor, wrap_transformers
 from trueline.engines.base import Engine
 from trueline.errors import SettingError
@@ -79,7 +79,7 @@ class RAD(Grounded):
         super().check(lm)
         self._sets(lm)
 
-    def look_up_by(self, lm: Engine, queries: torch.Tensor, windows: Sequence[str]) -> Lookup:
+    def look_up_by(self, lm: Engine, queries: torch.Tensor, windows: Sequence[str]) -> StepHits:
         """What is near some windows, whose embeddings are given: truthful, then wrong."""
         found = [
             retriever.above(
@@ -91,7 +91,7 @@ class RAD(Grounded):
             )
             for retriever, _ in self._sets(lm)
         ]
-        return Lookup(len(windows), tuple(found))
+        return StepHits(len(windows), tuple(found))
 
     def adjust(self, step: Step) -> Adjusted:  # noqa: D102
         lookup = step.fetched or self.look_up(step.rows)
@@ -112,7 +112,7 @@ class RAD(Grounded):
         return Adjusted(logits, evidence, None if neutral else stretch)
 
     def retrieve(
-        self, lm: Engine, lookup: Lookup, is_open: torch.Tensor | None = None
+        self, lm: Engine, lookup: StepHits, is_open: torch.Tensor | None = None
     ) -> tuple[RetrievedEvidence, ...]:
         """What was looked up, with its weights: truthful, then wrong; `is_open` bars rows."""
         pairs = zip(self._sets(lm), lookup.hits, strict=True)

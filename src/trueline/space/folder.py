@@ -29,7 +29,7 @@ _WAITING = 60  # seconds a commit waits for another, which takes far less
 _SCRATCH = re.compile(r"\.manifest\.json\.\d+-\d+\.tmp")  # what a kill leaves of a manifest
 _WORK = re.compile(r"(build|edit)-[0-9a-f]{16}")
 _WORK_FILE = re.compile(  # what is kept of unfinished work, and what a kill leaves of it
-    r"\.?((questions-)?\d{5,}\.safetensors|\d+-[a-z]+)(\.\d+-\d+\.tmp)?|\.tmp\w{6}"
+    r"\.?((vectors-)?\d{5,}\.safetensors|\d+-[a-z]+)(\.\d+-\d+\.tmp)?|\.tmp\w{6}"
 )
 _LONGEST = 1 << 28  # bytes of a manifest: that of a million removed examples has a tenth
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 from trueline.errors import SettingError
 from trueline.evaluation.benchmarks.alpaca import read_alpaca
+from trueline.evaluation.benchmarks.covered import REGIMES, read_covered
 from trueline.evaluation.benchmarks.halueval import read_dialogue, read_summary
 from trueline.evaluation.benchmarks.pools import Pools, Rule, choose
 from trueline.evaluation.benchmarks.truthfulqa import read_truthfulqa
@@ -32,6 +34,10 @@ class BenchmarkSource:
 
 BENCHMARKS: dict[str, BenchmarkSource] = {
     "facts": BenchmarkSource(read_facts),
+    **{
+        name: BenchmarkSource(partial(read_covered, regime=regime))
+        for name, regime in REGIMES.items()
+    },
     "truthfulqa": BenchmarkSource(read_truthfulqa),
     "wikiqa": BenchmarkSource(read_wikiqa),
     "alpaca": BenchmarkSource(read_alpaca, settings={"tau": 0.8}),

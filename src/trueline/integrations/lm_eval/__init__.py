@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _PICKS = {"do_sample", "temperature", "top_k", "top_p", "until", "max_gen_toks"}
 _LENGTH = 2048  # tokens of a rolling window where the model names no limit, as the harness has
+LEAST = -1e30  # what a probability of 0 counts: the harness subtracts, and infinities make NaN
 
 
 class TruelineLM(TemplateLM):
@@ -180,8 +181,8 @@ class TruelineLM(TemplateLM):
                     for context, after in (pairs[place] for place in batch)
                 ]
                 scores = score_continuations(self.lm, self.method, rows)
-                for place, score in zip(batch, scores, strict=True):
-                    found[place] = score
+                for place, (total, is_own) in zip(batch, scores, strict=True):
+                    score = found[place] = (max(total, LEAST), is_own)
                     if requests[place][0] is not None:
                         self.cache_hook.add_partial("loglikelihood", requests[place][0], score)
                 bar.update(len(batch))

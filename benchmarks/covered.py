@@ -1,0 +1,563 @@
+"""Corrective decoding in every regime, beside what a user would do instead, with controls.
+
+    python benchmarks/covered.py run                      answers, one JSON line each; resumes
+    python benchmarks/covered.py --data DATA run          also unrelated questions and a real FAQ
+    python benchmarks/covered.py verdicts sheet.jsonl     the answers to be read, methods hidden
+    python benchmarks/covered.py report                   the tables, from the lines alone
+
+The space holds all 168 shipped facts; the questions are about the 68 test facts, to which nothing
+was fitted. Lines and verdicts are in docs/results/covered/.
+"""
+
+import argparse
+import hashlib
+import json
+import random
+import re
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import torch
+from scipy.stats import beta
+
+import trueline as tl
+from trueline.decoders import make_method
+from trueline.evaluation.metrics import rouge_l
+from trueline.evaluation.statistics import paired_difference
+from trueline.examples import read_examples
+from trueline.examples.shipped import read_questions
+from trueline.records import Example
+from trueline.scope import find_scope, threshold_for
+
+FOLDER = Path(__file__).parents[1] / "docs" / "results" / "covered"
+FORMS = ("styled", "double", "mid-text")
+METHODS = ("greedy", "in-prompt", "lookup", "corrective")
+TOKENS = {"faq": 128, "unrelated": 24, "broken": 128}  # new tokens; 64 elsewhere
+SEEDS = (0, 1, 2)  # of the regime `drawn`
+UNRELATED = 500  # questions of NQ-open, drawn with seed 0
+FAQ_QUESTIONS = 100  # users' questions of the FAQ, drawn with seed 0
+
+
+def facts():
+    """All shipped facts, those that are asked for first."""
+    return [*read_examples("facts:test"), *read_examples("facts:ground")]
+
+
+def spaces(names, embedder):
+    """The space of all facts, and those of the controls."""
+    found, every = {}, facts()
+    turned = [*every[1:], every[0]]
+    kinds = {
+        "all": every,
+        "wrong answers": [
+            replace(one, answers=one.wrong_answers, wrong_answers=()) for one in every
+        ],
+        "shuffled answers": [
+            Example(one.question, other.answers, other.wrong_answers, one.id, one.source)
+            for one, other in zip(every, turned, strict=True)
+        ],
+        "unrelated examples": read_examples("facts:ground"),
+    }
+    for name in names:
+        found[name] = tl.build(None, kinds[name], embedder=embedder)
+    return found
+
+
+def questions(regime, limit, data):
+    """(id, question) of a regime."""
+    if regime in ("exact", "drawn", "broken"):
+        found = [(fact.id, fact.question) for fact in read_examples("facts:test")]
+    elif regime == "unrelated":
+        lines = (data / "nq_open" / "nq_open_dev.jsonl").read_text("utf-8").splitlines()
+        drawn = sorted(random.Random(0).sample(range(len(lines)), UNRELATED))
+        found = [(f"nq-{at}", json.loads(lines[at])["question"]) for at in drawn]
+    elif regime == "faq":
+        rows = faq(data)
+        every = [(f"{at}-{n}", text) for at, row in rows for n, text in enumerate(row[2])]
+        drawn = sorted(random.Random(0).sample(range(len(every)), FAQ_QUESTIONS))
+        found = [every[at] for at in drawn]
+    else:
+        found = [(q.id, q.question) for q in read_questions("test") if q.regime == regime]
+    if limit and len(found) > limit:
+        found = [found[at] for at in sorted(random.Random(0).sample(range(len(found)), limit))]
+    return found
+
+
+def faq(data):
+    """(number, (question, answer, users' questions)) of a FAQ with its users' own questions."""
+    lines = (data / "covid_faq_chatbot" / "covid_faq.jsonl").read_text("utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    return [
+        (at, (row["faq_question"].strip(), row["answer"].strip(), row["user_queries"]))
+        for at, row in enumerate(rows)
+    ]
+
+
+def method_of(name, space):
+    """A method by the name it has in the tables."""
+    if name == "in-prompt":
+        return make_method("kate", space=space, settings={"k": 1})
+    if name == "greedy":
+        return make_method("greedy", prompt=space.prompt)
+    return make_method(name, space=space)
+
+
+def read_lines(path):
+    """The lines of a file of JSON; none where there is no file."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def run(given):
+    """Answer what is not answered yet, a batch at a time."""
+    torch.set_num_threads(given.threads)
+    path = FOLDER / f"{given.model}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    done = {
+        (one["regime"], one["method"], one["space"], one["id"], one["seed"])
+        for one in read_lines(path)
+    }
+    lm = tl.load(given.model, dtype=given.dtype)
+    made = {}
+    for regime, method, name, seeds in cells(given):
+        asked = questions(regime, given.limit, given.data)
+        for seed in seeds:
+            left = [one for one in asked if (regime, method, name, one[0], seed) not in done]
+            if not left:
+                continue
+            if name not in made:
+                made[name] = (
+                    tl.build(
+                        None, [Example(r[0], [r[1]], id=str(at)) for at, r in faq(given.data)]
+                    )
+                    if name == "faq"
+                    else spaces([name], "all-minilm-l6-v2")[name]
+                )
+            decoder = method_of(method, made[name])
+            for start in range(0, len(left), 64):
+                batch, begun = left[start : start + 64], perf_counter()
+                drawn = {} if seed is None else {"temperature": 1.0, "seed": seed}
+                answers = tl.generate(
+                    lm,
+                    decoder,
+                    [text for _, text in batch],
+                    max_new_tokens=TOKENS.get(regime, 64),
+                    batch_size=given.batch,
+                    **drawn,
+                )
+                with path.open("a", encoding="utf-8") as file:
+                    for (id, text), answer in zip(batch, answers, strict=True):
+                        line = {
+                            "regime": regime,
+                            "method": method,
+                            "space": name,
+                            "id": id,
+                            "seed": seed,
+                            "question": text if regime not in ("unrelated", "faq") else "",
+                            "text": answer.text if regime != "unrelated" else "",
+                            "tokens": hashlib.sha256(
+                                str(answer.token_ids).encode()
+                            ).hexdigest()[:16],
+                            "covered": answer.is_covered,
+                            "finish": answer.finish,
+                            "sources": [[s.example, round(s.share, 3)] for s in answer.sources],
+                        }
+                        file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                print(
+                    f"{regime}, {method}, {name}: {start + len(batch)} of {len(left)}, "
+                    f"{perf_counter() - begun:.0f} s",
+                    flush=True,
+                )
+
+
+def cells(given):
+    """What is answered: (regime, method, space, seeds)."""
+    found = [
+        (regime, method, "all", (None,))
+        for regime in ("exact", "paraphrase", *FORMS)
+        for method in METHODS
+    ]
+    found += [("near miss", method, "all", (None,)) for method in ("greedy", "corrective")]
+    found += [("drawn", method, "all", SEEDS) for method in ("corrective", "greedy")]
+    controls = ("wrong answers", "shuffled answers", "unrelated examples")
+    found += [("paraphrase", "corrective", control, (None,)) for control in controls]
+    found += [("broken", "corrective", "all", (None,))]
+    if given.data is not None:
+        found += [("unrelated", method, "all", (None,)) for method in ("greedy", "corrective")]
+        found += [
+            ("faq", method, "faq", (None,)) for method in ("corrective", "greedy", "in-prompt")
+        ]
+    return [
+        one
+        for one in found
+        if (not given.regimes or one[0] in given.regimes)
+        and (not given.methods or one[1] in given.methods)
+    ]
+
+
+def is_right(text, truthful, wrong):
+    """ROUGE-L to a truthful answer of at least 0.5, and nearer than any wrong one."""
+    best = rouge_l(text, truthful)
+    return best >= 0.5 and (not wrong or best > rouge_l(text, wrong))
+
+
+def is_nearer(text, truthful, wrong):
+    """Whether an answer is nearer to a truthful answer than to a wrong one, by ROUGE-L."""
+    return rouge_l(text, truthful) > rouge_l(text, wrong)
+
+
+def is_told(text, fact):
+    """Whether most of a truthful answer's words are said in order, and more than of a wrong one's."""
+    true, false = (
+        max(_recall(text, one) for one in kind) for kind in (fact.answers, fact.wrong_answers)
+    )
+    return true >= 0.5 and true > false
+
+
+def _recall(text, reference):
+    from rouge_score.rouge_scorer import RougeScorer
+
+    return RougeScorer(["rougeL"]).score(reference, text)["rougeL"].recall
+
+
+def precision(text, reference):
+    """The ROUGE-L precision of an answer against a reference."""
+    from rouge_score.rouge_scorer import RougeScorer
+
+    return RougeScorer(["rougeL"]).score(reference, text)["rougeL"].precision
+
+
+def is_broken(text):
+    """Whether four words in a row come twice."""
+    words = re.findall(r"\w+", text.lower())
+    grams = [tuple(words[at : at + 4]) for at in range(len(words) - 3)]
+    return len(set(grams)) < len(grams)
+
+
+def is_kept(check, text):
+    """Whether an answer has the form that a program can check; None: there is no such check."""
+    if not check:
+        return None
+    said = text.strip()
+    bare = said.strip("\"' ").lower()
+    sentences = len([one for one in re.split(r"(?<=[.?!])[\"']*\s+", said) if one.strip()])
+    tests = {
+        "starts_with": lambda wanted: any(
+            said.lower().startswith(one.lower()) or bare.startswith(one.lower())
+            for one in wanted
+        ),
+        "ends_with": lambda wanted: any(said.lower().endswith(one.lower()) for one in wanted),
+        "contains": lambda wanted: all(one.lower() in said.lower() for one in wanted),
+        "max_words": lambda most: len(said.split()) <= most,
+        "min_sentences": lambda least: sentences >= least,
+        "max_sentences": lambda most: sentences <= most,
+        "uppercase": lambda _: said == said.upper(),
+    }
+    return all(tests[name](value) for name, value in check.items())
+
+
+def says_wrong_polarity(question, text):
+    """Whether a question of yes or no is answered with the wrong one."""
+    first = re.match(r"\W*(yes|no)\b", text.lower())
+    return bool(question.polarity and first and first[1] != question.polarity)
+
+
+def share(flags, digits=1):
+    """A share with its Clopper-Pearson interval, in percent."""
+    flags = [bool(flag) for flag in flags]
+    k, n = sum(flags), len(flags)
+    if not n:
+        return "-"
+    low = beta.ppf(0.025, k, n - k + 1) if k else 0.0
+    high = beta.ppf(0.975, k + 1, n - k) if k < n else 1.0
+    return f"{100 * k / n:.{digits}f} ({100 * low:.0f} to {100 * high:.0f}; {k} of {n})"
+
+
+def difference(ours, base):
+    """The mean difference of paired flags with its interval, in percent."""
+    found = paired_difference([float(x) for x in ours], [float(x) for x in base])
+    return f"{100 * found.mean:+.1f} ({100 * found.low:+.1f} to {100 * found.high:+.1f})"
+
+
+def verdict_sheet(given):
+    """Answers in the regimes of form, shuffled, without their methods; equal ones once."""
+    rows = defaultdict(set)
+    for one in read_lines(FOLDER / f"{given.model}.jsonl"):
+        if one["regime"] in FORMS and one["space"] == "all":
+            rows[one["id"]].add(one["text"])
+    by_id = {fact.id: fact for fact in facts()}
+    asked = {q.id: q for q in read_questions("test")}
+    sheet = [
+        {
+            "key": hashlib.sha256(f"{id}\0{text}".encode()).hexdigest()[:12],
+            "question": asked[id].question,
+            "instruction": asked[id].instruction,
+            "facts": [list(by_id[fact].answers) for fact in asked[id].means],
+            "answer": text,
+        }
+        for id, texts in rows.items()
+        for text in texts
+    ]
+    random.Random(1).shuffle(sheet)
+    given.sheet.write_text(
+        "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in sheet), "utf-8"
+    )
+    print(f"{len(sheet)} answers to be read")
+
+
+def report(given):
+    """Print the tables as Markdown."""
+    for model in given.models:
+        lines = read_lines(FOLDER / f"{model}.jsonl")
+        cells = defaultdict(dict)
+        for one in lines:
+            cells[one["regime"], one["method"], one["space"], one["seed"]][one["id"]] = one
+        print(f"\n### {model}\n")
+        for table in (_main_table, _form_table, _other_table, _faq_table):
+            table(cells, given, model)
+        _quoted(cells)
+
+
+def _rows(cells, regime, method, space="all", seed=None):
+    return cells.get((regime, method, space, seed), {})
+
+
+def _main_table(cells, given, model):
+    by_id = {fact.id: fact for fact in facts()}
+    asked = {q.id: q for q in read_questions("test")}
+    print("| regime | method | right | nearer to a truthful answer | in scope |")
+    print("| --- | --- | --- | --- | --- |")
+    for regime in ("exact", "paraphrase"):
+        names = [(method, "all") for method in METHODS]
+        if regime == "paraphrase":
+            names += [
+                ("corrective", s)
+                for s in ("wrong answers", "shuffled answers", "unrelated examples")
+            ]
+        for method, space in names:
+            rows = _rows(cells, regime, method, space)
+            if not rows:
+                continue
+            fact = {id: by_id[id if regime == "exact" else asked[id].means[0]] for id in rows}
+            right = [
+                is_right(r["text"], fact[id].answers, fact[id].wrong_answers)
+                for id, r in rows.items()
+            ]
+            near = [
+                is_nearer(r["text"], fact[id].answers, fact[id].wrong_answers)
+                for id, r in rows.items()
+            ]
+            covered = [r["covered"] for r in rows.values()]
+            label = method if space == "all" else f"control: {space}"
+            scope = share(covered) if covered[0] is not None else ""
+            print(f"| {regime} | {label} | {share(right)} | {share(near)} | {scope} |")
+            if method == "corrective" and space == "all":
+                inside = [at for at, flag in enumerate(covered) if flag]
+                print(
+                    f"| {regime}, in scope | {label} | {share([right[at] for at in inside])} | "
+                    f"{share([near[at] for at in inside])} | |"
+                )
+    _drawn_rows(cells, by_id)
+
+
+def _drawn_rows(cells, by_id):
+    for method in ("greedy", "corrective"):
+        found = []
+        for seed in SEEDS:
+            found += [
+                is_right(r["text"], by_id[id].answers, by_id[id].wrong_answers)
+                for id, r in _rows(cells, "drawn", method, seed=seed).items()
+            ]
+        if found:
+            print(f"| drawn, {len(SEEDS)} seeds | {method} | {share(found)} | | |")
+
+
+def _form_table(cells, given, model):
+    verdicts = {one["key"]: one for one in read_lines(FOLDER / f"{model}-verdicts.jsonl")}
+    asked = {q.id: q for q in read_questions("test")}
+    by_id = {fact.id: fact for fact in facts()}
+    for regime in FORMS:
+        if not _rows(cells, regime, "corrective"):
+            continue
+        print(f"\n**{regime}**\n")
+        print(
+            "| method | true (read) | form kept (read) | facts told (ROUGE-L) | form kept (checked) | wrong yes or no |"
+        )
+        print("| --- | --- | --- | --- | --- | --- |")
+        read = {}
+        for method in METHODS:
+            rows = _rows(cells, regime, method)
+            keys = {
+                id: hashlib.sha256(f"{id}\0{r['text']}".encode()).hexdigest()[:12]
+                for id, r in rows.items()
+            }
+            true = [verdicts[k]["true"] for k in keys.values() if k in verdicts]
+            kept = [verdicts[k]["kept"] for k in keys.values() if k in verdicts]
+            read[method] = (true, kept)
+            told = [
+                all(is_told(r["text"], by_id[f]) for f in asked[id].means)
+                for id, r in rows.items()
+            ]
+            checks = [is_kept(asked[id].check, r["text"]) for id, r in rows.items()]
+            yes_no = [
+                says_wrong_polarity(asked[id], r["text"])
+                for id, r in rows.items()
+                if asked[id].polarity
+            ]
+            print(
+                f"| {method} | {share(true)} | {share(kept)} | {share(told)} | "
+                f"{share([c for c in checks if c is not None])} | {share(yes_no)} |"
+            )
+        ours = read["corrective"]
+        if ours[0]:
+            print(
+                f"\nCorrective less in-prompt: true {difference(ours[0], read['in-prompt'][0])}, "
+                f"form {difference(ours[1], read['in-prompt'][1])}. Corrective less lookup: "
+                f"true {difference(ours[0], read['lookup'][0])}, form {difference(ours[1], read['lookup'][1])}."
+            )
+
+
+def _other_table(cells, given, model):
+    print("\n| regime | measure | measured |")
+    print("| --- | --- | --- |")
+    for regime, what in (
+        ("near miss", "answers changed"),
+        ("unrelated", "token sequences changed"),
+    ):
+        plain, ours = _rows(cells, regime, "greedy"), _rows(cells, regime, "corrective")
+        if ours:
+            changed = [plain[id]["tokens"] != r["tokens"] for id, r in ours.items()]
+            print(f"| {regime} | {what} | {share(changed)} |")
+            inside = [id for id, r in ours.items() if r["covered"]]
+            print(f"| {regime} | in scope | {share([r['covered'] for r in ours.values()])} |")
+            if regime == "unrelated" and inside:
+                print(f"| unrelated | those in scope | {', '.join(inside)} |")
+    rows = _rows(cells, "broken", "corrective")
+    if rows:
+        broken = [is_broken(r["text"]) for r in rows.values() if r["covered"]]
+        print(f"| exact, limit 128 | a repeated 4-gram | {share(broken)} |")
+    rows = _rows(cells, "paraphrase", "corrective")
+    if rows:
+        broken = [is_broken(r["text"]) for r in rows.values() if r["covered"]]
+        cut = [r["finish"] == "length" for r in rows.values()]
+        print(f"| paraphrase, in scope | a repeated 4-gram | {share(broken)} |")
+        print(f"| paraphrase | cut off at the limit | {share(cut)} |")
+
+
+def _faq_table(cells, given, model):
+    if given.data is None or not _rows(cells, "faq", "corrective", "faq"):
+        return
+    rows = dict(faq(given.data))
+    print(
+        "\n| real FAQ, users' own questions | right (ROUGE-L precision of at least 0.8 to the entry) | in scope |"
+    )
+    print("| --- | --- | --- |")
+    for method in ("greedy", "in-prompt", "corrective"):
+        found = _rows(cells, "faq", method, "faq")
+        if found:
+            right = [
+                precision(r["text"], rows[int(id.split("-")[0])][1]) >= 0.8
+                for id, r in found.items()
+            ]
+            covered = (
+                share([r["covered"] for r in found.values()]) if method == "corrective" else ""
+            )
+            print(f"| {method} | {share(right)} | {covered} |")
+            if method == "corrective":
+                inside = [
+                    flag for flag, r in zip(right, found.values(), strict=True) if r["covered"]
+                ]
+                print(f"| {method}, in scope | {share(inside)} | |")
+
+
+def _quoted(cells):
+    """Twenty answers to paraphrases, picked by seed, with the plain model's and one in the prompt."""
+    ours = _rows(cells, "paraphrase", "corrective")
+    asked = {q.id: q for q in read_questions("test")}
+    by_id = {fact.id: fact for fact in facts()}
+    if len(ours) < 20:
+        return
+    print("\nTwenty paraphrases, picked with seed 0:\n")
+    for id in random.Random(0).sample(sorted(ours), 20):
+        fact = by_id[asked[id].means[0]]
+        print(f"- **{asked[id].question}**")
+        for method in ("greedy", "in-prompt", "corrective"):
+            row = _rows(cells, "paraphrase", method).get(id)
+            if row:
+                mark = (
+                    ""
+                    if is_right(row["text"], fact.answers, fact.wrong_answers)
+                    else " *(wrong)*"
+                )
+                scope = "" if method != "corrective" or row["covered"] else " *(not in scope)*"
+                said = " ".join(row["text"].split())
+                print(
+                    f"  - {method}: {said[:220]}{'...' if len(said) > 220 else ''}{mark}{scope}"
+                )
+
+
+def scope_only(given):
+    """Scope alone with another embedder: shares of questions in scope."""
+    space = spaces(["all"], given.embedder)["all"]
+    print(f"| {given.embedder} | measured |\n| --- | --- |")
+    flags, times = defaultdict(list), []
+    for question in read_questions("test"):
+        begun = perf_counter()
+        found = find_scope(space, question.question)
+        times.append(1000 * (perf_counter() - begun))
+        heard = [
+            one.example.id
+            for one in found
+            if one.probability > threshold_for(space, one.example)
+        ]
+        if question.regime == "near miss":
+            flags["near misses in scope"].append(bool(heard))
+        elif question.regime != "double":
+            flags[f"{question.regime}: right example first"].append(
+                heard[:1] == [question.means[0]]
+            )
+        else:
+            flags["double: both in scope"].append(set(question.means) <= set(heard))
+    if given.data is not None:
+        for _, text in questions("unrelated", None, given.data):
+            best = find_scope(space, text)[0]
+            flags["unrelated in scope"].append(
+                best.probability > threshold_for(space, best.example)
+            )
+    for name, found in flags.items():
+        print(f"| {name} | {share(found)} |")
+    print(f"| milliseconds a question, median | {np.median(times):.1f} |")
+
+
+def main():
+    """Run, or report what was run."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", type=Path)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    runs = verbs.add_parser("run")
+    runs.add_argument("--model", default="smollm2-135m")
+    runs.add_argument("--dtype", default="auto")
+    runs.add_argument("--regimes", nargs="*")
+    runs.add_argument("--methods", nargs="*")
+    runs.add_argument("--limit", type=int)
+    runs.add_argument("--batch", type=int, default=16)
+    runs.add_argument("--threads", type=int, default=2)
+    sheets = verbs.add_parser("verdicts")
+    sheets.add_argument("sheet", type=Path)
+    sheets.add_argument("--model", default="smollm2-135m")
+    reports = verbs.add_parser("report")
+    reports.add_argument("--models", nargs="+", default=["smollm2-135m"])
+    scopes = verbs.add_parser("scope")
+    scopes.add_argument("--embedder", default="all-minilm-l6-v2")
+    given = parser.parse_args()
+    {"run": run, "verdicts": verdict_sheet, "report": report, "scope": scope_only}[given.verb](
+        given
+    )
+
+
+if __name__ == "__main__":
+    main()

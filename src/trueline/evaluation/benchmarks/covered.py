@@ -1,0 +1,45 @@
+"""The shipped facts and how people ask for them -> rows to ground with and to test on.
+
+All facts ground; the questions are about the test facts, to which nothing was fitted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trueline.evaluation.benchmarks.pools import Item, Pools, distinct
+from trueline.evaluation.samples import Sample
+from trueline.examples import read_examples
+from trueline.examples.shipped import Regime, read_questions
+from trueline.records import Example
+
+REGIMES: dict[str, Regime] = {  # of questions that the facts answer, by the benchmark's name
+    "covered": "paraphrase",
+    "covered-styled": "styled",
+    "covered-double": "double",
+    "covered-mid-text": "mid-text",
+}
+
+
+def read_covered(_: Path | None, regime: Regime) -> Pools:
+    """Every fact to ground with, those asked for first, and the questions of one regime."""
+    facts = [*read_examples("facts:test"), *read_examples("facts:ground")]
+    by_id = {fact.id: fact for fact in facts}
+    asked = [one for one in read_questions("test") if one.regime == regime]
+    return Pools(
+        [Item(_sample(fact.id, fact.question, [fact], regime), fact.source) for fact in facts],
+        [
+            Item(_sample(one.id, one.question, [by_id[id] for id in one.means], regime))
+            for one in asked
+        ],
+    )
+
+
+def _sample(id: str, question: str, facts: list[Example], category: str) -> Sample:
+    return Sample(
+        id=id,
+        question=question,
+        answers=distinct(answer for fact in facts for answer in fact.answers),
+        wrong_answers=distinct(answer for fact in facts for answer in fact.wrong_answers),
+        category=category,
+    )
