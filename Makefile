@@ -12,8 +12,9 @@ PYTEST := OMP_NUM_THREADS=1 GOMP_SPINCOUNT=0 $(BIN)/pytest --numprocesses 2 --di
 
 demo: $(VENV)/.core
 	$(BIN)/trueline build facts --out demo/facts.space
-	$(BIN)/trueline compare --space demo/facts.space --flips --max-new-tokens 40 --file examples/questions.txt
-	@echo "Not every answer above is true. RAD turns some from right to wrong, such as the one on antibiotics; Limits in README.md says why."
+	$(BIN)/trueline compare --space demo/facts.space --methods greedy,kate,corrective --set kate.k=1 --max-new-tokens 48 --file examples/questions.jsonl
+	@echo "greedy is the model alone, kate has the nearest example in its prompt, corrective lets the verified answers speak."
+	@echo "Where no example covers a question, corrective leaves the model's own answer as it is, right or wrong."
 
 test:
 	$(MAKE) --no-print-directory --jobs 2 $(VENV)/.dev browser

@@ -10,6 +10,7 @@ for benchmarks/covered.py, which reports on them.
 
 import argparse
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,7 @@ OUT = Path(__file__).parents[1] / "src" / "trueline" / "scope.json"
 EMBEDDERS = ("all-minilm-l6-v2", "all-mpnet-base-v2")
 LIGHT = "light"  # the regime of a fact's own question and of light edits of it
 LIGHT_WEIGHT = 0.3  # of such a question: there are six for each fact
+GRID = [*(round(0.05 * n, 2) for n in range(20)), 0.98, 0.99, 0.995]  # thresholds measured
 FALSE_SCOPE = 0.04  # share of near misses that come into scope at the threshold
 
 
@@ -145,11 +147,16 @@ def fitted(embedder, pairs, kind):
         )
     model = fit(pairs, columns)
     _, recall, _ = shares(pairs, best, right, threshold)
+    values = np.array([pair.signals[0, columns] for pair in pairs])
     return {
         "bias": model.bias,
         "weights": model.weights,
         "threshold": threshold,
         "recall": round(recall, 3),
+        "mean": dict(zip(model.weights, map(float, values.mean(0).round(4)), strict=True)),
+        "measured": [
+            [at, *(round(one, 4) for one in shares(pairs, best, right, at)[:2])] for at in GRID
+        ],
     }
 
 
@@ -164,7 +171,9 @@ def main():
         pairs = pairs_of(build(None, read_examples("facts:ground"), embedder=embedder))
         made[embedder] = {kind: fitted(embedder, pairs, kind) for kind in ("full", "bare")}
     if not given.check:
-        OUT.write_text(json.dumps(made, indent=1) + "\n", "utf-8")
+        text = json.dumps(made, indent=1)
+        flat = re.compile(r"\[\s+([\d.]+),\s+([\d.]+),\s+([\d.]+)\s+\]")  # a row on one line
+        OUT.write_text(flat.sub(r"[\1, \2, \3]", text) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

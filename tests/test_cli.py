@@ -24,7 +24,8 @@ from trueline.examples import read_examples, to_lines
 from trueline.records import Candidate, Neighbor, TraceStep
 
 QUESTION = "Are bats blind?"
-SPACE = ("--space", "facts.space", "--max-new-tokens", "5")
+SPACE = ("--space", "facts.space", "--max-new-tokens", "5")  # with entries
+ANSWERS = ("--space", "answers.space", "--max-new-tokens", "12")  # without
 STYLED = re.compile("\x1b\\[|[\u2500-\u259f]")  # ANSI escapes, boxes and bars
 
 
@@ -90,8 +91,9 @@ def home(tmp_path_factory):
         patch.setenv("TRUELINE_WITHOUT", "runtime")  # exporting takes longer than most tests
         patch.setenv("PIP_NO_INDEX", "1")
         patch.chdir(here)
-        built = run("build", "facts.jsonl", "--out", "facts.space")
-        assert built.code == 0, built.err
+        for options in (["facts.space", "--context", "8"], ["answers.space"]):
+            built = run("build", "facts.jsonl", "--out", *options)
+            assert built.code == 0, built.err
         more = [tl.Example("Do bats sleep?", "Bats sleep by day.", id="sleep")]
         (here / "more.jsonl").write_text("".join(to_lines(more)), "utf-8")
         (here / "run.toml").write_text(PLAN, "utf-8")
@@ -141,6 +143,7 @@ def test_build_prints_one_line_and_its_progress_elsewhere(tmp_path):
 def test_build_passes_its_options_on(tmp_path):
     out = str(tmp_path / "new.space")
     options = ["--window", "answer", "--end", "--values", "logits", "--value-dtype", "float16"]
+    options += ["--context", "4", "--model", "smollm2-135m", "--dtype", "float32"]
     prompt = ["--template", "{question} Say:", "--system", "Be brief."]
     assert (
         run("build", "facts.jsonl", "--out", out, "--limit", "1", *options, *prompt).code == 0
@@ -191,7 +194,7 @@ def test_add_remove_and_compact_change_the_space_and_the_log_tells(edited):
 
 
 def test_merge_writes_both_spaces_and_names_what_they_disagree_on(edited):
-    assert run("build", "more.jsonl", "--out", "more.space").code == 0
+    assert run("build", "more.jsonl", "--out", "more.space", "--context", "8").code == 0
     assert run("merge", "facts.space", "more.space", "--out", "both.space").code == 0
     assert len(tl.open("both.space")) == len(EXAMPLES) + 1
     assert run("build", "more.jsonl", "--out", "four.space", "--context", "4").code == 0
@@ -199,8 +202,8 @@ def test_merge_writes_both_spaces_and_names_what_they_disagree_on(edited):
     assert "not made alike: context 8 and 4" in refused.err
 
 
-def test_a_space_without_entries_needs_no_model(edited, no_model):
-    built = run("build", "facts.jsonl", "--out", "plain.space", "--context", "none")
+def test_a_space_needs_no_model(edited, no_model):
+    built = run("build", "facts.jsonl", "--out", "plain.space")
     assert built.out.startswith(f"plain.space: {len(EXAMPLES)} examples, 0 entries, ")
     assert run("add", "plain.space", "more.jsonl").code == 0
     assert run("info", "plain.space", "--json").json["model"] is None
@@ -245,13 +248,14 @@ def test_compare_shows_every_method_and_the_json_holds_every_answer(tmp_path):
     file = tmp_path / "questions.txt"
     file.write_text("Do fish sleep?\n\n  Does gold rust?\n", "utf-8")
     asked = [QUESTION, "Do fish sleep?", "Does gold rust?"]
-    shown = run("compare", *SPACE, "--file", str(file), QUESTION)
+    methods = ["--methods", "greedy,rad"]
+    shown = run("compare", *SPACE, *methods, "--file", str(file), QUESTION)
     lines = shown.out.splitlines()
     assert [line for line in lines if line in asked] == asked
     for method in ("greedy", "rad"):
         assert sum(line.startswith(f"  {method}\t") for line in lines) == len(asked)
         assert sum(line.startswith(f"{method}\t15\t") for line in lines) == 1  # 3 x 5 tokens
-    told = run("compare", *SPACE, "--file", str(file), "--json", QUESTION).json
+    told = run("compare", *SPACE, *methods, "--file", str(file), "--json", QUESTION).json
     assert [*told] == ["greedy", "rad"]
     for method, of in told.items():
         assert [answer["question"] for answer in of["answers"]] == asked
@@ -263,7 +267,15 @@ def test_compare_shows_every_method_and_the_json_holds_every_answer(tmp_path):
 
 
 def test_compare_names_the_example_behind_each_changed_token():
-    settings = [*SPACE, "--flips", "--set", "rad.alpha=1.0", QUESTION]
+    settings = [
+        *SPACE,
+        "--methods",
+        "greedy,rad",
+        "--flips",
+        "--set",
+        "rad.alpha=1.0",
+        QUESTION,
+    ]
     steps = run("compare", *settings, "--json").json["rad"]["answers"][0]["trace"]
     flipped = [step for step in steps if step["flipped"]]
     assert flipped, "the space must change something, or this test shows nothing"
@@ -308,7 +320,7 @@ def test_chat_answers_line_by_line_and_survives_mistakes():
         "/quit",
         "x",
     ]
-    talk = run("chat", *SPACE, stdin="\n".join(lines) + "\n")
+    talk = run("chat", *SPACE, "--method", "rad", stdin="\n".join(lines) + "\n")
     wanted = [
         run("ask", *SPACE, "--method", method, QUESTION).out for method in ("rad", "greedy")
     ]
@@ -342,8 +354,9 @@ def test_chat_keeps_what_was_said_and_asks_each_turn_in_the_prompt_of_the_space(
         ["verify", "facts.space"],
         ["ask", *SPACE, QUESTION],
         ["compare", *SPACE, QUESTION],
-        ["build", "facts.jsonl", "--out", "facts.space"],
+        ["build", "facts.jsonl", "--out", "answers.space"],
         ["build", "facts.jsonl", "--out", "plain.space", "--limit", "1"],
+        ["tune", "answers.space"],
     ],
     ids=lambda args: args[0],
 )
@@ -396,7 +409,7 @@ def test_the_examples_of_the_help_run(name, few_facts, monkeypatch, tmp_path):
     if name in ("", "build"):
         shutil.rmtree("facts.space")
     if name == "merge":
-        run("build", "more.jsonl", "--out", "more.space")
+        run("build", "more.jsonl", "--out", "more.space", "--context", "8")
     for one in cli.commands:  # a few tokens show as much as many
         monkeypatch.setenv(f"TRUELINE_{one.upper()}_MAX_NEW_TOKENS", "4")
     for command in shown_commands(name):
@@ -479,6 +492,8 @@ def test_a_damaged_space_is_one_line_that_names_the_file(args, damaged, no_model
     assert re.fullmatch(r"Error: .*entries-\w+\.safetensors was changed.*\n", ran.err)
 
 
+RAD = (*SPACE, "--method", "rad")
+BUILD = ("build", "facts.jsonl", "--out", "x.space")
 FAILURES = {
     "no space": (["ask", "--space", "none", QUESTION], "there is no space at none"),
     "no space to compare": (["compare", "--space", "none", QUESTION], "no space at none"),
@@ -491,15 +506,48 @@ FAILURES = {
         "no method 'x'.*greedy.*rad",
     ),
     "compare no method": (["compare", *SPACE, "--methods", "rad,x", QUESTION], "no method 'x'"),
-    "alpha": (["ask", *SPACE, "--alpha", "2", QUESTION], r"alpha must lie in \[0, 1\]"),
-    "setting": (["ask", *SPACE, "--set", "gamma=1", QUESTION], "rad has no setting 'gamma'"),
+    "alpha": (["ask", *RAD, "--alpha", "2", QUESTION], r"alpha must lie in \[0, 1\]"),
+    "alpha of another method": (
+        ["ask", *SPACE, "--alpha", "0.5", QUESTION],
+        "corrective has no setting 'alpha'; it has strength, margin, threshold, only_covered",
+    ),
+    "strength": (
+        ["ask", *SPACE, "--strength", "2", QUESTION],
+        r"strength must lie in \[0, 1\]",
+    ),
+    "threshold": (
+        ["compare", *SPACE, "--threshold", "-1", QUESTION],
+        r"threshold must lie in \[0, 1\]",
+    ),
+    "margin": (["explain", *SPACE, "--set", "margin=x", QUESTION], "margin must be a number"),
+    "only covered": (
+        ["ask", *RAD, "--only-covered", QUESTION],
+        "rad has no setting 'only_covered'",
+    ),
+    "no entries": (
+        ["ask", *ANSWERS, "--method", "rad", QUESTION],
+        "rad needs entries, and this space holds examples only; .*--context 8",
+    ),
+    "model without entries": (
+        ["build", "facts.jsonl", "--out", "x.space", "--model", "smollm2-135m"],
+        "--model is about the model that makes RAD's entries.* --context 8",
+    ),
+    "device without entries": (
+        ["build", "facts.jsonl", "--out", "x.space", "--device", "cpu"],
+        "--device is about the model",
+    ),
+    "end without entries": (
+        ["build", "facts.jsonl", "--out", "x.space", "--end"],
+        "end=True is about entries",
+    ),
+    "setting": (["ask", *RAD, "--set", "gamma=1", QUESTION], "rad has no setting 'gamma'"),
     "no value": (["ask", *SPACE, "--set", "tau", QUESTION], "a setting is NAME=VALUE"),
-    "beta": (["ask", *SPACE, "--set", "beta=0.5", QUESTION], "trueline build --wrong"),
+    "beta": (["ask", *RAD, "--set", "beta=0.5", QUESTION], "trueline build --wrong"),
     "length": (["ask", *SPACE, "--max-new-tokens", "0", QUESTION], "max_new_tokens must"),
     "chance without heat": (["ask", *SPACE, "--top-k", "3", QUESTION], "temperature above 0"),
     "no model": (["ask", *SPACE, "--model", "smollm", QUESTION], "no language model is called"),
     "embedder as model": (
-        ["build", "facts.jsonl", "--out", "x.space", "--model", "all-minilm-l6-v2"],
+        [*BUILD, "--context", "8", "--model", "all-minilm-l6-v2"],
         "all-minilm-l6-v2 is no language model",
     ),
     "no examples": (["build", "none.jsonl", "--out", "x.space"], "none.jsonl cannot be read"),
@@ -541,9 +589,11 @@ def test_another_model_than_that_of_the_space_is_refused(tmp_path):
     with quiet():
         other.model.save_pretrained(tmp_path / "other")
         other.tokenizer.save_pretrained(tmp_path / "other")
-    ran = run("ask", *SPACE, "--model", str(tmp_path / "other"), QUESTION)
+    given = ["--model", str(tmp_path / "other"), QUESTION]
+    ran = run("ask", *RAD, *given)
     assert (ran.code, ran.out) == (1, "")
     assert "Error: the space was built with the model smollm2-135m" in ran.err
+    assert run("ask", *SPACE, *given).code == 0  # only entries belong to a model
 
 
 @pytest.mark.parametrize(
@@ -551,12 +601,16 @@ def test_another_model_than_that_of_the_space_is_refused(tmp_path):
     [
         ["ask", *SPACE, "--method", "x", QUESTION],
         ["compare", *SPACE, "--methods", "greedy,x", QUESTION],
-        ["ask", *SPACE, "--alpha", "2", QUESTION],
+        ["ask", *SPACE, "--strength", "2", QUESTION],
+        ["ask", *ANSWERS, "--method", "rad", QUESTION],
+        ["chat", *SPACE, "--threshold", "7"],
+        ["compare", *ANSWERS, "--file", "unknown.jsonl"],
         ["build", "facts.jsonl", "--out", "x.space", "--context", "all"],
     ],
-    ids=["ask", "compare", "alpha", "context"],
+    ids=["ask", "compare", "strength", "entries", "chat", "unknown id", "context"],
 )
-def test_a_bad_setting_is_found_before_a_model_is_opened(args, no_model):
+def test_a_mistake_is_found_before_a_model_is_opened(args, no_model):
+    Path("unknown.jsonl").write_text('{"question": "q", "id": "no such"}', "utf-8")
     assert run(*args).code == 1
 
 

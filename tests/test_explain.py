@@ -17,7 +17,15 @@ from trueline.errors import SettingError
 from trueline.explain import explain
 from trueline.explain.summary import Quartile, entropy_quartiles, measure_moves, place_pieces
 from trueline.explain.text import columns
-from trueline.records import Answer, Candidate, Neighbor, TraceStep
+from trueline.records import (
+    Answer,
+    Candidate,
+    NearExample,
+    Neighbor,
+    Signal,
+    Source,
+    TraceStep,
+)
 
 WORDS = ["", "It", " is", " not", " blue", " red", ".", "<eos>", " was", " very"]
 HOSTILE = (
@@ -98,6 +106,49 @@ GREEDY = replace(
 )
 
 
+def near_example(name, probability, threshold=0.7, text="Is the sky blue?"):
+    return NearExample(
+        example=name,
+        question=f"What of {name}?",
+        answer=f"{name} it is.",
+        source=f"the book of {name}",
+        probability=probability,
+        threshold=threshold,
+        is_in_scope=probability > threshold,
+        text=text,
+        signals=(
+            Signal("wrong", "cosine with its wrong answers", 0.8, 4.0),
+            Signal("back", "share of its question's words that are asked", 0.5, -3.25),
+            Signal("answers", "cosine with its truthful answers", 0.6, 2.0),
+        ),
+    )
+
+
+def voted(step):
+    """The same step, moved by votes."""
+    heard = tuple(replace(one, nearness="probability") for one in step.neighbors)
+    return replace(step, neighbors=heard)
+
+
+SCOPED = replace(
+    ANSWER,
+    method="corrective",
+    trace=tuple(map(voted, ANSWER.trace)),
+    is_covered=True,
+    sources=(Source("a", "What of a?", "a it is.", "the book of a", 0.8, 0.9),),
+    scope=(near_example("a", 0.9), near_example("b", 0.2), near_example("c", 0.0)),
+)
+UNCOVERED = replace(
+    GREEDY,
+    method="corrective",
+    trace=(ALONE,),
+    token_ids=(1,),
+    text="It",
+    is_covered=False,
+    scope=(near_example("b", 0.2),),
+)
+
+
 def hostile_answer():
     """Every text a model, an example or a user gives is hostile."""
     bad = [
@@ -106,7 +157,16 @@ def hostile_answer():
     ]
     tokens = tuple(replace(c, text=HOSTILE) for c in FLIPPED.base)
     worst = replace(FLIPPED, text=HOSTILE, base=tokens, final=tokens, neighbors=tuple(bad))
-    return replace(ANSWER, question=HOSTILE, text=f"It{HOSTILE}", trace=(ALONE, worst, END))
+    named = {"example": HOSTILE, "question": HOSTILE, "answer": HOSTILE, "source": HOSTILE}
+    return replace(
+        ANSWER,
+        question=HOSTILE,
+        text=f"It{HOSTILE}",
+        trace=(ALONE, worst, END),
+        is_covered=True,
+        sources=tuple(replace(one, **named) for one in SCOPED.sources),
+        scope=tuple(replace(one, text=HOSTILE, **named) for one in SCOPED.scope),
+    )
 
 
 def test_the_summary_holds_the_figures_worked_by_hand():
@@ -337,6 +397,44 @@ def test_the_page_reads_without_its_script():
     assert "It is very red" in still
 
 
+def test_the_text_tells_sources_and_scope_and_calls_a_probability_one():
+    told = SCOPED.explain(GREEDY).text()
+    assert '80% of the tokens are from a: What of a?\n  "a it is." [the book of a]\n' in told
+    lines = told.splitlines()
+    place = lines.index("  0.90  in  above 0.70  a: What of a?")
+    assert (
+        lines[place + 1]
+        .strip()
+        .startswith("for      cosine with its wrong answers 0.80 (+4.0)")
+    )
+    assert "against  share of its question's words that are asked 0.50 (-3.2)" in told
+    assert "  0.20  out above 0.70  b: What of b?" in lines
+    assert "a (probability 0.80, push +3.50)" in told
+    assert "examples cited" not in told  # the sources say it
+    assert max(map(len, lines)) <= 100
+
+
+def test_an_answer_that_nothing_covers_says_so_in_every_form():
+    told = UNCOVERED.explain()
+    assert "\nnot covered by your examples\n" in told.text()
+    assert told.as_dict()["is_covered"] is False
+    silent = replace(SCOPED, sources=()).explain().text()
+    assert "covered by your examples, but none of them spoke" in silent
+    assert "covered" not in ANSWER.explain().text()
+
+
+def test_the_effects_of_the_signals_add_up_to_the_log_odds(embedder):
+    from trueline.scope import find_scope, model_for, models_for
+
+    space = tl.build(None, EXAMPLES, embedder=embedder)
+    for one in find_scope(space, "Do bats sleep, and does gold rust?"):
+        model = model_for(space, one.example)
+        usual = model.bias + sum(w * model.mean[name] for name, w in model.weights.items())
+        effects = sum(signal.effect for signal in model.effects(one.signals))
+        assert one.odds == pytest.approx(usual + effects, abs=1e-6)
+    assert {*models_for("any")["full"].mean} == {*models_for("any")["full"].weights}
+
+
 @pytest.mark.parametrize("suffix", [".html", ".JSON", ".txt"])
 def test_save_writes_the_form_of_the_suffix(suffix, tmp_path):
     told = hostile_answer().explain()
@@ -362,7 +460,7 @@ def test_explaining_needs_no_torch():
 
 
 def test_a_real_trace_is_told_whole(lm, embedder):
-    space = tl.build(lm, EXAMPLES, context=8, embedder=embedder)
+    space = tl.build(lm, EXAMPLES, embedder=embedder, context=8)
     asked = dict(questions=tiny.QUESTIONS[1], max_new_tokens=24)
     answer = tl.generate(lm, tl.RAD(space, tau=0.8), trace=True, **asked)
     told = answer.explain(tl.generate(lm, tl.Greedy(space.prompt), **asked))
@@ -386,7 +484,7 @@ def run(home, *options):
     from trueline.cli import cli
 
     space = ["--space", str(home / "facts.space"), "--max-new-tokens", "8"]
-    near = [] if "greedy" in options else ["--method", "rad", "--tau", "0.5"]
+    near = [] if "--method" in options else ["--method", "rad", "--tau", "0.5"]
     return CliRunner().invoke(cli, ["explain", "Are bats blind?", *space, *near, *options])
 
 

@@ -5,7 +5,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from test_explain import ANSWER, GREEDY, HOSTILE, hostile_answer
+from test_explain import ANSWER, GREEDY, HOSTILE, SCOPED, UNCOVERED, hostile_answer
 
 pytestmark = pytest.mark.browser
 
@@ -329,3 +329,53 @@ def test_a_page_of_almost_nothing_opens(visit, trace):
     page = visit(replace(ANSWER, trace=trace, text="It" if trace else ""), None)
     assert tokens(page).count() == len(trace)
     assert page.locator("#beside").count() == 0
+
+
+def test_the_sources_are_quoted_with_their_share(visit):
+    page = visit(SCOPED)
+    told = page.get_by_role("region", name="Sources").inner_text()
+    for part in ("What of a?", "“a it is.”", "a · the book of a", "80% of the tokens"):
+        assert part in told
+    assert page.get_by_role("region", name="Examples cited").count() == 0
+
+
+def test_the_scope_tells_who_is_in_or_out_and_why(visit):
+    section = visit(SCOPED).get_by_role("region", name="Scope")
+    first, second, third = section.locator("li").all()
+    assert "0.90" in first.inner_text()
+    assert "in, above 0.70" in first.inner_text()
+    assert "for cosine with its wrong answers 0.80 (+4.00)" in first.inner_text()
+    assert "against share of its question's words that are asked" in first.inner_text()
+    assert "out, not above 0.70" in second.inner_text()
+    assert third.is_visible()
+
+
+def test_a_long_scope_unfolds(visit):
+    many = replace(SCOPED, scope=SCOPED.scope + SCOPED.scope[1:] * 3)
+    section = visit(many).get_by_role("region", name="Scope")
+    shown = [item.is_visible() for item in section.locator("li").all()]
+    assert shown == [True] * 3 + [False] * 6
+    section.get_by_role("button", name="Show all 9").click()
+    assert all(item.is_visible() for item in section.locator("li").all())
+    assert section.get_by_role("button").count() == 0
+
+
+def test_votes_have_a_probability_where_neighbors_have_a_cosine(visit):
+    page = visit(SCOPED)
+    tokens(page).nth(1).hover()
+    shown = evidence(page)
+    assert "2 votes" in shown
+    assert "0.80 probability" in shown
+    assert "cosine" not in shown
+    assert "at its token" not in shown
+    assert tokens(page).nth(1).get_attribute("aria-label").endswith("2 votes")
+
+
+def test_a_page_that_nothing_covers_says_so(visit):
+    page = visit(UNCOVERED, GREEDY)
+    assert (
+        "Not covered by your examples."
+        in page.get_by_role("region", name="Sources").inner_text()
+    )
+    assert "not covered by your examples" in page.locator("#chips").inner_text()
+    assert visit(ANSWER).get_by_role("region", name="Sources").count() == 0

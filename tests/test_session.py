@@ -14,7 +14,7 @@ EXTRA = tl.Example("Is water wet?", "Water makes things wet.", id="extra")
 
 @pytest.fixture
 def folder(lm, embedder, tmp_path):
-    tl.build(lm, EXAMPLES, context=8, embedder=embedder, out=tmp_path / "facts.space")
+    tl.build(lm, EXAMPLES, embedder=embedder, context=8, out=tmp_path / "facts.space")
     return tmp_path / "facts.space"
 
 
@@ -61,20 +61,47 @@ def test_a_session_moves_to_the_newest_state_and_leaves_answers_in_hand_alone(
     assert list(pieces)  # goes on with what it began with
 
 
-def test_methods_share_one_shipped_space(lm, monkeypatch, tmp_path, embedder):
-    built = []
+@pytest.fixture
+def built(monkeypatch, tmp_path, embedder):
+    """What was built of the shipped facts: the folder, and the context of the entries."""
+    found = []
     monkeypatch.setattr(sessions, "home", lambda: tmp_path)
 
-    def build(lm, examples, **options):
-        built.append(examples)
-        return tl.build(lm, EXAMPLES, context=8, embedder=embedder)
+    def build(lm, examples, *, out, context=None, **options):
+        found.append((out.name, context))
+        return tl.build(lm, EXAMPLES, embedder=embedder, context=context)
 
     monkeypatch.setattr(sessions, "build", build)
+    return found
+
+
+def test_methods_share_one_shipped_space_of_a_kind(lm, built):
     session = open_session(["greedy"], model=lm)
     assert (session.space, built) == (None, [])
     one, other = session.method("rad"), session.method("knn-lm")
     assert one.space is other.space
-    assert built == ["facts"]
+    assert session.method("corrective").space is session.method("kate").space is not one.space
+    entries = f"facts-{lm.fingerprint[:12]}.space"
+    assert built == [(entries, 8), ("facts.space", None)]
+
+
+def test_entries_are_made_only_for_a_method_that_needs_them(lm, built):
+    session = open_session(["corrective", "kate"], model=lm)
+    assert built == [("facts.space", None)]
+    assert session.is_shipped
+    assert session.method("rad").space.recipe.context == 8  # as when a chat changes its method
+    assert session.method("corrective").space is session.space
+    assert len(built) == 2
+    both = open_session(["corrective", "rad"], model=lm)
+    assert both.methods["corrective"].space is both.methods["rad"].space is both.space
+    assert len(built) == 3
+
+
+def test_a_space_without_entries_is_refused_before_a_model_is_opened(embedder, monkeypatch):
+    monkeypatch.setattr(sessions, "load", lambda *given, **options: pytest.fail("opened"))
+    space = tl.build(None, EXAMPLES, embedder=embedder)
+    with pytest.raises(SpaceMismatchError, match=r"rad needs entries.*--context 8"):
+        open_session(["corrective", "rad"], space=space)
 
 
 def test_a_space_whose_model_cannot_be_had_by_its_name_says_so(folder, embedder):

@@ -85,12 +85,14 @@ class Neighbor:
     answer: str  # the one of its answers the entry stands in
     source: str
     step: int  # the entry's place in that answer, in tokens
-    similarity: float
+    similarity: float  # how near it is, as `nearness` says
     weight: float  # its share among the neighbors of this step
     push: (
         float  # how far it raised the picked token over its rival, in logits (kNN-LM: in mass)
     )
     is_wrong: bool = False  # whether it stands in one of the example's wrong answers
+    # What the similarity is: a cosine of windows, or the probability that it answers.
+    nearness: Literal["cosine", "probability"] = "cosine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +187,31 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
+class Signal:
+    """One thing that speaks for or against an example."""
+
+    name: str
+    words: str  # what it is
+    value: float
+    effect: float  # on the log-odds, against what it is for a near example on average
+
+
+@dataclass(frozen=True, slots=True)
+class NearExample:
+    """An example that is near to a question, whether it may speak, and why."""
+
+    example: str  # its id
+    question: str
+    answer: str  # its first truthful answer
+    source: str
+    probability: float  # that it answers the question
+    threshold: float  # it may speak if the probability is above this
+    is_in_scope: bool
+    text: str  # the part of what was asked that it is nearest to
+    signals: tuple[Signal, ...]  # the greatest effect first
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """A part of an answer that is being written."""
 
@@ -215,6 +242,8 @@ class Answer:
         Source, ...
     ] = ()  # the verified examples that spoke, the largest share first
     is_covered: bool | None = None  # whether one was in scope; None: the method has no scope
+    # With the trace: the examples near to the question, the most probable first.
+    scope: tuple[NearExample, ...] | None = None
     seconds: float = field(default=0.0, compare=False)  # from the request to the last token
     first_token_seconds: float = field(default=0.0, compare=False)  # to the first one
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from math import exp, log
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trueline.embedders.words import Words, words_of
-from trueline.records import Example
+from trueline.records import Example, NearExample, Signal
 from trueline.turns import PARTICULAR, Asked, asked_for, read_turn
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ SIGNALS = {
     "answers": "cosine with its truthful answers",
     "wrong": "cosine with its wrong answers",
     "words": "share of the asked words that the example has",
-    "same_words": "share of them that its question has",
+    "same_words": "share of the asked words that its question has",
     "back": "share of its question's words that are asked",
     "new_words": "weight of the asked words that the example lacks, times the first cosine",
     "contains": "whether one of the two questions has all words of the other, as e^-missing",
@@ -49,17 +49,43 @@ _DEFAULT = "all-minilm-l6-v2"  # whose weights another embedder is given
 
 
 @dataclass(frozen=True, slots=True)
+class MeasuredScope:
+    """How often scope is right on the shipped questions, above one threshold."""
+
+    threshold: float
+    false_scope: float  # share of near misses that come into scope
+    recall: float  # share of paraphrases that their own example comes first for
+
+
+@dataclass(frozen=True, slots=True)
 class ScopeModel:
     """The fitted weights for one embedder."""
 
     bias: float
     weights: Mapping[str, float]
     threshold: float  # above it, an example speaks
+    # The mean of each signal over the near examples it was fitted to.
+    mean: Mapping[str, float] = field(default_factory=dict)
+    # What was found on facts it was not fitted to, at rising thresholds.
+    measured: tuple[MeasuredScope, ...] = ()
 
     def probability(self, signals: Mapping[str, float]) -> float:
         """The probability that an example with these signals answers the question."""
         total = self.bias + sum(self.weights[name] * signals[name] for name in self.weights)
         return 1 / (1 + exp(-max(-60.0, min(60.0, total))))
+
+    def effects(self, signals: Mapping[str, float]) -> list[Signal]:
+        """How far each signal moves the log-odds from those of a near example on average."""
+        found = [
+            Signal(
+                name,
+                SIGNALS[name],
+                signals[name],
+                weight * (signals[name] - self.mean.get(name, 0.0)),
+            )
+            for name, weight in self.weights.items()
+        ]
+        return sorted(found, key=lambda one: -abs(one.effect))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +111,13 @@ def scope_models() -> Mapping[str, Mapping[str, ScopeModel]]:
     text = (files("trueline") / "scope.json").read_text("utf-8")
     return {
         embedder: {
-            kind: ScopeModel(given["bias"], given["weights"], given["threshold"])
+            kind: ScopeModel(
+                given["bias"],
+                given["weights"],
+                given["threshold"],
+                given.get("mean", {}),
+                tuple(MeasuredScope(*row) for row in given.get("measured", [])),
+            )
             for kind, given in fitted.items()
         }
         for embedder, fitted in json.loads(text).items()
@@ -102,7 +134,12 @@ def threshold_for(space: GroundingSpace, example: Example) -> float:
     """The probability above which an example speaks: tuned to the space, or the fitted one."""
     if (tuned := space.tuned.get("threshold")) is not None:
         return float(tuned)
-    return models_for(space.recipe.embedder)[_kind(example)].threshold
+    return model_for(space, example).threshold
+
+
+def model_for(space: GroundingSpace, example: Example) -> ScopeModel:
+    """The weights that an example of a space is judged by."""
+    return models_for(space.recipe.embedder)[_kind(example)]
 
 
 def _kind(example: Example) -> str:
@@ -219,6 +256,24 @@ def _signals(space: GroundingSpace, number: int, asked: _Texts) -> list[dict[str
         )
         found.append(dict(zip(SIGNALS, map(float, values), strict=True)))
     return found
+
+
+def explained(
+    space: GroundingSpace, scoped: Scoped, threshold: float, is_in_scope: bool
+) -> NearExample:
+    """An example near to a question as explanations show it."""
+    example = scoped.example
+    return NearExample(
+        example=example.id,
+        question=example.question,
+        answer=example.answers[0],
+        source=example.source,
+        probability=scoped.probability,
+        threshold=threshold,
+        is_in_scope=is_in_scope,
+        text=scoped.text,
+        signals=tuple(model_for(space, example).effects(scoped.signals)),
+    )
 
 
 def in_scope(found: Sequence[Scoped], thresholds: Sequence[float]) -> list[Scoped]:

@@ -20,6 +20,8 @@ from trueline.records import OnProgress
 from trueline.space.build import build
 from trueline.space.space import GroundingSpace, read_space
 
+_CONTEXT = 8  # of the entries of the shipped facts
+
 
 @dataclass(frozen=True)
 class Session:
@@ -28,6 +30,7 @@ class Session:
     lm: Engine
     space: GroundingSpace | None  # None: no method needs one, and none was named
     methods: Mapping[str, Decoder] = field(default_factory=dict)
+    is_shipped: bool = False  # whether the space is that of the shipped facts
 
     @property
     def prompt(self) -> Prompt:
@@ -42,13 +45,21 @@ class Session:
         prompt: Prompt | None = None,
     ) -> Decoder:
         """A method on the model and the space, or on a prompt if it needs no space."""
-        space = self.space
-        if space is None and method_class(name).needs.space:
+        space, needs = self.space, method_class(name).needs
+        if needs.context is not None and (space is None or self.is_shipped):
+            space = self._shipped_with_entries
+        elif space is None and needs.space:
             space = self._shipped
         return make_method(name, space=space, prompt=prompt, settings=settings)
 
     @cached_property
     def _shipped(self) -> GroundingSpace:
+        return shipped_space()
+
+    @cached_property
+    def _shipped_with_entries(self) -> GroundingSpace:
+        if self.space is not None and self.space.recipe.context is not None:
+            return self.space
         return shipped_space(self.lm)
 
     def current(self) -> Session:
@@ -58,7 +69,7 @@ class Session:
         """
         if self.space is None or (space := self.space.current()) is self.space:
             return self
-        return self.on(space)
+        return replace(self.on(space), is_shipped=self.is_shipped)
 
     def on(self, space: GroundingSpace) -> Session:
         """The same model and methods on another space."""
@@ -85,7 +96,8 @@ def open_session(
 ) -> Session:
     """Open a model, a space and methods; wrong names are refused before a model is opened.
 
-    Without a space, methods that need one get that of the shipped facts. Settings are named
+    Without a space, methods that need one get that of the shipped facts, with entries only
+    where one of them needs entries. Settings are named
     `tau` for every method that has one, or `rad.tau` for one of them. Without a model, it is
     the one the space was built with.
     """
@@ -103,9 +115,11 @@ def open_session(
         )
     else:
         lm = model
-    if space is None and any(method_class(name).needs.space for name in names):
-        space = shipped_space(lm, progress)
-    session = Session(lm, space)
+    is_shipped = space is None and any(method_class(name).needs.space for name in names)
+    if is_shipped:
+        needs_entries = any(method_class(name).needs.context is not None for name in names)
+        space = shipped_space(lm if needs_entries else None, progress)
+    session = Session(lm, space, is_shipped=is_shipped)
     return replace(session, methods={name: session.method(name, own[name]) for name in names})
 
 
@@ -124,12 +138,20 @@ def check_names(names: Sequence[str], settings: Mapping[str, Any]) -> None:
             check_settings(name, {setting: value})
 
 
-def shipped_space(lm: Engine, progress: OnProgress | None = None) -> GroundingSpace:
-    """The space of the shipped facts for a model, built once and kept in the cache."""
+def shipped_space(
+    lm: Engine | None = None, progress: OnProgress | None = None
+) -> GroundingSpace:
+    """The space of the shipped facts, with the entries of a model if one is given.
+
+    Built once and kept in the cache.
+    """
     spaces = home() / "spaces"
-    folder = spaces / f"facts-{lm.fingerprint[:12]}.space"
+    name = "facts.space" if lm is None else f"facts-{lm.fingerprint[:12]}.space"
+    entries: dict[str, Any] = {} if lm is None else {"context": _CONTEXT, "wrong": True}
     with locked(spaces):
-        return build(lm, "facts", wrong=True, out=folder, overwrite=True, progress=progress)
+        return build(
+            lm, "facts", out=spaces / name, overwrite=True, progress=progress, **entries
+        )
 
 
 def _load(model: str | None, space: GroundingSpace | None, **options: Any) -> Engine:

@@ -13,6 +13,7 @@ from trueline.cli.options import (
     json_option,
     method_option,
 )
+from trueline.visible import visible_line
 
 
 @click.command()
@@ -27,16 +28,20 @@ from trueline.cli.options import (
 @click.option("--stop", multiple=True, help="End the answer before this text.")
 @json_option
 def ask(question: str, method: str, asking: Asking, as_json: bool, **options: Any) -> None:
-    """Answer QUESTION.
+    """Answer QUESTION, and say which verified examples spoke, or that none covers it.
+
+    The answer goes to standard output; what it came from goes beside it, where it is piped to
+    standard error.
 
     \b
     Examples:
       trueline ask "What happens if you swallow gum?"
-      trueline ask --space facts.space --method greedy "What happens if you swallow gum?"
+      trueline ask --space facts.space --only-covered "Who won the cup in 1990?"
     """
     from dataclasses import asdict
 
-    from trueline.cli.screen import print_json, show_answer
+    from trueline.cli.screen import print_json, show_answer, tell
+    from trueline.explain.sources import source_lines
     from trueline.records import GenerateOptions
 
     GenerateOptions(**options)  # refused before anything is opened
@@ -49,6 +54,8 @@ def ask(question: str, method: str, asking: Asking, as_json: bool, **options: An
         answer = generate(lm, decoder, question, trace=True, **options)
         print_json(asdict(answer))
         return
-    for piece in stream(lm, decoder, question, **options):
+    for piece in stream(lm, decoder, question, **options):  # the last one says who spoke
         show_answer(piece.text)
     show_answer("\n")
+    if lines := source_lines(piece):
+        tell("\n".join(["", *map(visible_line, lines)]))

@@ -30,9 +30,9 @@ _DIGITS = 9  # of a number of tokens
 )
 @click.option(
     "--context",
-    default="8",
+    default="none",
     show_default=True,
-    help="Tokens in the window of an entry, or `full`; `none` makes no entries.",
+    help="Also make the entries that RAD needs: the tokens in a window, such as 8, or `full`.",
 )
 @click.option(
     "--window",
@@ -74,7 +74,7 @@ _DIGITS = 9  # of a number of tokens
 def build(
     examples: str,
     out: Path,
-    model: str,
+    model: str | None,
     dtype: str,
     device: str | None,
     trust_remote_code: bool,
@@ -89,6 +89,7 @@ def build(
 ) -> None:
     """Build a grounding space from EXAMPLES.
 
+    No model is needed, and any may use the space; only --context runs one over every answer.
     EXAMPLES is a JSONL, CSV or Parquet file, a hub dataset (owner/name), or `facts`, which come
     with trueline. An interrupted build goes on when the same command is run again.
 
@@ -96,23 +97,27 @@ def build(
     Examples:
       trueline build facts --out facts.space
       trueline build faq.csv --column question=Q --column answers=A --out faq.space
-      trueline build facts.jsonl --context none --out any-model.space
+      trueline build facts.jsonl --context 8 --out rad.space
     """
     from trueline.cli.screen import progress_bar, show_line
-    from trueline.engines import load
+    from trueline.engines import DEFAULT_MODEL, load
     from trueline.prompts import Prompt, prompt_sets
     from trueline.space.build import build as build_space
     from trueline.space.folder import check_space_folder
 
-    check_space_folder(
-        out
-    )  # this and what follows before any model is opened: mistakes show at once
+    check_space_folder(out)  # this and what follows before any model is opened
     template = template or prompt_sets()[task].base.template
     prompt = Prompt(template, system=system, chat=False if no_chat else None)
-    tokens, found = _context(context), read(examples)
-    lm = None
+    tokens, lm = _context(context), None
+    _check_weights(tokens, model, dtype, device, trust_remote_code)
+    found = read(examples)
     if tokens is not None:
-        lm = load(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+        lm = load(
+            model or DEFAULT_MODEL,
+            dtype=dtype,
+            device=device,
+            trust_remote_code=trust_remote_code,
+        )
     with progress_bar("building", "examples" if lm is None else "entries") as progress:
         space = build_space(
             lm,
@@ -139,6 +144,25 @@ def _summary(facts: dict[str, Any]) -> str:
         f"{facts['bytes_per_entry']:,} bytes an entry; logits would take "
         f"{facts['logits_would_be']:,})"
     )
+
+
+def _check_weights(
+    tokens: Context | None, model: str | None, dtype: str, device: str | None, is_trusted: bool
+) -> None:
+    """Refuse options of a model where none is opened."""
+    given = {
+        "--model": model is not None,
+        "--dtype": dtype != "auto",
+        "--device": device is not None,
+        "--trust-remote-code": is_trusted,
+    }
+    for name, is_given in given.items():
+        if tokens is None and is_given:
+            raise SettingError(
+                f"{name} is about the model that makes RAD's entries, and without --context "
+                f"none are made; leave {name} out, as any model may use the space, or add "
+                "--context 8"
+            )
 
 
 def _context(text: str) -> Context | None:

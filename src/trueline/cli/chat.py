@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -11,9 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 from trueline.cli.options import Asking, asking_options, method_option, read_settings
-from trueline.cli.screen import note, one_line, read_line, show, show_answer
+from trueline.cli.screen import one_line, read_line, show_answer, tell
 from trueline.decoders import PLAIN, names_in_words
 from trueline.errors import OutputError, TruelineError
+from trueline.visible import visible_line
 
 if TYPE_CHECKING:
     from trueline.decoders.base import Decoder
@@ -25,9 +25,10 @@ A line is a question; the model sees those before it, with their answers. A line
 with / is a command:
   /new              begin a new conversation
   /method NAME      {methods}
-  /set NAME VALUE   change a setting of the method, such as /set alpha 0.3
-  /space FOLDER     open another grounding space, built with the same model
-  /why              show which examples moved which token of the last answer
+  /set NAME VALUE   change a setting of the method, such as /set threshold 0.8
+  /space FOLDER     open another grounding space
+  /why              show which examples were in scope for the last question, and which of
+                    them moved which token of the answer
   /plain            answer the last question again, without any method
   /help, /quit"""
 
@@ -128,6 +129,7 @@ class Chat:
 
     def _write(self, method: Decoder, given: ModelInput) -> str:
         """Stream an answer, and return it."""
+        from trueline.explain.sources import short_source_lines
         from trueline.generation import stream
 
         written = ""
@@ -135,6 +137,8 @@ class Chat:
             show_answer(piece.text)
             written += piece.text
         show_answer("\n")
+        for line in short_source_lines(piece):
+            tell(f"  ({visible_line(line)})")
         return written
 
 
@@ -170,8 +174,3 @@ def chat(method: str, asking: Asking) -> None:
             tell(f"Error: {one_line(error)}")
         except KeyboardInterrupt:
             tell("\n(stopped; /quit leaves)")
-
-
-def tell(text: str) -> None:
-    """Say something that is not an answer."""
-    (show if sys.stdout.isatty() else note)(text)

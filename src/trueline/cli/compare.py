@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,25 @@ from trueline.files import read_text
 
 if TYPE_CHECKING:
     from trueline.comparison import Compared
-    from trueline.records import Answer
+    from trueline.examples.asked import AskedQuestion
+    from trueline.records import Answer, Example
+    from trueline.space.space import GroundingSpace
+
+
+_RULE = (
+    "right: by ROUGE-L at 0.5 or above to a verified answer of the example that is meant, and "
+    "nearer to it than to any wrong one; wrong: all else, also a true answer in other words"
+)
 
 
 @click.command()
 @click.argument("questions", nargs=-1, callback=check_questions)
-@click.option("--file", type=PATH, help="Questions, one a line.")
+@click.option(
+    "--file",
+    type=PATH,
+    help="Questions, one a line; or JSONL or CSV with the columns question and id, the example "
+    "that answers it: then answers are marked right or wrong.",
+)
 @click.option(
     "--methods",
     default=f"{PLAIN},{DEFAULT}",
@@ -37,9 +51,12 @@ def compare(
     flips: bool,
     as_json: bool,
 ) -> None:
-    """Answer QUESTIONS with several methods, side by side.
+    """Answer QUESTIONS with several methods, side by side, with the sources of each answer.
 
-    Speed is measured without traces; with --flips the methods that retrieve answer once more.
+    Speed is measured without traces; with --flips the methods that use a space answer once
+    more. Where --file says which example is meant, an answer is marked right if by ROUGE-L it
+    is at 0.5 or above to one of its verified answers, and nearer to it than to any wrong one;
+    all else is marked wrong, also a true answer in other words.
 
     \b
     Examples:
@@ -50,9 +67,12 @@ def compare(
     from trueline.comparison import compare as run
     from trueline.generation import generate
 
-    asked = _questions(questions, file)
+    given = _asked(questions, file)
+    asked = [one.question for one in given]
     names = [name.strip() for name in methods.split(",") if name.strip()]
-    session = asking.open(method_names() if names == ["all"] else names)
+    space = asking.read_space()
+    meant = _meant(given, space)
+    session = asking.open(method_names() if names == ["all"] else names, space)
     lm, decoders = session.lm, session.methods
     length = asking.max_new_tokens
     with progress_bars("answers") as progress:
@@ -60,28 +80,66 @@ def compare(
     traced: dict[str, list[Answer]] = {
         name: generate(lm, decoder, asked, max_new_tokens=length, trace=True)
         for name, decoder in decoders.items()
-        if flips and decoder.needs.context is not None
+        if flips and decoder.needs.space
     }
+    right = {name: _judged(run.answers, meant) for name, run in found.items()}
     if as_json:
-        print_json(_as_json(found, traced))
+        print_json(_as_json(found, traced, right))
     else:
-        _show(asked, found, traced)
+        _show(asked, found, traced, right)
 
 
-def _questions(given: tuple[str, ...], file: Path | None) -> list[str]:
+def _asked(given: tuple[str, ...], file: Path | None) -> list[AskedQuestion]:
+    from trueline.examples.asked import AskedQuestion, is_asked_file, read_asked
+
+    if file is not None and is_asked_file(file):
+        return [*map(AskedQuestion, given), *read_asked(file)]
     lines = [] if file is None else read_text(file, "--file").split("\n")
-    asked = [text.strip() for text in (*given, *lines) if text.strip()]
+    asked = [AskedQuestion(text.strip()) for text in (*given, *lines) if text.strip()]
     if not asked:
         raise SettingError("there is no question; give some as arguments or with --file")
     return asked
 
 
-def _as_json(found: dict[str, Compared], traced: dict[str, list[Answer]]) -> dict[str, Any]:
+def _meant(
+    asked: Sequence[AskedQuestion], space: GroundingSpace | None
+) -> list[Example | None]:
+    """The example that answers each question; an id that none has is refused."""
+    from trueline.examples import read_examples
+    from trueline.examples.asked import check_meant
+
+    if not any(one.id for one in asked):
+        return [None] * len(asked)
+    from trueline.evaluation.metrics import check_rouge
+
+    check_rouge()
+    examples = read_examples("facts") if space is None else space.examples
+    known = {example.id: example for example in examples}
+    check_meant(asked, known, "--file")
+    return [known[one.id] if one.id else None for one in asked]
+
+
+def _judged(answers: Sequence[Answer], meant: Sequence[Example | None]) -> list[bool | None]:
+    """Whether each answer is right; None where no example says what is."""
+    from trueline.evaluation.metrics import is_right
+
+    return [
+        None if one is None else is_right(answer.text, one.answers, one.wrong_answers)
+        for answer, one in zip(answers, meant, strict=True)
+    ]
+
+
+def _as_json(
+    found: Mapping[str, Compared],
+    traced: Mapping[str, list[Answer]],
+    right: Mapping[str, list[bool | None]],
+) -> dict[str, Any]:
     from dataclasses import asdict
 
     return {
         name: {
             "answers": [asdict(answer) for answer in traced.get(name, run.answers)],
+            "right": right[name],
             "seconds": round(run.seconds, 3),
             "tokens_per_second": round(run.tokens_per_second, 2),
             "changed": run.changed,
@@ -93,24 +151,45 @@ def _as_json(found: dict[str, Compared], traced: dict[str, list[Answer]]) -> dic
 
 
 def _show(
-    asked: list[str], found: dict[str, Compared], traced: dict[str, list[Answer]]
+    asked: Sequence[str],
+    found: Mapping[str, Compared],
+    traced: Mapping[str, list[Answer]],
+    right: Mapping[str, list[bool | None]],
 ) -> None:
-    """One block a question: its answers, and the tokens a method changed; then the sums."""
-    from trueline.cli.screen import print_answers, print_table
+    """One block a question: its answers, whether right, and their sources; then the sums."""
+    from trueline.cli.screen import ShownAnswer, print_answers, print_table, tell
     from trueline.explain.moves import moves
+    from trueline.explain.sources import source_lines
 
+    is_judged = any(verdict is not None for verdict in next(iter(right.values())))
     for place, question in enumerate(asked):
-        answers = {name: run.answers[place].text for name, run in found.items()}
-        notes = [
-            f"{name}, {line}"
-            for name, given in traced.items()
-            for line in moves(given[place].trace)
-        ]
-        print_answers(question, answers, notes)
-    print_table(
-        ["method", "tokens", "tokens/s", "changed", "first change at token", ""],
-        [_row(name, run) for name, run in found.items()],
-    )
+        shown = []
+        for name, run in found.items():
+            answer = run.answers[place]
+            changed = moves(traced[name][place].trace) if name in traced else []
+            mark = _mark(right[name][place]) if is_judged else ""
+            shown.append(ShownAnswer(name, mark, answer.text, source_lines(answer) + changed))
+        print_answers(question, shown)
+    head = ["method", "tokens", "tokens/s", "changed", "first change at token", ""]
+    rows = [_row(name, run) for name, run in found.items()]
+    if is_judged:
+        head.insert(1, "right")
+        for row in rows:
+            row.insert(1, _count(right[row[0]]))
+    print_table(head, rows)
+    if is_judged:
+        tell(_RULE)
+
+
+def _mark(verdict: bool | None) -> str:
+    if verdict is None:
+        return "not judged"
+    return "right" if verdict else "wrong"
+
+
+def _count(verdicts: Sequence[bool | None]) -> str:
+    judged = [verdict for verdict in verdicts if verdict is not None]
+    return f"{sum(judged)} of {len(judged)}"
 
 
 def _row(name: str, run: Compared) -> list[str]:

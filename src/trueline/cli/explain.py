@@ -20,6 +20,7 @@ from trueline.decoders import PLAIN, default_settings
 if TYPE_CHECKING:
     from trueline.decoders.base import Decoder
     from trueline.records import Answer
+    from trueline.space.space import GroundingSpace
 
 
 @click.command()
@@ -41,7 +42,9 @@ def explain(
     overwrite: bool,
     as_json: bool,
 ) -> None:
-    """Answer QUESTION and tell which examples moved which token, beside the greedy answer.
+    """Answer QUESTION and tell which examples speak and why, and which token they moved.
+
+    The greedy answer stands beside it.
 
     \b
     Examples:
@@ -50,6 +53,7 @@ def explain(
     """
     from trueline.cli.screen import print_json, show, show_line
     from trueline.explain import check_explanation_path
+    from trueline.explain.sources import coverage_lines
     from trueline.generation import generate
 
     if out is not None:
@@ -61,8 +65,7 @@ def explain(
     beside: Answer | None = None
     if method != PLAIN:
         beside = generate(lm, methods[PLAIN], question, max_new_tokens=length)
-    facts = {} if session.space is None else {"entries": session.space.info()["entries"]}
-    settings = {"model": lm.id, **facts, **_settings(methods[method])}
+    settings = {"model": lm.id, **_held(session.space), **_settings(methods[method])}
     explanation = answer.explain(beside, settings=settings)
     if out is not None:
         explanation.save(out)
@@ -72,10 +75,18 @@ def explain(
         show(explanation.text())
     else:
         told = explanation.summary
+        covered = f"; {lines[0]}" if (lines := coverage_lines(explanation)) else ""
         show_line(
             f"{out}: {told.tokens} tokens, {told.grounded} grounded, {told.flips} changed, "
-            f"{len(told.cited)} examples cited"
+            f"{len(told.cited)} examples cited{covered}"
         )
+
+
+def _held(space: GroundingSpace | None) -> dict[str, int]:
+    """How much the space holds."""
+    if space is None:
+        return {}
+    return {name: count for name, count in space.counts().items() if name != "wrong" and count}
 
 
 def _settings(decoder: Decoder) -> dict[str, Any]:
@@ -84,6 +95,6 @@ def _settings(decoder: Decoder) -> dict[str, Any]:
     return {
         name: value
         for name, value in decoder.settings().items()
-        if isinstance(value, int | float)
-        or (isinstance(value, str) and value != known.get(name))
+        if type(value) in (int, float)
+        or (isinstance(value, bool | str) and value != known.get(name))
     }

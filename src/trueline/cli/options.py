@@ -21,6 +21,7 @@ from trueline.visible import has_half_character, shown
 
 if TYPE_CHECKING:
     from trueline.session import Session
+    from trueline.space.space import GroundingSpace
 
 
 class FlagEnvvarOption(click.Option):
@@ -88,9 +89,8 @@ _WEIGHTS = (
 model_options = _all(
     click.option(
         "--model",
-        default=DEFAULT_MODEL,
-        show_default=True,
-        help="Alias, hub id, folder or .gguf file.",
+        help="What --context reads the answers with: alias, hub id, folder or .gguf file; "
+        f"{DEFAULT_MODEL} if left out.",
     ),
     *_WEIGHTS,
 )
@@ -116,6 +116,9 @@ class Asking:
     dtype: str
     device: str | None
     trust_remote_code: bool
+    strength: float | None
+    threshold: float | None
+    only_covered: bool
     alpha: float | None
     tau: float | None
     sets: tuple[str, ...]
@@ -123,13 +126,25 @@ class Asking:
 
     @property
     def settings(self) -> dict[str, object]:
-        """The settings that --set, --alpha and --tau give, by name."""
-        given = {"alpha": self.alpha, "tau": self.tau}
+        """The settings that --set and the options of a setting's name give, by name."""
+        given = {
+            "strength": self.strength,
+            "threshold": self.threshold,
+            "only_covered": self.only_covered or None,
+            "alpha": self.alpha,
+            "tau": self.tau,
+        }
         named = {name: value for name, value in given.items() if value is not None}
         return {**read_settings(self.sets), **named}
 
-    def open(self, names: Sequence[str]) -> Session:
-        """The model, the space and the methods of these names."""
+    def read_space(self) -> GroundingSpace | None:
+        """The space of --space, or None: the shipped facts'."""
+        from trueline.space.space import read_space
+
+        return None if self.space is None else read_space(self.space, embedder=self.embedder)
+
+    def open(self, names: Sequence[str], space: GroundingSpace | None = None) -> Session:
+        """The model, the space and the methods of these names; `space` is one that is open."""
         from trueline.records import GenerateOptions
 
         GenerateOptions(max_new_tokens=self.max_new_tokens)  # refused before anything is opened
@@ -139,11 +154,11 @@ class Asking:
             note("opening the model ...")
         from trueline.session import open_session  # takes a while: behind the line above
 
-        with progress_bar("building the space of the shipped facts", "entries") as progress:
+        with progress_bar("building the space of the shipped facts", "") as progress:
             return open_session(
                 names,
                 model=self.model,
-                space=self.space,
+                space=self.space if space is None else space,
                 embedder=self.embedder,
                 settings=self.settings,
                 dtype=self.dtype,
@@ -162,17 +177,26 @@ _ASKING = _all(
     click.option("--model", help="The model, if not the one the space names."),
     click.option("--embedder", help="The embedder, if not the one the space names."),
     *_WEIGHTS,
-    click.option("--alpha", type=float, help="Weight of what is retrieved, as --set alpha=..."),
     click.option(
-        "--tau", type=float, help="Neighbors count above this cosine, as --set tau=..."
+        "--strength", type=float, help="From 0, the plain model, to 1, the verified words."
     ),
+    click.option(
+        "--threshold",
+        type=float,
+        help="An example speaks above this probability of answering the question.",
+    ),
+    click.option(
+        "--only-covered", is_flag=True, help="Say so where no example answers, and no more."
+    ),
+    click.option("--alpha", type=float, help="RAD: weight of what is retrieved."),
+    click.option("--tau", type=float, help="RAD: neighbors count above this cosine."),
     click.option(
         "--set",
         "sets",
         cls=FlagEnvvarOption,
         multiple=True,
         metavar="NAME=VALUE",
-        help="Any setting of a method, such as k=5, or METHOD.k=5 for one of several.",
+        help="Any setting of a method, such as margin=3, or METHOD.k=5 for one of several.",
     ),
     click.option("--max-new-tokens", type=int, default=64, show_default=True),
 )

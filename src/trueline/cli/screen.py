@@ -14,7 +14,7 @@ import select
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from trueline.errors import OutputError
 from trueline.files import reason
@@ -23,6 +23,7 @@ from trueline.visible import visible, visible_json, visible_line
 if TYPE_CHECKING:
     from rich.console import Console
 
+_MARKS = {"right": "green", "wrong": "bold red", "not judged": "dim"}
 _SIDE_DIGITS = 4  # of the width or height of a terminal
 
 
@@ -43,6 +44,11 @@ def note(text: str) -> None:
         sys.stderr.flush()
     except OSError:  # nobody reads it, or its disk is full
         abandon(sys.stderr)
+
+
+def tell(text: str) -> None:
+    """What is not the answer itself: to whoever reads it, and not into a pipe."""
+    (show if sys.stdout.isatty() else note)(text)
 
 
 def show_answer(text: str) -> None:
@@ -87,16 +93,34 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     _console().print(table)
 
 
-def print_answers(question: str, answers: dict[str, str], notes: Sequence[str]) -> None:
+class ShownAnswer(NamedTuple):
+    """What a method answers."""
+
+    name: str
+    mark: str  # `right`, `wrong`, `not judged` or nothing
+    text: str
+    notes: Sequence[str]  # where it comes from
+
+
+def print_answers(question: str, answers: Sequence[ShownAnswer]) -> None:
     """A question, what each method answers, and notes below; wrapped and hung in a terminal."""
-    question, notes = visible_line(question), [visible_line(text) for text in notes]
-    answers = {
-        visible_line(name): visible_line(" ".join(text.split()))
-        for name, text in answers.items()
-    }
+    question = visible_line(question)
+    shown = [
+        ShownAnswer(
+            visible_line(one.name),
+            one.mark,
+            visible_line(" ".join(one.text.split())),
+            [visible_line(note) for note in one.notes],
+        )
+        for one in answers
+    ]
+    is_marked = any(one.mark for one in shown)
     if not sys.stdout.isatty():
-        lines = [question, *(f"  {name}\t{text}" for name, text in answers.items())]
-        _write("\n".join([*lines, *(f"    {text}" for text in notes)]) + "\n\n")
+        lines = [question]
+        for one in shown:
+            lines.append("\t".join([f"  {one.name}", *([one.mark] * is_marked), one.text]))
+            lines += [f"    {note}" for note in one.notes]
+        _write("\n".join(lines) + "\n\n")
         return
     from rich.padding import Padding
     from rich.table import Table
@@ -106,12 +130,15 @@ def print_answers(question: str, answers: dict[str, str], notes: Sequence[str]) 
     screen.print(Text(question, style="bold"))
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="cyan", no_wrap=True)
+    if is_marked:
+        table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for name, text in answers.items():
-        table.add_row(Text(name), Text(text))
+    for one in shown:
+        mark = [Text(one.mark, style=_MARKS.get(one.mark, ""))] if is_marked else []
+        table.add_row(Text(one.name), *mark, Text(one.text))
+        for note in one.notes:
+            table.add_row("", *([""] * is_marked), Text(note.strip(), style="dim"))
     screen.print(Padding(table, (0, 0, 0, 2)))
-    for text in notes:
-        screen.print(Padding(Text(text, style="dim"), (0, 0, 0, 4)))
     screen.print()
 
 
@@ -119,6 +146,8 @@ def print_facts(facts: dict[str, Any]) -> None:
     """One fact a line."""
     width = max(map(len, facts)) + 2
     for name, value in facts.items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{key.replace('_', ' ')} {one}" for key, one in value.items())
         shown = f"{value:,}" if type(value) is int else visible_line(str(value))
         _write(f"{visible_line(name).replace('_', ' '):<{width}}{shown}\n")
 

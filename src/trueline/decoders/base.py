@@ -14,7 +14,7 @@ from trueline.engines.base import Engine, States
 from trueline.errors import SettingError
 from trueline.inputs import ModelInput
 from trueline.prompts import Prompt
-from trueline.records import GenerateOptions
+from trueline.records import GenerateOptions, NearExample
 from trueline.settings import check_values, plain
 from trueline.votes import Votes
 
@@ -159,6 +159,13 @@ class Decoder:
 
     def is_covered(self, prepared: Any) -> bool | None:
         """Whether verified examples answer a request; None: the method does not go by that."""
+        return None
+
+    def near_examples(self, question: str) -> tuple[NearExample, ...] | None:
+        """The examples near to a question, and why they may speak or not, for explanations.
+
+        None: the method does not go by that.
+        """
         return None
 
     def layers(self, lm: Engine) -> Sequence[int]:

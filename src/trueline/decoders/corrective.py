@@ -18,8 +18,8 @@ from trueline.fusion import lift
 from trueline.inputs import ModelInput
 from trueline.prompts import Prompt, encode_onward
 from trueline.questions import find_question
-from trueline.records import Example, GenerateOptions
-from trueline.scope import Scoped, find_scope, in_scope, threshold_for
+from trueline.records import Example, GenerateOptions, NearExample
+from trueline.scope import Scoped, explained, find_scope, in_scope, threshold_for
 from trueline.settings import Between
 from trueline.space.space import GroundingSpace
 from trueline.turns import Wish, read_wish
@@ -80,6 +80,13 @@ class Corrective(Decoder):
     def near(self, question: str) -> list[Scoped]:
         """The same with all that is known of them."""
         return find_scope(self.space, question)
+
+    def near_examples(self, question: str) -> tuple[NearExample, ...]:
+        """The same as explanations show it."""
+        return tuple(
+            explained(self.space, one, self._least(one), self.is_heard(one))
+            for one in self.near(question)
+        )
 
     def is_heard(self, scoped: Scoped) -> bool:
         """Whether an example speaks."""

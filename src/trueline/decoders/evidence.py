@@ -71,6 +71,7 @@ class VoteEvidence:
                 similarity=voice.speaker.probability,
                 weight=weights[voice],
                 push=weights[voice] * moved,
+                nearness="probability",
             )
             for voice in best
         ]

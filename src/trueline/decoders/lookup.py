@@ -16,7 +16,7 @@ from trueline.decoders.corrective import (
 from trueline.engines.base import Engine
 from trueline.inputs import ModelInput
 from trueline.prompts import Prompt
-from trueline.records import Example, GenerateOptions
+from trueline.records import Example, GenerateOptions, NearExample
 from trueline.settings import Between
 from trueline.space.space import GroundingSpace
 from trueline.votes import Speaker
@@ -51,7 +51,7 @@ class Lookup(Decoder):
         question = question_of(self.space, lm, given)
         if question is None:
             return None
-        scope = Corrective(self.space, threshold=self.threshold)
+        scope = self._scope
         for best in scope.near(question)[:1]:
             if scope.is_heard(best):
                 printed = Example(
@@ -63,6 +63,14 @@ class Lookup(Decoder):
                 speaker = Speaker(printed, best.probability, best.odds)
                 return make_plan(self.space, lm, (speaker,), options.stop_ids, is_fixed=True)
         return None
+
+    @property
+    def _scope(self) -> Corrective:
+        return Corrective(self.space, threshold=self.threshold)
+
+    def near_examples(self, question: str) -> tuple[NearExample, ...]:
+        """The examples near to a question; the first one is printed if it may speak."""
+        return self._scope.near_examples(question)
 
     def is_covered(self, prepared: CorrectivePlan | None) -> bool:
         """Whether an example was in scope."""

@@ -16,6 +16,7 @@ from trueline.errors import SettingError, import_extra
 from trueline.evaluation.statistics import as_columns, average_ranks
 from trueline.explain.summary import entropy_quartiles
 
+_ALIKE = 0.5  # ROUGE-L from which on two texts say the same
 Score = Callable[[str, Sequence[str]], float]  # of an answer against references
 
 
@@ -62,6 +63,21 @@ def closer_to_truth(
     if not truthful or not wrong:
         return None
     return float(score(answer, truthful) > score(answer, wrong))
+
+
+def is_right(answer: str, truthful: Sequence[str], wrong: Sequence[str]) -> bool:
+    """Return whether the words of an answer are those of a truthful one, by ROUGE-L.
+
+    Right is an answer at 0.5 or above to a truthful one, and nearer to it than to any wrong
+    one. A true answer in other words is not found.
+    """
+    near = rouge_l(answer, truthful)
+    return near >= _ALIKE and (not wrong or near > rouge_l(answer, wrong))
+
+
+def check_rouge() -> None:
+    """Refuse to go on without the package that ROUGE needs."""
+    _rouge_scorer()
 
 
 @dataclass(frozen=True, slots=True)

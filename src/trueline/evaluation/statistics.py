@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
-from math import nan
+from math import nan, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ Floats = NDArray[np.float64]
 _BLOCK = 1_000_000  # numbers drawn at once: the steps of a whole run must not fill the memory
 _EQUAL = 1e-12  # what rounding may put between two equal means
 _ALL_ORDERS = 8  # up to so many values, every order is tried: 8! = 40,320
+_DEVIATIONS = 1.959964  # of a normal distribution that hold its middle 95 %
 _ALL_SWAPS = 12  # up to so many pairs that differ, every way to swap them: 2^12 = 4,096
 
 
@@ -78,6 +79,19 @@ def mean_interval(*factors: Sequence[float], draws: int = 2000, seed: int = 0) -
     drawn = _redrawn_means(columns, draws, seed).prod(axis=0)
     n = columns.shape[1]
     return Interval(*_summary(columns.mean(axis=1).prod() if n else nan, drawn), n)
+
+
+def share_interval(found: int, n: int) -> Interval:
+    """Return the share of n samples that something was found in, with Wilson's 95 % interval.
+
+    Unlike redrawing, it has a width where nothing or everything was found.
+    """
+    if not n:
+        return Interval(nan, nan, nan, 0)
+    share, square = found / n, _DEVIATIONS**2 / n
+    middle = (share + square / 2) / (1 + square)
+    half = _DEVIATIONS * sqrt(share * (1 - share) / n + square / n / 4) / (1 + square)
+    return Interval(share, max(0.0, middle - half), min(1.0, middle + half), n)
 
 
 def redrawn_interval(

@@ -22,7 +22,7 @@ from trueline.explain.summary import (
 )
 from trueline.explain.text import as_text
 from trueline.files import reason, replacing
-from trueline.records import TraceStep
+from trueline.records import NearExample, Source, TraceStep
 from trueline.visible import shown
 
 __all__ = ["Explanation", "OtherAnswer", "check_explanation_path", "explain"]
@@ -47,6 +47,12 @@ class Answered(Protocol):
     def prompt_tokens(self) -> int: ...
     @property
     def trace(self) -> tuple[TraceStep, ...] | None: ...
+    @property
+    def sources(self) -> tuple[Source, ...]: ...
+    @property
+    def is_covered(self) -> bool | None: ...
+    @property
+    def scope(self) -> tuple[NearExample, ...] | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +74,9 @@ class Explanation:
     finish: str
     prompt_tokens: int
     beside: OtherAnswer | None
+    is_covered: bool | None  # whether an example was in scope; None: the method has no scope
+    sources: tuple[Source, ...]  # the examples that spoke, the largest share first
+    scope: tuple[NearExample, ...] | None  # those near to the question, and why in or out
     summary: Summary
     steps: tuple[ExplainedStep, ...]
 
@@ -133,6 +142,9 @@ def explain(
         finish=answer.finish,
         prompt_tokens=answer.prompt_tokens,
         beside=other,
+        is_covered=answer.is_covered,
+        sources=answer.sources,
+        scope=answer.scope,
         summary=summarize(steps, divergence),
         steps=steps,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trueline.records import TraceStep
+from trueline.records import Neighbor, TraceStep
 
 
 def moves(trace: Sequence[TraceStep] | None) -> list[str]:
@@ -15,7 +15,13 @@ def moves(trace: Sequence[TraceStep] | None) -> list[str]:
             best = max(step.neighbors, key=lambda neighbor: neighbor.push)
             lines.append(
                 f"token {number}: {step.base[0].text!r} became {step.text!r}, moved by "
-                f"{best.example} ({best.question} cosine {best.similarity:.2f}, "
-                f"{best.push:+.2f}; {step.hits} hits)"
+                f"{best.example} ({best.question} {best.nearness} {best.similarity:.2f}, "
+                f"{best.push:+.2f}; {_heard(step.hits, best)})"
             )
     return lines
+
+
+def _heard(count: int, best: Neighbor) -> str:
+    """How many had a say: entries that were near, or answers that voted."""
+    one = "hit" if best.nearness == "cosine" else "vote"
+    return f"{count} {one}" if count == 1 else f"{count} {one}s"

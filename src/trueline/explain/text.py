@@ -7,7 +7,9 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 from unicodedata import category, combining, east_asian_width
 
+from trueline.explain.sources import coverage_lines, share_text
 from trueline.explain.summary import Cited, ExplainedStep, Quartile, Summary
+from trueline.records import NearExample, Signal
 from trueline.visible import visible_line as safe
 
 if TYPE_CHECKING:
@@ -16,16 +18,21 @@ if TYPE_CHECKING:
 WIDTH = 100
 _SIGNS = {"logits": "", "pushes": "", "floor": ">=", "part": "~"}
 _CITED = 5  # examples told in full
+_NEAR = 4  # examples whose scope is told
+_WHY = 2  # signals that are told for it, and against it
 
 
 def as_text(explanation: Explanation) -> str:
     """The answer, the other one beside it, the changed tokens and the examples cited."""
+    is_scoped = explanation.is_covered is not None
     blocks = (
         _wrapped("", explanation.question),
         _answers(explanation),
+        _sources(explanation),
+        _scope(explanation.scope or ()),
         _figures(explanation.summary),
         _changes(explanation.steps),
-        _cited(explanation.summary),
+        () if is_scoped else _cited(explanation.summary),  # the sources say it
     )
     return "\n\n".join("\n".join(lines) for block in blocks if (lines := list(block)))
 
@@ -46,6 +53,37 @@ def _answers(explanation: Explanation) -> Iterator[str]:
             f"{'':<{margin}}they part at token {split.token}: {_quoted(split.text, half)} "
             f"beside {_quoted(split.beside, half)}"
         )
+
+
+def _sources(explanation: Explanation) -> Iterator[str]:
+    """The examples that spoke, quoted; or that none did."""
+    yield from coverage_lines(explanation)
+    for one in explanation.sources:
+        spoke = f"{share_text(one.share)} of the tokens are from {one.example}"
+        yield from _wrapped("", f"{spoke}: {one.question}")
+        found = f" [{one.source}]" if one.source else ""
+        yield from _wrapped("  ", f'"{one.answer}"{found}')
+
+
+def _scope(near: Sequence[NearExample]) -> Iterator[str]:
+    """The examples near to the question; of those that count, what speaks for and against."""
+    if not near:
+        return
+    yield "how probably each near example answers the question, and above what it speaks"
+    first_out = next((one for one in near if not one.is_in_scope), None)
+    for one in near[:_NEAR]:
+        side = "in" if one.is_in_scope else "out"
+        figures = f"{one.probability:>6.2f}  {side:<3} above {one.threshold:.2f}  "
+        yield cut(f"{figures}{safe(one.example)}: {safe(one.question)}", WIDTH)
+        if one.is_in_scope or one is first_out:
+            yield from _signals("for", [s for s in one.signals if s.effect > 0])
+            yield from _signals("against", [s for s in one.signals if s.effect < 0])
+
+
+def _signals(side: str, signals: Sequence[Signal]) -> Iterator[str]:
+    if signals:
+        told = (f"{s.words} {s.value:.2f} ({s.effect:+.1f})" for s in signals[:_WHY])
+        yield from _wrapped(f"{'':8}{side:<9}", ", ".join(told))
 
 
 def _figures(summary: Summary) -> Iterator[str]:
@@ -75,7 +113,8 @@ def _changes(steps: Sequence[ExplainedStep]) -> Iterator[str]:
     for step in changed:
         best = max(step.neighbors, key=lambda neighbor: neighbor.push, default=None)
         by = (
-            f"{safe(best.example)} (cosine {best.similarity:.2f}, push {best.push:+z.2f})"
+            f"{safe(best.example)} ({best.nearness} {best.similarity:.2f}, "
+            f"push {best.push:+z.2f})"
             if best
             else "no example"
         )

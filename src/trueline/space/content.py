@@ -59,14 +59,15 @@ class Recipe:
 class Commit:
     """One line of a space's history."""
 
-    what: str  # build, add, remove, replace, merge or compact
+    what: str  # build, add, remove, replace, merge, compact or tune
     time: str  # UTC, ISO 8601
     changed: int  # examples it added, removed or replaced
     examples: int  # examples in the space afterwards
     entries: int  # RAD entries in the space afterwards
 
     def __str__(self) -> str:
-        return f"{self.what} of {self.changed} examples at {self.time}"
+        changed = f" of {self.changed} examples" if self.changed else ""
+        return f"{self.what}{changed} at {self.time}"
 
 
 def utc_now() -> datetime:
@@ -133,11 +134,18 @@ class Content:
         return {**found, "examples": len(self)}
 
     def edited(
-        self, what: str, parts: Iterable[Part], *, changed: int, time: datetime
+        self,
+        what: str,
+        parts: Iterable[Part],
+        *,
+        changed: int,
+        time: datetime,
+        tuned: Mapping[str, Any] | None = None,
     ) -> Content:
         """The content after an edit; a part with nothing left in it goes."""
         kept = tuple(part for part in parts if len(part))
-        made = Content(self.recipe, kept, self.commits, self.tuned)
+        settings = self.tuned if tuned is None else tuned
+        made = Content(self.recipe, kept, self.commits, settings)
         stamp = time.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         counts = made.counts()
         commit = Commit(what, stamp, changed, counts["examples"], counts["entries"])
@@ -176,6 +184,7 @@ class Content:
             "bytes_per_entry": round(size / max(1, stored)),
             "bytes_per_example": round(vectors / examples),
             "logits_would_be": 4 * recipe.vocabulary,
+            "tuned": dict(self.tuned) or None,
         }
 
     def check_model(self, lm: Engine) -> None:

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
+from math import isfinite
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any
@@ -34,7 +35,8 @@ _WORDS = {  # what a recipe of entries may say
     "dtype": ("float32", "float16"),
     "computed": ("float64", "float32", "bfloat16", "float16"),
 }
-_EDITS = ("build", "add", "remove", "replace", "merge", "compact")
+_EDITS = ("build", "add", "remove", "replace", "merge", "compact", "tune")
+_SHARES = ("threshold", "strength")  # what methods read of the tuned settings
 _ANEW = "; build it anew from its examples-*.jsonl with `trueline build`"
 _HASH = re.compile(r"[0-9a-f]{64}")
 
@@ -124,9 +126,7 @@ def parse(text: str) -> Manifest:
     if state != manifest_hash(content):
         raise ValueError("manifest.json was changed after it was written: its checksum differs")
     _check_fields(content, {*_SHARED, *_OTHERS}, "the manifest")
-    tuned = content["tuned"]
-    if not isinstance(tuned, dict) or any(isinstance(v, dict | list) for v in tuned.values()):
-        raise ValueError("tuned must be an object of plain values")
+    check_tuned(tuned := content["tuned"])
     return Manifest(
         _recipe(content),
         tuple(_segment(record) for record in _list(content["segments"], "segments")),
@@ -134,6 +134,22 @@ def parse(text: str) -> Manifest:
         tuned,
         state,
     )
+
+
+def check_tuned(tuned: Any) -> None:
+    """Refuse tuned settings that are no plain values, or that no method can go by."""
+    names = tuned if isinstance(tuned, dict) else {0: None}
+    if not all(type(name) is str and _is_plain(value) for name, value in names.items()):
+        raise ValueError("tuned must be an object of plain values")
+    for name in _SHARES:
+        value = tuned.get(name, 0)
+        if type(value) not in (int, float) or not 0 <= value <= 1:
+            raise ValueError(f"tuned {name} must lie in [0, 1], got {short(value)}")
+
+
+def _is_plain(value: Any) -> bool:
+    is_known = type(value) in (bool, int, float, str, type(None))
+    return is_known and (type(value) is not float or isfinite(value))
 
 
 def manifest_hash(content: dict[str, Any]) -> str:

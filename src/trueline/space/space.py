@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -14,6 +14,7 @@ import torch
 from trueline.embedders.base import Embedder
 from trueline.embedders.loading import load_embedder
 from trueline.engines.base import Engine
+from trueline.errors import SettingError
 from trueline.examples import read_examples
 from trueline.prompts import Prompt
 from trueline.records import Example, OnProgress
@@ -22,6 +23,7 @@ from trueline.space import edits
 from trueline.space.content import Commit, Content, utc_now
 from trueline.space.folder import clear, clear_others, working
 from trueline.space.making import check_lm, extension, plan_hash
+from trueline.space.manifest import check_tuned
 from trueline.space.opened import OpenContent
 from trueline.space.segment import Part
 from trueline.space.storage import (
@@ -144,6 +146,20 @@ class GroundingSpace(OpenContent):
             return self
         return self._commit("remove", edits.parts_without(self, named), len(named), None)
 
+    def tune(self, settings: Mapping[str, Any]) -> GroundingSpace:
+        """The space with these tuned settings and no others; none undo what was tuned.
+
+        Methods read `threshold` and `strength` where nobody sets them; other names are kept to
+        tell how the two were found.
+        """
+        try:
+            check_tuned(tuned := dict(settings))
+        except ValueError as error:
+            raise SettingError(str(error)) from error
+        if tuned == dict(self.tuned):
+            return self
+        return self._commit("tune", self.parts, 0, None, tuned)
+
     def compact(self) -> GroundingSpace:
         """The space as one segment: what was removed is gone from every byte of the folder."""
         if not edits.is_compact(self):
@@ -190,9 +206,14 @@ class GroundingSpace(OpenContent):
             clear(work)
 
     def _commit(
-        self, what: str, parts: Iterable[Part], changed: int, work: Path | None
+        self,
+        what: str,
+        parts: Iterable[Part],
+        changed: int,
+        work: Path | None,
+        tuned: Mapping[str, Any] | None = None,
     ) -> GroundingSpace:
-        content = self.edited(what, parts, changed=changed, time=self.now())
+        content = self.edited(what, parts, changed=changed, time=self.now(), tuned=tuned)
         if self.folder is None:
             return self._next(content, None)
         made = self._next(content, commit(content, self.folder, self._base, work))

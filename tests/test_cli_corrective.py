@@ -1,0 +1,264 @@
+"""Corrective decoding on the command line: sources, coverage, marks, explanations, tuning."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from conftest import EXAMPLES
+from test_cli import QUESTION, home, no_model, run  # noqa: F401  # home is a fixture
+
+import trueline as tl
+from trueline.decoders.corrective import UNKNOWN
+
+IN, OUT = ("--threshold", "0"), ("--threshold", "1")  # every near example speaks, or none
+FACT = EXAMPLES[1]  # the one that asks the question
+ONE = ("--space", "one.space", "--max-new-tokens", "12")
+NOT_COVERED = "not covered by your examples"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_space(home):  # noqa: F811
+    """A space of one example: a random embedder cannot tell several apart."""
+    from trueline.examples import to_lines
+
+    Path("one.jsonl").write_text("".join(to_lines([FACT])), "utf-8")
+    assert run("build", "one.jsonl", "--out", "one.space").code == 0
+
+
+@pytest.fixture
+def space(tmp_path):
+    """A space that may be changed."""
+    tl.open("answers.space").save(tmp_path / "own.space")
+    return str(tmp_path / "own.space")
+
+
+def test_ask_answers_with_a_verified_answer_and_names_it_beside():
+    ran = run("ask", "--space", "one.space", *IN, QUESTION)
+    assert ran.out.strip() in FACT.answers
+    share, quote = ran.err.strip().splitlines()[-2:]
+    assert share == f"100% from {FACT.id}: {FACT.question}"
+    assert quote == f'  "{ran.out.strip()}" [{FACT.source}]'
+
+
+def test_ask_says_where_nothing_covers_the_question_and_answers_as_the_model_does():
+    ran = run("ask", *ONE, *OUT, QUESTION)
+    assert ran.out == run("ask", *ONE, "--method", "greedy", QUESTION).out
+    assert ran.err.strip().endswith(NOT_COVERED)
+    assert NOT_COVERED not in run("ask", *ONE, "--method", "greedy", QUESTION).err
+
+
+def test_ask_tells_the_sources_as_json_too():
+    told = run("ask", *ONE, *IN, "--json", QUESTION).json
+    assert told["is_covered"] is True
+    assert told["sources"][0]["example"] == FACT.id
+    assert told["scope"][0]["is_in_scope"] is True
+    assert run("ask", *ONE, *OUT, "--json", QUESTION).json["is_covered"] is False
+
+
+def test_only_covered_says_that_it_does_not_know_and_cites_nobody():
+    options = ["--space", "one.space", "--only-covered"]
+    ran = run("ask", *options, *OUT, QUESTION)
+    assert ran.out == UNKNOWN + "\n"
+    assert ran.err.strip().endswith(NOT_COVERED)
+    told = run("ask", *options, *OUT, "--json", QUESTION).json
+    assert (told["is_covered"], told["sources"]) == (False, [])
+    assert run("ask", *options, *IN, QUESTION).out.strip() in FACT.answers
+
+
+def test_a_strength_of_zero_is_the_plain_model_and_says_that_nobody_spoke():
+    ran = run("ask", *ONE, *IN, "--strength", "0", QUESTION)
+    assert ran.out == run("ask", *ONE, "--method", "greedy", QUESTION).out
+    told = run("ask", *ONE, *IN, "--strength", "0", "--json", QUESTION).json
+    assert told["is_covered"]
+
+
+def test_chat_names_its_sources_shortly_and_explains_the_scope():
+    lines = [QUESTION, "/why", "/set threshold 1", QUESTION, "/plain"]
+    talk = run("chat", "--space", "one.space", *IN, stdin="\n".join(lines) + "\n")
+    assert talk.code == 0
+    assert f"(100% from {FACT.id} [{FACT.source}])" in talk.err
+    assert f"above 0.00  {FACT.id}: {FACT.question}" in talk.err
+    assert talk.err.count(f"  ({NOT_COVERED})") == 1  # /plain has no scope
+
+
+def test_compare_shows_sources_and_coverage_under_the_answer_of_the_method():
+    lines = run("compare", *ONE, *IN, QUESTION).out.splitlines()
+    place = next(n for n, line in enumerate(lines) if line.startswith("  corrective\t"))
+    assert lines[place + 1].startswith(f"    100% from {FACT.id}: ")
+    assert lines[place + 2].startswith('      "')
+    assert f"    {NOT_COVERED}" in run("compare", *ONE, *OUT, QUESTION).out.splitlines()
+
+
+def test_compare_names_the_example_behind_each_token_that_votes_changed():
+    settings = [*ONE, *IN, "--flips", QUESTION]
+    told = run("compare", *settings, "--json").json["corrective"]
+    flipped = [step for step in told["answers"][0]["trace"] if step["flipped"]]
+    assert flipped
+    notes = [line for line in run("compare", *settings).out.splitlines() if "moved by" in line]
+    assert len(notes) == len(flipped)
+    assert re.search(r" probability 0\.\d\d, [+-]\d+\.\d\d; \d votes?\)$", notes[0])
+
+
+@pytest.mark.parametrize("name", ["asked.jsonl", "asked.csv"])
+def test_compare_marks_answers_by_the_example_that_is_meant(name, tmp_path):
+    file = tmp_path / name
+    rows = [{"question": QUESTION, "id": FACT.id}, {"question": "Who?", "id": "none"}]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    if name.endswith("csv"):
+        text = "question,id\n" + "".join(f"{row['question']},{row['id']}\n" for row in rows)
+    file.write_text(text, "utf-8")
+    options = ["--space", "one.space", *IN, "--file", str(file)]
+    lines = run("compare", *options).out.splitlines()
+    assert any(line.startswith("  corrective\tright\t") for line in lines)
+    assert any(line.startswith("  greedy\twrong\t") for line in lines)
+    assert lines[lines.index("Who?") + 1].startswith("  greedy\tnot judged\t")
+    assert any(line.startswith("corrective\t1 of 1\t") for line in lines)
+    told = run("compare", *options, "--json").json
+    assert (told["corrective"]["right"], told["greedy"]["right"]) == (
+        [True, None],
+        [False, None],
+    )
+
+
+def test_compare_refuses_an_id_that_no_example_has(tmp_path, no_model):  # noqa: F811
+    file = tmp_path / "asked.jsonl"
+    file.write_text('{"question": "q", "id": "fact-22"}\n', "utf-8")
+    ran = run("compare", *ONE, "--file", str(file))
+    assert (ran.code, ran.out) == (1, "")
+    assert "no example has the id 'fact-22'" in ran.err
+    assert "'fact-2'" in ran.err
+
+
+def test_explain_tells_who_was_in_scope_and_why():
+    options = ["explain", "--space", "one.space", "--max-new-tokens", "24"]
+    told = run(*options, *IN, QUESTION).out
+    assert f"100% of the tokens are from {FACT.id}: {FACT.question}" in told
+    assert re.search(rf"^  [01]\.\d\d  in  above 0\.00  {FACT.id}: ", told, re.M)
+    assert re.search(r"^        for      .*cosine with its", told, re.M)
+    assert re.search(r"\(probability [01]\.\d\d, push", told)
+    out = run(*options, *OUT, QUESTION).out
+    assert f"\n{NOT_COVERED}\n" in out
+    assert re.search(rf"^  [01]\.\d\d  out above 1\.00  {FACT.id}: ", out, re.M)
+    assert max(len(line) for line in (told + out).splitlines()) <= 100
+
+
+def test_explain_writes_the_scope_as_json_and_says_that_a_page_is_not_covered(tmp_path):
+    told = run("explain", *ONE, *IN, "--json", QUESTION).json
+    assert told["is_covered"] is True
+    assert [*told["sources"][0]] == [
+        "example",
+        "question",
+        "answer",
+        "source",
+        "share",
+        "probability",
+    ]
+    first = told["scope"][0]
+    assert (first["example"], first["threshold"], first["is_in_scope"]) == (FACT.id, 0, True)
+    effects = [abs(signal["effect"]) for signal in first["signals"]]
+    assert effects == sorted(effects, reverse=True)
+    page = tmp_path / "why.html"
+    ran = run("explain", *ONE, *OUT, "--out", str(page), QUESTION)
+    assert ran.out.endswith(f"; {NOT_COVERED}\n")
+    assert run("explain", *ONE, "--method", "greedy", "--json", QUESTION).json["scope"] is None
+
+
+def test_tune_without_questions_keeps_a_threshold_and_undo_forgets_it(space, no_model):  # noqa: F811
+    ran = run("tune", space)
+    assert ran.code == 0, ran.err
+    assert f"{space}: threshold " in ran.out
+    assert f"{len(EXAMPLES)} examples: each one's question" in ran.out
+    assert "on the questions shipped with trueline" in ran.out
+    assert "strength     not fitted" in ran.out
+    tuned = tl.open(space).tuned
+    assert (tuned["fitted_to"], tuned["questions"]) == ("examples", len(EXAMPLES))
+    assert re.search(rf"^tuned +threshold {tuned['threshold']}", run("info", space).out, re.M)
+    assert run("info", space, "--json").json["tuned"] == tuned
+    assert [line["what"] for line in run("log", space, "--json").json] == ["build", "tune"]
+    assert run("verify", space).code == 0
+    assert run("tune", space, "--undo").out == f"{space}: as it was before it was tuned\n"
+    assert tl.open(space).tuned == {}
+    assert run("tune", space, "--undo").out == f"{space}: was not tuned\n"
+    assert [commit.what for commit in tl.open(space).history()] == ["build", "tune", "tune"]
+
+
+def test_tune_with_questions_tells_recall_and_false_scope(space, tmp_path, no_model):  # noqa: F811
+    file = tmp_path / "asked.jsonl"
+    rows = [{"question": one.question, "id": one.id} for one in EXAMPLES]
+    rows += [{"question": "Who won the cup?", "id": ""}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    told = run("tune", space, "--questions", str(file), "--json").json
+    assert (told["fitted_to"], told["questions"], told["none"]) == ("questions", 5, 1)
+    for share in (told["false_scope"], told["recall"]):
+        assert 0 <= share["low"] <= share["mean"] <= share["high"] <= 1
+    assert told["false_scope"]["mean"] <= 0.02
+    assert tl.open(space).tuned == told["tuned"]
+    text = run("tune", space, "--questions", str(file)).out
+    assert "5 questions, 1 of which no example answers" in text
+    assert "the right example speaks first" in text
+
+
+def test_a_tuned_threshold_decides_who_speaks(space):
+    tl.open(space).tune({"threshold": 1.0})
+    asked = ["ask", "--space", space, "--max-new-tokens", "12", QUESTION]
+    assert NOT_COVERED in run(*asked).err
+    tl.open(space).tune({"threshold": 0.0})
+    assert f"from {FACT.id}" in run(*asked).err
+
+
+BAD = {
+    "no file": (["--questions", "none.jsonl"], None, "none.jsonl cannot be read"),
+    "no table": (["--questions", "asked.txt"], "q\n", "ends in .jsonl"),
+    "no question": (
+        ["--questions", "a.jsonl"],
+        '{"id": "x"}',
+        "a.jsonl:1: question is missing",
+    ),
+    "no id": (["--questions", "a.jsonl"], '{"question": "q"}', "a.jsonl:1: id is missing"),
+    "id": (["--questions", "a.jsonl"], '{"question": "q", "id": [1]}', "id must be a text"),
+    "unknown": (["--questions", "a.jsonl"], '{"question": "q", "id": "x"}', "has the id 'x'"),
+    "empty": (["--questions", "a.jsonl"], "", "holds no questions"),
+    "no csv": (["--questions", "a.csv"], 'question,id\n"q', "a.csv:2: "),
+    "share": (["--false-scope", "2"], None, r"false_scope must lie in \[0, 1\]"),
+    "both": (["--undo", "--questions", "a.jsonl"], "", "--undo takes no --questions"),
+}
+
+
+@pytest.mark.parametrize(("args", "text", "reason"), BAD.values(), ids=BAD.keys())
+def test_what_cannot_be_tuned_by_is_one_error_and_changes_nothing(
+    args, text, reason, space, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    if text is not None:
+        Path(args[-1]).write_text(text, "utf-8")
+    ran = run("tune", space, *args)
+    assert (ran.code, ran.out) == (1, "")
+    assert re.search(f"Error: .*{reason}", ran.err, re.S)
+    assert len(tl.open(space).history()) == 1
+
+
+def test_tuning_a_space_that_changed_meanwhile_is_refused(space, monkeypatch):
+    from trueline import tuning
+
+    found = tuning.tune
+
+    def slow(opened, *given, **options):
+        tl.open(space).remove(["fact-4"])
+        return found(opened, *given, **options)
+
+    monkeypatch.setattr(tuning, "tune", slow)
+    ran = run("tune", space)
+    assert (ran.code, ran.out) == (1, "")
+    assert "another commit" in ran.err
+    assert tl.open(space).tuned == {}
+
+
+def test_the_demo_asks_what_the_shipped_facts_know():
+    from trueline.examples import read_examples
+    from trueline.examples.asked import check_meant, read_asked
+
+    asked = read_asked(Path(__file__).parent.parent / "examples" / "questions.jsonl")
+    check_meant(asked, {example.id for example in read_examples("facts")}, "the demo")
+    assert sum(bool(one.id) for one in asked) >= 5
+    assert sum(not one.id for one in asked) >= 4
