@@ -18,7 +18,7 @@ REAL = os.environ.get("TRUELINE_DATA")
 real_data = pytest.mark.skipif(
     not REAL, reason="TRUELINE_DATA names no folder of real benchmark files"
 )
-NAMED = [name for name in BENCHMARKS if name != "facts"]
+NAMED = [name for name in BENCHMARKS if not name.startswith(("facts", "covered"))]  # not shipped
 # One file of each benchmark, and the two of its columns that tests damage.
 FILES = {
     "truthfulqa/truthfulqa_v1": ("truthfulqa", "Best Answer"),
@@ -474,9 +474,28 @@ def test_a_missing_half_of_two_files_is_named(tmp_path):
     assert f"{tmp_path}/test.jsonl cannot be found; give a name, a file" in message
 
 
+def test_covered_questions_are_grounded_in_the_facts_they_mean():
+    read = read_benchmark("covered", ground=None)
+    assert (len(read.ground), len(read.test)) == (168, 204)
+    by_id = {example.id: example for example in read.ground}
+    first = read.test[0]
+    assert first.answers == by_id[first.id.rpartition("-")[0]].answers
+    assert len(read_benchmark("covered").ground) == 100
+    assert {first.id for first in read.test} <= {f"{id}-p{n}" for id in by_id for n in (1, 2, 3)}
+
+
+@pytest.mark.parametrize("regime", ["styled", "double", "mid-text"])
+def test_covered_questions_of_form_are_sixty(regime):
+    read = read_benchmark(f"covered-{regime}")
+    assert len(read.test) == 60
+    assert {sample.category for sample in read.test} == {regime}
+    answers = {len(sample.answers) for sample in read.test}
+    assert answers == ({4} if regime == "double" else {2})
+
+
 def test_an_unknown_name_is_refused_with_the_names():
     message = refusal("truthfullqa", SettingError)
-    assert "did you mean truthfulqa? the names are facts, truthfulqa, wikiqa, " in message
+    assert "did you mean truthfulqa? the names are facts, covered, covered-styled, " in message
 
 
 @pytest.mark.parametrize(
