@@ -18,7 +18,9 @@ REAL = os.environ.get("TRUELINE_DATA")
 real_data = pytest.mark.skipif(
     not REAL, reason="TRUELINE_DATA names no folder of real benchmark files"
 )
-NAMED = [name for name in BENCHMARKS if not name.startswith(("facts", "covered"))]  # not shipped
+NAMED = [
+    name for name in BENCHMARKS if not name.startswith(("facts", "covered"))
+]  # not shipped
 # One file of each benchmark, and the two of its columns that tests damage.
 FILES = {
     "truthfulqa/truthfulqa_v1": ("truthfulqa", "Best Answer"),
@@ -481,7 +483,9 @@ def test_covered_questions_are_grounded_in_the_facts_they_mean():
     first = read.test[0]
     assert first.answers == by_id[first.id.rpartition("-")[0]].answers
     assert len(read_benchmark("covered").ground) == 100
-    assert {first.id for first in read.test} <= {f"{id}-p{n}" for id in by_id for n in (1, 2, 3)}
+    assert {first.id for first in read.test} <= {
+        f"{id}-p{n}" for id in by_id for n in (1, 2, 3)
+    }
 
 
 @pytest.mark.parametrize("regime", ["styled", "double", "mid-text"])
