@@ -142,7 +142,7 @@ def test_what_is_in_the_space_is_what_is_said(smol, minilm, facts, asked, answer
     own = asked[:6]
     told = tl.generate(
         smol,
-        tl.Corrective(space),
+        tl.Corrective(space, threshold=0.5),  # this is about what is said, not about scope
         [question for question, _ in own],
         max_new_tokens=LENGTH,
         batch_size=8,
