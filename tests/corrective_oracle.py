@@ -214,7 +214,12 @@ class CorrectiveOracle:
 
 
 def verified_answers(scope, wish):
-    """Every truthful answer in scope; the short ones alone where there are any."""
+    """Every truthful answer in scope; the short ones alone where there are any.
+
+    Where more than one is to be told, no answer is framed or left out for its length.
+    """
+    if len({part for _, _, part in scope}) > 1 or wish.sentences > 1:
+        wish = Form(wish.sentences, wish.is_text, None, "", "", wish.is_upper)
     found = [
         Verified(number, log_odds, len(example.answers), part, _writings(text.strip(), wish))
         for number, (example, log_odds, part) in enumerate(scope)

@@ -65,7 +65,6 @@ _NAME_WANTED = re.compile(r"\b(?:[Aa]ddress|[Cc]all) me (?:as )?([A-Z]\w+(?: [A-
 _CAPITALS_WANTED = re.compile(
     r"\b(?:capital letters|all caps|(?:in|all|only) capitals(?! of)|upper ?case)\b", re.I
 )
-_YES_NO_WANTED = re.compile(r"\byes or (?:a )?no\b|\ba yes or a no\b", re.I)
 PARTICULAR = ("quantity", "time", "person", "place")  # what few answers happen to hold
 
 
@@ -95,7 +94,6 @@ class Wish:
     opening: str = ""  # what it is to begin with
     closing: str = ""  # what it is to end with
     is_upper: bool = False  # whether it is wanted in capital letters
-    is_yes_no: bool = False  # whether it is to begin with yes or no
 
 
 def read_turn(text: str) -> Turn:
@@ -147,7 +145,6 @@ def read_wish(text: str) -> Wish:
         opening=_quoted(_OPENING_WANTED, text) or (f"{name[1]}," if name else ""),
         closing=_quoted(_CLOSING_WANTED, text),
         is_upper=_CAPITALS_WANTED.search(text) is not None,
-        is_yes_no=_YES_NO_WANTED.search(text) is not None,
     )
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from math import exp, log
@@ -62,7 +62,6 @@ class Votes:
 
     tokens: dict[int, float]  # END or a token: its share of all votes
     shares: dict[int, dict[Voice, float]]  # the same by who votes
-    is_start: bool  # whether nothing but a beginning is voted for
 
     @property
     def candidates(self) -> tuple[int, ...]:
@@ -124,13 +123,19 @@ class Plan:
 
     @cached_property
     def voices(self) -> tuple[Voice, ...]:
-        """Every truthful answer in scope; only short ones where some are short enough."""
+        """Every truthful answer in scope; only short ones where some are short enough.
+
+        Where several are to be told, none is framed by opening and closing words.
+        """
+        parts, wish = {speaker.part for speaker in self.speakers}, self.wish
+        if len(parts) * wish.sentences > 1:
+            wish = replace(wish, opening="", closing="", words=None)
         found = [
-            Voice(speaker, answer.strip(), _writings(answer.strip(), self.wish))
+            Voice(speaker, answer.strip(), _writings(answer.strip(), wish))
             for speaker in self.speakers
             for answer in speaker.example.answers
         ]
-        most = self.wish.words
+        most = wish.words
         short = [one for one in found if most and len(one.writings[0].split()) <= most]
         return tuple(short or found)
 
@@ -294,4 +299,4 @@ def _count(found: Sequence[_Vote]) -> Votes:
             tokens[token] = tokens.get(token, 0.0) + share
             own = shares.setdefault(token, {})
             own[vote.voice] = own.get(vote.voice, 0.0) + share
-    return Votes(tokens, shares, all(vote.aligned == 1 for vote in found))
+    return Votes(tokens, shares)
