@@ -35,7 +35,7 @@ def home() -> Path:
     named = os.environ.get("TRUELINE_HOME") or user_cache_path("trueline")
     try:
         folder = Path(named).expanduser()
-        if folder.is_dir() or not folder.exists():
+        if not folder.exists() or folder.is_dir():  # in this order: somebody may make it now
             return folder
         why = "it is no folder"
     except (OSError, RuntimeError, ValueError) as error:  # nobody has it, or may look there
