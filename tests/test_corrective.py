@@ -274,6 +274,8 @@ WISHES = [
     Wish(),
     Wish(sentences=2),
     Wish(is_text=True, sentences=2),
+    Wish(is_text=True, sentences=2, is_counted=True),
+    Wish(is_text=True, sentences=3, is_counted=True),
     Wish(words=3),
     Wish(opening="Well,"),
     Wish(opening="So:", closing="Thanks!"),
@@ -282,7 +284,7 @@ WISHES = [
 
 
 def form_of(wish):
-    names = ("sentences", "is_text", "words", "opening", "closing", "is_upper")
+    names = ("sentences", "is_text", "is_counted", "words", "opening", "closing", "is_upper")
     return Form(**{name: getattr(wish, name) for name in names})
 
 
@@ -569,7 +571,8 @@ def test_a_form_that_is_asked_for_is_that_of_the_oracle(space, monkeypatch):
     forms = {
         'Are bats blind? Begin with "Well,".': Form(opening="Well,"),
         "Are bats blind? Write in capital letters.": Form(is_upper=True),
-        "Are bats blind? Use two sentences.": Form(sentences=2),
+        "Are bats blind? Use two sentences.": Form(sentences=2, is_counted=True),
+        "Write two sentences about blind bats.": Form(2, is_text=True, is_counted=True),
         "Write about bats and whether they are blind.": Form(sentences=2, is_text=True),
         "Are bats blind? Finish with 'So long!'": Form(closing="So long!"),
         "Are bats blind? In at most 4 words.": Form(words=4),
