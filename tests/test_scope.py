@@ -111,6 +111,7 @@ def test_a_text_asks_for_one_kind_of_thing(text, wanted):
         ("Write about bats.", Wish(sentences=2, is_text=True)),
         ("Please describe bats in three sentences.", Wish(3, True, is_text=True)),
         ("I teach. Write two sentences on bats.", Wish(2, True, is_text=True)),
+        ("Are bats blind? Write in capitals.", Wish(is_upper=True)),
         ("Are bats blind? Use 2 sentences.", Wish(sentences=2, is_counted=True)),
         ("In a few sentences, are bats blind?", Wish(sentences=3)),
         ("Are bats blind? Answer in at most 12 words.", Wish(words=12)),

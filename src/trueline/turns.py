@@ -116,9 +116,13 @@ def wants_text(text: str) -> bool:
 
 
 def _find_task(text: str) -> int | None:
-    """Where the first sentence begins that asks for a text; None: none does."""
+    """Where the first sentence begins that asks for a text; None: none does.
+
+    Behind a question, "write it in two lines" is about its form.
+    """
     starts = [0, *(match.end() for match in _SENTENCES.finditer(text))]
-    return next((start for start in starts if _TASK.match(text, start)), None)
+    ahead = (start for start in starts if "?" not in text[:start])
+    return next((start for start in ahead if _TASK.match(text, start)), None)
 
 
 def _clauses(sentence: str) -> list[str]:
