@@ -1,26 +1,35 @@
-"""Fit the weights of scope on the questions shipped for the grounding facts, and say how well.
+"""Fit the weights of scope on questions written for trueline, and say how well they do.
 
-    python benchmarks/fit_scope.py            writes src/trueline/scope.json
-    python benchmarks/fit_scope.py --check    only prints
+    python benchmarks/fit_scope.py              writes src/trueline/scope.json
+    python benchmarks/fit_scope.py --check      only prints
+    python benchmarks/fit_scope.py --careful    only the weights of the model's likelihoods
 
-Only the facts of ground.jsonl and their questions are read. What is printed is measured on facts
-that the weights were not fitted to: ten folds, split by fact. The facts of test.jsonl are left
-for benchmarks/covered.py, which reports on them.
+Examples with wrong answers (`full`) are judged by weights fitted to the grounding facts and their
+questions, examples without (`bare`) by weights fitted to the FAQs of faqs.jsonl. What is printed
+is measured on facts and FAQs that the weights were not fitted to: ten folds. The facts of
+test.jsonl and every fourth FAQ are left for benchmarks/covered.py, which reports on them.
 """
 
 import argparse
 import json
+import random
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import GroupKFold
 
+import trueline as tl
 from trueline.examples import read_examples
 from trueline.examples.shipped import ShippedQuestion, read_questions
-from trueline.scope import SIGNALS, ScopeModel, example_signals
+from trueline.likelihood import answer_likelihoods
+from trueline.records import Example
+from trueline.scope import SIGNALS, ScopeModel, example_signals, find_scope
 from trueline.space.build import build
 
 OUT = Path(__file__).parents[1] / "src" / "trueline" / "scope.json"
@@ -28,7 +37,11 @@ EMBEDDERS = ("all-minilm-l6-v2", "all-mpnet-base-v2")
 LIGHT = "light"  # the regime of a fact's own question and of light edits of it
 LIGHT_WEIGHT = 0.3  # of such a question: there are six for each fact
 GRID = [*(round(0.05 * n, 2) for n in range(20)), 0.98, 0.99, 0.995]  # thresholds measured
-FALSE_SCOPE = 0.04  # share of near misses that come into scope at the threshold
+FALSE_SCOPE = 0.04  # share of near misses that come into scope at the threshold of `full`
+TEXT_FALSE_SCOPE = 0.25  # the same where a text is wanted
+RECALL = 0.80  # share of the FAQs' paraphrases in scope at the threshold of `bare`
+FAQS = Path(__file__).parent / "faqs.jsonl"
+TESTED = 4  # every fourth FAQ is left for the report
 
 
 @dataclass(frozen=True)
@@ -38,6 +51,7 @@ class Pair:
     question: ShippedQuestion
     is_answer: bool
     signals: np.ndarray  # (texts of the turn, signals), the whole turn first
+    group: str  # the fact or the FAQ, which no fold parts
 
 
 def light_edits(fact):
@@ -58,7 +72,36 @@ def light_edits(fact):
     ]
 
 
-def pairs_of(space):
+def read_faqs(tested):
+    """The FAQs that are fitted to, or those that are reported on: examples and questions.
+
+    A question is (id, regime, text, the id it means or none).
+    """
+    lines = [json.loads(line) for line in FAQS.read_text("utf-8").splitlines()]
+    names = sorted({line["faq"] for line in lines})
+    found = {}
+    for name in names:
+        if (names.index(name) % TESTED == 0) != tested:
+            continue
+        examples, asked = [], []
+        for line in (line for line in lines if line["faq"] == name):
+            if line.get("kind") == "tasks":
+                continue
+            id = line["id"]
+            examples.append(Example(line["question"], line["answers"], id=id))
+            asked += [
+                (f"{id}-p{n}", "paraphrase", one["text"], id)
+                for n, one in enumerate(line["paraphrases"])
+            ]
+            asked += [
+                (f"{id}-n{n}", "near miss", text, None)
+                for n, text in enumerate(line["near_misses"])
+            ]
+        found[name] = (examples, asked)
+    return found
+
+
+def fact_pairs(facts, embedder):
     """Every shipped question about the grounding facts with the examples near to it.
 
     The facts' own questions and light edits of them are among them. Paraphrases avoid the words
@@ -68,9 +111,33 @@ def pairs_of(space):
     asked = [
         one for one in read_questions("ground") if one.regime in ("paraphrase", "near miss")
     ]
-    asked += [edit for fact in space.examples for edit in light_edits(fact)]
+    asked += [edit for fact in facts for edit in light_edits(fact)]
+    return pairs_of(facts, asked, embedder, lambda question: question.about[0])
+
+
+def faq_pairs(embedder):
+    """The same for every FAQ that is fitted to, each in a space of its own."""
+    pairs = []
+    for name, (examples, asked) in read_faqs(tested=False).items():
+        shipped = [
+            ShippedQuestion(id, regime, text, (means,) if means else (), (), "", {}, "")
+            for id, regime, text, means in asked
+        ]
+        shipped += [edit for example in examples for edit in light_edits(example)]
+        pairs += pairs_of(examples, shipped, embedder, lambda _: name)
+    return pairs
+
+
+def pairs_of(examples, asked, embedder, group):
+    """Questions with the examples near to them in one space."""
+    space = build(None, examples, embedder=embedder)
     return [
-        Pair(one, example.id in one.means, np.array([[*each.values()] for each in signals]))
+        Pair(
+            one,
+            example.id in one.means,
+            np.array([[*each.values()] for each in signals]),
+            group(one),
+        )
         for one in asked
         for example, signals in example_signals(space, one.question)
     ]
@@ -87,7 +154,7 @@ def fit(pairs, columns):
     weights = made.coef_[0] / deviation
     names = [[*SIGNALS][column] for column in columns]
     bias = float(made.intercept_[0] - weights @ mean)
-    return ScopeModel(bias, dict(zip(names, map(float, weights), strict=True)), 0.0)
+    return ScopeModel(bias, dict(zip(names, map(float, weights), strict=True)), 0.0, 0.0)
 
 
 def probability(model, pair):
@@ -98,7 +165,7 @@ def probability(model, pair):
 
 def out_of_fold(pairs, columns):
     """The probability of every pair by weights that never saw its fact."""
-    groups = [pair.question.about[0] for pair in pairs]
+    groups = [pair.group for pair in pairs]
     found = np.zeros(len(pairs))
     for train, test in GroupKFold(10).split(groups, groups=groups):
         model = fit([pairs[at] for at in train], columns)
@@ -131,14 +198,27 @@ def shares(pairs, best, right, threshold):
 
 
 def fitted(embedder, pairs, kind):
-    """The weights of one kind of examples, with their threshold, and how well they do."""
-    columns = [at for at, name in enumerate(SIGNALS) if kind == "full" or name != "wrong"]
-    best, right = best_of(pairs, out_of_fold(pairs, columns))
-    misses = {pair.question.id for pair in pairs if pair.question.regime == "near miss"}
-    near = sorted((best[id] for id in misses), reverse=True)
-    threshold = float(round(near[int(FALSE_SCOPE * len(near))], 3))
-    print(f"{embedder}, {kind}: threshold {threshold:.3f}")
-    for share in (0.01, 0.02, 0.03, FALSE_SCOPE, 0.05, 0.10):
+    """The weights of one kind of examples, with their thresholds, and how well they do.
+
+    With wrong answers beside them, near misses can be told and are kept out first. Without, they
+    can hardly be told, and a FAQ that is silent is worth less than one that also answers the
+    question beside: there paraphrases come first.
+    """
+    unused = ("own_question", "own_answers") if kind == "full" else ("wrong",)
+    columns = [at for at, name in enumerate(SIGNALS) if name not in unused]
+    found = out_of_fold(pairs, columns)
+    best, right = best_of(pairs, found)
+    near = sorted_best(pairs, best, "near miss")
+    if kind == "full":
+        threshold = near[int(FALSE_SCOPE * len(near))]
+        text_threshold = near[int(TEXT_FALSE_SCOPE * len(near))]
+    else:
+        asked = {pair.question.id for pair in pairs if pair.question.regime == "paraphrase"}
+        rights = sorted((p for id, p in right.items() if id in asked and p == best[id]))
+        threshold = rights[-int(RECALL * len(asked))] - 1e-3
+        text_threshold = threshold
+    print(f"{embedder}, {kind}: thresholds {threshold:.3f}, for a text {text_threshold:.3f}")
+    for share in (0.01, 0.02, 0.03, FALSE_SCOPE, 0.05, 0.10, 0.2, 0.3, 0.4, 0.5, 0.6):
         at = near[int(share * len(near))]
         false, true, light = shares(pairs, best, right, at)
         print(
@@ -151,7 +231,8 @@ def fitted(embedder, pairs, kind):
     return {
         "bias": model.bias,
         "weights": model.weights,
-        "threshold": threshold,
+        "threshold": float(round(threshold, 3)),
+        "text_threshold": float(round(text_threshold, 3)),
         "recall": round(recall, 3),
         "mean": dict(zip(model.weights, map(float, values.mean(0).round(4)), strict=True)),
         "measured": [
@@ -160,16 +241,111 @@ def fitted(embedder, pairs, kind):
     }
 
 
+def sorted_best(pairs, best, regime):
+    """The highest probabilities for the questions of a regime, falling."""
+    ids = {pair.question.id for pair in pairs if pair.question.regime == regime}
+    return sorted((best[id] for id in ids), reverse=True)
+
+
+def fit_embedder(embedder):
+    """The weights of both kinds."""
+    facts = read_examples("facts:ground")
+    return {
+        "full": fitted(embedder, fact_pairs(facts, embedder), "full"),
+        "bare": fitted(embedder, faq_pairs(embedder), "bare"),
+    }
+
+
+def fit_careful(made, model, facts, faqs, threads):
+    """The weights of the model's likelihoods, on some facts and FAQs drawn with seed 0.
+
+    Two thirds of them are fitted to; what is printed is measured on the rest.
+    """
+    torch.set_num_threads(threads)
+    lm = tl.load(model, dtype="bfloat16")
+    for kind in ("full", "bare"):
+        rows = careful_rows(lm, kind, facts, faqs)
+        rest = sorted({row[0] for row in rows})[::3]
+        train = [row for row in rows if row[0] not in rest]
+        scaled = LogisticRegression(C=10.0, max_iter=5_000)
+        scaled.fit([row[3] for row in train], [row[2] for row in train])
+        weights = dict(zip(("scope", "fit", "told"), map(float, scaled.coef_[0]), strict=True))
+        made[kind]["careful"] = {"bias": float(scaled.intercept_[0]), **weights}
+        print(f"careful, {kind}: {len(train)} pairs, {made[kind]['careful']}")
+        test = [row for row in rows if row[0] in rest]
+        for name, score in (
+            ("scope alone", [row[3][0] for row in test]),
+            ("careful", scaled.decision_function([row[3] for row in test])),
+        ):
+            print(f"  {name}: AUC {roc_auc_score([row[2] for row in test], score):.3f}")
+            misses = sorted(
+                (s for s, r in zip(score, test, strict=True) if r[1] == "near miss")
+            )
+            for share in (0.05, 0.2, 0.4):
+                at = misses[-1 - int(share * len(misses))]
+                hits = [s > at for s, r in zip(score, test, strict=True) if r[2]]
+                print(
+                    f"    near misses {share:.0%}: paraphrases {np.mean(hits):.1%} of {len(hits)}"
+                )
+
+
+def careful_rows(lm, kind, facts, faqs):
+    """(group, regime, whether it answers, (log-odds, fit, told)) of the first example each."""
+    if kind == "full":
+        ground = random.Random(0).sample(list(read_examples("facts:ground")), facts)
+        asked = [
+            (one.id, one.regime, one.question, (one.means or (None,))[0], one.about[0])
+            for one in read_questions("ground")
+            if one.regime in ("paraphrase", "near miss")
+            and one.about[0] in {fact.id for fact in ground}
+        ]
+        sets = [(read_examples("facts:ground"), asked)]
+    else:
+        found = read_faqs(tested=False)
+        names = random.Random(0).sample(sorted(found), faqs)
+        sets = [(found[name][0], [(*one, name) for one in found[name][1]]) for name in names]
+    rows = []
+    for examples, questions in sets:
+        space = build(None, examples)
+        for at, (_, regime, text, means, group) in enumerate(questions):
+            best = find_scope(space, text)[0]
+            likelihood = answer_likelihoods(lm, space, [(best.text, best.example)])[0]
+            rows.append(
+                (
+                    group,
+                    regime,
+                    best.example.id == means,
+                    (best.odds, *likelihood.signals.values()),
+                )
+            )
+            if at % 20 == 0:
+                print(f"{kind}: {at} of {len(questions)}", file=sys.stderr, flush=True)
+    return rows
+
+
 def main():
     """Fit for every embedder asked for."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--careful", action="store_true")
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--facts", type=int, default=30)
+    parser.add_argument("--faqs", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--embedders", nargs="+", default=EMBEDDERS)
     given = parser.parse_args()
     made = json.loads(OUT.read_text("utf-8")) if OUT.exists() else {}
-    for embedder in given.embedders:
-        pairs = pairs_of(build(None, read_examples("facts:ground"), embedder=embedder))
-        made[embedder] = {kind: fitted(embedder, pairs, kind) for kind in ("full", "bare")}
+    if given.careful:
+        fit_careful(made[EMBEDDERS[0]], given.model, given.facts, given.faqs, given.threads)
+    else:
+        for embedder in given.embedders:
+            old = made.get(embedder, {})
+            made[embedder] = fit_embedder(embedder)
+            for kind, one in made[embedder].items():
+                one["careful"] = old.get(kind, {}).get("careful", {})
+    for one in made.values():  # the likelihoods are the model's, whatever the embedder
+        for kind in one:
+            one[kind]["careful"] = made[EMBEDDERS[0]][kind]["careful"]
     if not given.check:
         text = json.dumps(made, indent=1)
         flat = re.compile(r"\[\s+([\d.]+),\s+([\d.]+),\s+([\d.]+)\s+\]")  # a row on one line

@@ -9,7 +9,7 @@ Scope is given: a list of (example, log-odds, part).
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -22,6 +22,7 @@ class Form:
 
     sentences: int = 1
     is_text: bool = False
+    is_counted: bool = False
     words: int | None = None
     opening: str = ""
     closing: str = ""
@@ -79,7 +80,8 @@ class CorrectiveOracle:
             found = self._begun(answer, said, places, left[answer.part] > 0)
             if found:
                 voters.append((answer, *found))
-        if all(count <= 0 for count in left.values()) and not wish.is_text:
+        may_end = not wish.is_text or (wish.is_counted and len(told) >= wish.sentences)
+        if all(count <= 0 for count in left.values()) and may_end:
             for answer, (end, writing) in told.items():
                 if end == len(said):
                     blanks = _blanks(said[: end - len(writing.encode())].rstrip(b" "))
@@ -219,7 +221,7 @@ def verified_answers(scope, wish):
     Where more than one is to be told, no answer is framed or left out for its length.
     """
     if len({part for _, _, part in scope}) > 1 or wish.sentences > 1:
-        wish = Form(wish.sentences, wish.is_text, None, "", "", wish.is_upper)
+        wish = replace(wish, words=None, opening="", closing="")
     found = [
         Verified(number, log_odds, len(example.answers), part, _writings(text.strip(), wish))
         for number, (example, log_odds, part) in enumerate(scope)

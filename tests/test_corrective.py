@@ -274,6 +274,8 @@ WISHES = [
     Wish(),
     Wish(sentences=2),
     Wish(is_text=True, sentences=2),
+    Wish(is_text=True, sentences=2, is_counted=True),
+    Wish(is_text=True, sentences=3, is_counted=True),
     Wish(words=3),
     Wish(opening="Well,"),
     Wish(opening="So:", closing="Thanks!"),
@@ -282,7 +284,7 @@ WISHES = [
 
 
 def form_of(wish):
-    names = ("sentences", "is_text", "words", "opening", "closing", "is_upper")
+    names = ("sentences", "is_text", "is_counted", "words", "opening", "closing", "is_upper")
     return Form(**{name: getattr(wish, name) for name in names})
 
 
@@ -569,7 +571,8 @@ def test_a_form_that_is_asked_for_is_that_of_the_oracle(space, monkeypatch):
     forms = {
         'Are bats blind? Begin with "Well,".': Form(opening="Well,"),
         "Are bats blind? Write in capital letters.": Form(is_upper=True),
-        "Are bats blind? Use two sentences.": Form(sentences=2),
+        "Are bats blind? Use two sentences.": Form(sentences=2, is_counted=True),
+        "Write two sentences about blind bats.": Form(2, is_text=True, is_counted=True),
         "Write about bats and whether they are blind.": Form(sentences=2, is_text=True),
         "Are bats blind? Finish with 'So long!'": Form(closing="So long!"),
         "Are bats blind? In at most 4 words.": Form(words=4),
@@ -581,11 +584,11 @@ def test_a_form_that_is_asked_for_is_that_of_the_oracle(space, monkeypatch):
     for (question, wish), answer in zip(forms.items(), answers):
         prompt = prompt_of(lm, question)
         assert slow(lm).picks(prompt, answer.token_ids, scope, wish=wish) == answer.token_ids
-    well, upper, two, text, closing, short = (answer.text.strip() for answer in answers)
+    well, upper, two, both, text, closing, short = (answer.text.strip() for answer in answers)
     inside = [one[:1].lower() + one[1:] for one in BATS.answers]
     assert well in [f"Well, {one}" for one in [*BATS.answers, *inside]]
     assert upper in [one.upper() for one in BATS.answers]
-    assert two in [" ".join(BATS.answers), " ".join(BATS.answers[::-1])]
+    assert {two, both} <= {" ".join(BATS.answers), " ".join(BATS.answers[::-1])}
     assert text.startswith((" ".join(BATS.answers), " ".join(BATS.answers[::-1])))
     assert closing in [f"{one} So long!" for one in BATS.answers]
     assert short == "Bats are not blind."

@@ -57,7 +57,12 @@ def asked(space, facts):
     heard = [
         (question, fact)
         for question, fact in found[:24]
-        if fact.id in [one.example.id for one in method.near(question) if method.is_heard(one)]
+        if fact.id
+        in [
+            one.example.id
+            for one in method.near(smol, question)
+            if method.is_heard(one, question)
+        ]
     ]
     assert len(heard) >= 4
     return [*((fact.question, fact) for fact in own), *heard[:4]]
@@ -75,10 +80,12 @@ def test_every_fact_is_in_scope_of_its_own_question(space, facts):
     method = tl.Corrective(space)
     careless = 0
     for fact in facts:
-        best = method.near(fact.question)[0]
-        assert (best.example.id, method.is_heard(best)) == (fact.id, True), fact.question
-        best = method.near(fact.question.lower().rstrip("?"))[0]
-        careless += best.example.id == fact.id and method.is_heard(best)
+        best = method.near(smol, fact.question)[0]
+        assert (best.example.id, method.is_heard(best, fact.question)) == (fact.id, True), (
+            fact.question
+        )
+        best = method.near(smol, fact.question.lower().rstrip("?"))[0]
+        careless += best.example.id == fact.id and method.is_heard(best, fact.question)
     assert careless >= 0.95 * len(facts)
 
 

@@ -8,6 +8,7 @@ import tiny
 import torch
 
 import trueline as tl
+from trueline.likelihood import NO_QUESTION, answer_likelihoods
 from trueline.prompts import Prompt
 from trueline.questions import find_question
 from trueline.records import Example
@@ -108,8 +109,10 @@ def test_a_text_asks_for_one_kind_of_thing(text, wanted):
         ("What are the capitals of Europe?", Wish()),
         ("What is spoken in capitals of Asia?", Wish()),
         ("Write about bats.", Wish(sentences=2, is_text=True)),
-        ("Please describe bats in three sentences.", Wish(sentences=3, is_text=True)),
-        ("Are bats blind? Use 2 sentences.", Wish(sentences=2)),
+        ("Please describe bats in three sentences.", Wish(3, True, is_text=True)),
+        ("I teach. Write two sentences on bats.", Wish(2, True, is_text=True)),
+        ("Are bats blind? Write in capitals.", Wish(is_upper=True)),
+        ("Are bats blind? Use 2 sentences.", Wish(sentences=2, is_counted=True)),
         ("In a few sentences, are bats blind?", Wish(sentences=3)),
         ("Are bats blind? Answer in at most 12 words.", Wish(words=12)),
         ("Begin with 'Well,'. Are bats blind?", Wish(opening="Well,")),
@@ -179,6 +182,9 @@ def test_signals_are_cosines_shares_of_words_and_kinds(one_hot):
             "other_kind": 0.0,
             "yes_no": 1.0,
             "its_yes_no": 1.0,
+            # Taken off: a quarter of the mean of (bats, blind) and (bats).
+            "own_question": 0.2755,  # of (.494, -.088, .707) and (.494, .619, 0)
+            "own_answers": 0.5773,  # of the same and (.787, -.088, 0)
         },
         abs=1e-3,
     )
@@ -239,9 +245,12 @@ def test_what_no_part_brings_in_answers_the_part_of_the_first():
 def test_a_threshold_is_exceeded_and_not_met(one_hot):
     space = tl.build(None, [BATS], embedder=CountingEmbedder())
     (found,) = find_scope(space, "Are bats gold?")
-    assert tl.Corrective(space, threshold=found.probability).is_heard(found) is False
+    assert (
+        tl.Corrective(space, threshold=found.probability).is_heard(found, "Are bats gold?")
+        is False
+    )
     below = tl.Corrective(space, threshold=max(0.0, found.probability - 1e-9))
-    assert below.is_heard(found) is True
+    assert below.is_heard(found, "Are bats gold?") is True
 
 
 # Scope and edits of a space.
@@ -270,13 +279,16 @@ def test_a_removed_example_is_never_in_scope(embedder):
     space = tl.build(None, facts(), embedder=embedder)
     for gone in ("fact-2", "more-3"):
         without = space.remove([gone])
+        rest = [one for one in facts() if one.id != gone]
+        anew = tl.build(None, rest, embedder=embedder)
         for question in [*ASKED, *(one.question for one in facts())]:
             found = seen(without, question)
             assert gone not in [id for id, _, _ in found]
-            kept = [one for one in seen(space, question) if one[0] != gone]
-            ours = {id: (probability, part) for id, probability, part in found}
-            for id, probability, part in kept:  # the others are judged as before
-                assert ours[id] == (probability, part)
+            # The others are judged as if it had never been there; what all share has changed.
+            ours, theirs = (
+                {id: p for id, p, _ in one} for one in (found, seen(anew, question))
+            )
+            assert ours == pytest.approx(theirs, rel=0.01)
 
 
 def test_merged_grown_and_compacted_spaces_give_the_scope_of_one_that_was_built(
@@ -394,3 +406,66 @@ def test_where_there_is_no_question_none_is_found(text, chat):
 def test_a_prompt_without_a_question_in_it_asks_nothing(chat):
     tokenizer = tiny.tokenizer(chat)
     assert find_question(Prompt(), tokenizer, Prompt().encode("  ", tokenizer)) is None
+
+
+# The model's own likelihoods.
+
+
+def test_likelihoods_are_log_probabilities_of_whole_passes(lm):
+    space = tl.build(None, [BATS, GOLD], embedder=CountingEmbedder())
+    (found,) = answer_likelihoods(lm, space, [("Are bats gold?", BATS)])
+    for name, question in (
+        ("asked", "Are bats gold?"),
+        ("own", BATS.question),
+        ("none", NO_QUESTION),
+    ):
+        prompt = space.prompt.encode(question, lm.tokenizer)
+        answer = space.prompt.encode_answer(question, BATS.answers[0], lm.tokenizer)
+        logits = lm.model(torch.tensor([prompt + answer])).logits[0].detach().double()
+        probs = logits[len(prompt) - 1 : -1].log_softmax(-1)
+        wanted = sum(probs[at, token] for at, token in enumerate(answer)) / len(answer)
+        assert getattr(found, name) == pytest.approx(float(wanted), abs=1e-4)
+
+
+def test_careful_scope_adds_the_likelihoods_to_the_log_odds(lm, monkeypatch):
+    space = tl.build(None, [BATS, GOLD], embedder=CountingEmbedder())
+    weights = {"bias": 0.5, "scope": 1.0, "fit": 2.0, "told": 3.0}
+    monkeypatch.setattr("trueline.likelihood._weights", lambda *_: weights)
+    question = "Are bats gold?"
+    plain = {one.example.id: one for one in tl.Corrective(space).near(lm, question)}
+    careful = {
+        one.example.id: one for one in tl.Corrective(space, careful=True).near(lm, question)
+    }
+    assert careful.keys() == plain.keys()
+    read = [one for one in plain.values() if one.probability > 0.01]
+    assert read
+    for one in read:
+        (own,) = answer_likelihoods(lm, space, [(one.text, one.example)])
+        logit = 0.5 + one.odds + 2 * (own.asked - own.own) + 3 * (own.asked - own.none)
+        wanted = 1 / (1 + math.exp(-logit))
+        assert careful[one.example.id].probability == pytest.approx(wanted, rel=1e-4)
+
+
+def test_what_is_an_examples_own_is_read_once(lm, monkeypatch):
+    space = tl.build(None, [BATS, GOLD], embedder=CountingEmbedder())
+    answer_likelihoods(lm, space, [("Are bats gold?", BATS)])
+    read = []
+    monkeypatch.setattr(
+        "trueline.likelihood.mean_log_probs",
+        lambda lm, prompt, pairs: [read.append(pair) or -1.0 for pair in pairs],
+    )
+    answer_likelihoods(lm, space, [("Do bats rust?", BATS)])
+    assert read == [("Do bats rust?", BATS.answers[0])]
+
+
+def test_a_text_is_opened_to_more_examples_than_an_answer():
+    space = tl.build(None, [BATS], embedder=CountingEmbedder())
+    model = models_for("counting")["full"]
+    assert threshold_for(space, BATS, "Are bats blind?") == model.threshold
+    text = threshold_for(space, BATS, "Please write a note on blind bats.")
+    assert text == model.text_threshold < model.threshold
+    tuned = space.tune({"threshold": 0.05})
+    assert threshold_for(tuned, BATS, "Please write a note on blind bats.") == 0.05
+    method = tl.Corrective(space, threshold=0.9)
+    (found,) = method.near(None, "Please write a note on blind bats.")
+    assert method.least(found, "Please write a note on blind bats.") == 0.9

@@ -22,7 +22,7 @@ def space(embedder):
 @pytest.fixture(autouse=True)
 def fitted(monkeypatch):
     """Weights whose threshold no other fit changes."""
-    model = ScopeModel(0.0, {}, FITTED)
+    model = ScopeModel(0.0, {}, FITTED, FITTED)
     monkeypatch.setattr(tuning, "model_for", lambda space, example: model)
 
 
@@ -63,7 +63,7 @@ def test_the_recall_of_the_shipped_questions_is_that_of_the_next_measured_thresh
     space, monkeypatch
 ):
     rows = (MeasuredScope(0.6, 0.1, 0.9), MeasuredScope(0.7, 0.02, 0.8))
-    model = ScopeModel(0.0, {}, 0.65, measured=rows)
+    model = ScopeModel(0.0, {}, 0.65, 0.65, measured=rows)
     monkeypatch.setattr(tuning, "scope_models", lambda: {space.recipe.embedder: {}})
     assert tuning._shipped_recall(space, model, 0.65) == 0.8
     assert tuning._shipped_recall(space, model, 0.71) is None

@@ -11,7 +11,7 @@ from trueline.engines.base import Engine
 from trueline.errors import SettingError
 from trueline.inputs import FilledPrompt, ModelInput, TokenContext
 from trueline.prompts import check_question
-from trueline.records import GenerateOptions
+from trueline.records import GenerateOptions, NearExample
 from trueline.visible import shown
 
 
@@ -27,6 +27,7 @@ class Request:
     room: int  # how many tokens the answer may have
     index: int = 0  # among the requests of one call, which its draws go by
     prepared: Any = None  # what the method worked out once for it
+    near: tuple[NearExample, ...] | None = None  # the examples near to it, if it is traced
 
     @property
     def question(self) -> str | None:
@@ -67,7 +68,9 @@ def make_request(
         )
     hashes = tuple(one.hash for one in inputs)
     prepared = method.prepare(lm, given, options)
-    return Request(method, given, contexts, hashes, options, room, index, prepared)
+    is_explained = options.trace and given.question is not None
+    near = method.near_examples(lm, given.question or "") if is_explained else None
+    return Request(method, given, contexts, hashes, options, room, index, prepared, near)
 
 
 def check_method(method: object, lm: Engine) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from trueline.engines.base import Engine
-from trueline.records import Answer, Finish, NearExample, Source, TraceStep
+from trueline.records import Answer, Finish, Source, TraceStep
 from trueline.requests import Request
 from trueline.votes import END, Speaker, Voice, Votes
 
@@ -90,16 +90,10 @@ class Row:
             trace=tuple(self.steps) if request.options.trace else None,
             sources=self.sources(),
             is_covered=request.method.is_covered(request.prepared),
-            scope=self._scope(),
+            scope=request.near,
             seconds=self.ended_at - self.submitted,
             first_token_seconds=self.first_token_at - self.submitted,
         )
-
-    def _scope(self) -> tuple[NearExample, ...] | None:
-        request = self.request
-        if not request.options.trace or request.question is None:
-            return None
-        return request.method.near_examples(request.question)
 
 
 def end_row(row: Row, lm: Engine) -> None:

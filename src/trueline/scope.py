@@ -24,7 +24,7 @@ import torch
 
 from trueline.embedders.words import Words, words_of
 from trueline.records import Example, NearExample, Signal
-from trueline.turns import PARTICULAR, Asked, asked_for, read_turn
+from trueline.turns import PARTICULAR, Asked, asked_for, read_turn, wants_text
 
 if TYPE_CHECKING:
     from trueline.space.space import GroundingSpace
@@ -43,6 +43,8 @@ SIGNALS = {
     "other_kind": "whether a number, time, person or place is asked for, and not by it",
     "yes_no": "whether a yes or no is asked for",
     "its_yes_no": "whether its question asks for a yes or no",
+    "own_question": "cosine with its question, what the space's texts share taken off",
+    "own_answers": "cosine with its truthful answers, the same taken off",
 }
 _NEAREST = 6  # examples whose signals are read, for each text that may be a question
 _DEFAULT = "all-minilm-l6-v2"  # whose weights another embedder is given
@@ -64,10 +66,12 @@ class ScopeModel:
     bias: float
     weights: Mapping[str, float]
     threshold: float  # above it, an example speaks
+    text_threshold: float  # the same where a text is wanted: a fact on its topic does no harm
     # The mean of each signal over the near examples it was fitted to.
     mean: Mapping[str, float] = field(default_factory=dict)
     # What was found on facts it was not fitted to, at rising thresholds.
     measured: tuple[MeasuredScope, ...] = ()
+    careful: Mapping[str, float] = field(default_factory=dict)  # see `likelihood`
 
     def probability(self, signals: Mapping[str, float]) -> float:
         """The probability that an example with these signals answers the question."""
@@ -115,8 +119,10 @@ def scope_models() -> Mapping[str, Mapping[str, ScopeModel]]:
                 given["bias"],
                 given["weights"],
                 given["threshold"],
+                given["text_threshold"],
                 given.get("mean", {}),
                 tuple(MeasuredScope(*row) for row in given.get("measured", [])),
+                given.get("careful", {}),
             )
             for kind, given in fitted.items()
         }
@@ -130,11 +136,14 @@ def models_for(embedder: str) -> Mapping[str, ScopeModel]:
     return known.get(embedder, known[_DEFAULT])
 
 
-def threshold_for(space: GroundingSpace, example: Example) -> float:
-    """The probability above which an example speaks: tuned to the space, or the fitted one."""
-    if (tuned := space.tuned.get("threshold")) is not None:
-        return float(tuned)
-    return model_for(space, example).threshold
+def threshold_for(space: GroundingSpace, example: Example, question: str = "") -> float:
+    """The probability above which an example speaks: tuned to the space, or the fitted one.
+
+    It is lower where the question wants a text to be written.
+    """
+    model = model_for(space, example)
+    threshold = float(space.tuned.get("threshold", model.threshold))
+    return min(threshold, model.text_threshold) if wants_text(question) else threshold
 
 
 def model_for(space: GroundingSpace, example: Example) -> ScopeModel:
@@ -235,8 +244,12 @@ def _signals(space: GroundingSpace, number: int, asked: _Texts) -> list[dict[str
     """The signals of one example for each of some texts."""
     theirs, own = _example_words(space, number), space.example_vectors(number)
     cosines = (asked.vectors @ own.T).tolist()  # (texts, 3)
+    shared = space.shared_vector()
+    apart = _cosines(asked.vectors - shared, own[:2] - shared)  # (texts, 2)
     found = []
-    for near, ours, kind in zip(cosines, asked.words, asked.kinds, strict=True):
+    for near, particular, ours, kind in zip(
+        cosines, apart, asked.words, asked.kinds, strict=True
+    ):
         covered = ours.coverage(theirs.all)
         asked_there = ours.coverage(theirs.question.vectors)
         back = theirs.question.coverage(ours.vectors)
@@ -253,8 +266,18 @@ def _signals(space: GroundingSpace, number: int, asked: _Texts) -> list[dict[str
             kind in PARTICULAR and kind != theirs.kind,
             kind == "yes or no",
             theirs.kind == "yes or no",
+            *particular,
         )
         found.append(dict(zip(SIGNALS, map(float, values), strict=True)))
+    return found
+
+
+def _cosines(vectors: torch.Tensor, others: torch.Tensor) -> list[list[float]]:
+    """The cosine of each vector (n, dimension) with each of some others."""
+    found: list[list[float]] = (
+        torch.nn.functional.normalize(vectors, dim=1)
+        @ torch.nn.functional.normalize(others, dim=1).T
+    ).tolist()
     return found
 
 

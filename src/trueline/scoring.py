@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from trueline.decoders.base import Decoder, Rows, Step
-from trueline.engines.base import Engine, States, states_behind
+from trueline.engines.base import Engine, States, read_continuations
 from trueline.errors import SettingError
 from trueline.generation import Messages
 from trueline.inputs import ModelInput, read_messages
@@ -108,18 +108,12 @@ def _read(
     streams = len(rows[0].contexts)
     distinct = {row.contexts: None for row in rows}
     index = {contexts: number for number, contexts in enumerate(distinct)}
-    reading, layers = lm.start(), method.read_layers(lm)
     read = [contexts[stream] for stream in range(streams) for contexts in distinct]
-    states = reading.join(read, layers=layers)
     own = [index[row.contexts] for row in rows]
     which = [stream * len(distinct) + number for stream in range(streams) for number in own]
-    reading.keep(which)
-    states = states.take(which)
-    after = [row.tokens[:-1] for row in rows] * streams
-    if any(after):
-        states = states_behind(states, reading.read_on(after, layers=layers))
-    else:
-        states = states.map(lambda tensor: tensor[:, None])
+    states = read_continuations(
+        lm, read, which, [row.tokens for row in rows] * streams, layers=method.read_layers(lm)
+    )
     first = states.map(lambda tensor: tensor[: len(rows)])
     second = states.map(lambda tensor: tensor[len(rows) :])
     return first, second if streams > 1 else None

@@ -47,7 +47,8 @@ _ASKED: tuple[tuple[Asked, re.Pattern[str]], ...] = (
 _NUMBERS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6}
 _TASK = re.compile(
     r"(?:please |can you |could you )?"
-    r"(?:write|draft|compose|prepare|create|make|describe|explain)\b"
+    r"(?:write|draft|compose|prepare|create|make|describe|explain)\b",
+    re.I,
 )
 _TOPIC = re.compile(
     r"\b(?:about|on|of|comparing|regarding|how|what|why|whether)\s+(.{8,})", re.S
@@ -89,6 +90,7 @@ class Wish:
     """The form in which an answer is wanted."""
 
     sentences: int = 1  # how many
+    is_counted: bool = False  # whether their number was named
     is_text: bool = False  # whether a text is wanted, which goes on where the facts are told
     words: int | None = None  # at most so many
     opening: str = ""  # what it is to begin with
@@ -101,10 +103,26 @@ def read_turn(text: str) -> Turn:
     whole = text.strip()
     sentences = [one.strip() for one in _SENTENCES.split(whole) if one.strip()][:_MOST]
     parts = [part for sentence in sentences for part in _clauses(sentence)][:_MOST]
-    topic = _TOPIC.search(whole) if _TASK.match(whole.lower()) else None
+    task = _find_task(whole)
+    topic = None if task is None else _TOPIC.search(whole, task)
     return Turn(
         whole, tuple(parts) or (whole,), tuple(sentences), topic[1].strip() if topic else ""
     )
+
+
+def wants_text(text: str) -> bool:
+    """Whether a turn asks for a text to be written, and not only for an answer."""
+    return _find_task(text.strip()) is not None
+
+
+def _find_task(text: str) -> int | None:
+    """Where the first sentence begins that asks for a text; None: none does.
+
+    Behind a question, "write it in two lines" is about its form.
+    """
+    starts = [0, *(match.end() for match in _SENTENCES.finditer(text))]
+    ahead = (start for start in starts if "?" not in text[:start])
+    return next((start for start in ahead if _TASK.match(text, start)), None)
 
 
 def _clauses(sentence: str) -> list[str]:
@@ -130,16 +148,18 @@ def asked_for(text: str) -> Asked:
 def read_wish(text: str) -> Wish:
     """The form that a turn asks for, where its words are known; the rest is the model's."""
     lower = text.lower().strip()
-    is_text = _TASK.match(lower) is not None
-    sentences, words = 1 + is_text, None
+    is_text = wants_text(text)
+    sentences, words, is_counted = 1 + is_text, None, False
     if found := _SENTENCES_WANTED.search(lower):
         number = found[1] or "3"
         sentences = int(number) if number.isdigit() else _NUMBERS.get(number, 3)
+        is_counted = found[1] is not None and (number.isdigit() or number in _NUMBERS)
     if found := _WORDS_WANTED.search(lower):
         words = int(found[1])
     name = _NAME_WANTED.search(text)
     return Wish(
         sentences=max(1, sentences),
+        is_counted=is_counted,
         is_text=is_text,
         words=words,
         opening=_quoted(_OPENING_WANTED, text) or (f"{name[1]}," if name else ""),

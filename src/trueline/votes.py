@@ -156,7 +156,7 @@ class Plan:
             self._begun(voice, text, half, anchors, voice.speaker.part in parts)
             for voice in untold
         ]
-        if not parts and not half and not self.wish.is_text:  # where one ends, so may all
+        if not parts and not half and self._may_end(len(told)):  # where one ends, so may all
             found += [
                 _Vote(voice, 1 + self._length(writing, text), frozenset({END}))
                 for voice, (end, writing) in told.items()
@@ -167,6 +167,14 @@ class Plan:
             joined = [self._joined(voice, text, half) for voice in untold]
             votes = [vote for vote in joined if vote is not None]
         return _count(votes) if votes else None
+
+    def _may_end(self, told: int) -> bool:
+        """Whether the end may come behind so many answers: a text goes on by itself.
+
+        Unless so many sentences were asked for.
+        """
+        wish = self.wish
+        return not wish.is_text or (wish.is_counted and told >= wish.sentences)
 
     def _split_half(self, tokens: Sequence[int]) -> tuple[str, tuple[int, ...]]:
         """The text of some tokens, and those at its end that are not a whole character yet."""

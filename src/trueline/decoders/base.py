@@ -161,7 +161,7 @@ class Decoder:
         """Whether verified examples answer a request; None: the method does not go by that."""
         return None
 
-    def near_examples(self, question: str) -> tuple[NearExample, ...] | None:
+    def near_examples(self, lm: Engine, question: str) -> tuple[NearExample, ...] | None:
         """The examples near to a question, and why they may speak or not, for explanations.
 
         None: the method does not go by that.

@@ -16,6 +16,7 @@ from trueline.engines.base import Engine
 from trueline.errors import SettingError
 from trueline.fusion import lift
 from trueline.inputs import ModelInput
+from trueline.likelihood import weigh_likelihood
 from trueline.prompts import Prompt, encode_onward
 from trueline.questions import find_question
 from trueline.records import Example, GenerateOptions, NearExample
@@ -58,6 +59,8 @@ class Corrective(Decoder):
     # An example speaks above this probability; None: the tuned one, or the fitted.
     threshold: Annotated[float, Between(0, 1)] | None = None
     only_covered: bool = False  # whether it answers only what an example covers
+    # Whether the model's own likelihood of the answers also decides: a pass for each question.
+    careful: bool = False
     name = "corrective"
     needs = Needs(space=True)
 
@@ -75,27 +78,29 @@ class Corrective(Decoder):
 
         Those above the threshold speak.
         """
-        return [(one.example, one.probability) for one in self.near(question)]
+        return [(one.example, one.probability) for one in self.near(lm, question)]
 
-    def near(self, question: str) -> list[Scoped]:
+    def near(self, lm: Engine, question: str) -> list[Scoped]:
         """The same with all that is known of them."""
-        return find_scope(self.space, question)
+        found = find_scope(self.space, question)
+        return weigh_likelihood(lm, self.space, question, found) if self.careful else found
 
-    def near_examples(self, question: str) -> tuple[NearExample, ...]:
+    def near_examples(self, lm: Engine, question: str) -> tuple[NearExample, ...]:
         """The same as explanations show it."""
         return tuple(
-            explained(self.space, one, self._least(one), self.is_heard(one))
-            for one in self.near(question)
+            explained(self.space, one, self.least(one, question), self.is_heard(one, question))
+            for one in self.near(lm, question)
         )
 
-    def is_heard(self, scoped: Scoped) -> bool:
+    def is_heard(self, scoped: Scoped, question: str) -> bool:
         """Whether an example speaks."""
-        return scoped.probability > self._least(scoped)
+        return scoped.probability > self.least(scoped, question)
 
-    def _least(self, scoped: Scoped) -> float:
+    def least(self, scoped: Scoped, question: str) -> float:
+        """The probability above which an example speaks."""
         if self.threshold is not None:
             return self.threshold
-        return threshold_for(self.space, scoped.example)
+        return threshold_for(self.space, scoped.example, question)
 
     def prepare(
         self, lm: Engine, given: ModelInput, options: GenerateOptions
@@ -108,8 +113,8 @@ class Corrective(Decoder):
         self, lm: Engine, question: str, stop_ids: Sequence[int] = ()
     ) -> CorrectivePlan | None:
         """The same for the text of a question."""
-        near = self.near(question)
-        heard = in_scope(near, [self._least(one) for one in near])
+        near = self.near(lm, question)
+        heard = in_scope(near, [self.least(one, question) for one in near])
         if heard:
             speakers = tuple(
                 Speaker(one.example, one.probability, one.odds, one.part) for one in heard

@@ -52,8 +52,8 @@ class Lookup(Decoder):
         if question is None:
             return None
         scope = self._scope
-        for best in scope.near(question)[:1]:
-            if scope.is_heard(best):
+        for best in scope.near(lm, question)[:1]:
+            if scope.is_heard(best, question):
                 printed = Example(
                     best.example.question,
                     best.example.answers[:1],
@@ -68,9 +68,9 @@ class Lookup(Decoder):
     def _scope(self) -> Corrective:
         return Corrective(self.space, threshold=self.threshold)
 
-    def near_examples(self, question: str) -> tuple[NearExample, ...]:
+    def near_examples(self, lm: Engine, question: str) -> tuple[NearExample, ...]:
         """The examples near to a question; the first one is printed if it may speak."""
-        return self._scope.near_examples(question)
+        return self._scope.near_examples(lm, question)
 
     def is_covered(self, prepared: CorrectivePlan | None) -> bool:
         """Whether an example was in scope."""

@@ -83,6 +83,27 @@ def states_behind(last: States, after: States) -> States:
     return join_states([last.map(lambda tensor: tensor[:, None]), after], dim=1)
 
 
+def read_continuations(
+    lm: Engine,
+    contexts: Sequence[Sequence[int]],
+    rows: Sequence[int],
+    continuations: Sequence[Sequence[int]],
+    *,
+    layers: Sequence[int] = (),
+) -> States:
+    """The states before each token of some continuations: (rows, longest, ...).
+
+    Continuation n stands behind the context that rows[n] names; each context is read once.
+    """
+    reading = lm.start()
+    states = reading.join(contexts, layers=layers).take(rows)
+    reading.keep(rows)
+    after = [tokens[:-1] for tokens in continuations]
+    if any(after):
+        return states_behind(states, reading.read_on(after, layers=layers))
+    return states.map(lambda tensor: tensor[:, None])
+
+
 class Reading(Protocol):
     """What a batch of rows has read so far, with the engine's caches; rows join and leave.
 

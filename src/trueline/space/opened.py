@@ -17,7 +17,10 @@ from trueline.errors import SpaceMismatchError
 from trueline.search import LARGE, Search, check_numbers, open_search
 from trueline.space.content import Content
 from trueline.space.retriever import OPENING_LOCK, Retriever
-from trueline.space.segment import QUESTIONS, VECTORS, Segment
+from trueline.space.segment import ANSWERS, QUESTIONS, VECTORS, Segment
+
+_SHARED = "shared vector"  # its key among the texts that were read
+_FEW = 3  # examples that weigh as much as the mean of all
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +120,23 @@ class OpenContent(Content):
             first += len(part)
         best = [number for near in found.values() for _, number in sorted(near)[:k]]
         return list(dict.fromkeys(best))
+
+    def shared_vector(self) -> torch.Tensor:
+        """What the questions and truthful answers of all examples share: (dimension,).
+
+        It is their mean, drawn towards zero while there are few: what a single example says is
+        its own.
+        """
+        if _SHARED not in self.texts_read:
+            sums = [
+                part.vectors()[name].sum(0, dtype=np.float32)
+                for part in self.parts
+                for name in (QUESTIONS, ANSWERS)
+            ]
+            total = torch.from_numpy(np.sum(sums, axis=0))
+            self.texts_read[_SHARED] = total / (2 * (len(self.examples) + _FEW))
+        found: torch.Tensor = self.texts_read[_SHARED]
+        return found
 
     def example_vectors(self, number: int) -> torch.Tensor:
         """The vectors of one example's question, truthful and wrong answers: (3, dimension)."""

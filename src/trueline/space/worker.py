@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from trueline.embedders.base import Embedder, embed_distinct
-from trueline.engines.base import Engine, states_behind
+from trueline.engines.base import Engine, read_continuations
 from trueline.errors import SettingError
 from trueline.files import replacing
 from trueline.space.content import Recipe
@@ -104,15 +104,9 @@ class Worker:
             answers = list(group)
             rows += [len(contexts)] * len(answers)
             contexts.append(answers[0].prompt)
-        reading = self.lm.start()
-        states = reading.join(contexts).take(rows)
-        reading.keep(rows)
-        pairs = list(zip(batch, lengths, strict=True))
-        after = [passage.tokens[: length - 1] for passage, length in pairs]
-        if any(after):
-            states = states_behind(states, reading.read_on(after))
-        else:
-            states = states.map(lambda tensor: tensor[:, None])
+        pairs = zip(batch, lengths, strict=True)
+        read = [[*passage.tokens, self._end][:length] for passage, length in pairs]
+        states = read_continuations(self.lm, contexts, rows, read)
         found = states.logits if states.hidden is None else states.hidden
         assert found is not None
         kept = torch.cat([row[:length] for row, length in zip(found, lengths, strict=True)])
