@@ -21,6 +21,7 @@ from time import perf_counter
 
 import numpy as np
 import torch
+from fit_scope import read_faqs
 from scipy.stats import beta
 
 import trueline as tl
@@ -188,7 +189,7 @@ def print_lookups(given, path, done):
                 if key in done or (regime, id) not in plain:
                     continue
                 best = find_scope(space, text)[0]
-                is_heard = best.probability > threshold_for(space, best.example)
+                is_heard = best.probability > threshold_for(space, best.example, text)
                 line = {**plain[regime, id], "method": "lookup", "covered": is_heard}
                 if is_heard:
                     line |= {"text": best.example.answers[0], "finish": "stop", "tokens": ""}
@@ -523,6 +524,30 @@ def _quoted(cells):
                 )
 
 
+def heard_by(space, question, found=None):
+    """The ids of the examples in scope, the most probable first."""
+    return [
+        one.example.id
+        for one in found or find_scope(space, question)
+        if one.probability > threshold_for(space, one.example, question)
+    ]
+
+
+def faq_flags(embedder, unrelated):
+    """What comes into scope in the FAQs that were not fitted to."""
+    flags = defaultdict(list)
+    for examples, asked in read_faqs(tested=True).values():
+        space = tl.build(None, examples, embedder=embedder)
+        for _, regime, text, means in asked:
+            heard = heard_by(space, text)
+            if regime == "near miss":
+                flags["FAQs, near misses in scope"].append(bool(heard))
+            else:
+                flags["FAQs, paraphrase: right entry first"].append(heard[:1] == [means])
+        flags["FAQs, unrelated in scope"] += [bool(heard_by(space, one)) for one in unrelated]
+    return flags
+
+
 def scope_only(given):
     """Scope alone with another embedder: shares of questions in scope."""
     space = spaces(["all"], given.embedder)["all"]
@@ -532,11 +557,7 @@ def scope_only(given):
         begun = perf_counter()
         found = find_scope(space, question.question)
         times.append(1000 * (perf_counter() - begun))
-        heard = [
-            one.example.id
-            for one in found
-            if one.probability > threshold_for(space, one.example)
-        ]
+        heard = heard_by(space, question.question, found)
         if question.regime == "near miss":
             flags["near misses in scope"].append(bool(heard))
         elif question.regime != "double":
@@ -545,14 +566,12 @@ def scope_only(given):
             )
         else:
             flags["double: both in scope"].append(set(question.means) <= set(heard))
-    if given.data is not None:
-        for _, text in questions("unrelated", None, given.data):
-            best = find_scope(space, text)[0]
-            flags["unrelated in scope"].append(
-                best.probability > threshold_for(space, best.example)
-            )
+    unrelated = [] if given.data is None else questions("unrelated", None, given.data)
+    flags["unrelated in scope"] = [bool(heard_by(space, text)) for _, text in unrelated]
+    flags |= faq_flags(given.embedder, [text for _, text in unrelated[::11]])
     for name, found in flags.items():
-        print(f"| {name} | {share(found)} |")
+        if found:
+            print(f"| {name} | {share(found)} |")
     print(f"| milliseconds a question, median | {np.median(times):.1f} |")
 
 

@@ -20,6 +20,7 @@ os.environ.setdefault(
 )  # as the command does, before torch is imported
 
 import measure
+from corrective_rate import corrective, scope
 from edits import edits
 from page import write_page
 from profile_step import profile
@@ -31,6 +32,8 @@ ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results.json"
 QUICK = RESULTS.with_name("quick.json")  # not kept
 SECTIONS = {
+    "corrective": corrective,
+    "scope": scope,
     "rates": rates,
     "paper": paper,
     "shortcuts": shortcuts,
