@@ -27,7 +27,7 @@ class LiveAgreement:
 
     same: int  # steps with the same token
     within_noise: int  # requests that part at a step closer than the noise
-    faults: tuple[tuple[int, int, float], ...]  # (request, step, gap) of those that part elsewhere
+    faults: tuple[tuple[int, int, float], ...]  # (request, step, gap) of the others
 
     def __str__(self) -> str:
         text = f"{self.same} steps alike, {self.within_noise} parted within the noise"
