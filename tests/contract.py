@@ -7,10 +7,127 @@ one request may part only where the reference's two best logits lay closer than 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
+import pytest
 import torch
+
+import trueline as tl
+from trueline import corrector
+
+# Recorded.
+
+
+@dataclass(frozen=True)
+class RecordedRequest:
+    """A request, and what a model says in it whatever its tokens are: seeded noise."""
+
+    question: str
+    space: str = "facts"  # by name
+    settings: Mapping[str, float | bool] = field(default_factory=dict)  # of the method
+    banned: frozenset[int] = frozenset()  # tokens that the engine itself rules out
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What was decided at one step of one request."""
+
+    votes: Mapping[int, float]
+    candidates: Sequence[int]
+    lift: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a request: its tokens, and the decisions by step, none out of scope."""
+
+    tokens: Sequence[int]
+    decisions: Mapping[int, Decided]
+
+
+class Recording:
+    """Requests with their prompts, the logits of their steps, and what was decided on them.
+
+    Every step of every request has a row of its own, so a row tells whose it is.
+    """
+
+    def __init__(self, requests: Sequence[RecordedRequest], tokenizer, ends, length: int = 48):
+        self.requests, self.tokenizer, self.ends, self.length = (
+            requests,
+            tokenizer,
+            ends,
+            length,
+        )
+        self.prompts = [tl.Prompt().encode(one.question, tokenizer) for one in requests]
+        self._owners: dict[bytes, tuple[int, int]] = {}
+        self._decided: dict[tuple[int, int], dict] = {}
+
+    def logits(self, request: int, step: int) -> torch.Tensor:
+        """The model's own logits (vocabulary,) at a step of a request."""
+        source = torch.Generator().manual_seed(1000 * request + step)
+        row = 3 * torch.randn(len(self.tokenizer), generator=source)
+        row[list(self.requests[request].banned)] = -torch.inf
+        self._owners[row.numpy().tobytes()] = request, step
+        return row
+
+    def behind(self, context: Sequence[int]) -> torch.Tensor:
+        """The same behind the tokens that a model has read, pads included."""
+        for number, prompt in enumerate(self.prompts):
+            for start in range(len(context) - len(prompt) + 1):
+                if list(context[start : start + len(prompt)]) == prompt:
+                    return self.logits(number, len(context) - start - len(prompt))
+        raise AssertionError("these tokens belong to no request")
+
+    @contextmanager
+    def watched(self):
+        """Write down every decision that is made meanwhile."""
+        decide, lift = corrector.Correction.decide, corrector.lift
+
+        def watched_decide(self_, output_ids, logits):
+            found = decide(self_, output_ids, logits)
+            if found.candidates:
+                owner = self._owners[logits.numpy().tobytes()]
+                votes = {} if found.votes is None else dict(found.votes.tokens)
+                self._decided[owner] = {"votes": votes, "candidates": tuple(found.candidates)}
+            return found
+
+        def watched_lift(base, candidates, *, margin, strength):
+            final = lift(base, candidates, margin=margin, strength=strength)
+            for before, after, own in zip(base, final, candidates):
+                if own:
+                    owner = self._owners[before.numpy().tobytes()]
+                    self._decided[owner]["lift"] = float(after[own[0]] - before[own[0]])
+            return final
+
+        self._decided.clear()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(corrector.Correction, "decide", watched_decide)
+            patch.setattr(corrector, "lift", watched_lift)
+            yield
+
+    def outcomes(self, answers: Sequence[Sequence[int]]) -> list[Outcome]:
+        """The answers with what was decided at their steps, up to the token that ends each."""
+        cut = [self._ended(list(answer)) for answer in answers]
+        return [
+            Outcome(
+                tokens,
+                {
+                    step: Decided(**self._decided[number, step])
+                    for step in range(len(tokens))
+                    if (number, step) in self._decided
+                },
+            )
+            for number, tokens in enumerate(cut)
+        ]
+
+    def _ended(self, tokens: list[int]) -> list[int]:
+        ends = [at for at, token in enumerate(tokens) if token in self.ends]
+        return tokens[: ends[0] + 1] if ends else tokens
+
+
+# Live.
 
 
 @dataclass(frozen=True)

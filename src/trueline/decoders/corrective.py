@@ -137,11 +137,10 @@ class Corrective(Decoder):
     def corrector(self, tokenizer: Any, *, stop_ids: Iterable[int] | None = None) -> Corrector:
         """The method for an engine that gives logits and takes them back (`corrector`).
 
-        `stop_ids` are the tokens that end every answer; without them, the tokenizer's own.
+        `stop_ids` are the tokens that end every answer; without them, the tokenizer's own. In
+        place of a tokenizer of transformers it takes whatever reads tokens, such as a model.
         """
-        return self._corrector(wrap_tokenizer(tokenizer, stop_ids))
-
-    def _corrector(self, reader: TokenReader) -> Corrector:
+        reader = wrap_tokenizer(tokenizer, stop_ids)
         self.space.open_embedder("cpu")
         plan_for = partial(self.plan_for, reader)
         return Corrector(self.space.prompt, reader, plan_for, self.margin, self._used_strength)
@@ -161,7 +160,7 @@ class Corrective(Decoder):
         is the number of tokens generate is given, pads included; without it the answer begins
         where the prompt ends.
         """
-        corrector = self._corrector(wrap_transformers(model, tokenizer))
+        corrector = self.corrector(wrap_transformers(model, tokenizer))
         begun: dict[str, Correction | None] = {}
 
         def begin(asked: str | None) -> Correction | None:

@@ -54,8 +54,12 @@ def wrap_transformers(model: Any, tokenizer: Any) -> Engine:
 def wrap_tokenizer(tokenizer: Any, stop_ids: Iterable[int] | None = None) -> TokenReader:
     """Somebody's tokenizer of transformers, for a model that runs elsewhere.
 
-    `stop_ids` are the tokens that end an answer; without them, its own.
+    `stop_ids` are the tokens that end an answer; without them, its own. What reads tokens
+    already, as an engine does, stays as it is.
     """
+    if hasattr(type(tokenizer), "tokenizer_hash"):
+        reader: TokenReader = tokenizer
+        return reader
     from trueline.engines.transformers.reader import TokenizerReader
 
     return TokenizerReader(tokenizer, None if stop_ids is None else frozenset(stop_ids))
