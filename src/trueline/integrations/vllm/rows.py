@@ -1,7 +1,7 @@
 """vLLM's batch -> which row belongs to which request; the rows in scope are lifted.
 
 Two interfaces, and nothing of vLLM imported: they are held to its files by their shapes alone
-(tests/test_contract.py) and by a real server (tests/vllm).
+(tests/test_contract.py) and by a real server (tests/in_vllm).
 """
 
 from __future__ import annotations
