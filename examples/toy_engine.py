@@ -18,8 +18,7 @@ class ToyEngine:
             method and method.corrector(self.tokenizer, stop_ids=self.stop_ids).begin(prompt)
             for prompt, method in requests
         ]
-        outputs = [[] for _ in requests]
-        live = list(range(len(requests)))
+        outputs, live = [[] for _ in requests], list(range(len(requests)))
         while live:
             logits = torch.stack([self.model(requests[row][0] + outputs[row]) for row in live])
             if any(begun[row] for row in live):  # at every token; the rest is the engine's own
@@ -27,15 +26,15 @@ class ToyEngine:
                 logits = lift_rows([begun[row] for row in live], said, logits).logits
             for row, token in zip(live, logits.argmax(-1).tolist(), strict=True):
                 outputs[row].append(token)
-            ended = [outputs[row][-1] in self.stop_ids for row in live]
-            live = [row for row, end in zip(live, ended, strict=True) if not end]
+            live = [row for row in live if outputs[row][-1] not in self.stop_ids]
             live = [row for row in live if len(outputs[row]) < length]
         return outputs
 
 
 if __name__ == "__main__":
     lm, method = tl.load("smollm2-135m"), tl.Corrective(tl.build(None, "facts", limit=10))
-    prompts = [method.space.prompt.encode("Where does swallowed gum go?", lm.tokenizer)] * 2
+    prompt = method.space.prompt.encode("Where does swallowed gum go?", lm.tokenizer)
     toy = ToyEngine(lambda ids: lm.model(torch.tensor([ids])).logits[0, -1], lm, lm.stop_ids)
-    for answer in toy.run(zip(prompts, [None, method], strict=True), 24):
-        print(lm.decode(answer))
+    with torch.inference_mode():
+        for answer in toy.run([(prompt, None), (prompt, method)], 24):
+            print(lm.decode(answer))
