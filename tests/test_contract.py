@@ -59,9 +59,10 @@ REQUESTS = [
     RecordedRequest("Are bats blind, and do fish sleep?"),
     RecordedRequest("No bats?", banned=NO_BATS),
     RecordedRequest("Where?", settings={"margin": 2.0}),
-    RecordedRequest("Who are you?", settings={"only_covered": True}),
+    RecordedRequest("Who are you?", settings={"only_covered": True, "strength": 0.2}),
     RecordedRequest("Bats?", settings={"only_covered": True}),
     RecordedRequest("Do fish ever sleep?", settings={"strength": 0.7, "margin": 3.0}),
+    RecordedRequest("Is air gold?"),  # nothing in scope, where others were
 ]
 
 
@@ -339,10 +340,13 @@ def by_vllm_v1(recording, spaces):
 
 
 class V2Engine:
-    """Batches as vLLM's V2 runner makes them: slots are used again, rows stand in any order."""
+    """Batches as vLLM's V2 runner makes them: slots are used again, rows stand in any order.
 
-    def __init__(self, recording, slots, drafts=0):
-        self.recording, self.drafts = recording, drafts
+    Where it is told the answers it drafts two tokens ahead, most of them right: a row for each.
+    """
+
+    def __init__(self, recording, slots, answers=None):
+        self.recording, self.answers = recording, answers
         self.tokens = torch.full((slots, 400), -7, dtype=torch.int32)
         self.total = torch.zeros(slots, dtype=torch.int32)
         self.prompt = np.zeros(slots, dtype=np.int32)
@@ -388,16 +392,12 @@ class V2Engine:
         self.total[slot] = len(tokens)
 
     def _step(self, order, held, outputs):
-        """The tokens each slot gets: one, and where drafts were right, the one behind them.
-
-        A draft is what the plain model would say: one row for it, one for what follows.
-        """
+        """The tokens each slot gets: one, and one more behind every draft that was right."""
         slots, positions, inputs, logits = [], [], [], []
         for slot in order:
             number, said = held[slot], outputs[held[slot]]
             last = int(self.tokens[slot, self.total[slot] - 1])
-            drafts = [self._draft(number, len(said) + n) for n in range(self.drafts)]
-            for position, token in enumerate([last, *drafts]):
+            for position, token in enumerate([last, *self._drafts(number, len(said))]):
                 slots.append(slot)
                 positions.append(position)
                 inputs.append(token)
@@ -411,19 +411,18 @@ class V2Engine:
                 input_ids=torch.tensor(inputs),
             ),
         )
-        best = final.argmax(-1).tolist()
-        picked = []
-        for at in range(0, len(slots), 1 + self.drafts):
-            right = [best[at]]
-            for draft in range(self.drafts):
-                if best[at + draft] != inputs[at + draft + 1]:
-                    break
-                right.append(best[at + draft + 1])
-            picked.append(right)
-        return picked
+        best, picked = final.argmax(-1).tolist(), {slot: [] for slot in order}
+        for row, (slot, position) in enumerate(zip(slots, positions)):
+            is_right = picked[slot][-1:] == [inputs[row]] and len(picked[slot]) == position
+            if position == 0 or is_right:
+                picked[slot].append(best[row])
+        return [picked[slot] for slot in order]
 
-    def _draft(self, number, step):
-        return int(self.recording.logits(number, step).argmax())
+    def _drafts(self, number, step):
+        if self.answers is None:
+            return []
+        known = list(self.answers[number][step : step + 2])
+        return known if step % 3 else known[:-1] + [7] * bool(known)
 
 
 def by_vllm_v2(recording, spaces):
@@ -431,7 +430,8 @@ def by_vllm_v2(recording, spaces):
 
 
 def by_vllm_v2_with_drafts(recording, spaces):
-    return V2Engine(recording, 3, drafts=2).run()
+    answers = V2Engine(recording, 3).run()
+    return V2Engine(recording, 3, answers).run()
 
 
 WAYS = [

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from importlib.util import find_spec
 from types import ModuleType, SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from test_contract import BATS, ENDS, FISH, TOKENIZER, Params, spaces  # noqa: F401  # a fixture
@@ -19,7 +20,7 @@ from trueline.integrations.vllm.arguments import (
     read_arguments,
 )
 from trueline.integrations.vllm.requests import Requests
-from trueline.integrations.vllm.rows import V1Rows
+from trueline.integrations.vllm.rows import V1Rows, V2Rows
 
 COVERED, OTHER = "Are bats blind?", "Does water boil?"
 LOGITS = torch.zeros(1, len(TOKENIZER))
@@ -156,6 +157,44 @@ def test_a_row_whose_request_is_gone_is_left_alone(requests):
     added(rows, covered)
     added(rows, (Params(), prompt(OTHER), []))  # in the place of the other
     assert rows.apply(LOGITS) is LOGITS
+
+
+@pytest.mark.parametrize(("direction", "left"), [("UNIDIRECTIONAL", ()), ("SWAP", (0,))])
+def test_a_row_that_moves_leaves_its_place_to_the_other(direction, left, requests):
+    rows = V1Rows(requests)
+    added(rows, (Params(), prompt(COVERED), []), (Params(), prompt("Bats?"), []))
+    moved = [(0, 1, SimpleNamespace(name=direction))]
+    rows.update_state(SimpleNamespace(removed=[], added=[], moved=moved))
+    logits = torch.zeros(2, len(TOKENIZER))
+    changed = (rows.apply(logits) != logits).any(1).nonzero()[:, 0].tolist()
+    assert changed == [*left, 1]
+
+
+def test_scope_is_asked_for_once_a_request(requests, monkeypatch):
+    asked, begin = [], Requests.begin
+    monkeypatch.setattr(
+        Requests, "begin", lambda *given: asked.append(given[1]) or begin(*given)
+    )
+    v1, tokens = V1Rows(requests), torch.tensor([prompt(COVERED), prompt(COVERED)])
+    states = SimpleNamespace(
+        all_token_ids=SimpleNamespace(gpu=tokens),
+        total_len=SimpleNamespace(gpu=torch.tensor([tokens.shape[1]] * 2)),
+        prompt_len=SimpleNamespace(np=np.array([tokens.shape[1]] * 2)),
+    )
+    v2 = V2Rows(requests, states)
+    added(v1, (Params(), prompt(COVERED), []))
+    v2.add_request(1, Params())
+    context = SimpleNamespace(
+        expanded_idx_mapping=torch.tensor([1]),
+        idx_mapping_np=np.array([1]),
+        expanded_local_pos=torch.tensor([0]),
+        input_ids=torch.tensor([5]),
+    )
+    for _ in range(3):
+        v1.update_state(None)
+        v2.apply_staged_writes()
+        assert torch.equal(v1.apply(LOGITS), v2.apply(LOGITS, context))
+    assert len(asked) == 2
 
 
 def test_a_space_is_reloaded_between_requests_and_a_request_goes_on_as_it_began(

@@ -12,16 +12,13 @@ from served import FLAG, served
 
 import trueline as tl
 from trueline.engines.sources import resolve
+from trueline.examples import read_examples
 from trueline.integrations.vllm import Corrective, Plugin
 from trueline.records import Example
 
 COVERED = [
     "Where does swallowed chewing gum go?",
-    "Is Sydney the capital of Australia?",
-    "Do goldfish have a three-second memory?",
-    "Does hair grow back thicker when you shave it?",
-    "Can you see the Great Wall of China from the Moon?",
-    "What is the biggest desert in the world?",
+    *(example.question for example in read_examples("facts:ground")[:5]),
 ]
 NEAR = ["How is chewing gum made?", "Why was the Great Wall of China built?"]
 UNRELATED = [
@@ -61,9 +58,10 @@ def server(model, spaces):
 
 def verified(space, question):
     """The answers of the example that answers a question."""
-    (example, probability), *_ = tl.Corrective(tl.open(space)).scope(None, question)
-    assert probability > 0.5, question
-    return example.answers
+    method = tl.Corrective(tl.open(space))
+    best, *_ = method.near(question)
+    assert method.is_heard(best), question
+    return best.example.answers
 
 
 def test_covered_questions_get_verified_answers_and_the_plain_model_does_not(server, spaces):
