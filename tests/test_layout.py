@@ -14,7 +14,8 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "trueline"
 README = ROOT / "README.md"
 STAGES = """errors visible settings files shortcuts records turns examples prompts questions
-    inputs engines embedders search space scope likelihood votes fusion decoders requests row
+    inputs engines embedders search space scope likelihood votes fusion corrector decoders
+    requests row
     pick prefetch trace decoding explain generation scoring comparison session evaluation tuning
     report paper integrations cli""".split()
 FRONTS = {("records", "explain")}  # Answer.explain() is a shorthand for what comes later

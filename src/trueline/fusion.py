@@ -6,6 +6,7 @@ it is fusing after it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -64,21 +65,36 @@ def neutralize(fused: torch.Tensor, hit: torch.Tensor, alpha: float) -> torch.Te
 
 
 def lift(
-    base: torch.Tensor, candidates: torch.Tensor, *, margin: float, strength: float
+    base: torch.Tensor,
+    candidates: Sequence[Sequence[int]],
+    *,
+    margin: float | torch.Tensor,
+    strength: float | torch.Tensor,
 ) -> torch.Tensor:
     """Raise the candidates together until they hold probability sigmoid(margin).
 
     L = max(0, margin + log sum_{v not in C} e^base(v) - log sum_{x in C} e^base(x))
     final(x) = base(x) + strength * L for x in C, base(x) elsewhere
 
-    `base` is (rows, vocabulary), `candidates` a mask of the same shape. A row without
-    candidates, or whose candidates hold that much already, stays as it is.
+    `base` is (rows, vocabulary), `candidates` the tokens C of each row, each once and none
+    banned; margin and strength are numbers, or one for each row. A row without candidates, or
+    whose candidates hold that much already, stays as it is.
     """
-    wide = base.float()
-    inside = wide.masked_fill(~candidates, -torch.inf).logsumexp(-1)  # (rows,)
-    outside = wide.masked_fill(candidates, -torch.inf).logsumexp(-1)
+    if not any(candidates):
+        return base
+    most = max(map(len, candidates))
+    filled = [[*own, *[-1] * (most - len(own))] for own in candidates]
+    index = torch.tensor(filled, device=base.device)  # (rows, most), -1 where there are fewer
+    is_one = index >= 0
+    # What is no candidate repeats the first, or rewrites token 0 as it is in a row without any.
+    index = torch.where(is_one, index, index[:, :1].clamp(min=0))
+    own = base.gather(1, index)
+    without = base.scatter(1, index, -torch.inf)
+    outside = without.float().logsumexp(-1)  # (rows,)
+    inside = own.float().masked_fill(~is_one, -torch.inf).logsumexp(-1)
     raised = (margin + outside - inside).clamp(min=0.0).nan_to_num(0.0, posinf=0.0)
-    return torch.where(candidates, (wide + strength * raised[:, None]).to(base.dtype), base)
+    lifted = own.float() + (strength * raised)[:, None]
+    return without.scatter_(1, index, lifted.to(base.dtype))
 
 
 def entropy(logits: torch.Tensor) -> torch.Tensor:

@@ -15,11 +15,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
-from trueline.engines.base import Engine, read_continuations
+from trueline.engines.base import Engine, TokenReader, read_continuations
+from trueline.errors import SettingError
 from trueline.prompts import Prompt
 from trueline.records import Example
 from trueline.scope import Scoped, model_for
@@ -47,12 +48,17 @@ class Likelihood:
 
 
 def weigh_likelihood(
-    lm: Engine, space: GroundingSpace, question: str, found: Sequence[Scoped]
+    lm: TokenReader, space: GroundingSpace, found: Sequence[Scoped]
 ) -> list[Scoped]:
     """The same examples with probabilities that the model's likelihoods are part of."""
+    if not hasattr(lm, "start"):
+        raise SettingError(
+            "careful=True asks the model how likely it finds the answers; this engine gives "
+            "logits of its own answer only; leave careful off"
+        )
     read = [one for one in found if one.probability > _WORTH_READING][:_MOST]
     likelihoods = answer_likelihoods(
-        lm, space, [(one.text, one.example) for one in read] if read else []
+        cast("Engine", lm), space, [(one.text, one.example) for one in read]
     )
     weighed = [
         replace(one, probability=p, part_probability=min(one.part_probability, p))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 
+from trueline.corrector import Corrector
 from trueline.decoders.evidence import Evidence
 from trueline.engines.base import Engine, States
 from trueline.errors import SettingError
@@ -189,4 +190,11 @@ class Decoder:
         raise SettingError(
             f"{self.name} needs more than logits, and another program's loop gives no more; "
             "use trueline.generate"
+        )
+
+    def corrector(self, tokenizer: Any, *, stop_ids: Iterable[int] | None = None) -> Corrector:
+        """The method for an engine that gives logits and nothing else (`corrector`)."""
+        raise SettingError(
+            f"{self.name} needs more of an engine than logits, and this one gives no more; use "
+            "trueline.generate"
         )

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
 
 import torch
 
+from trueline.corrector import Correction, CorrectivePlan, Corrector, lift_rows
 from trueline.decoders.base import Adjusted, Decoder, Needs, Rows, Step
 from trueline.decoders.evidence import VoteEvidence
-from trueline.engines import as_logits_processor, wrap_transformers
-from trueline.engines.base import Engine
+from trueline.engines import as_logits_processor, wrap_tokenizer, wrap_transformers
+from trueline.engines.base import Engine, TokenReader
 from trueline.errors import SettingError
-from trueline.fusion import lift
 from trueline.inputs import ModelInput
 from trueline.likelihood import weigh_likelihood
 from trueline.prompts import Prompt, encode_onward
@@ -24,18 +24,9 @@ from trueline.scope import Scoped, explained, find_scope, in_scope, threshold_fo
 from trueline.settings import Between
 from trueline.space.space import GroundingSpace
 from trueline.turns import Wish, read_wish
-from trueline.votes import END, Plan, Speaker, Votes
+from trueline.votes import Plan, Speaker
 
 UNKNOWN = "I do not know: my verified answers do not cover this."
-
-
-@dataclass(frozen=True)
-class CorrectivePlan:
-    """What may be told in one request, and the tokens that end it."""
-
-    plan: Plan
-    ends: frozenset[int]
-    is_covered: bool  # whether an example was in scope
 
 
 @dataclass(frozen=True)
@@ -80,10 +71,10 @@ class Corrective(Decoder):
         """
         return [(one.example, one.probability) for one in self.near(lm, question)]
 
-    def near(self, lm: Engine, question: str) -> list[Scoped]:
+    def near(self, lm: TokenReader, question: str) -> list[Scoped]:
         """The same with all that is known of them."""
         found = find_scope(self.space, question)
-        return weigh_likelihood(lm, self.space, question, found) if self.careful else found
+        return weigh_likelihood(lm, self.space, found) if self.careful else found
 
     def near_examples(self, lm: Engine, question: str) -> tuple[NearExample, ...]:
         """The same as explanations show it."""
@@ -110,7 +101,7 @@ class Corrective(Decoder):
         return None if question is None else self.plan_for(lm, question, options.stop_ids)
 
     def plan_for(
-        self, lm: Engine, question: str, stop_ids: Sequence[int] = ()
+        self, lm: TokenReader, question: str, stop_ids: Sequence[int] = ()
     ) -> CorrectivePlan | None:
         """The same for the text of a question."""
         near = self.near(lm, question)
@@ -136,14 +127,28 @@ class Corrective(Decoder):
 
     def adjust_logits(self, rows: Rows, base: torch.Tensor) -> Adjusted:
         """Lift the candidates of every row that has some."""
-        strength = self.strength
-        if strength is None:
-            strength = float(self.space.tuned.get("strength", 1.0))
-        return lift_votes(rows, base, margin=self.margin, strength=strength)
+        return lift_votes(rows, base, margin=self.margin, strength=self._used_strength)
+
+    @property
+    def _used_strength(self) -> float:
+        if self.strength is not None:
+            return self.strength
+        return float(self.space.tuned.get("strength", 1.0))
 
     def adjust_scores(self, rows: Rows, scores: torch.Tensor) -> torch.Tensor:
         """The same in a loop that is not ours and gives logits only."""
         return self.adjust_logits(rows, scores).logits if any(rows.prepared) else scores
+
+    def corrector(self, tokenizer: Any, *, stop_ids: Iterable[int] | None = None) -> Corrector:
+        """The method for an engine that gives logits and takes them back (`corrector`).
+
+        `stop_ids` are the tokens that end every answer; without them, the tokenizer's own. In
+        place of a tokenizer of transformers it takes whatever reads tokens, such as a model.
+        """
+        reader = wrap_tokenizer(tokenizer, stop_ids)
+        self.space.open_embedder("cpu")
+        plan_for = partial(self.plan_for, reader)
+        return Corrector(self.space.prompt, reader, plan_for, self.margin, self._used_strength)
 
     def processor(
         self,
@@ -160,32 +165,29 @@ class Corrective(Decoder):
         is the number of tokens generate is given, pads included; without it the answer begins
         where the prompt ends.
         """
-        lm = wrap_transformers(model, tokenizer)
-        self.check(lm)
-        plans: dict[str, CorrectivePlan | None] = {}
+        corrector = self.corrector(wrap_transformers(model, tokenizer))
+        begun: dict[str, Correction | None] = {}
 
-        def plan_of(asked: str) -> CorrectivePlan | None:
-            if asked not in plans:
-                plans[asked] = self.plan_for(lm, asked)
-            return plans[asked]
+        def begin(asked: str | None) -> Correction | None:
+            if asked and asked not in begun:
+                begun[asked] = corrector.begin(question=asked)
+            return begun[asked] if asked else None
 
         def adjust(contexts: list[list[int]], scores: torch.Tensor) -> torch.Tensor:
-            starts, questions = [], []
+            outputs, questions = [], []
             for context in contexts:
                 found = None
                 if question is None or prompt_length is None:
-                    prompt = context[:prompt_length]
-                    found = find_question(self.space.prompt, tokenizer, prompt)
+                    found = corrector.find(context[:prompt_length])
                 if found is None and question is not None and prompt_length is None:
                     raise SettingError(
                         "where the answer begins cannot be told from this prompt; give "
                         "prompt_length=input_ids.shape[1]"
                     )
                 start = found.start if prompt_length is None and found else prompt_length or 0
-                starts.append(start)
+                outputs.append(context[start:])
                 questions.append(question or (None if found is None else found.question))
-            prepared = [plan_of(asked) if asked else None for asked in questions]
-            return self.adjust_scores(Rows(lm, contexts, starts, questions, prepared), scores)
+            return lift_rows(list(map(begin, questions)), outputs, scores).logits
 
         return as_logits_processor(adjust)
 
@@ -201,7 +203,7 @@ def question_of(space: GroundingSpace, lm: Engine, given: ModelInput) -> str | N
 
 def make_plan(
     space: GroundingSpace,
-    lm: Engine,
+    lm: TokenReader,
     speakers: tuple[Speaker, ...],
     stop_ids: Sequence[int] = (),
     *,
@@ -221,37 +223,12 @@ def lift_votes(rows: Rows, base: torch.Tensor, *, margin: float, strength: float
 
     In a row whose plan is fixed nothing else is left.
     """
-    votes: list[Votes | None] = []
-    candidates: list[list[int]] = []
-    for row, own in enumerate(rows.prepared):
-        found = None if own is None else own.plan.votes(rows.contexts[row][rows.starts[row] :])
-        chosen = [] if found is None else _finite(_candidates(found, own.ends), base[row])
-        is_word = (
-            bool(chosen) and own.is_covered
-        )  # what declines to answer is no example's word
-        votes.append(found if is_word else None)
-        candidates.append(chosen)
-    if not any(candidates):
-        return Adjusted(base, votes=votes)
-    mask = torch.zeros_like(base, dtype=torch.bool)
-    for row, chosen in enumerate(candidates):
-        mask[row, chosen] = True
-    final = lift(base, mask, margin=margin, strength=strength)
-    for row, own in enumerate(rows.prepared):
-        if candidates[row] and own.plan.is_fixed:
-            final[row] = base[row].masked_fill(~mask[row], -torch.inf)
-    return Adjusted(final, (VoteEvidence(votes, base, final),), votes=votes)
-
-
-def _candidates(votes: Votes, ends: frozenset[int]) -> list[int]:
-    """The candidates as tokens; END stands for every token that ends the answer."""
-    return [
-        token for wanted in votes.candidates for token in (ends if wanted == END else (wanted,))
+    corrections = [
+        None if own is None else Correction(own, margin, strength) for own in rows.prepared
     ]
-
-
-def _finite(tokens: Sequence[int], base: torch.Tensor) -> list[int]:
-    """Those of the tokens that are not banned, in order."""
-    known = sorted(token for token in set(tokens) if token < len(base))
-    values = base[known].tolist()
-    return [token for token, value in zip(known, values, strict=True) if value > -torch.inf]
+    starts = zip(rows.contexts, rows.starts, strict=True)
+    lifted = lift_rows(corrections, [context[start:] for context, start in starts], base)
+    votes = [found.votes for found in lifted.decisions]
+    if lifted.logits is base:
+        return Adjusted(base, votes=votes)
+    return Adjusted(lifted.logits, (VoteEvidence(votes, base, lifted.logits),), votes=votes)

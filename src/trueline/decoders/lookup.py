@@ -5,14 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from trueline.corrector import CorrectivePlan
 from trueline.decoders.base import Adjusted, Decoder, Needs, Step
-from trueline.decoders.corrective import (
-    Corrective,
-    CorrectivePlan,
-    lift_votes,
-    make_plan,
-    question_of,
-)
+from trueline.decoders.corrective import Corrective, lift_votes, make_plan, question_of
 from trueline.engines.base import Engine
 from trueline.inputs import ModelInput
 from trueline.prompts import Prompt

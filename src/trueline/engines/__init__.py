@@ -5,6 +5,7 @@ Each engine has a folder of its own, which nothing outside `engines` and `integr
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from trueline.errors import SettingError
 if TYPE_CHECKING:
     import torch
 
-    from trueline.engines.base import Engine
+    from trueline.engines.base import Engine, TokenReader
     from trueline.engines.transformers.language import LanguageModel
     from trueline.engines.transformers.processor import AdjustScores
 
@@ -48,6 +49,20 @@ def wrap_transformers(model: Any, tokenizer: Any) -> Engine:
     from trueline.engines.transformers.language import LanguageModel
 
     return LanguageModel(model, tokenizer)
+
+
+def wrap_tokenizer(tokenizer: Any, stop_ids: Iterable[int] | None = None) -> TokenReader:
+    """Somebody's tokenizer of transformers, for a model that runs elsewhere.
+
+    `stop_ids` are the tokens that end an answer; without them, its own. What reads tokens
+    already, as an engine does, stays as it is.
+    """
+    if hasattr(type(tokenizer), "tokenizer_hash"):
+        reader: TokenReader = tokenizer
+        return reader
+    from trueline.engines.transformers.reader import TokenizerReader
+
+    return TokenizerReader(tokenizer, None if stop_ids is None else frozenset(stop_ids))
 
 
 def as_logits_processor(adjust: AdjustScores) -> Any:

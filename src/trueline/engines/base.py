@@ -152,15 +152,33 @@ class Reading(Protocol):
         ...
 
 
-class Engine(Protocol):
-    """A language model that runs, and its tokenizer; it keeps nothing between two readings."""
-
-    id: str
+class TokenReader(Protocol):
+    """What turns text into tokens and back: every engine, and a tokenizer without a model."""
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Its tokenizer."""
+        """The tokenizer."""
         ...
+
+    @property
+    def tokenizer_hash(self) -> str:
+        """A hash of the tokenizer and its chat template."""
+        ...
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """The tokens that end an answer."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of some tokens, special ones dropped."""
+        ...
+
+
+class Engine(TokenReader, Protocol):
+    """A language model that runs, and its tokenizer; it keeps nothing between two readings."""
+
+    id: str
 
     @property
     def device(self) -> torch.device:
@@ -202,26 +220,12 @@ class Engine(Protocol):
         """A hash of all its weights."""
         ...
 
-    @property
-    def tokenizer_hash(self) -> str:
-        """A hash of its tokenizer and chat template."""
-        ...
-
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        """The tokens that end an answer."""
-        ...
-
     def head_kind(self, tokens: Sequence[int]) -> HeadKind:
         """What its head is on the states of a real text."""
         ...
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """The tokens of a text, with those that begin or end one if `special`."""
-        ...
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text of some tokens, special ones dropped."""
         ...
 
     def decode_all(self, rows: Sequence[Sequence[int]]) -> list[str]:

@@ -13,13 +13,10 @@ import torch
 from trueline.engines.base import HeadKind, IsDone, Reading, States
 from trueline.engines.devices import open_device
 from trueline.engines.sources import resolve
-from trueline.engines.transformers.fingerprint import (
-    fingerprint,
-    tokenizer_hash,
-    weights_state,
-)
+from trueline.engines.transformers.fingerprint import fingerprint, weights_state
 from trueline.engines.transformers.head import TransformersHead, find_head
 from trueline.engines.transformers.opening import open_model, open_tokenizer
+from trueline.engines.transformers.reader import TokenizerReader
 from trueline.engines.transformers.reading import BatchReading, RowByRowReading
 from trueline.engines.transformers.threads import leave_a_core
 from trueline.engines.weights import opening
@@ -34,7 +31,7 @@ _TRIAL = "Is the sky blue?"  # the first text a model reads
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class LanguageModel:
+class LanguageModel(TokenizerReader):
     """A causal language model of transformers and its tokenizer: the first engine."""
 
     def __init__(
@@ -48,8 +45,8 @@ class LanguageModel:
                 f"{type(model).__name__} keeps a running state where trueline needs a cache of "
                 "keys and values; models with attention in every layer work"
             )
+        super().__init__(tokenizer)
         self.model = model
-        self.tokenizer = tokenizer
         self._fingerprint: tuple[object, str] | None = None  # the state it is of, and itself
         self.id = id or Path(str(model.config._name_or_path)).name or model.config.model_type
 
@@ -101,11 +98,6 @@ class LanguageModel:
         return self._fingerprint[1]
 
     @cached_property
-    def tokenizer_hash(self) -> str:
-        """A hash of its tokenizer."""
-        return tokenizer_hash(self.tokenizer)
-
-    @cached_property
     def stop_ids(self) -> frozenset[int]:
         """The tokens that end an answer, by the model's and the tokenizer's own account."""
         generation = getattr(self.model.generation_config, "eos_token_id", None)
@@ -117,14 +109,6 @@ class LanguageModel:
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """The tokens of a text, with those that begin or end one if `special`."""
         return list(self.tokenizer.encode(text, add_special_tokens=special))
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text of some tokens, special ones dropped."""
-        return str(
-            self.tokenizer.decode(
-                list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
-            )
-        )
 
     def decode_all(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """The texts of many short token lists, as `decode` gives them one by one."""

@@ -1,0 +1,48 @@
+"""The `generate` that transformers runs for custom_generate: its own, with verified answers.
+
+transformers copies this file and runs the copy, so it stands alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trueline.decoders import DEFAULT, make_method
+from trueline.errors import SettingError
+from trueline.space.space import GroundingSpace, read_space
+
+
+def generate(
+    model: Any,
+    inputs: Any = None,
+    *,
+    space: str | GroundingSpace | None = None,
+    tokenizer: Any = None,
+    question: str | None = None,
+    settings: dict[str, Any] | None = None,
+    logits_processor: Any = None,
+    **arguments: Any,
+) -> Any:
+    """What model.generate gives with corrective decoding on a space, or the folder of one.
+
+    `settings` are those of the method, such as {"strength": 0.5}; without a question, it is the
+    last user turn of each row.
+    """
+    if space is None or tokenizer is None:
+        missing = "a space" if space is None else "the tokenizer"
+        raise SettingError(
+            f"corrective decoding needs {missing}: model.generate(..., space='facts.space', "
+            "tokenizer=tokenizer)"
+        )
+    ids = arguments.get("input_ids") if inputs is None else inputs
+    if ids is None:
+        raise SettingError("corrective decoding reads tokens; give inputs or input_ids")
+    opened = space if isinstance(space, GroundingSpace) else read_space(space)
+    method: Any = make_method(DEFAULT, space=opened, settings=settings)
+    processor = method.processor(
+        model, tokenizer, question=question, prompt_length=ids.shape[1]
+    )
+    given = {name: value for name, value in arguments.items() if value is not None}
+    return model.generate(
+        inputs, logits_processor=[*(logits_processor or ()), processor], **given
+    )

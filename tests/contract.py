@@ -1,0 +1,203 @@
+"""One contract for all engines and integrations: what must be the same, and what may differ.
+
+Recorded: on the same logits every loop picks the same tokens and makes the same decisions.
+Live: every engine computes logits of its own, a little other than another's. Two greedy runs of
+one request may part only where the reference's two best logits lay closer than that noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+import trueline as tl
+from trueline import corrector
+
+# Recorded.
+
+
+@dataclass(frozen=True)
+class RecordedRequest:
+    """A request, and what a model says in it whatever its tokens are: seeded noise."""
+
+    question: str
+    space: str = "facts"  # by name
+    settings: Mapping[str, float | bool] = field(default_factory=dict)  # of the method
+    banned: frozenset[int] = frozenset()  # tokens that the engine itself rules out
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What was decided at one step of one request."""
+
+    votes: Mapping[int, float]
+    candidates: Sequence[int]
+    lift: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a request: its tokens, and the decisions by step, none out of scope."""
+
+    tokens: Sequence[int]
+    decisions: Mapping[int, Decided]
+
+
+class Recording:
+    """Requests with their prompts, the logits of their steps, and what was decided on them.
+
+    Every step of every request has a row of its own, so a row tells whose it is.
+    """
+
+    def __init__(self, requests: Sequence[RecordedRequest], tokenizer, ends, length: int = 48):
+        self.requests, self.tokenizer, self.ends, self.length = (
+            requests,
+            tokenizer,
+            ends,
+            length,
+        )
+        self.prompts = [tl.Prompt().encode(one.question, tokenizer) for one in requests]
+        self._owners: dict[bytes, tuple[int, int]] = {}
+        self._decided: dict[tuple[int, int], dict] = {}
+
+    def logits(self, request: int, step: int) -> torch.Tensor:
+        """The model's own logits (vocabulary,) at a step of a request."""
+        source = torch.Generator().manual_seed(1000 * request + step)
+        row = 3 * torch.randn(len(self.tokenizer), generator=source)
+        row[list(self.requests[request].banned)] = -torch.inf
+        self._owners[row.numpy().tobytes()] = request, step
+        return row
+
+    def behind(self, context: Sequence[int]) -> torch.Tensor:
+        """The same behind the tokens that a model has read, pads included."""
+        for number, prompt in enumerate(self.prompts):
+            for start in range(len(context) - len(prompt) + 1):
+                if list(context[start : start + len(prompt)]) == prompt:
+                    return self.logits(number, len(context) - start - len(prompt))
+        raise AssertionError("these tokens belong to no request")
+
+    @contextmanager
+    def watched(self):
+        """Write down every decision that is made meanwhile."""
+        decide, lift = corrector.Correction.decide, corrector.lift
+
+        def watched_decide(self_, output_ids, logits):
+            found = decide(self_, output_ids, logits)
+            if found.candidates:
+                owner = self._owners[logits.numpy().tobytes()]
+                votes = {} if found.votes is None else dict(found.votes.tokens)
+                self._decided[owner] = {"votes": votes, "candidates": tuple(found.candidates)}
+            return found
+
+        def watched_lift(base, candidates, *, margin, strength):
+            final = lift(base, candidates, margin=margin, strength=strength)
+            for before, after, own in zip(base, final, candidates):
+                if own:
+                    owner = self._owners[before.numpy().tobytes()]
+                    self._decided[owner]["lift"] = float(after[own[0]] - before[own[0]])
+            return final
+
+        self._decided.clear()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(corrector.Correction, "decide", watched_decide)
+            patch.setattr(corrector, "lift", watched_lift)
+            yield
+
+    def outcomes(self, answers: Sequence[Sequence[int]]) -> list[Outcome]:
+        """The answers with what was decided at their steps, up to the token that ends each."""
+        cut = [self._ended(list(answer)) for answer in answers]
+        return [
+            Outcome(
+                tokens,
+                {
+                    step: Decided(**self._decided[number, step])
+                    for step in range(len(tokens))
+                    if (number, step) in self._decided
+                },
+            )
+            for number, tokens in enumerate(cut)
+        ]
+
+    def _ended(self, tokens: list[int]) -> list[int]:
+        ends = [at for at, token in enumerate(tokens) if token in self.ends]
+        return tokens[: ends[0] + 1] if ends else tokens
+
+
+# Live.
+
+
+@dataclass(frozen=True)
+class LiveStep:
+    """One greedy step of a running engine: the token it picked, and how clearly it led."""
+
+    token: int
+    gap: float  # the best of the logits it picked from, less the second best
+
+
+@dataclass(frozen=True)
+class LiveAgreement:
+    """How far the runs of two engines agree."""
+
+    same: int  # steps with the same token
+    within_noise: int  # requests that part at a step closer than the noise
+    faults: tuple[tuple[int, int, float], ...]  # (request, step, gap) of the others
+
+    def __str__(self) -> str:
+        text = f"{self.same} steps alike, {self.within_noise} parted within the noise"
+        return f"{text}, {len(self.faults)} beyond it" if self.faults else text
+
+
+def live_step(logits: torch.Tensor) -> LiveStep:
+    """A greedy step from the final logits of one row (vocabulary,)."""
+    (best, second), (token, _) = (found.tolist() for found in logits.float().topk(2))
+    return LiveStep(token, best - second)
+
+
+def engine_noise(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
+    """How far two engines disagree about which of two tokens leads, at most.
+
+    `pairs` are the plain logits (vocabulary,) of the reference and of the other engine behind
+    the same tokens, on a probe text that has nothing to do with what is compared later. For the
+    reference's two best tokens x and y it is the largest |(a_x - a_y) - (b_x - b_y)|.
+    """
+    found = [0.0]
+    for reference, other in pairs:
+        (x, y) = reference.float().topk(2).indices.tolist()
+        lead, theirs = (float(row[x]) - float(row[y]) for row in (reference, other))
+        found.append(abs(lead - theirs))
+    return max(found)
+
+
+def compare_live(
+    reference: Sequence[Sequence[LiveStep]],
+    other: Sequence[Sequence[LiveStep]],
+    *,
+    noise: float,
+) -> LiveAgreement:
+    """Hold the greedy runs of an engine, one per request, to those of the reference.
+
+    Up to the first step where the tokens differ both engines have read the same, so that step
+    alone tells something: it is excused if the reference's two best logits lay no further apart
+    than the noise (`engine_noise`), and a fault if they did. What comes behind it is another
+    text and is not compared. A run that ends before the other does parts there as well.
+    """
+    assert len(reference) == len(other), "a run for each request"
+    same, within, faults = 0, 0, []
+    for request, (ours, theirs) in enumerate(zip(reference, other, strict=True)):
+        for step, known in enumerate(ours):
+            if step < len(theirs) and theirs[step].token == known.token:
+                same += 1
+                continue
+            if known.gap <= noise:
+                within += 1
+            else:
+                faults.append((request, step, known.gap))
+            break
+        else:
+            if len(theirs) > len(ours):  # it went on where the reference had ended
+                faults.append((request, len(ours), float("inf")))
+    return LiveAgreement(same, within, tuple(faults))

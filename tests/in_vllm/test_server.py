@@ -1,0 +1,223 @@
+"""Corrective decoding in a real vLLM, asked over HTTP; `make test-vllm` runs this."""
+
+from dataclasses import fields
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
+
+import torch
+from contract import LiveStep, compare_live, engine_noise
+from served import FLAG, served
+
+import trueline as tl
+from trueline.engines.sources import resolve
+from trueline.examples import read_examples
+from trueline.integrations.vllm import Corrective, Plugin
+from trueline.records import Example
+
+COVERED = [
+    "Where does swallowed chewing gum go?",
+    *(example.question for example in read_examples("facts:ground")[:5]),
+]
+NEAR = ["How is chewing gum made?", "Why was the Great Wall of China built?"]
+UNRELATED = [
+    "Who won the match last night?",
+    "How do I boil an egg?",
+    "Which language do people speak in Australia?",
+]
+OWN = Example(
+    "How long is the warranty of the Presto coffee machine?",
+    ["The Presto has a warranty of three years, and its pump one of five."],
+    ["It has a warranty of one year."],
+    id="warranty",
+)
+OFF = {"trueline_off": 1}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return resolve("smollm2-135m", "language").folder
+
+
+@pytest.fixture(scope="module")
+def spaces(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("spaces")
+    tl.build(None, "facts:ground").save(folder / "facts")
+    tl.build(None, [OWN]).save(folder / "own")
+    return {name: folder / name for name in ("facts", "own")}
+
+
+@pytest.fixture(scope="module")
+def server(model, spaces):
+    """In float32 and with the logits it picks from, to be compared with our own loop."""
+    exact = ("--dtype", "float32", "--logprobs-mode", "processed_logprobs", "--enforce-eager")
+    with served(model, *FLAG, *exact, spaces=spaces) as found:
+        yield found
+
+
+def verified(space, question):
+    """The answers of the example that answers a question."""
+    method = tl.Corrective(tl.open(space))
+    best, *_ = method.near(None, question)
+    assert method.is_heard(best), question
+    return best.example.answers
+
+
+def test_covered_questions_get_verified_answers_and_the_plain_model_does_not(server, spaces):
+    for question in COVERED:
+        answers = verified(spaces["facts"], question)
+        assert server.ask(question) in answers
+        assert server.ask(question, OFF) not in answers
+
+
+def test_near_misses_and_unrelated_questions_stay_the_models_own(server):
+    for question in [*NEAR, *UNRELATED]:
+        options = {"logprobs": True, "top_logprobs": 5}
+        ours, plain = (server.chat(question, own, **options) for own in (None, OFF))
+        assert ours["message"] == plain["message"]
+        assert ours["logprobs"] == plain["logprobs"]  # to the bit
+
+
+def test_sixteen_requests_of_two_spaces_in_one_batch_get_what_each_gets_alone(server, spaces):
+    own = {"trueline_space": "own"}
+    asked = [(question, None) for question in COVERED]
+    asked += [(OWN.question, own), (OWN.question, None), (COVERED[0], own)]
+    asked += [(question, None) for question in [*NEAR, *UNRELATED]]
+    asked += [(COVERED[1], OFF), (COVERED[0], {"trueline_strength": 0.0})]
+    assert len(asked) == 16
+    together = server.ask_all(asked)
+    for answer, question in zip(together, COVERED, strict=False):
+        assert answer in verified(spaces["facts"], question)
+    assert together[6] == OWN.answers[0]
+    assert together[7] != OWN.answers[0]
+    facts = verified(spaces["facts"], COVERED[0])
+    assert together[8] not in facts
+    assert together[15] not in facts
+
+
+def test_arguments_are_checked_where_the_client_can_be_told(server):
+    for arguments, wrong in [
+        ({"trueline_space": "nobody"}, "it has facts, own"),
+        ({"trueline_strenght": 1}, "there is no argument trueline_strenght"),
+        ({"trueline_strength": 2}, "strength must lie in [0, 1]"),
+        ({"trueline_method": "rad"}, "rad needs more of an engine than logits"),
+    ]:
+        refused = server.chat(UNRELATED[0], arguments)
+        assert refused["status"] == 400
+        assert wrong in refused["error"]
+    assert server.ask(UNRELATED[0], {"trueline_only_covered": True}).startswith("I do not know")
+    given = {"trueline_question": COVERED[0]}
+    assert server.ask("Tell me, please.", given) == server.ask(COVERED[0])
+
+
+def test_a_space_that_is_edited_speaks_in_the_next_request(server, spaces):
+    question = "What is the Presto's water tank made of?"
+    arguments = {"trueline_space": "own"}
+    answer = "The water tank of the Presto is made of glass."
+    assert server.ask(question, arguments) != answer
+    tl.open(spaces["own"]).add([Example(question, [answer], id="tank")])
+    assert server.ask(question, arguments) == answer
+    tl.open(spaces["own"]).remove(["tank"])
+    assert server.ask(question, arguments) != answer
+
+
+def test_tokens_part_from_our_own_loop_only_within_the_noise(server, spaces, capsys):
+    lm, method = tl.load("smollm2-135m"), tl.Corrective(tl.open(spaces["facts"]))
+    pairs = []
+    for question in UNRELATED:  # the probe: nothing is in scope
+        theirs = steps(server.chat(question, OFF, **ALL))
+        for own, (token, values) in zip(trace(lm, tl.Greedy(), question), theirs, strict=False):
+            best = {candidate.token: candidate.logit for candidate in own.base}
+            pairs.append((row(lm, best), row(lm, values)))
+            if own.token != token:
+                break
+    noise = engine_noise(pairs)
+    asked = [*COVERED, *NEAR]
+    ours = [
+        [LiveStep(one.token, one.final[0].logit - one.final[1].logit) for one in found]
+        for found in (trace(lm, method, question) for question in asked)
+    ]
+    theirs = [
+        [
+            LiveStep(token, _gap(values))
+            for token, values in steps(server.chat(one, None, **ALL))
+        ]
+        for one in asked
+    ]
+    found = compare_live(ours, theirs, noise=noise)
+    with capsys.disabled():
+        print(f"\nour loop and vLLM, both float32: {found}; noise {noise:.4f} logits")
+    assert noise < 0.1
+    assert found.faults == ()
+    assert found.same > 150
+
+
+ALL = {"logprobs": True, "top_logprobs": 20, "return_tokens_as_token_ids": True}
+
+
+def trace(lm, method, question):
+    messages = [{"role": "user", "content": question}]
+    return tl.generate(lm, method, messages=messages, max_new_tokens=48, trace=True).trace
+
+
+def steps(choice):
+    """The picked token of each step, and the best tokens with their log-probabilities."""
+
+    def number(text):
+        return int(text.removeprefix("token_id:"))
+
+    return [
+        (number(one["token"]), {number(o["token"]): o["logprob"] for o in one["top_logprobs"]})
+        for one in choice["logprobs"]["content"]
+    ]
+
+
+def row(lm, values):
+    found = torch.full((lm.vocabulary,), -100.0)
+    for token, value in values.items():
+        found[token] = value
+    return found
+
+
+def _gap(values):
+    best, second = sorted(values.values(), reverse=True)[:2]
+    return best - second
+
+
+def test_the_entry_point_alone_corrects_where_vllm_hides_no_token(model, spaces):
+    flags = ("--no-async-scheduling", "--enforce-eager")
+    with served(model, *flags, spaces=spaces) as found:
+        assert found.ask(COVERED[0]) in verified(spaces["facts"], COVERED[0])
+        refused = found.chat(COVERED[0], {"trueline_space": "nobody"})
+        assert refused["status"] == 400
+
+
+def test_the_stand_ins_of_the_contract_have_the_shapes_of_the_real_ones():
+    from test_contract import Direction, Params
+    from vllm import SamplingParams
+    from vllm.v1.sample.logits_processor import _load_logitsprocs_plugins
+    from vllm.v1.sample.logits_processor.interface import BatchUpdate, MoveDirectionality
+    from vllm.v1.worker.gpu.sample.logits_processor.interface import (
+        LogitsContext,
+        LogitsProcRequestState,
+    )
+    from vllm.v1.worker.gpu.sample.logits_processor.loader import _load_v2_logitsprocs
+
+    assert [one.name for one in fields(BatchUpdate)] == [
+        "batch_size",
+        "removed",
+        "added",
+        "moved",
+    ]
+    assert [one.name for one in MoveDirectionality] == [one.name for one in Direction]
+    read = {"expanded_idx_mapping", "idx_mapping_np", "expanded_local_pos", "input_ids"}
+    assert read <= {one.name for one in fields(LogitsContext)}
+    states = {one.name for one in fields(LogitsProcRequestState)}
+    assert {"all_token_ids", "total_len", "prompt_len"} <= states
+    params = SamplingParams(extra_args={"trueline_off": 1}, stop_token_ids=[7])
+    assert all(hasattr(params, one.name) for one in fields(Params))
+    assert params.all_stop_token_ids == {7}
+    assert _load_logitsprocs_plugins() == [Plugin]
+    named = ["trueline.integrations.vllm:Corrective"]
+    assert _load_v2_logitsprocs(named) == [Plugin, Corrective]

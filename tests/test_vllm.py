@@ -1,0 +1,355 @@
+"""Inside vLLM, without vLLM: what clients and servers may say, and what rows are left alone."""
+
+import sys
+from abc import ABC, abstractmethod
+from importlib.util import find_spec
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from test_contract import BATS, ENDS, FISH, TOKENIZER, Params, spaces  # noqa: F401  # a fixture
+
+import trueline as tl
+from trueline.corrector import Correction
+from trueline.errors import SettingError
+from trueline.integrations import vllm
+from trueline.integrations.vllm.arguments import (
+    check_arguments,
+    named_spaces,
+    read_arguments,
+)
+from trueline.integrations.vllm.requests import Requests
+from trueline.integrations.vllm.rows import V1Rows, V2Rows
+
+COVERED, OTHER = "Are bats blind?", "Does water boil?"
+LOGITS = torch.zeros(1, len(TOKENIZER))
+pytestmark = pytest.mark.usefixtures("spaces")
+
+
+@pytest.fixture
+def requests():
+    return Requests(named_spaces(), TOKENIZER)
+
+
+def prompt(question):
+    return tl.Prompt().encode(question, TOKENIZER)
+
+
+def added(rows, *requests):
+    """Tell the rows that these requests, (params, prompt, output), are the batch."""
+    found = [(place, *request) for place, request in enumerate(requests)]
+    rows.update_state(SimpleNamespace(removed=[], added=found, moved=[]))
+
+
+# What a client may say.
+
+
+@pytest.mark.parametrize(
+    ("given", "wrong"),
+    [
+        ({"trueline_strenght": 1}, "no argument trueline_strenght; there are trueline_space"),
+        ({"trueline_strength": 2}, "strength must lie in"),
+        ({"trueline_strength": "much"}, "strength must be a number"),
+        ({"trueline_margin": [1]}, "margin must be a number"),
+        ({"trueline_only_covered": 2}, "trueline_only_covered must be 0 or 1, got 2"),
+        ({"trueline_off": "maybe"}, "trueline_off must be 0 or 1"),
+        ({"trueline_space": "nobody"}, "no space 'nobody'; it has facts, others"),
+        ({"trueline_space": 3}, "no space 3"),
+        ({"trueline_question": " "}, "trueline_question is empty"),
+        ({"trueline_question": 7}, "trueline_question must be text"),
+        ({"trueline_method": "rad"}, "rad needs more of an engine than logits, and vLLM"),
+        ({"trueline_method": "nothing"}, "there is no method 'nothing'"),
+    ],
+)
+def test_an_argument_that_makes_no_sense_is_refused_by_its_name(given, wrong):
+    with pytest.raises(SettingError, match=wrong) as refused:
+        check_arguments({"session_id": "1", **given})
+    assert isinstance(refused.value, ValueError)  # which vLLM answers with 400
+
+
+@pytest.mark.parametrize("yes", [1, 1.0, True, "1", "true", "True"])
+def test_yes_comes_in_many_forms(yes):
+    given = read_arguments({"trueline_off": yes, "trueline_only_covered": yes})
+    assert given.is_off
+    assert given.settings == {"only_covered": True}
+
+
+def test_arguments_of_others_and_none_at_all_are_left_alone():
+    for given in (None, {}, {"space": 1, "kv_transfer": "x"}):
+        check_arguments(given)
+        assert read_arguments(given) == read_arguments(None)
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("facts", "must read name=folder,name=folder; 'facts' does not"),
+        ("=facts", "must read"),
+        ("a=x, a=y", "names 'a' twice"),
+    ],
+)
+def test_spaces_that_cannot_be_named_are_refused(text, wrong, monkeypatch):
+    monkeypatch.setenv("TRUELINE_SPACES", text)
+    with pytest.raises(SettingError, match=wrong):
+        named_spaces()
+
+
+def test_a_server_without_spaces_or_without_a_tokenizer_is_refused():
+    with pytest.raises(SettingError, match="set TRUELINE_SPACES=facts="):
+        Requests({}, TOKENIZER)
+    with pytest.raises(SettingError, match="without --skip-tokenizer-init"):
+        Requests(named_spaces(), None)
+
+
+# Which rows are lifted.
+
+
+def test_nothing_in_scope_is_the_very_same_tensor_and_asks_nobody(requests, monkeypatch):
+    monkeypatch.setattr(Correction, "decide", lambda *_: pytest.fail("somebody was asked"))
+    rows = V1Rows(requests)
+    added(rows, (Params(), prompt(OTHER), []))
+    assert rows.apply(LOGITS) is LOGITS
+    added(rows, (Params({"trueline_off": 1}), prompt(COVERED), []))
+    assert rows.apply(LOGITS) is LOGITS
+
+
+def test_the_question_may_be_given_where_there_is_no_prompt(requests):
+    assert requests.begin(Params(), None) is None
+    assert requests.begin(Params({"trueline_question": COVERED}), None) is not None
+    assert requests.begin(Params({"trueline_question": OTHER}), prompt(COVERED)) is None
+
+
+def test_the_first_space_that_is_named_is_the_one_nobody_names(requests):
+    def first(arguments):
+        begun = requests.begin(Params(arguments), prompt(COVERED))
+        return begun.told.plan.speakers[0].example.id
+
+    assert first(None) == "bats"
+    assert first({"trueline_space": "others"}) == "other"
+
+
+def test_a_request_that_ignores_the_end_is_not_ended(requests):
+    output = TOKENIZER.encode(BATS.answers[0], add_special_tokens=False)
+    ended = requests.begin(Params(), prompt(COVERED)).decide(output, LOGITS[0])
+    assert set(ended.candidates) == ENDS
+    endless = Params(ignore_eos=True, stop_token_ids=[7])
+    going_on = requests.begin(endless, prompt(COVERED)).decide(output, LOGITS[0])
+    assert going_on.candidates == [7]
+
+
+def test_a_hidden_token_is_refused_with_what_to_do(requests):
+    rows = V1Rows(requests)
+    added(rows, (Params(), prompt(COVERED), [5, -1]))
+    with pytest.raises(SettingError, match="--logits-processors trueline"):
+        rows.apply(LOGITS)
+
+
+def test_a_row_whose_request_is_gone_is_left_alone(requests):
+    rows = V1Rows(requests)
+    covered = (Params(), prompt(COVERED), [])
+    added(rows, covered)
+    assert rows.apply(LOGITS) is not LOGITS
+    rows.update_state(None)
+    assert rows.apply(LOGITS) is not LOGITS
+    rows.update_state(SimpleNamespace(removed=[0], added=[], moved=[]))
+    assert rows.apply(LOGITS) is LOGITS
+    added(rows, covered)
+    added(rows, (Params(), prompt(OTHER), []))  # in the place of the other
+    assert rows.apply(LOGITS) is LOGITS
+
+
+@pytest.mark.parametrize(("direction", "left"), [("UNIDIRECTIONAL", ()), ("SWAP", (0,))])
+def test_a_row_that_moves_leaves_its_place_to_the_other(direction, left, requests):
+    rows = V1Rows(requests)
+    added(rows, (Params(), prompt(COVERED), []), (Params(), prompt("Bats?"), []))
+    moved = [(0, 1, SimpleNamespace(name=direction))]
+    rows.update_state(SimpleNamespace(removed=[], added=[], moved=moved))
+    logits = torch.zeros(2, len(TOKENIZER))
+    changed = (rows.apply(logits) != logits).any(1).nonzero()[:, 0].tolist()
+    assert changed == [*left, 1]
+
+
+def test_scope_is_asked_for_once_a_request(requests, monkeypatch):
+    asked, begin = [], Requests.begin
+    monkeypatch.setattr(
+        Requests, "begin", lambda *given: asked.append(given[1]) or begin(*given)
+    )
+    v1, tokens = V1Rows(requests), torch.tensor([prompt(COVERED), prompt(COVERED)])
+    states = SimpleNamespace(
+        all_token_ids=SimpleNamespace(gpu=tokens),
+        total_len=SimpleNamespace(gpu=torch.tensor([tokens.shape[1]] * 2)),
+        prompt_len=SimpleNamespace(np=np.array([tokens.shape[1]] * 2)),
+    )
+    v2 = V2Rows(requests, states)
+    added(v1, (Params(), prompt(COVERED), []))
+    v2.add_request(1, Params())
+    context = SimpleNamespace(
+        expanded_idx_mapping=torch.tensor([1]),
+        idx_mapping_np=np.array([1]),
+        expanded_local_pos=torch.tensor([0]),
+        input_ids=torch.tensor([5]),
+    )
+    for _ in range(3):
+        v1.update_state(None)
+        v2.apply_staged_writes()
+        assert torch.equal(v1.apply(LOGITS), v2.apply(LOGITS, context))
+    assert len(asked) == 2
+
+
+def test_a_space_is_reloaded_between_requests_and_a_request_goes_on_as_it_began(
+    tmp_path, caplog
+):
+    tl.build(None, [FISH]).save(tmp_path / "space")
+    requests = Requests({"facts": tmp_path / "space"}, TOKENIZER)
+    assert requests.begin(Params(), prompt(COVERED)) is None
+    tl.open(tmp_path / "space").add([BATS])
+    begun = requests.begin(Params(), prompt(COVERED))
+    before = begun.lift([], LOGITS[0])
+    tl.open(tmp_path / "space").remove(["bats"])
+    assert requests.begin(Params(), prompt(COVERED)) is None
+    assert torch.equal(begun.lift([], LOGITS[0]), before)
+    (tmp_path / "space" / "manifest.json").write_text("{}")
+    assert requests.begin(Params(), prompt("Do fish ever sleep?")) is not None
+    assert "the space facts stays as it was" in caplog.text
+
+
+def test_prompts_in_which_no_question_can_be_found_are_told_of_at_the_start(
+    caplog, monkeypatch
+):
+    monkeypatch.setattr("trueline.corrector.find_question", lambda *_: None)
+    Requests(named_spaces(), TOKENIZER)
+    assert "only requests that give trueline_question" in caplog.text
+
+
+# What vLLM makes of it.
+
+
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is here")
+def test_without_vllm_the_processor_says_what_to_install():
+    with pytest.raises(SettingError, match=r"vLLM 0.32 or newer .*docs/vllm.md"):
+        _ = vllm.Corrective
+    with pytest.raises(AttributeError, match="no 'Nothing'"):
+        _ = vllm.Nothing
+
+
+class V1Interface(ABC):
+    """Stands for vllm.v1.sample.logits_processor.interface.LogitsProcessor."""
+
+    @classmethod
+    def validate_params(cls, sampling_params):
+        return None
+
+    @abstractmethod
+    def __init__(self, vllm_config, device, is_pin_memory): ...
+
+    @abstractmethod
+    def apply(self, logits): ...
+
+    @abstractmethod
+    def is_argmax_invariant(self): ...
+
+    @abstractmethod
+    def update_state(self, batch_update): ...
+
+
+class V2Interface(ABC):
+    """Stands for vllm.v1.worker.gpu.sample.logits_processor.interface.LogitsProcessor."""
+
+    def __init__(self, vllm_config, req_states):
+        return None
+
+    @classmethod
+    def validate_params(cls, sampling_params):
+        return None
+
+    def add_request(self, req_idx, sampling_params):
+        return True
+
+    def apply_staged_writes(self):
+        return None
+
+    @abstractmethod
+    def apply(self, logits, ctx): ...
+
+
+@pytest.fixture
+def processors(monkeypatch):
+    """The classes that vLLM makes, over stand-ins of its own."""
+    homes = {
+        "vllm.tokenizers": {"cached_tokenizer_from_config": lambda config: TOKENIZER},
+        "vllm.v1.sample.logits_processor.interface": {"LogitsProcessor": V1Interface},
+        "vllm.v1.worker.gpu.sample.logits_processor.interface": {
+            "LogitsProcessor": V2Interface
+        },
+    }
+    for name, content in homes.items():
+        parts = name.split(".")
+        for end in range(1, len(parts) + 1):
+            monkeypatch.setitem(sys.modules, ".".join(parts[:end]), ModuleType("stand-in"))
+        sys.modules[name].__dict__.update(content)
+    monkeypatch.delitem(sys.modules, "trueline.integrations.vllm.processors", raising=False)
+    monkeypatch.delattr(vllm, "processors", raising=False)
+    from trueline.integrations.vllm import processors
+
+    yield processors
+    monkeypatch.delitem(sys.modules, "trueline.integrations.vllm.processors", raising=False)
+    monkeypatch.delattr(vllm, "processors", raising=False)
+
+
+def config(*, named=(), is_async=False):
+    return SimpleNamespace(
+        model_config=SimpleNamespace(logits_processors=list(named)),
+        scheduler_config=SimpleNamespace(async_scheduling=is_async),
+    )
+
+
+V1_GIVEN, V2_GIVEN = (torch.device("cpu"), False), (SimpleNamespace(),)
+
+
+def test_one_class_is_a_processor_to_both_runners_and_becomes_that_of_its_maker(processors):
+    for cls in (processors.Corrective, processors.Plugin):
+        assert issubclass(cls, V1Interface)
+        assert issubclass(cls, V2Interface)
+        v1, v2 = cls(config(), *V1_GIVEN), cls(config(), *V2_GIVEN)
+        assert isinstance(v1, V1Interface)
+        assert isinstance(v2, V2Interface)
+        assert v1.is_argmax_invariant() is False
+        assert v2.add_request(0, Params()) is True
+        with pytest.raises(SettingError, match="no argument"):
+            cls.validate_params(Params({"trueline_nothing": 1}))
+    v1.update_state(
+        SimpleNamespace(removed=[], moved=[], added=[(0, Params(), prompt(COVERED), [])])
+    )
+    assert v1.apply(LOGITS) is not LOGITS
+    assert vllm.Corrective is processors.Corrective
+
+
+@pytest.mark.parametrize("why", ["no space", "named by the flag"])
+def test_the_plugin_does_nothing_where_it_is_not_wanted(why, processors, monkeypatch):
+    if why == "no space":
+        monkeypatch.delenv("TRUELINE_SPACES")
+        given = config(is_async=True)
+    else:
+        given = config(named=["trueline.integrations.vllm:Corrective"], is_async=True)
+    v1, v2 = processors.Plugin(given, *V1_GIVEN), processors.Plugin(given, *V2_GIVEN)
+    v1.update_state(
+        SimpleNamespace(removed=[], moved=[], added=[(0, Params(), prompt(COVERED), [])])
+    )
+    assert v1.is_argmax_invariant()
+    assert v1.apply(LOGITS) is LOGITS
+    assert v2.add_request(0, Params()) is False
+    v2.apply_staged_writes()
+    assert v2.apply(LOGITS, None) is LOGITS
+
+
+def test_the_plugin_is_refused_where_vllm_would_hide_tokens_from_it(processors):
+    with pytest.raises(SettingError, match="--no-async-scheduling"):
+        processors.Plugin(config(is_async=True), *V1_GIVEN)
+    processors.Plugin(config(is_async=True), *V2_GIVEN)  # V2 shows all of them
+
+
+def test_the_flag_without_a_space_is_refused(processors, monkeypatch):
+    monkeypatch.delenv("TRUELINE_SPACES")
+    with pytest.raises(SettingError, match="set TRUELINE_SPACES"):
+        processors.Corrective(config(), *V1_GIVEN)
