@@ -60,7 +60,7 @@ def verified(space, question):
     """The answers of the example that answers a question."""
     method = tl.Corrective(tl.open(space))
     best, *_ = method.near(None, question)
-    assert method.is_heard(best), question
+    assert method.is_heard(best, question), question
     return best.example.answers
 
 
