@@ -104,7 +104,7 @@ class Worker:
             answers = list(group)
             rows += [len(contexts)] * len(answers)
             contexts.append(answers[0].prompt)
-        reading = self.lm.start()
+        reading = self.lm.start(states=True)
         states = reading.join(contexts).take(rows)
         reading.keep(rows)
         pairs = list(zip(batch, lengths, strict=True))
