@@ -34,9 +34,9 @@ class Entry:
 class Context:
     """A cache of keys and values for a number of sequences, all in the same cells."""
 
-    def __init__(self, weights: Weights, cells: int, sequences: int, threads: int) -> None:
+    def __init__(self, weights: Weights, cells: int, sequences: int) -> None:
         self.weights, self.cells, self.sequences = weights, cells, sequences
-        self.threads = threads
+        self._threads = torch.get_num_threads()
         library = weights.library
         self._library: Library = library
         outputs = max(_OUTPUTS, sequences)
@@ -47,8 +47,8 @@ class Context:
             "n_seq_max": sequences,
             "n_outputs_max": outputs,
             "n_outputs_max_per_seq": 0,
-            "n_threads": threads,
-            "n_threads_batch": threads,
+            "n_threads": self._threads,
+            "n_threads_batch": self._threads,
             "pooling_type": 0,  # each token's own state
             "kv_unified": True,
         }
@@ -69,7 +69,6 @@ class Context:
         self._logits = library.function("llama_get_logits")
         self._states = library.function("llama_get_embeddings")
         self._gives_states = False
-        self._used_threads = threads
 
     def _check(self, values: dict[str, int]) -> None:
         """Refuse a library that took our parameters for others."""
@@ -135,9 +134,9 @@ class Context:
 
     def use_threads(self, threads: int) -> None:
         """Read with so many threads from now on."""
-        if threads != self._used_threads:
+        if threads != self._threads:
             self._library.call("llama_set_n_threads", self.pointer, threads, threads)
-            self._used_threads = threads
+            self._threads = threads
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Have a sequence begin with the first tokens of another; no cell is copied."""
@@ -183,7 +182,6 @@ class Pool:
             self._weights,
             _power_of_two(max(cells, _LEAST_CELLS)),
             min(_power_of_two(max(sequences, _LEAST_SEQUENCES)), MAX_SEQUENCES),
-            torch.get_num_threads(),
         )
 
     def give_back(self, context: Context) -> None:

@@ -150,7 +150,7 @@ def load(
     trust_remote_code: bool = False,
 ) -> LlamaModel:
     """Open a model by alias or .gguf file; no code comes with one, so none can run."""
-    if dtype != "auto":
+    if dtype not in ("auto", "float32", torch.float32):  # what it computes in
         raise SettingError(
             f"dtype={dtype!r} cannot be had with engine='llama.cpp': a GGUF file is read as it "
             "is packed; leave dtype out, or take another file"

@@ -144,8 +144,9 @@ class SequenceReading:
         context = self._held[0] if self._held else None
         if context is None or context.cells < cells or context.sequences < sequences:
             context = self._grow(cells, sequences)
-        is_shared = done is not None and context.threads > 1 and not done()
-        context.use_threads(context.threads - is_shared)
+        threads = torch.get_num_threads()
+        is_shared = done is not None and threads > 1 and not done()
+        context.use_threads(threads - is_shared)
         return context
 
     def _grow(self, cells: int, sequences: int) -> Context:
