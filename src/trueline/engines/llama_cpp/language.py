@@ -109,7 +109,7 @@ class LlamaModel:
         """A hash of all that the file says of its tokenizer."""
         return self.weights.header.tokenizer_hash
 
-    @property
+    @cached_property
     def stop_ids(self) -> frozenset[int]:
         """The tokens that end an answer."""
         return self.tokenizer.end_ids
