@@ -75,10 +75,20 @@ def lift(
     candidates, or whose candidates hold that much already, stays as it is.
     """
     wide = base.float()
-    inside = wide.masked_fill(~candidates, -torch.inf).logsumexp(-1)  # (rows,)
-    outside = wide.masked_fill(candidates, -torch.inf).logsumexp(-1)
-    raised = (margin + outside - inside).clamp(min=0.0).nan_to_num(0.0, posinf=0.0)
-    return torch.where(candidates, (wide + strength * raised[:, None]).to(base.dtype), base)
+    rows, tokens = candidates.nonzero(as_tuple=True)  # few of many, so only they are touched
+    values = wide[rows, tokens]
+    others = wide.index_put((rows, tokens), wide.new_tensor(-torch.inf))
+    raised = margin + others.logsumexp(-1) - _logsumexp_by_row(values, rows, len(base))
+    raised = raised.clamp(min=0.0).nan_to_num(0.0, posinf=0.0)  # (rows,)
+    lifted = values + strength * raised[rows]
+    return base.index_put((rows, tokens), lifted.to(base.dtype))
+
+
+def _logsumexp_by_row(values: torch.Tensor, rows: torch.Tensor, count: int) -> torch.Tensor:
+    """log sum e^value over the values of each row: (count,), -inf where a row has none."""
+    most = values.new_full((count,), -torch.inf).scatter_reduce(0, rows, values, "amax")
+    total = values.new_zeros(count).index_add_(0, rows, (values - most[rows]).exp())
+    return most + total.log()
 
 
 def entropy(logits: torch.Tensor) -> torch.Tensor:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 from threading import Lock
+from typing import NamedTuple
 
 import torch
 
@@ -21,14 +21,38 @@ _LEAST_CELLS, _LEAST_SEQUENCES = 512, 32  # of the smallest cache
 _KEPT = 2  # caches that wait for the next reading
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One token to read: where, in which sequence, and whether its logits are wanted."""
 
     token: int
     position: int
     sequence: int
     is_output: bool
+
+
+class _Arrays:
+    """A batch of llama.cpp, filled anew for every call: making its arrays takes longer."""
+
+    def __init__(self) -> None:
+        numbers = ctypes.c_int32 * _BATCH
+        self._tokens, self._positions, self._sequences = numbers(), numbers(), numbers()
+        self._counts = numbers(*[1] * _BATCH)
+        first = ctypes.addressof(self._sequences)
+        self._addresses = (ctypes.c_void_p * _BATCH)(*range(first, first + 4 * _BATCH, 4))
+        self._outputs = (ctypes.c_int8 * _BATCH)()
+        arrays = (self._positions, self._counts, self._addresses, self._outputs)
+        tokens = ctypes.addressof(self._tokens)
+        self._batch = Batch(0, tokens, None, *map(ctypes.addressof, arrays))
+
+    def filled(self, entries: Sequence[Entry]) -> Batch:
+        """The batch with these tokens."""
+        for index, entry in enumerate(entries):
+            self._tokens[index] = entry.token
+            self._positions[index] = entry.position
+            self._sequences[index] = entry.sequence
+            self._outputs[index] = entry.is_output
+        self._batch.n_tokens = len(entries)
+        return self._batch
 
 
 class Context:
@@ -69,6 +93,7 @@ class Context:
         self._logits = library.function("llama_get_logits")
         self._states = library.function("llama_get_embeddings")
         self._gives_states = False
+        self._arrays = _Arrays()
 
     def _check(self, values: dict[str, int]) -> None:
         """Refuse a library that took our parameters for others."""
@@ -111,13 +136,11 @@ class Context:
         count = sum(entry.is_output for entry in entries)
         assert not states or count in (0, len(entries)), "with states it puts out every token"
         self._give_states(states and count > 0)
-        batch, kept = _batch(entries)
-        if code := self._decode(self.pointer, batch):
+        if code := self._decode(self.pointer, self._arrays.filled(entries)):
             raise ModelError(
                 f"llama.cpp could not read {len(entries)} tokens (code {code}; "
                 f"{self._library.last_words()})"
             )
-        del kept  # the arrays the batch points into
         width = self.weights.width if states else self.weights.vocabulary
         if not count:
             return torch.empty(0, width)
@@ -195,18 +218,3 @@ class Pool:
 
 def _power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
-
-
-def _batch(entries: Sequence[Entry]) -> tuple[Batch, object]:
-    """Tokens as llama.cpp takes them, and what must outlive the call."""
-    count = len(entries)
-    numbers = ctypes.c_int32 * count
-    tokens = numbers(*[entry.token for entry in entries])
-    positions = numbers(*[entry.position for entry in entries])
-    sequences = numbers(*[entry.sequence for entry in entries])
-    counts = numbers(*[1] * count)
-    first = ctypes.addressof(sequences)
-    addresses = (ctypes.c_void_p * count)(*range(first, first + 4 * count, 4))
-    outputs = (ctypes.c_int8 * count)(*[entry.is_output for entry in entries])
-    kept = (tokens, positions, counts, addresses, outputs, sequences)
-    return Batch(count, ctypes.addressof(tokens), None, *map(ctypes.addressof, kept[1:5])), kept

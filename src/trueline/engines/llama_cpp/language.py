@@ -91,7 +91,7 @@ class LlamaModel:
         """The states (tokens, d) and the logits (tokens, vocabulary) of a text."""
         found = []
         for states in (True, False):
-            reading = self.start(states=states)
+            reading = SequenceReading(self.pool, states=states)
             reading.join([tokens[:1]])
             given = reading.read_on([tokens[1:]])
             tensor = given.hidden if states else given.logits

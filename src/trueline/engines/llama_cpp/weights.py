@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from math import inf
 from pathlib import Path
 
 from trueline.engines.gguf_header import GgufHeader, read_gguf_header
@@ -21,12 +22,16 @@ _REFUSED = {  # what llama.cpp says of a model: why it cannot be used
 }
 
 
+_MOST_LAYERS = 512  # what llama.cpp is built for
+
+
 class Weights:
     """A model of llama.cpp and its vocabulary."""
 
     def __init__(self, file: Path, label: str) -> None:
         self.file = file
         self.header: GgufHeader = read_gguf_header(file, label)
+        _check_header(self.header, label)
         self.library: Library = open_library()
         self.pointer = self._load(label)
         call = self.library.call
@@ -66,3 +71,21 @@ class Weights:
                     f"the header of {label} gives it a {name} of {getattr(self, name)}; "
                     "fetch the model again"
                 )
+
+
+def _check_header(header: GgufHeader, label: str) -> None:
+    """Refuse settings at which llama.cpp ends the process instead of saying what is wrong."""
+    kind = header.settings.get("general.architecture")
+    layers = header.settings.get(f"{kind}.block_count")
+    if layers is not None and not (isinstance(layers, int) and 0 < layers <= _MOST_LAYERS):
+        raise ModelError(
+            f"the header of {label} gives it {layers} layers, and llama.cpp takes from 1 to "
+            f"{_MOST_LAYERS}; fetch the model again"
+        )
+    for name in ("layer_norm_rms_epsilon", "layer_norm_epsilon"):
+        value = header.settings.get(f"{kind}.{name}", 0.0)
+        if not (isinstance(value, float | int) and 0 <= value < inf):
+            raise ModelError(
+                f"the header of {label} gives it a {name} of {value}, which is no small "
+                "number; fetch the model again"
+            )
