@@ -42,7 +42,12 @@ class DoLa(Decoder):
     needs = Needs(layers=True)
 
     def check(self, lm: Engine) -> None:  # noqa: D102
-        if lm.head is None or not lm.gives_layers:
+        if not lm.gives_layers:
+            raise SettingError(
+                f"DoLa reads early layers, and the engine of {lm.id} does not hand them out; "
+                "load it with engine='transformers'"
+            )
+        if lm.head is None:
             raise SettingError(f"DoLa reads early layers, and the head of {lm.id} takes none")
         layers = self.layers(lm)
         if not layers or not all(0 <= layer < lm.depth for layer in layers):
