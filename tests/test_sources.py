@@ -224,15 +224,16 @@ def split_alias(shelf, **changes):
 def test_parts_are_joined_in_order_and_held_to_the_checksum_of_the_whole(shelf, monkeypatch):
     seen = []
 
-    def convert_gguf(file, folder, label, *, sha256):
-        seen.extend([file.read_bytes(), sha256])
+    def convert_gguf(file, folder, label):
+        seen.append(file.read_bytes())
         (folder / WEIGHTS).write_bytes(VECTORS)
         (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
 
     monkeypatch.setattr(sources, "convert_gguf", convert_gguf)
-    monkeypatch.setitem(ALIASES, "tiny", split_alias(shelf, gguf_sha256="f00d"))
+    whole = hashlib.sha256(b"GGUF one two").hexdigest()
+    monkeypatch.setitem(ALIASES, "tiny", split_alias(shelf, gguf_sha256=whole))
     folder = resolve("tiny", "language").folder
-    assert seen == [b"GGUF one two", "f00d"]
+    assert seen == [b"GGUF one two"]
     names = [WEIGHTS, "TERMS", "config.json", "source.json"]
     assert sorted(path.name for path in folder.iterdir()) == sorted(names)
 
@@ -467,7 +468,7 @@ def conversions(monkeypatch):
     """Stand in for the conversion, which is slow, and count its calls."""
     calls = []
 
-    def convert_gguf(file, folder, label, *, sha256=""):
+    def convert_gguf(file, folder, label):
         beside = {path.suffix for path in file.parent.iterdir()}
         calls.append((file.read_bytes(), label, beside))
         model_folder(folder / "new", architectures=["LlamaForCausalLM"])

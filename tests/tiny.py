@@ -203,3 +203,63 @@ def write_embedder(folder: Path, *, seed: int = 0) -> Path:
     ]:
         (folder / path).write_text(json.dumps(content))
     return folder
+
+
+def write_gguf(path, *, kind="llama", change=lambda name, weight: weight, **settings):
+    """The tiny llama as a GGUF file, with its tokenizer; `change` sees every weight."""
+    from gguf import GGUFWriter
+
+    lm = language_model("llama", chat=True)
+    config, backend = lm.model.config, json.loads(lm.tokenizer.backend_tokenizer.to_str())
+    writer = GGUFWriter(path, kind)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(settings.get("context_length", config.max_position_embeddings))
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    vocabulary = backend["model"]["vocab"]
+    words = sorted(vocabulary, key=vocabulary.get)
+    special = {token["id"] for token in backend["added_tokens"]}
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(words)
+    writer.add_token_types([3 if token in special else 1 for token in range(len(words))])
+    writer.add_token_merges([" ".join(pair) for pair in backend["model"]["merges"]])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_add_bos_token(True)
+    writer.add_chat_template(CHAT)
+    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    for name, weight in lm.model.state_dict().items():
+        for ours, theirs in _GGUF_NAMES.items():
+            name = name.replace(ours, theirs)
+        weight = change(name, weight.numpy())
+        if count := heads.get(name.split(".")[-2]):  # llama.cpp turns pairs that lie together
+            weight = weight.reshape(count, 2, -1, weight.shape[1]).swapaxes(1, 2)
+        writer.add_tensor(name, weight.reshape(-1, weight.shape[-1]).squeeze().copy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+_GGUF_NAMES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "model.layers": "blk",
+}

@@ -89,6 +89,7 @@ def open_session(
     space: str | Path | GroundingSpace | None = None,
     embedder: str | None = None,
     settings: Mapping[str, Any] | None = None,
+    engine: str = "transformers",
     dtype: str = "auto",
     device: str | None = None,
     trust_remote_code: bool = False,
@@ -111,7 +112,12 @@ def open_session(
             make_method(name, space=space, settings=own[name])
     if model is None or isinstance(model, str):
         lm: Engine = _load(
-            model, space, dtype=dtype, device=device, trust_remote_code=trust_remote_code
+            model,
+            space,
+            engine=engine,
+            dtype=dtype,
+            device=device,
+            trust_remote_code=trust_remote_code,
         )
     else:
         lm = model

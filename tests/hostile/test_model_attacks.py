@@ -702,45 +702,6 @@ def test_a_damaged_folder_is_refused_or_a_model(
         shutil.rmtree(folder)
 
 
-def write_gguf(path):
-    """A tiny llama as a GGUF file, with its tokenizer."""
-    from gguf import GGUFWriter
-
-    lm = tiny.language_model("llama")
-    config, backend = lm.model.config, json.loads(lm.tokenizer.backend_tokenizer.to_str())
-    writer = GGUFWriter(path, "llama")
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(10_000.0)
-    writer.add_vocab_size(config.vocab_size)
-    vocabulary = backend["model"]["vocab"]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(sorted(vocabulary, key=vocabulary.get))
-    writer.add_token_merges([" ".join(pair) for pair in backend["model"]["merges"]])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    names = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k"}
-    names |= {"self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output"}
-    names |= {"mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
-    names |= {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
-    names |= {"model.embed_tokens": "token_embd", "model.norm": "output_norm"}
-    names |= {"lm_head": "output", "model.layers": "blk"}
-    for name, weight in lm.model.state_dict().items():
-        for ours, theirs in names.items():
-            name = name.replace(ours, theirs)
-        writer.add_tensor(name, weight.numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
 def gguf_damaged(chance, data):
     """Bytes of a GGUF file with its header, one of its numbers or any of its bytes changed."""
     kind = chance.randrange(3)
@@ -761,7 +722,7 @@ def gguf_damaged(chance, data):
 @pytest.mark.filterwarnings("ignore")
 def test_a_damaged_gguf_is_refused_or_a_model(tmp_path, counted, monkeypatch):
     monkeypatch.setenv("TRUELINE_HOME", str(tmp_path / "home"))
-    data = write_gguf(tmp_path / "whole.gguf").read_bytes()
+    data = tiny.write_gguf(tmp_path / "whole.gguf").read_bytes()
     with quiet():
         tl.generate(tl.load(tmp_path / "whole.gguf"), tl.Greedy(), "Are bats blind?")
     counted["used"] += 1

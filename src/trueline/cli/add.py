@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from trueline.cli.example_options import example_options
-from trueline.cli.options import PATH
+from trueline.cli.options import PATH, engine_option
 
 if TYPE_CHECKING:
     from trueline.engines.base import Engine
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 @click.option("--replace", is_flag=True, help="Let new content take the place of known ids.")
 @click.option("--model", help="The model, if not the one the space names.")
 @click.option("--embedder", help="The embedder, if not the one the space names.")
+@engine_option
 @click.option("--device", help="cpu, cuda, mps; the best there is if left out.")
 @click.option("--trust-remote-code", is_flag=True, help="Run code that comes with a model.")
 @example_options
@@ -32,6 +33,7 @@ def add(
     replace: bool,
     model: str | None,
     embedder: str | None,
+    engine: str,
     device: str | None,
     trust_remote_code: bool,
     read: Callable[[str], list[Example]],
@@ -52,7 +54,8 @@ def add(
     space = read_space(folder, embedder=embedder)
     known = [example for example in found if replace and example.id in space]
     new = [example for example in found if not (replace and example.id in space)]
-    lm = _model(space, model, device, trust_remote_code)
+    options = {"engine": engine, "device": device, "trust_remote_code": trust_remote_code}
+    lm = _model(space, model, options)
     label = "entries" if lm is not None else "examples"
     with progress_bar("adding", label) as progress:
         if known:
@@ -63,14 +66,12 @@ def add(
     show_line(f"{folder}: {counts['examples']:,} examples, {counts['entries']:,} entries")
 
 
-def _model(
-    space: GroundingSpace, name: str | None, device: str | None, trust_remote_code: bool
-) -> Engine | None:
+def _model(space: GroundingSpace, name: str | None, options: dict[str, Any]) -> Engine | None:
     """The model of a space with entries, in the type they were computed in."""
     from trueline.engines import load
 
     recipe = space.recipe
     if recipe.context is None:
         return None
-    options = {"device": device, "trust_remote_code": trust_remote_code}
-    return load(name or recipe.model, dtype=recipe.computed, **options)  # type: ignore[arg-type]
+    found: Engine = load(name or recipe.model, dtype=recipe.computed, **options)
+    return found

@@ -75,6 +75,7 @@ def build(
     examples: str,
     out: Path,
     model: str | None,
+    engine: str,
     dtype: str,
     device: str | None,
     trust_remote_code: bool,
@@ -114,6 +115,7 @@ def build(
     if tokens is not None:
         lm = load(
             model or DEFAULT_MODEL,
+            engine=engine,
             dtype=dtype,
             device=device,
             trust_remote_code=trust_remote_code,

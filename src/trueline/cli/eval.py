@@ -66,6 +66,9 @@ _DIGITS = 20  # of a number that is one; what is longer is refused as the text i
 @click.option(
     "--seed", "seeds", cls=FlagEnvvarOption, type=int, multiple=True, help="One or more."
 )
+@click.option(
+    "--engine", envvar="TRUELINE_ENGINE", help="transformers or llama.cpp.  [transformers]"
+)
 @click.option("--dtype", help="auto, float32, bfloat16, float16.  [auto]")
 @click.option("--device", help="cpu, cuda, mps; the best there is if left out.")
 @click.option("--threads", type=int, help="For torch.")

@@ -15,7 +15,7 @@ import click
 
 from trueline.cli.screen import note, progress_bar
 from trueline.decoders import DEFAULT, names_in_words
-from trueline.engines import DEFAULT_MODEL
+from trueline.engines import DEFAULT_MODEL, ENGINES
 from trueline.errors import SettingError
 from trueline.visible import has_half_character, shown
 
@@ -75,7 +75,16 @@ def _all(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
 json_option = click.option(
     "--json", "as_json", cls=FlagEnvvarOption, is_flag=True, help="Print JSON instead of text."
 )
+engine_option = click.option(
+    "--engine",
+    type=click.Choice(list(ENGINES)),
+    default="transformers",
+    show_default=True,
+    envvar="TRUELINE_ENGINE",
+    help="What runs the model; llama.cpp reads .gguf files, and aliases that are one.",
+)
 _WEIGHTS = (
+    engine_option,
     click.option(
         "--dtype",
         type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
@@ -113,6 +122,7 @@ class Asking:
     space: Path | None
     model: str | None
     embedder: str | None
+    engine: str
     dtype: str
     device: str | None
     trust_remote_code: bool
@@ -161,6 +171,7 @@ class Asking:
                 space=self.space if space is None else space,
                 embedder=self.embedder,
                 settings=self.settings,
+                engine=self.engine,
                 dtype=self.dtype,
                 device=self.device,
                 trust_remote_code=self.trust_remote_code,

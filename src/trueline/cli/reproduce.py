@@ -23,6 +23,9 @@ _PAGES = ("reproduce.md", "reproduce.html")
     "--list", "is_list", cls=FlagEnvvarOption, is_flag=True, help="Print the recipes and stop."
 )
 @click.option("--model", help=f"Alias, hub id or folder.  [{DEFAULT_MODEL}]")
+@click.option(
+    "--engine", envvar="TRUELINE_ENGINE", help="transformers or llama.cpp.  [transformers]"
+)
 @click.option("--data", help="A folder of benchmark files; the hub if left out.")
 @click.option(
     "--benchmark",

@@ -42,6 +42,11 @@ class DoLa(Decoder):
     needs = Needs(layers=True)
 
     def check(self, lm: Engine) -> None:  # noqa: D102
+        if not lm.gives_layers:
+            raise SettingError(
+                f"DoLa reads early layers, and the engine of {lm.id} does not hand them out; "
+                "load it with engine='transformers'"
+            )
         if lm.head is None:
             raise SettingError(f"DoLa reads early layers, and the head of {lm.id} takes none")
         layers = self.layers(lm)

@@ -56,8 +56,8 @@ class Grounded(Decoder):
         return self.space.prompt
 
     def check(self, lm: Engine) -> None:
-        """Refuse a model the space was not built with; open what will be looked into."""
-        self.space.check_model(lm)
+        """Refuse a model the entries say nothing of; open what will be looked into."""
+        self.space.check_use(lm)
         self.retriever(lm)
 
     def prefetch(self, rows: Rows) -> WindowPrefetch:

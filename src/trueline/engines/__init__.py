@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from trueline.errors import SettingError
 
@@ -21,7 +21,32 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "smollm2-135m"  # these two come from the package registry: no hub is needed
 DEFAULT_EMBEDDER = "all-minilm-l6-v2"
-ENGINES = {"transformers": "trueline.engines.transformers.language"}  # each has a `load`
+ENGINES = {  # each has a `load`
+    "transformers": "trueline.engines.transformers.language",
+    "llama.cpp": "trueline.engines.llama_cpp.language",
+}
+
+
+@overload
+def load(
+    name: str | Path,
+    *,
+    engine: Literal["transformers"] = ...,
+    dtype: str | torch.dtype = ...,
+    device: str | torch.device | None = ...,
+    trust_remote_code: bool = ...,
+) -> LanguageModel: ...
+
+
+@overload
+def load(
+    name: str | Path,
+    *,
+    engine: str,
+    dtype: str | torch.dtype = ...,
+    device: str | torch.device | None = ...,
+    trust_remote_code: bool = ...,
+) -> Engine: ...
 
 
 def load(
@@ -31,16 +56,17 @@ def load(
     dtype: str | torch.dtype = "auto",
     device: str | torch.device | None = None,
     trust_remote_code: bool = False,
-) -> LanguageModel:
+) -> Engine:
     """Open a model by alias, hub id, local folder or .gguf file.
 
     `auto` is float32 on a CPU and the checkpoint's own type elsewhere. Code that comes with a
-    model runs only with trust_remote_code=True.
+    model runs only with trust_remote_code=True. engine="llama.cpp" reads a .gguf file, or that
+    of an alias, as it is, on the CPU.
     """
     if engine not in ENGINES:
         raise SettingError(f"there is no engine {engine!r}; there are {', '.join(ENGINES)}")
     options = {"dtype": dtype, "device": device, "trust_remote_code": trust_remote_code}
-    opened: LanguageModel = import_module(ENGINES[engine]).load(name, **options)
+    opened: Engine = import_module(ENGINES[engine]).load(name, **options)
     return opened
 
 

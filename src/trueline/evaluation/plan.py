@@ -63,6 +63,7 @@ class Plan:
     temperature: float = 0.0
     seeds: tuple[int, ...] = (0,)  # they count only where there is sampling
     stop: tuple[str, ...] = ()
+    engine: str = "transformers"
     dtype: str = "auto"
     device: str | None = None
     threads: int | None = None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from math import isfinite
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
+from trueline.engines import ENGINES
 from trueline.errors import SettingError
 from trueline.evaluation.judges.pace import Limits
 from trueline.evaluation.plan import MODES
@@ -89,6 +90,7 @@ KEYS: dict[str, Takes] = {
     "temperature": _TEMPERATURE,
     "seeds": _list(_whole(0)),
     "stop": _list(_TEXT),
+    "engine": _one_of(*ENGINES),
     "dtype": _one_of("auto", "float32", "bfloat16", "float16"),
     "device": _NAME,
     "threads": _whole(1, 1024),

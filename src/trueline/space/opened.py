@@ -15,6 +15,7 @@ from trueline.engines.base import Engine
 from trueline.engines.sources import check_named
 from trueline.errors import SpaceMismatchError
 from trueline.search import LARGE, Search, check_numbers, open_search
+from trueline.space.agreement import agreement, check_agreement, is_of_another_engine
 from trueline.space.content import Content
 from trueline.space.retriever import OPENING_LOCK, Retriever
 from trueline.space.segment import ANSWERS, QUESTIONS, VECTORS, Segment
@@ -40,6 +41,7 @@ class OpenContent(Content):
         default_factory=dict, init=False, repr=False
     )
     # What scope and corrective decoding read of an example's texts, by example or text.
+    _agreements: dict[str, float] = field(default_factory=dict, init=False, repr=False)
     texts_read: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -49,6 +51,23 @@ class OpenContent(Content):
     def check_model(self, lm: Engine) -> None:
         """Refuse a model or tokenizer the entries were not made with, or a head they miss."""
         super().check_model(lm)
+        self._check_head(lm)
+
+    def check_use(self, lm: Engine) -> None:
+        """Refuse a model the entries say nothing of.
+
+        It is the one they were made with, or the same one in another engine: what tells is
+        whether its states agree with those stored, looked at once.
+        """
+        if self.recipe.context is None or not is_of_another_engine(self, lm):
+            self.check_model(lm)
+            return
+        if lm.fingerprint not in self._agreements:
+            self._agreements[lm.fingerprint] = agreement(self, lm)
+        check_agreement(self, lm, self._agreements[lm.fingerprint])
+        self._check_head(lm)
+
+    def _check_head(self, lm: Engine) -> None:
         if self.recipe.values == "hidden" and not self._fit_head(lm):
             raise SpaceMismatchError(
                 f"the space keeps hidden states that the head of {lm.id} does not take; build "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -61,7 +62,7 @@ class Worker:
         positions = self._positions(batch)
         return Entries(
             keys=self._keys(texts),
-            values=self._values(batch, lengths),
+            values=read_values(self.lm, self.recipe, batch, lengths),
             tokens=positions[:, 0].copy(),
             examples=positions[:, 1].copy(),
             answers=positions[:, 2].copy(),
@@ -96,25 +97,29 @@ class Worker:
         vectors = embed_distinct(self.embedder, windows)  # (entries, dimension)
         return vectors.cpu().numpy().astype(self.recipe.dtype)
 
-    @torch.inference_mode()
-    def _values(self, batch: list[Passage], lengths: list[int]) -> Array:
-        contexts: list[list[int]] = []
-        rows = []
-        for _, group in groupby(batch, key=lambda passage: passage.example):
-            answers = list(group)
-            rows += [len(contexts)] * len(answers)
-            contexts.append(answers[0].prompt)
-        pairs = zip(batch, lengths, strict=True)
-        read = [[*passage.tokens, self._end][:length] for passage, length in pairs]
-        states = read_continuations(self.lm, contexts, rows, read)
-        found = states.logits if states.hidden is None else states.hidden
-        assert found is not None
-        kept = torch.cat([row[:length] for row, length in zip(found, lengths, strict=True)])
-        if self.recipe.values == "logits" and self.lm.head is not None:
-            kept = self.lm.head(kept)
-        values: Array = kept.float().cpu().numpy().astype(self.recipe.dtype)
-        if not np.isfinite(values).all():
-            raise SettingError(
-                f"some values do not fit into {self.recipe.dtype}; build with dtype='float32'"
-            )
-        return values
+
+@torch.inference_mode()
+def read_values(
+    lm: Engine, recipe: Recipe, batch: Sequence[Passage], lengths: Sequence[int]
+) -> Array:
+    """What the model says at each token of some answers: hidden states or logits."""
+    contexts: list[list[int]] = []
+    rows = []
+    for _, group in groupby(batch, key=lambda passage: passage.example):
+        answers = list(group)
+        rows += [len(contexts)] * len(answers)
+        contexts.append(answers[0].prompt)
+    pairs = zip(batch, lengths, strict=True)
+    read = [[*passage.tokens, 0][:length] for passage, length in pairs]  # the last is not read
+    states = read_continuations(lm, contexts, rows, read, states=True)
+    found = states.logits if states.hidden is None else states.hidden
+    assert found is not None
+    kept = torch.cat([row[:length] for row, length in zip(found, lengths, strict=True)])
+    if recipe.values == "logits" and lm.head is not None:
+        kept = lm.head(kept)
+    values: Array = kept.float().cpu().numpy().astype(recipe.dtype)
+    if not np.isfinite(values).all():
+        raise SettingError(
+            f"some values do not fit into {recipe.dtype}; build with dtype='float32'"
+        )
+    return values

@@ -11,8 +11,7 @@ from trueline.engines.model_cache import say
 from trueline.engines.transformers.opening import open_model, open_tokenizer
 from trueline.engines.transformers.quiet import quiet
 from trueline.engines.weights import opening
-from trueline.errors import DownloadError, import_extra
-from trueline.files import file_hash
+from trueline.errors import import_extra
 
 
 def check_gguf_extra(label: str) -> None:
@@ -21,13 +20,11 @@ def check_gguf_extra(label: str) -> None:
         import_extra(package, f"converting {label} from GGUF", "gguf")
 
 
-def convert_gguf(file: Path, folder: Path, label: str, *, sha256: str = "") -> None:
+def convert_gguf(file: Path, folder: Path, label: str) -> None:
     """Write a GGUF's weights, as the float32 they stand for, and its tokenizer to a folder."""
-    if sha256 and file_hash(file) != sha256:
-        raise DownloadError(f"{label} is not the GGUF this release pins; report it, please")
     say(f"converting {label} to safetensors, once ...")
     with opening(label, "a GGUF language model; it may be cut short or of an unknown kind"):
-        count, name = read_gguf_header(file, label), file.name
+        count, name = read_gguf_header(file, label).count, file.name
         tokenizer = open_tokenizer(file.parent, gguf_file=name)
         model = open_model(file.parent, "causal", "float32", count=count, gguf_file=name)
     _forget_quantization(model)

@@ -80,6 +80,11 @@ class LanguageModel(TokenizerReader):
         return int(self.model.config.get_text_config().num_hidden_layers)
 
     @property
+    def gives_layers(self) -> bool:
+        """It does."""
+        return True
+
+    @property
     def is_tied(self) -> bool:
         """Whether its head is its input embedding."""
         return bool(self.model.config.get_text_config().tie_word_embeddings)
@@ -132,8 +137,8 @@ class LanguageModel(TokenizerReader):
             for token in tokens
         ]
 
-    def start(self) -> Reading:
-        """An empty reading."""
+    def start(self, *, states: bool = False) -> Reading:
+        """An empty reading; it gives hidden states wherever the head is known."""
         return RowByRowReading(self) if self._is_stretched else BatchReading(self)
 
     @property

@@ -8,29 +8,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trueline.engines.base import IsDone, States, join_states
+from trueline.engines.base import IsDone, States, join_states, shared_length
 from trueline.engines.transformers.attention import Cache
 from trueline.shortcuts import is_on
 
 if TYPE_CHECKING:
     from trueline.engines.transformers.language import LanguageModel
-
-_WORTH_SHARING = 8  # tokens in common from which reading them once pays
-
-
-def shared_length(contexts: Sequence[Sequence[int]]) -> int:
-    """How many tokens all contexts begin with, if it pays to read them once.
-
-    The last token of a context never counts: its states are needed for each row.
-    """
-    if len(contexts) == 1:
-        return 0
-    first, last = min(map(list, contexts)), max(map(list, contexts))  # what they share, all do
-    limit = min(map(len, contexts)) - 1
-    same = 0
-    while same < limit and first[same] == last[same]:
-        same += 1
-    return same if same >= _WORTH_SHARING else 0
 
 
 class BatchReading:

@@ -1,0 +1,220 @@
+"""Sequences of tokens in, logits or states out: one cache of llama.cpp, and a pool of them."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from threading import Lock
+from typing import NamedTuple
+
+import torch
+
+from trueline.engines.llama_cpp.library import Batch, Library
+from trueline.engines.llama_cpp.weights import Weights
+from trueline.errors import ModelError
+
+MAX_SEQUENCES = 256  # what llama.cpp is built for
+_BATCH = 512  # tokens in one call
+_OUTPUTS = 128  # tokens in one call whose logits are wanted; their buffer is made for so many
+_LEAST_CELLS, _LEAST_SEQUENCES = 512, 32  # of the smallest cache
+_KEPT = 2  # caches that wait for the next reading
+
+
+class Entry(NamedTuple):
+    """One token to read: where, in which sequence, and whether its logits are wanted."""
+
+    token: int
+    position: int
+    sequence: int
+    is_output: bool
+
+
+class _Arrays:
+    """A batch of llama.cpp, filled anew for every call: making its arrays takes longer."""
+
+    def __init__(self) -> None:
+        numbers = ctypes.c_int32 * _BATCH
+        self._tokens, self._positions, self._sequences = numbers(), numbers(), numbers()
+        self._counts = numbers(*[1] * _BATCH)
+        first = ctypes.addressof(self._sequences)
+        self._addresses = (ctypes.c_void_p * _BATCH)(*range(first, first + 4 * _BATCH, 4))
+        self._outputs = (ctypes.c_int8 * _BATCH)()
+        arrays = (self._positions, self._counts, self._addresses, self._outputs)
+        tokens = ctypes.addressof(self._tokens)
+        self._batch = Batch(0, tokens, None, *map(ctypes.addressof, arrays))
+
+    def filled(self, entries: Sequence[Entry]) -> Batch:
+        """The batch with these tokens."""
+        for index, entry in enumerate(entries):
+            self._tokens[index] = entry.token
+            self._positions[index] = entry.position
+            self._sequences[index] = entry.sequence
+            self._outputs[index] = entry.is_output
+        self._batch.n_tokens = len(entries)
+        return self._batch
+
+
+class Context:
+    """A cache of keys and values for a number of sequences, all in the same cells."""
+
+    def __init__(self, weights: Weights, cells: int, sequences: int) -> None:
+        self.weights, self.cells, self.sequences = weights, cells, sequences
+        self._threads = torch.get_num_threads()
+        library = weights.library
+        self._library: Library = library
+        outputs = max(_OUTPUTS, sequences)
+        values = {
+            "n_ctx": cells,
+            "n_batch": _BATCH,
+            "n_ubatch": _BATCH,
+            "n_seq_max": sequences,
+            "n_outputs_max": outputs,
+            "n_outputs_max_per_seq": 0,
+            "n_threads": self._threads,
+            "n_threads_batch": self._threads,
+            "pooling_type": 0,  # each token's own state
+            "kv_unified": True,
+        }
+        self._outputs = outputs
+        params = library.params("context", **values)
+        found = library.call("llama_init_from_model", weights.pointer, params)
+        if not found:
+            raise ModelError(
+                f"llama.cpp makes no cache of {cells} tokens ({library.last_words()}); "
+                "ask for fewer rows or fewer tokens, or free some memory"
+            )
+        self.pointer = ctypes.c_void_p(found)
+        free = library.function("llama_free")
+        weakref.finalize(self, free, self.pointer).atexit = False  # the process gives it back
+        self._check(values)
+        self._memory = ctypes.c_void_p(library.call("llama_get_memory", self.pointer))
+        self._decode = library.function("llama_decode")
+        self._logits = library.function("llama_get_logits")
+        self._states = library.function("llama_get_embeddings")
+        self._gives_states = False
+        self._arrays = _Arrays()
+
+    def _check(self, values: dict[str, int]) -> None:
+        """Refuse a library that took our parameters for others."""
+        for name in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_threads"):
+            got = self._library.call(f"llama_{name}", self.pointer)
+            if got != values[name]:
+                raise ModelError(
+                    f"llama.cpp was asked for {name}={values[name]} and took {got}: its "
+                    "parameters are laid out in another way; install the release this one "
+                    "was made for"
+                )
+
+    def read(self, entries: Sequence[Entry], *, states: bool = False) -> torch.Tensor:
+        """Read tokens in their order: the logits, or the last states, at those wanted.
+
+        (outputs, vocabulary) or (outputs, d), a copy: the next call writes over llama.cpp's own.
+        """
+        if not entries:
+            return torch.empty(0, self.weights.width if states else self.weights.vocabulary)
+        parts = [self._read_part(part, states) for part in self._cut(entries)]
+        found = [part for part in parts if len(part)]
+        return found[0] if len(found) == 1 else torch.cat(found or parts)
+
+    def _cut(self, entries: Sequence[Entry]) -> list[Sequence[Entry]]:
+        """The entries in parts that one call takes."""
+        wanted = sum(entry.is_output for entry in entries)
+        if len(entries) <= _BATCH and wanted <= self._outputs:
+            return [entries]
+        parts: list[list[Entry]] = [[]]
+        outputs = 0
+        for entry in entries:
+            if len(parts[-1]) == _BATCH or outputs == self._outputs:
+                parts.append([])
+                outputs = 0
+            parts[-1].append(entry)
+            outputs += entry.is_output
+        return list(parts)
+
+    def _read_part(self, entries: Sequence[Entry], states: bool) -> torch.Tensor:
+        count = sum(entry.is_output for entry in entries)
+        assert not states or count in (0, len(entries)), "with states it puts out every token"
+        self._give_states(states and count > 0)
+        if code := self._decode(self.pointer, self._arrays.filled(entries)):
+            raise ModelError(
+                f"llama.cpp could not read {len(entries)} tokens (code {code}; "
+                f"{self._library.last_words()})"
+            )
+        width = self.weights.width if states else self.weights.vocabulary
+        if not count:
+            return torch.empty(0, width)
+        address = (self._states if states else self._logits)(self.pointer)
+        if not address:
+            raise ModelError(f"llama.cpp gave no output ({self._library.last_words()})")
+        values = (ctypes.c_float * (count * width)).from_address(address)
+        return torch.frombuffer(values, dtype=torch.float32).view(count, width).clone()
+
+    def _give_states(self, wanted: bool) -> None:
+        if wanted != self._gives_states:
+            self._library.call("llama_set_embeddings", self.pointer, wanted)
+            self._gives_states = wanted
+
+    def use_threads(self, threads: int) -> None:
+        """Read with so many threads from now on."""
+        if threads != self._threads:
+            self._library.call("llama_set_n_threads", self.pointer, threads, threads)
+            self._threads = threads
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Have a sequence begin with the first tokens of another; no cell is copied."""
+        self._library.call("llama_memory_seq_cp", self._memory, source, target, 0, length)
+
+    def drop(self, sequence: int) -> None:
+        """Forget a sequence."""
+        self._library.call("llama_memory_seq_rm", self._memory, sequence, -1, -1)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._library.call("llama_memory_clear", self._memory, False)
+
+    def move(self, sequence: int, target: Context) -> None:
+        """Write a sequence into another cache, under the same number."""
+        call = self._library.call
+        size = call("llama_state_seq_get_size", self.pointer, sequence)
+        data = (ctypes.c_ubyte * size)()
+        call("llama_state_seq_get_data", self.pointer, data, size, sequence)
+        if not call("llama_state_seq_set_data", target.pointer, data, size, sequence):
+            raise ModelError(
+                f"llama.cpp could not move {size} bytes of its cache to a larger one "
+                f"({self._library.last_words()})"
+            )
+
+
+class Pool:
+    """The caches of one model: those that wait are handed out again."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+        self._waiting: list[Context] = []
+        self._lock = Lock()
+
+    def take(self, cells: int, sequences: int) -> Context:
+        """An empty cache for so many tokens in all, and so many sequences."""
+        with self._lock:
+            for context in self._waiting:
+                if context.cells >= cells and context.sequences >= sequences:
+                    self._waiting.remove(context)
+                    return context
+        return Context(
+            self._weights,
+            _power_of_two(max(cells, _LEAST_CELLS)),
+            min(_power_of_two(max(sequences, _LEAST_SEQUENCES)), MAX_SEQUENCES),
+        )
+
+    def give_back(self, context: Context) -> None:
+        """Keep a cache for the next reading."""
+        context.clear()
+        with self._lock:
+            self._waiting = sorted([*self._waiting, context], key=lambda one: one.cells)[
+                -_KEPT:
+            ]
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()

@@ -1,0 +1,217 @@
+"""Contexts in, logits or states out, step by step: the sequences of one batch of rows."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+import torch
+
+from trueline.engines.base import IsDone, States, shared_length
+from trueline.engines.llama_cpp.context import MAX_SEQUENCES, Context, Entry, Pool
+from trueline.errors import SettingError
+from trueline.shortcuts import is_on
+
+_ROOM = 128  # tokens each new row may get before the cache has to grow
+_AT_ONCE = 256  # tokens of continuations that are read before their rows are dropped
+_ROWS = 32  # rows of which that is true, whatever their length
+
+
+class SequenceReading:
+    """The rows of one batch, each a sequence of llama.cpp.
+
+    A row that is named several times stays one sequence until its tokens differ. The cache
+    grows as needed: all sequences are moved to a larger one.
+    """
+
+    def __init__(self, pool: Pool, *, states: bool = False) -> None:
+        self._pool, self._wants_states = pool, states
+        self._held: list[Context] = []  # the one cache, once there is one
+        self._rows: list[int] = []  # the sequence of each row
+        self._lengths: dict[int, int] = {}  # tokens read in each sequence
+        weakref.finalize(self, _give_back, pool, self._held).atexit = False
+
+    @property
+    def rows(self) -> int:
+        """How many rows it holds."""
+        return len(self._rows)
+
+    @property
+    def width(self) -> int:
+        """How many tokens the longest row has in its cache."""
+        return max(self._lengths.values(), default=0)
+
+    def join(
+        self,
+        contexts: Sequence[Sequence[int]],
+        *,
+        layers: Sequence[int] = (),
+        done: IsDone | None = None,
+    ) -> States:
+        """Read whole contexts as new rows behind the others: the states at their ends."""
+        _check_layers(layers)
+        tokens = sum(map(len, contexts)) + _ROOM * len(contexts)
+        context = self._context(tokens, len(contexts), done)
+        new = self._unused(len(contexts))
+        shared = shared_length(contexts) if is_on("prefix") else 0
+        if shared:
+            context.read(_entries(new[0], contexts[0][:shared]))
+            for sequence in new[1:]:
+                context.copy(new[0], sequence, shared)
+        before, last = [], []
+        for sequence, own in zip(new, contexts, strict=True):
+            rest = _entries(sequence, own[shared:], shared)
+            before += rest[:-1]
+            last.append(Entry(rest[-1].token, rest[-1].position, sequence, is_output=True))
+        self._lengths |= dict(zip(new, map(len, contexts), strict=True))
+        self._rows += new
+        if self._wants_states and before:  # with states, all that is read is put out
+            context.read(before)
+            before = []
+        return self._states(context.read([*before, *last], states=self._wants_states))
+
+    def extend(
+        self, tokens: Sequence[int], *, layers: Sequence[int] = (), done: IsDone | None = None
+    ) -> States:
+        """Read one more token in every row: the states at these tokens."""
+        _check_layers(layers)
+        context = self._context(len(tokens), self.rows - len(self._lengths), done)
+        self._part_rows(context)
+        entries = [
+            Entry(token, self._lengths[sequence], sequence, is_output=True)
+            for sequence, token in zip(self._rows, tokens, strict=True)
+        ]
+        for sequence in self._rows:
+            self._lengths[sequence] += 1
+        return self._states(context.read(entries, states=self._wants_states))
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keep these rows, in this order; a row may be named more than once."""
+        self._rows = [self._rows[row] for row in rows]
+        for sequence in self._lengths.keys() - set(self._rows):
+            self._drop(sequence)
+
+    def read_on(
+        self, continuations: Sequence[Sequence[int]], *, layers: Sequence[int] = ()
+    ) -> States:
+        """Read a whole continuation in every row, which ends the reading.
+
+        Rows are dropped as they are done, so that many of one context take little room.
+        """
+        _check_layers(layers)
+        longest = max(map(len, continuations))
+        left = Counter(self._rows)  # how many rows of a sequence are yet to be read
+        parts = []
+        for batch in _batches(list(zip(self._rows, continuations, strict=True))):
+            parts.append(self._read_batch(batch, left, longest))
+        self._rows = []
+        return self._states(torch.cat(parts))
+
+    def _read_batch(
+        self, batch: Sequence[tuple[int, Sequence[int]]], left: Counter[int], longest: int
+    ) -> torch.Tensor:
+        """The outputs behind each token of some rows: (rows, longest, width)."""
+        lengths = [len(tokens) for _, tokens in batch]
+        context = self._context(sum(lengths), len(batch))
+        sequences, entries = [], []
+        for source, tokens in batch:
+            left[source] -= 1
+            sequence = self._copied(context, source) if left[source] else source
+            entries += _entries(sequence, tokens, self._lengths[sequence], are_outputs=True)
+            sequences.append(sequence)
+        outputs = context.read(entries, states=self._wants_states)  # (tokens, width)
+        for sequence in sequences:
+            self._drop(sequence)
+        padded = outputs.new_zeros(len(batch), longest, outputs.shape[1])
+        for row, own in enumerate(outputs.split(lengths)):
+            padded[row, : len(own)] = own
+        return padded
+
+    def _states(self, outputs: torch.Tensor) -> States:
+        return States(outputs, None) if self._wants_states else States(None, outputs)
+
+    def _context(self, tokens: int, sequences: int, done: IsDone | None = None) -> Context:
+        """The cache, with room for more tokens and sequences, and a core left to others."""
+        cells = sum(self._lengths.values()) + tokens
+        sequences += len(self._lengths)
+        if sequences > MAX_SEQUENCES:
+            raise SettingError(
+                f"llama.cpp reads {MAX_SEQUENCES} rows at once, and {sequences} are asked for; "
+                "choose a smaller batch_size"
+            )
+        context = self._held[0] if self._held else None
+        if context is None or context.cells < cells or context.sequences < sequences:
+            context = self._grow(cells, sequences)
+        threads = torch.get_num_threads()
+        is_shared = done is not None and threads > 1 and not done()
+        context.use_threads(threads - is_shared)
+        return context
+
+    def _grow(self, cells: int, sequences: int) -> Context:
+        """A larger cache that holds all that was read so far."""
+        larger = self._pool.take(cells, sequences)
+        for old in self._held:
+            for sequence in self._lengths:
+                old.move(sequence, larger)
+            self._pool.give_back(old)
+        self._held[:] = [larger]
+        return larger
+
+    def _part_rows(self, context: Context) -> None:
+        """Give every row a sequence of its own."""
+        seen: set[int] = set()
+        for row, sequence in enumerate(self._rows):
+            if sequence in seen:
+                self._rows[row] = self._copied(context, sequence)
+            seen.add(sequence)
+
+    def _copied(self, context: Context, source: int) -> int:
+        """Another sequence with the same tokens."""
+        (sequence,) = self._unused(1)
+        self._lengths[sequence] = self._lengths[source]
+        context.copy(source, sequence, self._lengths[source])
+        return sequence
+
+    def _unused(self, count: int) -> list[int]:
+        """The first numbers that no sequence has."""
+        free = (number for number in range(MAX_SEQUENCES) if number not in self._lengths)
+        return list(islice(free, count))
+
+    def _drop(self, sequence: int) -> None:
+        self._held[0].drop(sequence)
+        del self._lengths[sequence]
+
+
+def _entries(
+    sequence: int, tokens: Sequence[int], start: int = 0, *, are_outputs: bool = False
+) -> list[Entry]:
+    return [Entry(token, at, sequence, are_outputs) for at, token in enumerate(tokens, start)]
+
+
+def _batches(
+    rows: Sequence[tuple[int, Sequence[int]]],
+) -> Iterator[list[tuple[int, Sequence[int]]]]:
+    """Rows together, as many as are worth reading at once."""
+    batch: list[tuple[int, Sequence[int]]] = []
+    for row in rows:
+        batch.append(row)
+        if sum(len(tokens) for _, tokens in batch) >= _AT_ONCE or len(batch) == _ROWS:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _give_back(pool: Pool, held: list[Context]) -> None:
+    for context in held:
+        pool.give_back(context)
+
+
+def _check_layers(layers: Sequence[int]) -> None:
+    if layers:
+        raise SettingError(
+            "llama.cpp does not hand out the states of earlier layers; use "
+            "engine='transformers' for a method that reads them"
+        )
