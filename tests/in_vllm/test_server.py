@@ -29,7 +29,6 @@ UNRELATED = [
 OWN = Example(
     "How long is the warranty of the Presto coffee machine?",
     ["The Presto has a warranty of three years, and its pump one of five."],
-    ["It has a warranty of one year."],
     id="warranty",
 )
 OFF = {"trueline_off": 1}
@@ -96,7 +95,7 @@ def test_sixteen_requests_of_two_spaces_in_one_batch_get_what_each_gets_alone(se
     assert together[15] not in facts
 
 
-def test_arguments_are_checked_where_the_client_can_be_told(server):
+def test_arguments_are_checked_where_the_client_can_be_told(server, spaces):
     for arguments, wrong in [
         ({"trueline_space": "nobody"}, "it has facts, own"),
         ({"trueline_strenght": 1}, "there is no argument trueline_strenght"),
@@ -108,7 +107,7 @@ def test_arguments_are_checked_where_the_client_can_be_told(server):
         assert wrong in refused["error"]
     assert server.ask(UNRELATED[0], {"trueline_only_covered": True}).startswith("I do not know")
     given = {"trueline_question": COVERED[0]}
-    assert server.ask("Tell me, please.", given) == server.ask(COVERED[0])
+    assert server.ask("Tell me, please.", given) in verified(spaces["facts"], COVERED[0])
 
 
 def test_a_space_that_is_edited_speaks_in_the_next_request(server, spaces):
@@ -147,7 +146,7 @@ def test_tokens_part_from_our_own_loop_only_within_the_noise(server, spaces, cap
     ]
     found = compare_live(ours, theirs, noise=noise)
     with capsys.disabled():
-        print(f"\nour loop and vLLM, both float32: {found}; noise {noise:.4f} logits")
+        print(f"\nour loop and vLLM, both float32: {found}; noise {noise:.1g} logits")
     assert noise < 0.1
     assert found.faults == ()
     assert found.same > 150

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -44,6 +45,7 @@ class Requests:
                 "vLLM runs without a tokenizer, and verified answers have to be cut into "
                 "tokens; start it without --skip-tokenizer-init"
             )
+        self._thread = ThreadPoolExecutor(1, "trueline-scope")
         self._tokenizer = tokenizer
         self._reader = wrap_tokenizer(tokenizer, ())  # a request says what ends it
         self._spaces = {name: read_space(folder) for name, folder in folders.items()}
@@ -64,6 +66,15 @@ class Requests:
         return method.corrector(self._reader).begin(
             prompt_ids, question=asked.question, stop_ids=sorted(stops or ())
         )
+
+    def begin_alongside(
+        self, params: SamplingParams, prompt_ids: Sequence[int] | None
+    ) -> Future[Correction | None]:
+        """The same while the model reads: it is needed only once there are logits.
+
+        One thread takes the requests in turn, so that a space is reloaded by nobody else.
+        """
+        return self._thread.submit(self.begin, params, prompt_ids)
 
     def _current(self, name: str) -> GroundingSpace:
         """A space as it is on disk now; as it was, if that cannot be read."""

@@ -7,6 +7,7 @@ Two interfaces, and nothing of vLLM imported: they are held to its files by thei
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +17,12 @@ from trueline.corrector import Correction, lift_rows
 from trueline.errors import SettingError
 from trueline.integrations.vllm.requests import Requests, SamplingParams
 
+Begun = Future[Correction | None]  # what is lifted in a request, once that is known
+
 
 @dataclass(frozen=True)
 class _Row:
-    correction: Correction
+    begun: Begun
     output_ids: list[int]  # vLLM's own list, which grows
 
 
@@ -28,7 +31,9 @@ class V1Rows:
 
     def __init__(self, requests: Requests) -> None:
         self._requests = requests
-        self._rows: dict[int, _Row] = {}  # those in scope, by place
+        self._rows: dict[
+            int, _Row
+        ] = {}  # by place; those out of scope leave at their first step
 
     def update_state(self, batch_update: Any | None) -> None:
         """Follow a BatchUpdate: first what was removed, then added, then moved."""
@@ -37,10 +42,8 @@ class V1Rows:
         for place in batch_update.removed:
             self._rows.pop(place, None)
         for place, params, prompt_ids, output_ids in batch_update.added:
-            correction = self._requests.begin(params, prompt_ids)
-            self._rows.pop(place, None)
-            if correction is not None:
-                self._rows[place] = _Row(correction, output_ids)
+            begun = self._requests.begin_alongside(params, prompt_ids)
+            self._rows[place] = _Row(begun, output_ids)
         for source, target, direction in batch_update.moved:
             moved, replaced = self._rows.pop(source, None), self._rows.pop(target, None)
             if moved is not None:
@@ -50,11 +53,12 @@ class V1Rows:
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """The logits (rows, vocabulary), the very same where nothing is in scope."""
+        self._rows = {at: row for at, row in self._rows.items() if row.begun.result()}
         if not self._rows:
             return logits
         rows = [self._rows.get(place) for place in range(len(logits))]
         outputs = [_known(row.output_ids) if row else () for row in rows]
-        corrections = [row.correction if row else None for row in rows]
+        corrections = [row.begun.result() if row else None for row in rows]
         return lift_rows(corrections, outputs, logits).logits
 
 
@@ -65,7 +69,7 @@ class V2Rows:
         self._requests = requests
         self._states = req_states
         self._new: dict[int, SamplingParams] = {}  # whose prompts are not on the device yet
-        self._slots: dict[int, Correction] = {}  # those in scope
+        self._slots: dict[int, Begun] = {}  # those out of scope leave at their first step
 
     def add_request(self, slot: int, params: SamplingParams) -> bool:
         """Take over a slot; its prompt can be read once vLLM has written it."""
@@ -77,8 +81,7 @@ class V2Rows:
         """Read the prompts of new requests, and who speaks in them."""
         for slot, params in self._new.items():
             prompt = self._tokens(slot, 0, int(self._states.prompt_len.np[slot]))
-            if (correction := self._requests.begin(params, prompt)) is not None:
-                self._slots[slot] = correction
+            self._slots[slot] = self._requests.begin_alongside(params, prompt)
         self._new.clear()
 
     def apply(self, logits: torch.Tensor, ctx: Any) -> torch.Tensor:
@@ -86,11 +89,13 @@ class V2Rows:
 
         A request has a row for each token that is drafted for it, behind those drafted before.
         """
+        self._slots = {slot: begun for slot, begun in self._slots.items() if begun.result()}
         if not any(slot in self._slots for slot in ctx.idx_mapping_np.tolist()):
             return logits
         slots = ctx.expanded_idx_mapping.tolist()
         drafted = ctx.expanded_local_pos.tolist()
-        corrections = [self._slots.get(slot) for slot in slots]
+        found = [self._slots.get(slot) for slot in slots]
+        corrections = [None if begun is None else begun.result() for begun in found]
         outputs = [
             () if own is None else self._output(slot, row, count, ctx)
             for row, (own, slot, count) in enumerate(
