@@ -66,9 +66,7 @@ def add(
     show_line(f"{folder}: {counts['examples']:,} examples, {counts['entries']:,} entries")
 
 
-def _model(
-    space: GroundingSpace, name: str | None, options: dict[str, Any]
-) -> Engine | None:
+def _model(space: GroundingSpace, name: str | None, options: dict[str, Any]) -> Engine | None:
     """The model of a space with entries, in the type they were computed in."""
     from trueline.engines import load
 

@@ -60,9 +60,7 @@ def is_tied(weights: Weights) -> bool:
     return "output.weight" not in weights.header.tensors
 
 
-def find_head(
-    weights: Weights, hidden: torch.Tensor, logits: torch.Tensor
-) -> GgufHead | None:
+def find_head(weights: Weights, hidden: torch.Tensor, logits: torch.Tensor) -> GgufHead | None:
     """The head that gives these logits (tokens, vocabulary) of these states (tokens, d).
 
     None where no known form (linear, constant scale, soft cap) comes near enough.
@@ -74,7 +72,8 @@ def find_head(
         return None
     bias = tensors.get("output.bias")
     head = GgufHead(
-        read_tensor(weights, tensors[name]), None if bias is None else read_tensor(weights, bias)
+        read_tensor(weights, tensors[name]),
+        None if bias is None else read_tensor(weights, bias),
     )
     best = min(_forms(weights, head), key=lambda form: distance(form, hidden, logits))
     return best if distance(best, hidden, logits) <= TOLERANCE else None

@@ -187,7 +187,7 @@ class Library:
             function = getattr(loaded, name)
             function.restype, function.argtypes = result, arguments
             self._functions[name] = function
-        self._said: list[str] = []
+        self._said: list[tuple[int, str]] = []  # the level and the words
         self._listen = _LogCallback(self._hear)  # kept: the library calls it
         _check(self, loaded)
         self.call("llama_log_set", ctypes.cast(self._listen, Pointer), None)
@@ -210,14 +210,15 @@ class Library:
         return params
 
     def last_words(self) -> str:
-        """What llama.cpp warned of since this was last asked, shortened to one line."""
-        said = "".join(self._said).replace("\n", "; ").strip("; ")
+        """The errors of llama.cpp since this was last asked, else its warnings, in one line."""
+        level = max((level for level, _ in self._said), default=0)
+        said = "".join(text for own, text in self._said if own == level)
         self._said.clear()
-        return said[-_SHOWN:]
+        return said.replace("\n", "; ").strip("; ")[-_SHOWN:]
 
     def _hear(self, level: int, text: bytes, _: Any) -> None:
         if level >= _WARNING:
-            self._said = [*self._said[-20:], text.decode("utf-8", "replace")]
+            self._said = [*self._said[-20:], (level, text.decode("utf-8", "replace"))]
 
 
 @cache
@@ -231,7 +232,9 @@ def open_library() -> Library:
         if (package, version) not in LAYOUTS:
             raise ModelError(_not_known(package, version))
         folder = Path(next(iter(found.submodule_search_locations)))
-        files = sorted(path for end in ("so", "pyd", "dylib") for path in folder.glob(f"*.{end}"))
+        files = sorted(
+            path for end in ("so", "pyd", "dylib") for path in folder.glob(f"*.{end}")
+        )
         if not files:
             raise ModelError(f"{folder} holds no shared library; install {package} again")
         return _opened(files[0], LAYOUTS[package, version], f"{package} {version}")
