@@ -1,4 +1,4 @@
-"""The shared library of llama.cpp in, its C functions out, once it is known to be the right one.
+"""The shared library of llama.cpp in, its C functions out, once it is known to be right.
 
 Its parameter structs change between releases, and a wrong one crashes the process. So only the
 releases of `LAYOUTS` are accepted, and the defaults that the library itself gives are held
@@ -21,7 +21,7 @@ from trueline.errors import MissingExtraError, ModelError
 
 _LONGEST = 1024  # bytes that no parameter struct reaches
 _CANARY = 0xA5  # what they are filled with before the library writes its defaults
-_KINDS = {"i": ctypes.c_int32, "?": ctypes.c_bool}
+_KINDS: dict[str, Any] = {"i": ctypes.c_int32, "?": ctypes.c_bool}
 _SHOWN = 300  # characters of what llama.cpp says that an error repeats
 
 Pointer = ctypes.c_void_p

@@ -1,4 +1,4 @@
-"""A GGUF file in, the weights of llama.cpp out, held open as long as somebody reads with them."""
+"""A GGUF file in, the weights of llama.cpp out, held open while somebody reads with them."""
 
 from __future__ import annotations
 
