@@ -226,13 +226,14 @@ def write_gguf(path, *, kind="llama", change=lambda name, weight: weight, **sett
     special = {token["id"] for token in backend["added_tokens"]}
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(words)
+    writer.add_token_list([_GGUF_NAMES.get(word, word) for word in words])
     writer.add_token_types([3 if token in special else 1 for token in range(len(words))])
     writer.add_token_merges([" ".join(pair) for pair in backend["model"]["merges"]])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_add_bos_token(True)
-    writer.add_chat_template(CHAT)
+    named = CHAT.replace("<|start|>", "<|open|>").replace("<|end|>", "<|close|>")
+    writer.add_chat_template(named)
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     for name, weight in lm.model.state_dict().items():
         for ours, theirs in _GGUF_NAMES.items():
@@ -249,6 +250,8 @@ def write_gguf(path, *, kind="llama", change=lambda name, weight: weight, **sett
 
 
 _GGUF_NAMES = {
+    "<|start|>": "<|open|>",  # by its name alone, llama.cpp takes it for a part of the text
+    "<|end|>": "<|close|>",  # and this for one that ends it
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",

@@ -161,12 +161,13 @@ def shipped_space(
 
 
 def _load(model: str | None, space: GroundingSpace | None, **options: Any) -> Engine:
+    engine: str = options.pop("engine")
     if space is None:
-        return load(model or DEFAULT_MODEL, **options)
+        return load(model or DEFAULT_MODEL, engine=engine, **options)
     try:
         if model is None:
             check_named(space.recipe.model, "--model")
-        return load(model or space.recipe.model or DEFAULT_MODEL, **options)
+        return load(model or space.recipe.model or DEFAULT_MODEL, engine=engine, **options)
     except ModelError as error:
         if model is not None:
             raise

@@ -1,7 +1,7 @@
 """A space with entries and a model of another engine in; out: whether they agree on states.
 
-The entries of RAD are states of the model that built them. The same weights give nearly the same
-states in another engine, also where they are packed into fewer bits; other weights do not.
+The entries of RAD are states of the model that built them. The same weights give nearly the
+same states in another engine, also where they are packed into fewer bits; others do not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _EXAMPLES = 16  # of these, the first answers that one pass takes are read again
 
 
 def is_of_another_engine(space: Content, lm: Engine) -> bool:
-    """Whether the entries may be the model's own all the same: one of the two is a GGUF file."""
+    """Whether the entries may be the model's own after all: one of the two is a GGUF file."""
     prints = (space.recipe.model_fingerprint, lm.fingerprint)
     return prints[0] != prints[1] and any(name.startswith("gguf-") for name in prints)
 

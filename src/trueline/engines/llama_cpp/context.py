@@ -40,9 +40,15 @@ class _Arrays:
         first = ctypes.addressof(self._sequences)
         self._addresses = (ctypes.c_void_p * _BATCH)(*range(first, first + 4 * _BATCH, 4))
         self._outputs = (ctypes.c_int8 * _BATCH)()
-        arrays = (self._positions, self._counts, self._addresses, self._outputs)
-        tokens = ctypes.addressof(self._tokens)
-        self._batch = Batch(0, tokens, None, *map(ctypes.addressof, arrays))
+        self._batch = Batch(
+            0,
+            ctypes.addressof(self._tokens),
+            None,
+            ctypes.addressof(self._positions),
+            ctypes.addressof(self._counts),
+            ctypes.addressof(self._addresses),
+            ctypes.addressof(self._outputs),
+        )
 
     def filled(self, entries: Sequence[Entry]) -> Batch:
         """The batch with these tokens."""
@@ -109,7 +115,7 @@ class Context:
     def read(self, entries: Sequence[Entry], *, states: bool = False) -> torch.Tensor:
         """Read tokens in their order: the logits, or the last states, at those wanted.
 
-        (outputs, vocabulary) or (outputs, d), a copy: the next call writes over llama.cpp's own.
+        (outputs, vocabulary) or (outputs, d), as a copy: llama.cpp writes over its own.
         """
         if not entries:
             return torch.empty(0, self.weights.width if states else self.weights.vocabulary)

@@ -13,7 +13,7 @@ from trueline.engines.llama_cpp.weights import Weights
 from trueline.errors import import_extra
 
 # llama.cpp rounds the hidden state to 8 bits before it multiplies, and we do not: the logits
-# differ by so much of their own deviation at most. Another form of the head differs by far more.
+# differ by so much of their deviation at most. Another form of the head differs by far more.
 TOLERANCE = 0.1
 
 

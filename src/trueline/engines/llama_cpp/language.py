@@ -10,8 +10,8 @@ import torch
 
 from trueline.engines.base import HeadKind, Reading
 from trueline.engines.llama_cpp.context import Pool
-from trueline.engines.llama_cpp.head import GgufHead, distance, find_head, is_tied
 from trueline.engines.llama_cpp.head import TOLERANCE as HEAD_TOLERANCE
+from trueline.engines.llama_cpp.head import GgufHead, distance, find_head, is_tied
 from trueline.engines.llama_cpp.reading import SequenceReading
 from trueline.engines.llama_cpp.tokenizer import GgufTokenizer
 from trueline.engines.llama_cpp.weights import Weights

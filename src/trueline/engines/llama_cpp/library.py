@@ -1,4 +1,4 @@
-"""The shared library of llama.cpp in, its C functions out, once it is known to be the right one.
+"""The shared library of llama.cpp in, its C functions out, once it is known to be right.
 
 Its parameter structs change between releases, and a wrong one crashes the process. So only the
 releases of `LAYOUTS` are accepted, and the defaults that the library itself gives are held
@@ -21,7 +21,7 @@ from trueline.errors import MissingExtraError, ModelError
 
 _LONGEST = 1024  # bytes that no parameter struct reaches
 _CANARY = 0xA5  # what they are filled with before the library writes its defaults
-_KINDS = {"i": ctypes.c_int32, "?": ctypes.c_bool}
+_KINDS: dict[str, Any] = {"i": ctypes.c_int32, "?": ctypes.c_bool}
 _SHOWN = 300  # characters of what llama.cpp says that an error repeats
 
 Pointer = ctypes.c_void_p
@@ -187,7 +187,7 @@ class Library:
             function = getattr(loaded, name)
             function.restype, function.argtypes = result, arguments
             self._functions[name] = function
-        self._said: list[str] = []
+        self._said: list[tuple[int, str]] = []  # the level and the words
         self._listen = _LogCallback(self._hear)  # kept: the library calls it
         _check(self, loaded)
         self.call("llama_log_set", ctypes.cast(self._listen, Pointer), None)
@@ -210,14 +210,15 @@ class Library:
         return params
 
     def last_words(self) -> str:
-        """What llama.cpp warned of since this was last asked, shortened to one line."""
-        said = "".join(self._said).replace("\n", "; ").strip("; ")
+        """The errors of llama.cpp since this was last asked, else its warnings, in one line."""
+        level = max((level for level, _ in self._said), default=0)
+        said = "".join(text for own, text in self._said if own == level)
         self._said.clear()
-        return said[-_SHOWN:]
+        return said.replace("\n", "; ").strip("; ")[-_SHOWN:]
 
     def _hear(self, level: int, text: bytes, _: Any) -> None:
         if level >= _WARNING:
-            self._said = [*self._said[-20:], text.decode("utf-8", "replace")]
+            self._said = [*self._said[-20:], (level, text.decode("utf-8", "replace"))]
 
 
 @cache

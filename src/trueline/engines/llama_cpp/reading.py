@@ -125,7 +125,7 @@ class SequenceReading:
         for sequence in sequences:
             self._drop(sequence)
         padded = outputs.new_zeros(len(batch), longest, outputs.shape[1])
-        for row, own in enumerate(outputs.split(lengths)):
+        for row, own in enumerate(torch.split(outputs, lengths)):
             padded[row, : len(own)] = own
         return padded
 

@@ -70,9 +70,9 @@ class GgufTokenizer:
     def end_ids(self) -> frozenset[int]:
         """The tokens that end an answer, by the file's own account and by their names."""
         call, vocab = self._weights.library.call, self._weights.vocab
-        ends = {self.eos_token_id, _known(call("llama_vocab_eot", vocab))} - {None}
-        named = {token for token in self._unusual if call("llama_vocab_is_eog", vocab, token)}
-        return frozenset(ends | named)
+        ends = (self.eos_token_id, _known(call("llama_vocab_eot", vocab)))
+        named = [token for token in self._unusual if call("llama_vocab_is_eog", vocab, token)]
+        return frozenset([*(token for token in ends if token is not None), *named])
 
     @cached_property
     def _unusual(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""A GGUF file in, the weights of llama.cpp out, held open as long as somebody reads with them."""
+"""A GGUF file in, the weights of llama.cpp out, held open while somebody reads with them."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _check_header(header: GgufHeader, label: str) -> None:
             f"{_MOST_LAYERS}; fetch the model again"
         )
     for name in ("layer_norm_rms_epsilon", "layer_norm_epsilon"):
-        value = header.settings.get(f"{kind}.{name}", 0.0)
+        value = header.settings.get(f"{kind}.attention.{name}", 0.0)
         if not (isinstance(value, float | int) and 0 <= value < inf):
             raise ModelError(
                 f"the header of {label} gives it a {name} of {value}, which is no small "

@@ -1,0 +1,600 @@
+"""The llama.cpp engine on a tiny random GGUF file, against transformers, same weights."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from types import MappingProxyType
+
+import pytest
+import tiny
+import torch
+
+import trueline as tl
+from trueline.engines import gguf_header, sources
+from trueline.engines.aliases import ALIASES
+from trueline.errors import MissingExtraError, ModelError, SettingError, SpaceMismatchError
+from trueline.examples import read_examples
+from trueline.shortcuts import without
+
+pytest.importorskip("xllamacpp", reason="llama.cpp is not installed: pip install xllamacpp")
+
+from trueline.engines.llama_cpp import head as heads
+from trueline.engines.llama_cpp import library as libraries
+from trueline.engines.llama_cpp.chat import render_chat
+
+NEAR = 0.05  # logits: llama.cpp keeps keys and values in 16 bits
+ODD = [
+    "",
+    " ",
+    "two  spaces and a tab\t.",
+    "é 日本 🙂 a\u0301",
+    "\u202eabc\u200d👩‍👩‍👧",
+    "don't I'LL we've",
+    "\x00\x01",
+    "naïve café",
+    "हिन्दी ไทย العربية",
+]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    return tiny.write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf", context_length=2048)
+
+
+@pytest.fixture(scope="module")
+def lm(file):
+    return tl.load(file, engine="llama.cpp")
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return tiny.language_model("llama", chat=True)
+
+
+@pytest.fixture(scope="module")
+def contexts(reference):
+    return [reference.encode(text, special=True) for text in tiny.TEXTS]
+
+
+def logits(reading, *rows):
+    return reading.join(rows).logits
+
+
+def test_its_tokens_and_texts_are_those_of_transformers(lm, reference):
+    for text in [*tiny.TEXTS, *tiny.QUESTIONS, *ODD]:
+        for special in (False, True):
+            tokens = reference.encode(text, special=special)
+            assert lm.encode(text, special=special) == tokens, text
+        assert lm.decode(tokens) == reference.decode(tokens)
+        assert lm.pieces(tokens) == reference.pieces(tokens)
+    half = reference.encode("日")[:-1]
+    assert lm.decode(half) == reference.decode(half) == "\ufffd"
+    assert lm.decode_all([half, tokens]) == reference.decode_all([half, tokens])
+    assert lm.decode_settled(tokens) == reference.decode_settled(tokens)
+
+
+def test_prompts_and_control_tokens_in_questions_are_those_of_transformers(lm, reference):
+    ours, theirs = lm.tokenizer, reference.tokenizer
+    assert len(ours) == len(theirs)
+    assert (ours.bos_token_id, ours.eos_token_id) == (theirs.bos_token_id, theirs.eos_token_id)
+    added = {
+        token: (one.content, one.special) for token, one in ours.added_tokens_decoder.items()
+    }
+    known = theirs.added_tokens_decoder.items()
+    assert {token: special for token, (_, special) in added.items()} == {
+        token: one.special for token, one in known
+    }
+    assert added[1] == ("<bos>", True)
+    for prompt in (tl.Prompt(), tl.Prompt(system="Be brief."), tl.Prompt(chat=False)):
+        for question in (*tiny.QUESTIONS, "Is <bos> a word?"):
+            assert prompt.encode(question, ours) == prompt.encode(question, theirs)
+            answers = [prompt.encode_answer(question, "No.", one) for one in (ours, theirs)]
+            assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{%- for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}\n"
+        "{%- endfor %}",
+        "{{ bos_token }}{% for m in messages %}{% if m.role == 'tool' %}{% continue %}"
+        "{% endif %}{{ m | tojson }}{% endfor %}{% if add_generation_prompt %}>{% endif %}",
+    ],
+)
+def test_a_chat_template_is_written_as_transformers_writes_it(template, reference):
+    from transformers import PreTrainedTokenizerFast
+
+    theirs = PreTrainedTokenizerFast(
+        tokenizer_object=reference.tokenizer.backend_tokenizer, bos_token="<bos>"
+    )
+    messages = [{"role": "user", "content": "é <b>?"}, {"role": "assistant", "content": "No."}]
+    expected = theirs.apply_chat_template(
+        messages, chat_template=template, tokenize=False, add_generation_prompt=True
+    )
+    assert render_chat(template, messages, True, {"bos_token": "<bos>"}) == expected
+
+
+def test_a_template_that_cannot_be_read_or_that_refuses_is_told(lm):
+    with pytest.raises(SettingError, match="cannot be read"):
+        render_chat("{% for %}", [], True, {})
+    with pytest.raises(SettingError, match="no system line"):
+        render_chat("{{ raise_exception('no system line') }}", [], True, {})
+
+
+def test_what_it_says_of_itself_is_what_the_file_says(lm, reference, file):
+    names = ("vocabulary", "depth", "is_tied", "dtype", "device")
+    assert all(getattr(lm, name) == getattr(reference, name) for name in names)
+    assert (lm.limit, lm.id, lm.stop_ids) == (2048, "tiny.gguf", {2})
+    assert lm.fingerprint.startswith("gguf-")
+    assert lm.fingerprint != reference.fingerprint
+    assert "tiny.gguf" in repr(lm)
+
+
+def test_its_logits_are_those_of_transformers_up_to_its_cache_of_16_bits(
+    lm, reference, contexts
+):
+    ours = logits(lm.start(), *contexts)
+    theirs = reference.head(reference.start().join(contexts).hidden)
+    assert (ours - theirs).abs().max() < NEAR < theirs.std()
+
+
+def test_it_picks_other_tokens_than_transformers_only_at_near_ties(lm, reference):
+    near = 0
+    for question in tiny.QUESTIONS:
+        answer = tl.generate(reference, tl.Greedy(), question, max_new_tokens=24)
+        reading = lm.start()
+        own = logits(reading, tl.Prompt().encode(question, lm.tokenizer))[0]
+        for token in answer.token_ids:
+            if int(own.argmax()) != token:
+                assert own.max() - own[token] < NEAR
+                near += 1
+            own = reading.extend([token]).logits[0]
+    assert near <= 3
+
+
+def test_equal_rows_are_equal_to_the_bit(lm, contexts):
+    reading = lm.start()
+    for _ in range(5):
+        rows = reading.extend([7, 7, 7]) if reading.rows else reading.join([contexts[1]] * 3)
+        assert torch.equal(rows.logits[0], rows.logits[1])
+        assert torch.equal(rows.logits[0], rows.logits[2])
+
+
+def test_rows_that_join_and_leave_change_the_others_by_rounding_alone(lm, contexts):
+    alone = []
+    for context in contexts:
+        reading = lm.start()
+        alone.append([logits(reading, context)[0], reading.extend([9]).logits[0]])
+    reading = lm.start()
+    reading.join(contexts[:2])
+    reading.keep([1])
+    reading.join(contexts[2:])
+    found = reading.extend([9] * reading.rows).logits
+    assert (reading.rows, reading.width) == (4, max(map(len, contexts[1:])) + 1)
+    for own, row in zip(alone[1:], found):
+        assert (own[1] - row).abs().max() < NEAR
+
+
+def test_a_row_kept_twice_goes_on_as_two(lm, contexts):
+    reading = lm.start()
+    reading.join([contexts[0], contexts[3]])
+    reading.keep([1, 0, 1])
+    first = reading.extend([8, 8, 8]).logits
+    assert torch.equal(first[0], first[2])
+    second = reading.extend([9, 9, 10]).logits
+    expected = logits(
+        lm.start(), [*contexts[3], 8, 9], [*contexts[0], 8, 9], [*contexts[3], 8, 10]
+    )
+    assert (second - expected).abs().max() < NEAR
+    assert not torch.equal(second[0], second[2])
+
+
+def test_what_contexts_share_may_be_read_once(lm, contexts):
+    pair = [contexts[1][:20], [*contexts[1][:15], 40, 41, 42]]
+    shared = logits(lm.start(), *pair)
+    with without("prefix"):
+        apart = logits(lm.start(), *pair)
+    assert (shared - apart).abs().max() < NEAR
+
+
+def test_a_cache_that_grows_goes_on_to_the_bit(file, contexts):
+    texts = [(context * 40)[:700] for context in contexts[:3]]
+    found = []
+    for cells in (512, 16_384):  # the first has to be moved twice, the second never
+        lm = tl.load(file, engine="llama.cpp")
+        lm.pool.give_back(lm.pool.take(cells, 1))
+        reading = lm.start()
+        rows = [reading.join([texts[0][:100]]).logits]
+        assert reading._held[0].cells == cells
+        reading.join([text[:300] for text in texts[1:]])
+        for token in texts[0][100:140]:
+            rows.append(reading.extend([token] * 3).logits)
+        reading.join([texts[2]])
+        rows.append(reading.extend([5, 6, 7, 8]).logits)
+        found.append(torch.cat(rows))
+        assert reading._held[0].cells == (2048 if cells == 512 else cells)
+    assert torch.equal(*found)
+
+
+def test_a_cache_is_handed_to_the_next_reading(lm, contexts):
+    reading = lm.start()
+    first = logits(reading, contexts[2])
+    context = reading._held[0]
+    del reading
+    again = lm.start()
+    assert torch.equal(logits(again, contexts[2]), first)
+    assert again._held[0] is context
+
+
+def test_reading_on_is_reading_token_by_token(lm, contexts):
+    after = [[5, 6, 7], [8], []]
+    whole = lm.start()
+    whole.join(contexts[:3])
+    found = whole.read_on(after).logits
+    assert found.shape == (3, 3, lm.vocabulary)
+    for row, tokens in enumerate(after):
+        reading = lm.start()
+        reading.join([contexts[row]])
+        for step, token in enumerate(tokens):
+            assert (reading.extend([token]).logits[0] - found[row, step]).abs().max() < NEAR
+
+
+def test_more_candidates_than_sequences_are_scored(lm):
+    candidates = [f"Bats {number}." for number in range(300)]
+    scores = tl.score(lm, tl.Greedy(), "Are bats blind?", candidates)
+    few = [tl.score(lm, tl.Greedy(), "Are bats blind?", [one])[0] for one in candidates[:3]]
+    assert scores[:3] == pytest.approx(few, abs=0.02)
+    assert len(set(scores)) > 100
+
+
+def test_more_rows_than_sequences_are_refused(lm, contexts):
+    with pytest.raises(SettingError, match=r"256 rows at once, and 257 .* smaller batch_size"):
+        lm.start().join([[7]] * 257)
+
+
+def test_a_batch_gives_what_each_question_gets_alone_and_streams_the_same(
+    lm, examples, embedder
+):
+    space = tl.build(None, examples, embedder=embedder)
+    for method in (tl.Greedy(), tl.Corrective(space, threshold=0.0)):
+        many = tl.generate(lm, method, tiny.QUESTIONS, batch_size=3, max_new_tokens=12)
+        for question, answer in zip(tiny.QUESTIONS, many):
+            alone = tl.generate(lm, method, question, max_new_tokens=12)
+            assert alone.token_ids == answer.token_ids
+            pieces = list(tl.stream(lm, method, question, max_new_tokens=12))
+            assert "".join(map(str, pieces)) == alone.text
+
+
+def test_a_corrective_space_serves_it_as_it_is(lm, reference, examples, embedder):
+    space = tl.build(None, examples, embedder=embedder)
+    method = tl.Corrective(space, threshold=0.0)
+    told = [
+        tl.generate(engine, method, examples[1].question, max_new_tokens=24)
+        for engine in (lm, reference)
+    ]
+    assert told[0].text == told[1].text
+    assert told[0].text in [text for one in examples for text in one.answers]
+    assert told[0].sources[0].example == told[1].sources[0].example
+
+
+def test_its_head_gives_its_logits_of_its_states(lm, reference, contexts):
+    tokens = contexts[0]
+    assert lm.head_kind(tokens) == "linear"
+    hidden, own = lm._probe(tokens)
+    assert heads.distance(lm.head, hidden, own) < 1e-4
+    few = torch.tensor([3, 5])
+    assert torch.allclose(lm.head.at(hidden, few), lm.head(hidden)[:, few])
+    theirs = reference.start().join([tokens]).hidden
+    ours = lm.start(states=True).join([tokens]).hidden
+    assert torch.cosine_similarity(ours, theirs).min() > 0.9999
+
+
+def test_a_head_is_found_by_the_form_that_gives_its_logits(lm, contexts):
+    hidden, own = lm._probe(contexts[0])
+    scaled = replace(lm.weights.header, settings={**lm.weights.header.settings})
+    scaled.settings.update({"llama.logit_scale": 4.0, "llama.final_logit_softcapping": 2.0})
+    weights = type("Stand", (), {**vars(lm.weights), "header": scaled})
+    assert heads.find_head(weights, hidden, own).scale == 1.0
+    assert heads.find_head(weights, hidden, own * 4).scale == 4.0
+    assert heads.find_head(weights, hidden, own / 4).scale == 0.25
+    capped = heads.find_head(weights, hidden, torch.tanh(own / 2) * 2)
+    assert (capped.cap, capped.is_linear) == (2.0, False)
+    assert heads.find_head(weights, hidden, own.flip(1)) is None
+
+
+def test_packed_tensors_are_read_as_gguf_packs_them(tmp_path):
+    import numpy as np
+    from gguf import GGMLQuantizationType, GGUFWriter, quants
+
+    values = np.random.default_rng(0).normal(size=(3, 64)).astype(np.float32)
+    kinds = [GGMLQuantizationType[name] for name in ("F32", "F16", "Q8_0", "Q4_1")]
+    writer = GGUFWriter(tmp_path / "packed.gguf", "llama")
+    for kind in kinds:
+        writer.add_tensor(kind.name, quants.quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    header = gguf_header.read_gguf_header(tmp_path / "packed.gguf", "packed")
+    weights = type("Stand", (), {"file": tmp_path / "packed.gguf"})
+    for kind in kinds:
+        found = heads.read_tensor(weights, header.tensors[kind.name]).numpy()
+        expected = quants.dequantize(quants.quantize(values, kind), kind)
+        assert np.array_equal(found, expected.reshape(3, 64))
+
+
+@pytest.fixture(scope="module")
+def spaces(lm, reference, embedder):
+    from conftest import EXAMPLES
+
+    return [tl.build(one, EXAMPLES, context=8, embedder=embedder) for one in (lm, reference)]
+
+
+def test_rad_entries_of_one_engine_serve_the_other(lm, reference, spaces):
+    for space in spaces:
+        assert (space.recipe.values, space.recipe.head) == ("hidden", "linear")
+        answers = [
+            tl.generate(engine, tl.RAD(space), tiny.QUESTIONS[1], max_new_tokens=4, trace=True)
+            for engine in (lm, reference)
+        ]
+        hits = [[step.hits for step in answer.trace] for answer in answers]
+        assert hits[0][0] == hits[1][0] > 0  # the windows of the first step are the same
+
+
+def test_states_of_other_weights_are_refused_with_their_cosine(
+    spaces, reference, tmp_path, examples
+):
+    def noisy(name, weight):
+        import numpy as np
+
+        drawn = np.random.default_rng(1).normal(size=weight.shape).astype(np.float32)
+        return weight + drawn * weight.std() * 0.3 if "ffn" in name else weight
+
+    other = tl.load(tiny.write_gguf(tmp_path / "o.gguf", change=noisy), engine="llama.cpp")
+    for space in spaces:
+        with pytest.raises(SpaceMismatchError, match=r"mean cosine .* is 0\.\d+, and 0\.99 is"):
+            tl.generate(other, tl.RAD(space), "Are bats blind?")
+    more = [tl.Example("Is ice warm?", ["Ice is cold."])]
+    with pytest.raises(SpaceMismatchError, match="fingerprint gguf-"):
+        spaces[0].add(more, reference)  # entries of two engines are not mixed
+
+
+def test_methods_that_need_layers_are_refused_by_name(lm):
+    with pytest.raises(SettingError, match=r"DoLa reads early layers.* engine='transformers'"):
+        tl.generate(lm, tl.DoLa(), "Are bats blind?")
+    with pytest.raises(SettingError, match="earlier layers"):
+        lm.start().join([[7]], layers=[1])
+
+
+def test_methods_with_a_second_prompt_work(lm):
+    for method in (tl.CAD(), tl.Instructive()):
+        assert tl.generate(lm, method, tiny.QUESTIONS[:2], max_new_tokens=4)[1].token_ids
+
+
+def test_a_prompt_that_is_too_long_is_refused(lm):
+    with pytest.raises(SettingError, match=r"tokens, tiny\.gguf reads 2048 at most"):
+        tl.generate(lm, tl.Greedy(), "gold " * 4000)
+
+
+def test_an_alias_is_opened_from_its_own_gguf_and_nothing_is_converted(
+    file, tmp_path, monkeypatch
+):
+    import json
+
+    monkeypatch.setenv("TRUELINE_HOME", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    alias = ALIASES["smollm2-135m"]
+    folder = alias.folder.with_name(f"{alias.folder.name}-gguf")
+    folder.mkdir(parents=True)
+    (folder / "model.gguf").symlink_to(file)
+    (folder / "source.json").write_text(json.dumps(alias.facts), "utf-8")
+    monkeypatch.setattr(sources, "convert_gguf", None)
+    lm = tl.load(alias.name, engine="llama.cpp")
+    assert lm.id == alias.name
+    assert not alias.folder.exists()
+
+
+def test_no_model_of_torch_is_opened(file):
+    code = (
+        "import sys, trueline as tl\n"
+        f"lm = tl.load({str(file)!r}, engine='llama.cpp')\n"
+        "print(tl.generate(lm, tl.Greedy(), 'Is air gold?', max_new_tokens=3).finish)\n"
+        "assert not {'transformers', 'gguf'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "length\n", "")
+
+
+def test_the_command_line_opens_it_by_option_or_variable(file, tiny_home, monkeypatch):
+    from test_cli import run
+
+    asked = ["ask", "--model", str(file), "--method", "greedy", "Is air gold?"]
+    first = run(*asked, "--engine", "llama.cpp")
+    monkeypatch.setenv("TRUELINE_ENGINE", "llama.cpp")
+    second = run(*asked)
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert first.out == second.out != ""
+    refused = run(*asked, "--engine", "nothing")
+    assert refused.code
+    assert "llama.cpp" in refused.err
+
+
+def test_a_plan_opens_it(file, tiny_home, tmp_path):
+    from test_cli import run
+
+    flags = ["--benchmark", "facts", "--methods", "greedy,corrective", "--test", "2"]
+    flags += ["--model", str(file), "--engine", "llama.cpp", "--max-new-tokens", "4"]
+    done = run("eval", *flags, "--ground", "4", "--out", str(tmp_path / "out"))
+    assert done.code == 0, done.err
+    lines = (tmp_path / "out/results.jsonl").read_text("utf-8")
+    assert '"fingerprint":"gguf-' in lines.replace(" ", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"dtype": "bfloat16"}, "read as it is packed"),
+        ({"device": "cuda"}, "runs on the CPU"),
+    ],
+)
+def test_options_of_other_engines_are_refused(file, options, told):
+    with pytest.raises(SettingError, match=told):
+        tl.load(file, engine="llama.cpp", **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("owner/name", r"llama\.cpp reads a \.gguf file"),
+        (".", r"convert_hf_to_gguf"),
+        ("missing.gguf", "cannot be opened"),
+        ("nothing-like-it", "no GGUF model is called"),
+        ("all-minilm-l6-v2", "no GGUF model is called"),
+    ],
+)
+def test_what_is_no_gguf_file_is_refused(name, told):
+    with pytest.raises(ModelError, match=told):
+        tl.load(name, engine="llama.cpp")
+
+
+def changed_number(data, key, number, form="<I"):
+    import struct
+
+    at = data.index(key.encode()) + len(key) + 4  # behind the type
+    packed = struct.pack(form, number)
+    return data[:at] + packed + data[at + len(packed) :]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda data: data[: len(data) // 2], "llama.cpp cannot open|cut short"),
+        (lambda data: data[:60], "cut short or damaged"),
+        (lambda data: data.replace(b"blk.1.ffn_up", b"blk.9.ffn_up"), "tensor .* not found"),
+        (lambda data: changed_number(data, "block_count", 0), "gives it 0 layers"),
+        (lambda data: changed_number(data, "block_count", 10**9), "gives it 1000000000 layers"),
+        (lambda data: changed_number(data, "rms_epsilon", -1.0, "<f"), "epsilon of -1.0"),
+        (lambda data: changed_number(data, "context_length", 0), "limit of 0"),
+        (
+            lambda data: changed_number(data, "head_count", 0),
+            "llama.cpp cannot open|is damaged",
+        ),
+    ],
+)
+def test_a_damaged_file_is_refused_and_the_process_lives(change, told, file, tmp_path):
+    (tmp_path / "theirs.gguf").write_bytes(change(file.read_bytes()))
+    with pytest.raises(ModelError, match=told):
+        tl.load(tmp_path / "theirs.gguf", engine="llama.cpp")
+
+
+def test_an_architecture_that_it_does_not_know_is_refused_by_name(tmp_path):
+    file = tiny.write_gguf(tmp_path / "odd.gguf", kind="nosuch")
+    with pytest.raises(ModelError, match="nosuch"):
+        tl.load(file, engine="llama.cpp")
+
+
+@pytest.fixture
+def fresh_library(monkeypatch):
+    libraries.open_library.cache_clear()
+    yield monkeypatch
+    libraries.open_library.cache_clear()
+
+
+def test_without_the_extra_it_is_named(fresh_library, file):
+    fresh_library.setattr(libraries.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"xllamacpp: pip install 'trueline\[llama\]'"):
+        tl.load(file, engine="llama.cpp")
+
+
+def test_another_version_is_refused_before_it_is_called(fresh_library, file):
+    fresh_library.setattr(libraries.metadata, "version", lambda name: "2027.1.1")
+    with pytest.raises(ModelError, match=r"xllamacpp 2027\.1\.1 .* install xllamacpp==2026"):
+        tl.load(file, engine="llama.cpp")
+
+
+def forged(change):
+    ((package, layouts),) = libraries.LAYOUTS.items()
+    return MappingProxyType({package: change(layouts)})
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda own: replace(own, version="9.9"), "calls itself .*, not 9.9"),
+        (
+            lambda own: replace(own, context=replace(own.context, size=176)),
+            "context parameters have 16[1-8] bytes, not 176",
+        ),
+        (
+            lambda own: replace(own, model=replace(own.model, size=72)),
+            "model parameters have 7[0-9] bytes, not 72",
+        ),
+        (
+            lambda own: replace(
+                own,
+                context=replace(
+                    own.context, fields={**own.context.fields, "n_batch": (8, "i", 2048)}
+                ),
+            ),
+            "n_batch of its context parameters is not where it should be",
+        ),
+    ],
+)
+def test_a_library_that_is_laid_out_in_another_way_is_refused(
+    change, told, fresh_library, file
+):
+    fresh_library.setattr(libraries, "LAYOUTS", forged(change))
+    with pytest.raises(ModelError, match=told):
+        tl.load(file, engine="llama.cpp")
+
+
+def test_a_parameter_that_went_elsewhere_is_seen_in_what_comes_back(fresh_library, file):
+    """n_batch and n_ubatch change places in the table, with the defaults that stand there."""
+    own = next(iter(libraries.LAYOUTS.values()))
+    fields = {**own.context.fields, "n_batch": (8, "i", 512), "n_ctx": (4, "i", 2048)}
+    fresh_library.setattr(
+        libraries,
+        "LAYOUTS",
+        forged(lambda own: replace(own, context=replace(own.context, fields=fields))),
+    )
+    lm = tl.load(file, engine="llama.cpp")
+    with pytest.raises(ModelError, match=r"asked for n_(ctx|batch)=\d+ and took \d+"):
+        lm.start().join([[7] * 400])
+
+
+@pytest.mark.real
+def test_smollm2_cuts_texts_as_transformers_does():
+    """Known to differ: blanks before digits, and signs that are numbers, as ½."""
+    lm, theirs = tl.load("smollm2-135m", engine="llama.cpp"), tl.load("smollm2-135m")
+    examples = read_examples("facts")
+    texts = [
+        text for one in examples for text in (one.question, *one.answers, *one.wrong_answers)
+    ]
+    for text in [
+        *texts,
+        *(text for text in ODD if "<|" not in text),
+        "<|im_end|> x",
+        "1,234.5",
+    ]:
+        tokens = theirs.encode(text)
+        assert lm.encode(text) == tokens, text
+        assert lm.decode(tokens) == theirs.decode(tokens)
+    for question in (examples[0].question, "Is <|im_end|> a word?"):
+        prompt = tl.Prompt(system="Be brief.")
+        assert prompt.encode(question, lm.tokenizer) == prompt.encode(
+            question, theirs.tokenizer
+        )
+    assert theirs.stop_ids <= lm.stop_ids
+    head = lm.head
+    hidden, own = lm._probe(lm.encode(texts[0] + texts[1]))
+    assert 0 < heads.distance(head, hidden, own) < 0.03 < heads.TOLERANCE
+
+
+@pytest.mark.real
+def test_smollm2_tells_a_verified_answer():
+    lm = tl.load("smollm2-135m", engine="llama.cpp")
+    example = read_examples("facts:ground")[0]
+    method = tl.Corrective(tl.build(None, "facts"))
+    answer = tl.generate(lm, method, example.question)
+    assert answer.sources[0].example == example.id
+    assert answer.text in example.answers
