@@ -12,7 +12,7 @@ import trueline as tl
 from trueline.decoders import make_method, method_names
 from trueline.decoders.base import Rows, Step
 from trueline.decoders.corrective import UNKNOWN
-from trueline.decoders.dola import divergence, penalized
+from trueline.decoders.dola import distances, penalized
 from trueline.engines.base import States
 from trueline.engines.transformers.head import TransformersHead
 from trueline.errors import SettingError
@@ -83,8 +83,34 @@ def test_the_repetition_penalty_makes_read_tokens_less_likely():
 def test_divergence_is_nothing_between_equals_and_log_two_between_strangers():
     one = torch.tensor([[0.0, -math.inf]])
     other = torch.tensor([[-math.inf, 0.0]])
-    found = divergence(one, torch.stack([one, other]))
-    assert found[:, 0].tolist() == pytest.approx([0.0, math.log(2)])
+    found = distances(one, torch.stack([one, other]), "textbook")
+    assert found[:, 0].tolist() == pytest.approx([0.0, math.log(2)], abs=1e-4)
+
+
+def test_the_authors_distance_averages_the_middle_over_the_vocabulary():
+    # p = (1/2, 1/2), q = (1/4, 3/4), m = (3/8, 5/8): the mean over two tokens of
+    # m log(m / p) is (3/8 log 3/4 + 5/8 log 5/4) / 2, that of m log(m / q) with 3/2 and 5/6.
+    p, q = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.25, 0.75]]).log()
+    of_p = (3 * math.log(3 / 4) + 5 * math.log(5 / 4)) / 16
+    of_q = (3 * math.log(3 / 2) + 5 * math.log(5 / 6)) / 16
+    found = distances(p, torch.stack([p, q]), "code")[:, 0].tolist()
+    assert found == pytest.approx([0.0, (of_p + of_q) / 2], abs=1e-7)
+
+
+def test_dola_takes_the_layer_of_its_authors_code_where_the_textbook_takes_another():
+    # The first early layer all but rules out what the last one wants (m log m / p is large
+    # there); the second one is farther by the textbook, whose distance is at most log 2.
+    last = [0.0, 0.0, 0.0, 0.0]
+    first = [0.0, 0.0, 0.0, -40.0]
+    second = [0.0, -3.0, -3.0, -3.0]
+    step = toy_step(last, layers=[first, second], tokens=[])
+    options = {"candidates": (0, 1), "repetition_penalty": 1.0}
+    quarter, third = math.log(1 / 4), math.log(1 / 3)
+    by_code = tl.DoLa(**options).adjust(step).logits[0].tolist()
+    assert by_code == pytest.approx([quarter - third] * 3 + [quarter - third + 40], abs=1e-4)
+    total = math.log(1 + 3 * math.exp(-3))
+    textbook = tl.DoLa(divergence="textbook", **options).adjust(step).logits[0].tolist()
+    assert textbook == pytest.approx([quarter + total] + [quarter + 3 + total] * 3, abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -351,16 +377,20 @@ def test_the_prompt_sets_are_those_of_the_paper():
     assert prompts_with(sets["summary"].base).demonstration.startswith("Document:")
 
 
-def test_kate_shows_the_nearest_question_last_and_leaves_braces_alone(lm, embedder):
+def test_kate_shows_the_nearest_question_first_and_leaves_braces_alone(lm, embedder):
     examples = [
         tl.Example("Is {answer} a word?", "Yes, {question} too."),
         tl.Example("Does gold rust?", "Gold does not rust."),
         tl.Example("Are bats blind?", "Bats see well."),
     ]
-    kate = tl.KATE(tl.build(lm, examples, context=8, embedder=embedder), k=3)
-    (asked,) = kate.inputs(FilledPrompt(tl.Prompt(), "Are bats blind?"))
-    assert asked.before.endswith("Q: Are bats blind?\nA: Bats see well.\n\n")
+    space = tl.build(lm, examples, context=8, embedder=embedder)
+    bats = "Q: Are bats blind?\nA: Bats see well.\n\n"
+    (asked,) = tl.KATE(space, k=3).inputs(FilledPrompt(tl.Prompt(), "Are bats blind?"))
+    assert asked.before.startswith(bats)
     assert "Q: Is {answer} a word?\nA: Yes, {question} too.\n\n" in asked.before
+    last = tl.KATE(space, k=3, nearest_at="end")
+    (asked,) = last.inputs(FilledPrompt(tl.Prompt(), "Are bats blind?"))
+    assert asked.before.endswith(bats)
 
 
 def test_a_second_prompt_shares_the_pass_and_keeps_its_own_cache(lm, spaces, monkeypatch):
