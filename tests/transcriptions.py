@@ -69,7 +69,7 @@ def knn_lm(model, tokens, query, keys, next_tokens, *, k=1024, lam=0.5):
 def kate_text(question, examples, embed, *, k=10):
     """The text ahead of the prompt, as github.com/jiachangliu/KATEGPT3 puts it together.
 
-    `kNN_preprocessing.py` keeps the neighbors as `torch.topk` gives them, the nearest first, and
+    `kNN_preprocessing.py` keeps the neighbors as `torch.topk` gives them, the nearest first;
     `constructPrompt` of `inference/utils.py` joins them in that order.
     """
     query = embed(question)
