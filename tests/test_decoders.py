@@ -167,6 +167,19 @@ def test_the_gate_keeps_sure_steps_as_they_are():
     assert torch.equal(shut.logits, torch.tensor([unsure, sure]))
 
 
+def test_rad_leaves_the_steps_alone_whose_window_reaches_into_the_prompt():
+    from test_retriever import space_of
+
+    space = space_of([0, 5], values=[[0.0, 9.0, 0.0, 0.0]] * 2)
+    rows = Rows(Toy(), [[0], [0, 0], [0, 0, 0]], [1, 1, 1])  # steps 0, 1 and 2 of an answer
+    step = Step(rows, States(torch.zeros(3, 4), None))
+    found = tl.RAD(space, from_step=2).adjust(step)
+    assert found.evidence[0].hits.count(3).tolist() == [0, 0, 2]
+    assert torch.equal(found.logits[:2], torch.zeros(2, 4))
+    assert tl.RAD.settings_past_boundary(8) == {"from_step": 8}
+    assert tl.RAD.settings_past_boundary("full") is None  # every window holds the prompt
+
+
 def test_a_wrong_context_pushes_its_logits_away():
     # (0 0 1 0) + 0.5 * (2 0 0 0) - 0.25 * (0 0 4 0)
     from test_retriever import space_of, with_arrays
@@ -205,6 +218,7 @@ OFF = {
     "dola": {"plausibility": 1.0, "repetition_penalty": 1.0},
     "kate": {"k": 0},
     "lookup": {"threshold": 1.0},
+    "prompted": {"ask": "none"},
 }
 ON = {"rad": {"tau": 0.8}, "kate": {"k": 2}}
 

@@ -105,6 +105,7 @@ def table(data):
         "methods": ["greedy", "rad"],
         "max_new_tokens": 4,
         "batch_size": 2,
+        "controls": False,
     }
 
 

@@ -74,6 +74,11 @@ _DIGITS = 20  # of a number that is one; what is longer is refused as the text i
 )
 @click.option("--bertscore", help="The folder of an encoder: adds BERTScore.")
 @click.option("--bertscore-layers", type=int, help="Which layer of it is compared.")
+@click.option(
+    "--controls/--no-controls",
+    default=None,
+    help="Also run methods with a space with their controls, and what needs no method.  [on]",
+)
 @click.option("--minutes", type=float, help="Stop after so long; go on another time.")
 @click.option("--max-samples", type=int, help="Stop after so many; go on another time.")
 @json_option

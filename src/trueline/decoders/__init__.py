@@ -35,6 +35,7 @@ _BUILT_IN = {
     "dola": "trueline.decoders.dola:DoLa",
     "kate": "trueline.decoders.kate:KATE",
     "lookup": "trueline.decoders.lookup:Lookup",
+    "prompted": "trueline.decoders.prompted:Prompted",
 }
 _NO_SETTINGS = ("space", "prompt")  # what a method works with, not how
 

@@ -25,6 +25,7 @@ class KATE(Decoder):
     nearest_at: Literal["start", "end"] = "start"  # `end`: the nearest next to the question
     name = "kate"
     needs = Needs(space=True, own_prompt=True, question=True)
+    instead = ({"k": 1}, {"k": 3})
 
     @property
     def question_prompt(self) -> Prompt:

@@ -16,11 +16,19 @@ from typing import TYPE_CHECKING, Any
 from trueline.decoders import (
     PLAIN,
     default_settings,
+    method_class,
     settings_fields,
 )
 from trueline.errors import SettingError
 from trueline.evaluation.lines import CellLine, SpaceFacts, StopRule, plain, replace_line
-from trueline.evaluation.plan import BuildOptions, Mode, Plan, Variant, default_build
+from trueline.evaluation.plan import (
+    BuildOptions,
+    Control,
+    Mode,
+    Plan,
+    Variant,
+    default_build,
+)
 from trueline.evaluation.samples import Benchmark, Sample
 from trueline.files import file_hash, reason
 from trueline.inputs import FilledPrompt
@@ -38,7 +46,7 @@ _OF_SCORES = ("rouge-score", "sacrebleu", "bert-score")
 _BUILT = ("context", "window", "end", "embedder", "values", "dtype")
 _NOT_IN_ID = (  # names and origins: hashes of weights, data and space stand for what they name
     *("kind", "cell", "model", "defaults", "counts", "ground_from", "draw", "rule"),
-    *("is_plain", "has_own_prompt", "machine", "time"),
+    *("is_plain", "is_instead", "has_own_prompt", "machine", "time"),
 )
 
 
@@ -86,7 +94,7 @@ def cells_of(
                 cell="",
                 seed=seed,
                 samples=len(samples),
-                defaults={**default_settings(variant.method), **suited},
+                defaults={**default_settings(variant.method), **suited, **_past(variant)},
                 space=None if space is None else _space_facts(variant, space),
                 versions=_versions(decoder, space, task),
                 **_run_facts(plan, lm, task),
@@ -98,6 +106,14 @@ def cells_of(
     return [cell for cell in found if cell.samples]
 
 
+def _past(variant: Variant) -> dict[str, Any]:
+    """The settings that make a control; they are nothing its user set."""
+    if variant.control is not Control.BOUNDARY or variant.build is None:
+        return {}
+    cls = method_class(variant.method)
+    return cls.settings_past_boundary(variant.build.context) or {}
+
+
 def cell_id(head: CellLine) -> str:
     """A short hash of everything that shapes the results of a cell."""
     try:
@@ -106,6 +122,8 @@ def cell_id(head: CellLine) -> str:
         raise SettingError(f"a setting of {head.method} is no plain value ({error})") from error
     if head.space is not None:
         facts["space"] = head.space.hash
+    if head.control is None:  # so that cells of before controls keep their ids
+        del facts["control"]
     facts["versions"] = {n: x for n, x in head.versions.items() if n != "python"}
     return _hash(facts)
 
@@ -235,6 +253,8 @@ def _method_facts(variant: Variant, decoder: Decoder, benchmark: Benchmark) -> d
         prompts = [one.hash for one in decoder.inputs(given)]
     return {
         "method": variant.method,
+        "control": variant.control,
+        "is_instead": variant.is_instead,
         "is_plain": variant.method == PLAIN,
         "has_own_prompt": decoder.needs.own_prompt,
         "settings": decoder.settings(),

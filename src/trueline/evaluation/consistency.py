@@ -110,7 +110,7 @@ def _idle(cells: Sequence[CellResults]) -> list[str]:
     for cell in cells:
         outputs = _outputs(cell)
         shared = outputs.keys() & base.keys()
-        if cell.head.is_plain or not shared:
+        if cell.head.is_plain or cell.head.control is not None or not shared:
             continue
         if all(outputs[sample] == base[sample] for sample in shared):
             what = "score" if cell.head.task == "choose" else "answer"

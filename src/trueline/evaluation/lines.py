@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from trueline.errors import MissingExtraError, SettingError
-from trueline.evaluation.plan import Mode
+from trueline.evaluation.plan import Control, Mode
 from trueline.evaluation.samples import About
 from trueline.files import read_bytes
 
@@ -96,6 +96,8 @@ class CellLine(PartOfCell, frozen=True, kw_only=True, tag="cell"):
     bertscore: tuple[str, Positive] | None  # the encoder's folder and layer
     versions: dict[str, str]
     bertscore_hash: str = ""  # of the encoder's files
+    control: Control | None = None  # what was taken out; None: it is the method itself
+    is_instead: bool = False  # whether it is there as what a user would do instead of a method
     machine: dict[str, Any] = {}  # every line gets one of its own
     time: str = ""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +13,15 @@ from trueline.engines import DEFAULT_EMBEDDER, DEFAULT_MODEL
 
 Mode = Literal["generate", "choose"]  # answers are generated, or candidates are scored
 MODES: tuple[Mode, ...] = ("generate", "choose")
+
+
+class Control(StrEnum):
+    """What is taken out of a method's examples, or left out of its steps, in a control."""
+
+    SHUFFLED = "answers shuffled"  # over the questions
+    WRONG = "wrong answers"  # in the place of the truthful ones
+    UNRELATED = "unrelated examples"
+    BOUNDARY = "no boundary steps"  # those whose window reaches over prompt and answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +44,14 @@ class Variant:
     method: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     build: BuildOptions | None = None  # None: it needs no grounding space
+    is_swept: bool = False  # whether it is one of the values of a sweep
+    control: Control | None = None  # None: it is the method itself
+    is_instead: bool = False  # whether it is there as what a user would do instead of a method
+
+    @property
+    def control_of_examples(self) -> Control | None:
+        """Its control, if that changes the examples; else it shares its method's space."""
+        return None if self.control is Control.BOUNDARY else self.control
 
     @property
     def needs_wrong(self) -> bool:
@@ -69,6 +87,7 @@ class Plan:
     trust_remote_code: bool = False
     bertscore: str | None = None  # the encoder's folder; None: no BERTScore
     bertscore_layers: int | None = None
+    controls: bool = True  # whether methods with a space run with their controls
 
 
 def default_build(method: str) -> BuildOptions | None:

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from trueline.decoders import DEFAULT, PLAIN, check_settings, method_class, method_names
 from trueline.errors import SettingError, TruelineError
+from trueline.evaluation.controls import with_controls
 from trueline.evaluation.plan import (
     BuildOptions,
     Plan,
@@ -157,7 +158,11 @@ def _variants(table: Mapping[str, Any], mistakes: list[str]) -> tuple[Variant, .
     distinct = [one for index, one in enumerate(variants) if one not in variants[:index]]
     refused = [problem for variant in distinct for problem in _refused(variant)]
     mistakes += refused
-    return () if refused else with_wrong_answers(distinct)
+    if refused:
+        return ()
+    if table.get("controls", True):
+        distinct = with_controls(distinct, lambda method: _build_options(method, build, {}))
+    return with_wrong_answers(distinct)
 
 
 def _settings_mistakes(settings: Mapping[str, Any], used: list[str]) -> list[str]:
@@ -186,7 +191,8 @@ def _swept(
         for key, value in zip(keys, values, strict=True):
             (swept if key.startswith("build.") else settings)[keys[key]] = value
         frozen = {name: _frozen(value) for name, value in settings.items()}
-        found.append(Variant(method, frozen, _build_options(method, build, swept)))
+        options = _build_options(method, build, swept)
+        found.append(Variant(method, frozen, options, is_swept=bool(keys)))
     return found
 
 

@@ -99,6 +99,7 @@ KEYS: dict[str, Takes] = {
     "sweep": _TABLE,
     "variants": _list(_VARIANT),
     "build": _TABLE,
+    "controls": _FLAG,
 }
 BUILD: dict[str, Takes] = {
     "context": Takes(

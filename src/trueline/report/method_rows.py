@@ -51,6 +51,11 @@ class MethodRow:
         return self.first.head.method
 
     @property
+    def control(self) -> str:
+        """What was taken out of it; empty: it is the method itself."""
+        return self.first.head.control or ""
+
+    @property
     def is_plain(self) -> bool:
         """Whether it is the model as it is, which the other rows are compared with."""
         return self.first.head.is_plain
@@ -118,7 +123,8 @@ def _rows(cells: Sequence[CellResults]) -> list[MethodRow]:
     for cell in cells:
         is_choice = cell.head.task == "choose"  # how answers are generated is nothing to it
         inner = "" if is_choice else _key(cell, _ANSWERED)
-        group = groups.setdefault(_key(cell, ("method", "changed", *_VARIED, *_SPACE)), {})
+        kind = _key(cell, ("control", "method", "changed", *_VARIED, *_SPACE))
+        group = groups.setdefault(kind, {})
         group.setdefault(inner, []).append(cell)
     together = [part for group in groups.values() for part in _with_choices(group)]
     firsts = [part[0] for part in together]
@@ -148,7 +154,8 @@ def _label(cell: CellResults, names: Sequence[str]) -> str:
         if name == "stop" and head.stop is not None:
             value = ",".join(head.stop.strings) or "none"
         words += [] if value is None else [f"{name}={value}"]
-    return " ".join(words)
+    told = " ".join(words)
+    return told if head.control is None else f"{told}, control: {head.control}"
 
 
 def _key(cell: CellResults, names: Sequence[str]) -> str:
