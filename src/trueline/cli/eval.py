@@ -74,6 +74,7 @@ _DIGITS = 20  # of a number that is one; what is longer is refused as the text i
 )
 @click.option("--bertscore", help="The folder of an encoder: adds BERTScore.")
 @click.option("--bertscore-layers", type=int, help="Which layer of it is compared.")
+@click.option("--as", "as", help="paper: prompts, limits and measures of its authors.")
 @click.option(
     "--controls/--no-controls",
     default=None,

@@ -45,7 +45,7 @@ class RAD(Grounded):
     aggregation: Aggregation = "weighted"
     fusion: Fusion = "add"
     neutral: bool | None = (
-        None  # None: where our own loop reads probabilities (sampling, score)
+        None  # None: where our own loop reads probabilities (sampling, score, traces)
     )
     matches: Matches = "all"  # exact matches: with the others, left out, or alone
     match_by: MatchBy = "cosine"  # an exact match has a cosine of 1, or the same text
@@ -113,7 +113,8 @@ class RAD(Grounded):
             logits = self._before_head(step.lm, step.hidden, evidence, neutral)
         else:
             logits = self.after_head(step.lm, step.logits, evidence, neutral)
-        return Adjusted(logits, evidence, None if neutral else stretch)
+        is_raw = neutral or self.neutral is False  # then probabilities are read as they are
+        return Adjusted(logits, evidence, None if is_raw else stretch)
 
     def retrieve(
         self, lm: Engine, lookup: StepHits, is_open: torch.Tensor | None = None

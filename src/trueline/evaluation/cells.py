@@ -76,9 +76,8 @@ def cells_of(
     """The cells of one variant: a task each, and where there is sampling a seed each."""
     from trueline.session import Session  # here, so that --help stays instant
 
-    suited = {
-        n: x for n, x in benchmark.settings.items() if n in settings_fields(variant.method)
-    }
+    shared = {**benchmark.settings, **plan.shared_settings}
+    suited = {n: x for n, x in shared.items() if n in settings_fields(variant.method)}
     settings = {**suited, **variant.settings}
     decoder = Session(lm, space).method(variant.method, settings, prompt=benchmark.prompt)
     found = []
@@ -122,8 +121,9 @@ def cell_id(head: CellLine) -> str:
         raise SettingError(f"a setting of {head.method} is no plain value ({error})") from error
     if head.space is not None:
         facts["space"] = head.space.hash
-    if head.control is None:  # so that cells of before controls keep their ids
-        del facts["control"]
+    for name in ("control", "fidelity"):  # so that cells of before them keep their ids
+        if not facts[name]:
+            del facts[name]
     facts["versions"] = {n: x for n, x in head.versions.items() if n != "python"}
     return _hash(facts)
 
@@ -293,6 +293,7 @@ def _data_facts(plan: Plan, benchmark: Benchmark) -> dict[str, Any]:
         "rule": plan.rule,
         "bertscore": (Path(plan.bertscore).name, layers) if plan.bertscore else None,
         "bertscore_hash": _folder_hash(plan.bertscore) if plan.bertscore else "",
+        "fidelity": plan.fidelity,
     }
 
 

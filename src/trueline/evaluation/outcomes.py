@@ -28,7 +28,7 @@ from trueline.files import reason
 
 _SHARED = (
     "model fingerprint dtype benchmark test task temperature method changed ground ground_from "
-    "max_new_tokens stop"
+    "max_new_tokens stop fidelity"
 ).split()
 LineT = TypeVar("LineT", bound=PartOfCell)
 

@@ -44,7 +44,7 @@ def benchmark_of(plan: Plan, name: str) -> Benchmark:
             rule=plan.rule,
         )
 
-    found = read(name)
+    found = replace(read(name), layout=plan.prompts)
     if not found.test:
         raise SettingError(f"{name} has no sample to test on")
     if plan.ground_from in (None, name):
@@ -67,9 +67,10 @@ def judges_of(plan: Plan, models: dict[str, Engine]) -> list[Judge]:
         return []
     from trueline.evaluation.judges import Limits, open_judge
 
-    limits = {name: value for name, value in plan.judge.items() if name != "max_tokens"}
-    most = plan.judge.get("max_tokens")
-    options: dict[str, Any] = {"limits": Limits(**limits), "max_tokens": most}
+    own = ("max_tokens", "questions")  # not how hard a service is asked
+    options: dict[str, Any] = {name: plan.judge[name] for name in own if name in plan.judge}
+    limits = {name: value for name, value in plan.judge.items() if name not in own}
+    options["limits"] = Limits(**limits)
     found = []
     for name in plan.judges:
         kind, _, model = name.partition(":")
@@ -89,4 +90,5 @@ def check_scorers(plan: Plan) -> None:
     for score in (bleu, rouge_l):
         score("a", ["a"])
     if plan.bertscore is not None and plan.bertscore_layers is not None:
-        BertScore(Path(plan.bertscore), plan.bertscore_layers).scores([], [])
+        encoder = (Path(plan.bertscore), plan.bertscore_layers, plan.bertscore_baseline)
+        BertScore(*encoder).scores([], [])

@@ -9,7 +9,8 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 
 from trueline.errors import SettingError
 from trueline.evaluation.judges.pace import Limits
-from trueline.evaluation.plan import MODES
+from trueline.evaluation.plan import MODES, Confidence, References
+from trueline.prompts import LAYOUTS
 from trueline.settings import check_values, in_words
 from trueline.visible import has_half_character, shown
 
@@ -100,6 +101,12 @@ KEYS: dict[str, Takes] = {
     "variants": _list(_VARIANT),
     "build": _TABLE,
     "controls": _FLAG,
+    "as": _one_of("paper"),
+    "prompts": _one_of(*LAYOUTS),
+    "confidence": _one_of(*get_args(Confidence)),
+    "references": _one_of(*get_args(References)),
+    "stemmer": _FLAG,
+    "bertscore_baseline": _NAME,
 }
 BUILD: dict[str, Takes] = {
     "context": Takes(
@@ -144,6 +151,7 @@ JUDGE: dict[str, Takes] = {
         for name, hint in get_type_hints(Limits, include_extras=True).items()
     },
     "max_tokens": _whole(1),
+    "questions": _one_of("ours", "paper"),
 }
 
 

@@ -18,7 +18,7 @@ PlanKeys = Mapping[str, Any]  # keys of a run.toml
 EXAMPLES = 100  # examples the paper grounds with, where their number is not what varies
 # Minutes on two cores with the default model: that a recipe runs, no more.
 SMALL: PlanKeys = {"ground": 25, "test": 16, "controls": False}
-FULL: PlanKeys = {"ground": EXAMPLES, "test": "all", "rule": "all"}  # as in the paper
+FULL: PlanKeys = {"ground": EXAMPLES, "test": "all", "as": "paper"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from trueline.evaluation.outcomes import CellResults
 from trueline.evaluation.plan import Mode
 
 _TABLE = ("model", "fingerprint", "dtype", "benchmark")
-_VARIED = ("ground", "ground_from", "test")  # what may differ besides the label
+_VARIED = ("ground", "ground_from", "test", "fidelity")  # what may differ besides the label
 _SPACE = ("context", "embedder")  # the same, where a method has more than one of them
 _ANSWERED = ("temperature", "max_new_tokens", "stop")  # the same, where answers are generated
 

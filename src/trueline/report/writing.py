@@ -48,7 +48,7 @@ _NAME_BEGIN = 30  # bytes of its beginning that a longer one keeps
 _FACTS = (
     "model fingerprint dtype device benchmark data_hash counts ground ground_from test task "
     "max_new_tokens batch_size temperature seed stop prompt_hashes embedder bertscore draw "
-    "rule tokenizer_hash bertscore_hash versions machine"
+    "rule fidelity tokenizer_hash bertscore_hash versions machine"
 ).split()
 
 
