@@ -84,7 +84,9 @@ def cell(id, method="greedy", *, settings=None, build=None, **given):
     return CellLine(cell=id, **{**fields, **given})
 
 
-def answers(id, *, rouge, text="same", flipped=(0, 0), hits=(0, 0), sure=0.5, **given):
+def answers(
+    id, *, rouge, text="same", flipped=(0, 0), hits=(0, 0), sure=0.5, finish="stop", **given
+):
     return [
         AnswerLine(
             cell=id,
@@ -93,7 +95,7 @@ def answers(id, *, rouge, text="same", flipped=(0, 0), hits=(0, 0), sure=0.5, **
             question="Q?",
             text=text,
             tokens=2,
-            finish="stop",
+            finish=finish,
             prompt_tokens=5,
             seconds=0.5,
             scores={"rouge_l": rouge[index], "bleu_accuracy": None},
@@ -381,6 +383,21 @@ def test_rates_have_wilsons_interval_and_p_is_corrected_beside_the_raw_one(tmp_p
     assert (value.low, value.high) == (pytest.approx(1 / (1 + square)), pytest.approx(1))
     assert value.p_holm >= value.p
     assert "(Holm " in as_markdown(report_of(read_results(tmp_path), [table]))
+
+
+def test_answers_that_were_cut_off_are_counted_and_warned_of(tmp_path):
+    cut = [
+        cell("o", "cad"),
+        *answers("o", rouge=[0.2] * 4, text="x", finish="length"),
+        done("o"),
+    ]
+    results = read_results(write(tmp_path, *GREEDY, *cut))
+    (table,) = tables_of(results)
+    assert table.rows[1].counts["generate"].cut_off == 4
+    (section,) = report_of(results, [table]).sections
+    (warning,) = [text for text in section.warnings if "cut off" in text]
+    assert "4 of 4 answers are cut off after 8 tokens" in warning
+    assert "4 cut off" in as_markdown(report_of(results, [table]))
 
 
 def test_ece_and_auroc_have_a_difference_from_greedy(tmp_path):

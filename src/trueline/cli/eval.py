@@ -212,6 +212,8 @@ def _row(cell: CellSummary) -> list[str]:
     state = ["done" if cell.is_done else f"{cell.done + cell.failed} of {cell.samples}"]
     if cell.failed:
         state.append(f"{cell.failed} failed")
+    if cell.cut_off:
+        state.append(f"{cell.cut_off} cut off")
     if unread := sum(cell.unscored.values()):
         state.append(f"{unread} unscored")
     means = " ".join(

@@ -65,6 +65,7 @@ class CellSummary:
     intervals: dict[str, tuple[float, float]]  # of these, 95 %
     unscored: dict[str, int]  # verdicts that could not be read, by column
     seconds: float
+    cut_off: int = 0  # answers that reached the limit of new tokens
 
 
 def summarize_cell(cell: CellResults) -> CellSummary:
@@ -88,6 +89,7 @@ def summarize_cell(cell: CellResults) -> CellSummary:
         means={id: value.mean for id, value in means.items()},
         intervals={id: (x.low or 0.0, x.high or 0.0) for id, x in means.items()},
         unscored=dict(Counter(unread)),
+        cut_off=cell.cut_off,
         seconds=sum(x.seconds for x in cell.answers) + sum(x.seconds for x in cell.choices),
     )
 

@@ -59,6 +59,7 @@ class Cell:
     decoder: Decoder
     samples: tuple[tuple[int, Sample], ...]  # with their places in the benchmark
     head: CellLine  # what stands ahead of its results, without machine and time
+    space: GroundingSpace | None = None
 
     @property
     def id(self) -> str:
@@ -101,7 +102,7 @@ def cells_of(
                 **_data_facts(plan, benchmark),
             )
             head = replace_line(head, cell=cell_id(head))
-            found.append(Cell(lm, benchmark, decoder, samples, head))
+            found.append(Cell(lm, benchmark, decoder, samples, head, space))
     return [cell for cell in found if cell.samples]
 
 

@@ -50,6 +50,11 @@ class CellResults:
         return self.head.cell
 
     @property
+    def cut_off(self) -> int:
+        """How many answers reached the limit of new tokens before they ended."""
+        return sum(line.finish == "length" for line in self.answers)
+
+    @property
     def judges(self) -> tuple[str, ...]:
         """The judges that gave verdicts, in the order they first did."""
         return tuple(dict.fromkeys(line.judge for line in self.verdicts))

@@ -10,7 +10,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from trueline.errors import SettingError
-from trueline.evaluation.answering import sample_lines, verdict_lines
+from trueline.evaluation.answering import cut_key_notes, sample_lines, verdict_lines
 from trueline.evaluation.averages import CellSummary, summarize_cell
 from trueline.evaluation.cells import Cell, cells_of, grounding_space, machine
 from trueline.evaluation.consistency import agreement_notes, warnings
@@ -251,6 +251,7 @@ def _run_cell(run: _Run, cell: Cell) -> Iterator[int]:
     lines = journal.samples_of(cell.id)
     seconds = sum(0.0 if isinstance(line, FailedLine) else line.seconds for line in lines)
     peak = _held_mb("VmHWM") if is_weighed else None
+    run.notes += cut_key_notes(cell, lines)
     done = DoneLine(cell=cell.id, seconds=round(seconds, 4), peak_mb=peak, time=now())
     journal.append([done])
 

@@ -101,6 +101,7 @@ def _counts(counts: Counts, values: list[Average]) -> GridText:
     unscored = max((value.unscored for value in values), default=0)
     to_judge = max((value.to_come for value in values), default=0)
     below = [f"{unscored} unscored, {counts.failed} failed, {counts.skipped} skipped"]
+    below += [f"{counts.cut_off} cut off"] if counts.cut_off else []
     below += [f"{counts.left} to come"] if counts.left else []
     below += [f"{to_judge} to be judged"] if to_judge else []
     return GridText(f"n {counts.answered}", tuple(below))

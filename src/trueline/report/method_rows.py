@@ -24,6 +24,7 @@ class Counts:
     answered: int
     failed: int
     skipped: int  # samples of the benchmark that the task has no use for
+    cut_off: int  # answers that reached the limit of new tokens
 
     @property
     def left(self) -> int:
@@ -115,7 +116,8 @@ def _count(cells: Sequence[CellResults]) -> Counts:
     failed = sum(len(cell.failed) for cell in cells)
     wanted = sum(cell.head.samples for cell in cells)
     skipped = sum(max(0, cell.head.test - cell.head.samples) for cell in cells)
-    return Counts(max(wanted, answered + failed), answered, failed, skipped)
+    cut = sum(cell.cut_off for cell in cells)
+    return Counts(max(wanted, answered + failed), answered, failed, skipped, cut)
 
 
 def _rows(cells: Sequence[CellResults]) -> list[MethodRow]:
