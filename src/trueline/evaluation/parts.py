@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trueline.errors import SettingError
 from trueline.evaluation.plan import Plan
-from trueline.evaluation.samples import Benchmark
+from trueline.evaluation.samples import Benchmark, bare_letters
 
 if TYPE_CHECKING:
     from trueline.engines.base import Engine
@@ -39,12 +40,12 @@ def benchmark_of(plan: Plan, name: str) -> Benchmark:
             name,
             data=plan.data,
             ground=plan.ground,
-            test=plan.test,
+            test=None if plan.questions else plan.test,
             seed=plan.draw,
             rule=plan.rule,
         )
 
-    found = replace(read(name), layout=plan.prompts)
+    found = replace(_asked(read(name), plan.questions), layout=plan.prompts)
     if not found.test:
         raise SettingError(f"{name} has no sample to test on")
     if plan.ground_from in (None, name):
@@ -59,6 +60,21 @@ def benchmark_of(plan: Plan, name: str) -> Benchmark:
         hash=sha256(content.encode()).hexdigest(),
         counts={**grounding, **testing},
     )
+
+
+def _asked(benchmark: Benchmark, questions: Sequence[str]) -> Benchmark:
+    """A benchmark with the named questions alone, as far as it has them."""
+    from trueline.evaluation.benchmarks.pools import data_hash
+
+    if not questions:
+        return benchmark
+    wanted = {bare_letters(question) for question in questions}
+    test = tuple(one for one in benchmark.test if bare_letters(one.question) in wanted)
+    if not test:
+        raise SettingError(f"{benchmark.name} has none of the {len(questions)} questions asked")
+    counts = {**benchmark.counts, "test used": len(test)}
+    hashed = data_hash(benchmark.ground, test)
+    return replace(benchmark, test=test, hash=hashed, counts=counts)
 
 
 def judges_of(plan: Plan, models: dict[str, Engine]) -> list[Judge]:

@@ -104,6 +104,7 @@ class Plan:
     bertscore: str | None = None  # the encoder's folder; None: no BERTScore
     bertscore_layers: int | None = None
     controls: bool = True  # whether methods with a space run with their controls
+    questions: tuple[str, ...] = ()  # those to test on; empty: as `test` says
     prompts: Layout = "lines"
     confidence: Confidence = "geometric"
     references: References = "all"

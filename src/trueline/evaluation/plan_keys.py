@@ -101,6 +101,7 @@ KEYS: dict[str, Takes] = {
     "variants": _list(_VARIANT),
     "build": _TABLE,
     "controls": _FLAG,
+    "questions": _list(_TEXT),
     "as": _one_of("paper"),
     "prompts": _one_of(*LAYOUTS),
     "confidence": _one_of(*get_args(Confidence)),

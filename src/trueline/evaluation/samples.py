@@ -35,6 +35,11 @@ class Sample:
     category: str = ""  # the makers' own; it counts for the hash of the data
 
 
+def bare_letters(question: str) -> str:
+    """A question without what may differ between two copies of it: case, signs, blanks."""
+    return "".join(sign for sign in question.lower() if sign.isalnum())
+
+
 @dataclass(frozen=True, slots=True)
 class Benchmark:
     """Examples to ground with and samples to test on, as they were read."""
