@@ -13,6 +13,7 @@ from trueline.decoders import make_method, method_names
 from trueline.decoders.base import Rows, Step
 from trueline.decoders.corrective import UNKNOWN
 from trueline.decoders.dola import distances, penalized
+from trueline.decoders.sled import latent_knowledge
 from trueline.engines.base import States
 from trueline.engines.transformers.head import TransformersHead
 from trueline.errors import SettingError
@@ -111,6 +112,43 @@ def test_dola_takes_the_layer_of_its_authors_code_where_the_textbook_takes_anoth
     total = math.log(1 + 3 * math.exp(-3))
     textbook = tl.DoLa(divergence="textbook", **options).adjust(step).logits[0].tolist()
     assert textbook == pytest.approx([quarter + total] + [quarter + 3 + total] * 3, abs=1e-4)
+
+
+def test_adacad_leaves_prompts_alone_that_agree_and_pushes_those_apart_that_do_not():
+    same = toy_step([1.0, 2.0, 0.0, 0.0], [1.0, 2.0, 0.0, 0.0])
+    assert torch.equal(tl.AdaCAD().adjust(same).logits, same.logits)
+    # p = (1/2, 1/2, 0, 0), q = (0, 0, 1/2, 1/2): nothing in common, so a = log 2.
+    full, bare = [0.0, 0.0, -200.0, -200.0], [-200.0, -200.0, 0.0, 0.0]
+    found = tl.AdaCAD().adjust(toy_step(full, bare)).logits[0].tolist()
+    a = math.log(2)
+    assert found == pytest.approx([200 * a, 200 * a, -200 * (1 + a), -200 * (1 + a)], rel=1e-5)
+    # p = (1/2, 1/2), q = (1/4, 3/4) on two tokens: a is their divergence in nats.
+    p, q = [math.log(2), math.log(2), -80.0, -80.0], [0.0, math.log(3), -80.0, -80.0]
+    a = (math.log(4 / 3) + math.log(4 / 5)) / 4 + (math.log(2 / 3) + 3 * math.log(6 / 5)) / 8
+    found = tl.AdaCAD().adjust(toy_step(p, q)).logits[0, :2].tolist()
+    wanted = [(1 + a) * x - a * y for x, y in zip(p[:2], q[:2])]
+    assert found == pytest.approx(wanted, abs=1e-5)
+
+
+def test_sled_moves_towards_the_tokens_that_the_layers_move_to():
+    # From the early layer to the last one token 0 alone rises: l_early - l_last = (-2, 0, 0, 0).
+    # p_early is (1/2, 1/2, 0, 0); p - e_0 = (-1/2, 1/2, 0, 0) points the same way, and
+    # p - e_1 = (1/2, -1/2, 0, 0) away, so all of the latent share is that of token 0.
+    last, early = [2.0, 0.0, -90.0, -90.0], [0.0, 0.0, -90.0, -90.0]
+    best = torch.tensor([[0, 1]])
+    found = latent_knowledge(torch.tensor([last]), torch.tensor([[early]]), best)
+    assert found[0].tolist() == pytest.approx([1.0, 0.0])
+    step, options = toy_step(last, layers=[early]), {"candidates": (0,), "scale": 2}
+    once = tl.SLED(steps=1, rate=1.0, **options).adjust(step).logits[0].tolist()
+    p = math.e**2 / (math.e**2 + 1)
+    wanted = [2 - (p - 1), 0 - (1 - p)]
+    assert once[:2] == pytest.approx(wanted, abs=1e-6)
+    assert once[2:] == [-math.inf] * 2
+    twice = tl.SLED(steps=2, rate=1.0, **options).adjust(step).logits[0].tolist()
+    p = 1 / (1 + math.exp(wanted[1] - wanted[0]))  # the second step goes half as far
+    assert twice[:2] == pytest.approx(
+        [wanted[0] - (p - 1) / 2, wanted[1] - (1 - p) / 2], abs=1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -214,6 +252,8 @@ OFF = {
     "rad": {"alpha": 0.0},
     "knn-lm": {"lam": 0.0},
     "cad": {"a": 0.0},
+    "adacad": {"scale": 0.0},
+    "sled": {"rate": 0.0},
     "id": {"eta": 0.0},
     "dola": {"plausibility": 1.0, "repetition_penalty": 1.0},
     "kate": {"k": 0},
@@ -280,6 +320,12 @@ def transcribed(name, lm, space, question, sentence_transformer, length=LENGTH, 
     if name == "cad":
         bare = prompts.bare.encode(question, tok)
         step = lambda answer: slow.cad(model, base + answer, bare + answer)  # noqa: E731
+    elif name == "adacad":
+        bare = prompts.bare.encode(question, tok)
+        step = lambda answer: slow.adacad(model, base + answer, bare + answer)  # noqa: E731
+    elif name == "sled":
+        layers = list(tl.SLED().layers(lm))
+        step = lambda answer: slow.sled(model, base + answer, layers=layers)  # noqa: E731
     elif name == "id":
         noisy = prompts.base.encode(question, tok, before=prompts.noise)
         step = lambda answer: slow.instructive(model, base + answer, noisy + answer)  # noqa: E731
@@ -308,7 +354,7 @@ def transcribed(name, lm, space, question, sentence_transformer, length=LENGTH, 
     return slow.decode(step, base, stop_ids=lm.stop_ids, length=length)
 
 
-@pytest.mark.parametrize("name", ["cad", "id", "dola", "kate", "knn-lm"])
+@pytest.mark.parametrize("name", ["cad", "adacad", "id", "dola", "sled", "kate", "knn-lm"])
 def test_every_baseline_picks_the_tokens_of_its_transcription(
     name, lm, spaces, sentence_transformer
 ):

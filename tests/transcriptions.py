@@ -56,6 +56,46 @@ def dola(model, tokens, *, layers, plausibility=0.1, penalty=1.2):
     return scores
 
 
+def adacad(model, full, bare):
+    """The step of `group_decode_fileio_adacad.py` in github.com/HanNight/AdaCAD (MIT)."""
+    ours, theirs = last_logits(model, full), last_logits(model, bare)
+    p, q = ours.softmax(-1), theirs.softmax(-1)
+    m = 0.5 * (p + q)
+    alpha = 0.0
+    for one in (p, q):
+        for token in range(len(m)):
+            if one[token] > 0:
+                alpha += 0.5 * float(one[token] * (one[token] / m[token]).log())
+    return (1 + alpha) * ours - alpha * theirs
+
+
+def sled(model, tokens, *, layers, rate=2.0, scale=10, steps=10):
+    """SLED's step, token by token, as its paper and its authors' code agree on it."""
+    out = run(model, tokens, output_hidden_states=True)
+    final = out.logits[0, -1].float()
+    best = final.argsort(descending=True, stable=True)[:scale].tolist()
+    votes = dict.fromkeys(best, 0.0)
+    for layer in layers:
+        with torch.no_grad():
+            early = model.get_output_embeddings()(out.hidden_states[layer][0, -1]).float()
+        apart, p = early - final, early.softmax(-1)
+        for token in best:
+            gradient = p.clone()
+            gradient[token] -= 1
+            cosine = float(apart @ gradient / (apart.norm() * gradient.norm()))
+            votes[token] += max(0.0, cosine) ** 2
+    total = sum(votes.values())
+    latent = torch.zeros_like(final)
+    for token in best:
+        latent[token] = votes[token] / total if total else 0.0
+    moved = final
+    for step in range(steps):
+        moved = moved - rate * (1 - step / steps) * (moved.softmax(-1) - latent)
+    scores = torch.full_like(final, -math.inf)
+    scores[best] = moved[best]
+    return scores
+
+
 def knn_lm(model, tokens, query, keys, next_tokens, *, k=1024, lam=0.5):
     distances = [float(((query - key) ** 2).sum()) for key in keys]
     near = sorted(range(len(keys)), key=lambda i: distances[i])[:k]

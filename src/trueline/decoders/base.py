@@ -18,6 +18,9 @@ from trueline.records import GenerateOptions, NearExample
 from trueline.settings import check_values, plain
 from trueline.votes import Votes
 
+# The score of a barred token where a candidate answer may hold one, as in DoLa's code.
+UNLIKELY = -1000.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
