@@ -26,6 +26,10 @@ from trueline.evaluation.lines import (
 from trueline.evaluation.samples import About
 from trueline.files import reason
 
+_SHARED = (
+    "model fingerprint dtype benchmark test task temperature method changed ground ground_from "
+    "max_new_tokens stop fidelity"
+).split()
 LineT = TypeVar("LineT", bound=PartOfCell)
 
 
@@ -44,6 +48,11 @@ class CellResults:
     def id(self) -> str:
         """A short hash of everything that shapes the results."""
         return self.head.cell
+
+    @property
+    def cut_off(self) -> int:
+        """How many answers reached the limit of new tokens before they ended."""
+        return sum(line.finish == "length" for line in self.answers)
 
     @property
     def judges(self) -> tuple[str, ...]:
@@ -65,9 +74,16 @@ class CellResults:
 
     @property
     def title(self) -> str:
-        """The method, what differs from its defaults, and the context of its space."""
-        context = self.head.context
-        return self.head.label + ("" if context is None else f" context={context}")
+        """The method, what differs from its defaults, its space's context, its control."""
+        context, control = self.head.context, self.head.control
+        told = self.head.label + ("" if context is None else f" context={context}")
+        return told if control is None else f"{told}, control: {control}"
+
+    @property
+    def experiment(self) -> str:
+        """What a method and its controls share: everything but the control and the seed."""
+        names = (*_SHARED, "context", "embedder")
+        return repr([getattr(self.head, name) for name in names])
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from trueline.prompts import Prompt, prompt_sets
+from trueline.prompts import Layout, Prompt, prompt_sets
 from trueline.records import Example
 
 Task = Literal["question", "dialogue", "summary"]
@@ -35,6 +35,11 @@ class Sample:
     category: str = ""  # the makers' own; it counts for the hash of the data
 
 
+def bare_letters(question: str) -> str:
+    """A question without what may differ between two copies of it: case, signs, blanks."""
+    return "".join(sign for sign in question.lower() if sign.isalnum())
+
+
 @dataclass(frozen=True, slots=True)
 class Benchmark:
     """Examples to ground with and samples to test on, as they were read."""
@@ -46,11 +51,12 @@ class Benchmark:
     hash: str  # of the ground examples and test samples, in order
     settings: Mapping[str, Any] = field(default_factory=dict)  # for methods that have them
     counts: Mapping[str, int] = field(default_factory=dict)  # rows read, kept, left out
+    layout: Layout = "lines"  # of the prompt
 
     @property
     def prompt(self) -> Prompt:
         """The paper's prompt for its task."""
-        return prompt_sets()[self.task].base
+        return prompt_sets(self.layout)[self.task].base
 
 
 @dataclass(frozen=True, slots=True)
