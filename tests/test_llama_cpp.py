@@ -360,7 +360,7 @@ def test_states_of_other_weights_are_refused_with_their_cosine(
 
 
 def test_methods_that_need_layers_are_refused_by_name(lm):
-    with pytest.raises(SettingError, match=r"DoLa reads early layers.* engine='transformers'"):
+    with pytest.raises(SettingError, match=r"dola reads early layers.* engine='transformers'"):
         tl.generate(lm, tl.DoLa(), "Are bats blind?")
     with pytest.raises(SettingError, match="earlier layers"):
         lm.start().join([[7]], layers=[1])
