@@ -1,9 +1,7 @@
 """Servers for the tests: a real process, or the same in a thread; both over real HTTP."""
 
-import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -37,16 +35,19 @@ class Running:
         """What comes back for bytes as they are."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=30) as sock:
             sock.sendall(raw)
-            sock.shutdown(socket.SHUT_WR)
             found = b""
             while part := sock.recv(65536):
                 found += part
             return found
 
-    def end(self, how=signal.SIGTERM):
-        """Signal the process; its exit code."""
-        self.process.send_signal(how)
-        return self.process.wait(60)
+
+def drained(running, http, given, how):
+    """The lines of a stream that goes on while the server is told to end."""
+    with http.stream("POST", "/v1/chat/completions", json=given) as stream:
+        lines = stream.iter_lines()
+        first = next(lines)
+        running.process.send_signal(how)
+        return [line for line in (first, *lines) if line]
 
 
 @contextmanager
@@ -105,7 +106,3 @@ def in_thread(app, admin=""):
         server.should_exit = True
         thread.join(30)
         assert not thread.is_alive()
-
-
-def logged(line):
-    return json.loads(line)

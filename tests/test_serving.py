@@ -2,12 +2,13 @@
 
 import json
 import math
+import signal
 from dataclasses import asdict, replace
 
 import openai
 import pytest
 from conftest import EXAMPLES
-from server import serving
+from server import drained, serving
 
 import trueline as tl
 from trueline.inputs import TokenContext, read_messages
@@ -449,3 +450,11 @@ def test_each_request_is_one_line_of_json_without_its_text(running, client):
     assert {"model", "method", "covered", "scope_ms", "first_token_ms", "ms"} <= set(chat)
     assert not any("bats" in line.lower() for line in running.lines)
     assert all(math.isfinite(line["ms"]) for line in lines)
+
+
+def test_sigterm_lets_the_answers_end_and_then_the_server(running):  # the last of them
+    given = {"model": PLAIN, "messages": BATS, "stream": True, "max_tokens": 300}
+    with running.http() as http:
+        lines = drained(running, http, given, signal.SIGTERM)
+    assert lines[-1] == "data: [DONE]"
+    assert running.process.wait(60) == 0

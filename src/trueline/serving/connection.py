@@ -20,14 +20,24 @@ class Connection(H11Protocol):
         self._limits = limits
         self._quiet_since = self.loop.time()
         self._timer: asyncio.TimerHandle | None = None
+        self._is_one_too_many = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a client on, unless there are too many."""
+        """Take a client on, or note that there are too many."""
         super().connection_made(transport)
-        if len(self.connections) > self._limits.connections:
-            transport.write(_too_many())
-            transport.close()
+        self._is_one_too_many = len(self.connections) > self._limits.connections
         self._look_later()
+
+    def data_received(self, data: bytes) -> None:
+        """Read what a client sends; one too many is told so once it has said something.
+
+        Closing before would reset the connection, and the answer would be lost.
+        """
+        if not self._is_one_too_many:
+            super().data_received(data)
+        elif not self.transport.is_closing():
+            self.transport.write(_too_many())
+            self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Look no more."""

@@ -20,6 +20,7 @@ from trueline.row import Row
 from trueline.serving.limits import Limits
 
 OnStep = Callable[[Sequence[Row], float], None]  # the rows that got a token, and its seconds
+OnFailure = Callable[[BaseException], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +75,12 @@ class Line:
 class EngineThread:
     """One thread with one decoding loop; what it is told to do, it does between two steps."""
 
-    def __init__(self, lm: Engine, limits: Limits, on_step: OnStep | None = None) -> None:
+    def __init__(
+        self, lm: Engine, limits: Limits, on_step: OnStep, on_failure: OnFailure
+    ) -> None:
         self.lm = lm
-        self._limits, self._on_step = limits, on_step
+        self._limits = limits
+        self._on_step, self._on_failure = on_step, on_failure
         self._orders: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._decoding = Decoding(
             lm, max_rows=limits.rows, max_cached_tokens=limits.cached_tokens
@@ -86,7 +90,6 @@ class EngineThread:
         self._is_stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: Thread | None = None
-        self.failure: BaseException | None = None  # what ended the thread
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin; pieces are handed out in this event loop."""
@@ -150,14 +153,13 @@ class EngineThread:
                 if not self._decoding.is_idle:
                     self._step()
         except BaseException as error:  # a bug: nobody may wait for what never comes
-            self.failure = error
             self._hand_out(
                 [
                     (one, Progress(one.choice, error=_engine_died(error)))
                     for one in self._lines.values()
                 ]
             )
-            raise
+            self._on_failure(error)
 
     def _take_orders(self) -> None:
         """Do what was ordered; with nothing to decode, wait for an order."""
@@ -184,8 +186,7 @@ class EngineThread:
             if piece is not None:
                 pieces.append((line, piece))
         self._hand_out(pieces)
-        if self._on_step is not None:
-            self._on_step(rows, monotonic() - begun)
+        self._on_step(rows, monotonic() - begun)
         self._busy_since = None
 
     def _join(self, line: Line) -> None:

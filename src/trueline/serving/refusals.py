@@ -59,6 +59,10 @@ def refusal_of(error: Exception) -> Refusal:
         return error
     if isinstance(error, SettingError | ExampleError):
         return Refusal(400, str(error), code="invalid_value")
+    if _is_for_want_of_room(error):
+        return Refusal(
+            507, "there is no room to write the change; nothing was changed", code="no_room"
+        )
     if isinstance(error, SpaceConflictError):
         return Refusal(
             409, "another change of the space came first; try again", code="space_conflict"
@@ -69,10 +73,14 @@ def refusal_of(error: Exception) -> Refusal:
             "the space cannot be used as it is on disk; the server's log tells why",
             code="space_unavailable",
         )
-    if isinstance(error, OSError) and error.errno in _NO_ROOM:
-        return Refusal(
-            507, "there is no room to write the change; nothing was changed", code="no_room"
-        )
     if isinstance(error, TruelineError):
         return Refusal(500, "the server is not set up for this; its log tells why")
     return Refusal(500, "something is wrong in the server; its log tells what")
+
+
+def _is_for_want_of_room(error: BaseException | None) -> bool:
+    """Whether a disk is full or cannot be written, at the bottom of an error."""
+    if error is None:
+        return False
+    is_it = isinstance(error, OSError) and error.errno in _NO_ROOM
+    return is_it or _is_for_want_of_room(error.__cause__)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from math import ceil
 from os import cpu_count
+from time import time
 from typing import Any, TypeVar
 
 import torch
@@ -22,6 +24,7 @@ from trueline.serving.watching import Log, Watch
 
 Made = TypeVar("Made")
 _LEAST, _MOST = 1, 60  # seconds a client is told to wait
+_CLOSE = {"connection": "close"}  # what is left of a body is not waited for
 
 
 class Service:
@@ -33,7 +36,7 @@ class Service:
         self.catalog, self.limits, self.keys = catalog, limits, keys
         self.log, self.logs_text = log, logs_text
         self.watch = Watch()
-        self.engine = EngineThread(catalog.lm, limits, self.watch.on_step)
+        self.engine = EngineThread(catalog.lm, limits, self.watch.on_step, self._log_failure)
         self.is_draining = False
         self._rows = 0  # answers that are prepared, wait or run
         self._usual_seconds = 1.0  # of a request, smoothed; for Retry-After
@@ -94,6 +97,10 @@ class Service:
             took = asyncio.get_running_loop().time() - begun
             self._usual_seconds += 0.1 * (took - self._usual_seconds)
 
+    def _log_failure(self, error: BaseException) -> None:
+        told = "".join(traceback.format_exception(error))
+        self.log({"time": round(time(), 3), "server": "the engine ended", "trace": told})
+
     def refresh_gauges(self) -> None:
         """Bring up to date what is looked at, not counted."""
         self.watch.running.set(self.engine.running)
@@ -111,7 +118,10 @@ async def read_body(request: Request, limits: Limits) -> bytes:
             415, "the body must be JSON: send Content-Type: application/json", code="not_json"
         )
     too_large = Refusal(
-        413, f"the body may have {limits.body_bytes} bytes", code="body_too_large"
+        413,
+        f"the body may have {limits.body_bytes} bytes",
+        code="body_too_large",
+        headers=_CLOSE,
     )
     length = request.headers.get("content-length", "0")
     if length.isdecimal() and int(length[:20]) > limits.body_bytes:
@@ -125,7 +135,10 @@ async def read_body(request: Request, limits: Limits) -> bytes:
                     raise too_large
     except TimeoutError:
         raise Refusal(
-            408, f"the body did not arrive within {limits.body_seconds:g} s", code="slow_body"
+            408,
+            f"the body did not arrive within {limits.body_seconds:g} s",
+            code="slow_body",
+            headers=_CLOSE,
         ) from None
     except ClientDisconnect:
         raise Refusal(400, "the body ended too early", code="half_body") from None
