@@ -4,6 +4,7 @@ import json
 import math
 import signal
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import openai
 import pytest
@@ -12,7 +13,9 @@ from server import drained, serving
 
 import trueline as tl
 from trueline.inputs import TokenContext, read_messages
+from trueline.scoring import Continuation, score_continuations
 
+TASKS = Path(__file__).parent / "harness_tasks"
 BATS = [{"role": "user", "content": "Are bats blind?"}]
 GROUNDED, PLAIN = "smollm2-135m+facts", "smollm2-135m"
 
@@ -450,6 +453,52 @@ def test_each_request_is_one_line_of_json_without_its_text(running, client):
     assert {"model", "method", "covered", "scope_ms", "first_token_ms", "ms"} <= set(chat)
     assert not any("bats" in line.lower() for line in running.lines)
     assert all(math.isfinite(line["ms"]) for line in lines)
+
+
+def test_lm_eval_scores_choices_through_the_server_as_the_library_does(
+    running, tiny_home, tmp_path, lm
+):
+    import datasets
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+
+    from trueline.engines.aliases import ALIASES
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(TASKS)
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+        found = lm_eval.simple_evaluate(
+            model="local-completions",
+            model_args={
+                "model": PLAIN,
+                "base_url": f"{running.url}/v1/completions",
+                "tokenizer_backend": "huggingface",
+                "tokenizer": str(ALIASES[PLAIN].folder),
+                "batch_size": 3,
+                "num_concurrent": 1,
+                "max_length": 256,
+            },
+            tasks=["trueline_choice", "trueline_answer"],
+            task_manager=TaskManager(include_path=str(TASKS), include_defaults=False),
+            bootstrap_iters=0,
+        )
+    samples = [json.loads(line) for line in (TASKS / "samples.jsonl").read_text().splitlines()]
+    for sample, given in zip(found["samples"]["trueline_choice"], samples, strict=True):
+        context = sample["arguments"][0][0]
+        assert given["question"] in context
+        for (prompt, choice), [(total, is_greedy)] in zip(
+            sample["arguments"], sample["resps"], strict=True
+        ):
+            tokens = lm.encode(prompt)  # the harness adds no token that begins a text
+            given_tokens = TokenContext(tuple(tokens))
+            whole = lm.encode(prompt + choice)
+            row = Continuation(
+                given_tokens, (given_tokens.tokens,), tuple(whole[len(tokens) :])
+            )
+            ((alone, is_own),) = score_continuations(lm, tl.Greedy(), [row])
+            assert total == pytest.approx(alone, abs=1e-3)
+            assert is_greedy == is_own
+    assert len(found["samples"]["trueline_answer"]) == len(samples)
 
 
 def test_sigterm_lets_the_answers_end_and_then_the_server(running):  # the last of them

@@ -85,6 +85,7 @@ def prepare_chat(catalog: Catalog, limits: Limits, body: ChatBody) -> Asked:
     if isinstance(question, list):
         raise _wrong("trueline.question", "a chat has one question, got a list")
     given = read_messages([_message(one, n) for n, one in enumerate(body.messages)])
+    check_question(given.question, "what the user says last")
     if question is not None:
         check_question(question, "trueline.question")
         given = replace(given, asked=question)
