@@ -2,7 +2,10 @@
 
 import json
 import math
+import os
+import re
 import signal
+import subprocess
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -453,6 +456,21 @@ def test_each_request_is_one_line_of_json_without_its_text(running, client):
     assert {"model", "method", "covered", "scope_ms", "first_token_ms", "ms"} <= set(chat)
     assert not any("bats" in line.lower() for line in running.lines)
     assert all(math.isfinite(line["ms"]) for line in lines)
+
+
+def test_the_curl_commands_and_the_client_of_the_page_run(running, capsys):
+    page = (Path(__file__).parent.parent / "docs" / "serving.md").read_text("utf-8")
+    page = page.replace("http://127.0.0.1:8000", running.url)
+    commands = re.findall(r"^\$ (curl .*)$", page, re.M)
+    assert len(commands) >= 6
+    for command in commands:
+        env = {**os.environ, "TRUELINE_ADMIN_KEY": running.admin}
+        options = {"shell": True, "env": env, "capture_output": True, "text": True}
+        done = subprocess.run(command.replace("curl ", "curl --fail-with-body ", 1), **options)
+        assert done.returncode == 0, done.stdout + done.stderr
+    (block,) = re.findall(r"^```py\n(.*?)^```$", page, re.M | re.S)
+    exec(compile(block, "serving.md", "exec"), {})
+    assert "fact-2" in capsys.readouterr().out
 
 
 def test_lm_eval_scores_choices_through_the_server_as_the_library_does(

@@ -5,13 +5,20 @@ from __future__ import annotations
 import os
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from trueline.cli.options import PATH, FlagEnvvarOption, read_settings
 from trueline.engines import DEFAULT_MODEL
 from trueline.errors import SettingError, import_extra
+
+if TYPE_CHECKING:
+    from trueline.serving.catalog import Catalog
+    from trueline.serving.keys import Keys
+
+
+_PACKAGES = ("msgspec", "starlette", "uvicorn", "prometheus_client")
 
 
 @click.command()
@@ -94,14 +101,14 @@ def serve(
       trueline serve --new-key user
       trueline serve --space facts.space --host 0.0.0.0 --keys keys.txt
     """
-    from trueline.cli.screen import note, progress_bar, show
+    from trueline.cli.screen import note, show
     from trueline.serving.keys import new_key as make_key
     from trueline.serving.keys import read_keys
 
     if new_key is not None:
         show("\n".join(make_key(new_key)))
         return
-    for package in ("msgspec", "starlette", "uvicorn", "prometheus_client"):
+    for package in _PACKAGES:
         import_extra(package, "the server", "serve")
     from trueline.serving.limits import Limits
     from trueline.serving.process import check_host, is_loopback, listen, page_address, serve
@@ -112,17 +119,10 @@ def serve(
     bound = listen(host, port)  # a port that is taken shows before a model is opened
     note("opening the model ...")
     from trueline.serving.app import LOOPBACK, create_app
-    from trueline.serving.catalog import open_catalog
     from trueline.serving.watching import log_line
 
-    with progress_bar("building the space of the shipped facts", "") as progress:
-        catalog = open_catalog(
-            model, spaces, name=name, dtype=dtype, device=device, progress=progress
-        )
-    fragment = ""
-    if not keys.has("admin") and is_loopback(host):
-        admin, _ = make_key("admin")  # for this run: what changes spaces is never open
-        keys, fragment = keys.also("admin", admin), f"#key={admin}"
+    catalog = _open(model, spaces, name=name, dtype=dtype, device=device)
+    keys, fragment = _with_admin(keys) if is_loopback(host) else (keys, "")
     app = create_app(
         catalog,
         limits=checked,
@@ -132,9 +132,31 @@ def serve(
         log=lambda facts: show(log_line(facts)),
         logs_text=log_text,
     )
-    names = ", ".join(list(catalog.names())[:3])
-    started = f"serving {names} ...\npage and API: {page_address(bound)}/{fragment}"
+    first = next(iter(catalog.names()))
+    started = f"serving {first} and others\npage and API: {page_address(bound)}/{fragment}"
     serve(app, bound, lambda: note(started))
+
+
+def _open(model: str | None, spaces: tuple[str, ...], **options: Any) -> Catalog:
+    """The model and the spaces, with a bar where the shipped facts are built first."""
+    from trueline.cli.screen import progress_bar
+    from trueline.serving.catalog import open_catalog
+
+    with progress_bar("building the space of the shipped facts", "") as progress:
+        return open_catalog(model, spaces, progress=progress, **options)
+
+
+def _with_admin(keys: Keys) -> tuple[Keys, str]:
+    """The keys with one for an admin, made for this run if there is none, and the page's part.
+
+    What changes spaces is never open to everybody.
+    """
+    from trueline.serving.keys import new_key
+
+    if keys.has("admin"):
+        return keys, ""
+    key, _ = new_key("admin")
+    return keys.also("admin", key), f"#key={key}"
 
 
 def _limits(given: dict[str, Any], known: list[str]) -> dict[str, Any]:
