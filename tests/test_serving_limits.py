@@ -137,6 +137,27 @@ def test_a_stream_that_has_begun_ends_with_the_error(chat, space, gate):
         gate.open.set()
 
 
+def test_a_request_that_finds_a_row_free_has_its_first_token_two_steps_later(chat, space, gate):
+    with up(chat, space, limits=Limits(rows=2)) as running:
+        engine, steps = running.service.engine, []
+        engine._on_step = lambda rows, _: steps.append([len(row.tokens) for row in rows])
+        gate.open.set()
+        long = later(lambda: post(running, body(max_tokens=400)))
+        until(lambda: len(steps) > 3)
+        gate.open.clear()
+        gate.reached.clear()
+        until(lambda: gate.reached.is_set() or len(steps) >= 400)
+        before = len(steps)
+        short = later(lambda: post(running, body("Do fish sleep?", max_tokens=3)))
+        until(lambda: engine._orders.qsize() == 1)
+        gate.open.set()
+        assert short().status_code == 200
+        first = next(n for n, rows in enumerate(steps) if len(rows) == 2)
+        assert steps[first][1] == 1
+        assert first - before <= 1  # the step that ran, then its own
+        assert long().status_code == 200
+
+
 def test_a_client_that_goes_frees_its_row_within_a_step(chat, space, gate):
     with up(chat, space) as running, running.http() as http:
         gate.open.set()
