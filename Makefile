@@ -46,6 +46,7 @@ check: $(VENV)/.dev
 	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 	$(BIN)/pre-commit validate-config
+	$(BIN)/hadolint deploy/Dockerfile
 	$(BIN)/zizmor --offline --quiet --strict-collection .
 
 format: $(VENV)/.dev

@@ -16,6 +16,8 @@ BUDGETS = [  # what, must, aim, which way is better, where the figure stands
     ("the same in bfloat16, batch 1", 1.0, 1.15, "rates", "bfloat16, batch 1", "greedy_over_transformers"),
     ("the same in bfloat16, batch 16", 1.0, 1.15, "rates", "bfloat16, batch 16", "greedy_over_transformers"),
     ("RAD over the paper's procedure, 16 questions, 64 new tokens", 8, 20, "paper", "64", "times_as_fast"),
+    ("64 clients of the server over `generate` with batch 16, tokens/s", 0.9, 1.0, "serving", "64_clients_over_generate_greedy"),
+    ("the same, covered questions", 0.9, 1.0, "serving", "64_clients_over_generate_covered"),
     ("build, entries/s, over one pass an answer, then one a window", 4, 8, "build", "times_as_fast_as_window_by_window"),
 ]  # fmt: skip
 LIMITS = [  # as above, but less is better
@@ -25,6 +27,8 @@ LIMITS = [  # as above, but less is better
     ("steps that half precision changes", 0, 0, "size", "steps_that_differ"),
     ("add one example to 100,000 entries over adding it to 1,000", 2, 1.1, "edits", "add_100000_over_1000"),
     ("bytes of a corrective example beside its text", 4000, 2000, "edits", "bytes_per_example"),
+    ("one client's stream over `stream`, seconds", 1.05, 1.02, "serving", "one_client_seconds_over_stream_greedy"),
+    ("the same, a covered question", 1.05, 1.02, "serving", "one_client_seconds_over_stream_covered"),
     ("`trueline --help`, seconds", 0.5, 0.2, "start", "help_seconds"),
 ]  # fmt: skip
 

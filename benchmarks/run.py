@@ -25,6 +25,7 @@ from edits import edits
 from page import write_page
 from profile_step import profile
 from rates import lengths, paper, rates, shortcuts
+from serving import serving
 from spaces import build, growth, size
 from start import start
 
@@ -43,6 +44,7 @@ SECTIONS = {
     "growth": growth,
     "edits": edits,
     "start": start,
+    "serving": serving,
     "profile": profile,
 }
 

@@ -295,6 +295,90 @@ def test_an_engine_that_fails_ends_what_it_read_and_what_waits_goes_on(lm, monke
     assert ended[0].answer().text
 
 
+def test_an_engine_that_fails_on_one_row_ends_it_and_the_others_go_on(lm, monkeypatch):
+    options = GenerateOptions(max_new_tokens=5)
+    decoding = Decoding(lm)
+    tickets = [
+        decoding.submit(make_request(lm, method, question, options))
+        for question, method in zip(tiny.QUESTIONS[:3], (tl.Greedy(), tl.Greedy(), tl.CAD()))
+    ]
+    decoding.step()
+    rows = decoding.step()
+    bad, forward = rows[1].tokens[-1], type(lm).forward
+    assert bad not in (rows[0].tokens[-1], rows[2].tokens[-1])
+
+    def failing(self, inputs, *given):
+        if (inputs["input_ids"] == bad).any() and rows[1].error is None:
+            raise ZeroDivisionError
+        return forward(self, inputs, *given)
+
+    monkeypatch.setattr(type(lm), "forward", failing)
+    ended = {}
+    while not decoding.is_idle:
+        ended |= {row.ticket: row for row in decoding.step() if row.is_ended}
+    assert isinstance(ended[tickets[1]].error, ZeroDivisionError)
+    for ticket, question, method in [
+        (tickets[0], tiny.QUESTIONS[0], tl.Greedy()),
+        (tickets[2], tiny.QUESTIONS[2], tl.CAD()),
+    ]:
+        alone = tl.generate(lm, method, question, max_new_tokens=5)
+        assert ended[ticket].answer().token_ids == alone.token_ids
+
+
+@dataclass(frozen=True)
+class Picky(tl.Greedy):
+    """Greedy that fails while it adjusts a batch with a question it does not like."""
+
+    name = "picky"
+
+    def adjust(self, step):
+        if tiny.QUESTIONS[1] in step.rows.questions:
+            raise ZeroDivisionError
+        return super().adjust(step)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_method_that_fails_on_one_row_ends_it_and_its_other_rows_go_on(lm, temperature):
+    seed = {"seed": 3} if temperature else {}
+    options = GenerateOptions(max_new_tokens=4, temperature=temperature, **seed)
+    decoding, method = Decoding(lm), Picky()
+    for question in tiny.QUESTIONS[:3]:
+        decoding.submit(make_request(lm, method, question, options))
+    ended = []
+    while not decoding.is_idle:
+        ended += [row for row in decoding.step() if row.is_ended]
+    (bad,) = [row for row in ended if row.error is not None]
+    assert bad.request.question == tiny.QUESTIONS[1]
+    for row in [row for row in ended if row is not bad]:
+        alone = tl.generate(
+            lm,
+            tl.Greedy(),
+            row.request.question,
+            max_new_tokens=4,
+            temperature=temperature,
+            **seed,
+        )
+        assert row.answer().token_ids == alone.token_ids
+
+
+def test_the_log_probabilities_of_an_answer_are_those_that_score_gives(lm, embedder):
+    method = tl.Corrective(tl.build(None, EXAMPLES, embedder=embedder), threshold=0.0)
+    options = GenerateOptions(max_new_tokens=6, logprobs=3)
+    decoding = Decoding(lm)
+    request = make_request(lm, method, "Are bats blind?", options)
+    decoding.submit(request)
+    while not decoding.is_idle:
+        (row,) = decoding.step()
+    assert [one.token for one in row.logprobs] == row.tokens
+    given = Continuation(request.given, request.contexts, tuple(row.tokens))
+    ((total, is_own),) = score_continuations(lm, method, [given])
+    assert is_own
+    assert sum(one.logprob for one in row.logprobs) == pytest.approx(total, abs=1e-4)
+    for one in row.logprobs:
+        assert one.best[0] == (one.token, one.logprob)
+        assert len(one.best) == 3
+
+
 @pytest.mark.parametrize("tokens", [(), (5, 10**6), (-1,)])
 def test_tokens_the_model_does_not_have_are_refused(tokens, lm):
     with pytest.raises(SettingError, match=r"empty prompt|tiny-llama has those from 0"):

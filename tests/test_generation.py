@@ -12,7 +12,7 @@ from trueline.decoders.base import Rows, Step
 from trueline.engines.transformers.reading import BatchReading
 from trueline.errors import SettingError
 from trueline.inputs import TokenContext
-from trueline.pick import pick_tokens, probabilities, random_source
+from trueline.pick import draw_token, probabilities, random_source
 from trueline.records import GenerateOptions
 from trueline.requests import make_request
 
@@ -242,7 +242,7 @@ def test_a_draw_follows_the_probabilities():  # 1/7, 2/7, 4/7
     logits = torch.tensor([[0.0, math.log(2), math.log(4)]])
     options = GenerateOptions(temperature=1.0, seed=0)
     source = random_source(options, 0)
-    draws = [pick_tokens(logits, [options], [source])[0] for _ in range(3000)]
+    draws = [draw_token(logits[0], options, source) for _ in range(3000)]
     assert [draws.count(token) / 3000 for token in range(3)] == pytest.approx(
         [1 / 7, 2 / 7, 4 / 7], abs=0.03
     )

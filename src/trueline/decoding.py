@@ -13,17 +13,17 @@ the tokens it gets alone. `generate` and `stream` drive this loop, and so does a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
 import torch
 
-from trueline.decoders.base import Decoder, Prefetch, Rows, Step
+from trueline.decoders.base import Adjusted, Step
 from trueline.engines.base import Engine, Reading, States, join_states
 from trueline.errors import SettingError
-from trueline.pick import pick_tokens, random_source
+from trueline.groups import Group, group_rows, prefetch_of
+from trueline.pick import best_tokens, draw_token, random_source, token_logprobs
 from trueline.prefetch import Alongside
 from trueline.requests import Request
 from trueline.row import Row, end_row
@@ -100,29 +100,29 @@ class Decoding:
     def step(self) -> list[Row]:
         """Pick one token for every row, after letting requests join; the rows that got one.
 
-        What a method raises ends the rows of that method; what the engine raises ends all that
-        were read with. They come back with their `error`, and the others go on.
+        What a method or the engine raises ends the row it cannot go on with; where that is not
+        to be told, all it was raised for. They come back with their `error`, the others go on.
         """
         joining = self._admit()
         rows = [*self._live, *joining]
         if not rows:
             return []
-        groups = list(_groups(self._lm, rows))
+        groups = list(group_rows(self._lm, rows))
         try:
             states, fetched = self._read(joining, groups)
+            self._live = rows
         except BaseException as error:
             self._live, self._reading = [], None  # what was read no longer fits the tokens
             if not isinstance(error, Exception):
                 raise
-            _fail(rows, error)
-            return rows
-        self._live = rows
-        for group, found in zip(groups, fetched, strict=True):
-            try:
-                self._pick(group, states, found)
-            except Exception as error:  # whatever a method raises is its own rows' matter
-                _fail(group.members, error)
-        self._leave([row for row in rows if not row.is_ended])
+            found = self._read_again(rows, error)
+            if found is None:
+                return rows
+            groups, states = found
+            fetched = [None] * len(groups)
+        for group, one in zip(groups, fetched, strict=True):
+            self._pick_apart(group, states, one)
+        self._leave([row for row in self._live if not row.is_ended])
         return rows
 
     def _admit(self) -> list[Row]:
@@ -149,12 +149,12 @@ class Decoding:
         return width * sum(len(row.request.contexts) for row in rows) <= self._max_cached_tokens
 
     def _read(
-        self, joining: Sequence[Row], groups: Sequence[_Group]
+        self, joining: Sequence[Row], groups: Sequence[Group]
     ) -> tuple[States, list[Any]]:
         """Have the engine read and, meanwhile, the methods look up what the step needs."""
         lm, running = self._lm, self._live
-        layers = sorted({layer for group in groups for layer in group.method.read_layers(lm)})
-        work = [_prefetch(group) for group in groups]
+        layers = self._layers(groups)
+        work = [prefetch_of(group) for group in groups]
         alongside = Alongside(work, lm.device)
         if self._reading is None:
             self._reading = lm.start()
@@ -167,7 +167,49 @@ class Decoding:
             parts.append(self._reading.join(contexts, layers=layers, done=alongside.done))
         return join_states(parts), alongside.results()
 
-    def _pick(self, group: _Group, states: States, fetched: Any) -> None:
+    def _read_again(
+        self, rows: Sequence[Row], error: Exception
+    ) -> tuple[list[Group], States] | None:
+        """After the engine failed: read anew, from their first token, the rows it can read.
+
+        Each is tried alone, and one that fails there has the error. None: no row is left.
+        """
+        lm, sound = self._lm, []
+        for row in rows if len(rows) > 1 else ():
+            try:
+                lm.start().join(row.contexts, layers=row.request.method.read_layers(lm))
+                sound.append(row)
+            except Exception as own:
+                row.error = own
+        groups = list(group_rows(lm, sound))
+        reading, layers = lm.start(), self._layers(groups)
+        try:
+            if not sound:
+                raise error
+            contexts = [context for row in sound for context in row.contexts]
+            states = reading.join(contexts, layers=layers)
+        except Exception as final:
+            _fail([row for row in rows if row.error is None], final)
+            return None
+        self._live, self._reading = sound, reading
+        return groups, states
+
+    def _layers(self, groups: Sequence[Group]) -> list[int]:
+        lm = self._lm
+        return sorted({layer for group in groups for layer in group.method.read_layers(lm)})
+
+    def _pick_apart(self, group: Group, states: States, fetched: Any) -> None:
+        """Pick the tokens of a group; where its method fails, row by row."""
+        try:
+            self._pick(group, states, fetched)
+        except Exception as error:  # whatever a method raises is its own rows' matter
+            if len(group.members) == 1 or isinstance(fetched, Exception):
+                _fail(group.members, error)
+                return
+            for one in group.apart():
+                self._pick_apart(one, states, None)
+
+    def _pick(self, group: Group, states: States, fetched: Any) -> None:
         """Have a method adjust its rows, and pick their tokens."""
         if isinstance(fetched, Exception):
             raise fetched
@@ -179,15 +221,29 @@ class Decoding:
             fetched=fetched,
         )
         adjusted = group.method.adjust(step)
-        options = [row.request.options for row in group.members]
-        tokens = pick_tokens(adjusted.logits, options, [row.source for row in group.members])
-        for index, (row, token) in enumerate(zip(group.members, tokens, strict=True)):
-            if row.request.options.trace:
-                row.steps.append(trace_step(step, adjusted, index, token))
-            if adjusted.votes:
-                ends = self._lm.stop_ids.union(row.request.options.stop_ids)
-                row.credit(adjusted.votes[index], token, ends)
-            self._add(row, token)
+        logits = adjusted.logits
+        best = [] if step.is_probability else best_tokens(logits)
+        for index, row in enumerate(group.members):
+            try:
+                options = row.request.options
+                token = best[index] if best else draw_token(logits[index], options, row.source)
+                self._note(row, step, adjusted, index, token)
+                self._add(row, token)
+            except Exception as error:  # the others have got their tokens, or will
+                row.error = error
+
+    def _note(self, row: Row, step: Step, adjusted: Adjusted, index: int, token: int) -> None:
+        """Keep what is wanted of a picked token: its reason, its probability, whose it is."""
+        options = row.request.options
+        if options.trace:
+            row.steps.append(trace_step(step, adjusted, index, token))
+        if options.logprobs is not None:
+            stretch = 1.0 if adjusted.stretch is None else float(adjusted.stretch[index])
+            log_probs = (adjusted.logits[index].float() / stretch).log_softmax(-1)
+            row.logprobs.append(token_logprobs(log_probs, token, options.logprobs))
+        if adjusted.votes:
+            ends = self._lm.stop_ids.union(options.stop_ids)
+            row.credit(adjusted.votes[index], token, ends)
 
     def _add(self, row: Row, token: int) -> None:
         """Give a row its next token, and end it if that was its last."""
@@ -217,61 +273,6 @@ class Decoding:
         assert self._reading is not None
         self._reading.keep(kept)
         self._live = staying
-
-
-@dataclass(frozen=True)
-class _Group:
-    """The rows of one method in one step."""
-
-    method: Decoder
-    members: list[Row]
-    rows: Rows
-    first: list[int]  # where the states under each row's first prompt stand
-    second: list[int]  # and under the second; empty where the method reads none
-
-
-def _groups(lm: Engine, rows: Sequence[Row]) -> Iterator[_Group]:
-    """Group the rows by method, and by whether their tokens are drawn."""
-    members: dict[tuple[int, bool], list[Row]] = {}
-    first: dict[int, int] = {}
-    start = 0
-    for row in rows:
-        request = row.request
-        members.setdefault((id(request.method), request.options.is_sampled), []).append(row)
-        first[row.ticket] = start
-        start += len(request.contexts)
-    for own in members.values():
-        where = [first[row.ticket] for row in own]
-        yield _Group(
-            own[0].request.method,
-            own,
-            Rows(
-                lm,
-                [row.context for row in own],
-                [len(row.request.contexts[0]) for row in own],
-                [row.request.question for row in own],
-                [row.request.prepared for row in own],
-            ),
-            where,
-            [index + 1 for index in where] if len(own[0].request.contexts) > 1 else [],
-        )
-
-
-@dataclass(frozen=True)
-class _FailedPrefetch:
-    """Stands for a prefetch that could not even begin."""
-
-    error: Exception
-
-    def run(self) -> Any:
-        raise self.error
-
-
-def _prefetch(group: _Group) -> Prefetch | None:
-    try:
-        return group.method.prefetch(group.rows)
-    except Exception as error:  # it ends the rows of this method, not the step
-        return _FailedPrefetch(error)
 
 
 def _fail(rows: Sequence[Row], error: Exception) -> None:

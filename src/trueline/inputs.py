@@ -100,6 +100,7 @@ class Conversation:
     messages: tuple[tuple[str, str], ...]  # (role, content)
     prompt: Prompt | None = None  # its system comes first, and what the user says stands in it
     before: str = ""  # stands ahead of what the user said last
+    asked: str | None = None  # the question, where it is not all that the user said last
 
     def __post_init__(self) -> None:
         if not self.messages or self.messages[-1][0] != "user":
@@ -110,14 +111,14 @@ class Conversation:
 
     @property
     def question(self) -> str:
-        """What the user said last."""
-        return self.messages[-1][1]
+        """What the user said last, unless another text is named as the question."""
+        return self.messages[-1][1] if self.asked is None else self.asked
 
     @property
     def hash(self) -> str:
-        """A short name of all that is read but the question itself."""
+        """A short name of all that is read but what the user said last."""
         *earlier, (_, last) = self._written(str)
-        ahead, _, behind = last.partition(self.question)
+        ahead, _, behind = last.partition(self.messages[-1][1])
         content = [earlier, ahead, behind, self._is_plain]
         return f"chat-{text_hash(json.dumps(content, ensure_ascii=False))[:16]}"
 

@@ -111,6 +111,15 @@ class TraceStep:
     probability: float | None = None  # of the picked token, after the method
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How probable a token was after the method, and which tokens were most probable."""
+
+    token: int
+    logprob: float | None  # natural logarithm; None: nothing stands before it
+    best: tuple[tuple[int, float], ...] = ()  # the most probable tokens, the best first
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateOptions:
     """How an answer is written: its length, how tokens are picked, what ends it."""
@@ -124,6 +133,8 @@ class GenerateOptions:
     stop: str | tuple[str, ...] = ()  # texts that end an answer, and are left out of it
     stop_ids: tuple[int, ...] = ()  # further tokens that end an answer
     trace: bool = False  # keep the reason for every token
+    # Keep the log-probability of every token, and of this many of the best beside it.
+    logprobs: Annotated[int, Between(0)] | None = None
 
     def __post_init__(self) -> None:
         for name in ("stop", "stop_ids"):

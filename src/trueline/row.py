@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from trueline.engines.base import Engine
-from trueline.records import Answer, Finish, Source, TraceStep
+from trueline.records import Answer, Finish, Source, TokenLogprobs, TraceStep
 from trueline.requests import Request
 from trueline.votes import END, Speaker, Voice, Votes
 
@@ -25,6 +25,7 @@ class Row:
     source: torch.Generator | None  # of chance
     tokens: list[int] = field(default_factory=list)
     steps: list[TraceStep] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # when asked for
     voices: dict[Voice, float] = field(default_factory=dict)  # tokens picked with their votes
     text: str | None = None  # set when the answer has ended
     error: Exception | None = None  # set when it cannot go on
@@ -36,6 +37,11 @@ class Row:
     def is_ended(self) -> bool:
         """Whether its answer is whole, or cannot become so."""
         return self.text is not None or self.error is not None
+
+    @property
+    def contexts(self) -> list[list[int]]:
+        """All it has read and written so far, under each of its prompts."""
+        return [[*context, *self.tokens] for context in self.request.contexts]
 
     @property
     def remaining(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,8 +12,9 @@ from trueline.engines.base import Engine, States, read_continuations
 from trueline.errors import SettingError
 from trueline.generation import Messages
 from trueline.inputs import ModelInput, read_messages
+from trueline.pick import token_logprobs
 from trueline.prompts import check_text
-from trueline.records import GenerateOptions, several
+from trueline.records import GenerateOptions, TokenLogprobs, several
 from trueline.requests import as_input, check_contexts, check_method, model_inputs
 from trueline.visible import shown
 
@@ -73,11 +74,35 @@ def score_continuations(
 
     Rows with the same contexts share one reading of them.
     """
+    totals, is_own = [0.0] * len(rows), [True] * len(rows)
+    for batch, log_probs in _positions(lm, method, rows):
+        for (row, at), line, best in zip(batch, log_probs, log_probs.argmax(-1), strict=True):
+            token = rows[row].tokens[at]
+            totals[row] += float(line[token])
+            is_own[row] &= int(best) == token
+    return list(zip(totals, is_own, strict=True))
+
+
+@torch.inference_mode()
+def score_tokens(
+    lm: Engine, method: Decoder, rows: Sequence[Continuation], *, best: int
+) -> list[list[TokenLogprobs]]:
+    """The log-probability of each token of each continuation, with the `best` tokens there."""
+    found: list[list[TokenLogprobs]] = [[] for _ in rows]
+    for batch, log_probs in _positions(lm, method, rows):
+        for (row, at), line in zip(batch, log_probs, strict=True):
+            found[row].append(token_logprobs(line, rows[row].tokens[at], best))
+    return found
+
+
+def _positions(
+    lm: Engine, method: Decoder, rows: Sequence[Continuation]
+) -> Iterator[tuple[list[tuple[int, int]], torch.Tensor]]:
+    """Every position of every row, and the log-probabilities there (positions, vocabulary)."""
     first, second = _read(lm, method, rows)
     distinct = dict.fromkeys((row.contexts, row.given) for row in rows)
     prepared = {key: method.prepare(lm, key[1], GenerateOptions()) for key in distinct}
     spots = [(row, at) for row, one in enumerate(rows) for at in range(len(one.tokens))]
-    totals, is_own = [0.0] * len(rows), [True] * len(rows)
     for start in range(0, len(spots), _POSITIONS):
         batch = spots[start : start + _POSITIONS]
         which, steps = [row for row, _ in batch], [at for _, at in batch]
@@ -93,12 +118,7 @@ def score_continuations(
             None if second is None else second.map(lambda tensor: tensor[which, steps]),  # noqa: B023
             is_probability=True,
         )
-        log_probs = method.adjust(step).logits.float().log_softmax(-1)  # (spots, vocabulary)
-        for (row, at), line, best in zip(batch, log_probs, log_probs.argmax(-1), strict=True):
-            token = rows[row].tokens[at]
-            totals[row] += float(line[token])
-            is_own[row] &= int(best) == token
-    return list(zip(totals, is_own, strict=True))
+        yield batch, method.adjust(step).logits.float().log_softmax(-1)
 
 
 def _read(

@@ -28,6 +28,7 @@ from trueline.cli.remove import remove
 from trueline.cli.report import report
 from trueline.cli.reproduce import reproduce
 from trueline.cli.screen import abandon, flush, has_reader, note, one_line, settle_streams, show
+from trueline.cli.serve import serve
 from trueline.cli.tune import tune
 from trueline.cli.verify import verify
 from trueline.errors import OutputError, TruelineError
@@ -84,7 +85,7 @@ def cli() -> None:
 
 
 _SPACES = (models, build, add, remove, merge, compact, log, info, verify, tune)
-_ASKING = (ask, chat, compare, explain)
+_ASKING = (ask, chat, compare, explain, serve)
 _EVALUATING = (evaluate, report, reproduce)
 for command in (*_SPACES, *_ASKING, *_EVALUATING):
     for param in command.params:

@@ -76,7 +76,7 @@ def _escape(text: str) -> str:
 def _policy(page: str) -> str:
     """Nothing but the page's own style and script, known by their hashes."""
     style, script = (
-        _digest(page.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0])
+        digest(page.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0])
         for tag in ("style", "script")
     )
     return (
@@ -85,5 +85,6 @@ def _policy(page: str) -> str:
     )
 
 
-def _digest(text: str) -> str:
+def digest(text: str) -> str:
+    """What a policy knows an inline style or script by."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,0 +1,1 @@
+"""Models and spaces in, an OpenAI-compatible server out: `create_app` makes it."""

@@ -1,0 +1,527 @@
+"""The server as a process of its own, asked by the official client and over plain HTTP."""
+
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import openai
+import pytest
+from conftest import EXAMPLES
+from server import drained, serving
+
+import trueline as tl
+from trueline.inputs import TokenContext, read_messages
+from trueline.scoring import Continuation, score_continuations
+
+TASKS = Path(__file__).parent / "harness_tasks"
+BATS = [{"role": "user", "content": "Are bats blind?"}]
+GROUNDED, PLAIN = "smollm2-135m+facts", "smollm2-135m"
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_home, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("spaces") / "facts.space"
+    tl.build(None, EXAMPLES).save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def running(tiny_home, folder):
+    with serving(tiny_home, "--space", folder) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(running):
+    with running.client() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_home):
+    return tl.load(PLAIN)
+
+
+@pytest.fixture(scope="module")
+def corrective(folder):
+    return tl.Corrective(tl.open(folder))
+
+
+def ask(client, model=GROUNDED, messages=BATS, trueline=None, **options):
+    extra = {"extra_body": {"trueline": trueline}} if trueline else {}
+    return client.chat.completions.create(model=model, messages=messages, **extra, **options)
+
+
+def refused(call, kind=openai.BadRequestError):
+    with pytest.raises(kind) as caught:
+        call()
+    error = caught.value
+    assert set(error.body) == {"message", "type", "param", "code"}
+    return error
+
+
+def test_every_space_and_method_is_a_model_name(client):
+    names = [model.id for model in client.models.list()]
+    assert names[:2] == [GROUNDED, PLAIN]
+    assert {f"{PLAIN}+dola", f"{GROUNDED}+lookup", f"{GROUNDED}+kate"} <= set(names)
+    assert f"{GROUNDED}+rad" not in names  # the space has no entries
+    assert client.models.retrieve(GROUNDED).id == GROUNDED
+    assert refused(lambda: client.models.retrieve("gpt-4"), openai.NotFoundError).code == (
+        "model_not_found"
+    )
+
+
+def test_a_chat_is_what_the_library_generates_with_sources_and_usage(client, lm, corrective):
+    alone = tl.generate(lm, corrective, messages=BATS, max_new_tokens=12)
+    raw = client.chat.completions.with_raw_response.create(
+        model=GROUNDED, messages=BATS, max_tokens=12
+    )
+    answer = raw.parse()
+    assert answer.choices[0].message.content == alone.text
+    assert answer.choices[0].finish_reason == alone.finish
+    assert alone.is_covered
+    assert raw.headers["x-trueline-covered"] == "true"
+    assert raw.headers["x-request-id"].startswith("req-")
+    assert answer.trueline["covered"] is True
+    assert answer.trueline["question"] == "Are bats blind?"
+    assert answer.trueline["sources"] == [
+        {**asdict(own), "choice": 0, "probability": pytest.approx(own.probability)}
+        for own in alone.sources
+    ]
+    usage = answer.usage
+    assert (usage.prompt_tokens, usage.completion_tokens) == (
+        alone.prompt_tokens,
+        alone.new_tokens,
+    )
+
+
+def test_nothing_covered_is_the_plain_models_answer_and_the_header_says_so(client):
+    messages = [{"role": "user", "content": "Who won the match last night in the big city?"}]
+    raw = client.chat.completions.with_raw_response.create(
+        model=GROUNDED,
+        messages=messages,
+        max_tokens=8,
+        extra_body={"trueline": {"threshold": 1}},
+    )
+    plain = ask(client, PLAIN, messages, max_tokens=8)
+    assert raw.headers["x-trueline-covered"] == "false"
+    assert raw.parse().choices[0].message.content == plain.choices[0].message.content
+    assert raw.parse().trueline["sources"] == []
+    assert plain.trueline == {
+        "method": "greedy",
+        "space": None,
+        "state": None,
+        "question": messages[0]["content"],
+        "covered": None,
+        "sources": [],
+    }
+
+
+def test_a_stream_is_the_whole_answer_in_pieces_with_usage_and_sources(client):
+    whole = ask(client, max_tokens=12, n=2)
+    texts, finishes, told, usage = ["", ""], {}, [], None
+    for chunk in ask(
+        client, max_tokens=12, n=2, stream=True, stream_options={"include_usage": True}
+    ):
+        assert chunk.object == "chat.completion.chunk"
+        usage = chunk.usage or usage
+        told += (getattr(chunk, "trueline", None) or {}).get("sources", [])
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            finishes[choice.index] = choice.finish_reason
+    assert texts == [choice.message.content for choice in whole.choices]
+    assert finishes == {0: "stop", 1: "stop"}
+    assert usage == whole.usage
+    assert sorted(told, key=lambda one: one["choice"]) == whole.trueline["sources"]
+    assert {one["choice"] for one in told} == {0, 1}
+
+
+def test_the_trace_tells_of_every_token_how_far_it_moved_and_what_was_in_scope(client):
+    whole = ask(client, max_tokens=12, trueline={"trace": True})
+    steps, scope = whole.trueline["trace"], whole.trueline["scope"]
+    assert len(steps) == whole.usage.completion_tokens
+    assert any(step["move"] > 0 and step["neighbors"] for step in steps)
+    assert scope[0]["is_in_scope"]
+    assert scope[0]["signals"]
+    streamed = []
+    first, *chunks = ask(client, max_tokens=12, stream=True, trueline={"trace": True})
+    assert first.trueline["scope"] == scope
+    for chunk in chunks:
+        streamed += (getattr(chunk, "trueline", None) or {}).get("trace", [])
+    assert streamed == steps
+
+
+def test_sources_can_be_left_out(client):
+    assert ask(client, max_tokens=4, trueline={"sources": False}).trueline["sources"] == []
+
+
+def test_the_request_overrides_the_model_name(client, lm, corrective):
+    by_name = ask(client, f"{GROUNDED}+lookup", max_tokens=12)
+    by_extra = ask(client, PLAIN, max_tokens=12, trueline={"method": "lookup"})
+    assert by_name.choices[0].message.content == by_extra.choices[0].message.content
+    assert by_extra.trueline["space"] == "facts"
+    none = ask(client, max_tokens=8, trueline={"strength": 0})
+    plain = ask(client, PLAIN, max_tokens=8)
+    assert none.choices[0].message.content == plain.choices[0].message.content
+    declined = ask(client, max_tokens=30, trueline={"only_covered": True, "threshold": 1})
+    assert declined.choices[0].message.content.startswith("I do not know")
+    assert declined.trueline["covered"] is False
+    dola = ask(client, trueline={"method": "dola", "settings": {"plausibility": 0.2}})
+    assert dola.trueline["method"] == "dola"
+
+
+def test_the_question_of_a_request_can_be_another_than_its_last_turn(client, lm, corrective):
+    messages = [{"role": "user", "content": "Tell me."}]
+    named = ask(
+        client, messages=messages, max_tokens=12, trueline={"question": "Do fish sleep?"}
+    )
+    given = replace(read_messages(messages), asked="Do fish sleep?")
+    alone = tl.generate(lm, corrective, given, max_new_tokens=12)
+    assert named.choices[0].message.content == alone.text
+    assert named.trueline["question"] == "Do fish sleep?"
+    bare = ask(client, messages=messages, max_tokens=12)
+    assert named.usage.prompt_tokens == bare.usage.prompt_tokens
+
+
+def test_messages_of_every_kind_that_is_text_are_read(client, lm, corrective):
+    talk = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": "Is gold a metal?"},
+        {"role": "assistant", "content": "Yes.", "refusal": None, "tool_calls": []},
+        {"role": "user", "content": [{"type": "text", "text": "Does gold rust?"}]},
+    ]
+    plain = [
+        {"role": {"developer": "system"}.get(one["role"], one["role"]), "content": text}
+        for one, text in zip(talk, ["Be brief.", "Is gold a metal?", "Yes.", "Does gold rust?"])
+    ]
+    alone = tl.generate(lm, corrective, messages=plain, max_new_tokens=12)
+    assert ask(client, messages=talk, max_tokens=12).choices[0].message.content == alone.text
+
+
+def test_draws_go_by_the_seed_and_the_choice(client, lm, corrective):
+    options = {"max_new_tokens": 10, "temperature": 1.0, "top_p": 0.9}
+    given = [read_messages(BATS)] * 2
+    alone = tl.generate(lm, corrective, given, seed=7, **options)
+    drawn = ask(client, max_tokens=10, temperature=1, top_p=0.9, seed=7, n=2)
+    assert [one.message.content for one in drawn.choices] == [one.text for one in alone]
+
+
+def test_an_answer_ends_before_a_stop_string(client):
+    whole = ask(client, max_tokens=12).choices[0].message.content
+    word = whole.split()[2]
+    cut = ask(client, max_tokens=12, stop=[word, "never"])
+    assert cut.choices[0].message.content == whole[: whole.index(word)]
+    assert cut.choices[0].finish_reason == "stop"
+    pieces = ask(client, max_tokens=12, stop=word, stream=True)
+    text = "".join(one.choices[0].delta.content or "" for one in pieces)
+    assert text == whole[: whole.index(word)]
+
+
+def test_max_completion_tokens_and_the_end_by_length(client):
+    answer = ask(client, PLAIN, max_completion_tokens=3)
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage.completion_tokens == 3
+
+
+def test_log_probabilities_of_a_chat_are_those_of_the_method(client, lm, corrective):
+    answer = ask(client, max_tokens=6, logprobs=True, top_logprobs=3)
+    content = answer.choices[0].logprobs.content
+    assert "".join(one.token for one in content) == answer.choices[0].message.content
+    for one in content:
+        assert one.top_logprobs[0].logprob == one.logprob
+        assert bytes(one.bytes).decode() == one.token
+        assert len(one.top_logprobs) == 3
+    streamed = []
+    for chunk in ask(client, max_tokens=6, logprobs=True, top_logprobs=3, stream=True):
+        found = chunk.choices[0].logprobs
+        streamed += found.content if found else []
+    assert streamed == content
+
+
+def test_a_completion_goes_on_with_a_text_or_with_tokens(client, lm, corrective):
+    prompt = "Q: Are bats blind?\nA:"
+    tokens = lm.encode(prompt, special=True)
+    given = TokenContext(tuple(tokens), "Are bats blind?")
+    alone = tl.generate(lm, corrective, given, max_new_tokens=8)
+    for asked in (prompt, tokens, [prompt], [tokens]):
+        answer = client.completions.create(
+            model=GROUNDED,
+            prompt=asked,
+            max_tokens=8,
+            logprobs=2,
+            extra_body={"trueline": {"question": "Are bats blind?"}},
+        )
+        (choice,) = answer.choices
+        assert choice.text == alone.text
+        assert len(choice.logprobs.tokens) == len(choice.logprobs.token_logprobs)
+        assert choice.logprobs.text_offset[0] == 0
+    pieces = client.completions.create(model=GROUNDED, prompt=prompt, max_tokens=8, stream=True)
+    plain = client.completions.create(model=GROUNDED, prompt=prompt, max_tokens=8)
+    assert (
+        "".join(one.choices[0].text for one in pieces if one.choices) == plain.choices[0].text
+    )
+
+
+def test_several_prompts_get_an_answer_each_in_their_order(client, lm):
+    prompts = ["Is the sky blue", "Do fish sleep", "Gold is"]
+    answer = client.completions.create(model=PLAIN, prompt=prompts, max_tokens=4, n=2)
+    given = [TokenContext(tuple(lm.encode(one, special=True))) for one in prompts]
+    alone = tl.generate(lm, tl.Greedy(), given, max_new_tokens=4)
+    assert [one.text for one in answer.choices] == [a.text for a in alone for _ in range(2)]
+    assert [one.index for one in answer.choices] == list(range(6))
+    assert answer.usage.prompt_tokens == sum(a.prompt_tokens for a in alone)
+
+
+@pytest.mark.parametrize(
+    ("given", "param", "code"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
+        ({"presence_penalty": 0.5}, "presence_penalty", "unsupported_parameter"),
+        ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter"),
+        (
+            {"response_format": {"type": "json_object"}},
+            "response_format",
+            "unsupported_parameter",
+        ),
+        ({"made_up": 1}, "made_up", "unsupported_parameter"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
+        ({"n": 0}, "n", "invalid_value"),
+        ({"n": 1000}, "n", "invalid_value"),
+        ({"n": "two"}, "n", "invalid_type"),
+        ({"temperature": -1}, "temperature", "invalid_value"),
+        ({"top_p": 2}, "top_p", "invalid_value"),
+        ({"seed": -5}, "seed", "invalid_value"),
+        ({"max_tokens": 0}, "max_tokens", "invalid_value"),
+        ({"max_tokens": 10**9}, "max_tokens", "invalid_value"),
+        ({"max_tokens": 4, "max_completion_tokens": 4}, "max_tokens", "invalid_value"),
+        ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
+        ({"logprobs": True, "top_logprobs": 21}, "logprobs", "invalid_value"),
+        ({"stop": [""]}, "stop", "invalid_value"),
+        ({"trueline": {"strength": 7}}, "trueline.strength", "invalid_value"),
+        ({"trueline": {"method": "magic"}}, "trueline.method", "invalid_value"),
+        ({"trueline": {"settings": {"tau": 1}}}, "trueline.tau", "invalid_value"),
+        ({"trueline": {"made_up": 1}}, "trueline.made_up", "unsupported_parameter"),
+        ({"messages": []}, None, "invalid_value"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "missing_parameter"),
+        (
+            {"messages": [{"role": "tool", "content": "x"}]},
+            "messages[0].role",
+            "unsupported_parameter",
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "image_url", "image_url": {}}]}
+                ]
+            },
+            "messages[0].content[0].image_url",
+            "unsupported_parameter",
+        ),
+        ({"messages": [{"role": "user", "content": " "}]}, None, "invalid_value"),
+    ],
+    ids=str,
+)
+def test_what_is_not_supported_is_refused_by_name(running, given, param, code):
+    body = {"model": GROUNDED, "messages": BATS, **given}
+    with running.http() as http:
+        answer = http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert (error["param"], error["code"]) == (param, code)
+    assert error["type"] == "invalid_request_error"
+    assert error["message"]
+
+
+def test_values_that_change_nothing_are_taken(client):
+    ask(
+        client,
+        max_tokens=2,
+        presence_penalty=0,
+        frequency_penalty=0,
+        logit_bias={},
+        n=1,
+        seed=3,
+        top_p=1,
+        user="somebody",
+        tools=[],
+        response_format={"type": "text"},
+        store=False,
+    )
+
+
+def test_a_model_or_space_that_is_none_is_404(client):
+    assert refused(lambda: ask(client, "gpt-4"), openai.NotFoundError).code == "model_not_found"
+    error = refused(lambda: ask(client, trueline={"space": "none"}), openai.NotFoundError)
+    assert (error.code, error.param) == ("space_not_found", "trueline.space")
+
+
+def test_a_prompt_that_is_too_long_is_refused_before_it_is_looked_into(client):
+    long = [{"role": "user", "content": "bats and " * 2000}]
+    error = refused(lambda: ask(client, messages=long))
+    assert error.code == "context_length_exceeded"
+
+
+def test_echo_scores_the_plain_model_and_says_so(client, lm):
+    tokens = lm.encode("Gold does not rust.", special=True)
+    answer = client.completions.create(
+        model=GROUNDED, prompt=[tokens], max_tokens=1, echo=True, logprobs=1, temperature=0
+    )
+    (choice,) = answer.choices
+    found = choice.logprobs.token_logprobs
+    assert len(found) == len(tokens) + 1
+    assert found[0] is None
+    assert answer.trueline["is_plain"] is True
+    given = TokenContext(tuple(tokens[:2]))
+    (alone,) = tl.score(lm, tl.Greedy(), given, [lm.decode(tokens[2:])])
+    assert sum(found[2:-1]) == pytest.approx(alone, abs=1e-4)
+    for value, best in zip(found[1:], choice.logprobs.top_logprobs[1:]):
+        assert value <= max(best.values())
+
+
+@pytest.mark.parametrize("form", ["text", "tokens"])
+def test_echo_scores_an_answer_under_the_method(client, lm, corrective, form):
+    question, prompt = "Are bats blind?", "Q: Are bats blind?\nA:"
+    sums = {}
+    for answer in ("Bats are not blind.", "Bats are blind."):
+        start, text = len(prompt), f"{prompt} {answer}"
+        tokens = lm.encode(text, special=True)
+        ahead = len(lm.encode(prompt, special=True))
+        found = client.completions.create(
+            model=GROUNDED,
+            prompt=text if form == "text" else [tokens],
+            max_tokens=0,
+            echo=True,
+            logprobs=0,
+            extra_body={
+                "trueline": {
+                    "question": question,
+                    "answer_start": start if form == "text" else [ahead],
+                }
+            },
+        )
+        assert found.trueline["method"] == "corrective"
+        assert found.trueline["is_plain"] is False
+        values = found.choices[0].logprobs.token_logprobs
+        assert found.choices[0].text == text
+        given = TokenContext(tuple(tokens[:ahead]), question)
+        (alone,) = tl.score(lm, corrective, given, [f" {answer}"])
+        sums[answer] = sum(values[ahead:])
+        if lm.encode(f" {answer}") == tokens[ahead:]:
+            assert sums[answer] == pytest.approx(alone, abs=1e-3)
+    assert sums["Bats are not blind."] > sums["Bats are blind."]
+
+
+@pytest.mark.parametrize(
+    "given", [{"max_tokens": 5}, {"stream": True}, {"n": 2}, {"temperature": 1.0}], ids=str
+)
+def test_echo_is_for_scoring_alone(running, given):
+    body = {"model": PLAIN, "prompt": "Bats", "echo": True, "max_tokens": 0, **given}
+    with running.http() as http:
+        answer = http.post("/v1/completions", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == next(iter(given))
+
+
+def test_the_figures_of_the_server_are_told(running, client):
+    ask(client, max_tokens=2)
+    with running.http() as http:
+        assert http.get("/health").json() == {"status": "ok"}
+        assert http.get("/ready").json() == {"status": "ok", "unreadable_spaces": []}
+        text = http.get("/metrics").text
+    for name in (
+        'trueline_requests_total{route="/v1/chat/completions",status="200"}',
+        "trueline_tokens_total",
+        "trueline_first_token_seconds_count",
+        "trueline_between_tokens_seconds_count",
+        "trueline_scope_seconds_count",
+        "trueline_batch_rows_count",
+        'trueline_answers_total{covered="true",model="smollm2-135m+facts"}',
+        "trueline_rows_waiting 0.0",
+    ):
+        assert name in text, name
+
+
+def test_each_request_is_one_line_of_json_without_its_text(running, client):
+    ask(client, max_tokens=2)
+    with running.http() as http:
+        http.get("/nothing/with/bats")
+    lines = [json.loads(line) for line in list(running.lines)]
+    chat = [line for line in lines if line["request"] == "POST /v1/chat/completions"][-1]
+    assert chat["status"] == 200
+    assert {"model", "method", "covered", "scope_ms", "first_token_ms", "ms"} <= set(chat)
+    assert not any("bats" in line.lower() for line in running.lines)
+    assert all(math.isfinite(line["ms"]) for line in lines)
+
+
+def test_the_curl_commands_and_the_client_of_the_page_run(running, capsys):
+    page = (Path(__file__).parent.parent / "docs" / "serving.md").read_text("utf-8")
+    page = page.replace("http://127.0.0.1:8000", running.url)
+    commands = re.findall(r"^\$ (curl .*)$", page, re.M)
+    assert len(commands) >= 6
+    for command in commands:
+        env = {**os.environ, "TRUELINE_ADMIN_KEY": running.admin}
+        options = {"shell": True, "env": env, "capture_output": True, "text": True}
+        done = subprocess.run(command.replace("curl ", "curl --fail-with-body ", 1), **options)
+        assert done.returncode == 0, done.stdout + done.stderr
+    (block,) = re.findall(r"^```py\n(.*?)^```$", page, re.M | re.S)
+    exec(compile(block, "serving.md", "exec"), {})
+    assert "fact-2" in capsys.readouterr().out
+
+
+def test_lm_eval_scores_choices_through_the_server_as_the_library_does(
+    running, tiny_home, tmp_path, lm
+):
+    import datasets
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+
+    from trueline.engines.aliases import ALIASES
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(TASKS)
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+        found = lm_eval.simple_evaluate(
+            model="local-completions",
+            model_args={
+                "model": PLAIN,
+                "base_url": f"{running.url}/v1/completions",
+                "tokenizer_backend": "huggingface",
+                "tokenizer": str(ALIASES[PLAIN].folder),
+                "batch_size": 3,
+                "num_concurrent": 1,
+                "max_length": 256,
+            },
+            tasks=["trueline_choice", "trueline_answer"],
+            task_manager=TaskManager(include_path=str(TASKS), include_defaults=False),
+            bootstrap_iters=0,
+        )
+    samples = [json.loads(line) for line in (TASKS / "samples.jsonl").read_text().splitlines()]
+    for sample, given in zip(found["samples"]["trueline_choice"], samples, strict=True):
+        context = sample["arguments"][0][0]
+        assert given["question"] in context
+        for (prompt, choice), [(total, is_greedy)] in zip(
+            sample["arguments"], sample["resps"], strict=True
+        ):
+            tokens = lm.encode(prompt)  # the harness adds no token that begins a text
+            given_tokens = TokenContext(tuple(tokens))
+            whole = lm.encode(prompt + choice)
+            row = Continuation(
+                given_tokens, (given_tokens.tokens,), tuple(whole[len(tokens) :])
+            )
+            ((alone, is_own),) = score_continuations(lm, tl.Greedy(), [row])
+            assert total == pytest.approx(alone, abs=1e-3)
+            assert is_greedy == is_own
+    assert len(found["samples"]["trueline_answer"]) == len(samples)
+
+
+def test_sigterm_lets_the_answers_end_and_then_the_server(running):  # the last of them
+    given = {"model": PLAIN, "messages": BATS, "stream": True, "max_tokens": 300}
+    with running.http() as http:
+        lines = drained(running, http, given, signal.SIGTERM)
+    assert lines[-1] == "data: [DONE]"
+    assert running.process.wait(60) == 0

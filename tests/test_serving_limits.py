@@ -1,0 +1,562 @@
+"""What a server takes on and what not: queue, deadline, clients that go, keys, faults."""
+
+import asyncio
+import json
+import shutil
+import signal
+import socket
+import time
+from contextlib import ExitStack, contextmanager
+from threading import Event, Thread
+
+import openai
+import pytest
+import tiny
+from conftest import EXAMPLES
+from server import drained, in_thread, serving
+
+import trueline as tl
+from trueline.errors import SettingError
+from trueline.serving.app import create_app
+from trueline.serving.keys import Keys, new_key, read_keys
+from trueline.serving.limits import Limits
+from trueline.serving.process import check_host
+from trueline.space.space import read_space
+
+NAME = "tiny-llama"
+ADMIN, USER = "tl-admin-" + "a" * 40, "tl-user-" + "u" * 40
+BOTH = Keys().also("admin", ADMIN).also("user", USER)
+
+
+@pytest.fixture(scope="module")
+def chat():
+    return tiny.language_model("llama", chat=True)
+
+
+@pytest.fixture
+def space(embedder):
+    return tl.build(None, EXAMPLES, embedder=embedder)
+
+
+@contextmanager
+def up(lm, space, **options):
+    app = create_app(lm, {"facts": space}, **options)
+    with in_thread(app) as running:
+        running.service = app.state.service
+        yield running
+
+
+class Gate:
+    """Lets the model read only while it is open, and counts the passes."""
+
+    def __init__(self, monkeypatch, lm):
+        self.open, self.passes = Event(), 0
+        self.reached = Event()
+        forward = type(lm).forward
+
+        def gated(this, *given):
+            self.reached.set()
+            assert self.open.wait(30)
+            self.passes += 1
+            return forward(this, *given)
+
+        monkeypatch.setattr(type(lm), "forward", gated)
+
+
+@pytest.fixture
+def gate(chat, monkeypatch):
+    made = Gate(monkeypatch, chat)
+    yield made
+    made.open.set()
+
+
+def body(text="Are bats blind?", model=NAME, **options):
+    messages = [{"role": "user", "content": text}]
+    return {"model": model, "messages": messages, "max_tokens": 4, **options}
+
+
+def post(running, given, path="/v1/chat/completions", key=None):
+    with running.http(key) as http:
+        return http.post(path, json=given)
+
+
+def code_of(answer):
+    return answer.json()["error"]["code"]
+
+
+def later(work):
+    """Begin something in a thread; its result when called."""
+    found = []
+    thread = Thread(target=lambda: found.append(work()), daemon=True)
+    thread.start()
+
+    def result():
+        thread.join(60)
+        return found[0]
+
+    return result
+
+
+def until(condition):
+    """Wait for something that another thread does."""
+    for _ in range(3000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it did not come to be")
+
+
+def test_a_full_queue_is_429_and_says_when_to_come_back(chat, space, gate):
+    with up(chat, space, limits=Limits(rows=1, queue=1)) as running:
+        waiting = [later(lambda: post(running, body())) for _ in range(2)]
+        until(lambda: running.service._rows == 2)
+        refused = post(running, body())
+        assert (refused.status_code, code_of(refused)) == (429, "queue_full")
+        assert int(refused.headers["retry-after"]) >= 1
+        gate.open.set()
+        assert [one().status_code for one in waiting] == [200, 200]
+        assert post(running, body()).status_code == 200
+
+
+def test_a_request_past_its_deadline_is_504_and_frees_its_row(chat, space, gate):
+    with up(chat, space, limits=Limits(deadline=0.3)) as running:
+        late = post(running, body())
+        assert (late.status_code, code_of(late)) == (504, "deadline_passed")
+        gate.open.set()
+        until(lambda: running.service.engine.running == 0)
+        assert running.service._rows == 0
+
+
+def test_a_stream_that_has_begun_ends_with_the_error(chat, space, gate):
+    with up(chat, space, limits=Limits(deadline=1.0)) as running, running.client() as client:
+        gate.open.set()
+        stream = client.chat.completions.create(**body(stream=True, max_tokens=400))
+        gate.open.clear()
+        with pytest.raises(openai.APIError, match="no answer within"):
+            list(stream)
+        gate.open.set()
+
+
+def test_a_request_that_finds_a_row_free_has_its_first_token_two_steps_later(chat, space, gate):
+    with up(chat, space, limits=Limits(rows=2)) as running:
+        engine, steps = running.service.engine, []
+        engine._on_step = lambda rows, _: steps.append([len(row.tokens) for row in rows])
+        gate.open.set()
+        long = later(lambda: post(running, body(max_tokens=400)))
+        until(lambda: len(steps) > 3)
+        gate.open.clear()
+        gate.reached.clear()
+        until(lambda: gate.reached.is_set() or len(steps) >= 400)
+        before = len(steps)
+        short = later(lambda: post(running, body("Do fish sleep?", max_tokens=3)))
+        until(lambda: engine._orders.qsize() == 1)
+        gate.open.set()
+        assert short().status_code == 200
+        first = next(n for n, rows in enumerate(steps) if len(rows) == 2)
+        assert steps[first][1] == 1
+        assert first - before <= 1  # the step that ran, then its own
+        assert long().status_code == 200
+
+
+def test_a_client_that_goes_frees_its_row_within_a_step(chat, space, gate):
+    with up(chat, space) as running, running.http() as http:
+        gate.open.set()
+        with http.stream(
+            "POST", "/v1/chat/completions", json=body(stream=True, max_tokens=450)
+        ) as got:
+            next(got.iter_lines())
+            gate.open.clear()
+        until(lambda: running.service._rows == 0)
+        passes = gate.passes
+        gate.open.set()
+        until(lambda: running.service.engine.running == 0)
+        assert gate.passes <= passes + 2  # the one that ran, and one that had begun
+
+
+def test_a_client_that_does_not_read_holds_no_row_and_is_let_go(chat, space):
+    limits = Limits(write_seconds=0.5, header_seconds=0.5)
+    with up(chat, space, limits=limits) as running:
+        given = json.dumps(
+            body(stream=True, max_tokens=450, n=8, trueline={"trace": True})
+        ).encode()
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.connect(("127.0.0.1", running.port))
+            sock.sendall(
+                b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+                b"Content-Type: application/json\r\n"
+                b"Content-Length: %d\r\n\r\n%s" % (len(given), given)
+            )
+            until(lambda: running.service.engine.running > 0)
+            assert post(running, body()).status_code == 200  # nobody waits for it
+            until(lambda: running.service._rows == 0)
+            until(lambda: running.service.engine.running == 0)
+
+
+def test_who_sends_no_head_or_half_a_body_is_let_go(chat, space):
+    limits = Limits(header_seconds=0.3, body_seconds=0.3, write_seconds=5)
+    with up(chat, space, limits=limits) as running:
+        head = (
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\nContent-Length: 500\r\n"
+        )
+        for sent, told in ((b"", b""), (head, b""), (head + b"\r\n{", b"slow_body")):
+            with socket.create_connection(("127.0.0.1", running.port), timeout=30) as sock:
+                sock.sendall(sent)
+                found = b""
+                while part := _read(sock):
+                    found += part
+                assert told in found
+        assert post(running, body()).status_code == 200
+
+
+def _read(sock):
+    try:
+        return sock.recv(65536)
+    except ConnectionResetError:
+        return b""
+
+
+def test_too_many_connections_are_told_so(chat, space):
+    asked = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    with up(chat, space, limits=Limits(connections=2)) as running:
+        with ExitStack() as held:
+            for _ in range(2):
+                held.enter_context(socket.create_connection(("127.0.0.1", running.port)))
+            until(lambda: b"too_many_connections" in running.send(asked))
+        until(lambda: b"200 OK" in running.send(asked))
+
+
+def test_a_body_that_is_too_large_or_no_json_is_refused(chat, space):
+    with up(chat, space, limits=Limits(body_bytes=1000)) as running, running.http() as http:
+        large = post(running, body("bats " * 1000))
+        assert (large.status_code, code_of(large)) == (413, "body_too_large")
+
+        def pieces():
+            for _ in range(100):
+                yield b'{"a": "' + b"x" * 100
+
+        headers = {"content-type": "application/json"}
+        chunked = http.post("/v1/chat/completions", content=pieces(), headers=headers)
+        assert (chunked.status_code, code_of(chunked)) == (413, "body_too_large")
+        form = http.post("/v1/chat/completions", data={"model": NAME})
+        assert (form.status_code, code_of(form)) == (415, "not_json")
+
+
+def test_an_engine_that_fails_on_one_request_fails_it_and_no_other(chat, space, monkeypatch):
+    forward = type(chat).forward
+    bad = chat.encode(" gold")[0]
+    failed = Event()
+
+    def failing(this, inputs, *given):
+        if (inputs["input_ids"] == bad).any():
+            failed.set()
+            raise RuntimeError("a secret of the machine at /etc/passwd")
+        return forward(this, inputs, *given)
+
+    good = "Do fish sleep?"
+    alone = tl.generate(chat, tl.Greedy(), messages=body(good)["messages"], max_new_tokens=40)
+    monkeypatch.setattr(type(chat), "forward", failing)
+    lines = []
+    with up(chat, space, log=lines.append) as running:
+        answers = [later(lambda: post(running, body(good, max_tokens=40))) for _ in range(3)]
+        until(lambda: running.service.engine.running > 0)
+        broken = post(running, body("Is it gold?"))
+        assert broken.status_code == 500
+        assert "secret" not in broken.text
+        assert failed.is_set()
+        for one in answers:
+            assert one().json()["choices"][0]["message"]["content"] == alone.text
+    assert any("secret" in line.get("trace", "") for line in lines)  # the log tells
+
+
+def test_a_dead_or_stuck_engine_is_not_healthy(chat, space, gate):
+    with up(chat, space, limits=Limits(stuck_seconds=0.05)) as running, running.http() as http:
+        assert http.get("/health").status_code == 200
+        stuck = later(lambda: post(running, body()))
+        until(lambda: http.get("/health").status_code == 503)
+        assert "stuck" in http.get("/health").json()["status"]
+        gate.open.set()
+        assert stuck().status_code == 200
+        assert http.get("/health").status_code == 200
+        running.service.engine._orders.put(lambda: 1 / 0)  # a bug that nothing foresaw
+        until(lambda: http.get("/health").status_code == 503)
+        assert http.get("/ready").status_code == 503
+
+
+@pytest.fixture
+def keyed(chat, space):
+    with up(chat, space, keys=BOTH, hosts=None) as running:
+        yield running
+
+
+def test_keys_open_what_they_are_for(keyed):
+    with keyed.http() as http:
+        assert http.get("/health").status_code == 200
+        assert http.get("/").status_code == 200  # the page itself asks for the key
+        for path in ("/v1/models", "/metrics", "/v1/spaces", "/v1/spaces/facts/examples"):
+            assert (http.get(path).status_code, code_of(http.get(path))) == (
+                401,
+                "invalid_api_key",
+            )
+    with pytest.raises(openai.AuthenticationError), keyed.client("tl-wrong") as client:
+        client.models.list()
+    with keyed.client(USER) as client:
+        assert client.models.list().data
+    new = {"examples": [{"question": "Is water wet?", "answers": "Yes."}]}
+    path = "/v1/spaces/facts/examples"
+    assert post(keyed, new, path).status_code == 401
+    assert code_of(post(keyed, new, path, USER)) == "not_admin"
+    assert post(keyed, new, path, ADMIN).status_code == 201
+
+
+def test_without_an_admin_key_nobody_edits(chat, space):
+    with up(chat, space) as running:
+        new = {"examples": [{"question": "Is water wet?", "answers": "Yes."}]}
+        assert post(running, new, "/v1/spaces/facts/examples").status_code == 401
+        with running.http() as http:
+            assert http.delete("/v1/spaces/facts/examples?id=fact-1").status_code == 401
+
+
+def test_a_page_of_another_name_or_site_gets_nothing(chat, space):
+    with up(chat, space) as running, running.http() as http:
+        foreign = http.get("/v1/models", headers={"host": "evil.example"})
+        assert (foreign.status_code, code_of(foreign)) == (421, "wrong_host")
+        asked = http.options(
+            "/v1/chat/completions",
+            headers={"origin": "https://a.example", "access-control-request-method": "POST"},
+        )
+        assert "access-control-allow-origin" not in asked.headers
+    with up(chat, space, cors=["https://a.example"]) as running, running.http() as http:
+        asked = http.options(
+            "/v1/chat/completions",
+            headers={"origin": "https://a.example", "access-control-request-method": "POST"},
+        )
+        assert asked.headers["access-control-allow-origin"] == "https://a.example"
+
+
+def test_a_key_file_holds_hashes_and_errors_tell_no_key(tmp_path):
+    key, line = new_key("admin")
+    file = tmp_path / "keys.txt"
+    file.write_text(f"# ours\n\n{line} for the editor\n", "utf-8")
+    keys = read_keys(file, {"TRUELINE_API_KEY": USER})
+    assert key not in file.read_text("utf-8")
+    assert (keys.role_of(key), keys.role_of(USER), keys.role_of("x")) == ("admin", "user", None)
+    file.write_text(f"admin {key}\n", "utf-8")
+    with pytest.raises(SettingError, match=r"keys\.txt:1 is no key") as caught:
+        read_keys(file, {})
+    assert key not in str(caught.value)
+    with pytest.raises(SettingError, match="has 5 characters"):
+        read_keys(None, {"TRUELINE_ADMIN_KEY": "short"})
+    with pytest.raises(SettingError, match="cannot be read"):
+        read_keys(tmp_path / "none", {})
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org"])
+def test_other_machines_are_let_in_with_keys_only(host):
+    with pytest.raises(SettingError, match="there is no key"):
+        check_host(host, Keys().also("admin", ADMIN))
+    check_host(host, BOTH)
+    for own in ("127.0.0.1", "::1", "localhost"):
+        check_host(own, Keys())
+
+
+def test_examples_are_listed_searched_added_replaced_and_removed(chat, space):
+    with (
+        up(chat, space, keys=Keys().also("admin", ADMIN)) as running,
+        running.http(ADMIN) as http,
+    ):
+        path = "/v1/spaces/facts/examples"
+        (about,) = http.get("/v1/spaces").json()["data"]
+        assert (about["id"], about["examples"], about["is_readable"]) == ("facts", 4, True)
+        found = http.get(path, params={"q": "BATS dark"}).json()
+        assert [one["id"] for one in found["data"]] == ["fact-2"]
+        page = http.get(path, params={"limit": 3}).json()
+        rest = http.get(path, params={"after": page["next"]}).json()
+        assert [one["id"] for one in (*page["data"], *rest["data"])] == [
+            f"fact-{n}" for n in range(1, 5)
+        ]
+        assert rest["next"] is None
+        new = {"question": "Is ice cold?", "answers": ["Ice is cold."], "id": "ice"}
+        made = http.post(path, json={"examples": [new]})
+        assert (made.status_code, made.json()["ids"], made.json()["examples"]) == (
+            201,
+            ["ice"],
+            5,
+        )
+        again = http.post(path, json={"examples": [new]})
+        assert (again.status_code, again.json()["error"]["code"]) == (400, "invalid_value")
+        other = {**new, "answers": ["Very cold."]}
+        assert http.post(path, json={"examples": [other], "replace": True}).status_code == 201
+        told = http.get(path, params={"q": "ice"}).json()["data"]
+        assert [one["answers"] for one in told if one["id"] == "ice"] == [["Very cold."]]
+        gone = http.delete(path, params={"id": ["ice", "fact-1"]})
+        assert (gone.status_code, gone.json()["examples"]) == (200, 3)
+        assert http.delete(path, params={"id": "ice"}).status_code == 400
+        assert http.delete(path).status_code == 400
+        assert http.get("/v1/spaces/none/examples").status_code == 404
+        for wrong in (
+            {"examples": []},
+            {"examples": [{"question": "?"}]},
+            {"examples": [{**new, "answers": []}]},
+        ):
+            assert http.post(path, json=wrong).status_code == 400
+        for query in ({"limit": "x"}, {"limit": "999"}, {"after": "-1"}):
+            assert http.get(path, params=query).status_code == 400
+
+
+def test_the_next_request_sees_an_edit_and_a_running_one_ends_as_it_began(chat, space, gate):
+    keys = Keys().also("admin", ADMIN)
+    traced = {"trueline": {"trace": True, "threshold": 0.0}}
+    asked = body("Is ice cold?", f"{NAME}+facts", max_tokens=12, **traced)
+    new = {"question": "Is ice cold?", "answers": ["Ice is cold."], "id": "ice"}
+    with up(chat, space, keys=keys) as running:
+        gate.open.set()
+        before = post(running, asked).json()
+        gate.open.clear()
+        gate.reached.clear()
+        during = later(lambda: post(running, asked))
+        assert gate.reached.wait(30)
+        path = "/v1/spaces/facts/examples"
+        assert post(running, {"examples": [new]}, path, ADMIN).status_code == 201
+        gate.open.set()
+        assert during().json()["choices"] == before["choices"]
+        after = post(running, asked).json()
+        named = [
+            {one["example"] for one in answer["trueline"]["scope"]}
+            for answer in (before, during().json(), after)
+        ]
+        assert ["ice" in one for one in named] == [False, False, True]
+
+
+@pytest.fixture
+def on_disk(space, tmp_path):
+    space.save(tmp_path / "facts.space")
+    return tmp_path / "facts.space"
+
+
+@pytest.fixture
+def reopen(on_disk, embedder):
+    return lambda: read_space(on_disk, embedder=embedder)
+
+
+def test_a_change_on_disk_is_picked_up_and_a_damaged_space_serves_its_last_state(
+    chat, on_disk, reopen
+):
+    served = reopen()
+    keys = Keys().also("admin", ADMIN)
+    asked = body("Are bats blind?", f"{NAME}+facts")
+    lines = []
+    with (
+        up(chat, reopen(), keys=keys, log=lines.append) as running,
+        running.http(ADMIN) as http,
+    ):
+        states = [post(running, asked).json()["trueline"]["state"]]
+        served.remove("fact-4")  # another process would do the same
+        states.append(post(running, asked).json()["trueline"]["state"])
+        assert states[0] != states[1]
+        assert http.get("/v1/spaces").json()["data"][0]["examples"] == 3
+        path = "/v1/spaces/facts/examples"
+        kept = (on_disk / "manifest.json").read_bytes()
+        (on_disk / "manifest.json").write_text("{", "utf-8")
+        answer = post(running, asked)
+        assert answer.status_code == 200
+        assert answer.json()["trueline"]["state"] == states[1]
+        assert http.get("/ready").json()["unreadable_spaces"] == ["facts"]
+        assert 'trueline_space_unreadable{space="facts"} 1.0' in http.get("/metrics").text
+        refused = http.delete(path, params={"id": "fact-1"})
+        assert refused.status_code in (409, 503)
+        assert str(on_disk) not in refused.text
+        shutil.move(on_disk, on_disk.with_name("moved"))
+        assert post(running, asked).status_code == 200
+        shutil.move(on_disk.with_name("moved"), on_disk)
+        (on_disk / "manifest.json").write_bytes(kept)
+        assert http.delete(path, params={"id": "fact-1"}).status_code == 200
+        assert http.get("/ready").json()["unreadable_spaces"] == []
+
+
+def test_a_full_disk_changes_nothing_and_is_told(chat, reopen, monkeypatch):
+    import errno
+
+    from trueline.space import storage
+
+    def full(*given):
+        raise OSError(errno.ENOSPC, "No space left on device", "/a/secret/path")
+
+    new = {"examples": [{"question": "Is ice cold?", "answers": "Yes."}]}
+    path = "/v1/spaces/facts/examples"
+    with up(chat, reopen(), keys=Keys().also("admin", ADMIN)) as running:
+        with monkeypatch.context() as patch:
+            patch.setattr(storage, "save_file", full)
+            refused = post(running, new, path, ADMIN)
+        assert refused.status_code == 507
+        assert "secret" not in refused.text
+        assert len(reopen()) == 4
+        assert post(running, new, path, ADMIN).status_code == 201
+        assert len(reopen()) == 5
+
+
+def test_two_that_edit_at_once_both_get_their_commit(chat, reopen):
+    path = "/v1/spaces/facts/examples"
+    with up(chat, reopen(), keys=Keys().also("admin", ADMIN)) as running:
+        edits = [
+            later(
+                lambda n=n: post(
+                    running,
+                    {
+                        "examples": [
+                            {"question": f"Is {n} even?", "answers": "No.", "id": str(n)}
+                        ]
+                    },
+                    path,
+                    ADMIN,
+                )
+            )
+            for n in range(6)
+        ]
+        assert {one().status_code for one in edits} == {201}
+    assert len(reopen()) == 10
+
+
+def test_a_kill_loses_no_commit_and_sighup_lets_answers_end(tiny_home, tmp_path):
+    folder = tmp_path / "facts.space"
+    tl.build(None, EXAMPLES).save(folder)
+    with serving(tiny_home, "--space", folder) as running, running.http(running.admin) as http:
+        new = {"examples": [{"question": "Is ice cold?", "answers": "Yes.", "id": "ice"}]}
+        assert http.post("/v1/spaces/facts/examples", json=new).status_code == 201
+        running.process.kill()
+        assert running.process.wait(60) == -signal.SIGKILL
+    assert "ice" in tl.open(folder)
+    with serving(tiny_home, "--space", f"other={folder}") as running, running.http() as http:
+        (about,) = http.get("/v1/spaces").json()["data"]
+        assert (about["id"], about["examples"]) == ("other", len(EXAMPLES) + 1)
+        given = body(model="smollm2-135m", stream=True, max_tokens=300)
+        assert drained(running, http, given, signal.SIGHUP)[-1] == "data: [DONE]"
+        assert running.process.wait(60) == 0
+        with pytest.raises(OSError):  # noqa: PT011
+            socket.create_connection(("127.0.0.1", running.port), timeout=1)
+
+
+def test_many_streams_at_once_get_each_their_own_answer(chat, space):
+    questions = [f"{text} {n}" for n in range(12) for text in tiny.QUESTIONS]
+    method = tl.Corrective(space)
+    alone = {
+        text: tl.generate(
+            chat, method, messages=body(text)["messages"], max_new_tokens=6 + len(text) % 5
+        ).text
+        for text in questions
+    }
+
+    async def one(client, text):
+        given = body(text, f"{NAME}+facts", stream=True, max_tokens=6 + len(text) % 5)
+        stream = await client.chat.completions.create(**given)
+        return text, "".join([part.choices[0].delta.content or "" async for part in stream])
+
+    async def all_at_once(running):
+        options = {"base_url": f"{running.url}/v1", "api_key": "none", "max_retries": 0}
+        async with openai.AsyncOpenAI(**options) as client:
+            return await asyncio.gather(*(one(client, text) for text in questions))
+
+    with up(chat, space, limits=Limits(queue=100)) as running:
+        assert dict(asyncio.run(all_at_once(running))) == alone
+        assert running.service._rows == 0
