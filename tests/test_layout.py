@@ -15,8 +15,8 @@ SOURCE = ROOT / "src" / "trueline"
 README = ROOT / "README.md"
 STAGES = """errors visible settings files shortcuts records turns examples prompts questions
     inputs engines embedders search space scope votes fusion decoders requests row
-    pick prefetch trace decoding explain generation scoring comparison session evaluation tuning
-    report paper integrations cli""".split()
+    pick prefetch trace decoding explain generation scoring comparison preflight session
+    evaluation tuning report paper integrations cli""".split()
 FRONTS = {("records", "explain")}  # Answer.explain() is a shorthand for what comes later
 PAPERS = ("decoders", "paper")  # where a method may be named
 MODULES = sorted(SOURCE.rglob("*.py"))

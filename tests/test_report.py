@@ -408,7 +408,10 @@ def test_the_agreement_told_is_that_on_what_the_judge_was_asked(tmp_path, monkey
         results = read_results(write(tmp_path / about, *lines))
         (section,) = report_of(results, tables_of(results)).sections
         told[about] = section.notes[1]
-    known = f"{JUDGE} agrees with people on 71% of truth labels (one label for all: 58%)"
+    known = (
+        f"{JUDGE} agrees with people on 71% of truth labels "
+        "(saying the more frequent label every time agrees on 58%)"
+    )
     assert told["truth"] == known
     unknown = f"{JUDGE}: how far it agrees with people on hallucination is not known"
     assert told["hallucination"] == unknown

@@ -37,6 +37,10 @@ from trueline.visible import visible_line
 
 _STRAY_BREAK = re.compile(r"\n(?!  |\(see `)")  # in a message: part of a name it quotes
 _LONGEST = 500  # characters of what click says of a wrong command line, which it quotes whole
+_STOPPED = dict.fromkeys(  # what is said of the commands that keep what they have done
+    ("build", "eval", "reproduce"),
+    "stopped; run the same command again, and it goes on where it was",
+)
 _OBJECTS_UNTIL_COLLECTION = 100_000
 
 
@@ -53,6 +57,16 @@ class _Group(click.Group):
             return super().make_context(*given, **options)
         except BrokenPipeError as error:
             raise _ReaderLeftError from error
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands; what is too long for a line is wrapped, and not cut."""
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [
+                    (name, self.commands[name].get_short_help_str(_LONGEST))
+                    for name in sorted(self.commands)
+                ]
+            )
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
@@ -125,14 +139,15 @@ def _run() -> int:
     except click.ClickException as error:
         return _stop(error.format_message())
     except (click.Abort, KeyboardInterrupt):
-        return _stop(
-            "stopped; a build, an evaluation or a recipe goes on where it was when the same "
-            "command is run again",
-            130,
-        )
+        return _stop(_STOPPED.get(_running(), "stopped"), 130)
     except OSError as error:  # borders say more than this; here is what none of them foresaw
         return _stop(one_line(error))
     return 0
+
+
+def _running() -> str:
+    """The name of the command that runs."""
+    return next((word for word in sys.argv[1:] if word in cli.commands), "")
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:

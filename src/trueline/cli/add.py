@@ -45,16 +45,19 @@ def add(
     Example:
       trueline add facts.space more.jsonl
     """
-    from trueline.cli.screen import progress_bar, show_line
-    from trueline.space.space import read_space
+    from trueline.cli.progress import progress_bar
+    from trueline.cli.screen import show_line
+    from trueline.preflight import check_parts
 
+    check_parts((), space=folder, model=model, embedder=embedder)
     found = read(examples)
-    space = read_space(folder, embedder=embedder)
-    known = [example for example in found if replace and example.id in space]
-    new = [example for example in found if not (replace and example.id in space)]
-    lm = _model(space, model, device, trust_remote_code)
-    label = "entries" if lm is not None else "examples"
-    with progress_bar("adding", label) as progress:
+    with progress_bar("adding", "", f"opening {folder}") as progress:
+        from trueline.space.space import read_space
+
+        space = read_space(folder, embedder=embedder)
+        known = [example for example in found if replace and example.id in space]
+        new = [example for example in found if not (replace and example.id in space)]
+        lm = _model(space, model, device, trust_remote_code)
         if known:
             space = space.replace(known, lm, progress=progress)
         if new:

@@ -54,11 +54,12 @@ def explain(
     from trueline.cli.screen import print_json, show, show_line
     from trueline.explain import check_explanation_path
     from trueline.explain.sources import coverage_lines
-    from trueline.generation import generate
 
     if out is not None:
         check_explanation_path(out, overwrite=overwrite)  # before a model is opened
     session = asking.open(list(dict.fromkeys([method, PLAIN])))
+    from trueline.generation import generate  # torch is open by now
+
     lm, methods = session.lm, session.methods
     length = asking.max_new_tokens
     answer = generate(lm, methods[method], question, max_new_tokens=length, trace=True)

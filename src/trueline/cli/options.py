@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trueline.cli.screen import note, progress_bar
+from trueline.cli.progress import progress_bar
+from trueline.cli.screen import note
 from trueline.decoders import DEFAULT, names_in_words
 from trueline.engines import DEFAULT_MODEL
 from trueline.errors import SettingError
@@ -21,7 +21,6 @@ from trueline.visible import has_half_character, shown
 
 if TYPE_CHECKING:
     from trueline.session import Session
-    from trueline.space.space import GroundingSpace
 
 
 class FlagEnvvarOption(click.Option):
@@ -137,35 +136,38 @@ class Asking:
         named = {name: value for name, value in given.items() if value is not None}
         return {**read_settings(self.sets), **named}
 
-    def read_space(self) -> GroundingSpace | None:
-        """The space of --space, or None: the shipped facts'."""
-        from trueline.space.space import read_space
-
-        return None if self.space is None else read_space(self.space, embedder=self.embedder)
-
-    def open(self, names: Sequence[str], space: GroundingSpace | None = None) -> Session:
-        """The model, the space and the methods of these names; `space` is one that is open."""
+    def open(self, names: Sequence[str]) -> Session:
+        """The model, the space and the methods of these names."""
+        from trueline.preflight import check_parts
         from trueline.records import GenerateOptions
 
         GenerateOptions(max_new_tokens=self.max_new_tokens)  # refused before anything is opened
         if not names:
             raise SettingError(f"name a method: {names_in_words()}")
-        if sys.stderr.isatty():
-            note("opening the model ...")
-        from trueline.session import open_session  # takes a while: behind the line above
+        model = check_parts(names, space=self.space, model=self.model, embedder=self.embedder)
+        settings, what = (
+            self.settings,
+            model if self.space is None else f"{model} and {self.space}",
+        )
+        with progress_bar("building the space of the facts", "", f"opening {what}") as progress:
+            from trueline.session import open_session  # takes a while: behind the line above
 
-        with progress_bar("building the space of the shipped facts", "") as progress:
-            return open_session(
+            session = open_session(
                 names,
                 model=self.model,
-                space=self.space if space is None else space,
+                space=self.space,
                 embedder=self.embedder,
-                settings=self.settings,
+                settings=settings,
                 dtype=self.dtype,
                 device=self.device,
                 trust_remote_code=self.trust_remote_code,
                 progress=progress,
             )
+        if self.space is None:
+            count = 0 if session.space is None else len(session.space)
+            facts = f"the {count} facts that come with trueline are" if count else "none is"
+            note(f"no --space is given; {facts} used")
+        return session
 
 
 _ASKING = _all(

@@ -57,8 +57,8 @@ def reproduce(
 ) -> None:
     """Run the recipe NAME and print the paper's figures beside ours.
 
-    Unless a recipe says else it takes 25 examples and 16 questions of each benchmark; --full
-    takes the paper's numbers. The same command goes on where it was stopped.
+    A recipe takes 25 examples and 16 questions of each benchmark if it names no numbers of its
+    own; --full takes the paper's. The same command goes on where it was stopped.
 
     \b
     Examples:
@@ -66,7 +66,8 @@ def reproduce(
       trueline reproduce alpha --benchmark facts --test 8
       trueline reproduce cases --benchmark facts --ground 10 --test 4 --json
     """
-    from trueline.cli.screen import print_json, progress_bars, show
+    from trueline.cli.progress import progress_bars
+    from trueline.cli.screen import print_json, show
     from trueline.paper.recipes import recipes
     from trueline.paper.reproduce import reproduce as run
     from trueline.report.output import check_free

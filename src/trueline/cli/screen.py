@@ -11,10 +11,11 @@ import json
 import math
 import os
 import select
+import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO
 
 from trueline.errors import OutputError
 from trueline.files import reason
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _MARKS = {"right": "green", "wrong": "bold red", "not judged": "dim"}
+_PLAIN_WIDTH = 100  # columns of text that no terminal shows
 _SIDE_DIGITS = 4  # of the width or height of a terminal
 
 
@@ -39,8 +41,13 @@ def show_line(text: str) -> None:
 
 def note(text: str) -> None:
     """Text and a newline to standard error, which is not worth ending a command for."""
+    to_stderr(visible(text) + "\n")
+
+
+def to_stderr(text: str) -> None:
+    """Text to standard error as it is."""
     try:
-        sys.stderr.write(visible(text) + "\n")
+        sys.stderr.write(text)
         sys.stderr.flush()
     except OSError:  # nobody reads it, or its disk is full
         abandon(sys.stderr)
@@ -49,6 +56,11 @@ def note(text: str) -> None:
 def tell(text: str) -> None:
     """What is not the answer itself: to whoever reads it, and not into a pipe."""
     (show if sys.stdout.isatty() else note)(text)
+
+
+def is_terminal() -> bool:
+    """Whether a person reads what is printed as it comes."""
+    return sys.stdout.isatty()
 
 
 def show_answer(text: str) -> None:
@@ -90,6 +102,25 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         table.add_column(Text(name), overflow="fold", no_wrap=place == 0)
     for line in lines[1:]:
         table.add_row(*map(Text, line))
+    _console().print(table)
+
+
+def print_stacked(head: Sequence[str], rows: Sequence[Sequence[Sequence[str]]]) -> None:
+    """A table in a terminal whose numbers have smaller lines below them."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for index, name in enumerate(head):
+        justify: Literal["left", "right"] = "right" if index else "left"
+        table.add_column(Text(visible_line(name)), justify=justify, no_wrap=True)
+    for row in rows:
+        cells = []
+        for first, *below in row:
+            cell = Text(visible_line(first))
+            cell.append("".join(f"\n{visible_line(line)}" for line in below), style="dim")
+            cells.append(cell)
+        table.add_row(*cells)
     _console().print(table)
 
 
@@ -157,59 +188,14 @@ def read_line(prompt: str) -> str:
     return input(prompt if sys.stdin.isatty() else "")
 
 
-@contextmanager
-def progress_bars(unit: str) -> Iterator[Callable[[str, int, int], None]]:
-    """Bars on stderr, one a label, that a terminal sees; elsewhere a line now and then."""
-    if not sys.stderr.isatty():
-        yield _lines(unit)
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TaskID,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    label_column = TextColumn("{task.description}", markup=False)
-    bars: dict[str, TaskID] = {}
-    with Progress(
-        label_column,
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(unit),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    ) as bar:
-
-        def tell(label: str, done: int, total: int) -> None:
-            if label not in bars:
-                bars[label] = bar.add_task(visible_line(label))
-            bar.update(bars[label], completed=done, total=total)
-
-        yield tell
+def is_screen(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that can rewrite a line."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
-@contextmanager
-def progress_bar(label: str, unit: str) -> Iterator[Callable[[int, int], None]]:
-    """One bar."""
-    with progress_bars(unit) as tell:
-        yield lambda done, total: tell(label, done, total)
-
-
-def _lines(unit: str) -> Callable[[str, int, int], None]:
-    told: dict[str, int] = {}
-
-    def tell(label: str, done: int, total: int) -> None:
-        tenth = 10 * done // max(1, total)
-        if tenth > told.get(label, -1):
-            told[label] = tenth
-            note(f"{visible_line(label)}: {done:,} of {total:,} {unit}")
-
-    return tell
+def terminal_width() -> int:
+    """How many columns there are to write in."""
+    return shutil.get_terminal_size((_PLAIN_WIDTH, 24)).columns
 
 
 def _console() -> Console:

@@ -62,26 +62,37 @@ def list_models() -> list[ListedModel]:
 
 def resolve(name: str | Path, kind: ModelKind) -> Source:
     """Return where the weights of that name are, fetched and converted first if need be."""
+    check_name(name, kind)
+    name, path = str(name), _readable_path(str(name))
+    if alias := ALIASES.get(name):
+        source = Source(name, kind, _fetched(alias))
+    elif path.is_dir():
+        source = Source(path.resolve().name, kind, path)
+    elif path.suffix == ".gguf":
+        source = _from_gguf(path, kind)
+    else:
+        source = Source(name, kind, download_snapshot(name))
+    with opening(source.id, f"a {_KIND_NAMES[kind]}"):
+        _check(source)
+    return source
+
+
+def check_name(name: str | Path, kind: ModelKind) -> None:
+    """Refuse what names no model of a kind; nothing is fetched and little is imported."""
     name, path = str(name), _readable_path(str(name))
     if alias := ALIASES.get(name):
         if alias.kind != kind:
             raise ModelError(f"{name} is no {_KIND_NAMES[kind]}; take {_names(kind)}")
-        source = Source(name, kind, _fetched(alias))
-    elif name and path.is_dir():
-        source = Source(path.resolve().name, kind, path)
-    elif path.suffix == ".gguf":
-        source = _from_gguf(path, kind)
-    elif _is_hub_id(name) and not path.exists():
-        source = Source(name, kind, download_snapshot(name))
-    else:
+        return
+    is_file = path.suffix == ".gguf" or (_is_hub_id(name) and not path.exists())
+    if not (name and path.is_dir()) and not is_file:
         raise UnknownModelError(
             f"no {_KIND_NAMES[kind]} is called {shown(name)}; "
             f"take {_names(kind, name[:_SHOWN].lower())}, a hub id (owner/name), "
             "or a local folder or .gguf file that exists"
         )
-    with opening(source.id, f"a {_KIND_NAMES[kind]}"):
-        _check(source)
-    return source
+    if path.suffix == ".gguf" and not path.exists():
+        raise UnknownModelError(f"there is no file {shown(name)}; a GGUF model is one")
 
 
 def check_named(name: str, option: str) -> None:

@@ -42,6 +42,7 @@ def benchmark_of(plan: Plan, name: str) -> Benchmark:
             test=plan.test,
             seed=plan.draw,
             rule=plan.rule,
+            columns=plan.columns,
         )
 
     found = read(name)
