@@ -24,7 +24,7 @@ from trueline.cli.info import info
 from trueline.cli.log import log
 from trueline.cli.merge import merge
 from trueline.cli.models import models
-from trueline.cli.options import check_texts
+from trueline.cli.options import WrappingGroup, check_texts
 from trueline.cli.remove import remove
 from trueline.cli.report import report
 from trueline.cli.reproduce import reproduce
@@ -48,7 +48,7 @@ class _ReaderLeftError(Exception):
     """The reader of our output has left, as `head` does."""
 
 
-class _Group(click.Group):
+class _Group(WrappingGroup):
     """The group of all commands; click itself would call a reader that leaves a failure."""
 
     def make_context(self, *given: Any, **options: Any) -> click.Context:
@@ -57,16 +57,6 @@ class _Group(click.Group):
             return super().make_context(*given, **options)
         except BrokenPipeError as error:
             raise _ReaderLeftError from error
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands; what is too long for a line is wrapped, and not cut."""
-        with formatter.section("Commands"):
-            formatter.write_dl(
-                [
-                    (name, self.commands[name].get_short_help_str(_LONGEST))
-                    for name in sorted(self.commands)
-                ]
-            )
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""

@@ -46,7 +46,7 @@ def add(
       trueline add facts.space more.jsonl
     """
     from trueline.cli.progress import progress_bar
-    from trueline.cli.screen import show_line
+    from trueline.cli.screen import holdings, show_line
     from trueline.preflight import check_parts
 
     check_parts((), space=folder, model=model, embedder=embedder)
@@ -63,7 +63,7 @@ def add(
         if new:
             space = space.add(new, lm, progress=progress)
     counts = space.counts()
-    show_line(f"{folder}: {counts['examples']:,} examples, {counts['entries']:,} entries")
+    show_line(f"{folder}: {holdings(counts)}")
 
 
 def _model(

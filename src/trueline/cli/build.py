@@ -134,9 +134,9 @@ def build(
 
 
 def _summary(facts: dict[str, Any]) -> str:
-    from trueline.cli.screen import size
+    from trueline.cli.screen import holdings, size
 
-    found = f"{facts['examples']:,} examples, {facts['entries']:,} entries, "
+    found = f"{holdings(facts)}, "
     if facts["context"] is None:
         each = f"{facts['bytes_per_example']:,} bytes an example beside its text"
         return f"{found}{size(facts['bytes'])} ({each})"

@@ -160,7 +160,8 @@ def _show(
     right: Mapping[str, list[bool | None]],
 ) -> None:
     """One block a question: its answers, whether right, and their sources; then the sums."""
-    from trueline.cli.screen import ShownAnswer, print_answers, print_table, tell
+    from trueline.cli.answers import ShownAnswer, print_answers
+    from trueline.cli.screen import print_table, tell
     from trueline.explain.moves import moves
     from trueline.explain.sources import source_lines
 

@@ -16,6 +16,7 @@ from trueline.cli.options import (
     method_option,
 )
 from trueline.decoders import PLAIN, default_settings
+from trueline.visible import counted
 
 if TYPE_CHECKING:
     from trueline.decoders.base import Decoder
@@ -51,7 +52,7 @@ def explain(
       trueline explain "What happens if you swallow gum?"
       trueline explain --space facts.space --out gum.html "What happens if you swallow gum?"
     """
-    from trueline.cli.screen import print_json, show, show_line
+    from trueline.cli.screen import print_json, show, show_line, text_width
     from trueline.explain import check_explanation_path
     from trueline.explain.sources import coverage_lines
 
@@ -73,13 +74,13 @@ def explain(
     if as_json:
         print_json(explanation.as_dict())
     elif out is None:
-        show(explanation.text())
+        show(explanation.text(text_width()))
     else:
         told = explanation.summary
         covered = f"; {lines[0]}" if (lines := coverage_lines(explanation)) else ""
         show_line(
-            f"{out}: {told.tokens} tokens, {told.grounded} grounded, {told.flips} changed, "
-            f"{len(told.cited)} examples cited{covered}"
+            f"{out}: {counted(told.tokens, 'token')}, {told.grounded} grounded, "
+            f"{told.flips} changed, {counted(len(told.cited), 'example')} cited{covered}"
         )
 
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from trueline.session import Session
 
 
+_LONGEST_HELP = 500  # characters of a command's first sentence
+
+
 class FlagEnvvarOption(click.Option):
     """An option whose variable is spelled like its flag, whatever its parameter is called."""
 
@@ -30,6 +33,20 @@ class FlagEnvvarOption(click.Option):
         """TRUELINE_<COMMAND>_<FLAG>, if it is set."""
         flag = self.opts[0].lstrip("-").replace("-", "_").upper()
         return os.environ.get(f"{ctx.auto_envvar_prefix}_{flag}") or None
+
+
+class WrappingGroup(click.Group):
+    """A group whose help cuts no line off."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands; what is too long for a line is wrapped, and not cut."""
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [
+                    (name, self.commands[name].get_short_help_str(_LONGEST_HELP))
+                    for name in sorted(self.commands)
+                ]
+            )
 
 
 class _PathType(click.Path):
@@ -57,7 +74,11 @@ def check_questions(ctx: click.Context, param: click.Parameter, value: Any) -> A
     from trueline.prompts import check_question
 
     many = isinstance(value, tuple)
-    for number, question in enumerate(value if many else (value,), 1):
+    if value is None:
+        return value
+    for number, question in enumerate(
+        value if many else (value,) if value is not None else (), 1
+    ):
         check_question(question, f"question {number}" if many else "the question")
     return value
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from trueline.engines import DEFAULT_MODEL
 from trueline.errors import SettingError
 
 if TYPE_CHECKING:
+    from trueline.paper.recipes import PaperRecipe
     from trueline.report.grids import Document
 
 _PAGES = ("reproduce.md", "reproduce.html")
@@ -73,7 +75,7 @@ def reproduce(
     from trueline.report.output import check_free
 
     if is_list:
-        show("\n".join(f"{one.name}\t{one.about}" for one in recipes().values()))
+        _list(recipes().values(), as_json)
         return
     if name is None:
         raise SettingError(f"name a recipe: {', '.join(recipes())}")
@@ -91,6 +93,31 @@ def reproduce(
         return
     _show(made.document)
     show(f"\nwritten to {folder}: {', '.join(path.name for path in written)}")
+
+
+def _list(found: Iterable[PaperRecipe], as_json: bool) -> None:
+    """The recipes, with how much each does and about how long that takes."""
+    from trueline.cli.screen import print_json, print_table, tell
+
+    rows = [
+        {"name": one.name, "about": one.about, "answers": one.answers, "minutes": one.minutes}
+        for one in found
+    ]
+    if as_json:
+        print_json(rows)
+        return
+    print_table(
+        ["name", "what it runs", "answers", "minutes"],
+        [[one.name, one.about, str(one.answers), _minutes(one.minutes)] for one in found],
+    )
+    tell(
+        "Minutes are estimated from the number of answers and examples, for "
+        f"{DEFAULT_MODEL} on two cores; --full and other models take longer."
+    )
+
+
+def _minutes(minutes: float) -> str:
+    return f"about {minutes:.0f}" if minutes >= 1.5 else "1"
 
 
 def _save(document: Document, folder: Path, overwrite: bool) -> list[Path]:

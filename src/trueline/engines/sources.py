@@ -15,7 +15,7 @@ from typing import Any
 from trueline.engines.aliases import ALIASES, Alias, ModelKind
 from trueline.engines.download import download, unpack
 from trueline.engines.hub import download_snapshot, is_cached
-from trueline.engines.model_cache import home, is_finished, prepare
+from trueline.engines.model_cache import home, is_finished, locked, prepare
 from trueline.engines.transformers.gguf import check_gguf_extra, convert_gguf
 from trueline.engines.weights import check_kinds, check_weights, opening
 from trueline.errors import ModelError, UnknownModelError
@@ -58,6 +58,40 @@ def list_models() -> list[ListedModel]:
         )
         for a in ALIASES.values()
     ]
+
+
+def fetch_alias(name: str) -> Path:
+    """The folder of an alias, fetched first if it is not here."""
+    return _fetched(_alias(name))
+
+
+def remove_alias(name: str) -> int | None:
+    """Take an alias out of the cache; the bytes that are free again, None: it was not there."""
+    folder = _alias(name).folder
+    with locked(folder.parent):
+        if not folder.exists():
+            return None
+        freed = folder_size(folder)
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            raise ModelError(f"{folder} cannot be removed ({reason(error)})") from error
+    return freed
+
+
+def folder_size(folder: Path) -> int:
+    """The bytes of all files of a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _alias(name: str) -> Alias:
+    if name not in ALIASES:
+        near = difflib.get_close_matches(name.lower(), ALIASES, n=1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        raise UnknownModelError(
+            f"no model is called {shown(name)}; {meant}the names are {', '.join(ALIASES)}"
+        )
+    return ALIASES[name]
 
 
 def resolve(name: str | Path, kind: ModelKind) -> Source:

@@ -17,6 +17,8 @@ PlanKeys = Mapping[str, Any]  # keys of a run.toml
 
 EXAMPLES = 100  # examples the paper grounds with, where their number is not what varies
 SMALL: PlanKeys = {"ground": 25, "test": 16}  # minutes on two cores with the default model
+_ANSWER_SECONDS = 64 / 80.9  # 64 tokens at the rate of RAD, batch 16 (benchmarks/results.json)
+_EXAMPLE_SECONDS = 72 / 138.7  # 72 entries, as of TruthfulQA, at the rate of `build` there
 FULL: PlanKeys = {"ground": EXAMPLES, "test": "all", "rule": "all"}  # as in the paper
 
 
@@ -31,6 +33,13 @@ class PaperRecipe:
     each: tuple[PlanKeys, ...] = ()  # parts that differ, a run each
     grounds: tuple[int, ...] = ()  # numbers of examples, a run each
     show: str = ""  # what is worked out besides the paper's figures; empty: nothing
+    answers: int = 0  # how many are written, unless --full is given
+    examples: int = 0  # how many are made entries of, over all spaces
+
+    @property
+    def minutes(self) -> float:
+        """An estimate: the default model on two cores, benchmarks already on disk."""
+        return (self.answers * _ANSWER_SECONDS + self.examples * _EXAMPLE_SECONDS) / 60
 
 
 @cache
