@@ -197,7 +197,7 @@ def test_an_evaluation_is_a_table_at_a_terminal(monkeypatch, tmp_path):
     with redirect_stdout(Terminal()) as out:
         show_tables(tmp_path, cells)
     lines = [COLOUR.sub("", line).rstrip() for line in out.getvalue().splitlines()]
-    assert lines[0] == "facts.jsonl, smollm2-135m"
+    assert lines[0] == "facts.jsonl, smollm2-135m: 2 samples"
     assert lines[1].split("  ")[0] == "method"
     assert "ROUGE-L" in lines[1]
     assert lines[2].startswith("greedy ")

@@ -42,7 +42,8 @@ MISTAKES = {
     ("build", "faq.csv", "--embedder", "minilm", "--out", "x.space"): "no embedder is called",
     ("add", "none.space", "faq.csv"): "there is no space at none.space",
     ("tune", "none.space"): "there is no space at none.space",
-    (*ASK, "--space", "none.space"): "there is no space at none.space",
+    (*ASK, "--space", "none.space"): "there is no space at none.space (nothing is there)",
+    (*ASK, "--space", "fap.space"): "no space at fap.space (did you mean faq.space?)",
     (*ASK, "--method", "rda"): "there is no method 'rda'; did you mean rad? there are greedy",
     (*ASK, "--model", "smolm2"): "no language model is called 'smolm2'; take smollm2-135m",
     (*ASK, "--model", "all-minilm-l6-v2"): "all-minilm-l6-v2 is no language model",
@@ -65,6 +66,8 @@ def told(tmp_path_factory):
     """What each mistaken command says and imports."""
     here = tmp_path_factory.mktemp("here")
     (here / "faq.csv").write_text("Customer asks,We reply\nOpen?,At nine.\n", "utf-8")
+    (here / "faq.space").mkdir()
+    (here / "faq.space" / "manifest.json").write_text("{}", "utf-8")
     env = {name: x for name, x in os.environ.items() if not name.startswith("TRUELINE_")}
     done = subprocess.run(
         [sys.executable, "-c", CHILD],

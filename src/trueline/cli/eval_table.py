@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trueline.decoders import PLAIN
+from trueline.visible import counted
 
 if TYPE_CHECKING:
     from trueline.evaluation.averages import Average
@@ -40,7 +41,8 @@ def _show(table: Table, width: int) -> None:
     columns = [one for one in table.columns if one.measure.group != "Behaviour"]
     judges = list(dict.fromkeys(column.judge for column in columns if column.judge))
     judged = f", judged by {', '.join(judges)}" if judges else ""
-    show_line(f"{table.title}{judged}")
+    samples = counted(max(row.first.head.samples for row in table.rows), "sample")
+    show_line(f"{table.title}: {samples}{judged}")
     names = [_name(row) for row in table.rows]
     left = max(map(len, ["method", *names])) + 2
     while columns:
@@ -55,6 +57,7 @@ def _show(table: Table, width: int) -> None:
             for name, row in zip(names, table.rows, strict=True)
         ]
         print_stacked(head, rows)
+        show_line("")
 
 
 def _name(row: MethodRow) -> str:

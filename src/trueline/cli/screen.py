@@ -14,7 +14,7 @@ import re
 import select
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal, TextIO
@@ -43,7 +43,23 @@ def show_line(text: str) -> None:
 
 def note(text: str) -> None:
     """Text and a newline to standard error, which is not worth ending a command for."""
-    to_stderr(visible(text) + "\n")
+    text = visible(text)
+    to_stderr(("\n".join(_wrapped(text)) if sys.stderr.isatty() else text) + "\n")
+
+
+def _wrapped(text: str) -> Iterator[str]:
+    """The lines of a text, broken between words where a terminal would break them anywhere.
+
+    A line of flags stays whole, for somebody to copy.
+    """
+    for line in text.split("\n"):
+        if line.startswith("  --"):
+            yield line
+        else:
+            indent = " " * (len(line) - len(line.lstrip()))
+            yield from wrap(
+                line, terminal_width(), break_on_hyphens=False, subsequent_indent=indent
+            ) or [""]
 
 
 def to_stderr(text: str) -> None:
@@ -60,9 +76,8 @@ def tell(text: str, style: str = "") -> None:
     if not sys.stdout.isatty():
         note(text)
         return
-    for line in visible(text).split("\n"):
-        for part in wrap(line, terminal_width(), break_on_hyphens=False) or [""]:
-            write((styled(part, style) if style else part) + "\n")
+    for line in _wrapped(visible(text)):
+        write((styled(line, style) if style else line) + "\n")
 
 
 def is_terminal() -> bool:
