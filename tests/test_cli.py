@@ -562,7 +562,7 @@ FAILURES = {
         "needs {question}",
     ),
     "column": (["build", "faq.csv", "--out", "x.space", "--column", "Q"], "FIELD=COLUMN"),
-    "unknown column": (["build", "faq.csv", "--out", "x.space"], "columns of faq.csv are"),
+    "unknown column": (["build", "faq.csv", "--out", "x.space"], "its columns are 'Q', 'A'"),
     "limit": (["build", "facts.jsonl", "--out", "x.space", "--limit", "0"], "limit must be 1"),
     "no such choice": (["ask", *SPACE, "--dtype", "int8", QUESTION], "'int8' is not one of"),
     "no such option": (["models", "--none"], "No such option"),
@@ -649,6 +649,15 @@ def test_no_command_prints_the_help():
     assert all(f"\n  {name} " in ran.out for name in cli.commands)
 
 
+@pytest.mark.parametrize("columns", ["60", "100"])
+def test_no_line_of_the_help_is_cut_off(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    for name in ("", *cli.commands):
+        shown = run(*([name] if name else []), "--help").out
+        below = shown.partition("\n\n")[2]  # the usage, which shows that arguments repeat
+        assert [line for line in below.splitlines() if line.endswith("...")] == []
+
+
 def test_signs_without_a_code_are_spelled_out_and_json_stays_json(monkeypatch):
     question = (
         "Is \u22121 less than 0, \U0001f987?"  # a minus sign and a bat; latin-1 has neither
@@ -669,13 +678,14 @@ def test_signs_without_a_code_are_spelled_out_and_json_stays_json(monkeypatch):
 
 
 def test_an_interrupted_command_says_what_goes_on(monkeypatch):
-    def interrupted(*args):
+    def interrupted(*args, **options):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("trueline.space.storage.read_content", interrupted)
-    assert run("info", "facts.space") == (
+    assert run("info", "facts.space") == (130, "", "\nError: stopped\n")
+    monkeypatch.setattr("trueline.examples.read_examples", interrupted)
+    assert run("build", "facts.jsonl", "--out", "x.space") == (
         130,
         "",
-        "\nError: stopped; a build, an evaluation or a recipe goes on where it was when the "
-        "same command is run again\n",
+        "\nError: stopped; run the same command again, and it goes on where it was\n",
     )

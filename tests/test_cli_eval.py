@@ -121,11 +121,11 @@ def test_a_limit_stops_a_run_and_says_how_to_go_on(tmp_path):
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        (["--benchmark", "facts", "--out", "x"], "methods is missing"),
+        (["--benchmark", "facts", "--out", "x"], "--methods is missing"),
         (["--benchmark", "facts", "--methods", "greedy"], "say where the results go"),
         ([*SMALL, "--out", "x", "--set", "alpha=1"], "--set takes METHOD.NAME=VALUE"),
         ([*SMALL, "--out", "x", "--set", "rad.alpha=2"], "alpha must lie in [0, 1], got 2"),
-        ([*SMALL, "--out", "x", "--test", "few"], "test must be a whole number from 1"),
+        ([*SMALL, "--out", "x", "--test", "few"], "--test must be a whole number from 1"),
         (["missing.toml"], "missing.toml cannot be read"),
         (
             ["--benchmark", "fatcs", "--methods", "greedy", "--out", "x"],
@@ -249,7 +249,7 @@ def test_the_example_runs(tmp_path):
     verdicts = [line for line in lines if isinstance(line, VerdictLine)]
     assert len(verdicts) == 2 * 2 * 5  # truth and info, of two answers, by five variants
     assert "note: offline:all-minilm-l6-v2 agrees with people on " in ran.err
-    assert " of truth labels (one label for all: " in ran.err
+    assert " of truth labels (saying the more frequent label every time agrees on " in ran.err
 
 
 def test_the_command_is_listed_and_every_key_is_on_the_page():

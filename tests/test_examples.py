@@ -212,18 +212,18 @@ def test_an_unknown_field_is_refused_with_fields_and_columns():
         write_rows("facts.jsonl", ROWS), SettingError, columns={"reply": "answers"}
     )
     assert message == (
-        "columns maps ['id', 'question', 'answers', 'wrong_answers', 'source'], not ['reply']; "
-        "the columns of facts.jsonl are ['question', 'answers', 'id', 'wrong_answers']"
+        "facts.jsonl: an example has id, question, answers, wrong_answers, source, and no "
+        "reply; its columns are 'question', 'answers', 'id', 'wrong_answers'"
     )
 
 
 @pytest.mark.parametrize("field", ["question", "source"])
 def test_a_column_that_no_row_has_is_refused_with_the_columns_there_are(field):
     message = refusal(write_rows("facts.jsonl", [GUM]), columns={field: "Titel"})
+    meant = {"question": "question", "source": "..."}[field]
     assert message == (
-        "facts.jsonl: no row has ['Titel']; the columns of facts.jsonl are "
-        f"['question', 'answers']: say which to read with columns={{'{field}': ...}} "
-        f"(--column {field}=...)"
+        f"facts.jsonl has no column 'Titel' for {field}; its columns are 'question', "
+        f"'answers'; say which hold them: columns={{'{field}': '{meant}'}}"
     )
 
 
@@ -234,9 +234,18 @@ def test_a_column_that_is_there_but_empty_is_a_column():
 
 def test_rows_under_other_names_are_refused_with_the_columns_there_are():
     message = refusal(write("facts.csv", "Question,Reply\na,b\n"))
-    assert (
-        "no row has ['question']; the columns of facts.csv are ['Question', 'Reply']" in message
+    assert message == (
+        "facts.csv has no column 'question' and no column 'answers' or 'answer'; its columns "
+        "are 'Question', 'Reply'; say which hold them: "
+        "columns={'question': 'Question', 'answers': 'Reply'}"
     )
+
+
+def test_a_column_that_is_taken_is_not_guessed_for_another_field():
+    write("faq.csv", "Asked,Wrong answer,Says\na,b,c\n")
+    message = refusal("faq.csv", columns={"question": "Asked"})
+    assert message.endswith("columns={'answers': 'Says'}")
+    assert refusal("faq.csv", columns={"answers": "Asked"}).endswith("{'question': '...'}")
 
 
 def test_every_bad_row_is_reported_at_once():
@@ -425,9 +434,9 @@ def test_a_missing_file_is_refused_with_close_names():
     write("facts.jsonl", "")
     write("notes.txt", "")
     assert refusal("facst.jsonl") == (
-        "facst.jsonl cannot be read: there is no such file; names close to it: ['facts.jsonl']"
+        "facst.jsonl cannot be read: there is no such file; did you mean facts.jsonl?"
     )
-    assert refusal("nowhere/a.csv").endswith("there is no such file; names close to it: none")
+    assert refusal("nowhere/a.csv").endswith("there is no such file")
     assert "there is no such file" in refusal(Path("owner/name"))
     assert "is empty; give a file" in refusal("")
 
@@ -528,7 +537,7 @@ def test_the_shipped_facts_have_names(source, row):
 
 @pytest.mark.usefixtures("shipped")
 def test_other_facts_are_refused_with_the_shipped_ones():
-    assert "names close to it: ['facts:test', 'facts" in refusal("facts:tset")
+    assert "did you mean facts:test or facts" in refusal("facts:tset")
 
 
 def test_a_hub_name_goes_to_datasets_with_its_split_and_config(monkeypatch):

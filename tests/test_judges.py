@@ -941,11 +941,12 @@ def test_the_agreement_told_is_that_of_the_references_a_verdict_had():
     )
     name = "offline:all-minilm-l6-v2 agrees with people on"
     assert notes("question", "truth", COLOR, unknown) == [
-        f"{name} {with_wrong} of truth labels (one label for all: 58%)"
+        f"{name} {with_wrong} of truth labels "
+        "(saying the more frequent label every time agrees on 58%)"
     ]
     assert notes("question", "truth", alone) == [
         f"{name} {by_right} of truth labels where no wrong answer is known "
-        "(one label for all: 58%)"
+        "(saying the more frequent label every time agrees on 58%)"
     ]
     assert len(notes("question", "truth", alone, COLOR)) == 2
     assert notes("summary", "hallucination", alone) == [

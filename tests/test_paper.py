@@ -588,7 +588,22 @@ def test_the_worked_example_adds_up_but_for_the_misprint():
 
 def test_the_list_is_one_recipe_a_line():
     run = CliRunner().invoke(cli, ["reproduce", "--list"], catch_exceptions=False)
-    lines = [line.split("\t") for line in run.output.splitlines()]
-    assert [name for name, _ in lines] == NAMES
+    head, *lines = [line.split("\t") for line in run.stdout.splitlines()]
+    assert head == ["name", "what it runs", "answers", "minutes"]
+    assert [name for name, *_ in lines] == NAMES
+    assert "Minutes are estimated from the number of answers" in run.stderr
+    listed = CliRunner().invoke(cli, ["reproduce", "--list", "--json"], catch_exceptions=False)
+    assert [one["name"] for one in json.loads(listed.stdout)] == NAMES
+
+
+@pytest.mark.parametrize("recipe", recipes().values(), ids=lambda recipe: recipe.name)
+def test_a_recipe_says_how_many_answers_and_examples_it_comes_to(recipe):
+    plans = plans_of(recipe, {})
+    answers = sum(len(plan.benchmarks) * len(plan.variants) * plan.test for plan in plans)
+    assert recipe.answers == (0 if recipe.show == "spaces" else answers)
+    assert recipe.examples == sum(
+        len(plan.benchmarks) * len({x.build for x in plan.variants if x.build}) * plan.ground
+        for plan in plans
+    )
     nameless = CliRunner().invoke(cli, ["reproduce"])
     assert nameless.exception.args[0].startswith("name a recipe: main")

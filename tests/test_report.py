@@ -29,6 +29,7 @@ from trueline.evaluation.lines import (
 from trueline.evaluation.measures import columns_of
 from trueline.evaluation.outcomes import read_results
 from trueline.paper.text_figures import our_text_figures
+from trueline.report.answers import answers_grid
 from trueline.report.formats import as_csv, as_html, as_latex, as_markdown, escape_latex
 from trueline.report.grids import Document, Figure, Grid, GridText, Section, grids_of
 from trueline.report.output import LISTED
@@ -41,6 +42,13 @@ JUDGE = "offline:tiny"
 SAMPLES = ["q1", "q2", "q3", "q4"]
 SETTINGS = {"alpha": 0.5, "tau": 0.7}
 BUILD = {"context": 8, "window": "all", "embedder": "tiny-bert", "values": "auto"}
+
+
+@pytest.fixture(autouse=True)
+def few_samples_make_a_curve(monkeypatch):
+    """The runs of these tests are small."""
+    for name in ("plots", "writing"):
+        monkeypatch.setattr(f"trueline.report.{name}.FEWEST", 1)
 
 
 def cell(id, method="greedy", *, settings=None, build=None, **given):
@@ -98,6 +106,7 @@ def answers(
             finish=finish,
             prompt_tokens=5,
             seconds=0.5,
+            decoding_seconds=0.25,
             scores={"rouge_l": rouge[index], "bleu_accuracy": None},
             confidence=sure if isinstance(sure, float) else sure[index],
             hits=hits,
@@ -181,7 +190,7 @@ def test_means_are_those_worked_by_hand(tmp_path):
         f"auroc@{JUDGE}": 1.0,
         "grounded": 0.0,
         "edits": 0.0,
-        "speed": 4.0,  # 8 tokens in 2 seconds
+        "speed": 4.0,  # 4 tokens behind the first ones, in 1 second
         "memory": 100.0,
     }
     # T*I is over the three answers with both verdicts: 2/3 truthful, all informative
@@ -207,6 +216,50 @@ def test_differences_are_paired_with_greedy(tmp_path):
     assert (rad[f"truth@{JUDGE}"].difference.mean, rad[f"truth@{JUDGE}"].p) == (0.25, 1.0)
     # on q1 to q3 greedy has truth 1/3, info 2/3: 2/3 - 2/9
     assert rad[f"truth_info@{JUDGE}"].difference.mean == pytest.approx(2 / 3 - 2 / 9)
+
+
+def test_of_equals_none_is_the_best(tmp_path):
+    made = table(tmp_path, *GREEDY, *cell_lines_like_greedy())
+    for row in made.rows:
+        assert not any(value.is_best for value in row.values.values())
+
+
+def cell_lines_like_greedy():
+    """Another method with the answers and verdicts of the plain model."""
+    head = cell("r", "rad")
+    lines = [replace_line(line, cell="r") for line in GREEDY if not isinstance(line, CellLine)]
+    return [head, *lines]
+
+
+def test_a_report_shows_answers_and_marks_the_wrong_ones(tmp_path):
+    made = table(tmp_path, *GREEDY, *RAD)
+    grid = answers_grid(made)
+    assert grid.head == ("question", "method", "answer", "")
+    assert len(grid.rows) == 2 * len(SAMPLES)
+    marks = {}
+    for row in grid.rows:
+        marks.setdefault(row[1].text, []).append(row[3].text)
+        assert row[3].is_bold == (row[3].text == "wrong")
+    labels = {
+        row.label: [row.first.labels("truth", JUDGE).get(sample) for sample in SAMPLES]
+        for row in made.rows
+    }
+    for label, given in labels.items():
+        told = [{True: "right", False: "wrong"}.get(one) for one in given]
+        pairs = zip(told, marks[label], strict=True)
+        assert all(mark == one for one, mark in pairs if one)
+    assert "drawn with the seed 0" in grid.notes[0]
+
+
+def test_few_samples_make_no_curve_and_the_report_says_so(tmp_path, monkeypatch):
+    for name in ("plots", "writing"):
+        monkeypatch.setattr(f"trueline.report.{name}.FEWEST", 30)
+    results = read_results(write(tmp_path, *GREEDY, *RAD))
+    tables = tables_of(results)
+    assert not [name for some in named_plots(tables) for name, *_ in some if "reliab" in name]
+    (section,) = report_of(results, tables).sections
+    wanted = "No reliability curve is drawn: it takes 30 judged samples or more."
+    assert wanted in section.notes
 
 
 def test_only_the_best_of_a_column_is_marked_and_memory_is_not_ranked(tmp_path):
@@ -449,7 +502,10 @@ def test_the_agreement_told_is_that_on_what_the_judge_was_asked(tmp_path, monkey
         results = read_results(write(tmp_path / about, *lines))
         (section,) = report_of(results, tables_of(results)).sections
         told[about] = section.notes[1]
-    known = f"{JUDGE} agrees with people on 71% of truth labels (one label for all: 58%)"
+    known = (
+        f"{JUDGE} agrees with people on 71% of truth labels "
+        "(saying the more frequent label every time agrees on 58%)"
+    )
     assert told["truth"] == known
     unknown = f"{JUDGE}: how far it agrees with people on hallucination is not known"
     assert told["hallucination"] == unknown
@@ -559,7 +615,7 @@ def test_markdown_tables_have_as_many_cells_as_their_head(hostile, tmp_path):
         lines = [x for x in as_markdown(document).splitlines() if x.startswith("| ")]
         assert len(lines) > 2
         bars = [len(re.findall(r"(?<!\\)\|", line)) for line in lines]
-        heads = [number for number, line in enumerate(lines) if line.startswith("| method")]
+        heads = [number - 1 for number, line in enumerate(lines) if line.startswith("| ---")]
         for start, end in zip(heads, [*heads[1:], len(lines)]):
             assert len(set(bars[start:end])) == 1
     text = as_markdown(report_of(results, tables_of(results)))

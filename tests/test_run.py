@@ -50,7 +50,12 @@ TEST = [
     Example(question, f"No, {question.lower()}", [f"Yes, {question.lower()}"], id=f"t{number}")
     for number, question in enumerate(tiny.QUESTIONS, 1)
 ]
-VARYING = ("seconds", "time", "peak_mb")  # what may differ between two runs of one plan
+VARYING = (
+    "seconds",
+    "decoding_seconds",
+    "time",
+    "peak_mb",
+)  # what may differ between two runs of one plan
 
 
 class FakeJudge:
@@ -151,7 +156,8 @@ def test_a_run_writes_the_lines_of_the_format(table, tmp_path):
     assert (
         [*written[1]]
         == """kind cell sample index question text tokens finish prompt_tokens
-        prompt_hashes seconds scores confidence hits flipped entropy time""".split()
+        prompt_hashes seconds decoding_seconds scores confidence hits flipped entropy
+        time""".split()
     )
     assert [*written[8]] == (
         "kind cell sample index single multiple mc1 mc2 mc3 seconds time".split()

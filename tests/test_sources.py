@@ -507,7 +507,7 @@ def test_a_gguf_changed_far_from_its_head_is_converted_anew(tmp_path, conversion
 @pytest.mark.parametrize(
     ("data", "kind", "told"),
     [
-        (None, "language", "cannot be opened"),
+        (None, "language", "there is no file"),
         (b"<html>", "language", "damaged or no GGUF file; its first bytes are b'<htm'"),
         (b"GGUF", "embedder", "mine.gguf is a GGUF language model, no embedder"),
     ],

@@ -3,6 +3,7 @@
 TruelineError
 ├── SettingError          an option has a value it cannot have (also a ValueError)
 ├── ExampleError          some examples cannot be used; all are listed (also a ValueError)
+│   └── ColumnError           a file has other columns than those that are read
 ├── ModelError            a model, tokenizer or embedder cannot be had or cannot be used
 │   ├── UnknownModelError     the name stands for nothing; the right ones are listed
 │   └── DownloadError         no network, a damaged file, no room
@@ -14,6 +15,7 @@ TruelineError
 └── OutputError           what a command printed could not be written
 """
 
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -28,6 +30,14 @@ class SettingError(TruelineError, ValueError):
 
 class ExampleError(TruelineError, ValueError):
     """Some rows of the examples cannot be used; the message lists every one of them."""
+
+
+class ColumnError(ExampleError):
+    """A file has other columns than those that are read; `say` names the ones it may mean."""
+
+    def __init__(self, problem: str, say: Mapping[str, str]) -> None:
+        super().__init__(f"{problem}; say which hold them: columns={dict(say)}")
+        self.problem, self.say = problem, say
 
 
 class ModelError(TruelineError):

@@ -203,6 +203,7 @@ def _pieces(lm: Engine, request: Request) -> Iterator[Piece]:
                 is_covered=(
                     request.method.is_covered(request.prepared) if row.is_ended else None
                 ),
+                answer=row.answer() if row.is_ended else None,
             )
             text_sent, tokens_sent = ready, len(row.tokens)
 

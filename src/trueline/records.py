@@ -232,6 +232,7 @@ class Piece:
     steps: tuple[TraceStep, ...] = ()  # the reason for each token, when asked for
     sources: tuple[Source, ...] = ()  # on the last piece: who spoke
     is_covered: bool | None = None  # on the last piece: whether an example was in scope
+    answer: Answer | None = field(default=None, repr=False)  # on the last piece: all of it
 
     def __str__(self) -> str:
         return self.text

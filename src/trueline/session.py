@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from trueline.decoders import PLAIN, check_settings, make_method, method_class, settings_fields
@@ -110,6 +112,7 @@ def open_session(
     if space is not None:  # before a model is opened: what the space cannot give shows at once
         for name in names:
             make_method(name, space=space, settings=own[name])
+        _open_meanwhile(space, names)
     if model is None or isinstance(model, str):
         lm: Engine = _load(
             model,
@@ -127,6 +130,21 @@ def open_session(
         space = shipped_space(lm if needs_entries else None, progress)
     session = Session(lm, space, is_shipped=is_shipped)
     return replace(session, methods={name: session.method(name, own[name]) for name in names})
+
+
+def _open_meanwhile(space: GroundingSpace, names: Sequence[str]) -> None:
+    """Open the embedder of a space in a thread while the model is opened.
+
+    Most of its work is outside Python. Whoever needs it first waits for it; an error is met
+    again there, and told.
+    """
+
+    def open_embedder() -> None:
+        with suppress(Exception):
+            space.open_embedder("cpu")
+
+    if any(method_class(name).needs.space for name in names):
+        Thread(target=open_embedder, daemon=True).start()
 
 
 def check_names(names: Sequence[str], settings: Mapping[str, Any]) -> None:

@@ -69,6 +69,12 @@ def _in_json(sign: str) -> str:
     return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
 
 
+def counted(count: int, noun: str) -> str:
+    """A number and what it is of, as in `1 example` and `1,200 entries`."""
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{count:,} {noun if count == 1 else plural}"
+
+
 def shown(value: object) -> str:
     """A value as an error message quotes it: on one line, and not much of it."""
     try:

@@ -192,7 +192,7 @@ def test_a_cell_forges_neither_cells_nor_lines(capsys):
 
 
 def test_a_label_of_a_bar_is_plain_text():
-    from trueline.cli.screen import progress_bars
+    from trueline.cli.progress import progress_bars
 
     for kind in (io.StringIO, Terminal):
         with pytest.MonkeyPatch.context() as patch:

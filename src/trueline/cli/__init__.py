@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
@@ -23,7 +24,7 @@ from trueline.cli.info import info
 from trueline.cli.log import log
 from trueline.cli.merge import merge
 from trueline.cli.models import models
-from trueline.cli.options import check_texts
+from trueline.cli.options import WrappingGroup, check_texts
 from trueline.cli.remove import remove
 from trueline.cli.report import report
 from trueline.cli.reproduce import reproduce
@@ -31,18 +32,24 @@ from trueline.cli.screen import abandon, flush, has_reader, note, one_line, sett
 from trueline.cli.serve import serve
 from trueline.cli.tune import tune
 from trueline.cli.verify import verify
+from trueline.engines import claim_process
 from trueline.errors import OutputError, TruelineError
 from trueline.visible import visible_line
 
 _STRAY_BREAK = re.compile(r"\n(?!  |\(see `)")  # in a message: part of a name it quotes
 _LONGEST = 500  # characters of what click says of a wrong command line, which it quotes whole
+_STOPPED = dict.fromkeys(  # what is said of the commands that keep what they have done
+    ("build", "eval", "reproduce"),
+    "stopped; run the same command again, and it goes on where it was",
+)
+_OBJECTS_UNTIL_COLLECTION = 100_000
 
 
 class _ReaderLeftError(Exception):
     """The reader of our output has left, as `head` does."""
 
 
-class _Group(click.Group):
+class _Group(WrappingGroup):
     """The group of all commands; click itself would call a reader that leaves a failure."""
 
     def make_context(self, *given: Any, **options: Any) -> click.Context:
@@ -95,7 +102,7 @@ for command in (*_SPACES, *_ASKING, *_EVALUATING):
 
 def main() -> None:
     """Run a command; exit 1 with one line for what the user can mend, 130 when interrupted."""
-    _settle_threads()
+    _settle_process()
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
@@ -123,14 +130,15 @@ def _run() -> int:
     except click.ClickException as error:
         return _stop(error.format_message())
     except (click.Abort, KeyboardInterrupt):
-        return _stop(
-            "stopped; a build, an evaluation or a recipe goes on where it was when the same "
-            "command is run again",
-            130,
-        )
+        return _stop(_STOPPED.get(_running(), "stopped"), 130)
     except OSError as error:  # borders say more than this; here is what none of them foresaw
         return _stop(one_line(error))
     return 0
+
+
+def _running() -> str:
+    """The name of the command that runs."""
+    return next((word for word in sys.argv[1:] if word in cli.commands), "")
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
@@ -141,12 +149,15 @@ def _shortened(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 100]} ... {text[-95:]}"
 
 
-def _settle_threads() -> None:
-    """Let a thread of torch that waits for work give its core back after 0.3 ms, not 5 ms.
+def _settle_process() -> None:
+    """Set up a process that is ours alone; what its user has set stands.
 
-    The embedder needs that core. libgomp reads this once, when torch is imported; the process
-    is ours alone, and what its user has set stands.
+    Engines import less. Garbage is looked for rarely: the millions of objects that imports make
+    are none. A thread of torch that waits for work gives its core back after 0.3 ms, not 5 ms,
+    as the embedder needs it; libgomp reads this once, when torch is imported.
     """
+    claim_process()
+    gc.set_threshold(_OBJECTS_UNTIL_COLLECTION, 20, 100)
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 

@@ -47,23 +47,26 @@ def add(
     Example:
       trueline add facts.space more.jsonl
     """
-    from trueline.cli.screen import progress_bar, show_line
-    from trueline.space.space import read_space
+    from trueline.cli.progress import progress_bar
+    from trueline.cli.screen import holdings, show_line
+    from trueline.preflight import check_parts
 
+    check_parts((), space=folder, model=model, embedder=embedder)
     found = read(examples)
-    space = read_space(folder, embedder=embedder)
-    known = [example for example in found if replace and example.id in space]
-    new = [example for example in found if not (replace and example.id in space)]
-    options = {"engine": engine, "device": device, "trust_remote_code": trust_remote_code}
-    lm = _model(space, model, options)
-    label = "entries" if lm is not None else "examples"
-    with progress_bar("adding", label) as progress:
+    with progress_bar("adding", "", f"opening {folder}") as progress:
+        from trueline.space.space import read_space
+
+        space = read_space(folder, embedder=embedder)
+        known = [example for example in found if replace and example.id in space]
+        new = [example for example in found if not (replace and example.id in space)]
+        options = {"engine": engine, "device": device, "trust_remote_code": trust_remote_code}
+        lm = _model(space, model, options)
         if known:
             space = space.replace(known, lm, progress=progress)
         if new:
             space = space.add(new, lm, progress=progress)
     counts = space.counts()
-    show_line(f"{folder}: {counts['examples']:,} examples, {counts['entries']:,} entries")
+    show_line(f"{folder}: {holdings(counts)}")
 
 
 def _model(space: GroundingSpace, name: str | None, options: dict[str, Any]) -> Engine | None:

@@ -64,7 +64,7 @@ _DIGITS = 9  # of a number of tokens
     type=click.Choice(["question", "dialogue", "summary"]),
     default="question",
     show_default=True,
-    help="Whose of the paper's prompts to use.",
+    help="Which of the paper's prompts to ask with.",
 )
 @click.option("--template", help="The prompt, with {question} where the question goes.")
 @click.option("--system", help="A system line for the prompt.")
@@ -100,27 +100,32 @@ def build(
       trueline build faq.csv --column question=Q --column answers=A --out faq.space
       trueline build facts.jsonl --context 8 --out rad.space
     """
-    from trueline.cli.screen import progress_bar, show_line
+    from trueline.cli.progress import progress_bar
+    from trueline.cli.screen import show_line
     from trueline.engines import DEFAULT_MODEL, load
+    from trueline.preflight import check_parts
     from trueline.prompts import Prompt, prompt_sets
-    from trueline.space.build import build as build_space
     from trueline.space.folder import check_space_folder
 
-    check_space_folder(out)  # this and what follows before any model is opened
+    check_space_folder(out)  # this and what follows before anything heavy is imported
     template = template or prompt_sets()[task].base.template
     prompt = Prompt(template, system=system, chat=False if no_chat else None)
     tokens, lm = _context(context), None
     _check_weights(tokens, model, dtype, device, trust_remote_code)
+    check_parts((), model=model, embedder=options["embedder"])
     found = read(examples)
-    if tokens is not None:
-        lm = load(
-            model or DEFAULT_MODEL,
-            engine=engine,
-            dtype=dtype,
-            device=device,
-            trust_remote_code=trust_remote_code,
-        )
-    with progress_bar("building", "examples" if lm is None else "entries") as progress:
+    unit = "examples" if tokens is None else "entries"
+    with progress_bar("building", unit, f"opening {options['embedder']}") as progress:
+        from trueline.space.build import build as build_space
+
+        if tokens is not None:
+            lm = load(
+                model or DEFAULT_MODEL,
+                engine=engine,
+                dtype=dtype,
+                device=device,
+                trust_remote_code=trust_remote_code,
+            )
         space = build_space(
             lm,
             found,
@@ -135,9 +140,9 @@ def build(
 
 
 def _summary(facts: dict[str, Any]) -> str:
-    from trueline.cli.screen import size
+    from trueline.cli.screen import holdings, size
 
-    found = f"{facts['examples']:,} examples, {facts['entries']:,} entries, "
+    found = f"{holdings(facts)}, "
     if facts["context"] is None:
         each = f"{facts['bytes_per_example']:,} bytes an example beside its text"
         return f"{found}{size(facts['bytes'])} ({each})"

@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING
 
 import click
 
+from trueline.cli.answers import AnswerWriter
 from trueline.cli.options import Asking, asking_options, method_option, read_settings
-from trueline.cli.screen import one_line, read_line, show_answer, tell
+from trueline.cli.screen import one_line, read_line, tell, text_width
 from trueline.decoders import PLAIN, names_in_words
 from trueline.errors import OutputError, TruelineError
-from trueline.visible import visible_line
+from trueline.visible import counted, visible_line
 
 if TYPE_CHECKING:
     from trueline.decoders.base import Decoder
     from trueline.inputs import ModelInput
+    from trueline.records import Answer
     from trueline.session import Session
 
 HELP = """\
@@ -43,18 +45,29 @@ class Chat:
     length: int
     embedder: str | None = None  # of spaces, if not the one they name
     turns: list[tuple[str, str]] = field(default_factory=list)  # questions and their answers
+    answer: Answer | None = None  # the last one, with its trace
 
     @property
     def method(self) -> Decoder:
         """The method that answers now."""
         return self.session.method(self.name, self.settings)
 
+    @property
+    def prompt(self) -> str:
+        """What stands before a line: who answers, and from what."""
+        space = self.session.space
+        name = "no space" if space is None else "the shipped facts"
+        if space is not None and space.folder is not None and not self.session.is_shipped:
+            name = space.folder.name
+        return f"{self.name}, {name}> "
+
     def say(self, line: str) -> bool:
         """Do what a line asks for; False ends the chat."""
         self.session = self.session.current()  # somebody may have edited the space meanwhile
         if not line.startswith("/"):
             given = self._input(line, self.turns)
-            self.turns.append((line, self._write(self.method, given)))
+            self.answer = self._write(self.method, given)
+            self.turns.append((line, self.answer.text))
             return True
         command, _, rest = line[1:].partition(" ")
         if command in ("quit", "exit", "q"):
@@ -77,6 +90,7 @@ class Chat:
     def begin(self) -> None:
         """Forget what was said."""
         self.turns.clear()
+        self.answer = None
         tell("a new conversation")
 
     def switch(self, name: str) -> None:
@@ -98,17 +112,14 @@ class Chat:
 
         space = read_space(folder, embedder=self.embedder)
         self.session = self.session.on(space)
-        tell(f"{len(space):,} examples")
+        tell(counted(len(space), "example"))
 
     def why(self) -> None:
-        """Explain the answer to the last question."""
-        from trueline.generation import generate
-
-        if (given := self._last()) is not None:
-            found = generate(
-                self.session.lm, self.method, given, max_new_tokens=self.length, trace=True
-            )
-            tell(found.explain().text())
+        """Explain the answer to the last question, as it was given."""
+        if self.answer is None:
+            tell("ask something first")
+        else:
+            tell(self.answer.explain().text(text_width()))
 
     def plain(self) -> None:
         """What the model says by itself to the last question."""
@@ -127,19 +138,19 @@ class Chat:
 
         return chat_turn(self.method.question_prompt, question, earlier)
 
-    def _write(self, method: Decoder, given: ModelInput) -> str:
-        """Stream an answer, and return it."""
+    def _write(self, method: Decoder, given: ModelInput) -> Answer:
+        """Stream an answer, and return it with its trace, which /why tells."""
         from trueline.explain.sources import short_source_lines
         from trueline.generation import stream
 
-        written = ""
-        for piece in stream(self.session.lm, method, given, max_new_tokens=self.length):
-            show_answer(piece.text)
-            written += piece.text
-        show_answer("\n")
+        writer, length = AnswerWriter(), self.length
+        for piece in stream(self.session.lm, method, given, max_new_tokens=length, trace=True):
+            writer.write(piece.text)
+        writer.end()
         for line in short_source_lines(piece):
-            tell(f"  ({visible_line(line)})")
-        return written
+            tell(f"  ({visible_line(line)})", "dim")
+        assert piece.answer is not None  # the last piece has it
+        return piece.answer
 
 
 @click.command()
@@ -161,7 +172,7 @@ def chat(method: str, asking: Asking) -> None:
     tell("ask a question, or /help")
     while True:
         try:
-            line = read_line("> ").strip()
+            line = read_line(talk.prompt).strip()
             if line and not talk.say(line):
                 return
         except EOFError:

@@ -18,11 +18,8 @@ def compact(folder: Path) -> None:
     Example:
       trueline compact facts.space
     """
-    from trueline.cli.screen import show_line, size
+    from trueline.cli.screen import holdings, show_line, size
     from trueline.space.space import read_space
 
     facts = read_space(folder).compact().info()
-    show_line(
-        f"{folder}: {facts['examples']:,} examples, {facts['entries']:,} entries, "
-        f"{size(facts['bytes'])} in one segment"
-    )
+    show_line(f"{folder}: {holdings(facts)}, {size(facts['bytes'])} in one segment")

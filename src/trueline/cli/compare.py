@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from trueline.comparison import Compared
     from trueline.examples.asked import AskedQuestion
     from trueline.records import Answer, Example
-    from trueline.space.space import GroundingSpace
 
 
 _RULE = (
@@ -63,16 +62,20 @@ def compare(
       trueline compare --space facts.space --flips "What happens if you swallow gum?"
       trueline compare --methods all --set kate.k=4 "What happens if you swallow gum?"
     """
-    from trueline.cli.screen import print_json, progress_bars
-    from trueline.comparison import compare as run
-    from trueline.generation import generate
+    from trueline.cli.progress import progress_bars
+    from trueline.cli.screen import print_json
+    from trueline.preflight import check_parts
 
     given = _asked(questions, file)
     asked = [one.question for one in given]
     names = [name.strip() for name in methods.split(",") if name.strip()]
-    space = asking.read_space()
-    meant = _meant(given, space)
-    session = asking.open(method_names() if names == ["all"] else names, space)
+    names = method_names() if names == ["all"] else names
+    check_parts(names, space=asking.space)
+    meant = _meant(given, asking.space)
+    session = asking.open(names)
+    from trueline.comparison import compare as run  # torch is open by now
+    from trueline.generation import generate
+
     lm, decoders = session.lm, session.methods
     length = asking.max_new_tokens
     with progress_bars("answers") as progress:
@@ -101,9 +104,7 @@ def _asked(given: tuple[str, ...], file: Path | None) -> list[AskedQuestion]:
     return asked
 
 
-def _meant(
-    asked: Sequence[AskedQuestion], space: GroundingSpace | None
-) -> list[Example | None]:
+def _meant(asked: Sequence[AskedQuestion], space: Path | None) -> list[Example | None]:
     """The example that answers each question; an id that none has is refused."""
     from trueline.examples import read_examples
     from trueline.examples.asked import check_meant
@@ -113,7 +114,9 @@ def _meant(
     from trueline.evaluation.metrics import check_rouge
 
     check_rouge()
-    examples = read_examples("facts") if space is None else space.examples
+    from trueline.space.storage import read_content
+
+    examples = read_examples("facts") if space is None else read_content(space).examples
     known = {example.id: example for example in examples}
     check_meant(asked, known, "--file")
     return [known[one.id] if one.id else None for one in asked]
@@ -157,7 +160,8 @@ def _show(
     right: Mapping[str, list[bool | None]],
 ) -> None:
     """One block a question: its answers, whether right, and their sources; then the sums."""
-    from trueline.cli.screen import ShownAnswer, print_answers, print_table, tell
+    from trueline.cli.answers import ShownAnswer, print_answers
+    from trueline.cli.screen import print_table, tell
     from trueline.explain.moves import moves
     from trueline.explain.sources import source_lines
 

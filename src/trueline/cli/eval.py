@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from trueline.cli.example_options import column_option, columns_as_flags, read_columns
 from trueline.cli.options import PATH, FlagEnvvarOption, json_option, read_settings
 from trueline.decoders import DEFAULT
+from trueline.engines import DEFAULT_MODEL
 from trueline.errors import SettingError
 
 if TYPE_CHECKING:
@@ -30,6 +34,7 @@ _DIGITS = 20  # of a number that is one; what is longer is refused as the text i
     multiple=True,
     help="facts, truthfulqa, wikiqa, alpaca, halueval-dialogue, halueval-summary, or a file.",
 )
+@column_option
 @click.option("--methods", help="Separated by commas, or `all`.")
 @click.option("--tasks", help="generate, choose or both, separated by a comma.  [generate]")
 @click.option(
@@ -116,22 +121,65 @@ def evaluate(
       trueline eval run.toml
       trueline eval --benchmark facts --methods greedy,rad --test 20 --out results/first
     """
-    from trueline.cli.screen import progress_bars
+    from trueline.cli.progress import progress_bars
     from trueline.evaluation.plan_file import plan_from, read_plan_table
-    from trueline.evaluation.run import run_plan
 
     trusts = bool(flags["trust_remote_code"])
     table = {} if plan is None else read_plan_table(plan, trust_remote_code=trusts)
     table = _with_flags(table, flags)
-    checked = plan_from(table, "the flags" if plan is None else str(plan))
     folder = out or table.get("out")
     if not folder:
         raise SettingError("say where the results go: --out FOLDER, or `out` in the plan")
-    with progress_bars("samples") as progress:
+    _check_early(table)
+    with progress_bars("samples", f"opening {_named(table)}") as progress, columns_as_flags():
+        with _mistakes_as_flags(is_wanted=plan is None):
+            checked = plan_from(table, "the command" if plan is None else str(plan))
+        from trueline.evaluation.run import run_plan
+
         done = run_plan(
             checked, folder, minutes=minutes, max_samples=max_samples, progress=progress
         )
     _show(done, as_json)
+
+
+def _check_early(table: Mapping[str, Any]) -> None:
+    """Refuse names and files that are none before anything heavy is imported.
+
+    What is of another form is left to the check of the plan, which names every mistake.
+    """
+    from trueline.evaluation.benchmarks import check_benchmark_name
+    from trueline.preflight import check_parts
+
+    with columns_as_flags():
+        for name in _texts(table.get("benchmarks")):
+            check_benchmark_name(name, columns=table.get("columns"))
+    for name in _texts(table.get("models")):
+        check_parts((), model=name)
+    check_parts(_texts(table.get("methods")))
+
+
+def _texts(value: object) -> list[str]:
+    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
+
+
+def _named(table: Mapping[str, Any]) -> str:
+    """The models that a plan names, for whoever waits."""
+    return " and ".join(_texts(table.get("models")) or [DEFAULT_MODEL])
+
+
+@contextmanager
+def _mistakes_as_flags(*, is_wanted: bool) -> Iterator[None]:
+    """Let an error about keys of a plan name the flags that stand for them."""
+    try:
+        yield
+    except SettingError as error:
+        if not is_wanted:
+            raise
+        keys = "|".join(sorted(_FLAGS, key=len, reverse=True))
+        told = re.sub(
+            rf"(?m)^(  - )({keys})\b", lambda found: found[1] + _FLAGS[found[2]], str(error)
+        )
+        raise SettingError(told) from error
 
 
 def _with_flags(table: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
@@ -203,17 +251,36 @@ _READ: dict[str, Callable[[Any], Any]] = {  # how a flag becomes the value of it
     **dict.fromkeys(("ground", "test", "context"), _number),
     "sets": _settings,
     "sweeps": _sweeps,
+    "columns": read_columns,
+}
+_FLAGS = {  # the flag of each key that is spelled otherwise
+    "models": "--model",
+    "benchmarks": "--benchmark",
+    "judges": "--judge",
+    "seeds": "--seed",
+    "settings": "--set",
+    "columns": "--column",
+    **{
+        name: f"--{name.replace('_', '-')}"
+        for name in (
+            "methods tasks ground ground_from test draw data rule max_new_tokens batch_size "
+            "temperature stop dtype device threads bertscore bertscore_layers sweep"
+        ).split()
+    },
 }
 
 
 def _show(done: RunOutcome, as_json: bool) -> None:
-    """A line a cell, then what to beware of, then how to go on."""
+    """A table for people or a line a cell, then what to beware of, then how to go on."""
     from dataclasses import asdict
 
-    from trueline.cli.screen import note, print_json, print_table
+    from trueline.cli.eval_table import show_tables
+    from trueline.cli.screen import is_terminal, note, print_json, print_table
 
     if as_json:
         print_json({**asdict(done), "folder": str(done.folder)})
+    elif is_terminal():
+        show_tables(done.folder, [cell.cell for cell in done.cells])
     else:
         head = ["model", "benchmark", "method", "task", "seed", "n", "state", "means"]
         print_table(head, [_row(cell) for cell in done.cells])

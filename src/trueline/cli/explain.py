@@ -16,6 +16,7 @@ from trueline.cli.options import (
     method_option,
 )
 from trueline.decoders import PLAIN, default_settings
+from trueline.visible import counted
 
 if TYPE_CHECKING:
     from trueline.decoders.base import Decoder
@@ -51,14 +52,15 @@ def explain(
       trueline explain "What happens if you swallow gum?"
       trueline explain --space facts.space --out gum.html "What happens if you swallow gum?"
     """
-    from trueline.cli.screen import print_json, show, show_line
+    from trueline.cli.screen import print_json, show, show_line, text_width
     from trueline.explain import check_explanation_path
     from trueline.explain.sources import coverage_lines
-    from trueline.generation import generate
 
     if out is not None:
         check_explanation_path(out, overwrite=overwrite)  # before a model is opened
     session = asking.open(list(dict.fromkeys([method, PLAIN])))
+    from trueline.generation import generate  # torch is open by now
+
     lm, methods = session.lm, session.methods
     length = asking.max_new_tokens
     answer = generate(lm, methods[method], question, max_new_tokens=length, trace=True)
@@ -72,13 +74,13 @@ def explain(
     if as_json:
         print_json(explanation.as_dict())
     elif out is None:
-        show(explanation.text())
+        show(explanation.text(text_width()))
     else:
         told = explanation.summary
         covered = f"; {lines[0]}" if (lines := coverage_lines(explanation)) else ""
         show_line(
-            f"{out}: {told.tokens} tokens, {told.grounded} grounded, {told.flips} changed, "
-            f"{len(told.cited)} examples cited{covered}"
+            f"{out}: {counted(told.tokens, 'token')}, {told.grounded} grounded, "
+            f"{told.flips} changed, {counted(len(told.cited), 'example')} cited{covered}"
         )
 
 

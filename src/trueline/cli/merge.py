@@ -28,7 +28,7 @@ def merge(first: Path, second: Path, out: Path, overwrite: bool) -> None:
     Example:
       trueline merge facts.space more.space --out both.space
     """
-    from trueline.cli.screen import show_line
+    from trueline.cli.screen import holdings, show_line
     from trueline.space.folder import check_space_folder
     from trueline.space.space import merge as merge_spaces
     from trueline.space.space import read_space
@@ -36,4 +36,4 @@ def merge(first: Path, second: Path, out: Path, overwrite: bool) -> None:
     check_space_folder(out)
     spaces = read_space(first), read_space(second)
     counts = merge_spaces(*spaces, out=out, overwrite=overwrite).counts()
-    show_line(f"{out}: {counts['examples']:,} examples, {counts['entries']:,} entries")
+    show_line(f"{out}: {holdings(counts)}")

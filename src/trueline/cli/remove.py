@@ -21,8 +21,8 @@ def remove(folder: Path, ids: tuple[str, ...]) -> None:
     Example:
       trueline remove facts.space health-001 health-002
     """
-    from trueline.cli.screen import show_line
+    from trueline.cli.screen import holdings, show_line
     from trueline.space.space import read_space
 
     counts = read_space(folder).remove(ids).counts()
-    show_line(f"{folder}: {counts['examples']:,} examples, {counts['entries']:,} entries")
+    show_line(f"{folder}: {holdings(counts)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from trueline.engines import DEFAULT_MODEL
 from trueline.errors import SettingError
 
 if TYPE_CHECKING:
+    from trueline.paper.recipes import PaperRecipe
     from trueline.report.grids import Document
 
 _PAGES = ("reproduce.md", "reproduce.html")
@@ -64,8 +66,8 @@ def reproduce(
 ) -> None:
     """Run the recipe NAME and print the paper's figures beside ours.
 
-    Unless a recipe says else it takes 25 examples and 16 questions of each benchmark; --full
-    takes the paper's numbers. The same command goes on where it was stopped.
+    A recipe takes 25 examples and 16 questions of each benchmark if it names no numbers of its
+    own; --full takes the paper's. The same command goes on where it was stopped.
 
     \b
     Examples:
@@ -73,13 +75,14 @@ def reproduce(
       trueline reproduce alpha --benchmark facts --test 8
       trueline reproduce cases --benchmark facts --ground 10 --test 4 --json
     """
-    from trueline.cli.screen import print_json, progress_bars, show
+    from trueline.cli.progress import progress_bars
+    from trueline.cli.screen import print_json, show
     from trueline.paper.recipes import recipes
     from trueline.paper.reproduce import reproduce as run
     from trueline.report.output import check_free
 
     if is_list:
-        show("\n".join(f"{one.name}\t{one.about}" for one in recipes().values()))
+        _list(recipes().values(), as_json)
         return
     if name is None:
         raise SettingError(f"name a recipe: {', '.join(recipes())}")
@@ -97,6 +100,31 @@ def reproduce(
         return
     _show(made.document)
     show(f"\nwritten to {folder}: {', '.join(path.name for path in written)}")
+
+
+def _list(found: Iterable[PaperRecipe], as_json: bool) -> None:
+    """The recipes, with how much each does and about how long that takes."""
+    from trueline.cli.screen import print_json, print_table, tell
+
+    rows = [
+        {"name": one.name, "about": one.about, "answers": one.answers, "minutes": one.minutes}
+        for one in found
+    ]
+    if as_json:
+        print_json(rows)
+        return
+    print_table(
+        ["name", "what it runs", "answers", "minutes"],
+        [[one.name, one.about, str(one.answers), _minutes(one.minutes)] for one in found],
+    )
+    tell(
+        "Minutes are estimated from the number of answers and examples, for "
+        f"{DEFAULT_MODEL} on two cores; --full and other models take longer."
+    )
+
+
+def _minutes(minutes: float) -> str:
+    return f"about {minutes:.0f}" if minutes >= 1.5 else "1"
 
 
 def _save(document: Document, folder: Path, overwrite: bool) -> list[Path]:

@@ -1,4 +1,4 @@
-"""What the commands print: pretty in a terminal, plain when piped; nothing else in cli/ writes.
+"""What the commands print: pretty in a terminal, plain when piped; all writing goes through it.
 
 All text goes through `trueline.visible`: no question, id or file name steers a terminal. Two
 things stay as they are in a pipe: JSON, which spells such signs in its own way, and the answer
@@ -10,51 +10,86 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import select
+import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from trueline.errors import OutputError
 from trueline.files import reason
-from trueline.visible import visible, visible_json, visible_line
+from trueline.visible import counted, visible, visible_json, visible_line
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_MARKS = {"right": "green", "wrong": "bold red", "not judged": "dim"}
+_STYLES = {"dim": "2", "prompt": "36"}  # SGR numbers of a terminal
+_PLAIN_WIDTH = 100  # columns of text that no terminal shows
 _SIDE_DIGITS = 4  # of the width or height of a terminal
 
 
 def show(text: str) -> None:
     """Text and a newline to standard output."""
-    _write(visible(text) + "\n")
+    write(visible(text) + "\n")
 
 
 def show_line(text: str) -> None:
     """Text that must stay on one line, such as one with a path in it."""
-    _write(visible_line(text) + "\n")
+    write(visible_line(text) + "\n")
 
 
 def note(text: str) -> None:
     """Text and a newline to standard error, which is not worth ending a command for."""
+    text = visible(text)
+    to_stderr(("\n".join(_wrapped(text)) if sys.stderr.isatty() else text) + "\n")
+
+
+def _wrapped(text: str) -> Iterator[str]:
+    """The lines of a text, broken between words where a terminal would break them anywhere.
+
+    A line of flags stays whole, for somebody to copy.
+    """
+    for line in text.split("\n"):
+        if line.startswith("  --"):
+            yield line
+        else:
+            indent = " " * (len(line) - len(line.lstrip()))
+            yield from wrap(
+                line, terminal_width(), break_on_hyphens=False, subsequent_indent=indent
+            ) or [""]
+
+
+def to_stderr(text: str) -> None:
+    """Text to standard error as it is."""
     try:
-        sys.stderr.write(visible(text) + "\n")
+        sys.stderr.write(text)
         sys.stderr.flush()
     except OSError:  # nobody reads it, or its disk is full
         abandon(sys.stderr)
 
 
-def tell(text: str) -> None:
+def tell(text: str, style: str = "") -> None:
     """What is not the answer itself: to whoever reads it, and not into a pipe."""
-    (show if sys.stdout.isatty() else note)(text)
+    if not sys.stdout.isatty():
+        note(text)
+        return
+    for line in _wrapped(visible(text)):
+        write((styled(line, style) if style else line) + "\n")
 
 
-def show_answer(text: str) -> None:
-    """A part of an answer: exactly as it is in a pipe, safe in a terminal."""
-    _write(visible(text) if sys.stdout.isatty() else text)
-    flush()
+def is_terminal() -> bool:
+    """Whether a person reads what is printed as it comes."""
+    return sys.stdout.isatty()
+
+
+def styled(text: str, style: str) -> str:
+    """Text in a style of `_STYLES` where there is a terminal with colours, else as it is."""
+    if not is_screen(sys.stdout) or os.environ.get("NO_COLOR"):
+        return text
+    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
 
 
 def print_json(value: Any) -> None:
@@ -65,7 +100,7 @@ def print_json(value: Any) -> None:
         text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:  # JSON has ways of its own to spell a sign out
         text = visible_json(json.dumps(plain, indent=1))
-    _write(text + "\n")
+    write(text + "\n")
 
 
 def _plain(value: Any) -> Any:
@@ -80,7 +115,7 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table in a terminal, tab-separated lines elsewhere."""
     lines = [[visible_line(cell) for cell in row] for row in [head, *rows]]
     if not sys.stdout.isatty():
-        _write("".join("\t".join(line) + "\n" for line in lines))
+        write("".join("\t".join(line) + "\n" for line in lines))
         return
     from rich.table import Table
     from rich.text import Text
@@ -90,56 +125,26 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         table.add_column(Text(name), overflow="fold", no_wrap=place == 0)
     for line in lines[1:]:
         table.add_row(*map(Text, line))
-    _console().print(table)
+    console().print(table)
 
 
-class ShownAnswer(NamedTuple):
-    """What a method answers."""
-
-    name: str
-    mark: str  # `right`, `wrong`, `not judged` or nothing
-    text: str
-    notes: Sequence[str]  # where it comes from
-
-
-def print_answers(question: str, answers: Sequence[ShownAnswer]) -> None:
-    """A question, what each method answers, and notes below; wrapped and hung in a terminal."""
-    question = visible_line(question)
-    shown = [
-        ShownAnswer(
-            visible_line(one.name),
-            one.mark,
-            visible_line(" ".join(one.text.split())),
-            [visible_line(note) for note in one.notes],
-        )
-        for one in answers
-    ]
-    is_marked = any(one.mark for one in shown)
-    if not sys.stdout.isatty():
-        lines = [question]
-        for one in shown:
-            lines.append("\t".join([f"  {one.name}", *([one.mark] * is_marked), one.text]))
-            lines += [f"    {note}" for note in one.notes]
-        _write("\n".join(lines) + "\n\n")
-        return
-    from rich.padding import Padding
+def print_stacked(head: Sequence[str], rows: Sequence[Sequence[Sequence[str]]]) -> None:
+    """A table in a terminal whose numbers have smaller lines below them."""
     from rich.table import Table
     from rich.text import Text
 
-    screen = _console()
-    screen.print(Text(question, style="bold"))
-    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(style="cyan", no_wrap=True)
-    if is_marked:
-        table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for one in shown:
-        mark = [Text(one.mark, style=_MARKS.get(one.mark, ""))] if is_marked else []
-        table.add_row(Text(one.name), *mark, Text(one.text))
-        for note in one.notes:
-            table.add_row("", *([""] * is_marked), Text(note.strip(), style="dim"))
-    screen.print(Padding(table, (0, 0, 0, 2)))
-    screen.print()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for index, name in enumerate(head):
+        justify: Literal["left", "right"] = "right" if index else "left"
+        table.add_column(Text(visible_line(name)), justify=justify, no_wrap=True)
+    for row in rows:
+        cells = []
+        for first, *below in row:
+            cell = Text(visible_line(first))
+            cell.append("".join(f"\n{visible_line(line)}" for line in below), style="dim")
+            cells.append(cell)
+        table.add_row(*cells)
+    console().print(table)
 
 
 def print_facts(facts: dict[str, Any]) -> None:
@@ -149,77 +154,51 @@ def print_facts(facts: dict[str, Any]) -> None:
         if isinstance(value, dict):
             value = ", ".join(f"{key.replace('_', ' ')} {one}" for key, one in value.items())
         shown = f"{value:,}" if type(value) is int else visible_line(str(value))
-        _write(f"{visible_line(name).replace('_', ' '):<{width}}{shown}\n")
+        write(f"{visible_line(name).replace('_', ' '):<{width}}{shown}\n")
 
 
 def read_line(prompt: str) -> str:
     """The next line of standard input; a terminal sees the prompt."""
-    return input(prompt if sys.stdin.isatty() else "")
+    if not sys.stdin.isatty():
+        return input("")
+    text = styled(visible_line(prompt), "prompt")
+    return input(re.sub("(\x1b\\[[0-9]*m)", "\x01\\1\x02", text))  # no width, to readline
 
 
-@contextmanager
-def progress_bars(unit: str) -> Iterator[Callable[[str, int, int], None]]:
-    """Bars on stderr, one a label, that a terminal sees; elsewhere a line now and then."""
-    if not sys.stderr.isatty():
-        yield _lines(unit)
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TaskID,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    label_column = TextColumn("{task.description}", markup=False)
-    bars: dict[str, TaskID] = {}
-    with Progress(
-        label_column,
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(unit),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    ) as bar:
-
-        def tell(label: str, done: int, total: int) -> None:
-            if label not in bars:
-                bars[label] = bar.add_task(visible_line(label))
-            bar.update(bars[label], completed=done, total=total)
-
-        yield tell
+def has_piped_input() -> bool:
+    """Whether standard input is a pipe or a file, which has an end."""
+    return not sys.stdin.isatty()
 
 
-@contextmanager
-def progress_bar(label: str, unit: str) -> Iterator[Callable[[int, int], None]]:
-    """One bar."""
-    with progress_bars(unit) as tell:
-        yield lambda done, total: tell(label, done, total)
+def read_lines() -> list[str]:
+    """The lines of standard input that say something."""
+    return [line.strip() for line in sys.stdin if line.strip()]
 
 
-def _lines(unit: str) -> Callable[[str, int, int], None]:
-    told: dict[str, int] = {}
-
-    def tell(label: str, done: int, total: int) -> None:
-        tenth = 10 * done // max(1, total)
-        if tenth > told.get(label, -1):
-            told[label] = tenth
-            note(f"{visible_line(label)}: {done:,} of {total:,} {unit}")
-
-    return tell
+def is_screen(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that can rewrite a line."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def _console() -> Console:
+def terminal_width() -> int:
+    """How many columns there are to write in."""
+    return shutil.get_terminal_size((_PLAIN_WIDTH, 24)).columns
+
+
+def text_width() -> int:
+    """How wide running text is set: as a terminal is, but not wider than is read well."""
+    return min(terminal_width(), _PLAIN_WIDTH)
+
+
+def console() -> Console:
     """Standard output, where it is a terminal."""
     from rich.console import Console
 
     return Console(highlight=False, emoji=False, markup=False)
 
 
-def _write(text: str) -> None:
+def write(text: str) -> None:
+    """Text to standard output as it is; what cannot be written is one error."""
     try:
         sys.stdout.write(text)
     except BrokenPipeError:
@@ -292,6 +271,11 @@ def one_line(error: OSError) -> str:
     """What the system refused, and where."""
     where = [visible_line(str(error.filename))] if error.filename is not None else []
     return ": ".join([*where, reason(error)])
+
+
+def holdings(counts: Mapping[str, int]) -> str:
+    """How much a space holds."""
+    return f"{counted(counts['examples'], 'example')}, {counted(counts['entries'], 'entry')}"
 
 
 def size(count: int) -> str:

@@ -139,10 +139,11 @@ def serve(
 
 def _open(model: str | None, spaces: tuple[str, ...], **options: Any) -> Catalog:
     """The model and the spaces, with a bar where the shipped facts are built first."""
-    from trueline.cli.screen import progress_bar
-    from trueline.serving.catalog import open_catalog
+    from trueline.cli.progress import progress_bar
 
-    with progress_bar("building the space of the shipped facts", "") as progress:
+    with progress_bar("building the space of the facts", "", "opening the model") as progress:
+        from trueline.serving.catalog import open_catalog
+
         return open_catalog(model, spaces, progress=progress, **options)
 
 

@@ -51,14 +51,17 @@ def tune(
       trueline tune facts.space
       trueline tune facts.space --undo
     """
-    from trueline.cli.screen import print_json, progress_bar, show_line
+    from trueline.cli.progress import progress_bar
+    from trueline.cli.screen import print_json, show_line
     from trueline.examples.asked import check_meant, read_asked
-    from trueline.space.space import read_space
-    from trueline.tuning import tune as find
+    from trueline.preflight import check_parts
 
     if undo and questions is not None:
         raise SettingError("--undo takes no --questions: it only forgets what was tuned")
     asked = None if questions is None else read_asked(questions)
+    check_parts((), space=folder, embedder=embedder)
+    from trueline.space.space import read_space  # takes a while: behind what can be wrong
+
     space = read_space(folder, embedder=embedder)
     if undo:
         was_tuned = bool(space.tuned)
@@ -70,7 +73,9 @@ def tune(
             show_line(f"{folder}: {told}")
         return
     check_meant(asked or (), {example.id for example in space.examples}, str(questions))
-    with progress_bar("tuning", "questions") as progress:
+    with progress_bar("tuning", "questions", f"opening {folder}") as progress:
+        from trueline.tuning import tune as find
+
         found = find(space, asked, false_scope=false_scope, progress=progress)
     space.tune(found.settings)
     if as_json:

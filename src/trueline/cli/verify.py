@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from trueline.cli.options import PATH, json_option
+from trueline.visible import counted
 
 
 @click.command()
@@ -19,7 +20,7 @@ def verify(folder: Path, as_json: bool) -> None:
     Example:
       trueline verify facts.space
     """
-    from trueline.cli.screen import print_json, show_line
+    from trueline.cli.screen import holdings, print_json, show_line
     from trueline.space.storage import verify_folder
 
     checked = verify_folder(folder)
@@ -27,6 +28,5 @@ def verify(folder: Path, as_json: bool) -> None:
         print_json(checked)
     else:
         show_line(
-            f"{folder} is sound: {checked['files']} files, {checked['examples']:,} examples, "
-            f"{checked['entries']:,} entries"
+            f"{folder} is sound: {counted(checked['files'], 'file')}, {holdings(checked)}"
         )

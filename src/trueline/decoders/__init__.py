@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
+from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -52,16 +53,23 @@ def method_names() -> list[str]:
     return [*_BUILT_IN, *(name for name in _plugged_in() if name not in _BUILT_IN)]
 
 
+def check_method_name(name: str) -> None:
+    """Refuse a name that no method has; the error lists all names, and nothing is imported."""
+    if name not in _BUILT_IN and name not in _plugged_in():
+        near = get_close_matches(name, method_names(), n=1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        raise SettingError(
+            f"there is no method {name!r}; {meant}there are {', '.join(method_names())}"
+        )
+
+
 def method_class(name: str) -> type[Decoder]:
     """The class of a method; an unknown name is refused, and the error lists all names."""
+    check_method_name(name)
     if name in _BUILT_IN:
         module, _, attribute = _BUILT_IN[name].partition(":")
         found: type[Decoder] = getattr(import_module(module), attribute)
         return found
-    if name not in _plugged_in():
-        raise SettingError(
-            f"there is no method {name!r}; there are {', '.join(method_names())}"
-        )
     return _load(_plugged_in()[name])
 
 

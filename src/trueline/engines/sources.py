@@ -15,7 +15,7 @@ from typing import Any
 from trueline.engines.aliases import ALIASES, Alias, ModelKind
 from trueline.engines.download import download, unpack
 from trueline.engines.hub import download_snapshot, is_cached
-from trueline.engines.model_cache import home, is_finished, prepare
+from trueline.engines.model_cache import home, is_finished, locked, prepare
 from trueline.engines.transformers.gguf import check_gguf_extra, convert_gguf
 from trueline.engines.weights import check_kinds, check_weights, opening
 from trueline.errors import DownloadError, ModelError, UnknownModelError
@@ -68,28 +68,73 @@ def list_models() -> list[ListedModel]:
     ]
 
 
+def fetch_alias(name: str) -> Path:
+    """The folder of an alias, fetched first if it is not here."""
+    return _fetched(_alias(name))
+
+
+def remove_alias(name: str) -> int | None:
+    """Take an alias out of the cache; the bytes that are free again, None: it was not there."""
+    folder = _alias(name).folder
+    with locked(folder.parent):
+        if not folder.exists():
+            return None
+        freed = folder_size(folder)
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            raise ModelError(f"{folder} cannot be removed ({reason(error)})") from error
+    return freed
+
+
+def folder_size(folder: Path) -> int:
+    """The bytes of all files of a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _alias(name: str) -> Alias:
+    if name not in ALIASES:
+        near = difflib.get_close_matches(name.lower(), ALIASES, n=1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        raise UnknownModelError(
+            f"no model is called {shown(name)}; {meant}the names are {', '.join(ALIASES)}"
+        )
+    return ALIASES[name]
+
+
 def resolve(name: str | Path, kind: ModelKind) -> Source:
     """Return where the weights of that name are, fetched and converted first if need be."""
+    check_name(name, kind)
+    name, path = str(name), _readable_path(str(name))
+    if alias := ALIASES.get(name):
+        source = Source(name, kind, _fetched(alias))
+    elif path.is_dir():
+        source = Source(path.resolve().name, kind, path)
+    elif path.suffix == ".gguf":
+        source = _from_gguf(path, kind)
+    else:
+        source = Source(name, kind, download_snapshot(name))
+    with opening(source.id, f"a {_KIND_NAMES[kind]}"):
+        _check(source)
+    return source
+
+
+def check_name(name: str | Path, kind: ModelKind) -> None:
+    """Refuse what names no model of a kind; nothing is fetched and little is imported."""
     name, path = str(name), _readable_path(str(name))
     if alias := ALIASES.get(name):
         if alias.kind != kind:
             raise ModelError(f"{name} is no {_KIND_NAMES[kind]}; take {_names(kind)}")
-        source = Source(name, kind, _fetched(alias))
-    elif name and path.is_dir():
-        source = Source(path.resolve().name, kind, path)
-    elif path.suffix == ".gguf":
-        source = _from_gguf(path, kind)
-    elif _is_hub_id(name) and not path.exists():
-        source = Source(name, kind, download_snapshot(name))
-    else:
+        return
+    is_file = path.suffix == ".gguf" or (_is_hub_id(name) and not path.exists())
+    if not (name and path.is_dir()) and not is_file:
         raise UnknownModelError(
             f"no {_KIND_NAMES[kind]} is called {shown(name)}; "
             f"take {_names(kind, name[:_SHOWN].lower())}, a hub id (owner/name), "
             "or a local folder or .gguf file that exists"
         )
-    with opening(source.id, f"a {_KIND_NAMES[kind]}"):
-        _check(source)
-    return source
+    if path.suffix == ".gguf" and not path.exists():
+        raise UnknownModelError(f"there is no file {shown(name)}; a GGUF model is one")
 
 
 def resolve_gguf(name: str | Path) -> GgufSource:

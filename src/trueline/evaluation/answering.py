@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trueline.evaluation.judges import Judge
     from trueline.records import Answer, TraceStep
 
-TimedAnswer = tuple["Answer", float]  # with its seconds
+TimedAnswer = tuple["Answer", float, float]  # with its seconds, and those of decoding
 Batch = Sequence[tuple[int, Sample]]  # samples with their places in the benchmark
 
 _SEEDS_APART = 1_000_003  # so that no sample of one seed draws as another sample of the next
@@ -139,11 +139,14 @@ def _answers(cell: Cell, batch: Batch) -> list[TimedAnswer | str]:
             return [str(error)]
         return [answer for one in batch for answer in _answers(cell, [one])]
     seconds = round((perf_counter() - begun) / len(batch), 4)
-    return [(answer, seconds) for answer in answers]
+    begin = min(answer.first_token_seconds for answer in answers)
+    end = max(answer.seconds for answer in answers)
+    decoding = round(max(0.0, end - begin) / len(batch), 4)
+    return [(answer, seconds, decoding) for answer in answers]
 
 
 def _answer(
-    cell: Cell, index: int, sample: Sample, answer: Answer, seconds: float
+    cell: Cell, index: int, sample: Sample, answer: Answer, seconds: float, decoding: float
 ) -> AnswerLine:
     steps = answer.trace or ()
     how = cell.head.fidelity
@@ -159,6 +162,7 @@ def _answer(
         prompt_tokens=answer.prompt_tokens,
         prompt_hashes=tuple(answer.prompt_hashes),
         seconds=seconds,
+        decoding_seconds=decoding,
         scores=text_scores(sample, answer.text, **options),
         confidence=_confidence(answer, how.get("confidence", "geometric")),
         hits=tuple(step.hits for step in steps),

@@ -42,7 +42,7 @@ def agreement_notes(cells: Iterable[CellResults]) -> list[str]:
             if known is None
             else f"{judge} agrees with people on {known['accuracy'][0]:.0%} of {about} labels"
             f"{' where no wrong answer is known' if basis != about else ''} "
-            f"(one label for all: {known['always']:.0%})"
+            f"(saying the more frequent label every time agrees on {known['always']:.0%})"
         )
     return notes
 

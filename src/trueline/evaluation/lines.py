@@ -143,7 +143,8 @@ class AnswerLine(PartOfCell, frozen=True, kw_only=True, tag="answer"):
     finish: str
     prompt_tokens: Count
     prompt_hashes: tuple[str, ...]
-    seconds: Amount
+    seconds: Amount  # its share of its chunk's, all told
+    decoding_seconds: Amount | None = None  # of these, from the chunk's first token on
     scores: dict[str, Score | None]
     confidence: Share | None
     hits: tuple[Count, ...]

@@ -157,8 +157,10 @@ def _share(flags: Sequence[int]) -> float | None:
 
 
 def _speed(cell: CellResults, judge: str) -> float | None:
-    seconds = sum(line.seconds for line in cell.answers)
-    return sum(line.tokens for line in cell.answers) / seconds if seconds else None
+    """Tokens a second from the first token on; older lines do not tell that, and give none."""
+    timed = [line for line in cell.answers if line.decoding_seconds is not None]
+    seconds = sum(line.decoding_seconds or 0.0 for line in timed)
+    return sum(max(0, line.tokens - 1) for line in timed) / seconds if seconds else None
 
 
 def _memory(cell: CellResults, judge: str) -> float | None:

@@ -44,6 +44,7 @@ def benchmark_of(plan: Plan, name: str) -> Benchmark:
             test=None if plan.questions else plan.test,
             seed=plan.draw,
             rule=plan.rule,
+            columns=plan.columns,
         )
 
     found = replace(_asked(read(name), plan.questions), layout=plan.prompts)

@@ -91,6 +91,7 @@ class Plan:
     test: int | None = None  # samples; None: all
     draw: int | None = None  # the seed they are drawn with; None: the first ones
     data: Path | None = None
+    columns: Mapping[str, str] | None = None  # which column of a file holds a field
     rule: Literal["answered", "all"] = "answered"  # whether unanswered questions are kept
     max_new_tokens: int = 64
     batch_size: int = 16

@@ -60,6 +60,12 @@ _NAME = Takes(  # of a file, a folder, a model or a judge
 )
 _FLAG = Takes("true or false", lambda value: type(value) is bool)
 _TABLE = Takes("a table", lambda value: isinstance(value, dict))
+_COLUMNS = Takes(
+    'a table of columns by field, such as {question = "Customer asks"}',
+    lambda value: (
+        isinstance(value, dict) and bool(value) and all(map(_is_text, value.values()))
+    ),
+)
 _VARIANT = Takes(
     "a table with a method",
     lambda value: isinstance(value, dict) and isinstance(value.get("method"), str),
@@ -85,6 +91,7 @@ KEYS: dict[str, Takes] = {
     "test": _COUNT,
     "draw": _whole(0),
     "data": _NAME,
+    "columns": _COLUMNS,
     "rule": _one_of("answered", "all"),
     "max_new_tokens": _whole(1),
     "batch_size": _whole(1),

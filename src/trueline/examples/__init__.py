@@ -9,13 +9,13 @@ import os
 import re
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from reprlib import repr as short
 from typing import Any
 
-from trueline.errors import ExampleError, SettingError
+from trueline.errors import ColumnError, ExampleError, SettingError
 from trueline.examples.rows import TableRow, rows_of
 from trueline.files import reason
 from trueline.records import Example
@@ -29,6 +29,11 @@ _COLUMNS: Columns = {
     "answers": ("answers", "answer"),
     "wrong_answers": ("wrong_answers", "wrong", "incorrect_answers"),
     "source": ("source",),
+}
+_SOUNDS_LIKE = {  # how people call the columns of a FAQ
+    "question": r"quest|query|\bask|^q$|prompt|title",
+    "answers": r"^(?!.*(wrong|incorrect)).*(answer|repl|respon|^a$|solution|\bsay)",
+    "wrong_answers": r"wrong|incorrect|false",
 }
 EXAMPLE_FIELDS = tuple(_COLUMNS)  # in the order of a line; the id is the first
 _NAME_DIGITS = 12  # of the hash of its content, the name of an example without an id
@@ -91,17 +96,38 @@ def _choose(name: str, rows: list[TableRow], columns: Mapping[str, str | None]) 
     is_map = isinstance(columns, Mapping)
     if not is_map or not all(isinstance(x, str | None) for x in columns.values()):
         raise SettingError(f"columns maps our fields to names of columns, got {shown(columns)}")
-    there = f"the columns of {name} are {[*dict.fromkeys(key for row in rows for key in row)]}"
+    known = [*dict.fromkeys(key for row in rows for key in row)]
+    there = f"its columns are {', '.join(map(repr, known))}"
     if unknown := [field for field in columns if field not in _COLUMNS]:
-        raise SettingError(f"columns maps {[*_COLUMNS]}, not {unknown}; {there}")
+        wanted = f"an example has {', '.join(_COLUMNS)}, and no {' or '.join(unknown)}"
+        raise SettingError(f"{name}: {wanted}; {there}" if known else f"{name}: {wanted}")
     chosen = _COLUMNS | {field: (name,) if name else () for field, name in columns.items()}
-    for field in ("question", "answers", *columns):
+    missing = []
+    for field in dict.fromkeys(("question", "answers", *columns)):
         cells = ((row, column) for row in rows for column in chosen[field])
         has = any(column in row or _cell(row, column) is not None for row, column in cells)
         if rows and chosen[field] and not has:
-            advice = f"say which to read with columns={{{field!r}: ...}} (--column {field}=...)"
-            raise ExampleError(f"{name}: no row has {[*chosen[field]]}; {there}: {advice}")
+            missing.append(field)
+    if missing:
+        wanted = " and ".join(
+            f"no column {' or '.join(map(repr, chosen[field]))}"
+            + (f" for {field}" if field in columns else "")
+            for field in missing
+        )
+        taken = {name for field in columns if field not in missing for name in chosen[field]}
+        free = [column for column in known if column not in taken]
+        raise ColumnError(f"{name} has {wanted}; {there}", _guesses(missing, free))
     return chosen
+
+
+def _guesses(fields: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
+    """The column that each field may be in, by its name; `...` where none sounds like it."""
+    found: dict[str, str] = {}
+    for field in fields:
+        sounds = re.compile(_SOUNDS_LIKE.get(field, re.escape(field)), re.IGNORECASE)
+        likely = [column for column in columns if sounds.search(column)]
+        found[field] = next((one for one in likely if one not in found.values()), "...")
+    return found
 
 
 def _cell(row: TableRow, column: str) -> Any:

@@ -55,7 +55,8 @@ def _file_rows(path: Path) -> Iterator[Found]:
     if _is_missing(path):
         is_fact, others = path.name.startswith("facts:"), path.parent.glob("*")
         near = get_close_matches(path.name, _SHIPPED if is_fact else [x.name for x in others])
-        raise ValueError(f"there is no such file; names close to it: {near or 'none'}")
+        meant = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise ValueError(f"there is no such file{meant}")
     if problem := refusal(path):
         raise ValueError(problem)
     if _format(path) not in _FORMATS:

@@ -20,7 +20,7 @@ from trueline.explain.summary import (
     find_divergence,
     summarize,
 )
-from trueline.explain.text import as_text
+from trueline.explain.text import WIDTH, as_text
 from trueline.files import reason, replacing
 from trueline.records import NearExample, Source, TraceStep
 from trueline.visible import shown
@@ -80,9 +80,9 @@ class Explanation:
     summary: Summary
     steps: tuple[ExplainedStep, ...]
 
-    def text(self) -> str:
-        """For a terminal, 100 columns wide: the changed tokens and the examples cited."""
-        return as_text(self)
+    def text(self, width: int = WIDTH) -> str:
+        """For a terminal of so many columns: the changed tokens and the examples cited."""
+        return as_text(self, width)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain values; a number that is not finite is None."""

@@ -1,4 +1,4 @@
-"""An explanation in, lines for a terminal out: at most 100 columns, no escape sequences."""
+"""An explanation in, lines for a terminal out: as wide as it is, no escape sequences."""
 
 from __future__ import annotations
 
@@ -10,90 +10,93 @@ from unicodedata import category, combining, east_asian_width
 from trueline.explain.sources import coverage_lines, share_text
 from trueline.explain.summary import Cited, ExplainedStep, Quartile, Summary
 from trueline.records import NearExample, Signal
+from trueline.visible import counted
 from trueline.visible import visible_line as safe
 
 if TYPE_CHECKING:
     from trueline.explain import Explanation
 
-WIDTH = 100
+WIDTH = 100  # columns, where nobody says how many there are
+_NARROWEST = 40  # columns that are always taken
 _SIGNS = {"logits": "", "pushes": "", "floor": ">=", "part": "~"}
 _CITED = 5  # examples told in full
 _NEAR = 4  # examples whose scope is told
 _WHY = 2  # signals that are told for it, and against it
 
 
-def as_text(explanation: Explanation) -> str:
+def as_text(explanation: Explanation, width: int = WIDTH) -> str:
     """The answer, the other one beside it, the changed tokens and the examples cited."""
+    width = max(width, _NARROWEST)
     is_scoped = explanation.is_covered is not None
     blocks = (
-        _wrapped("", explanation.question),
-        _answers(explanation),
-        _sources(explanation),
-        _scope(explanation.scope or ()),
-        _figures(explanation.summary),
-        _changes(explanation.steps),
-        () if is_scoped else _cited(explanation.summary),  # the sources say it
+        _wrapped("", explanation.question, width),
+        _answers(explanation, width),
+        _sources(explanation, width),
+        _scope(explanation.scope or (), width),
+        _figures(explanation.summary, width),
+        _changes(explanation.steps, width),
+        () if is_scoped else _cited(explanation.summary, width),  # the sources say it
     )
     return "\n\n".join("\n".join(lines) for block in blocks if (lines := list(block)))
 
 
-def _answers(explanation: Explanation) -> Iterator[str]:
+def _answers(explanation: Explanation, width: int) -> Iterator[str]:
     beside, split = explanation.beside, explanation.summary.divergence
     names = [safe(one.method) for one in (explanation, beside) if one is not None]
     margin = max(map(len, names)) + 2
-    yield from _wrapped(f"{names[0]:<{margin}}", explanation.answer)
+    yield from _wrapped(f"{names[0]:<{margin}}", explanation.answer, width)
     if beside is None:
         return
-    yield from _wrapped(f"{names[1]:<{margin}}", beside.answer)
+    yield from _wrapped(f"{names[1]:<{margin}}", beside.answer, width)
     if split is None:
         yield " " * margin + "the same, token for token"
     else:
-        half = (WIDTH - margin - 38) // 2
-        yield (
-            f"{'':<{margin}}they part at token {split.token}: {_quoted(split.text, half)} "
-            f"beside {_quoted(split.beside, half)}"
-        )
+        half = max(8, (width - margin - 38) // 2)
+        parts = f"{_quoted(split.text, half)} beside {_quoted(split.beside, half)}"
+        yield cut(f"{'':<{margin}}they part at token {split.token}: {parts}", width)
 
 
-def _sources(explanation: Explanation) -> Iterator[str]:
+def _sources(explanation: Explanation, width: int) -> Iterator[str]:
     """The examples that spoke, quoted; or that none did."""
     yield from coverage_lines(explanation)
     for one in explanation.sources:
         spoke = f"{share_text(one.share)} of the tokens are from {one.example}"
-        yield from _wrapped("", f"{spoke}: {one.question}")
+        yield from _wrapped("", f"{spoke}: {one.question}", width)
         found = f" [{one.source}]" if one.source else ""
-        yield from _wrapped("  ", f'"{one.answer}"{found}')
+        yield from _wrapped("  ", f'"{one.answer}"{found}', width)
 
 
-def _scope(near: Sequence[NearExample]) -> Iterator[str]:
+def _scope(near: Sequence[NearExample], width: int) -> Iterator[str]:
     """The examples near to the question; of those that count, what speaks for and against."""
     if not near:
         return
-    yield "how probably each near example answers the question, and above what it speaks"
+    head = "how probably each near example answers the question, and above what it speaks"
+    yield from _wrapped("", head, width)
     first_out = next((one for one in near if not one.is_in_scope), None)
     for one in near[:_NEAR]:
         side = "in" if one.is_in_scope else "out"
         figures = f"{one.probability:>6.2f}  {side:<3} above {one.threshold:.2f}  "
-        yield cut(f"{figures}{safe(one.example)}: {safe(one.question)}", WIDTH)
+        yield cut(f"{figures}{safe(one.example)}: {safe(one.question)}", width)
         if one.is_in_scope or one is first_out:
-            yield from _signals("for", [s for s in one.signals if s.effect > 0])
-            yield from _signals("against", [s for s in one.signals if s.effect < 0])
+            yield from _signals("for", [s for s in one.signals if s.effect > 0], width)
+            yield from _signals("against", [s for s in one.signals if s.effect < 0], width)
 
 
-def _signals(side: str, signals: Sequence[Signal]) -> Iterator[str]:
+def _signals(side: str, signals: Sequence[Signal], width: int) -> Iterator[str]:
     if signals:
         told = (f"{s.words} {s.value:.2f} ({s.effect:+.1f})" for s in signals[:_WHY])
-        yield from _wrapped(f"{'':8}{side:<9}", ", ".join(told))
+        yield from _wrapped(f"{'':8}{side:<9}", ", ".join(told), width)
 
 
-def _figures(summary: Summary) -> Iterator[str]:
+def _figures(summary: Summary, width: int) -> Iterator[str]:
     grounded, changed = _percent(summary.grounded_share), _percent(summary.flipped_share)
-    yield (
-        f"{summary.tokens} tokens: {summary.grounded} grounded ({grounded}), "
+    told = (
+        f"{counted(summary.tokens, 'token')}: {summary.grounded} grounded ({grounded}), "
         f"{summary.flips} changed ({changed}); mean entropy {summary.mean_entropy:.2f} nats"
     )
     parts = ", ".join(_quarter(quartile) for quartile in summary.quartiles)
-    yield f"changed by entropy quartile, surest first: {parts}"
+    yield from _wrapped("", told, width)
+    yield from _wrapped("", f"changed by entropy quartile, surest first: {parts}", width)
 
 
 def _percent(share: float) -> str:
@@ -104,12 +107,13 @@ def _quarter(quartile: Quartile) -> str:
     return f"{quartile.flips} of {quartile.steps}"
 
 
-def _changes(steps: Sequence[ExplainedStep]) -> Iterator[str]:
+def _changes(steps: Sequence[ExplainedStep], width: int) -> Iterator[str]:
     """One line a changed token, with the example that pushed it most."""
     changed = [step for step in steps if step.flipped]
     if not changed:
         return
-    yield f"{'token':>5}  {'wanted':<14} {'chosen':<14} {'move':>8} {'hits':>5}  moved most by"
+    head = f"{'token':>5}  {'wanted':<14} {'chosen':<14} {'move':>8} {'hits':>5}  moved most by"
+    yield cut(head, width)
     for step in changed:
         best = max(step.neighbors, key=lambda neighbor: neighbor.push, default=None)
         by = (
@@ -121,7 +125,7 @@ def _changes(steps: Sequence[ExplainedStep]) -> Iterator[str]:
         yield cut(
             f"{step.number:>5}  {_padded(_quoted(step.wanted, 14), 14)} "
             f"{_padded(_quoted(step.text, 14), 14)} {_moved(step):>8} {step.hits:>5}  {by}",
-            WIDTH,
+            width,
         )
 
 
@@ -129,12 +133,12 @@ def _moved(step: ExplainedStep) -> str:
     return f"{_SIGNS[step.measure]}{step.move:+z.2f}"
 
 
-def _cited(summary: Summary) -> Iterator[str]:
+def _cited(summary: Summary, width: int) -> Iterator[str]:
     if not summary.cited:
         return
     yield f"{'weight':>6} {'tokens':>6} {'push':>7}  examples cited"
     for cited in summary.cited[:_CITED]:
-        yield from _example(cited)
+        yield from _example(cited, width)
     if (left := len(summary.cited) - _CITED) > 0:
         yield f"{'':>23}and {left} more: see the JSON or the page"
     if summary.weight_on_record < 0.995:
@@ -144,14 +148,14 @@ def _cited(summary: Summary) -> Iterator[str]:
         )
 
 
-def _example(cited: Cited) -> Iterator[str]:
+def _example(cited: Cited, width: int) -> Iterator[str]:
     figures = f"{cited.weight:>6.2f} {cited.steps:>6} {cited.push:>+z7.2f}"
-    yield cut(f"{figures}  {safe(cited.example)}: {safe(cited.question)}", WIDTH)
+    yield cut(f"{figures}  {safe(cited.example)}: {safe(cited.question)}", width)
     for answer in cited.answers:
         said = f"wrong: {safe(answer)}" if cited.is_wrong else safe(answer)
-        yield cut(f"{'':>23}{said}", WIDTH)
+        yield cut(f"{'':>23}{said}", width)
     if cited.source:
-        yield cut(f"{'':>23}[{safe(cited.source)}", WIDTH - 1) + "]"
+        yield cut(f"{'':>23}[{safe(cited.source)}", width - 1) + "]"
 
 
 def _quoted(text: str, width: int) -> str:
@@ -185,9 +189,9 @@ def _fitting(text: str, width: int) -> str:
     return text[: sum(1 for end in ends if end <= width)]
 
 
-def _wrapped(head: str, text: str) -> Iterator[str]:
+def _wrapped(head: str, text: str, width: int) -> Iterator[str]:
     """A text in lines beside its head; a word too long for a line is cut into several."""
-    room = WIDTH - columns(head)
+    room = width - columns(head)
     line = ""
     for word in safe(" ".join(text.split())).split(" "):
         if line and columns(f"{line} {word}") > room:

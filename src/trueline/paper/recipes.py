@@ -20,6 +20,8 @@ EXAMPLES = 100  # examples the paper grounds with, where their number is not wha
 # Minutes on two cores with the default model: that a recipe runs, no more.
 SMALL: PlanKeys = {"ground": 25, "test": 16, "controls": False}
 FULL: PlanKeys = {"ground": EXAMPLES, "test": "all", "as": "paper"}
+_ANSWER_SECONDS = 64 / 80.9  # 64 tokens at the rate of RAD, batch 16 (benchmarks/results.json)
+_EXAMPLE_SECONDS = 72 / 138.7  # 72 entries, as of TruthfulQA, at the rate of `build` there
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,13 @@ class PaperRecipe:
     each: tuple[PlanKeys, ...] = ()  # parts that differ, a run each
     grounds: tuple[int, ...] = ()  # numbers of examples, a run each
     show: str = ""  # what is worked out besides the paper's figures; empty: nothing
+    answers: int = 0  # how many are written, unless --full is given
+    examples: int = 0  # how many are made entries of, over all spaces
+
+    @property
+    def minutes(self) -> float:
+        """An estimate: the default model on two cores, benchmarks already on disk."""
+        return (self.answers * _ANSWER_SECONDS + self.examples * _EXAMPLE_SECONDS) / 60
 
 
 @cache

@@ -75,7 +75,7 @@ def _markdown_grid(grid: Grid) -> list[str]:
 
 
 def _markdown_entry(entry: GridText) -> str:
-    text = f"**{_escape(entry.text)}**" if entry.is_best else _escape(entry.text)
+    text = f"**{_escape(entry.text)}**" if entry.is_bold else _escape(entry.text)
     return "<br>".join([text, *(_escape(line) for line in entry.below)])
 
 
@@ -145,7 +145,7 @@ def _latex_grid(title: str, grid: Grid) -> list[str]:
 def _latex_row(row: Sequence[GridText]) -> list[str]:
     """The main line, then a line for each of the smaller ones."""
     first = [
-        f"\\textbf{{{escape_latex(entry.text)}}}" if entry.is_best else escape_latex(entry.text)
+        f"\\textbf{{{escape_latex(entry.text)}}}" if entry.is_bold else escape_latex(entry.text)
         for entry in row
     ]
     lines = [first]

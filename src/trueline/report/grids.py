@@ -17,7 +17,7 @@ class GridText:
 
     text: str
     below: tuple[str, ...] = ()
-    is_best: bool = False
+    is_bold: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ _SHOWN = ("truth_info", "hallucination", "truth", "info", "rouge_l", "mc1", "mc2
 _PANELS = 3  # measures side by side
 _LONGEST = 80  # characters of a label
 _USUAL = 30  # characters that have room anyway
+FEWEST = 30  # samples of a reliability curve: below, its points are of a few answers each
 _CURVES = 4  # methods in one diagram, so that it can be read
 
 
@@ -52,7 +53,8 @@ def plots_of(table: Table, sweeps: Sequence[Sweep]) -> list[Plot]:
         title = f"Changed tokens by base entropy, {what}"
         plots.append(("interventions", title, partial(_quartiles, quartiles)))
     for judge in dict.fromkeys(column.judge for column in table.columns if column.judge):
-        curves = {row.label: pair for row in telling if (pair := _sure(row, judge))[0]}
+        pairs = {row.label: _sure(row, judge) for row in telling}
+        curves = {label: pair for label, pair in pairs.items() if len(pair[0]) >= FEWEST}
         if curves:
             title = f"Reliability by {judge}, {what}"
             plots.append((f"reliability-{judge}", title, partial(_reliability, curves)))

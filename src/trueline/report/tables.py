@@ -115,4 +115,5 @@ def _best(column: Column, rows: Sequence[MethodRow]) -> float | None:
     means = [row.values[column.id].mean for row in whole if column.id in row.values]
     if column.measure.better == 0 or len(means) < 2:
         return None
-    return max(means) if column.measure.better > 0 else min(means)
+    best = max(means) if column.measure.better > 0 else min(means)
+    return best if means.count(best) == 1 else None  # of equals none is ahead

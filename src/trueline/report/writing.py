@@ -17,10 +17,11 @@ from trueline.evaluation.leaks import leak_note
 from trueline.evaluation.lines import plain
 from trueline.evaluation.outcomes import CellResults, RunResults, read_results
 from trueline.evaluation.samples import Task
+from trueline.report.answers import answers_grid
 from trueline.report.formats import as_csv, as_html, as_latex, as_markdown
 from trueline.report.grids import Document, Figure, Section, grids_of
 from trueline.report.output import write_files
-from trueline.report.plots import Plot, as_png, as_svg, plots_of
+from trueline.report.plots import FEWEST, Plot, as_png, as_svg, plots_of
 from trueline.report.sweeps import sweeps_of
 from trueline.report.tables import Table, tables_of
 
@@ -39,9 +40,10 @@ LEAD = (
     "questions, wrong answers in their place, unrelated examples, or without the steps at the "
     "boundary of prompt and answer. A gain that one of them shares is marked as "
     f"{NOT_AN_EFFECT}.",
-    "Bold is the best mean of a column; it may be ahead of the others by no more than chance. "
-    "Tokens/s is taken while traces are kept, so it is below what decoding alone reaches. Peak "
-    "memory is that of the whole process while a row was run; what earlier rows left counts.",
+    "Bold is the best mean of a column, where no other is equal; it may be ahead by no more "
+    "than chance. Tokens/s is that of decoding, from a chunk's first token on, with traces "
+    "kept. Peak memory is that of the whole process while a row was run; what earlier rows "
+    "left counts.",
 )
 _LONGEST_NAME = 80  # bytes of a plot's file name, without .svg; a file system takes 255
 _NAME_BEGIN = 30  # bytes of its beginning that a longer one keeps
@@ -99,14 +101,22 @@ def report_of(
             Section(
                 table.title,
                 warnings_of(table),
-                grids_of(table),
+                (*grids_of(table), *filter(None, [answers_grid(table)])),
                 tuple(figures[index]) if figures else (),
                 facts_of(table.cells),
-                (*judge_notes(table.cells), *leak_notes(results, table)),
+                (*judge_notes(table.cells), *_curve_note(table), *leak_notes(results, table)),
             )
         )
     lead = (*LEAD, TORN) if results.torn else LEAD
     return Document(f"Results of {results.folder.resolve().name}", lead, tuple(sections))
+
+
+def _curve_note(table: Table) -> list[str]:
+    """Say why there is no reliability curve, where there are verdicts for one."""
+    judged = [len(row.first.labels("truth", x)) for row in table.rows for x in row.first.judges]
+    if not judged or max(judged) >= FEWEST or max(judged) == 0:
+        return []
+    return [f"No reliability curve is drawn: it takes {FEWEST} judged samples or more."]
 
 
 def named_plots(tables: Sequence[Table]) -> list[list[Plot]]:

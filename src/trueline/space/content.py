@@ -19,6 +19,7 @@ from trueline.space.segment import (
     no_entries,
 )
 from trueline.space.windows import Context, Window
+from trueline.visible import counted
 
 if TYPE_CHECKING:
     from trueline.embedders.base import Embedder
@@ -66,7 +67,7 @@ class Commit:
     entries: int  # RAD entries in the space afterwards
 
     def __str__(self) -> str:
-        changed = f" of {self.changed} examples" if self.changed else ""
+        changed = f" of {counted(self.changed, 'example')}" if self.changed else ""
         return f"{self.what}{changed} at {self.time}"
 
 

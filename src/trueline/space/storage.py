@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import os
 import stat
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -267,6 +268,15 @@ def _standing_names(folder: Path, base: str | None) -> set[str]:
     return found.names()
 
 
+def _spaces_beside(folder: Path) -> dict[str, str]:
+    """The spaces in the folder that a path is in: their names by what comes before a dot."""
+    try:
+        found = [one.parent for one in folder.parent.glob(f"*/{manifest.NAME}")]
+    except OSError:
+        return {}
+    return {one.stem: one.name for one in found}
+
+
 def _check_folder(folder: Path) -> None:
     """Refuse a path where no space can be, also one that the system does not take."""
     try:
@@ -274,7 +284,9 @@ def _check_folder(folder: Path) -> None:
             return
         reason = "it is no folder"
     except FileNotFoundError:
-        reason = "nothing is there"
+        beside = _spaces_beside(folder)
+        near = get_close_matches(folder.stem, beside, n=1)
+        reason = f"did you mean {beside[near[0]]}?" if near else "nothing is there"
     except (OSError, ValueError) as error:
         reason = files.reason(error)
     raise SpaceFormatError(

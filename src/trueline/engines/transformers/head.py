@@ -63,16 +63,11 @@ def find_head(model: PreTrainedModel, text: Sequence[int] = ()) -> TransformersH
     None where the known forms (linear, constant scale, soft cap) do not give the model's own
     logits to the bit: its forward pass is then the only way to them.
     """
-    output, config = model.get_output_embeddings(), model.config.get_text_config()
-    if output is None or model.base_model is model:
+    head = untried_head(model)
+    if head is None:
         return None
-    head = TransformersHead(
-        output,
-        multiplier=getattr(config, "logit_scale", None) or 1.0,
-        divisor=getattr(config, "logits_scaling", None) or 1.0,
-        cap=getattr(config, "final_logit_softcapping", None),
-    )
-    tokens = text or [token % config.vocab_size for token in range(1, _PROBE + 1)]
+    vocabulary = model.config.get_text_config().vocab_size
+    tokens = text or [token % vocabulary for token in range(1, _PROBE + 1)]
     ids = torch.tensor([tokens], device=model.device)
     with torch.no_grad():
         hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
@@ -85,6 +80,20 @@ def find_head(model: PreTrainedModel, text: Sequence[int] = ()) -> TransformersH
         if not torch.equal(head(hidden), own):
             return None
         return replace(head, is_linear=head.cap is None and _is_affine(head, hidden, own))
+
+
+def untried_head(model: PreTrainedModel, *, is_linear: bool = False) -> TransformersHead | None:
+    """The head that a model's settings describe, before anybody has checked it."""
+    output, config = model.get_output_embeddings(), model.config.get_text_config()
+    if output is None or model.base_model is model:
+        return None
+    return TransformersHead(
+        output,
+        multiplier=getattr(config, "logit_scale", None) or 1.0,
+        divisor=getattr(config, "logits_scaling", None) or 1.0,
+        cap=getattr(config, "final_logit_softcapping", None),
+        is_linear=is_linear,
+    )
 
 
 def _is_affine(head: TransformersHead, hidden: torch.Tensor, logits: torch.Tensor) -> bool:

@@ -14,7 +14,8 @@ from trueline.engines.base import HeadKind, IsDone, Reading, States
 from trueline.engines.devices import open_device
 from trueline.engines.sources import resolve
 from trueline.engines.transformers.fingerprint import fingerprint, weights_state
-from trueline.engines.transformers.head import TransformersHead, find_head
+from trueline.engines.transformers.head import TransformersHead, find_head, untried_head
+from trueline.engines.transformers.kept import Kept, keep, read_kept
 from trueline.engines.transformers.opening import open_model, open_tokenizer
 from trueline.engines.transformers.reader import TokenizerReader
 from trueline.engines.transformers.reading import BatchReading, RowByRowReading
@@ -101,6 +102,11 @@ class LanguageModel(TokenizerReader):
         if self._fingerprint is None or self._fingerprint[0] != state:
             self._fingerprint = state, fingerprint(self.model)
         return self._fingerprint[1]
+
+    def recall(self, kept: Kept) -> None:
+        """Take over what is known of the model's folder instead of trying it again."""
+        head = untried_head(self.model, is_linear=kept.is_linear) if kept.has_head else None
+        self.__dict__.update(head=head, tokenizer_hash=kept.tokenizer_hash)
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
@@ -212,8 +218,22 @@ def load(
         model = open_model(source.folder, "causal", number, **options)
         share_heads(model)
         lm = LanguageModel(model.to(place).eval(), tokenizer, id=source.id)
-        _check_trial(lm)
+        if trust_remote_code:  # code that comes from elsewhere may have changed there
+            _check_trial(lm)
+        else:
+            _check_once(lm, source.folder)
     return lm
+
+
+def _check_once(lm: LanguageModel, folder: Path) -> None:
+    """Try a model when its folder is new, and remember what came of it."""
+    if kept := read_kept(folder, lm.dtype, lm.device):
+        lm.recall(kept)
+    _check_trial(lm)
+    if kept is None:
+        head = lm.head
+        is_linear = head is not None and head.is_linear
+        keep(folder, lm.dtype, lm.device, Kept(head is not None, is_linear, lm.tokenizer_hash))
 
 
 def _check_trial(lm: LanguageModel) -> None:

@@ -18,9 +18,10 @@ from trueline.evaluation.benchmarks.truthfulqa import read_truthfulqa
 from trueline.evaluation.benchmarks.user_files import is_file, read_facts, read_user_files
 from trueline.evaluation.benchmarks.wikiqa import read_wikiqa
 from trueline.evaluation.samples import Benchmark, Task
+from trueline.examples import read_examples
 from trueline.visible import shown
 
-__all__ = ["BENCHMARKS", "BenchmarkSource", "Rule", "read_benchmark"]
+__all__ = ["BENCHMARKS", "BenchmarkSource", "Rule", "check_benchmark_name", "read_benchmark"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ def read_benchmark(
     test: int | None = None,
     seed: int | None = None,  # None: the first rows; else as many are drawn with it
     rule: Rule = "answered",
+    columns: Mapping[str, str] | None = None,  # of files: our field -> their column
 ) -> Benchmark:
     """Read a benchmark by name, or from FILE or GROUND:TEST, and check every row it uses.
 
@@ -65,7 +67,7 @@ def read_benchmark(
             raise SettingError(f"{option} must be 1 or more, got {number}; None means all")
     if rule not in get_args(Rule):
         raise SettingError(f"rule must be one of {[*get_args(Rule)]}, got {rule!r}")
-    source = BENCHMARKS.get(name) or _user_files(name, ground, seed)
+    source = BENCHMARKS.get(name) or _user_files(name, ground, seed, columns)
     pools = source.read(Path(data) if data is not None else None)
     chosen = choose(pools, ground=ground, test=test, seed=seed, rule=rule)
     return Benchmark(
@@ -79,8 +81,26 @@ def read_benchmark(
     )
 
 
-def _user_files(name: str, ground: int | None, seed: int | None) -> BenchmarkSource:
-    """Files of the user, as a source; a name that is neither is refused with the names."""
+def check_benchmark_name(name: str, *, columns: Mapping[str, str] | None = None) -> None:
+    """Refuse what is no benchmark, and a file whose rows cannot be used."""
+    if name not in BENCHMARKS:
+        _check_name(name)
+        if is_file(name):
+            read_examples(name, columns=columns)
+
+
+def _user_files(
+    name: str, ground: int | None, seed: int | None, columns: Mapping[str, str] | None
+) -> BenchmarkSource:
+    """Files of the user, as a source."""
+    _check_name(name)
+    return BenchmarkSource(
+        lambda _: read_user_files(name, ground=ground, seed=seed, columns=columns)
+    )
+
+
+def _check_name(name: str) -> None:
+    """Refuse a name that is neither a benchmark's nor a file's, with the names there are."""
     if not is_file(name) and ":" not in name:
         near = get_close_matches(name, BENCHMARKS)
         meant = f"did you mean {near[0]}? " if near else ""
@@ -88,4 +108,3 @@ def _user_files(name: str, ground: int | None, seed: int | None) -> BenchmarkSou
             f"there is no benchmark and no file {shown(name)}; {meant}the names are "
             f"{', '.join(BENCHMARKS)}; your own is FILE or GROUND:TEST"
         )
-    return BenchmarkSource(lambda _: read_user_files(name, ground=ground, seed=seed))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trueline.errors import ExampleError, SettingError
@@ -26,12 +26,18 @@ def read_facts(_: Path | None) -> Pools:
     )
 
 
-def read_user_files(name: str, *, ground: int | None, seed: int | None) -> Pools:
+def read_user_files(
+    name: str,
+    *,
+    ground: int | None,
+    seed: int | None,
+    columns: Mapping[str, str] | None = None,
+) -> Pools:
     """Read GROUND:TEST, or one file of which the first rows ground (or some drawn)."""
     if not is_file(name):
-        first, second = _pair(name)
-        return Pools(_items(read_examples(first)), _items(read_examples(second)))
-    examples = read_examples(name)
+        first, second = (read_examples(file, columns=columns) for file in _pair(name))
+        return Pools(_items(first), _items(second))
+    examples = read_examples(name, columns=columns)
     if ground is None or ground >= len(examples):
         raise SettingError(
             f"{name} holds {len(examples)} examples and ground={ground} leaves none to test "

@@ -1,0 +1,223 @@
+"""What a person at a terminal sees: whole words, a prompt that tells, colour, waits, tables."""
+
+import io
+import re
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import pytest
+from test_cli import ANSWERS, QUESTION, home, run  # noqa: F401  # default names mean tiny parts
+
+from trueline.cli.answers import AnswerWriter
+from trueline.cli.progress import progress_bars, waiting
+from trueline.cli.screen import styled, tell
+from trueline.engines.aliases import ALIASES
+
+COLOUR = re.compile("\x1b\\[[0-9]*m")
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch):
+    """Terminals of 30 columns, with colours."""
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+def written(pieces, kind=Terminal):
+    with redirect_stdout(kind()) as screen:
+        writer = AnswerWriter()
+        for piece in pieces:
+            writer.write(piece)
+        writer.end()
+    return screen.getvalue()
+
+
+TEXT = "Bicycles go into the free shed behind the north gate, not along the fence.\n\nThanks."
+
+
+@pytest.mark.parametrize("length", [1, 3, 200])
+def test_an_answer_breaks_between_words_however_it_comes(length):
+    shown = written(TEXT[at : at + length] for at in range(0, len(TEXT), length))
+    assert shown.split("\n") == [
+        "Bicycles go into the free shed",
+        "behind the north gate, not",
+        "along the fence.",
+        "",
+        "Thanks.",
+        "",
+    ]
+
+
+def test_a_word_longer_than_a_line_stays_whole_for_the_terminal_to_break():
+    assert written(["A ", "x" * 40, " b"]) == "A\n" + "x" * 40 + "\nb\n"
+
+
+def test_wide_characters_take_two_columns():
+    assert max(map(len, written(["蝙蝠 " * 8]).split("\n"))) <= 18
+
+
+def test_a_pipe_gets_an_answer_exactly_as_it_is():
+    assert written(TEXT, io.StringIO) == f"{TEXT}\n"
+
+
+def test_colour_is_for_a_terminal_that_has_it(monkeypatch):
+    with redirect_stdout(io.StringIO()):
+        assert styled("x", "dim") == "x"
+    with redirect_stdout(Terminal()):
+        assert styled("x", "dim") == "\x1b[2mx\x1b[0m"
+        monkeypatch.setenv("NO_COLOR", "1")
+        assert styled("x", "dim") == "x"
+
+
+def test_what_is_told_beside_an_answer_is_wrapped_and_dim():
+    with redirect_stdout(Terminal()) as screen:
+        tell("100% from 7c2b18f23be2: When does the pool open?", "dim")
+    lines = screen.getvalue().splitlines()
+    assert [COLOUR.sub("", line) for line in lines] == [
+        "100% from 7c2b18f23be2: When",
+        "does the pool open?",
+    ]
+    assert all(line.startswith("\x1b[2m") for line in lines)
+
+
+def test_a_wait_is_told_at_once_and_leaves_nothing_behind():
+    with redirect_stderr(Terminal()) as errors, waiting("opening smollm2-135m and pool.space"):
+        pass
+    first, *_, last = errors.getvalue().split("\r")
+    assert first == "\x1b[Kopening smollm2-135m and pool"  # as much as the line holds
+    assert last == "\x1b[K"
+
+
+def test_a_wait_ends_where_the_first_bar_begins():
+    with redirect_stderr(Terminal()) as errors:
+        with progress_bars("samples", "opening a model") as progress:
+            progress("label", 1, 2)
+            seen = errors.getvalue()
+    assert seen.startswith("\x1b[Kopening a model ... 0 s\r\x1b[K")
+    assert seen.count("opening") == 1
+
+
+def test_a_script_sees_no_clock():
+    with redirect_stderr(io.StringIO()) as errors, waiting("opening a model"):
+        pass
+    assert errors.getvalue() == ""
+
+
+def test_without_a_space_it_is_said_which_facts_answer():
+    ran = run("ask", "--max-new-tokens", "2", QUESTION)
+    assert "no --space is given; the 100 facts that come with trueline are used\n" in ran.err
+    ran = run("ask", "--method", "greedy", "--max-new-tokens", "2", QUESTION)
+    assert ran.err == "no --space is given; none is used\n"
+    assert "no --space" not in run("ask", *ANSWERS, QUESTION).err
+
+
+def test_questions_come_from_standard_input_one_a_line():
+    one, two = (run("ask", *ANSWERS, text).out for text in (QUESTION, "Do bats sleep?"))
+    piped = f"{QUESTION}\n\n  Do bats sleep?\n"
+    assert run("ask", *ANSWERS, stdin=piped).out == one + two
+    assert run("ask", *ANSWERS, "-", stdin=piped).out == one + two
+    told = run("ask", *ANSWERS, "--json", stdin=piped).json
+    assert [answer["question"] for answer in told] == [QUESTION, "Do bats sleep?"]
+    ran = run("ask", *ANSWERS, stdin="\n")
+    assert (ran.code, ran.out) == (1, "")
+    assert "there is no question; write one" in ran.err
+
+
+def test_why_tells_the_answer_that_was_given_without_another_pass(monkeypatch):
+    def generate(*args, **options):
+        pytest.fail("the answer was written again")
+
+    monkeypatch.setattr("trueline.generation.generate", generate)
+    monkeypatch.setenv("COLUMNS", "100")
+    ran = run("chat", *ANSWERS, stdin=f"{QUESTION}\n/why\n/new\n/why\n/quit\n")
+    answer = ran.out.splitlines()[0]
+    assert f"corrective  {answer[:20]}" in ran.err
+    assert "how probably each near example answers the question" in ran.err
+    assert ran.err.rstrip().endswith("a new conversation\nask something first")
+
+
+def test_the_prompt_of_a_chat_shows_method_and_space(monkeypatch):
+    prompts = []
+
+    def read_line(prompt):
+        prompts.append(prompt)
+        return {1: "/method greedy", 2: "/quit"}[len(prompts)]
+
+    monkeypatch.setattr(sys.modules["trueline.cli.chat"], "read_line", read_line)
+    assert run("chat", *ANSWERS).code == 0
+    assert prompts == ["corrective, answers.space> ", "greedy, answers.space> "]
+
+
+def test_an_explanation_is_as_wide_as_the_terminal(monkeypatch):
+    for columns in ("60", "100"):
+        monkeypatch.setenv("COLUMNS", columns)
+        lines = run("explain", *ANSWERS, QUESTION).out.splitlines()
+        assert 50 < max(map(len, lines)) <= int(columns)
+
+
+def test_one_is_one():
+    Path("one.jsonl").write_text('{"question": "Open?", "answers": ["At nine."]}\n', "utf-8")
+    built = run("build", "one.jsonl", "--out", "one.space")
+    assert built.out.startswith("one.space: 1 example, 0 entries, ")
+    ran = run("explain", "--space", "one.space", "--max-new-tokens", "1", "Open?")
+    assert "\n1 token: " in ran.out
+
+
+def test_a_model_is_pulled_and_removed_by_name(home, monkeypatch, tmp_path):  # noqa: F811
+    ran = run("models", "pull", "smollm2-135m")
+    assert ran.out.startswith(f"smollm2-135m is here: {ALIASES['smollm2-135m'].folder}, ")
+    monkeypatch.setenv("TRUELINE_HOME", str(tmp_path))
+    folder = ALIASES["wordllama-256"].folder
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"x" * 2_000)
+    assert run("models", "rm", "wordllama-256").out == "wordllama-256 is gone: 2.0 kB freed\n"
+    assert not folder.exists()
+    assert run("models", "rm", "wordllama-256").out == "wordllama-256 was not here\n"
+    ran = run("models", "rm", "wordlama")
+    assert (ran.code, ran.out) == (1, "")
+    assert "no model is called 'wordlama'; did you mean wordllama-256?" in ran.err
+
+
+def test_an_evaluation_is_a_table_at_a_terminal(monkeypatch, tmp_path):
+    from trueline.cli.eval_table import show_tables
+    from trueline.evaluation.outcomes import read_results
+
+    given = ["--benchmark", "facts.jsonl", "--ground", "2", "--methods", "greedy,corrective"]
+    ran = run("eval", *given, "--max-new-tokens", "3", "--out", str(tmp_path))
+    assert ran.code == 0, ran.err
+    monkeypatch.setenv("COLUMNS", "100")
+    cells = [cell.head.cell for cell in read_results(tmp_path).cells]
+    with redirect_stdout(Terminal()) as out:
+        show_tables(tmp_path, cells)
+    lines = [COLOUR.sub("", line).rstrip() for line in out.getvalue().splitlines()]
+    assert lines[0] == "facts.jsonl, smollm2-135m: 2 samples"
+    assert lines[1].split("  ")[0] == "method"
+    assert "ROUGE-L" in lines[1]
+    assert lines[2].startswith("greedy ")
+    assert lines[3].startswith("corrective ")
+    assert re.fullmatch(r"( +[+\u2212]\d+\.\d)+", lines[4])
+    assert re.fullmatch(r"( +[+\u2212]\d+\.\d to [+\u2212]\d+\.\d)+", lines[5])
+    assert lines[-2] == "Below a mean: the difference from greedy, and its 95 % interval."
+    assert lines[-1] == f"More, with the answers: trueline report {tmp_path}"
+    assert max(map(len, lines[:-1])) <= 100
+
+
+def test_a_table_too_wide_for_the_terminal_goes_on_below(monkeypatch, tmp_path):
+    from trueline.cli.eval_table import show_tables
+    from trueline.evaluation.outcomes import read_results
+
+    given = ["--benchmark", "facts.jsonl", "--ground", "2", "--methods", "greedy"]
+    assert run("eval", *given, "--max-new-tokens", "3", "--out", str(tmp_path)).code == 0
+    monkeypatch.setenv("COLUMNS", "40")
+    with redirect_stdout(Terminal()) as out:
+        show_tables(tmp_path, [cell.head.cell for cell in read_results(tmp_path).cells])
+    lines = [COLOUR.sub("", line).rstrip() for line in out.getvalue().splitlines()]
+    assert len([line for line in lines if line.startswith("method")]) > 1
+    assert max(map(len, lines[:-1])) <= 40
