@@ -39,7 +39,7 @@ LIGHT_WEIGHT = 0.3  # of such a question: there are six for each fact
 GRID = [*(round(0.05 * n, 2) for n in range(20)), 0.98, 0.99, 0.995]  # thresholds measured
 FALSE_SCOPE = 0.04  # share of near misses that come into scope at the threshold of `full`
 TEXT_FALSE_SCOPE = 0.25  # the same where a text is wanted
-RECALL = 0.80  # share of the FAQs' paraphrases in scope at the threshold of `bare`
+RECALL = 0.75  # share of the FAQs' paraphrases in scope at the threshold of `bare`
 FAQS = Path(__file__).parent / "faqs.jsonl"
 TESTED = 4  # every fourth FAQ is left for the report
 
