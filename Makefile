@@ -24,9 +24,11 @@ test:
 	$(MAKE) --no-print-directory check
 	$(PYTEST)
 
-# A real vLLM with corrective decoding in it, in an environment of its own: it pins an older transformers.
+# A real vLLM with corrective decoding in it, in an environment of its own. It pins an older transformers,
+# the oldest that trueline takes: what decodes is tested with it, too.
 test-vllm: $(VLLM_VENV)/.vllm
-	OMP_NUM_THREADS=$$(nproc) $(VLLM_VENV)/bin/python -m pytest -p no:cacheprovider tests/in_vllm
+	$(VLLM_VENV)/bin/python -m pytest -p no:cacheprovider -v tests/in_vllm
+	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -p no:cacheprovider -q -m "not slow and not real" tests/test_contract.py tests/test_vllm.py tests/test_corrective.py tests/test_processor.py tests/test_decoding.py
 
 quick: $(VENV)/.dev
 	$(PYTEST) -m "not real and not slow and not hostile"
