@@ -11,6 +11,10 @@ BUDGETS = [  # what, must, aim, which way is better, where the figure stands
     ("the same at batch 16", 1.0, 1.15, "rates", "float32, batch 16", "greedy_over_transformers"),
     ("the same in bfloat16, batch 1", 1.0, 1.15, "rates", "bfloat16, batch 1", "greedy_over_transformers"),
     ("the same in bfloat16, batch 16", 1.0, 1.15, "rates", "bfloat16, batch 16", "greedy_over_transformers"),
+    ("llama.cpp in our loop, greedy, batch 1, over its own loop", 0.95, 1.0, "engines", "greedy_over_own_loop"),
+    ("corrective over greedy on it, in scope", 0.90, 0.97, "engines", "corrective_over_greedy_in_scope"),
+    ("the same, nothing in scope", 0.99, 1.0, "engines", "corrective_over_greedy_out_of_scope"),
+    ("llama.cpp over our transformers loop, greedy, batch 1", 4, 6, "engines", "greedy_over_transformers_engine"),
     ("RAD over the paper's procedure, 16 questions, 64 new tokens", 8, 20, "paper", "64", "times_as_fast"),
     ("build, entries/s, over one pass an answer, then one a window", 4, 8, "build", "times_as_fast_as_window_by_window"),
 ]  # fmt: skip

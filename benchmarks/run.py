@@ -21,6 +21,7 @@ os.environ.setdefault(
 
 import measure
 from edits import edits
+from engines import engines
 from page import write_page
 from profile_step import profile
 from rates import lengths, paper, rates, shortcuts
@@ -32,6 +33,7 @@ RESULTS = Path(__file__).parent / "results.json"
 QUICK = RESULTS.with_name("quick.json")  # not kept
 SECTIONS = {
     "rates": rates,
+    "engines": engines,
     "paper": paper,
     "shortcuts": shortcuts,
     "lengths": lengths,
