@@ -1,4 +1,4 @@
-"""llama.cpp behind our loop: against its own loop, with corrective decoding, against transformers.
+"""llama.cpp in our loop: against its own loop, with corrective decoding, against transformers.
 
     python benchmarks/engines.py [--model smollm2-135m] [--threads 2]
 
@@ -12,13 +12,13 @@ import os
 import sys
 from functools import cache
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 
 os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # as the command does
 
 import measure
 import numpy as np
-from measure import MODEL, questions, rate, seconds
+from measure import MODEL, questions, rate
 from rates import _steps
 
 import trueline as tl
@@ -39,10 +39,14 @@ def engines(quick):
 
 
 def measured(name, answers, *, with_transformers=False):
-    """Every side on some answers: tokens a second, and the ratios between the sides."""
+    """Every side on some answers: tokens a second, and the ratios between the sides.
+
+    `processor_time` has the ratios of the time the processor worked, which holds on a busy
+    machine too; with more than one thread it counts those that only wait.
+    """
     lm = tl.load(name, engine="llama.cpp")
     lm.stop_ids = frozenset()  # every side makes as many tokens
-    taken = {}
+    taken, worked = {}, {}
     for number, (covered, other) in enumerate(_asked(lm, answers + 1)):
         sides = {
             "own loop": _own_loop(lm, covered, TOKENS),
@@ -55,22 +59,30 @@ def measured(name, answers, *, with_transformers=False):
         times = _by_turns(sides)
         if number:  # the first answer opens what is needed
             for side, own in times.items():
-                taken.setdefault(side, []).append(sum(own))
+                taken.setdefault(side, []).append(sum(wall for wall, _ in own))
+                worked.setdefault(side, []).append(sum(busy for _, busy in own))
             print(f"engines: {number} of {answers}", file=sys.stderr)
-    found = {
+    return {
         "answers": answers,
         "new_tokens": TOKENS - 1,
         "tokens_per_second": {
             side: round((TOKENS - 1) / median(own), 1) for side, own in taken.items()
         },
-        "greedy_over_own_loop": rate(taken, "greedy", "own loop"),
-        "corrective_over_greedy_in_scope": rate(taken, "corrective, in scope", "greedy"),
+        **_ratios(taken),
+        "processor_time": _ratios(worked),
+    }
+
+
+def _ratios(times):
+    found = {
+        "greedy_over_own_loop": rate(times, "greedy", "own loop"),
+        "corrective_over_greedy_in_scope": rate(times, "corrective, in scope", "greedy"),
         "corrective_over_greedy_out_of_scope": rate(
-            taken, "corrective, nothing in scope", "greedy"
+            times, "corrective, nothing in scope", "greedy"
         ),
     }
-    if with_transformers:
-        found["greedy_over_transformers_engine"] = rate(taken, "greedy", "transformers")
+    if "transformers" in times:
+        found["greedy_over_transformers_engine"] = rate(times, "greedy", "transformers")
     return found
 
 
@@ -92,13 +104,15 @@ def _asked(lm, count):
 
 
 def _by_turns(sides):
-    """The seconds of every token of each side but the first, which takes the prompt."""
+    """Seconds by the clock and of the processor, of every token but the first of each side."""
     times = {name: [] for name in sides}
     for loop in sides.values():
         next(loop)
     for turn in range(TOKENS - 1):
         for name in sides if turn % 2 else reversed(sides):
-            times[name].append(seconds(lambda: next(sides[name])))
+            begun = perf_counter(), process_time()
+            next(sides[name])
+            times[name].append((perf_counter() - begun[0], process_time() - begun[1]))
     return times
 
 

@@ -53,7 +53,15 @@ def rate(times: dict[str, list[float]], faster: str, slower: str) -> float:
 
 def where(threads: int) -> dict[str, object]:
     """The machine and the versions a number was measured with."""
-    packages = ("trueline", "torch", "transformers", "tokenizers", "onnxruntime", "faiss-cpu")
+    packages = (
+        "trueline",
+        "torch",
+        "transformers",
+        "tokenizers",
+        "onnxruntime",
+        "faiss-cpu",
+        "xllamacpp",
+    )
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),

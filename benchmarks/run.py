@@ -22,6 +22,7 @@ os.environ.setdefault(
 import measure
 from corrective_rate import corrective, scope
 from edits import edits
+from engines import engines
 from page import write_page
 from profile_step import profile
 from rates import lengths, paper, rates, shortcuts
@@ -36,6 +37,7 @@ SECTIONS = {
     "corrective": corrective,
     "scope": scope,
     "rates": rates,
+    "engines": engines,
     "paper": paper,
     "shortcuts": shortcuts,
     "lengths": lengths,

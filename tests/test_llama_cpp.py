@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 
 import pytest
@@ -513,14 +514,14 @@ def test_another_version_is_refused_before_it_is_called(fresh_library, file):
 
 
 def forged(change):
-    ((package, layouts),) = libraries.LAYOUTS.items()
-    return MappingProxyType({package: change(layouts)})
+    package, build = next(iter(libraries.BUILDS.items()))
+    return MappingProxyType({package: change(build)})
 
 
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda own: replace(own, version="9.9"), "calls itself .*, not 9.9"),
+        (lambda own: replace(own, llama_version="9.9"), "calls itself .*, not 9.9"),
         (
             lambda own: replace(own, context=replace(own.context, size=176)),
             "context parameters have 16[1-8] bytes, not 176",
@@ -543,18 +544,41 @@ def forged(change):
 def test_a_library_that_is_laid_out_in_another_way_is_refused(
     change, told, fresh_library, file
 ):
-    fresh_library.setattr(libraries, "LAYOUTS", forged(change))
+    fresh_library.setattr(libraries, "BUILDS", forged(change))
     with pytest.raises(ModelError, match=told):
         tl.load(file, engine="llama.cpp")
 
 
+def test_the_library_of_llama_cpp_python_is_found_and_held_to_its_own_layout(
+    fresh_library, file, tmp_path
+):
+    """The library of xllamacpp stands where that of llama-cpp-python would."""
+    from types import SimpleNamespace
+
+    found = libraries.util.find_spec("xllamacpp").submodule_search_locations[0]
+    (own,) = [path for path in Path(found).iterdir() if path.suffix in (".so", ".pyd")]
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/libllama.so").symlink_to(own)
+    there = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    fresh_library.setattr(
+        libraries.util, "find_spec", lambda name: there if name == "llama_cpp" else None
+    )
+    fresh_library.setattr(libraries.metadata, "version", lambda name: "0.3.36")
+    with pytest.raises(ModelError, match=r"calls itself 0\.6.*, not 0\.5.*16\d bytes, not 160"):
+        tl.load(file, engine="llama.cpp")
+    first, second = libraries.BUILDS
+    build = replace(libraries.BUILDS[first], module="llama_cpp", library="lib/*llama.*")
+    fresh_library.setattr(libraries, "BUILDS", MappingProxyType({second: build}))
+    assert tl.load(file, engine="llama.cpp").encode("gold")
+
+
 def test_a_parameter_that_went_elsewhere_is_seen_in_what_comes_back(fresh_library, file):
     """n_batch and n_ubatch change places in the table, with the defaults that stand there."""
-    own = next(iter(libraries.LAYOUTS.values()))
+    own = next(iter(libraries.BUILDS.values()))
     fields = {**own.context.fields, "n_batch": (8, "i", 512), "n_ctx": (4, "i", 2048)}
     fresh_library.setattr(
         libraries,
-        "LAYOUTS",
+        "BUILDS",
         forged(lambda own: replace(own, context=replace(own.context, fields=fields))),
     )
     lm = tl.load(file, engine="llama.cpp")

@@ -100,6 +100,7 @@ class Context:
         self._states = library.function("llama_get_embeddings")
         self._gives_states = False
         self._arrays = _Arrays()
+        self._views: dict[tuple[int, int, int], torch.Tensor] = {}  # of llama.cpp's own buffer
 
     def _check(self, values: dict[str, int]) -> None:
         """Refuse a library that took our parameters for others."""
@@ -153,8 +154,12 @@ class Context:
         address = (self._states if states else self._logits)(self.pointer)
         if not address:
             raise ModelError(f"llama.cpp gave no output ({self._library.last_words()})")
-        values = (ctypes.c_float * (count * width)).from_address(address)
-        return torch.frombuffer(values, dtype=torch.float32).view(count, width).clone()
+        key = address, count, width
+        if key not in self._views:
+            values = (ctypes.c_float * (count * width)).from_address(address)
+            view = torch.frombuffer(values, dtype=torch.float32).view(count, width)
+            self._views = {key: view}  # llama.cpp seldom moves its buffer: one is enough
+        return self._views[key].clone()
 
     def _give_states(self, wanted: bool) -> None:
         if wanted != self._gives_states:

@@ -1,7 +1,7 @@
 """The shared library of llama.cpp in, its C functions out, once it is known to be right.
 
 Its parameter structs change between releases, and a wrong one crashes the process. So only the
-releases of `LAYOUTS` are accepted, and the defaults that the library itself gives are held
+releases of `BUILDS` are accepted, and the defaults that the library itself gives are held
 against what stands at the offsets there, and against the size of the structs.
 """
 
@@ -69,57 +69,71 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Layouts:
-    """The two parameter structs of one release."""
+class Build:
+    """A package that carries llama.cpp: where its library is, and its parameter structs."""
 
-    version: str  # what llama_version() says
+    module: str
+    library: str  # a pattern of its file, in the folder of the module
+    llama_version: str  # what llama_version() says
     model: Layout
     context: Layout
 
 
-LAYOUTS = MappingProxyType(
-    {  # by package and version; a new one is added once the tests of this folder pass with it
-        ("xllamacpp", "2026.10.11549"): Layouts(
-            version="0.6.0-dev",
-            model=Layout(
-                80,
-                {
-                    "n_gpu_layers": (16, "i", -1),
-                    "split_mode": (20, "i", 1),
-                    "load_mode": (24, "i", -1),
-                    "main_gpu": (32, "i", 0),
-                    "vocab_only": (72, "?", 0),
-                    "check_tensors": (73, "?", 0),
-                    "use_extra_bufts": (74, "?", 1),
-                },
-            ),
-            context=Layout(
-                168,
-                {
-                    "n_ctx": (0, "i", 512),
-                    "n_batch": (4, "i", 2048),
-                    "n_ubatch": (8, "i", 512),
-                    "n_seq_max": (12, "i", 1),
-                    "n_outputs_max": (20, "i", 0),
-                    "n_outputs_max_per_seq": (24, "i", 1),
-                    "n_threads": (28, "i", 4),
-                    "n_threads_batch": (32, "i", 4),
-                    "rope_scaling_type": (40, "i", -1),
-                    "pooling_type": (44, "i", -1),
-                    "attention_type": (48, "i", -1),
-                    "flash_attn_type": (52, "i", -1),
-                    "type_k": (104, "i", 1),
-                    "type_v": (108, "i", 1),
-                    "embeddings": (136, "?", 0),
-                    "offload_kqv": (137, "?", 1),
-                    "no_perf": (138, "?", 1),
-                    "swa_full": (140, "?", 1),
-                    "kv_unified": (141, "?", 0),
-                },
-            ),
+_MODEL = Layout(
+    80,
+    {
+        "n_gpu_layers": (16, "i", -1),
+        "split_mode": (20, "i", 1),
+        "load_mode": (24, "i", -1),
+        "main_gpu": (32, "i", 0),
+        "vocab_only": (72, "?", 0),
+        "check_tensors": (73, "?", 0),
+        "use_extra_bufts": (74, "?", 1),
+    },
+)
+
+
+def _context_layout(flags: int) -> Layout:
+    """The context parameters, whose flags begin at a byte that differs between releases."""
+    return Layout(
+        flags + 32,
+        {
+            "n_ctx": (0, "i", 512),
+            "n_batch": (4, "i", 2048),
+            "n_ubatch": (8, "i", 512),
+            "n_seq_max": (12, "i", 1),
+            "n_outputs_max": (20, "i", 0),
+            "n_outputs_max_per_seq": (24, "i", 1),
+            "n_threads": (28, "i", 4),
+            "n_threads_batch": (32, "i", 4),
+            "rope_scaling_type": (40, "i", -1),
+            "pooling_type": (44, "i", -1),
+            "attention_type": (48, "i", -1),
+            "flash_attn_type": (52, "i", -1),
+            "type_k": (104, "i", 1),
+            "type_v": (108, "i", 1),
+            "embeddings": (flags, "?", 0),
+            "offload_kqv": (flags + 1, "?", 1),
+            "no_perf": (flags + 2, "?", 1),
+            "swa_full": (flags + 4, "?", 1),
+            "kv_unified": (flags + 5, "?", 0),
+        },
+    )
+
+
+# The first that is installed is taken. A release is added once the tests of this folder pass
+# with it; that of llama-cpp-python was written from its source and has not been run.
+BUILDS = MappingProxyType(
+    {
+        ("xllamacpp", "2026.10.11549"): Build(
+            "xllamacpp", "*xllamacpp*.*", "0.6.0-dev", _MODEL, _context_layout(136)
+        ),
+        ("llama-cpp-python", "0.3.36"): Build(
+            "llama_cpp", "lib/*llama.*", "0.5.0-dev", _MODEL, _context_layout(128)
         ),
     }
 )
+_LIBRARIES = (".so", ".pyd", ".dylib", ".dll")
 
 _int, _bool, _float, _text = ctypes.c_int32, ctypes.c_bool, ctypes.c_float, ctypes.c_char_p
 _uint, _size = ctypes.c_uint32, ctypes.c_size_t
@@ -179,8 +193,8 @@ _WARNING = 3  # from this level on, what llama.cpp says is kept for errors
 class Library:
     """The C functions of llama.cpp by name, and what it said last."""
 
-    def __init__(self, path: Path, layouts: Layouts) -> None:
-        self.layouts = layouts
+    def __init__(self, path: Path, build: Build) -> None:
+        self.build = build
         loaded = ctypes.CDLL(str(path))
         self._functions: dict[str, Any] = {}
         for name, (result, *arguments) in _SIGNATURES.items():
@@ -203,7 +217,7 @@ class Library:
 
     def params(self, kind: str, **values: int) -> Params:
         """A parameter struct: the library's defaults, and some fields of ours."""
-        layout: Layout = getattr(self.layouts, kind)
+        layout: Layout = getattr(self.build, kind)
         params = _defaults(self, kind)
         for name, value in values.items():
             layout.set(params, name, value)
@@ -224,26 +238,27 @@ class Library:
 @cache
 def open_library() -> Library:
     """The library of an installed package that carries it, checked once a process."""
-    for package in dict.fromkeys(name for name, _ in LAYOUTS):
-        found = util.find_spec(package)
+    for package, module in {name: build.module for (name, _), build in BUILDS.items()}.items():
+        found = util.find_spec(module)
         if found is None or not found.submodule_search_locations:
             continue
         version = metadata.version(package)
-        if (package, version) not in LAYOUTS:
-            raise ModelError(_not_known(package, version))
+        if (package, version) not in BUILDS:
+            raise ModelError(
+                f"{package} {version} is installed, and its parameter structs are not known to "
+                f"this release of trueline; install {_accepted()}"
+            )
         folder = Path(next(iter(found.submodule_search_locations)))
-        files = sorted(
-            path for end in ("so", "pyd", "dylib") for path in folder.glob(f"*.{end}")
-        )
-        if not files:
-            raise ModelError(f"{folder} holds no shared library; install {package} again")
-        return _opened(files[0], LAYOUTS[package, version], f"{package} {version}")
+        return _opened(folder, BUILDS[package, version], f"{package} {version}")
     raise MissingExtraError("engine='llama.cpp' needs xllamacpp: pip install 'trueline[llama]'")
 
 
-def _opened(path: Path, layouts: Layouts, label: str) -> Library:
+def _opened(folder: Path, build: Build, label: str) -> Library:
+    files = [path for path in sorted(folder.glob(build.library)) if path.suffix in _LIBRARIES]
+    if not files:
+        raise ModelError(f"{folder} holds no shared library; install {label} again")
     try:
-        return Library(path, layouts)
+        return Library(files[0], build)
     except (OSError, AttributeError) as error:  # it does not load, or lacks a function
         raise ModelError(
             f"the llama.cpp inside {label} cannot be used ({str(error)[:_SHOWN]}); "
@@ -253,10 +268,10 @@ def _opened(path: Path, layouts: Layouts, label: str) -> Library:
 
 def _check(library: Library, loaded: ctypes.CDLL) -> None:
     """Refuse a library that is not the one its layout was written for."""
-    said, wanted = library.call("llama_version").decode(), library.layouts.version
+    said, wanted = library.call("llama_version").decode(), library.build.llama_version
     problems = [] if said == wanted else [f"it calls itself {said}, not {wanted}"]
     for kind in ("model", "context"):
-        layout: Layout = getattr(library.layouts, kind)
+        layout: Layout = getattr(library.build, kind)
         own = loaded[f"llama_{kind}_default_params"]
         own.restype, own.argtypes = Params, ()
         library._functions[f"llama_{kind}_default_params"] = own
@@ -305,12 +320,5 @@ def _batch_problems(library: Library) -> list[str]:
     return ["a batch of tokens is laid out in another way"]
 
 
-def _not_known(package: str, version: str) -> str:
-    return (
-        f"{package} {version} is installed, and its parameter structs are not known to this "
-        f"release of trueline; install {_accepted()}"
-    )
-
-
 def _accepted() -> str:
-    return " or ".join(f"{package}=={version}" for package, version in LAYOUTS)
+    return " or ".join(f"{package}=={version}" for package, version in BUILDS)
