@@ -606,6 +606,7 @@ def test_a_sweep_of_more_than_a_thousand_variants_is_refused_at_once(table):
 
 def test_a_plan_alone_cannot_have_code_run(data, tmp_path, monkeypatch):
     text = plan_text(data).replace("trust_remote_code = false", "trust_remote_code = true")
+    text = text.replace('"tiny"', '"smollm2-135m"')  # a name that is none is refused before
     path = tmp_path / "run.toml"
     path.write_text(text.replace('methods = ["greedy", "rad", "kate"]', 'methods = ["greedy"]')
                     .partition("[settings.rad]")[0], "utf-8")  # fmt: skip

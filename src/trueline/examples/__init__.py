@@ -99,7 +99,9 @@ def _choose(name: str, rows: list[TableRow], columns: Mapping[str, str | None]) 
     known = [*dict.fromkeys(key for row in rows for key in row)]
     there = f"its columns are {', '.join(map(repr, known))}"
     if unknown := [field for field in columns if field not in _COLUMNS]:
-        wanted = f"an example has {', '.join(_COLUMNS)}, and no {' or '.join(unknown)}"
+        wanted = (
+            f"an example has {', '.join(_COLUMNS)}, and no {' or '.join(map(str, unknown))}"
+        )
         raise SettingError(f"{name}: {wanted}; {there}" if known else f"{name}: {wanted}")
     chosen = _COLUMNS | {field: (name,) if name else () for field, name in columns.items()}
     missing = []
