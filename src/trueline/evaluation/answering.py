@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
+from hashlib import sha256
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -124,13 +125,24 @@ def _answer(
         prompt_tokens=answer.prompt_tokens,
         prompt_hashes=tuple(answer.prompt_hashes),
         seconds=seconds,
-        scores=text_scores(sample, answer.text),
+        scores=_scores(sample, answer),
         confidence=_confidence(answer),
         hits=tuple(step.hits for step in steps),
         flipped=tuple(int(_is_changed(step, cell.head.temperature)) for step in steps),
         entropy=tuple(_rounded(step.entropy, 4) for step in steps),
+        regime=None if sample.probe is None else sample.probe.regime,
+        token_hash=sha256(str(answer.token_ids).encode()).hexdigest()[:16],
         time=now(),
     )
+
+
+def _scores(sample: Sample, answer: Answer) -> dict[str, float | None]:
+    """The scores of an answer: those of its regime, where it has one, else of its words."""
+    from trueline.evaluation.regimes import probe_scores
+
+    if sample.probe is None:
+        return text_scores(sample, answer.text)
+    return probe_scores(sample.probe, answer.text, answer.finish == "length")
 
 
 def _choice(cell: Cell, index: int, sample: Sample) -> ChoiceLine | FailedLine:

@@ -225,7 +225,8 @@ def _to_be_judged(row: Sequence[CellResults], judge: str, cells: Sequence[CellRe
     sets = [questions_for(task) for task in get_args(Task)]
     questions = {about for one in sets if used & set(one) for about in one}
     given = sum(line.judge == judge for cell in row for line in cell.verdicts)
-    return len(questions) * sum(len(cell.answers) for cell in row) - given
+    answers = sum(not line.is_local for cell in row for line in cell.answers)
+    return len(questions) * answers - given
 
 
 def _fact(value: Any) -> str:
