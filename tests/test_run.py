@@ -150,7 +150,8 @@ def test_a_run_writes_the_lines_of_the_format(table, tmp_path):
     assert (
         [*written[1]]
         == """kind cell sample index question text tokens finish prompt_tokens
-        prompt_hashes seconds scores confidence hits flipped entropy time""".split()
+        prompt_hashes seconds scores confidence hits flipped entropy regime token_hash
+        time""".split()
     )
     assert [*written[8]] == (
         "kind cell sample index single multiple mc1 mc2 mc3 seconds time".split()

@@ -28,7 +28,8 @@ _DIGITS = 20  # of a number that is one; what is longer is refused as the text i
     "benchmarks",
     cls=FlagEnvvarOption,
     multiple=True,
-    help="facts, truthfulqa, wikiqa, alpaca, halueval-dialogue, halueval-summary, or a file.",
+    help="facts, regimes, truthfulqa, wikiqa, alpaca, halueval-dialogue, halueval-summary, "
+    "zsre, counterfact, situatedqa, covid-faq, quebec-faq, medical-pairs, clinc150, or a file.",
 )
 @click.option("--methods", help="Separated by commas, or `all`.")
 @click.option("--tasks", help="generate, choose or both, separated by a comma.  [generate]")
@@ -53,7 +54,7 @@ _DIGITS = 20  # of a number that is one; what is longer is refused as the text i
 )
 @click.option("--ground", help="How many examples to ground with, or `all`.  [100]")
 @click.option("--ground-from", help="A benchmark to take them from, if not the tested one.")
-@click.option("--test", help="How many samples, or `all`.  [all]")
+@click.option("--test", help="How many samples (of each regime), or `all`.  [all]")
 @click.option("--draw", type=int, help="Draw examples and samples with this seed.")
 @click.option("--data", help="A folder of benchmark files; the hub if left out.")
 @click.option("--rule", help="all: also ask questions without a truthful answer.  [answered]")

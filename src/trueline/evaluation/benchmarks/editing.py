@@ -52,6 +52,7 @@ def read_zsre(data: Path | None) -> Pools:
     examples, questions, known = [], list[ProbeQuestion](), 0
     for number, line in enumerate(lines, start=1):
         new, old = line.text("target_new"), line.texts("ground_truth")
+        others = _other_facts(line)
         if words_of(new) in map(words_of, old):
             known += 1  # nothing is edited
             continue
@@ -59,7 +60,7 @@ def read_zsre(data: Path | None) -> Pools:
         question = line.text("prompt")
         examples.append(Example(question, [new], old, id, line.text("subject")))
         questions.append(ProbeQuestion("paraphrase", line.text("rephrase_prompt"), (id,)))
-        questions += [ProbeQuestion("near miss", x, (), (id,)) for x in _other_facts(line)]
+        questions += [ProbeQuestion("near miss", text, (), (id,)) for text in others]
     counts = {"rows": len(lines), "new answer is the old one": known}
     unrelated = read_unrelated(data)
     return probe_pools(examples, [*questions, *unrelated], match="target", counts=counts)
