@@ -83,8 +83,8 @@ def test_the_rule_follows_from_the_length_of_the_answers(regime, example, match)
 
 
 def test_a_double_answer_is_right_only_if_both_are_told():
-    probe = Probe("double", (GUM, EXAMPLES[1]), match="told")
-    both = "Swallowed gum passes through you within days. Bats are not blind."
+    probe = Probe("double", (GUM, EXAMPLES[2]), match="told")
+    both = "Swallowed gum passes through you within days. Gold does not rust."
     assert probe_scores(probe, both, False)["right"] == 1.0
     assert probe_scores(probe, GUM.answers[0], False)["right"] == 0.0
 

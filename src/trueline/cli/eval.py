@@ -211,6 +211,7 @@ def _row(cell: CellSummary) -> list[str]:
         state.append(f"{unread} unscored")
     means = " ".join(
         f"{name}={cell.means[name]:.3f} ({low:.3f} to {high:.3f})"
+        f"{' indicative' if name in cell.indicative else ''}"
         for name, (low, high) in cell.intervals.items()
     )
     seed = "" if cell.seed is None else str(cell.seed)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, stdev
 
+from trueline.evaluation.consistency import indicative
 from trueline.evaluation.measures import (
     MEASURES,
     STATISTICS,
@@ -60,6 +61,19 @@ class CellSummary:
     intervals: dict[str, tuple[float, float]]  # of these, 95 %
     unscored: dict[str, int]  # verdicts that could not be read, by column
     seconds: float
+    indicative: tuple[str, ...] = ()  # columns whose judge agrees too little with people
+
+
+def indicative_columns(
+    cells: Sequence[CellResults], columns: Sequence[Column]
+) -> frozenset[str]:
+    """The ids of the columns that are a hint alone, as their judge is not good enough."""
+    hints = indicative(cells)
+    return frozenset(
+        one.id
+        for one in columns
+        if any((one.judge, about) in hints for about in one.measure.asks)
+    )
 
 
 def summarize_cell(cell: CellResults) -> CellSummary:
@@ -84,6 +98,7 @@ def summarize_cell(cell: CellResults) -> CellSummary:
         intervals={id: (x.low or 0.0, x.high or 0.0) for id, x in means.items()},
         unscored=dict(Counter(unread)),
         seconds=sum(x.seconds for x in cell.answers) + sum(x.seconds for x in cell.choices),
+        indicative=tuple(sorted(indicative_columns([cell], columns))),
     )
 
 

@@ -35,6 +35,11 @@ class Measure:
     score: str = ""  # the score of an answer it shows; empty: the one of its own name
 
     @property
+    def asks(self) -> tuple[About, ...]:
+        """What the judge it rests on was asked; nothing where it rests on none."""
+        return _ASKS.get(self.key, ())
+
+    @property
     def task(self) -> Mode:
         """The task whose lines it is worked out from."""
         return "choose" if self.group == "Choices" else "generate"
@@ -92,6 +97,11 @@ MEASURES = {
     )
 }
 _ABOUT: tuple[About, ...] = get_args(About)
+_ASKS: dict[str, tuple[About, ...]] = {
+    **{about: (about,) for about in _ABOUT},
+    "truth_info": ("truth", "info"),
+    **dict.fromkeys(("ece", "auroc"), ("truth",)),
+}
 
 
 @dataclass(frozen=True, slots=True)

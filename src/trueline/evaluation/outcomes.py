@@ -125,7 +125,7 @@ def gather_cells(lines: Iterable[AnyLine]) -> tuple[CellResults, ...]:
     plain: dict[str, dict[str, str]] = {}
     for cell in found:
         if cell.head.is_plain:
-            hashes = {line.sample: line.token_hash for line in cell.answers}
+            hashes = {x.sample: x.token_hash for x in cell.answers if x.token_hash}
             plain.setdefault(_conditions(cell.head), {}).update(hashes)
     return tuple(replace(x, plain=plain.get(_conditions(x.head), {})) for x in found)
 

@@ -33,7 +33,7 @@ _LATEX = {
 _CSV = (
     "model,dtype,benchmark,label,method,measure,judge,unit,mean,low,high,n,unscored,spread,"
     "seeds,difference,difference_low,difference_high,p,is_best,answered,failed,skipped,to_come,"
-    "to_be_judged"
+    "to_be_judged,is_indicative"
 ).split(",")
 _FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # how a formula begins, also full width
 
@@ -206,6 +206,7 @@ def _csv_line(table: Table, row: MethodRow, column: Column, value: Average) -> d
         "skipped": counts.skipped,
         "to_come": counts.left,
         "to_be_judged": value.to_come,
+        "is_indicative": int(column.id in table.indicative),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from trueline.evaluation.averages import average
+from trueline.evaluation.averages import average, indicative_columns
 from trueline.evaluation.measures import Column, columns_of
 from trueline.evaluation.outcomes import CellResults, RunResults
 from trueline.report.method_rows import MethodRow, baseline, rows_by_table
@@ -19,6 +19,7 @@ class Table:
     benchmark: str
     columns: tuple[Column, ...]
     rows: tuple[MethodRow, ...]
+    indicative: frozenset[str] = frozenset()  # ids of columns whose judge is a hint alone
     apart: str = ""  # what tells it from another table of this model and benchmark
 
     @property
@@ -48,7 +49,8 @@ def _apart(table: Table, tables: Sequence[Table]) -> str:
 
 
 def _table(rows: list[MethodRow]) -> Table:
-    columns = columns_of(cell for row in rows for cell in row.cells)
+    cells = [cell for row in rows for cell in row.cells]
+    columns = columns_of(cells)
     filled = []
     for row in rows:
         base = baseline(row, rows)
@@ -68,7 +70,8 @@ def _table(rows: list[MethodRow]) -> Table:
         for row in filled
     )
     head = rows[0].first.head
-    return Table(head.model, head.benchmark, tuple(columns), marked)
+    hints = indicative_columns(cells, columns)
+    return Table(head.model, head.benchmark, tuple(columns), marked, hints)
 
 
 def _best(column: Column, rows: Sequence[MethodRow]) -> float | None:

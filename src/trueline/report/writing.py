@@ -37,6 +37,8 @@ LEAD = (
     "Bold is the best mean of a column; it may be ahead of the others by no more than chance. "
     "Tokens/s is taken while traces are kept, so it is below what decoding alone reaches. Peak "
     "memory is that of the whole process while a row was run; what earlier rows left counts.",
+    "Indicative: the judge's balanced accuracy against people is below 75 %, or not known. "
+    "Such a column may rank methods; it says little of how often one is right.",
 )
 _LONGEST_NAME = 80  # bytes of a plot's file name, without .svg; a file system takes 255
 _NAME_BEGIN = 30  # bytes of its beginning that a longer one keeps
