@@ -3,6 +3,7 @@
 import json
 import os
 from collections import Counter
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,21 @@ def test_a_double_answer_is_right_only_if_both_are_told():
 def test_where_nothing_is_meant_nothing_is_right_or_wrong():
     scores = probe_scores(Probe("near miss"), "Jellyfish sting with cells.", True)
     assert scores == {"repeated": 0.0, "joined": 0.0, "cut": 1.0, "fluent": 0.0}
+
+
+def test_two_answers_of_a_fact_run_together_only_where_one_was_asked_for():
+    both = " ".join(GUM.answers)
+    joined = {
+        regime: probe_scores(Probe(regime, (GUM,)), both, False)["joined"]
+        for regime in ("exact", "paraphrase", "double", "styled", "mid-text")
+    }
+    assert joined == {
+        "exact": 1.0,
+        "paraphrase": 1.0,
+        "double": 1.0,
+        "styled": 0.0,
+        "mid-text": 0.0,
+    }
 
 
 def test_text_that_repeats_four_words_is_not_fluent():
@@ -553,6 +569,36 @@ def test_a_report_has_a_table_of_regimes_by_method(finished, tmp_path):
 
 def test_no_leaks_are_told_of_questions_that_are_about_the_examples(finished):
     assert read_results(finished).leaks == ()
+
+
+@pytest.mark.parametrize(
+    ("measure", "method", "counts"),
+    [
+        ("efficacy", "in-prompt", (39, 68)),
+        ("generalisation", "corrective", (143, 204)),
+        ("generalisation", "in-prompt", (43, 204)),
+        ("styled", "lookup", (55, 60)),
+        ("double", "corrective", (22, 60)),
+        ("mid_text", "in-prompt", (23, 60)),
+        ("near_miss", "corrective", (131, 136)),  # 5 of 136 were changed
+        ("unrelated", "corrective", (500, 500)),
+        ("form", "corrective", (28 + 6, 51 + 21)),  # styled and mid-text
+    ],
+)
+def test_the_measures_give_the_published_figures_of_the_kept_answers(
+    kept_shares, measure, method, counts
+):
+    """docs/results/covered.md, worked out there by another program."""
+    assert kept_shares[measure, method] == counts
+
+
+@pytest.fixture(scope="module")
+def kept_shares():
+    path = Path(__file__).parent.parent / "benchmarks" / "regimes.py"
+    spec = spec_from_file_location("benchmarks_regimes", path)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.shares("smollm2-135m")
 
 
 @real_data

@@ -31,7 +31,9 @@ _ENTRY = 60  # words a long entry has at least, likewise
 
 def probe_scores(probe: Probe, text: str, is_cut: bool) -> dict[str, float | None]:
     """What an answer is worth in its regime; no score where there is nothing to score."""
-    answers = [example.answers for example in probe.meant]
+    # A request for two sentences or a text may well be answered with both answers of a fact.
+    is_brief = probe.regime in ("exact", "paraphrase", "double")
+    answers = [example.answers for example in probe.meant] if is_brief else []
     scores = {
         "repeated": is_repeated(text),
         "joined": any(is_run_together(text, one) for one in answers or [()]),
