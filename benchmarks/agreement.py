@@ -54,6 +54,7 @@ PAGE = ROOT / "docs" / "results" / "agreement.md"
 JUDGES = ROOT / "src" / "trueline" / "evaluation" / "judges"
 NUMBERS, WEIGHTS = JUDGES / "agreement.json", JUDGES / "regressions.json"
 REPORTED = 1500  # answers of the held-out half that the shipped judge is measured on
+FEWEST = 20  # answers of each half that a language model is measured on
 EMBEDDER = "all-minilm-l6-v2"
 STATISTICS = {
     "accuracy": "accuracy",
@@ -379,6 +380,8 @@ def others(given):
         name, lines = path.stem.removeprefix("asked-"), [*read_lines(path).values()]
         train = [x for x in lines if x["half"] == "train" and x["key"] in signals]
         tested = [x for x in lines if x["half"] == "held-out" and x["key"] in signals]
+        if min(len(train), len(tested)) < FEWEST:
+            continue
         truths = np.array([line["truth"] for line in tested])
         for kind in ("asked", "likelihood"):
             # The threshold is the one that is best on the train half.
