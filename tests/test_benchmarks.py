@@ -10,7 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from trueline.errors import ExampleError, MissingExtraError, SettingError
+from trueline.evaluation.answering import text_scores
 from trueline.evaluation.benchmarks import read_benchmark
+from trueline.evaluation.judges import prompt_for
 from trueline.evaluation.samples import Choices
 from trueline.examples import read_examples
 
@@ -191,11 +193,12 @@ def test_wikiqa_leaves_out_unanswered_questions_and_counts_them(data):
     assert [example.id for example in read.ground] == ["T0", "T3"]
     assert [len(read.test), read.test[1].id] == [211, "Q3"]  # 633 / 3
     assert read.test[1].answers == ("Sentence 1 on 3 .",)
-    assert read.test[1].wrong_answers == ("Sentence 0 on 3 .",)
     assert read.ground[1].source == "Page 3"
     assert read.counts == {
         "ground rows": 20_360,
         "test rows": 6_165,
+        "ground sentences labelled 0": 20_360 - 706,
+        "test sentences labelled 0": 6_165 - 211,
         "ground read": 2_118,
         "ground without an answer": 1_412,
         "ground left out": 1_412,
@@ -206,6 +209,14 @@ def test_wikiqa_leaves_out_unanswered_questions_and_counts_them(data):
         "ground used": 2,
         "test used": 211,
     }
+
+
+def test_a_wikiqa_sentence_that_answers_nothing_is_nobodys_wrong_answer(data):
+    read = read_benchmark("wikiqa", data=data, ground=5, test=5)
+    assert not any(row.wrong_answers for row in (*read.ground, *read.test))
+    scores = text_scores(read.test[1], "Sentence 0 on 3 .")
+    assert (scores["rouge_accuracy"], scores["bleu_accuracy"]) == (None, None)
+    assert "known wrong" not in prompt_for("question", "truth", read.test[1], "A sentence.")
 
 
 def test_the_rule_all_keeps_unanswered_questions_but_cannot_ground_with_them(data):

@@ -25,7 +25,7 @@ from trueline.evaluation.run import _held_mb, _start_peak
 ROOT = Path(__file__).parents[1]
 SMALL = (
     *("--benchmark", "facts.jsonl", "--ground", "2", "--methods", "greedy,rad"),
-    *("--max-new-tokens", "3", "--batch-size", "2", "--threads", "1"),
+    *("--max-new-tokens", "3", "--batch-size", "2", "--threads", "1", "--no-controls"),
 )
 
 
@@ -162,7 +162,7 @@ def test_every_flag_becomes_the_key_of_its_meaning():
     assert flags(sweeps=("rad.alpha=0.1,0.5", "build.context=4,full")) == {
         "sweep": {"rad.alpha": [0.1, 0.5], "build.context": [4, "full"]}
     }
-    assert len(flags(methods="all")["methods"]) == 9
+    assert len(flags(methods="all")["methods"]) == 12
     assert flags(stop=("\n", "Q:"), rule="all", trust_remote_code=None) == {
         "stop": ["\n", "Q:"],
         "rule": "all",
@@ -223,7 +223,7 @@ def test_flags_go_into_the_tables_of_the_plan():
 
 def test_the_plans_of_the_example_and_of_the_page_are_sound():
     example = tomllib.loads((ROOT / "examples" / "run.toml").read_text("utf-8"))
-    plan = plan_from(example)
+    plan = plan_from({**example, "controls": False})
     assert [(variant.method, variant.settings) for variant in plan.variants] == [
         ("greedy", {}),
         ("rad", {"alpha": 0.3}),
@@ -241,7 +241,7 @@ def test_the_plans_of_the_example_and_of_the_page_are_sound():
 def test_the_example_runs(tmp_path):
     ran = evaluate(
         *(str(ROOT / "examples" / "run.toml"), "--benchmark", "facts.jsonl", "--ground", "2"),
-        *("--test", "2", "--max-new-tokens", "2", "--out", str(tmp_path)),
+        *("--test", "2", "--max-new-tokens", "2", "--out", str(tmp_path), "--no-controls"),
     )
     assert ran.code == 0, ran.err
     assert len(ran.out.splitlines()) == 1 + 2 * 5  # tasks x variants

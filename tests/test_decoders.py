@@ -12,7 +12,8 @@ import trueline as tl
 from trueline.decoders import make_method, method_names
 from trueline.decoders.base import Rows, Step
 from trueline.decoders.corrective import UNKNOWN
-from trueline.decoders.dola import divergence, penalized
+from trueline.decoders.dola import distances, penalized
+from trueline.decoders.sled import latent_knowledge
 from trueline.engines.base import States
 from trueline.engines.transformers.head import TransformersHead
 from trueline.errors import SettingError
@@ -83,8 +84,71 @@ def test_the_repetition_penalty_makes_read_tokens_less_likely():
 def test_divergence_is_nothing_between_equals_and_log_two_between_strangers():
     one = torch.tensor([[0.0, -math.inf]])
     other = torch.tensor([[-math.inf, 0.0]])
-    found = divergence(one, torch.stack([one, other]))
-    assert found[:, 0].tolist() == pytest.approx([0.0, math.log(2)])
+    found = distances(one, torch.stack([one, other]), "textbook")
+    assert found[:, 0].tolist() == pytest.approx([0.0, math.log(2)], abs=1e-4)
+
+
+def test_the_authors_distance_averages_the_middle_over_the_vocabulary():
+    # p = (1/2, 1/2), q = (1/4, 3/4), m = (3/8, 5/8): the mean over two tokens of
+    # m log(m / p) is (3/8 log 3/4 + 5/8 log 5/4) / 2, that of m log(m / q) with 3/2 and 5/6.
+    p, q = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.25, 0.75]]).log()
+    of_p = (3 * math.log(3 / 4) + 5 * math.log(5 / 4)) / 16
+    of_q = (3 * math.log(3 / 2) + 5 * math.log(5 / 6)) / 16
+    found = distances(p, torch.stack([p, q]), "code")[:, 0].tolist()
+    assert found == pytest.approx([0.0, (of_p + of_q) / 2], abs=1e-7)
+
+
+def test_dola_takes_the_layer_of_its_authors_code_where_the_textbook_takes_another():
+    # The first early layer all but rules out what the last one wants (m log m / p is large
+    # there); the second one is farther by the textbook, whose distance is at most log 2.
+    last = [0.0, 0.0, 0.0, 0.0]
+    first = [0.0, 0.0, 0.0, -40.0]
+    second = [0.0, -3.0, -3.0, -3.0]
+    step = toy_step(last, layers=[first, second], tokens=[])
+    options = {"candidates": (0, 1), "repetition_penalty": 1.0}
+    quarter, third = math.log(1 / 4), math.log(1 / 3)
+    by_code = tl.DoLa(**options).adjust(step).logits[0].tolist()
+    assert by_code == pytest.approx([quarter - third] * 3 + [quarter - third + 40], abs=1e-4)
+    total = math.log(1 + 3 * math.exp(-3))
+    textbook = tl.DoLa(divergence="textbook", **options).adjust(step).logits[0].tolist()
+    assert textbook == pytest.approx([quarter + total] + [quarter + 3 + total] * 3, abs=1e-4)
+
+
+def test_adacad_leaves_prompts_alone_that_agree_and_pushes_those_apart_that_do_not():
+    same = toy_step([1.0, 2.0, 0.0, 0.0], [1.0, 2.0, 0.0, 0.0])
+    assert torch.equal(tl.AdaCAD().adjust(same).logits, same.logits)
+    # p = (1/2, 1/2, 0, 0), q = (0, 0, 1/2, 1/2): nothing in common, so a = log 2.
+    full, bare = [0.0, 0.0, -200.0, -200.0], [-200.0, -200.0, 0.0, 0.0]
+    found = tl.AdaCAD().adjust(toy_step(full, bare)).logits[0].tolist()
+    a = math.log(2)
+    assert found == pytest.approx([200 * a, 200 * a, -200 * (1 + a), -200 * (1 + a)], rel=1e-5)
+    # p = (1/2, 1/2), q = (1/4, 3/4) on two tokens: a is their divergence in nats.
+    p, q = [math.log(2), math.log(2), -80.0, -80.0], [0.0, math.log(3), -80.0, -80.0]
+    a = (math.log(4 / 3) + math.log(4 / 5)) / 4 + (math.log(2 / 3) + 3 * math.log(6 / 5)) / 8
+    found = tl.AdaCAD().adjust(toy_step(p, q)).logits[0, :2].tolist()
+    wanted = [(1 + a) * x - a * y for x, y in zip(p[:2], q[:2])]
+    assert found == pytest.approx(wanted, abs=1e-5)
+
+
+def test_sled_moves_towards_the_tokens_that_the_layers_move_to():
+    # From the early layer to the last one token 0 alone rises: l_early - l_last = (-2, 0, 0, 0).
+    # p_early is (1/2, 1/2, 0, 0); p - e_0 = (-1/2, 1/2, 0, 0) points the same way, and
+    # p - e_1 = (1/2, -1/2, 0, 0) away, so all of the latent share is that of token 0.
+    last, early = [2.0, 0.0, -90.0, -90.0], [0.0, 0.0, -90.0, -90.0]
+    best = torch.tensor([[0, 1]])
+    found = latent_knowledge(torch.tensor([last]), torch.tensor([[early]]), best)
+    assert found[0].tolist() == pytest.approx([1.0, 0.0])
+    step, options = toy_step(last, layers=[early]), {"candidates": (0,), "scale": 2}
+    once = tl.SLED(steps=1, rate=1.0, **options).adjust(step).logits[0].tolist()
+    p = math.e**2 / (math.e**2 + 1)
+    wanted = [2 - (p - 1), 0 - (1 - p)]
+    assert once[:2] == pytest.approx(wanted, abs=1e-6)
+    assert once[2:] == [-math.inf] * 2
+    twice = tl.SLED(steps=2, rate=1.0, **options).adjust(step).logits[0].tolist()
+    p = 1 / (1 + math.exp(wanted[1] - wanted[0]))  # the second step goes half as far
+    assert twice[:2] == pytest.approx(
+        [wanted[0] - (p - 1) / 2, wanted[1] - (1 - p) / 2], abs=1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,6 +205,19 @@ def test_the_gate_keeps_sure_steps_as_they_are():
     assert torch.equal(shut.logits, torch.tensor([unsure, sure]))
 
 
+def test_rad_leaves_the_steps_alone_whose_window_reaches_into_the_prompt():
+    from test_retriever import space_of
+
+    space = space_of([0, 5], values=[[0.0, 9.0, 0.0, 0.0]] * 2)
+    rows = Rows(Toy(), [[0], [0, 0], [0, 0, 0]], [1, 1, 1])  # steps 0, 1 and 2 of an answer
+    step = Step(rows, States(torch.zeros(3, 4), None))
+    found = tl.RAD(space, from_step=2).adjust(step)
+    assert found.evidence[0].hits.count(3).tolist() == [0, 0, 2]
+    assert torch.equal(found.logits[:2], torch.zeros(2, 4))
+    assert tl.RAD.settings_past_boundary(8) == {"from_step": 8}
+    assert tl.RAD.settings_past_boundary("full") is None  # every window holds the prompt
+
+
 def test_a_wrong_context_pushes_its_logits_away():
     # (0 0 1 0) + 0.5 * (2 0 0 0) - 0.25 * (0 0 4 0)
     from test_retriever import space_of, with_arrays
@@ -175,10 +252,13 @@ OFF = {
     "rad": {"alpha": 0.0},
     "knn-lm": {"lam": 0.0},
     "cad": {"a": 0.0},
+    "adacad": {"scale": 0.0},
+    "sled": {"rate": 0.0},
     "id": {"eta": 0.0},
     "dola": {"plausibility": 1.0, "repetition_penalty": 1.0},
     "kate": {"k": 0},
     "lookup": {"threshold": 1.0},
+    "prompted": {"ask": "none"},
 }
 ON = {"rad": {"tau": 0.8}, "kate": {"k": 2}}
 
@@ -240,6 +320,12 @@ def transcribed(name, lm, space, question, sentence_transformer, length=LENGTH, 
     if name == "cad":
         bare = prompts.bare.encode(question, tok)
         step = lambda answer: slow.cad(model, base + answer, bare + answer)  # noqa: E731
+    elif name == "adacad":
+        bare = prompts.bare.encode(question, tok)
+        step = lambda answer: slow.adacad(model, base + answer, bare + answer)  # noqa: E731
+    elif name == "sled":
+        layers = list(tl.SLED().layers(lm))
+        step = lambda answer: slow.sled(model, base + answer, layers=layers)  # noqa: E731
     elif name == "id":
         noisy = prompts.base.encode(question, tok, before=prompts.noise)
         step = lambda answer: slow.instructive(model, base + answer, noisy + answer)  # noqa: E731
@@ -268,7 +354,7 @@ def transcribed(name, lm, space, question, sentence_transformer, length=LENGTH, 
     return slow.decode(step, base, stop_ids=lm.stop_ids, length=length)
 
 
-@pytest.mark.parametrize("name", ["cad", "id", "dola", "kate", "knn-lm"])
+@pytest.mark.parametrize("name", ["cad", "adacad", "id", "dola", "sled", "kate", "knn-lm"])
 def test_every_baseline_picks_the_tokens_of_its_transcription(
     name, lm, spaces, sentence_transformer
 ):
@@ -351,16 +437,20 @@ def test_the_prompt_sets_are_those_of_the_paper():
     assert prompts_with(sets["summary"].base).demonstration.startswith("Document:")
 
 
-def test_kate_shows_the_nearest_question_last_and_leaves_braces_alone(lm, embedder):
+def test_kate_shows_the_nearest_question_first_and_leaves_braces_alone(lm, embedder):
     examples = [
         tl.Example("Is {answer} a word?", "Yes, {question} too."),
         tl.Example("Does gold rust?", "Gold does not rust."),
         tl.Example("Are bats blind?", "Bats see well."),
     ]
-    kate = tl.KATE(tl.build(lm, examples, context=8, embedder=embedder), k=3)
-    (asked,) = kate.inputs(FilledPrompt(tl.Prompt(), "Are bats blind?"))
-    assert asked.before.endswith("Q: Are bats blind?\nA: Bats see well.\n\n")
+    space = tl.build(lm, examples, context=8, embedder=embedder)
+    bats = "Q: Are bats blind?\nA: Bats see well.\n\n"
+    (asked,) = tl.KATE(space, k=3).inputs(FilledPrompt(tl.Prompt(), "Are bats blind?"))
+    assert asked.before.startswith(bats)
     assert "Q: Is {answer} a word?\nA: Yes, {question} too.\n\n" in asked.before
+    last = tl.KATE(space, k=3, nearest_at="end")
+    (asked,) = last.inputs(FilledPrompt(tl.Prompt(), "Are bats blind?"))
+    assert asked.before.endswith(bats)
 
 
 def test_a_second_prompt_shares_the_pass_and_keeps_its_own_cache(lm, spaces, monkeypatch):

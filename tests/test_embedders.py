@@ -165,3 +165,17 @@ def test_all_mpnet_base_v2_gives_the_vectors_of_sentence_transformers():
     theirs = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
     ours = load_embedder("all-mpnet-base-v2").embed(TEXTS)
     assert torch.allclose(ours, torch.tensor(theirs), atol=1e-5)
+
+
+def test_of_a_window_that_is_too_long_the_end_is_embedded(embedder):
+    from trueline.embedders.base import count_cut, embed_distinct
+
+    long = "bats see well . " * 40  # of 160 words, where the embedder reads 64 tokens
+    same, other = f"{long} gold does rust .", f"{long} fish rest ."
+    first = embed_distinct(embedder, [same, other])
+    assert torch.equal(first[0], first[1])  # cut from the right they cannot be told apart
+    last = embed_distinct(embedder, [same, other], tails=True)
+    assert not torch.allclose(last[0], last[1])
+    short = embed_distinct(embedder, ["gold does rust ."], tails=True)
+    assert torch.equal(short, embed_distinct(embedder, ["gold does rust ."]))
+    assert count_cut(embedder, [same, "gold", other]) == 2

@@ -13,13 +13,17 @@ from conftest import EXAMPLES
 import trueline as tl
 from trueline.cli import cli
 from trueline.errors import SettingError
+from trueline.evaluation.averages import Average
 from trueline.evaluation.benchmarks import BENCHMARKS
+from trueline.evaluation.lines import replace_line
 from trueline.evaluation.measures import MEASURES, Column
 from trueline.evaluation.outcomes import read_results
+from trueline.evaluation.parts import benchmark_of
 from trueline.evaluation.plan_file import plan_from
 from trueline.evaluation.samples import Benchmark
 from trueline.examples import to_lines
 from trueline.paper.caveats import caveats
+from trueline.paper.comparability import agreement_with_paper, comparable_sentence
 from trueline.paper.figure_pairs import figure_pairs, row_for
 from trueline.paper.figures import paper
 from trueline.paper.recipes import plans_of, recipe_named, recipes
@@ -175,7 +179,7 @@ def test_every_row_of_the_paper_has_a_run_at_full_size():
         (plan,) = plans_of(recipe_named(name), {}, is_full=True)
         rows = {row for _, _, row in figures(name)}
         assert len([v for v in plan.variants if v.method == "rad"]) == len(rows)
-    plans = plans_of(recipe_named("training-size"), {}, is_full=True)
+    plans = plans_of(recipe_named("training-size"), {"controls": False}, is_full=True)
     rad = [plan.ground for plan in plans if plan.variants[0].method == "rad"]
     assert rad == [10, 50, 100, 200, 400]
     (baselines,) = [plan for plan in plans if plan.variants[0].method != "rad"]
@@ -225,6 +229,11 @@ def test_a_sweep_is_run_and_stands_beside_the_paper(alpha):
 
 def test_why_figures_cannot_be_compared_is_said_plainly(alpha):
     notes = "\n".join(alpha[0].data["notes"])
+    assert alpha[0].data["notes"][0] == (
+        "The figures cannot be compared with the paper's, only which way a method moves them. "
+        "What differs: model, benchmark, judge, the judge's question, generation prompt, token "
+        "limit, questions judged, examples."
+    )
     assert "Another model: ours is smollm2-135m" in notes
     assert "Another judge: ours is offline:" in notes
     assert "command-a-03-2025" in notes
@@ -240,16 +249,98 @@ def test_figures_of_another_benchmark_of_the_paper_are_named_as_such(alpha):
     assert {name for one in found for name in one.paper} == {
         "Qwen2.5-7B, cohere, on truthfulqa"
     }
-    (note,) = [n for n in caveats(recipe_named("alpha"), [wikiqa]) if "bench" in n]
+    (note,) = [
+        n for n in caveats(recipe_named("alpha"), [wikiqa]) if n.startswith("Another bench")
+    ]
     assert note == (
         "Another benchmark: the paper's figures beside wikiqa are for truthfulqa and cannot be "
         "compared."
     )
     own = replace(table, benchmark="truthfulqa")
-    assert not [n for n in caveats(recipe_named("alpha"), [own]) if "bench" in n]
+    assert not [
+        n for n in caveats(recipe_named("alpha"), [own]) if n.startswith("Another bench")
+    ]
     assert {name for one in figure_pairs(recipe_named("alpha"), own) for name in one.paper} == {
         "Qwen2.5-7B, cohere"
     }
+
+
+def as_in_the_paper(table, **changed):
+    """A table of RAD on HaluEval's dialogues whose every part is the paper's."""
+    name = "cohere:command-a-03-2025+paper"
+    parts = {
+        "model": "Qwen/Qwen2.5-7B-Instruct",
+        "fidelity": {"prompts": "one-line"},
+        "max_new_tokens": 256,
+        "ground": 100,
+        "draw": None,
+        "rule": "all",
+        **changed,
+    }
+    rows = []
+    for row in table.rows:
+        cells = [
+            replace(
+                cell,
+                head=replace_line(cell.head, **parts),
+                verdicts=tuple(
+                    replace_line(line, judge=changed.get("judge", name), about="hallucination")
+                    for line in cell.verdicts
+                ),
+            )
+            for cell in row.cells
+        ]
+        column = Column(MEASURES["hallucination"], name)
+        value = Average(0.5, n=500)
+        rows.append(replace(row, cells=tuple(cells), values={column.id: value}))
+    made = replace(table, benchmark="halueval-dialogue", rows=tuple(rows))
+    return replace(made, columns=(column,))
+
+
+def test_figures_are_called_comparable_only_if_every_part_agrees(alpha):
+    (table,) = tables_of(read_results(alpha[1]))
+    recipe, whole = recipe_named("halueval"), as_in_the_paper(table)
+    assert comparable_sentence(recipe, [whole]).endswith("the figures can be compared.")
+    for changed, part in [
+        ({"model": "smollm2-135m"}, "model"),
+        ({"fidelity": {}}, "generation prompt"),
+        ({"max_new_tokens": 64}, "token limit"),
+        ({"ground": 99}, "examples"),
+        ({"draw": 1}, "examples"),
+    ]:
+        found = agreement_with_paper(recipe, [as_in_the_paper(table, **changed)])
+        assert [name for name, agrees in found.items() if not agrees] == [part]
+    fewer = [
+        replace(row, values={id: replace(x, n=499) for id, x in row.values.items()})
+        for row in whole.rows
+    ]
+    assert comparable_sentence(recipe, [replace(whole, rows=tuple(fewer))]).endswith(
+        "What differs: questions judged."
+    )
+
+
+def test_the_cases_are_the_six_questions_of_the_paper():
+    (plan,) = plans_of(recipe_named("cases"), {})
+    assert plan.questions == tuple(case.question for case in paper().cases)
+    assert len(plan.questions) == 6
+    assert set(plan.benchmarks) == {case.benchmark for case in paper().cases}
+    (own,) = plans_of(recipe_named("cases"), {"benchmarks": ["facts"]})
+    assert own.questions == ()
+
+
+def test_named_questions_are_asked_alone_and_one_that_is_not_there_is_said():
+    plan = {"benchmarks": ["facts"], "methods": ["greedy"]}
+    every = benchmark_of(plan_from(plan), "facts").test
+    wanted = [every[3].question.upper(), every[1].question.replace("?", " ?")]
+    found = benchmark_of(plan_from({**plan, "questions": wanted}), "facts")
+    assert found.test == (every[1], every[3])
+    assert found.counts["test used"] == 2
+    with pytest.raises(SettingError, match="facts has none of the 1 questions"):
+        benchmark_of(plan_from({**plan, "questions": ["Who?"]}), "facts")
+
+
+def test_the_title_of_a_small_recipe_says_its_n(alpha):
+    assert alpha[0].document.title.startswith("Recipe alpha, N = 2 (a smoke test")
 
 
 def test_our_bertscore_is_said_to_be_another(alpha):

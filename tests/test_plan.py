@@ -6,7 +6,7 @@ from trueline.errors import SettingError
 from trueline.evaluation.plan import BuildOptions, Plan, Variant
 from trueline.evaluation.plan_file import KEYS, plan_from, read_plan_table
 
-LEAST = {"benchmarks": ["facts"], "methods": ["greedy", "rad"]}
+LEAST = {"benchmarks": ["facts"], "methods": ["greedy", "rad"], "controls": False}
 
 
 def mistakes(table) -> list[str]:
@@ -22,6 +22,7 @@ def test_a_short_plan_has_the_defaults_of_the_paper():
     assert plan == Plan(
         benchmarks=("facts",),
         variants=(Variant("greedy"), Variant("rad", {}, BuildOptions())),
+        controls=False,
     )
     assert (plan.ground, plan.tasks, plan.seeds) == (100, ("generate",), (0,))
 
@@ -59,6 +60,7 @@ def test_one_space_serves_rad_with_and_without_beta_and_knn_lm_has_its_own():
             "methods": ["rad", "knn-lm", "kate"],
             "variants": [{"method": "rad", "beta": 0.5}],
             "build": {"context": 4},
+            "controls": False,
         }
     )
     rad, knn, kate, beta = (variant.build for variant in plan.variants)
@@ -69,7 +71,7 @@ def test_one_space_serves_rad_with_and_without_beta_and_knn_lm_has_its_own():
 
 
 def test_a_build_sweep_runs_kate_once_as_it_reads_no_window():
-    table = {"benchmarks": ["facts"], "methods": ["rad", "kate"]}
+    table = {"benchmarks": ["facts"], "methods": ["rad", "kate"], "controls": False}
     plan = plan_from({**table, "sweep": {"build.context": [4, 16]}})
     assert [(v.method, v.build.context) for v in plan.variants] == [
         ("rad", 4),

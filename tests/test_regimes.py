@@ -499,6 +499,7 @@ def finished(tmp_path_factory, embedder):
             "methods": ["greedy", "rad", "kate"],
             "max_new_tokens": 4,
             "settings": {"kate": {"k": 1}},
+            "controls": False,
         }
     )
     with pytest.MonkeyPatch.context() as patch:

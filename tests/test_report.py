@@ -85,7 +85,9 @@ def cell(id, method="greedy", *, settings=None, build=None, **given):
     return CellLine(cell=id, **{**fields, **given})
 
 
-def answers(id, *, rouge, text="same", flipped=(0, 0), hits=(0, 0), sure=0.5, **given):
+def answers(
+    id, *, rouge, text="same", flipped=(0, 0), hits=(0, 0), sure=0.5, finish="stop", **given
+):
     return [
         AnswerLine(
             cell=id,
@@ -94,7 +96,7 @@ def answers(id, *, rouge, text="same", flipped=(0, 0), hits=(0, 0), sure=0.5, **
             question="Q?",
             text=text,
             tokens=2,
-            finish="stop",
+            finish=finish,
             prompt_tokens=5,
             seconds=0.5,
             scores={"rouge_l": rouge[index], "bleu_accuracy": None},
@@ -371,6 +373,44 @@ def test_failed_and_missing_samples_are_counted_and_warned_of(tmp_path):
     assert any("too long" in text for text in section.warnings)
 
 
+def test_rates_have_wilsons_interval_and_p_is_corrected_beside_the_raw_one(tmp_path):
+    right = [True] * 4
+    other = [cell("o", "cad"), *answers("o", rouge=[0.2] * 4), done("o")]
+    told = [*verdicts("o", "truth", right), *verdicts("o", "info", right)]
+    (table,) = tables_of(read_results(write(tmp_path, *GREEDY, *RAD, *other, *told)))
+    (cad,) = [row for row in table.rows if row.method == "cad"]
+    value = cad.values[f"truth@{JUDGE}"]
+    square = 1.959964**2 / 4  # Wilson, 4 of 4: n / (n + z^2) up to 1
+    assert (value.low, value.high) == (pytest.approx(1 / (1 + square)), pytest.approx(1))
+    assert value.p_holm >= value.p
+    assert "(Holm " in as_markdown(report_of(read_results(tmp_path), [table]))
+
+
+def test_answers_that_were_cut_off_are_counted_and_warned_of(tmp_path):
+    cut = [
+        cell("o", "cad"),
+        *answers("o", rouge=[0.2] * 4, text="x", finish="length"),
+        done("o"),
+    ]
+    results = read_results(write(tmp_path, *GREEDY, *cut))
+    (table,) = tables_of(results)
+    assert table.rows[1].counts["generate"].cut_off == 4
+    (section,) = report_of(results, [table]).sections
+    (warning,) = [text for text in section.warnings if "cut off" in text]
+    assert "4 of 4 answers are cut off after 8 tokens" in warning
+    assert "4 cut off" in as_markdown(report_of(results, [table]))
+
+
+def test_ece_and_auroc_have_a_difference_from_greedy(tmp_path):
+    (table,) = tables_of(read_results(write(tmp_path, *GREEDY, *RAD)))
+    (rad,) = [row for row in table.rows if row.method == "rad"]
+    value = rad.values[f"ece@{JUDGE}"]
+    plain = table.rows[0].values[f"ece@{JUDGE}"]
+    assert value.difference.n <= 4
+    assert value.p is not None
+    assert plain.difference is None
+
+
 def test_a_method_that_did_nothing_and_another_prompt_are_warned_of(tmp_path):
     idle = [cell("i", "rad"), *answers("i", rouge=[0.1] * 4), done("i")]
     strange = answers("o", rouge=[0.1] * 4, text="x", prompt_hashes=("another",))
@@ -380,7 +420,8 @@ def test_a_method_that_did_nothing_and_another_prompt_are_warned_of(tmp_path):
     assert sum("did nothing" in text for text in section.warnings) == 1
     assert sum("another prompt" in text for text in section.warnings) == 1
     fair = read_results(write(tmp_path / "fair", *GREEDY, *RAD))
-    assert report_of(fair, tables_of(fair)).sections[0].warnings == ()
+    (warning,) = report_of(fair, tables_of(fair)).sections[0].warnings
+    assert warning.startswith("rad: no controls were run")
 
 
 def test_settings_hashes_and_the_worth_of_the_offline_judge_stand_below(tmp_path):

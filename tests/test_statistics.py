@@ -11,9 +11,11 @@ from trueline.evaluation import statistics
 from trueline.evaluation.metrics import auroc, ece
 from trueline.evaluation.statistics import (
     average_ranks,
+    holm,
     mcnemar,
     mean_interval,
     paired_difference,
+    paired_statistic,
     rank_correlation,
     redrawn_interval,
     scored_together,
@@ -311,3 +313,41 @@ def test_no_draws_are_refused():
         mean_interval([1.0], draws=0)
     with pytest.raises(SettingError, match="draws must be at least 1, got 0"):
         rank_correlation(list(range(9)), list(range(9)), draws=0)
+
+
+def test_holm_multiplies_the_smallest_p_by_all_and_never_lets_order_flip():
+    # Three comparisons: 3 * 0.01, 2 * 0.04, 1 * 0.03 lifted to the one before it.
+    assert holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
+    assert holm([0.5, 0.9]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_holm_keeps_the_rate_of_false_alarms_of_a_family():
+    rng = np.random.default_rng(2)
+    families = rng.uniform(size=(2000, 7))
+    alarms = [min(holm(list(p))) < 0.05 for p in families]
+    assert np.mean(alarms) == pytest.approx(0.05, abs=0.015)
+    assert np.mean(families.min(1) < 0.05) > 0.25  # uncorrected: one family in four
+
+
+def test_the_difference_of_two_aurocs_is_paired():
+    # Ours orders all four right; the base has one of four pairs the wrong way: 1 - 3/4.
+    right = [True, True, False, False]
+    found = paired_statistic(
+        auroc, ([0.9, 0.8, 0.2, 0.1], right), ([0.9, 0.3, 0.4, 0.1], right)
+    )
+    assert (found.mean, found.n) == (0.25, 4)
+    assert found.low <= 0.25 <= found.high
+    same = paired_statistic(ece, ([0.9, 0.2], [True, False]), ([0.9, 0.2], [True, False]))
+    assert (same.mean, same.low, same.high, same.p) == (0.0, 0.0, 0.0, 1.0)
+    assert paired_statistic(auroc, ([0.9], [True]), ([0.9], [True])) is None
+
+
+def test_the_p_of_a_difference_of_statistics_is_small_only_where_it_is_large():
+    rng = np.random.default_rng(7)
+    right = (rng.uniform(size=80) < 0.5).tolist()
+    telling = [0.8 if x else 0.2 for x in right]
+    guessing = rng.uniform(size=80).tolist()
+    assert paired_statistic(auroc, (telling, right), (guessing, right)).p < 0.01
+    other = rng.uniform(size=80).tolist()
+    assert paired_statistic(auroc, (other, right), (guessing, right)).p > 0.05

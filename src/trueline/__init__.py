@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trueline.comparison import compare as compare
+    from trueline.decoders.adacad import AdaCAD as AdaCAD
     from trueline.decoders.cad import CAD as CAD
     from trueline.decoders.corrective import Corrective as Corrective
     from trueline.decoders.dola import DoLa as DoLa
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
     from trueline.decoders.kate import KATE as KATE
     from trueline.decoders.knn_lm import KNNLM as KNNLM
     from trueline.decoders.lookup import Lookup as Lookup
+    from trueline.decoders.prompted import Prompted as Prompted
     from trueline.decoders.rad import RAD as RAD
+    from trueline.decoders.sled import SLED as SLED
     from trueline.engines import load as load
     from trueline.engines.transformers.language import LanguageModel as LanguageModel
     from trueline.errors import TruelineError as TruelineError
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from trueline.space.space import read_space as open  # noqa: F401
 
 _LAZY = {  # public name -> where it lives, opened when first asked for: --help stays instant
+    "AdaCAD": "trueline.decoders.adacad",
     "CAD": "trueline.decoders.cad",
     "Corrective": "trueline.decoders.corrective",
     "DoLa": "trueline.decoders.dola",
@@ -48,7 +52,9 @@ _LAZY = {  # public name -> where it lives, opened when first asked for: --help 
     "LanguageModel": "trueline.engines.transformers.language",
     "Piece": "trueline.records",
     "Prompt": "trueline.prompts",
+    "Prompted": "trueline.decoders.prompted",
     "RAD": "trueline.decoders.rad",
+    "SLED": "trueline.decoders.sled",
     "TruelineError": "trueline.errors",
     "build": "trueline.space.build",
     "compare": "trueline.comparison",

@@ -6,6 +6,7 @@ it is fusing after it.
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -85,6 +86,13 @@ def entropy(logits: torch.Tensor) -> torch.Tensor:
     """The entropy of each row's distribution, in nats: (rows, vocabulary) -> (rows,)."""
     log_probs = logits.float().log_softmax(-1)
     return -(log_probs.exp() * log_probs).nan_to_num(0.0).sum(-1)
+
+
+def jensen_shannon(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """How far log-probabilities are apart, in nats: from 0, for equals, to log 2."""
+    middle = torch.logaddexp(one, other) - math.log(2)
+    halves = [(x.exp() * (x - middle)).nan_to_num(0.0).sum(-1) for x in (one, other)]
+    return (halves[0] + halves[1]) / 2
 
 
 def _log(share: float) -> float:

@@ -14,12 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.resources import files
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 from weakref import WeakKeyDictionary
 
 from trueline.errors import SettingError
 from trueline.visible import has_half_character, shown
 
+Layout = Literal["lines", "one-line"]  # whether `A:` stands on a line of its own
+LAYOUTS: tuple[Layout, ...] = ("lines", "one-line")
 QUESTION = "Answer the following question with one or two sentences.\nQ: {question}\nA:"
 
 
@@ -144,12 +146,19 @@ class PromptSet:
 
 
 @cache
-def prompt_sets() -> dict[str, PromptSet]:
-    """The paper's prompts by task: `question`, `dialogue` and `summary`."""
+def prompt_sets(layout: Layout = "lines") -> dict[str, PromptSet]:
+    """The paper's prompts by task: `question`, `dialogue` and `summary`.
+
+    In the layout `one-line` question and answer share a line in every prompt, as the paper
+    prints them; in `lines` only in the bare one.
+    """
     text = (files("trueline") / "prompts.toml").read_text("utf-8")
     return {
         task: PromptSet(
-            Prompt(given["base"]), Prompt(given["bare"]), given["noise"], given["demonstration"]
+            Prompt(given["base" if layout == "lines" else "one_line"]),
+            Prompt(given["bare"]),
+            given["noise"],
+            given["demonstration"],
         )
         for task, given in tomllib.loads(text).items()
     }
@@ -158,7 +167,7 @@ def prompt_sets() -> dict[str, PromptSet]:
 def prompts_with(base: Prompt) -> PromptSet:
     """The set a base prompt belongs to; one's own prompt takes the rest from `question`."""
     sets = prompt_sets()
-    for known in sets.values():
+    for known in [one for layout in LAYOUTS for one in prompt_sets(layout).values()]:
         if known.base.template == base.template:
             return replace(known, base=base, bare=replace(base, template=known.bare.template))
     bare = replace(base, template=sets["question"].bare.template)

@@ -53,6 +53,7 @@ dtype = "float32"
 device = "cpu"
 threads = 1
 trust_remote_code = false
+controls = false
 
 [judge]
 concurrency = 2
@@ -125,6 +126,7 @@ def table(data):
         "methods": ["greedy"],
         "max_new_tokens": 2,
         "batch_size": 2,
+        "controls": False,
     }
 
 

@@ -61,6 +61,7 @@ def real(tmp_path_factory, embedder):
         "judges": ["fake"],
         "max_new_tokens": 3,
         "batch_size": 2,
+        "controls": False,
     }
     load = "trueline.engines.transformers.language.load"
     judge = "trueline.evaluation.judges.open_judge"

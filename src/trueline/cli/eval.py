@@ -75,6 +75,12 @@ _DIGITS = 20  # of a number that is one; what is longer is refused as the text i
 )
 @click.option("--bertscore", help="The folder of an encoder: adds BERTScore.")
 @click.option("--bertscore-layers", type=int, help="Which layer of it is compared.")
+@click.option("--as", "as", help="paper: prompts, limits and measures of its authors.")
+@click.option(
+    "--controls/--no-controls",
+    default=None,
+    help="Also run methods with a space with their controls, and what needs no method.  [on]",
+)
 @click.option("--minutes", type=float, help="Stop after so long; go on another time.")
 @click.option("--max-samples", type=int, help="Stop after so many; go on another time.")
 @json_option
@@ -207,6 +213,8 @@ def _row(cell: CellSummary) -> list[str]:
     state = ["done" if cell.is_done else f"{cell.done + cell.failed} of {cell.samples}"]
     if cell.failed:
         state.append(f"{cell.failed} failed")
+    if cell.cut_off:
+        state.append(f"{cell.cut_off} cut off")
     if unread := sum(cell.unscored.values()):
         state.append(f"{unread} unscored")
     means = " ".join(

@@ -39,6 +39,10 @@ _PAGES = ("reproduce.md", "reproduce.html")
 @click.option("--max-new-tokens", type=int, help="Of each answer.  [64]")
 @click.option("--bertscore", help="The folder of an encoder, for BERTScore.")
 @click.option("--bertscore-layers", type=int, help="Which layer of it is compared.")
+@click.option(
+    "--controls/--no-controls", default=None, help="As in eval.  [on with --full alone]"
+)
+@click.option("--as", "as", help="paper: as in eval.  [with --full alone]")
 @click.option("--full", is_flag=True, help="As many examples and questions as in the paper.")
 @click.option("--out", type=PATH, help="The folder.  [reproduced/NAME]")
 @click.option(

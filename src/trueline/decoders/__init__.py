@@ -31,10 +31,13 @@ _BUILT_IN = {
     "rad": "trueline.decoders.rad:RAD",
     "knn-lm": "trueline.decoders.knn_lm:KNNLM",
     "cad": "trueline.decoders.cad:CAD",
+    "adacad": "trueline.decoders.adacad:AdaCAD",
     "id": "trueline.decoders.instructive:Instructive",
     "dola": "trueline.decoders.dola:DoLa",
+    "sled": "trueline.decoders.sled:SLED",
     "kate": "trueline.decoders.kate:KATE",
     "lookup": "trueline.decoders.lookup:Lookup",
+    "prompted": "trueline.decoders.prompted:Prompted",
 }
 _NO_SETTINGS = ("space", "prompt")  # what a method works with, not how
 

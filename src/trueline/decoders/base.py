@@ -18,6 +18,9 @@ from trueline.records import GenerateOptions, NearExample
 from trueline.settings import check_values, plain
 from trueline.votes import Votes
 
+# The score of a barred token where a candidate answer may hold one, as in DoLa's code.
+UNLIKELY = -1000.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
@@ -120,6 +123,9 @@ class Decoder:
     name: ClassVar[str]  # what results are filed under
     needs: ClassVar[Needs] = Needs()
     prompt: Prompt | None = None  # what a question is put into
+    # Settings under which it is what a user would do instead of a method: evaluations with
+    # controls show such rows beside their own.
+    instead: ClassVar[tuple[Mapping[str, Any], ...]] = ()
 
     def __post_init__(self) -> None:
         for name, value in self.settings().items():
@@ -140,6 +146,14 @@ class Decoder:
     def needs_wrong(cls, settings: Mapping[str, Any]) -> bool:
         """Whether these settings want the entries of wrong answers in the space."""
         return False
+
+    @classmethod
+    def settings_past_boundary(cls, context: int | str) -> dict[str, Any] | None:
+        """Settings that leave alone every step whose window reaches into the prompt.
+
+        `context` is the window of its space. None: it looks at no windows, or always at all.
+        """
+        return None
 
     @property
     def question_prompt(self) -> Prompt:

@@ -8,28 +8,32 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
+from torch.nn.functional import kl_div
 
-from trueline.decoders.base import Adjusted, Decoder, Needs, Step
+from trueline.decoders.base import UNLIKELY, Adjusted, Decoder, Needs, Step
+from trueline.decoders.layers import check_layers, early_logits
 from trueline.engines.base import Engine
-from trueline.errors import SettingError
+from trueline.fusion import jensen_shannon
 from trueline.prompts import Prompt
 from trueline.settings import Between
 
-# Early states are not normed, so their distributions are sharp and often as far from the last
-# as can be. Which of those is farthest would be rounding; the earliest is taken instead.
+Divergence = Literal["code", "textbook"]
+# By the textbook, sharp early distributions are often as far from the last one as can be. Which
+# of those is farthest would be rounding; the earliest is taken instead.
 _DECIMALS = 4
-_UNLIKELY = (
-    -1000.0
-)  # the score of a barred token where a candidate may hold one, as in DoLa's code
 
 
 @dataclass(frozen=True)
 class DoLa(Decoder):
     """Keep what the last layer learnt over an earlier one (arXiv 2309.03883).
 
-    M = the candidate layer whose distribution is farthest from the last one's (Jensen-Shannon)
-    final = log p_last - log p_M where p_last >= plausibility * max p_last, elsewhere -inf
+    early = the candidate layer whose distribution is farthest from the last one's
+    final = log p_last - log p_early where p_last >= plausibility * max p_last, elsewhere -inf
     Tokens that were read before are then made less likely by the repetition penalty.
+
+    How far two distributions are apart, with m their mean: the authors' code averages
+    m (log m - log p) over the vocabulary, for p_last and p_early; the Jensen-Shannon divergence
+    of the paper's text (`textbook`) sums p (log p - log m).
     """
 
     prompt: Prompt = Prompt()
@@ -38,17 +42,12 @@ class DoLa(Decoder):
     # The share of the best probability a token needs; 1 is plain decoding.
     plausibility: Annotated[float, Between(0, 1, above=True)] = 0.1
     repetition_penalty: Annotated[float, Between(0, above=True)] = 1.2  # 1: none
+    divergence: Divergence = "code"  # how the layer is chosen, see above
     name = "dola"
     needs = Needs(layers=True)
 
     def check(self, lm: Engine) -> None:  # noqa: D102
-        if lm.head is None:
-            raise SettingError(f"DoLa reads early layers, and the head of {lm.id} takes none")
-        layers = self.layers(lm)
-        if not layers or not all(0 <= layer < lm.depth for layer in layers):
-            raise SettingError(
-                f"candidates must name layers from 0 to {lm.depth - 1} of {lm.id}, got {layers}"
-            )
+        check_layers(self.name, lm, self.layers(lm))
 
     def layers(self, lm: Engine) -> Sequence[int]:
         """Every second layer of the half that was asked for, twenty layers deep at most.
@@ -63,28 +62,26 @@ class DoLa(Decoder):
         first = min(2, depth - 1) if lm.is_tied else 0
         return range(first, min(depth // 2, 20), 2) or range(first, first + 1)
 
-    def _early(self, step: Step) -> list[torch.Tensor]:
-        return [step.states.layers[layer] for layer in self.layers(step.lm)]
-
     def adjust(self, step: Step) -> Adjusted:  # noqa: D102
-        assert step.lm.head is not None
         last = step.logits.float().log_softmax(-1)  # (rows, vocabulary)
-        early = step.lm.head(torch.stack(self._early(step)))  # (layers, rows, vocabulary)
+        early = early_logits(step, self.layers(step.lm))  # (layers, rows, vocabulary)
         early = early.float().log_softmax(-1)
-        farthest = divergence(last, early).round(decimals=_DECIMALS).argmax(0)  # (rows,)
+        farthest = distances(last, early, self.divergence).argmax(0)  # (rows,)
         contrast = last - early[farthest, torch.arange(len(last), device=last.device)]
         floor = last.max(-1, keepdim=True).values + math.log(self.plausibility)
-        barred = _UNLIKELY if step.is_probability else -torch.inf
+        barred = UNLIKELY if step.is_probability else -torch.inf
         contrast = contrast.masked_fill(last < floor, barred)
         return Adjusted(penalized(contrast, step.contexts, self.repetition_penalty))
 
 
-def divergence(last: torch.Tensor, early: torch.Tensor) -> torch.Tensor:
-    """The Jensen-Shannon divergence of each early layer from the last: (layers, rows)."""
+def distances(last: torch.Tensor, early: torch.Tensor, how: Divergence) -> torch.Tensor:
+    """How far each early layer is from the last, of log-probabilities: (layers, rows)."""
     last = last.expand_as(early)
-    middle = torch.logaddexp(last, early) - math.log(2)
-    halves = (part.exp() * (part - middle) for part in (last, early))
-    return sum((half.nan_to_num(0.0).sum(-1) for half in halves), torch.zeros(())) / 2
+    if how == "code":
+        middle = (last.exp() + early.exp()) / 2
+        parts = [kl_div(part, middle, reduction="none").mean(-1) for part in (last, early)]
+        return (parts[0] + parts[1]) / 2
+    return jensen_shannon(last, early).round(decimals=_DECIMALS)
 
 
 def penalized(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from trueline.decoders.base import Adjusted, Decoder, Needs, Step
 from trueline.inputs import ModelInput
@@ -17,13 +17,15 @@ from trueline.space.space import GroundingSpace
 class KATE(Decoder):
     """Show the model the k examples whose questions are nearest (arXiv 2101.06804).
 
-    The nearest stands last, next to the question. Each comes with the first of its answers.
+    The nearest stands first, as in the authors' code. Each comes with the first of its answers.
     """
 
     space: GroundingSpace
     k: Annotated[int, Between(0)] = 10  # 0 is plain decoding
+    nearest_at: Literal["start", "end"] = "start"  # `end`: the nearest next to the question
     name = "kate"
     needs = Needs(space=True, own_prompt=True, question=True)
+    instead = ({"k": 1}, {"k": 3})
 
     @property
     def question_prompt(self) -> Prompt:
@@ -41,14 +43,15 @@ class KATE(Decoder):
         return (given.preceded_by(before),)
 
     def nearest(self, question: str) -> list[Example]:
-        """The k examples with the nearest questions, the nearest last."""
+        """The k examples with the nearest questions, in the order in which they are shown."""
         if not self.k:
             return []
         (query,) = self.space.open_embedder("cpu").embed([question])
         best = (self.space.question_vectors("cpu") @ query).argsort(
             descending=True, stable=True
         )[: self.k]
-        return [self.space.examples[place] for place in best.flip(0).tolist()]
+        order = best if self.nearest_at == "start" else best.flip(0)
+        return [self.space.examples[place] for place in order.tolist()]
 
     def adjust(self, step: Step) -> Adjusted:  # noqa: D102
         return Adjusted(step.logits)

@@ -34,6 +34,7 @@ class Lookup(Decoder):
     threshold: Annotated[float, Between(0, 1)] | None = None  # as that of corrective decoding
     name = "lookup"
     needs = Needs(space=True)
+    instead = ({},)
 
     @property
     def question_prompt(self) -> Prompt:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -45,12 +45,13 @@ class RAD(Grounded):
     aggregation: Aggregation = "weighted"
     fusion: Fusion = "add"
     neutral: bool | None = (
-        None  # None: where our own loop reads probabilities (sampling, score)
+        None  # None: where our own loop reads probabilities (sampling, score, traces)
     )
     matches: Matches = "all"  # exact matches: with the others, left out, or alone
     match_by: MatchBy = "cosine"  # an exact match has a cosine of 1, or the same text
     # Retrieve only where the model's entropy exceeds this, in nats.
     gate: Annotated[float, Between(0)] | None = None
+    from_step: Annotated[int, Between(0)] = 0  # earlier steps of an answer are the model's own
     prompt: Prompt | None = None  # the one you mean to ask with; any but the space's is refused
     name = "rad"
     needs = Needs(space=True, context=8)
@@ -75,6 +76,10 @@ class RAD(Grounded):
     def needs_wrong(cls, settings: Mapping[str, Any]) -> bool:  # noqa: D102
         return bool(settings.get("beta"))
 
+    @classmethod
+    def settings_past_boundary(cls, context: int | str) -> dict[str, Any] | None:  # noqa: D102
+        return {"from_step": context} if isinstance(context, int) else None
+
     def check(self, lm: Engine) -> None:  # noqa: D102
         super().check(lm)
         self._sets(lm)
@@ -95,8 +100,7 @@ class RAD(Grounded):
 
     def adjust(self, step: Step) -> Adjusted:  # noqa: D102
         lookup = step.fetched or self.look_up(step.rows)
-        is_open = None if self.gate is None else entropy(step.logits) > self.gate  # (rows,)
-        evidence = self.retrieve(step.lm, lookup, is_open)
+        evidence = self.retrieve(step.lm, lookup, self._open(step.rows, lambda: step.logits))
         if not any(len(found.hits) for found in evidence):
             return Adjusted(step.logits, evidence)
         neutral = step.is_probability if self.neutral is None else self.neutral
@@ -109,7 +113,8 @@ class RAD(Grounded):
             logits = self._before_head(step.lm, step.hidden, evidence, neutral)
         else:
             logits = self.after_head(step.lm, step.logits, evidence, neutral)
-        return Adjusted(logits, evidence, None if neutral else stretch)
+        is_raw = neutral or self.neutral is False  # then probabilities are read as they are
+        return Adjusted(logits, evidence, None if is_raw else stretch)
 
     def retrieve(
         self, lm: Engine, lookup: StepHits, is_open: torch.Tensor | None = None
@@ -120,6 +125,15 @@ class RAD(Grounded):
             self._evidence(lm, lookup.rows, hits, is_open, retriever, strength)
             for (retriever, strength), hits in pairs
         )
+
+    def _open(self, rows: Rows, logits: Callable[[], torch.Tensor]) -> torch.Tensor | None:
+        """The rows that may be changed (rows,); None: all of them."""
+        found = None if self.gate is None else entropy(logits()) > self.gate
+        if not self.from_step:
+            return found
+        steps = [len(x) - start for x, start in zip(rows.contexts, rows.starts, strict=True)]
+        late = torch.tensor(steps, device=rows.lm.device) >= self.from_step
+        return late if found is None else found & late
 
     def _sets(self, lm: Engine) -> list[tuple[Retriever, float]]:
         """The truthful entries, then the wrong ones if they count; each with its strength."""
@@ -150,14 +164,16 @@ class RAD(Grounded):
         """RAD in transformers' own loop: model.generate(..., logits_processor=[...]).
 
         `prompt_length` is the number of tokens generate is given, pads included; only a space
-        built with window="answer" needs it. RAD itself has no use for the question.
+        built with window="answer" and from_step need it. RAD has no use for the question.
         """
         lm = wrap_transformers(model, tokenizer)
         self.check(lm)
-        if self.space.recipe.window == "answer" and prompt_length is None:
+        asks = self.space.recipe.window == "answer" or self.from_step
+        if asks and prompt_length is None:
             raise SettingError(
-                "a space built with window='answer' needs to know where the answer begins, and "
-                "transformers does not tell: give prompt_length=input_ids.shape[1]"
+                "a space built with window='answer', and from_step, need to know where the "
+                "answer begins, and transformers does not tell: give "
+                "prompt_length=input_ids.shape[1]"
             )
         start = prompt_length or 0
 
@@ -170,7 +186,7 @@ class RAD(Grounded):
 
     def adjust_scores(self, rows: Rows, scores: torch.Tensor) -> torch.Tensor:
         """Rows without a hit keep their scores to the bit; pads drop out of the window."""
-        is_open = None if self.gate is None else entropy(scores) > self.gate
+        is_open = self._open(rows, lambda: scores)
         evidence = self.retrieve(rows.lm, self.look_up(rows), is_open)
         if not any(len(found.hits) for found in evidence):
             return scores

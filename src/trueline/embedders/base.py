@@ -50,8 +50,15 @@ class TwoPhaseEmbedder(ABC):
         return self.embed_tokenized(self.tokenize(texts))
 
     @abstractmethod
-    def tokenize(self, texts: Sequence[str]) -> Tokenized:
-        """Cut texts into tokens: the first phase."""
+    def tokenize(self, texts: Sequence[str], *, tails: bool = False) -> Tokenized:
+        """Cut texts into tokens: the first phase.
+
+        Of a text that is longer than it reads, the beginning is kept; with `tails` the end.
+        """
+
+    def reads_whole(self, text: str) -> bool:
+        """Whether a text is no longer than it reads."""
+        return True
 
     @abstractmethod
     def embed_tokenized(self, tokenized: Tokenized) -> torch.Tensor:
@@ -67,13 +74,18 @@ class PreparedTexts:
     tokenized: Tokenized | None
 
 
-def prepare_texts(embedder: Embedder, texts: Sequence[str]) -> PreparedTexts:
-    """Do what an embedder can do before its model runs; `embed_prepared` does the rest."""
+def prepare_texts(
+    embedder: Embedder, texts: Sequence[str], *, tails: bool = False
+) -> PreparedTexts:
+    """Do what an embedder can do before its model runs; `embed_prepared` does the rest.
+
+    With `tails` it is the end that counts of a text which is too long for the embedder.
+    """
     index: dict[str, int] = {}
     indices = [index.setdefault(text, len(index)) for text in texts]
     distinct = list(index)
     phases = _two_phases(embedder)
-    tokenized = phases.tokenize(distinct) if phases and distinct else None
+    tokenized = phases.tokenize(distinct, tails=tails) if phases and distinct else None
     return PreparedTexts(distinct, indices, tokenized)
 
 
@@ -90,9 +102,17 @@ def embed_prepared(embedder: Embedder, prepared: PreparedTexts) -> torch.Tensor:
     return vectors[prepared.indices] if has_repeats else vectors
 
 
-def embed_distinct(embedder: Embedder, texts: Sequence[str]) -> torch.Tensor:
+def embed_distinct(
+    embedder: Embedder, texts: Sequence[str], *, tails: bool = False
+) -> torch.Tensor:
     """The unit vectors of texts (texts, dimension); equal texts are embedded once."""
-    return embed_prepared(embedder, prepare_texts(embedder, texts))
+    return embed_prepared(embedder, prepare_texts(embedder, texts, tails=tails))
+
+
+def count_cut(embedder: Embedder, texts: Sequence[str]) -> int:
+    """How many texts are longer than an embedder reads, as far as it can tell."""
+    phases = _two_phases(embedder)
+    return sum(not phases.reads_whole(text) for text in texts) if phases else 0
 
 
 def _two_phases(embedder: Embedder) -> TwoPhaseEmbedder | None:

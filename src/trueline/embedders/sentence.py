@@ -38,12 +38,16 @@ class SentenceEmbedder(TwoPhaseEmbedder):
         else:
             tokenizer.enable_truncation(limit)
         tokenizer.no_padding()
+        self._tails = Tokenizer.from_str(tokenizer.to_str())
+        if limit is not None:
+            self._tails.enable_truncation(limit, direction="left")
         parts = [encoder.fingerprint(), tokenizer.to_str(), pooling]
         self.hash = hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
-    def tokenize(self, texts: Sequence[str]) -> Tokenized:
+    def tokenize(self, texts: Sequence[str], *, tails: bool = False) -> Tokenized:
         """Cut texts into tokens, and pack them if the fast runtime is to embed them."""
-        encodings = self.tokenizer.encode_batch([text.strip() for text in texts])
+        tokenizer = self._tails if tails else self.tokenizer
+        encodings = tokenizer.encode_batch([text.strip() for text in texts])
         rows = [encoding.ids for encoding in encodings]
         if 0 < len(rows) <= _RUNTIME_MOST and is_on("runtime") and self._runtime is not None:
             return Tokenized(rows, self._runtime.pack(rows))
@@ -54,6 +58,10 @@ class SentenceEmbedder(TwoPhaseEmbedder):
         if tokenized.packs is not None and self._runtime is not None:
             return self._runtime.run(tokenized.packs)
         return self._embed_batches(tokenized.rows)
+
+    def reads_whole(self, text: str) -> bool:
+        """Whether a text is no longer than it reads."""
+        return not self.tokenizer.encode(text.strip()).overflowing
 
     def open(self) -> None:
         """Open its runtime, which may have to be exported first."""

@@ -28,7 +28,7 @@ class StaticEmbedder(TwoPhaseEmbedder):
         digest.update(tokenizer.to_str().encode())
         self.hash = digest.hexdigest()
 
-    def tokenize(self, texts: Sequence[str]) -> Tokenized:
+    def tokenize(self, texts: Sequence[str], *, tails: bool = False) -> Tokenized:
         """Cut texts into tokens and drop the unknown ones."""
         encodings = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return Tokenized(

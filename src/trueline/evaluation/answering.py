@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trueline.errors import SettingError
 from trueline.evaluation.cells import Cell
@@ -21,6 +21,7 @@ from trueline.evaluation.lines import (
     now,
     replace_line,
 )
+from trueline.evaluation.plan import Confidence, References
 from trueline.evaluation.samples import About, Benchmark, Choices, Sample
 
 if TYPE_CHECKING:
@@ -45,7 +46,9 @@ def sample_lines(
         else _answer(cell, index, sample, *answer)
         for (index, sample), answer in zip(batch, _answers(cell, batch), strict=True)
     ]
-    return lines if bertscore is None else _with_bertscore(lines, dict(batch), *bertscore)
+    if bertscore is None:
+        return lines
+    return _with_bertscore(lines, dict(batch), bertscore, cell.head.fidelity)
 
 
 def verdict_lines(
@@ -67,18 +70,48 @@ def verdict_lines(
     ]
 
 
-def text_scores(sample: Sample, text: str) -> dict[str, float | None]:
-    """What the words of an answer are worth; None where the sample has nothing to compare."""
+def cut_key_notes(cell: Cell, lines: Sequence[SampleLine]) -> list[str]:
+    """Answers whose full context, the key of a lookup, is longer than the embedder reads."""
+    from trueline.embedders.base import count_cut
+
+    space = cell.space
+    if space is None or cell.head.context != "full":
+        return []
+    embedder, prompt = space.open_embedder(cell.lm.device), cell.benchmark.prompt
+    answers = [line for line in lines if isinstance(line, AnswerLine)]
+    texts = [prompt.fill(line.question) + line.text for line in answers]
+    if not (count := count_cut(embedder, texts)):
+        return []
+    return [
+        f"{cell.head.label} on {cell.benchmark.name}: the full context of {count} of "
+        f"{len(answers)} answers is longer than {embedder.id} reads; the beginning of such a "
+        "key is left out"
+    ]
+
+
+def text_scores(
+    sample: Sample, text: str, *, stemmer: bool = False, references: References = "all"
+) -> dict[str, float | None]:
+    """What the words of an answer are worth; None where the sample has nothing to compare.
+
+    Stemmer and references are ROUGE-L's.
+    """
     from trueline.evaluation.metrics import bleu, closer_to_truth, rouge_l
 
     truthful, wrong = sample.answers, sample.wrong_answers
+    shown = _shown(sample, references)
     scores = {
-        "rouge_l": rouge_l(text, truthful) if truthful else None,
+        "rouge_l": rouge_l(text, shown, stemmer=stemmer) if shown else None,
         "bleu": bleu(text, truthful) if truthful else None,
         "rouge_accuracy": closer_to_truth(text, truthful, wrong, rouge_l),
         "bleu_accuracy": closer_to_truth(text, truthful, wrong, bleu),
     }
     return {name: _rounded(value, 6) for name, value in scores.items()}
+
+
+def _shown(sample: Sample, references: References) -> tuple[str, ...]:
+    """The references an answer is compared with."""
+    return sample.answers if references == "all" else sample.answers[:1]
 
 
 def _answers(cell: Cell, batch: Batch) -> list[TimedAnswer | str]:
@@ -114,6 +147,10 @@ def _answer(
     cell: Cell, index: int, sample: Sample, answer: Answer, seconds: float
 ) -> AnswerLine:
     steps = answer.trace or ()
+    how = cell.head.fidelity
+    options: dict[str, Any] = {
+        name: how[name] for name in ("stemmer", "references") if name in how
+    }
     return AnswerLine(
         cell=cell.id,
         sample=sample.id,
@@ -125,8 +162,8 @@ def _answer(
         prompt_tokens=answer.prompt_tokens,
         prompt_hashes=tuple(answer.prompt_hashes),
         seconds=seconds,
-        scores=_scores(sample, answer),
-        confidence=_confidence(answer),
+        scores=_scores(sample, answer, options),
+        confidence=_confidence(answer, how.get("confidence", "geometric")),
         hits=tuple(step.hits for step in steps),
         flipped=tuple(int(_is_changed(step, cell.head.temperature)) for step in steps),
         entropy=tuple(_rounded(step.entropy, 4) for step in steps),
@@ -136,12 +173,14 @@ def _answer(
     )
 
 
-def _scores(sample: Sample, answer: Answer) -> dict[str, float | None]:
+def _scores(
+    sample: Sample, answer: Answer, options: Mapping[str, Any]
+) -> dict[str, float | None]:
     """The scores of an answer: those of its regime, where it has one, else of its words."""
     from trueline.evaluation.regimes import probe_scores
 
     if sample.probe is None:
-        return text_scores(sample, answer.text)
+        return text_scores(sample, answer.text, **options)
     return probe_scores(sample.probe, answer.text, answer.finish == "length")
 
 
@@ -177,9 +216,11 @@ def _failed(cell: Cell, index: int, sample: Sample, reason: str) -> FailedLine:
     return FailedLine(cell=cell.id, sample=sample.id, index=index, reason=reason, time=now())
 
 
-def _confidence(answer: Answer) -> float | None:
-    """The geometric mean of the picked tokens' probabilities; None where one of them is 0."""
+def _confidence(answer: Answer, how: Confidence) -> float | None:
+    """The mean of the picked tokens' probabilities; a geometric one needs all above 0."""
     picked = [step.probability or 0.0 for step in answer.trace or ()]
+    if picked and how != "geometric":
+        return _rounded(sum(picked) / len(picked), 6)
     if not picked or min(picked) <= 0:
         return None
     return _rounded(math.exp(sum(map(math.log, picked)) / len(picked)), 6)
@@ -193,14 +234,19 @@ def _is_changed(step: TraceStep, temperature: float) -> bool:
 
 
 def _with_bertscore(
-    lines: Sequence[SampleLine], samples: dict[int, Sample], folder: str, layers: int
+    lines: Sequence[SampleLine],
+    samples: dict[int, Sample],
+    encoder: tuple[str, int],
+    how: Mapping[str, Any],
 ) -> list[SampleLine]:
     """The lines with one more score for every answer that has a reference."""
     from trueline.evaluation.metrics import BertScore
 
     scored = [x for x in lines if isinstance(x, AnswerLine) and samples[x.index].answers]
-    references = [samples[line.index].answers for line in scored]
-    values = BertScore(Path(folder), layers).scores([line.text for line in scored], references)
+    asked = how.get("references", "all")
+    references = [_shown(samples[line.index], asked) for line in scored]
+    scorer = BertScore(Path(encoder[0]), encoder[1], how.get("bertscore_baseline"))
+    values = scorer.scores([line.text for line in scored], references)
     more = {
         line.index: replace_line(line, scores={**line.scores, "bertscore": _rounded(value, 5)})
         for line, value in zip(scored, values, strict=True)

@@ -14,16 +14,19 @@ from trueline.evaluation.measures import (
     Column,
     ValuesBySample,
     columns_of,
-    confidences,
+    confidences_by_sample,
     series_of,
 )
 from trueline.evaluation.outcomes import CellResults
 from trueline.evaluation.statistics import (
     Difference,
+    Interval,
     mcnemar,
     mean_interval,
     paired_difference,
+    paired_statistic,
     redrawn_interval,
+    share_interval,
 )
 
 
@@ -40,6 +43,8 @@ class Average:
     spread: float | None = None  # standard deviation of the seeds' means
     difference: Difference | None = None  # from the baseline, paired
     p: float | None = None  # of the difference: McNemar where it is right or wrong
+    p_holm: float | None = None  # corrected for the comparisons of its column (Holm)
+    effect: str = ""  # what controls say of a gain; empty: there is none, or no control
     is_best: bool = False
 
 
@@ -61,6 +66,7 @@ class CellSummary:
     intervals: dict[str, tuple[float, float]]  # of these, 95 %
     unscored: dict[str, int]  # verdicts that could not be read, by column
     seconds: float
+    cut_off: int = 0  # answers that reached the limit of new tokens
     indicative: tuple[str, ...] = ()  # columns whose judge agrees too little with people
 
 
@@ -97,6 +103,7 @@ def summarize_cell(cell: CellResults) -> CellSummary:
         means={id: value.mean for id, value in means.items()},
         intervals={id: (x.low or 0.0, x.high or 0.0) for id, x in means.items()},
         unscored=dict(Counter(unread)),
+        cut_off=cell.cut_off,
         seconds=sum(x.seconds for x in cell.answers) + sum(x.seconds for x in cell.choices),
         indicative=tuple(sorted(indicative_columns([cell], columns))),
     )
@@ -111,11 +118,11 @@ def average(
     """
     series = series_of(cells, column)
     if series.number is not None:
-        return Average(series.number, *_redrawn(cells, column))
+        return _of_a_statistic(series.number, cells, column, baseline)
     if not series.seeds:
         return None
     factors = _factors(cells, column)
-    interval = mean_interval(*([*factor.values()] for factor in factors))
+    interval = _interval(factors, is_share=column.measure.is_binary and len(series.seeds) == 1)
     found = Average(
         interval.mean,
         interval.low,
@@ -125,21 +132,62 @@ def average(
         to_come=series.to_come,
         spread=_spread(cells, column),
     )
-    if not baseline:
+    lists = _paired(factors, baseline, column) if baseline else []
+    if not lists:
         return found
+    difference = paired_difference(*lists)
+    p = difference.p
     is_single = len(series.seeds) == 1 == len(series_of(baseline, column).seeds)
-    return _compared(found, column, [*factors, *_factors(baseline, column)], is_single)
+    if column.measure.is_binary and is_single:
+        p = mcnemar(*[[x == 1.0 for x in values] for values in lists])
+    return replace(found, difference=difference, p=p)
 
 
-def _redrawn(
-    cells: Sequence[CellResults], column: Column
-) -> tuple[float | None, float | None, int]:
-    """The interval of a number that is no mean, and n: of ECE and AUROC, of a single seed."""
-    sets = [found for cell in cells if (found := confidences(cell, column.judge))[0]]
-    if column.measure.key not in STATISTICS or len(sets) != 1:
-        return None, None, 0
-    interval = redrawn_interval(STATISTICS[column.measure.key], *sets[0])
-    return (*interval, len(sets[0][0])) if interval else (None, None, 0)
+def difference_from(
+    baseline: Sequence[CellResults], cells: Sequence[CellResults], column: Column
+) -> Difference | None:
+    """How far cells are ahead of others on the samples that both have; None: on none."""
+    lists = _paired(_factors(cells, column), baseline, column)
+    return paired_difference(*lists) if lists else None
+
+
+def _interval(factors: Sequence[ValuesBySample], *, is_share: bool) -> Interval:
+    """The mean with its interval; a share keeps a width at 0 and 1, redrawing would not."""
+    lists = [[*factor.values()] for factor in factors]
+    if is_share:
+        return share_interval(round(sum(lists[0])), len(lists[0]))
+    return mean_interval(*lists)
+
+
+def _of_a_statistic(
+    number: float, cells: Sequence[CellResults], column: Column, baseline: Sequence[CellResults]
+) -> Average:
+    """A number that is no mean; ECE and AUROC of a single seed have an interval and a p."""
+    ours, base = (_confident(some, column.judge) for some in (cells, baseline))
+    statistic = STATISTICS.get(column.measure.key)
+    if statistic is None or not ours:
+        return Average(number)
+    low, high = redrawn_interval(statistic, *_columns(ours, [*ours])) or (None, None)
+    found = Average(number, low, high, 0 if low is None else len(ours))
+    common = [sample for sample in ours if sample in base]
+    if not common:
+        return found
+    difference = paired_statistic(statistic, _columns(ours, common), _columns(base, common))
+    p = None if difference is None else difference.p
+    return replace(found, difference=difference, p=p)
+
+
+Confident = dict[str, tuple[float, bool]]  # by sample: how sure, and whether it is true
+
+
+def _confident(cells: Sequence[CellResults], judge: str) -> Confident:
+    """Confidence and verdict by sample, where one cell alone has them."""
+    sets = [found for cell in cells if (found := confidences_by_sample(cell, judge))]
+    return sets[0] if len(sets) == 1 else {}
+
+
+def _columns(found: Confident, samples: Sequence[str]) -> tuple[list[float], list[bool]]:
+    return [found[id][0] for id in samples], [found[id][1] for id in samples]
 
 
 def _factors(cells: Sequence[CellResults], column: Column) -> list[ValuesBySample]:
@@ -156,18 +204,12 @@ def _aligned(sets: Sequence[ValuesBySample]) -> list[ValuesBySample]:
     return [{id: values[id] for id in common} for values in sets]
 
 
-def _compared(
-    found: Average, column: Column, factors: Sequence[ValuesBySample], is_single: bool
-) -> Average:
-    """An average with its difference; the second half of the factors is the baseline's."""
-    lists = [[*values.values()] for values in _aligned(factors)]
-    if not lists[0]:
-        return found
-    difference = paired_difference(*lists)
-    p = difference.p
-    if column.measure.is_binary and is_single:
-        p = mcnemar(*[[x == 1.0 for x in values] for values in lists])
-    return replace(found, difference=difference, p=p)
+def _paired(
+    factors: Sequence[ValuesBySample], baseline: Sequence[CellResults], column: Column
+) -> list[list[float]]:
+    """The values of cells, then those of the baseline, on their common samples, if any."""
+    lists = [[*values.values()] for values in _aligned([*factors, *_factors(baseline, column)])]
+    return lists if lists[0] else []
 
 
 def _spread(cells: Sequence[CellResults], column: Column) -> float | None:

@@ -16,11 +16,19 @@ from typing import TYPE_CHECKING, Any
 from trueline.decoders import (
     PLAIN,
     default_settings,
+    method_class,
     settings_fields,
 )
 from trueline.errors import SettingError
 from trueline.evaluation.lines import CellLine, SpaceFacts, StopRule, plain, replace_line
-from trueline.evaluation.plan import BuildOptions, Mode, Plan, Variant, default_build
+from trueline.evaluation.plan import (
+    BuildOptions,
+    Control,
+    Mode,
+    Plan,
+    Variant,
+    default_build,
+)
 from trueline.evaluation.samples import Benchmark, Sample
 from trueline.files import file_hash, reason
 from trueline.inputs import FilledPrompt
@@ -38,7 +46,7 @@ _OF_SCORES = ("rouge-score", "sacrebleu", "bert-score")
 _BUILT = ("context", "window", "end", "embedder", "values", "dtype")
 _NOT_IN_ID = (  # names and origins: hashes of weights, data and space stand for what they name
     *("kind", "cell", "model", "defaults", "counts", "ground_from", "draw", "rule"),
-    *("is_plain", "has_own_prompt", "machine", "time"),
+    *("is_plain", "is_instead", "has_own_prompt", "machine", "time"),
 )
 
 
@@ -51,6 +59,7 @@ class Cell:
     decoder: Decoder
     samples: tuple[tuple[int, Sample], ...]  # with their places in the benchmark
     head: CellLine  # what stands ahead of its results, without machine and time
+    space: GroundingSpace | None = None
 
     @property
     def id(self) -> str:
@@ -68,9 +77,8 @@ def cells_of(
     """The cells of one variant: a task each, and where there is sampling a seed each."""
     from trueline.session import Session  # here, so that --help stays instant
 
-    suited = {
-        n: x for n, x in benchmark.settings.items() if n in settings_fields(variant.method)
-    }
+    shared = {**benchmark.settings, **plan.shared_settings}
+    suited = {n: x for n, x in shared.items() if n in settings_fields(variant.method)}
     settings = {**suited, **variant.settings}
     decoder = Session(lm, space).method(variant.method, settings, prompt=benchmark.prompt)
     found = []
@@ -86,7 +94,7 @@ def cells_of(
                 cell="",
                 seed=seed,
                 samples=len(samples),
-                defaults={**default_settings(variant.method), **suited},
+                defaults={**default_settings(variant.method), **suited, **_past(variant)},
                 space=None if space is None else _space_facts(variant, space),
                 versions=_versions(decoder, space, task),
                 **_run_facts(plan, lm, task),
@@ -94,8 +102,16 @@ def cells_of(
                 **_data_facts(plan, benchmark),
             )
             head = replace_line(head, cell=cell_id(head))
-            found.append(Cell(lm, benchmark, decoder, samples, head))
+            found.append(Cell(lm, benchmark, decoder, samples, head, space))
     return [cell for cell in found if cell.samples]
+
+
+def _past(variant: Variant) -> dict[str, Any]:
+    """The settings that make a control; they are nothing its user set."""
+    if variant.control is not Control.BOUNDARY or variant.build is None:
+        return {}
+    cls = method_class(variant.method)
+    return cls.settings_past_boundary(variant.build.context) or {}
 
 
 def cell_id(head: CellLine) -> str:
@@ -106,6 +122,9 @@ def cell_id(head: CellLine) -> str:
         raise SettingError(f"a setting of {head.method} is no plain value ({error})") from error
     if head.space is not None:
         facts["space"] = head.space.hash
+    for name in ("control", "fidelity"):  # so that cells of before them keep their ids
+        if not facts[name]:
+            del facts[name]
     facts["versions"] = {n: x for n, x in head.versions.items() if n != "python"}
     return _hash(facts)
 
@@ -235,6 +254,8 @@ def _method_facts(variant: Variant, decoder: Decoder, benchmark: Benchmark) -> d
         prompts = [one.hash for one in decoder.inputs(given)]
     return {
         "method": variant.method,
+        "control": variant.control,
+        "is_instead": variant.is_instead,
         "is_plain": variant.method == PLAIN,
         "has_own_prompt": decoder.needs.own_prompt,
         "settings": decoder.settings(),
@@ -273,6 +294,7 @@ def _data_facts(plan: Plan, benchmark: Benchmark) -> dict[str, Any]:
         "rule": plan.rule,
         "bertscore": (Path(plan.bertscore).name, layers) if plan.bertscore else None,
         "bertscore_hash": _folder_hash(plan.bertscore) if plan.bertscore else "",
+        "fidelity": plan.fidelity,
     }
 
 

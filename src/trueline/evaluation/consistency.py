@@ -16,7 +16,7 @@ def warnings(cells: Sequence[CellResults]) -> list[str]:
     """What a reader must know before these cells are compared."""
     found = []
     for cell in cells:
-        found += _failures(cell) + _strange_prompts(cell)
+        found += _failures(cell) + _cut_off(cell) + _strange_prompts(cell)
     groups: dict[str, list[CellResults]] = {}
     for cell in cells:
         key = repr([getattr(cell.head, name) for name in _COMPARED])
@@ -84,6 +84,17 @@ def _failures(cell: CellResults) -> list[str]:
     ]
 
 
+def _cut_off(cell: CellResults) -> list[str]:
+    """Answers that had not ended when their tokens ran out."""
+    count, limit = cell.cut_off, cell.head.max_new_tokens
+    if not count:
+        return []
+    return [
+        f"{cell.description}: {count} of {len(cell.answers)} answers are cut off after {limit} "
+        "tokens, and were judged as they stand; raise max_new_tokens"
+    ]
+
+
 def _strange_prompts(cell: CellResults) -> list[str]:
     """Answers that were not asked with the prompt their cell names."""
     expected = cell.head.prompt_hashes
@@ -136,7 +147,7 @@ def _idle(cells: Sequence[CellResults]) -> list[str]:
     for cell in cells:
         outputs = _outputs(cell)
         shared = outputs.keys() & base.keys()
-        if cell.head.is_plain or not shared:
+        if cell.head.is_plain or cell.head.control is not None or not shared:
             continue
         if all(outputs[sample] == base[sample] for sample in shared):
             what = "score" if cell.head.task == "choose" else "answer"

@@ -117,6 +117,7 @@ def _keys(line: AnyLine) -> list[object]:
 
 def _head_problem(head: CellLine) -> str:
     tables = {"settings": head.settings, "defaults": head.defaults, "machine": head.machine}
+    tables |= {"fidelity": head.fidelity}
     if (space := head.space) is not None:
         tables |= {"build": space.build, "default_build": space.default_build}
         tables |= {"built": space.built}

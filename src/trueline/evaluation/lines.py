@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from trueline.errors import MissingExtraError, SettingError
-from trueline.evaluation.plan import Mode
+from trueline.evaluation.plan import Control, Mode
 from trueline.evaluation.samples import About
 from trueline.examples.asked import LOCAL, Regime
 from trueline.files import read_bytes
@@ -30,7 +30,8 @@ Count = Annotated[int, Meta(ge=0, le=2**53)]
 Positive = Annotated[int, Meta(ge=1, le=2**53)]
 Flag = Annotated[int, Meta(ge=0, le=1)]
 Share = Annotated[float, Meta(ge=0, le=1)]
-Score = Annotated[float, Meta(ge=-1, le=1)]  # a share, or BERTScore, which is a cosine
+# A share, or BERTScore: a cosine, which a baseline may push far below 0.
+Score = Annotated[float, Meta(ge=-100, le=1)]
 Amount = Annotated[float, Meta(ge=0, le=1e9)]  # of seconds, megabytes, dollars, entropy
 LogProbability = Annotated[float, Meta(ge=-1e9, le=1e9)]
 
@@ -97,6 +98,9 @@ class CellLine(PartOfCell, frozen=True, kw_only=True, tag="cell"):
     bertscore: tuple[str, Positive] | None  # the encoder's folder and layer
     versions: dict[str, str]
     bertscore_hash: str = ""  # of the encoder's files
+    fidelity: dict[str, Any] = {}  # how answers were measured, where it is not as usual
+    control: Control | None = None  # what was taken out; None: it is the method itself
+    is_instead: bool = False  # whether it is there as what a user would do instead of a method
     machine: dict[str, Any] = {}  # every line gets one of its own
     time: str = ""
 

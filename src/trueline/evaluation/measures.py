@@ -163,14 +163,19 @@ def series_of(cells: Sequence[CellResults], column: Column) -> Series:
     return Series(tuple(seeds), unscored=unscored, to_come=to_come)
 
 
-def confidences(cell: CellResults, judge: str) -> tuple[list[float], list[bool]]:
+def confidences_by_sample(cell: CellResults, judge: str) -> dict[str, tuple[float, bool]]:
     """How sure the model was of each answer that has a truth verdict, and the verdict."""
     verdicts = cell.labels("truth", judge)
-    pairs = [
-        (line.confidence, label)
+    return {
+        line.sample: (line.confidence, label)
         for line in cell.answers
         if (label := verdicts.get(line.sample)) is not None and line.confidence is not None
-    ]
+    }
+
+
+def confidences(cell: CellResults, judge: str) -> tuple[list[float], list[bool]]:
+    """The same as two lists."""
+    pairs = confidences_by_sample(cell, judge).values()
     return [sure for sure, _ in pairs], [label for _, label in pairs]
 
 

@@ -37,10 +37,10 @@ class QuartileShare(NamedTuple):
     n: int
 
 
-def rouge_l(answer: str, references: Sequence[str]) -> float:
-    """Return the best ROUGE-L F1 against a reference: lower case, no stemmer."""
+def rouge_l(answer: str, references: Sequence[str], *, stemmer: bool = False) -> float:
+    """Return the best ROUGE-L F1 against a reference, in lower case."""
     _check_references("rouge_l", references)
-    scorer = _rouge_scorer()
+    scorer = _rouge_scorer(stemmer)
     return max(float(scorer.score(text, answer)["rougeL"].fmeasure) for text in references)
 
 
@@ -91,10 +91,11 @@ def check_rouge() -> None:
 
 @dataclass(frozen=True, slots=True)
 class BertScore:
-    """BERTScore F1 (arXiv 1904.09675) by an encoder in a local folder, not rescaled."""
+    """BERTScore F1 (arXiv 1904.09675) by an encoder in a local folder."""
 
     encoder_folder: Path
     layers: int  # which layer's hidden states are compared; 1 is the first
+    baseline: str | None = None  # the encoder by whose baseline it is rescaled; None: it is not
 
     def scores(
         self, answers: Sequence[str], references: Sequence[Sequence[str]]
@@ -107,6 +108,7 @@ class BertScore:
             )
         for texts in references:
             _check_references("BertScore", texts)
+        floor = 0.0 if self.baseline is None else bert_baseline(self.baseline, self.layers)
         scorer = _bert_scorer(str(self.encoder_folder), self.layers)
         filled = [index for index, answer in enumerate(answers) if answer.strip()]
         found = [0.0] * len(answers)
@@ -114,8 +116,28 @@ class BertScore:
             texts_of = [list(references[index]) for index in filled]
             best = scorer.score([answers[index] for index in filled], texts_of)[2]  # (filled,)
             for index, value in zip(filled, best.tolist(), strict=True):
-                found[index] = float(value)
+                found[index] = (float(value) - floor) / (1 - floor)
         return found
+
+
+def bert_baseline(encoder: str, layers: int) -> float:
+    """Return the F1 of unrelated sentences in a layer of an encoder, as bert-score ships it."""
+    package = Path(str(import_extra("bert_score", "BERTScore", "eval").__file__)).parent
+    kept = package / "rescale_baseline" / "en"
+    known = {
+        one.relative_to(kept).with_suffix("").as_posix(): one for one in kept.rglob("*.tsv")
+    }
+    if encoder not in known:
+        raise SettingError(
+            f"bert-score has no baseline of {encoder!r}; it has {', '.join(sorted(known))}"
+        )
+    rows = [line.split(",") for line in known[encoder].read_text("utf-8").splitlines()[1:]]
+    values = {int(layer): float(f1) for layer, _, _, f1 in rows}
+    if layers not in values:
+        raise SettingError(
+            f"the baseline of {encoder} has {max(values)} layers, asked for {layers}"
+        )
+    return values[layers]
 
 
 def mc1(scores: Sequence[float], is_true: Sequence[bool]) -> float:
@@ -237,9 +259,9 @@ def _check_references(name: str, references: Sequence[str]) -> None:
 
 
 @cache
-def _rouge_scorer() -> Any:
+def _rouge_scorer(stemmer: bool = False) -> Any:
     return import_extra("rouge_score.rouge_scorer", "ROUGE", "eval").RougeScorer(
-        ["rougeL"], use_stemmer=False
+        ["rougeL"], use_stemmer=stemmer
     )
 
 

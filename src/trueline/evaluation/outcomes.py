@@ -28,7 +28,11 @@ from trueline.files import reason
 
 _CONDITIONS = (
     "fingerprint tokenizer_hash dtype device benchmark task temperature seed max_new_tokens "
-    "stop"
+    "stop fidelity"
+).split()
+_SHARED = (
+    "model fingerprint dtype benchmark test task temperature method changed ground ground_from "
+    "max_new_tokens stop fidelity"
 ).split()
 LineT = TypeVar("LineT", bound=PartOfCell)
 
@@ -52,6 +56,11 @@ class CellResults:
         return self.head.cell
 
     @property
+    def cut_off(self) -> int:
+        """How many answers reached the limit of new tokens before they ended."""
+        return sum(line.finish == "length" for line in self.answers)
+
+    @property
     def judges(self) -> tuple[str, ...]:
         """The judges that gave verdicts, in the order they first did."""
         return tuple(dict.fromkeys(line.judge for line in self.verdicts))
@@ -71,9 +80,16 @@ class CellResults:
 
     @property
     def title(self) -> str:
-        """The method, what differs from its defaults, and the context of its space."""
-        context = self.head.context
-        return self.head.label + ("" if context is None else f" context={context}")
+        """The method, what differs from its defaults, its space's context, its control."""
+        context, control = self.head.context, self.head.control
+        told = self.head.label + ("" if context is None else f" context={context}")
+        return told if control is None else f"{told}, control: {control}"
+
+    @property
+    def experiment(self) -> str:
+        """What a method and its controls share: everything but the control and the seed."""
+        names = (*_SHARED, "context", "embedder")
+        return repr([getattr(self.head, name) for name in names])
 
 
 @dataclass(frozen=True, slots=True)

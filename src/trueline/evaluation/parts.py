@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trueline.errors import SettingError
 from trueline.evaluation.plan import Plan
-from trueline.evaluation.samples import Benchmark
+from trueline.evaluation.samples import Benchmark, bare_letters
 
 if TYPE_CHECKING:
     from trueline.engines.base import Engine
@@ -39,12 +40,12 @@ def benchmark_of(plan: Plan, name: str) -> Benchmark:
             name,
             data=plan.data,
             ground=plan.ground,
-            test=plan.test,
+            test=None if plan.questions else plan.test,
             seed=plan.draw,
             rule=plan.rule,
         )
 
-    found = read(name)
+    found = replace(_asked(read(name), plan.questions), layout=plan.prompts)
     if not found.test:
         raise SettingError(f"{name} has no sample to test on")
     if plan.ground_from in (None, name):
@@ -61,15 +62,31 @@ def benchmark_of(plan: Plan, name: str) -> Benchmark:
     )
 
 
+def _asked(benchmark: Benchmark, questions: Sequence[str]) -> Benchmark:
+    """A benchmark with the named questions alone, as far as it has them."""
+    from trueline.evaluation.benchmarks.pools import data_hash
+
+    if not questions:
+        return benchmark
+    wanted = {bare_letters(question) for question in questions}
+    test = tuple(one for one in benchmark.test if bare_letters(one.question) in wanted)
+    if not test:
+        raise SettingError(f"{benchmark.name} has none of the {len(questions)} questions asked")
+    counts = {**benchmark.counts, "test used": len(test)}
+    hashed = data_hash(benchmark.ground, test)
+    return replace(benchmark, test=test, hash=hashed, counts=counts)
+
+
 def judges_of(plan: Plan, models: dict[str, Engine]) -> list[Judge]:
     """Open the judges of a plan; those on this machine share its models, by name."""
     if not plan.judges:
         return []
     from trueline.evaluation.judges import Limits, open_judge
 
-    limits = {name: value for name, value in plan.judge.items() if name != "max_tokens"}
-    most = plan.judge.get("max_tokens")
-    options: dict[str, Any] = {"limits": Limits(**limits), "max_tokens": most}
+    own = ("max_tokens", "questions")  # not how hard a service is asked
+    options: dict[str, Any] = {name: plan.judge[name] for name in own if name in plan.judge}
+    limits = {name: value for name, value in plan.judge.items() if name not in own}
+    options["limits"] = Limits(**limits)
     found = []
     for name in plan.judges:
         kind, _, model = name.partition(":")
@@ -89,4 +106,5 @@ def check_scorers(plan: Plan) -> None:
     for score in (bleu, rouge_l):
         score("a", ["a"])
     if plan.bertscore is not None and plan.bertscore_layers is not None:
-        BertScore(Path(plan.bertscore), plan.bertscore_layers).scores([], [])
+        encoder = (Path(plan.bertscore), plan.bertscore_layers, plan.bertscore_baseline)
+        BertScore(*encoder).scores([], [])

@@ -3,15 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
 from trueline.decoders import default_settings, method_class
 from trueline.engines import DEFAULT_EMBEDDER, DEFAULT_MODEL
+from trueline.prompts import Layout
 
+# Of the picked tokens' probabilities: their geometric or arithmetic mean; `raw` reads them from
+# fused logits as they are, and not on the model's own scale (RAD's `neutral`).
+Confidence = Literal["geometric", "arithmetic", "arithmetic-raw"]
+References = Literal["all", "first"]  # the best of them, or the first alone
+FIDELITY = ("prompts", "confidence", "references", "stemmer", "bertscore_baseline")
+PAPER: Mapping[str, Any] = {  # `as = "paper"`: each holds where the plan says nothing else
+    "prompts": "one-line",
+    "confidence": "arithmetic-raw",
+    "references": "first",
+    "stemmer": True,
+    "max_new_tokens": 256,
+    "rule": "all",
+    "judge": {"questions": "paper"},
+}
+PAPER_ENCODER = "microsoft/deberta-xlarge-mnli"  # of BERTScore, rescaled by its baseline
 Mode = Literal["generate", "choose"]  # answers are generated, or candidates are scored
 MODES: tuple[Mode, ...] = ("generate", "choose")
+
+
+class Control(StrEnum):
+    """What is taken out of a method's examples, or left out of its steps, in a control."""
+
+    SHUFFLED = "answers shuffled"  # over the questions
+    WRONG = "wrong answers"  # in the place of the truthful ones
+    UNRELATED = "unrelated examples"
+    BOUNDARY = "no boundary steps"  # those whose window reaches over prompt and answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +60,14 @@ class Variant:
     method: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     build: BuildOptions | None = None  # None: it needs no grounding space
+    is_swept: bool = False  # whether it is one of the values of a sweep
+    control: Control | None = None  # None: it is the method itself
+    is_instead: bool = False  # whether it is there as what a user would do instead of a method
+
+    @property
+    def control_of_examples(self) -> Control | None:
+        """Its control, if that changes the examples; else it shares its method's space."""
+        return None if self.control is Control.BOUNDARY else self.control
 
     @property
     def needs_wrong(self) -> bool:
@@ -69,6 +103,24 @@ class Plan:
     trust_remote_code: bool = False
     bertscore: str | None = None  # the encoder's folder; None: no BERTScore
     bertscore_layers: int | None = None
+    controls: bool = True  # whether methods with a space run with their controls
+    questions: tuple[str, ...] = ()  # those to test on; empty: as `test` says
+    prompts: Layout = "lines"
+    confidence: Confidence = "geometric"
+    references: References = "all"
+    stemmer: bool = False  # whether ROUGE-L takes words by their stem
+    bertscore_baseline: str | None = None  # the encoder whose baseline rescales BERTScore
+
+    @property
+    def fidelity(self) -> dict[str, Any]:
+        """How prompts are laid out and answers measured, where it is not as usual."""
+        usual = {field.name: field.default for field in fields(self)}
+        return {n: x for n in FIDELITY if (x := getattr(self, n)) != usual[n]}
+
+    @property
+    def shared_settings(self) -> dict[str, Any]:
+        """What holds for every method that has such a setting and is given no other."""
+        return {"neutral": False} if self.confidence == "arithmetic-raw" else {}
 
 
 def default_build(method: str) -> BuildOptions | None:

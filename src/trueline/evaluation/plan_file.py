@@ -12,7 +12,10 @@ from typing import Any, cast
 
 from trueline.decoders import DEFAULT, PLAIN, check_settings, method_class, method_names
 from trueline.errors import SettingError, TruelineError
+from trueline.evaluation.controls import with_controls
 from trueline.evaluation.plan import (
+    PAPER,
+    PAPER_ENCODER,
     BuildOptions,
     Plan,
     Variant,
@@ -69,6 +72,7 @@ def read_plan_table(path: Path, *, trust_remote_code: bool = False) -> dict[str,
 def plan_from(table: Mapping[str, Any], where: str = "the plan") -> Plan:
     """A plan from a table; every mistake in it is listed at once."""
     _check_form(table, where)
+    table = _as_paper(table) if table.get("as") == "paper" else table
     mistakes = wrong_keys(table, KEYS, "")
     unfit = {name: unwritable(table.get(name), name) for name in _FREE}
     mistakes += [problem for problems in unfit.values() for problem in problems]
@@ -91,6 +95,17 @@ def plan_from(table: Mapping[str, Any], where: str = "the plan") -> Plan:
     if "data" in values:
         values["data"] = Path(values["data"])
     return Plan(**values, variants=variants)
+
+
+def _as_paper(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The table of a plan with the paper's way of doing things where it says nothing."""
+    judge = table.get("judge", {})
+    merged = {**PAPER, **table}
+    if isinstance(judge, Mapping):  # else the check of the plan names it
+        merged["judge"] = {**PAPER["judge"], **judge}
+    if "bertscore" in table:
+        merged.setdefault("bertscore_baseline", PAPER_ENCODER)
+    return merged
 
 
 def _check_form(table: Mapping[str, Any], where: str) -> None:
@@ -122,6 +137,8 @@ def _missing(table: Mapping[str, Any], sound: Mapping[str, Any]) -> list[str]:
         found.append(f"methods is missing; name one or more, such as {PLAIN} and {DEFAULT}")
     if ("bertscore" in table) != ("bertscore_layers" in table):
         found.append("bertscore and bertscore_layers go together: a folder and a layer of it")
+    if "bertscore_baseline" in table and "bertscore" not in table:
+        found.append("bertscore_baseline rescales BERTScore, and there is no bertscore")
     if len(sound.get("seeds", ())) > 1 and not sound.get("temperature"):
         found.append("seeds has several, which needs a temperature above 0")
     return found
@@ -157,7 +174,11 @@ def _variants(table: Mapping[str, Any], mistakes: list[str]) -> tuple[Variant, .
     distinct = [one for index, one in enumerate(variants) if one not in variants[:index]]
     refused = [problem for variant in distinct for problem in _refused(variant)]
     mistakes += refused
-    return () if refused else with_wrong_answers(distinct)
+    if refused:
+        return ()
+    if table.get("controls", True):
+        distinct = with_controls(distinct, lambda method: _build_options(method, build, {}))
+    return with_wrong_answers(distinct)
 
 
 def _settings_mistakes(settings: Mapping[str, Any], used: list[str]) -> list[str]:
@@ -186,7 +207,8 @@ def _swept(
         for key, value in zip(keys, values, strict=True):
             (swept if key.startswith("build.") else settings)[keys[key]] = value
         frozen = {name: _frozen(value) for name, value in settings.items()}
-        found.append(Variant(method, frozen, _build_options(method, build, swept)))
+        options = _build_options(method, build, swept)
+        found.append(Variant(method, frozen, options, is_swept=bool(keys)))
     return found
 
 

@@ -9,7 +9,8 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 
 from trueline.errors import SettingError
 from trueline.evaluation.judges.pace import Limits
-from trueline.evaluation.plan import MODES
+from trueline.evaluation.plan import MODES, Confidence, References
+from trueline.prompts import LAYOUTS
 from trueline.settings import check_values, in_words
 from trueline.visible import has_half_character, shown
 
@@ -99,6 +100,14 @@ KEYS: dict[str, Takes] = {
     "sweep": _TABLE,
     "variants": _list(_VARIANT),
     "build": _TABLE,
+    "controls": _FLAG,
+    "questions": _list(_TEXT),
+    "as": _one_of("paper"),
+    "prompts": _one_of(*LAYOUTS),
+    "confidence": _one_of(*get_args(Confidence)),
+    "references": _one_of(*get_args(References)),
+    "stemmer": _FLAG,
+    "bertscore_baseline": _NAME,
 }
 BUILD: dict[str, Takes] = {
     "context": Takes(
@@ -143,6 +152,7 @@ JUDGE: dict[str, Takes] = {
         for name, hint in get_type_hints(Limits, include_extras=True).items()
     },
     "max_tokens": _whole(1),
+    "questions": _one_of("ours", "paper"),
 }
 
 

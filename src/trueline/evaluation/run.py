@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from trueline.errors import SettingError
-from trueline.evaluation.answering import sample_lines, verdict_lines
+from trueline.evaluation.answering import cut_key_notes, sample_lines, verdict_lines
 from trueline.evaluation.averages import CellSummary, summarize_cell
 from trueline.evaluation.cells import Cell, cells_of, grounding_space, machine
 from trueline.evaluation.consistency import agreement_notes, warnings
+from trueline.evaluation.controls import controlled_examples
+from trueline.evaluation.effects import effect_notes
 from trueline.evaluation.journal import Journal, open_journal
 from trueline.evaluation.leaks import leak_line, leak_note
 from trueline.evaluation.lines import (
@@ -28,7 +30,7 @@ from trueline.evaluation.lines import (
 )
 from trueline.evaluation.outcomes import gather_cells
 from trueline.evaluation.parts import benchmark_of, check_scorers, judges_of, model_of
-from trueline.evaluation.plan import BuildOptions, Plan
+from trueline.evaluation.plan import BuildOptions, Control, Plan, Variant
 from trueline.evaluation.samples import Benchmark
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from trueline.evaluation.judges import Judge
     from trueline.space.space import GroundingSpace
 
+Spaces = dict[tuple[BuildOptions, Control | None], "GroundingSpace"]  # by what shapes them
 OnLabelledProgress = Callable[[str, int, int], None]  # a label, samples done, samples in all
 _JUDGED = 64  # answers a judge is given at once: enough to keep a service busy
 
@@ -120,7 +123,7 @@ def run_plan(
             stopped = str(reason)
     by_id = {cell.id: cell for cell in gather_cells(journal.lines)}
     cells = [by_id[id] for id in run.begun]
-    notes = run.notes + warnings(cells) + agreement_notes(cells)
+    notes = run.notes + warnings(cells) + effect_notes(cells) + agreement_notes(cells)
     return RunOutcome(Path(folder), [summarize_cell(cell) for cell in cells], notes, stopped)
 
 
@@ -143,7 +146,7 @@ def _run_model(run: _Run, model: str, benchmarks: Sequence[Benchmark]) -> None:
     run.budget.check()
     lm = run.models.get(model) or model_of(plan, model)
     for benchmark in benchmarks:
-        spaces: dict[BuildOptions, GroundingSpace] = {}
+        spaces: Spaces = {}
         cells = list(_cells(run, lm, benchmark, spaces))
         total, done = sum(len(cell.samples) for cell in cells), 0
         label = f"{lm.id} {benchmark.name}"
@@ -151,7 +154,8 @@ def _run_model(run: _Run, model: str, benchmarks: Sequence[Benchmark]) -> None:
             for step in _run_cell(run, cell):
                 done += step
                 run.tell(label, done, total)
-        _find_leaks(run, lm, benchmark, next(iter(spaces.values()), None))
+        own = (space for (_, control), space in spaces.items() if control is None)
+        _find_leaks(run, lm, benchmark, next(own, None))
 
 
 def _find_leaks(
@@ -182,24 +186,37 @@ def _cells(
     run: _Run,
     lm: Engine,
     benchmark: Benchmark,
-    spaces: dict[BuildOptions, GroundingSpace],
+    spaces: Spaces,
 ) -> Iterator[Cell]:
-    """The cells of every variant; the space of each set of build options is made once."""
+    """The cells of every variant; a space is made once for all that share it."""
     has_choices = any(sample.single or sample.multiple for sample in benchmark.test)
     if "choose" in run.plan.tasks and not has_choices:
         run.notes.append(f"{benchmark.name} has no choices; the task choose is left out")
     for variant in run.plan.variants:
-        if variant.needs_wrong and not any(one.wrong_answers for one in benchmark.ground):
-            given = ", ".join(f"{name}={value}" for name, value in variant.settings.items())
-            run.notes.append(
-                f"{benchmark.name}: no grounding example has a wrong answer; {variant.method} "
-                f"with {given or 'its defaults'} is left out"
-            )
+        if problem := _unfit(variant, benchmark):
+            run.notes.append(f"{benchmark.name}: {problem}")
             continue
-        if (options := variant.build) is not None and options not in spaces:
-            spaces[options] = _space(run, lm, benchmark, options)
-        space = None if options is None else spaces[options]
+        space = None
+        if (options := variant.build) is not None:
+            key = (options, variant.control_of_examples)
+            if key not in spaces:
+                ground = controlled_examples(benchmark.ground, variant.control)
+                spaces[key] = _space(run, lm, replace(benchmark, ground=ground), options)
+            space = spaces[key]
         yield from cells_of(run.plan, lm, benchmark, variant, space)
+
+
+def _unfit(variant: Variant, benchmark: Benchmark) -> str:
+    """Why a variant cannot be run on a benchmark, in words; empty if it can."""
+    if variant.needs_wrong and not any(one.wrong_answers for one in benchmark.ground):
+        given = ", ".join(f"{name}={value}" for name, value in variant.settings.items())
+        return (
+            f"no grounding example has a wrong answer; {variant.method} with "
+            f"{given or 'its defaults'} is left out"
+        )
+    if variant.control and not controlled_examples(benchmark.ground, variant.control):
+        return f"its examples give no control `{variant.control}` for {variant.method}"
+    return ""
 
 
 def _space(
@@ -239,6 +256,7 @@ def _run_cell(run: _Run, cell: Cell) -> Iterator[int]:
     lines = journal.samples_of(cell.id)
     seconds = sum(0.0 if isinstance(line, FailedLine) else line.seconds for line in lines)
     peak = _held_mb("VmHWM") if is_weighed else None
+    run.notes += cut_key_notes(cell, lines)
     done = DoneLine(cell=cell.id, seconds=round(seconds, 4), peak_mb=peak, time=now())
     journal.append([done])
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trueline.examples.asked import Regime
-from trueline.prompts import Prompt, prompt_sets
+from trueline.prompts import Layout, Prompt, prompt_sets
 from trueline.records import Example
 
 Task = Literal["question", "dialogue", "summary"]
@@ -50,6 +50,11 @@ class Sample:
     probe: Probe | None = None  # None: a question to which no regime is known
 
 
+def bare_letters(question: str) -> str:
+    """A question without what may differ between two copies of it: case, signs, blanks."""
+    return "".join(sign for sign in question.lower() if sign.isalnum())
+
+
 @dataclass(frozen=True, slots=True)
 class Benchmark:
     """Examples to ground with and samples to test on, as they were read."""
@@ -61,11 +66,12 @@ class Benchmark:
     hash: str  # of the ground examples and test samples, in order
     settings: Mapping[str, Any] = field(default_factory=dict)  # for methods that have them
     counts: Mapping[str, int] = field(default_factory=dict)  # rows read, kept, left out
+    layout: Layout = "lines"  # of the prompt
 
     @property
     def prompt(self) -> Prompt:
         """The paper's prompt for its task."""
-        return prompt_sets()[self.task].base
+        return prompt_sets(self.layout)[self.task].base
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,8 +94,11 @@ def share_interval(found: int, n: int) -> Interval:
     return Interval(share, max(0.0, middle - half), min(1.0, middle + half), n)
 
 
+Statistic = Callable[[list[float], list[bool]], float | None]
+
+
 def redrawn_interval(
-    statistic: Callable[[list[float], list[bool]], float | None],
+    statistic: Statistic,
     a: Sequence[float],
     b: Sequence[bool],
     *,
@@ -106,15 +109,57 @@ def redrawn_interval(
 
     Draws it cannot be worked out from, such as those with right answers alone, do not count.
     """
-    x, y = as_columns(a, b)
-    size = (_checked(draws), len(x))
-    picks = np.random.default_rng(seed).integers(0, max(1, len(x)), size=size)
-    found = [statistic(x[row].tolist(), y[row].astype(bool).tolist()) for row in picks]
-    known = [value for value in found if value is not None]
+    columns = as_columns(a, b)
+    drawn = (_statistic(statistic, columns[:, row]) for row in _picks(columns, draws, seed))
+    known = [value for value in drawn if value is not None]
     if not known:
         return None
     low, high = np.quantile(known, [0.025, 0.975])
     return float(low), float(high)
+
+
+def paired_statistic(
+    statistic: Statistic,
+    ours: tuple[Sequence[float], Sequence[bool]],
+    base: tuple[Sequence[float], Sequence[bool]],
+    *,
+    draws: int = 300,
+    seed: int = 0,
+) -> Difference | None:
+    """Return statistic(ours) - statistic(base) of the same samples, as for paired means.
+
+    A redrawn sample brings what both sides have of it; for p the two sides of samples are
+    swapped by chance. None where the statistic of either cannot be worked out.
+    """
+    columns = as_columns(*ours, *base)  # (4, n)
+
+    def gap(both: Floats) -> float | None:
+        pair = _statistic(statistic, both[:2]), _statistic(statistic, both[2:])
+        return None if pair[0] is None or pair[1] is None else pair[0] - pair[1]
+
+    seen = gap(columns)
+    if seen is None:
+        return None
+    drawn = [gap(columns[:, row]) for row in _picks(columns, draws, seed)]
+    known = np.array([value for value in drawn if value is not None])
+    generator, n = np.random.default_rng(seed), columns.shape[1]
+    as_far = 1  # what was seen is one more way
+    for _ in range(draws):
+        is_swapped = generator.integers(0, 2, size=n).astype(bool)
+        other = gap(np.where(is_swapped, columns[[2, 3, 0, 1]], columns))
+        as_far += other is None or abs(other) >= abs(seen) - _EQUAL
+    return Difference(*_summary(seen, known), as_far / (draws + 1), n)
+
+
+def _statistic(statistic: Statistic, columns: Floats) -> float | None:
+    return statistic(columns[0].tolist(), columns[1].astype(bool).tolist())
+
+
+def _picks(columns: Floats, draws: int, seed: int) -> NDArray[np.int64]:
+    """Which samples each draw takes, with replacement: (draws, n)."""
+    n = columns.shape[1]
+    size = (_checked(draws), n)
+    return np.random.default_rng(seed).integers(0, max(1, n), size=size)
 
 
 def paired_difference(
@@ -149,6 +194,20 @@ def mcnemar(is_right: Sequence[bool], base: Sequence[bool]) -> float:
         term = term * (discordant - k) // (k + 1)
         tail += term
     return min(1.0, 2 * tail / (1 << discordant))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return each p corrected for the number of comparisons, in their order (Holm 1979).
+
+    The smallest is multiplied by their number, the next by one less and so on; none may come
+    out below one that was smaller, nor above 1.
+    """
+    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
+    corrected, highest = [0.0] * len(order), 0.0
+    for rank, index in enumerate(order):
+        highest = max(highest, min(1.0, (len(order) - rank) * p_values[index]))
+        corrected[index] = highest
+    return corrected
 
 
 def average_ranks(values: Iterable[float]) -> Floats:

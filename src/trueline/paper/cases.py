@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, get_args
 from trueline.evaluation.outcomes import CellResults
 from trueline.evaluation.parts import benchmark_of, model_of
 from trueline.evaluation.plan import Plan
-from trueline.evaluation.samples import About
+from trueline.evaluation.samples import About, bare_letters
 from trueline.explain.moves import moves
 from trueline.paper.figures import PaperCase, paper
 from trueline.report.grids import Grid, GridText
@@ -19,7 +19,7 @@ from trueline.report.tables import Table
 if TYPE_CHECKING:
     from trueline.records import Answer
 
-_SHOWN = 5  # questions a table
+_SHOWN = 6  # questions a table
 _MOVES = 4  # tokens a question
 _NONE = GridText("\N{EN DASH}")
 _WORDS = {True: "yes", False: "no", None: "unscored"}
@@ -46,11 +46,11 @@ class AnsweredCase:
 
 def cases_of(plan: Plan, folder: Path, table: Table) -> list[AnsweredCase]:
     """The questions the paper shows, then the first on which RAD differs from greedy."""
-    cells = {row.method: row.first for row in table.rows}
+    cells = {row.method: row.first for row in table.rows if not row.first.head.is_instead}
     greedy = {line.sample: line.text for line in cells["greedy"].answers}
-    shown_by_paper = {_normalized(case.question) for case in paper().cases}
+    shown_by_paper = {bare_letters(case.question) for case in paper().cases}
     both = [line for line in cells["rad"].answers if line.sample in greedy]
-    named = [line for line in both if _normalized(line.question) in shown_by_paper]
+    named = [line for line in both if bare_letters(line.question) in shown_by_paper]
     moved = [line for line in both if line.text != greedy[line.sample]]
     shown = [*named, *(line for line in moved if line not in named)][:_SHOWN]
     again = _traced(plan, folder, table.benchmark, [line.question for line in shown])
@@ -120,7 +120,8 @@ def _traced(plan: Plan, folder: Path, benchmark: str, questions: list[str]) -> l
     if not questions:
         return []
     lm, read = model_of(plan, plan.models[0]), benchmark_of(plan, benchmark)
-    (variant,) = (variant for variant in plan.variants if variant.method == "rad")
+    own = (one for one in plan.variants if one.control is None)
+    (variant,) = (variant for variant in own if variant.method == "rad")
     assert variant.build is not None
     space = grounding_space(lm, read, variant.build, folder / "spaces", None)
     cell, *_ = cells_of(plan, lm, read, variant, space)
@@ -137,8 +138,3 @@ def _answer(cell: CellResults, sample: str) -> MethodAnswer | None:
             if sample in labels:
                 verdicts.append(f"{about}: {_WORDS[labels[sample]]} ({judge})")
     return None if text is None else MethodAnswer(text.strip(), tuple(verdicts))
-
-
-def _normalized(question: str) -> str:
-    """A question without what may differ between two copies of it."""
-    return "".join(sign for sign in question.lower() if sign.isalnum())

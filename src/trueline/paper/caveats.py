@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from trueline.evaluation.consistency import agreement_notes
 from trueline.evaluation.outcomes import CellResults
+from trueline.paper.comparability import comparable_sentence, is_of_the_paper
 from trueline.paper.figure_pairs import blocks_for
 from trueline.paper.figures import paper
 from trueline.paper.recipes import EXAMPLES, PaperRecipe
@@ -19,24 +20,27 @@ _RULES = {  # by which examples are taken, as the plan has it
     "without an answer cannot ground, so there may be fewer than were asked for.",
 }
 _BERTSCORE = (
-    "BERTScore: ours is F1 as the encoder gives it, not rescaled by a baseline; the paper "
-    "names neither its encoder nor whether it rescales."
+    "BERTScore: ours is F1 as the encoder gives it, not rescaled by a baseline; the authors' "
+    "code rescales that of deberta-xlarge-mnli (bertscore_baseline)."
 )
 _CONFIDENCE = (
     "Confidence: the paper takes the mean of the tokens' probabilities, ours is their "
-    "geometric mean, so the levels of ECE and AUROC cannot be compared."
+    "geometric mean, so the levels of ECE and AUROC cannot be compared (confidence)."
 )
 
 
 def caveats(recipe: PaperRecipe, tables: Sequence[Table]) -> tuple[str, ...]:
     """Why our figures are not the paper's: model, judge, questions, examples, misprints."""
     cells = [cell for table in tables for cell in table.cells]
-    notes = [_models({table.model for table in tables}), *_judges(recipe, tables, cells)]
+    notes = [
+        comparable_sentence(recipe, tables),
+        _models({table.model for table in tables}),
+        *_judges(recipe, tables, cells),
+    ]
     for table in tables:
         notes += [_benchmark(recipe, table), _questions(table)]
     notes += [_ground(cells), *_measures(recipe, tables), *_misprints(recipe)]
-    found = [note for note in notes if note]
-    return tuple(found) or ("Model, judge, questions and examples are the paper's.",)
+    return tuple(note for note in notes if note)
 
 
 def space_caveats(measured: Sequence[SpaceCosts]) -> tuple[str, ...]:
@@ -52,20 +56,13 @@ def space_caveats(measured: Sequence[SpaceCosts]) -> tuple[str, ...]:
     return tuple(note for note in notes if note)
 
 
-def is_of_the_paper(model: str) -> bool:
-    """Whether the paper ran a model; folders and owners in its name do not count."""
-    short = model.lower().rpartition("/")[2]
-    return short in {name.lower().rpartition("/")[2] for name in paper().models.values()}
-
-
 def _models(models: set[str]) -> str:
     others = sorted(model for model in models if not is_of_the_paper(model))
     if not others:
         return ""
     return (
         f"Another model: ours is {', '.join(others)}, the paper's are "
-        f"{', '.join(paper().models)}. The figures cannot be compared, only which way a method "
-        "moves them."
+        f"{', '.join(paper().models)}."
     )
 
 
@@ -104,8 +101,11 @@ def _benchmark(recipe: PaperRecipe, table: Table) -> str:
 def _measures(recipe: PaperRecipe, tables: Sequence[Table]) -> list[str]:
     """What is measured in another way than the paper's, and is shown here."""
     shown = {column.measure.key for table in tables for column in table.columns}
-    notes = [_BERTSCORE] if "bertscore" in shown else []
-    return [*notes, _CONFIDENCE] if recipe.show == "reliability" else notes
+    heads = [cell.head for table in tables for cell in table.cells]
+    is_raw = any("bertscore_baseline" not in head.fidelity for head in heads)
+    is_geometric = any("confidence" not in head.fidelity for head in heads)
+    notes = [_BERTSCORE] if "bertscore" in shown and is_raw else []
+    return [*notes, _CONFIDENCE] if recipe.show == "reliability" and is_geometric else notes
 
 
 def _questions(table: Table) -> str:

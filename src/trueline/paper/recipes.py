@@ -12,12 +12,14 @@ from typing import Any
 from trueline.errors import SettingError, import_extra
 from trueline.evaluation.plan import Plan
 from trueline.evaluation.plan_file import plan_from
+from trueline.paper.figures import paper
 
 PlanKeys = Mapping[str, Any]  # keys of a run.toml
 
 EXAMPLES = 100  # examples the paper grounds with, where their number is not what varies
-SMALL: PlanKeys = {"ground": 25, "test": 16}  # minutes on two cores with the default model
-FULL: PlanKeys = {"ground": EXAMPLES, "test": "all", "rule": "all"}  # as in the paper
+# Minutes on two cores with the default model: that a recipe runs, no more.
+SMALL: PlanKeys = {"ground": 25, "test": 16, "controls": False}
+FULL: PlanKeys = {"ground": EXAMPLES, "test": "all", "as": "paper"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ def plans_of(recipe: PaperRecipe, given: PlanKeys, *, is_full: bool = False) -> 
     """The plans of a recipe, which run into one folder; what is given wins over the recipe."""
     shared = {**recipe.plan, **(FULL if is_full else {**SMALL, **recipe.small})}
     shared.setdefault("judges", ["offline"])
+    if recipe.show == "cases" and "benchmarks" not in given:  # others have not these questions
+        shared["questions"] = [case.question for case in paper().cases]
     table: dict[str, Any] = {**shared, **given}
     parts: list[PlanKeys] = list(recipe.each or [{}])
     if recipe.grounds:

@@ -25,6 +25,8 @@ from trueline.report.plots import Plot
 from trueline.report.tables import Table, tables_of
 from trueline.report.writing import draw_all, facts_of, named_plots, warnings_of
 
+_TELLING = 100  # questions from which on an interval is about twenty points wide
+
 
 @dataclass(frozen=True, slots=True)
 class Reproduced:
@@ -74,7 +76,7 @@ def reproduce(
         data["cases"] = [asdict(case) for group in cases for case in group]
         data["paper_cases"] = [asdict(case) for case in paper().cases]
     summary = _summary(recipe, ours, notes)
-    return Reproduced(recipe, _document(recipe, [summary, *sections]), data)
+    return Reproduced(recipe, _document(recipe, [summary, *sections], _size(tables)), data)
 
 
 def run_all(
@@ -139,8 +141,16 @@ def _text_figures(recipe: PaperRecipe, ours: dict[str, str]) -> list[dict[str, s
     return rows + [{"what": key, "paper": "", "ours": text} for key, text in more.items()]
 
 
-def _document(recipe: PaperRecipe, sections: Sequence[Section]) -> Document:
-    return Document(f"Recipe {recipe.name}: {recipe.about}", (), tuple(sections))
+def _size(tables: Sequence[Table]) -> str:
+    """How many questions a run rests on, for its title; few are called what they are."""
+    counts = [row.counts["generate"].answered for table in tables for row in table.rows]
+    low, high = min(counts), max(counts)
+    told = f", N = {high}" if low == high else f", N = {low} to {high}"
+    return told if low >= _TELLING else f"{told} (a smoke test: that it runs, no more)"
+
+
+def _document(recipe: PaperRecipe, sections: Sequence[Section], size: str = "") -> Document:
+    return Document(f"Recipe {recipe.name}{size}: {recipe.about}", (), tuple(sections))
 
 
 def _spaces(recipe: PaperRecipe, measured: Sequence[SpaceCosts]) -> Reproduced:

@@ -76,7 +76,8 @@ def _judges(table: Table) -> dict[str, str]:
 
 
 def _correlation(table: Table, one: Column, other: Column) -> str:
-    rows = [row for row in table.rows if {one.id, other.id} <= row.values.keys()]
+    methods = [row for row in table.rows if not row.first.head.is_instead]
+    rows = [row for row in methods if {one.id, other.id} <= row.values.keys()]
     means = [[row.values[column.id].mean for row in rows] for column in (one, other)]
     if len(rows) < 3:
         return "needs three methods or more"

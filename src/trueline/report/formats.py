@@ -32,8 +32,8 @@ _LATEX = {
 }
 _CSV = (
     "model,dtype,benchmark,label,method,measure,judge,unit,mean,low,high,n,unscored,spread,"
-    "seeds,difference,difference_low,difference_high,p,is_best,answered,failed,skipped,to_come,"
-    "to_be_judged,is_indicative"
+    "seeds,difference,difference_low,difference_high,p,p_holm,control,effect,is_best,answered,"
+    "failed,skipped,cut_off,to_come,to_be_judged,is_indicative"
 ).split(",")
 _FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # how a formula begins, also full width
 
@@ -168,7 +168,7 @@ def as_csv(tables: Sequence[Table]) -> str:
     writer = csv.DictWriter(out, _CSV, lineterminator="\n")
     writer.writeheader()
     for table in tables:
-        for row in table.rows:
+        for row in (*table.rows, *table.controls):
             for column in table.columns:
                 if (value := row.values.get(column.id)) is not None:
                     writer.writerow(_csv_line(table, row, column, value))
@@ -200,10 +200,14 @@ def _csv_line(table: Table, row: MethodRow, column: Column, value: Average) -> d
         "difference_low": shown(change.low if change else None),
         "difference_high": shown(change.high if change else None),
         "p": "" if value.p is None else f"{value.p:.6g}",
+        "p_holm": "" if value.p_holm is None else f"{value.p_holm:.6g}",
+        "control": row.control,
+        "effect": value.effect,
         "is_best": int(value.is_best),
         "answered": counts.answered,
         "failed": counts.failed,
         "skipped": counts.skipped,
+        "cut_off": counts.cut_off,
         "to_come": counts.left,
         "to_be_judged": value.to_come,
         "is_indicative": int(column.id in table.indicative),

@@ -68,7 +68,8 @@ def grids_of(table: Table) -> tuple[Grid, ...]:
         columns = [column for column in table.columns if column.measure.group == group]
         if columns:
             head = ("method", *(_title(one, len(judges) > 1, table) for one in columns))
-            rows = tuple(_row(row, columns) for row in table.rows if _has_task(row, columns))
+            every = [x for row in table.rows for x in (row, *table.controls_of(row))]
+            rows = tuple(_row(row, columns) for row in every if _has_task(row, columns))
             grids.append(Grid(group, (*head, "counts"), rows))
     return tuple(grids)
 
@@ -101,6 +102,7 @@ def _counts(counts: Counts, values: list[Average]) -> GridText:
     unscored = max((value.unscored for value in values), default=0)
     to_judge = max((value.to_come for value in values), default=0)
     below = [f"{unscored} unscored, {counts.failed} failed, {counts.skipped} skipped"]
+    below += [f"{counts.cut_off} cut off"] if counts.cut_off else []
     below += [f"{counts.left} to come"] if counts.left else []
     below += [f"{to_judge} to be judged"] if to_judge else []
     return GridText(f"n {counts.answered}", tuple(below))
@@ -116,7 +118,9 @@ def _text(value: Average | None, column: Column) -> GridText:
         change = value.difference
         low, high = (number(x, column, sign=True) for x in (change.low, change.high))
         below.append(f"{number(change.mean, column, sign=True)} [{low}, {high}]")
-        below.append(p_text(value.p))
+        below.append(p_text(value.p, value.p_holm))
+    if value.effect:
+        below.append(value.effect)
     return GridText(number(value.mean, column), tuple(below), value.is_best)
 
 
@@ -127,8 +131,11 @@ def interval_lines(value: Average, column: Column) -> list[str]:
     return [f"[{number(value.low, column)}, {number(value.high, column)}] n {value.n}"]
 
 
-def p_text(p: float | None) -> str:
-    """A p as people write it."""
+def p_text(p: float | None, corrected: float | None = None) -> str:
+    """A p as people write it, with the one that is corrected for several comparisons."""
     if p is None:
         return "no p"
-    return "p < 0.001" if p < 0.001 else f"p {p:.3f}"
+    text = "p < 0.001" if p < 0.001 else f"p {p:.3f}"
+    if corrected is None:
+        return text
+    return f"{text} (Holm {'< 0.001' if corrected < 0.001 else f'{corrected:.3f}'})"

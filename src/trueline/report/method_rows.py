@@ -11,7 +11,7 @@ from trueline.evaluation.outcomes import CellResults
 from trueline.evaluation.plan import Mode
 
 _TABLE = ("model", "fingerprint", "dtype", "benchmark")
-_VARIED = ("ground", "ground_from", "test")  # what may differ besides the label
+_VARIED = ("ground", "ground_from", "test", "fidelity")  # what may differ besides the label
 _SPACE = ("context", "embedder")  # the same, where a method has more than one of them
 _ANSWERED = ("temperature", "max_new_tokens", "stop")  # the same, where answers are generated
 
@@ -24,6 +24,7 @@ class Counts:
     answered: int
     failed: int
     skipped: int  # samples of the benchmark that the task has no use for
+    cut_off: int  # answers that reached the limit of new tokens
 
     @property
     def left(self) -> int:
@@ -49,6 +50,11 @@ class MethodRow:
     def method(self) -> str:
         """The name of its method."""
         return self.first.head.method
+
+    @property
+    def control(self) -> str:
+        """What was taken out of it; empty: it is the method itself."""
+        return self.first.head.control or ""
 
     @property
     def is_plain(self) -> bool:
@@ -110,7 +116,8 @@ def _count(cells: Sequence[CellResults]) -> Counts:
     failed = sum(len(cell.failed) for cell in cells)
     wanted = sum(cell.head.samples for cell in cells)
     skipped = sum(max(0, cell.head.test - cell.head.samples) for cell in cells)
-    return Counts(max(wanted, answered + failed), answered, failed, skipped)
+    cut = sum(cell.cut_off for cell in cells)
+    return Counts(max(wanted, answered + failed), answered, failed, skipped, cut)
 
 
 def _rows(cells: Sequence[CellResults]) -> list[MethodRow]:
@@ -118,7 +125,8 @@ def _rows(cells: Sequence[CellResults]) -> list[MethodRow]:
     for cell in cells:
         is_choice = cell.head.task == "choose"  # how answers are generated is nothing to it
         inner = "" if is_choice else _key(cell, _ANSWERED)
-        group = groups.setdefault(_key(cell, ("method", "changed", *_VARIED, *_SPACE)), {})
+        kind = _key(cell, ("control", "method", "changed", *_VARIED, *_SPACE))
+        group = groups.setdefault(kind, {})
         group.setdefault(inner, []).append(cell)
     together = [part for group in groups.values() for part in _with_choices(group)]
     firsts = [part[0] for part in together]
@@ -148,7 +156,8 @@ def _label(cell: CellResults, names: Sequence[str]) -> str:
         if name == "stop" and head.stop is not None:
             value = ",".join(head.stop.strings) or "none"
         words += [] if value is None else [f"{name}={value}"]
-    return " ".join(words)
+    told = " ".join(words)
+    return told if head.control is None else f"{told}, control: {head.control}"
 
 
 def _key(cell: CellResults, names: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ from typing import Any, get_args
 from trueline.decoders import PLAIN
 from trueline.errors import SettingError
 from trueline.evaluation.consistency import agreement_notes, warnings
+from trueline.evaluation.effects import NOT_AN_EFFECT, WITHOUT, needs_controls
 from trueline.evaluation.leaks import leak_note
 from trueline.evaluation.lines import plain
 from trueline.evaluation.outcomes import CellResults, RunResults, read_results
@@ -34,6 +35,10 @@ LEAD = (
     f"difference from {PLAIN} on the same samples with its interval, and p (McNemar's exact "
     "test where a sample is right or wrong, else a paired permutation test). Shares are in "
     "percent.",
+    "Controls are the same methods with the truth taken out: answers shuffled over the "
+    "questions, wrong answers in their place, unrelated examples, or without the steps at the "
+    "boundary of prompt and answer. A gain that one of them shares is marked as "
+    f"{NOT_AN_EFFECT}.",
     "Bold is the best mean of a column; it may be ahead of the others by no more than chance. "
     "Tokens/s is taken while traces are kept, so it is below what decoding alone reaches. Peak "
     "memory is that of the whole process while a row was run; what earlier rows left counts.",
@@ -45,7 +50,7 @@ _NAME_BEGIN = 30  # bytes of its beginning that a longer one keeps
 _FACTS = (
     "model fingerprint dtype device benchmark data_hash counts ground ground_from test task "
     "max_new_tokens batch_size temperature seed stop prompt_hashes embedder bertscore draw "
-    "rule tokenizer_hash bertscore_hash versions machine"
+    "rule fidelity tokenizer_hash bertscore_hash versions machine"
 ).split()
 
 
@@ -153,21 +158,24 @@ def warnings_of(table: Table) -> tuple[str, ...]:
     """What is wrong with a table's runs, or makes its rows hard to compare."""
     cells = table.cells
     found = []
-    unfinished = [
-        row.label for row in table.rows if any(cell.done is None for cell in row.cells)
-    ]
+    rows = (*table.rows, *table.controls)
+    unfinished = [row.label for row in rows if any(cell.done is None for cell in row.cells)]
     if unfinished:
         found.append(f"not finished: {', '.join(unfinished)}; their numbers will change")
     for judge in _judges(cells):
-        left = {row.label: _to_be_judged(row.cells, judge, cells) for row in table.rows}
-        rows = [f"{label} ({count} to come)" for label, count in left.items() if count]
-        if rows:
+        left = {row.label: _to_be_judged(row.cells, judge, cells) for row in rows}
+        late = [f"{label} ({count} to come)" for label, count in left.items() if count]
+        if late:
             found.append(
-                f"not judged to the end by {judge}: {', '.join(rows)}; "
+                f"not judged to the end by {judge}: {', '.join(late)}; "
                 "their numbers will change"
             )
     if not any(row.is_plain for row in table.rows):
         found.append(f"there is no {PLAIN} row, so no differences from it can be given")
+    grounded = [row for row in table.rows if needs_controls(row.first)]
+    bare = [row for row in grounded if not table.controls_of(row)]
+    if bare:
+        found.append(f"{', '.join(row.label for row in bare)}: {WITHOUT}")
     return (*found, *warnings(cells))
 
 

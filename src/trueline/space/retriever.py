@@ -114,7 +114,7 @@ class Retriever:
 
     def tokenize(self, windows: Sequence[str]) -> PreparedTexts:
         """What the embedder makes of the windows without running; equal ones once."""
-        return prepare_texts(self.embedder, windows)
+        return prepare_texts(self.embedder, windows, tails=True)
 
     def embed_tokenized(self, tokenized: PreparedTexts) -> torch.Tensor:
         """Tokenized windows as queries (windows, dimension), safe in another thread."""

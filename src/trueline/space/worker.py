@@ -93,7 +93,7 @@ class Worker:
         return min(self.lm.stop_ids, default=-1) if token is None else int(token)
 
     def _keys(self, windows: list[str]) -> Array:
-        vectors = embed_distinct(self.embedder, windows)  # (entries, dimension)
+        vectors = embed_distinct(self.embedder, windows, tails=True)  # (entries, dimension)
         return vectors.cpu().numpy().astype(self.recipe.dtype)
 
     @torch.inference_mode()

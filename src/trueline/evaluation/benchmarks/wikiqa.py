@@ -1,4 +1,8 @@
-"""WikiQA (Yang et al. 2015): questions with sentences of a page, each labelled 1 or 0."""
+"""WikiQA (Yang et al. 2015): questions with sentences of a page, each labelled 1 or 0.
+
+A sentence labelled 0 does not answer its question. It is not untrue for that, so it is nobody's
+wrong answer: such sentences are counted and left out.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +33,12 @@ _TEST = _table("test", 6_165)  # 633 questions
 
 
 def read_wikiqa(data: Path | None) -> Pools:
-    """Gather the sentences of each question; the right ones are its truthful answers."""
+    """Gather the sentences of each question; those labelled 1 are its truthful answers."""
     test, ground = read_table(_TEST, data), read_table(_GROUND, data)
-    counts = {"ground rows": len(ground), "test rows": len(test)}
+    sides = {"ground": ground, "test": test}
+    counts = {f"{side} rows": len(lines) for side, lines in sides.items()}
+    for side, lines in sides.items():
+        counts[f"{side} sentences labelled 0"] = sum(not _answers(line) for line in lines)
     return Pools(_items(ground), _items(test), counts)
 
 
@@ -43,15 +50,13 @@ def _items(lines: list[Line]) -> list[Item]:
 
 
 def _item(id: str, rows: list[Line]) -> Item:
-    sentences: dict[bool, list[str]] = {True: [], False: []}
-    for row in rows:
-        sentences[_label(row)].append(row.text("sentence"))
-    right, wrong = distinct(sentences[True]), distinct(sentences[False])
-    wrong = tuple(text for text in wrong if text not in right)
-    return Item(Sample(id, rows[0].text("question"), right, wrong), rows[0].text("source"))
+    sentences = [(row.text("sentence"), _answers(row)) for row in rows]  # all are checked
+    right = distinct(text for text, answers in sentences if answers)
+    return Item(Sample(id, rows[0].text("question"), right), rows[0].text("source"))
 
 
-def _label(row: Line) -> bool:
+def _answers(row: Line) -> bool:
+    """Whether a sentence answers its question."""
     if str(row.cells["label"]) not in ("0", "1"):
         raise row.problem("label", "0 or 1")
     return str(row.cells["label"]) == "1"

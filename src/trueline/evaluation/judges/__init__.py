@@ -11,6 +11,7 @@ from trueline.evaluation.judges.offline import agreement
 from trueline.evaluation.judges.pace import JudgeClock, Limits
 from trueline.evaluation.judges.questions import (
     Judge,
+    Questions,
     prompt_for,
     questions_for,
     read_verdict,
@@ -54,18 +55,22 @@ def open_judge(
     limits: Limits | None = None,
     clock: JudgeClock | None = None,
     max_tokens: int | None = None,
+    questions: Questions = "ours",
 ) -> Judge:
     """Open a judge by its name in JUDGES; a key it needs must be in the environment.
 
     `embedder` serves the offline judge, `lm` a local one that is named without a model or with
-    this model's id; `cache`, `limits` and `clock` are for judges behind an API.
+    this model's id; `cache`, `limits` and `clock` are for judges behind an API. `questions` are
+    those of judges that are language models; the offline judge is asked none.
     """
     found = _NAME.fullmatch(name)
     kind, model, url = found.groups(default="") if found else ("", "", "")
     if name == "offline":
         return _offline(embedder)
+    options: dict[str, Any] = {"questions": questions}
     if kind == "local":
-        return _local(name.removeprefix("local").removeprefix(":"), lm, max_tokens)
+        options |= {} if max_tokens is None else {"max_new_tokens": max_tokens}
+        return _local(name.removeprefix("local").removeprefix(":"), lm, options)
     if kind in ("cohere", "gemini", "openai"):
         if _HOST.search(model):
             raise SettingError(
@@ -74,7 +79,7 @@ def open_judge(
             )
         from trueline.evaluation.judges.remote import RemoteJudge
 
-        options: dict[str, Any] = {} if max_tokens is None else {"max_tokens": max_tokens}
+        options |= {} if max_tokens is None else {"max_tokens": max_tokens}
         return RemoteJudge(
             kind, model, url=url, cache=cache, limits=limits, clock=clock, **options
         )
@@ -88,7 +93,7 @@ def _offline(embedder: Embedder | None) -> Judge:
     return OfflineJudge(embedder or load_embedder())
 
 
-def _local(model: str, lm: Engine | None, max_tokens: int | None) -> Judge:
+def _local(model: str, lm: Engine | None, options: dict[str, Any]) -> Judge:
     from trueline.evaluation.judges.local import LocalJudge
 
     if lm is None or model not in ("", lm.id):
@@ -97,4 +102,4 @@ def _local(model: str, lm: Engine | None, max_tokens: int | None) -> Judge:
         from trueline.engines import load
 
         lm = load(model)
-    return LocalJudge(lm) if max_tokens is None else LocalJudge(lm, max_new_tokens=max_tokens)
+    return LocalJudge(lm, **options)

@@ -8,7 +8,9 @@ from trueline.errors import SettingError
 from trueline.evaluation.judges.questions import (
     NO_REFERENCE,
     Items,
+    Questions,
     judge_hash,
+    judge_id,
     prompt_for,
     read_verdict,
 )
@@ -25,13 +27,20 @@ _PROMPT = Prompt(template="{question}")  # the judge's question is the whole pro
 class LocalJudge:
     """A language model that writes a few tokens, by plain decoding."""
 
-    def __init__(self, lm: Engine, *, max_new_tokens: int = 8, batch_size: int = 8) -> None:
+    def __init__(
+        self,
+        lm: Engine,
+        *,
+        max_new_tokens: int = 8,
+        batch_size: int = 8,
+        questions: Questions = "ours",
+    ) -> None:
         if max_new_tokens < 1 or batch_size < 1:
             raise SettingError(
                 "max_new_tokens and batch_size must be at least 1, got "
                 f"{max_new_tokens} and {batch_size}"
             )
-        self.id = f"local:{lm.id}"
+        self.id, self._questions = judge_id(f"local:{lm.id}", questions), questions
         self._lm, self._max_new_tokens, self._batch_size = lm, max_new_tokens, batch_size
 
     @property
@@ -39,7 +48,7 @@ class LocalJudge:
         """A hash of all that can change its verdicts."""
         lm = self._lm
         model = (lm.fingerprint, lm.tokenizer_hash, str(lm.dtype), lm.device.type)
-        return judge_hash(*model, self._max_new_tokens)
+        return judge_hash(*model, self._max_new_tokens, questions=self._questions)
 
     def judge(
         self, task: Task, about: About, items: Items, progress: OnProgress | None = None
@@ -48,7 +57,7 @@ class LocalJudge:
         from trueline.decoders import PLAIN, make_method
         from trueline.generation import generate
 
-        prompts = [prompt_for(task, about, sample, answer) for sample, answer in items]
+        prompts = [prompt_for(task, about, *item, self._questions) for item in items]
         reasons = {prompt: self._problem(prompt) for prompt in dict.fromkeys(prompts)}
         usable = [text for text, reason in reasons.items() if text is not None and not reason]
         answers = generate(

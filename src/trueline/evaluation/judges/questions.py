@@ -10,11 +10,12 @@ import unicodedata
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from trueline.evaluation.samples import About, Sample, Task, Verdict
 from trueline.records import OnProgress
 
+Questions = Literal["ours", "paper"]  # whose questions a judge is asked
 Items = Sequence[tuple[Sample, str]]  # samples, each with the answer to judge
 NO_REFERENCE = "no reference answer to judge by"
 _QUESTIONS: dict[Task, tuple[About, ...]] = {
@@ -86,10 +87,11 @@ class Judge(Protocol):
         ...
 
 
-def judge_hash(*parts: object) -> str:
+def judge_hash(*parts: object, questions: Questions = "ours") -> str:
     """A hash of what shapes a judge's verdicts, the texts of its questions included."""
     texts = {name: text for name, text in _texts().items() if name != "prices"}
-    content = json.dumps([texts, *parts], sort_keys=True)
+    more = [_halueval()] if questions == "paper" else []
+    content = json.dumps([texts, *parts, *more], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
@@ -98,14 +100,26 @@ def questions_for(task: Task) -> tuple[About, ...]:
     return _QUESTIONS[task]
 
 
-def prompt_for(task: Task, about: About, sample: Sample, answer: str) -> str | None:
-    """The whole text a judge reads; None where truth is asked and no reference is known."""
+def judge_id(name: str, questions: Questions) -> str:
+    """The id of a judge: other questions make it another judge."""
+    return name if questions == "ours" else f"{name}+{questions}"
+
+
+def prompt_for(
+    task: Task, about: About, sample: Sample, answer: str, questions: Questions = "ours"
+) -> str | None:
+    """The whole text a judge reads; None where truth is asked and no reference is known.
+
+    With the paper's questions a hallucination is asked about in HaluEval's own words, and truth
+    also where no reference is known: the authors' code shows an empty list there.
+    """
     if about == "truth":
-        if not sample.answers:
+        if not sample.answers and questions == "ours":
             return None
         template = _texts()["truth"]["with_wrong" if sample.wrong_answers else "without_wrong"]
     else:
-        template = _texts()["info" if about == "info" else task]["text"]
+        own = _halueval() if questions == "paper" and about != "info" else _texts()
+        template = own["info" if about == "info" else task]["text"]
     parts = {
         "question": sample.question.strip(),
         "answer": answer.strip() or "(nothing was written)",
@@ -158,3 +172,8 @@ def _lines(texts: Sequence[str]) -> str:
 @cache
 def _texts() -> dict[str, Any]:
     return tomllib.loads((files(__package__) / "judges.toml").read_text("utf-8"))
+
+
+@cache
+def _halueval() -> dict[str, Any]:
+    return tomllib.loads((files(__package__) / "halueval.toml").read_text("utf-8"))

@@ -13,7 +13,9 @@ from trueline.evaluation.judges.pace import JudgeClock, Limits
 from trueline.evaluation.judges.questions import (
     NO_REFERENCE,
     Items,
+    Questions,
     judge_hash,
+    judge_id,
     price_of,
     prompt_for,
     read_verdict,
@@ -43,6 +45,7 @@ class RemoteJudge:
         limits: Limits | None = None,
         clock: JudgeClock | None = None,
         max_tokens: int = 16,  # a verdict is one word; models that think first need more
+        questions: Questions = "ours",
     ) -> None:
         self._api = APIS[api]
         self.model = model or self._api.default_model
@@ -56,7 +59,8 @@ class RemoteJudge:
         if max_tokens < 1:
             raise SettingError(f"max_tokens must be at least 1, got {max_tokens}")
         address = self._api.address(url)
-        self.id = f"{api}:{self.model}" + (f"@{address}" if address != self._api.url else "")
+        name = f"{api}:{self.model}" + (f"@{address}" if address != self._api.url else "")
+        self.id, self._questions = judge_id(name, questions), questions
         service = self._api.service(address)
         if service.without_key(self.id) != self.id:
             raise SettingError(f"the name of the {api} judge holds its key, and is printed")
@@ -67,7 +71,7 @@ class RemoteJudge:
         self, task: Task, about: About, items: Items, progress: OnProgress | None = None
     ) -> list[Verdict]:
         """Verdicts in the order of the items; equal questions are asked once."""
-        prompts = [prompt_for(task, about, sample, answer) for sample, answer in items]
+        prompts = [prompt_for(task, about, *item, self._questions) for item in items]
         distinct = list(dict.fromkeys(prompt for prompt in prompts if prompt is not None))
         outcomes = self._ask_all(distinct, progress)
         seen: set[str] = set()
@@ -132,7 +136,7 @@ class RemoteJudge:
     @property
     def hash(self) -> str:
         """A hash of all that can change its verdicts; model and address are in its id."""
-        return judge_hash(self.id, self._max_tokens)
+        return judge_hash(self.id, self._max_tokens, questions=self._questions)
 
     def _key(self, prompt: str) -> str:
         parameters = {"temperature": 0, "max_tokens": self._max_tokens}

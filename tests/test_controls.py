@@ -1,0 +1,182 @@
+"""Controls: what is taken out, which rows carry them, and that they tell effects from luck."""
+
+import random
+
+import pytest
+from test_report import JUDGE, cell, done
+
+from trueline.evaluation.averages import average
+from trueline.evaluation.controls import controlled_examples, unrelated_examples
+from trueline.evaluation.effects import effect_notes, effect_of, judge_gain
+from trueline.evaluation.lines import VerdictLine, encode_lines
+from trueline.evaluation.measures import MEASURES, Column
+from trueline.evaluation.outcomes import gather_cells, read_results
+from trueline.evaluation.plan import Control
+from trueline.evaluation.plan_file import plan_from
+from trueline.evaluation.statistics import Difference
+from trueline.records import Example
+
+GROUND = [
+    Example("Are bats blind?", "Bats see well.", "Bats are blind.", id="bats"),
+    Example("Does gold rust?", "Gold does not rust.", "Gold rusts.", id="gold"),
+    Example("Do fish sleep?", "Fish rest.", id="fish"),
+    Example("Is air blue?", "Air scatters blue.", "Air is painted.", id="air"),
+]
+
+
+def difference(mean, low, high):
+    return Difference(mean, low, high, 0.5, 68)
+
+
+def test_shuffled_answers_belong_to_another_question_each():
+    found = controlled_examples(GROUND, Control.SHUFFLED)
+    assert [(one.id, one.answers[0]) for one in found] == [
+        ("bats", "Fish rest."),
+        ("gold", "Air scatters blue."),
+        ("fish", "Bats see well."),
+        ("air", "Gold does not rust."),
+    ]
+    assert controlled_examples(GROUND[:1], Control.SHUFFLED) == ()
+
+
+def test_wrong_answers_stand_in_for_the_truthful_ones():
+    found = controlled_examples(GROUND, Control.WRONG)
+    assert [one.answers for one in found] == [
+        ("Bats are blind.",),
+        ("Gold rusts.",),
+        ("Air is painted.",),
+    ]
+    assert not any(one.wrong_answers for one in found)
+
+
+def test_unrelated_examples_are_as_many_different_and_true():
+    found = list(unrelated_examples(300))
+    assert len({one.question for one in found}) == 300
+    assert found[1].answers == ("If you add 18 and 28, the sum that you get is 46.",)
+    assert found[1].wrong_answers == ("If you add 18 and 28, the sum that you get is 49.",)
+
+
+def test_a_plan_runs_every_grounded_method_with_its_controls_unless_told_not_to():
+    table = {"benchmarks": ["facts"], "methods": ["greedy", "rad", "kate", "knn-lm"]}
+    found = [(one.method, one.control) for one in plan_from(table).variants if one.control]
+    every = [Control.SHUFFLED, Control.WRONG, Control.UNRELATED]
+    assert found == [
+        *(("rad", control) for control in (*every, Control.BOUNDARY)),
+        *(("kate", control) for control in every),  # looks at no windows
+        *(("knn-lm", control) for control in every),  # its windows always hold the prompt
+    ]
+    instead = [
+        (one.method, dict(one.settings)) for one in plan_from(table).variants if one.is_instead
+    ]
+    assert instead == [
+        ("kate", {"k": 1}),
+        ("kate", {"k": 3}),
+        ("lookup", {}),
+        ("prompted", {"ask": "chain-of-thought"}),
+        ("prompted", {"ask": "self-critique"}),
+    ]
+    assert len(plan_from({**table, "controls": False}).variants) == 4
+
+
+def test_what_is_swept_or_needs_wrong_answers_has_the_controls_that_make_sense():
+    table = {
+        "benchmarks": ["facts"],
+        "methods": ["rad"],
+        "sweep": {"rad.tau": [0.6, 0.7]},
+        "variants": [{"method": "rad", "beta": 0.5}],
+    }
+    found = [one for one in plan_from(table).variants if one.control]
+    assert {one.settings.get("beta") for one in found} == {0.5}
+    assert Control.WRONG not in [one.control for one in found]
+    assert found[-1].settings == {"beta": 0.5, "from_step": 8}
+    without = plan_from({"benchmarks": ["facts"], "methods": ["greedy", "dola"]})
+    assert [one.method for one in without.variants] == ["greedy", "dola"]
+
+
+@pytest.mark.parametrize(
+    ("change", "lead", "finding"),
+    [
+        ((0.13, 0.04, 0.24), (0.01, -0.08, 0.10), "shared"),  # the control gains 0.12
+        ((0.13, 0.04, 0.24), (0.12, 0.03, 0.21), "effect"),
+        ((0.13, 0.04, 0.24), (0.10, -0.01, 0.21), "unclear"),  # it gains 0.03, not beaten
+        ((0.03, -0.05, 0.11), (0.01, -0.05, 0.07), "shared"),  # no certain gain, and shared
+        ((0.03, -0.05, 0.11), (0.03, -0.05, 0.11), None),  # no certain gain, the control none
+        ((-0.05, -0.10, 0.01), (0.0, -0.05, 0.05), None),  # no gain
+    ],
+)
+def test_the_verdict_on_a_gain_follows_from_its_controls(change, lead, finding):
+    found = judge_gain(difference(*change), {"wrong answers": difference(*lead)}, 1)
+    assert (found and found.finding) == finding
+    down = [(-mean, -high, -low) for mean, low, high in (change, lead)]  # as for HalluRate
+    found = judge_gain(difference(*down[0]), {"wrong answers": difference(*down[1])}, -1)
+    assert (found and found.finding) == finding
+
+
+def runs(labels, *, control=None, id="r", method="rad"):
+    """The cell of a method whose answers were judged so, one label a sample."""
+    names = [f"s{number}" for number in range(len(labels))]
+    counts = {"samples": len(labels), "test": len(labels)}
+    said = [
+        VerdictLine(cell=id, sample=name, judge=JUDGE, about="truth", label=label)
+        for name, label in zip(names, labels)
+    ]
+    (found,) = gather_cells([cell(id, method, control=control, **counts), *said, done(id)])
+    return found
+
+
+def simulated(rng, *, samples, base, method, control):
+    """One run: whether the gain over greedy passes for an effect of the examples.
+
+    `base` is the share of right answers of the plain model; `method` and `control` are the
+    probabilities with which a verified answer is printed in the place of the model's own.
+    """
+    plain = [rng.random() < base for _ in range(samples)]
+
+    def printed(share):
+        return [own or rng.random() < share for own in plain]
+
+    found = effect_of(
+        [runs(printed(method))],
+        [runs(plain, id="g", method="greedy")],
+        {c: [runs(printed(control), control=c, id=c)] for c in Control},
+        Column(MEASURES["truth"], JUDGE),
+    )
+    return found is not None and found.finding == "effect"
+
+
+@pytest.mark.parametrize(
+    ("method", "control", "least", "most"),
+    [
+        (0.2, 0.0, 0.90, 1.00),  # planted: the verified answer is printed for 20 %
+        (0.2, 0.2, 0.00, 0.05),  # a gain that the controls have as well
+        (0.0, 0.0, 0.00, 0.05),  # nothing at all
+    ],
+    ids=["effect", "shared", "nothing"],
+)
+def test_a_planted_effect_is_found_and_a_planted_non_effect_is_not(
+    method, control, least, most
+):
+    rng = random.Random(13)
+    options = {"samples": 68, "base": 0.4, "method": method, "control": control}
+    found = sum(simulated(rng, **options) for _ in range(200))
+    assert least <= found / 200 <= most
+
+
+def test_a_method_without_controls_is_named():
+    plain, rad = runs([True, False], id="g", method="greedy"), runs([True, True])
+    (note,) = effect_notes([plain, rad])
+    assert "no controls were run" in note
+    shuffled = runs([True, True], control=Control.SHUFFLED, id="s")
+    (note,) = effect_notes([plain, rad, shuffled])
+    assert note.endswith(
+        "than the plain model, not an effect of the examples: answers shuffled +50.0"
+    )
+    assert average([rad], Column(MEASURES["truth"], JUDGE)).mean == 1.0
+
+
+def test_lines_of_controls_are_read_back(tmp_path):
+    head = cell("r", "rad", control=Control.BOUNDARY)
+    (tmp_path / "results.jsonl").write_bytes(encode_lines([head]))
+    (found,) = read_results(tmp_path).cells
+    assert found.head.control is Control.BOUNDARY
+    assert found.title.endswith("control: no boundary steps")
