@@ -43,9 +43,9 @@ def test_flags_alone_make_a_run_and_its_table(tmp_path):
     head, *rows = [line.split("\t") for line in ran.out.splitlines()]
     assert head == ["model", "benchmark", "method", "task", "seed", "n", "state", "means"]
     assert [(row[2], row[3], row[5], row[6]) for row in rows] == [
-        ("greedy", "generate", "2", "done"),
+        ("greedy", "generate", "2", "done, 2 cut off"),
         ("greedy", "choose", "2", "done"),
-        ("rad context=8", "generate", "2", "done"),
+        ("rad context=8", "generate", "2", "done, 2 cut off"),
         ("rad context=8", "choose", "2", "done"),
     ]
     assert re.match(r"rouge_l=0\.\d{3} \(0\.\d{3} to [01]\.\d{3}\) bleu=", rows[0][7])
@@ -115,7 +115,7 @@ def test_a_limit_stops_a_run_and_says_how_to_go_on(tmp_path):
     ran = evaluate(*SMALL, "--out", str(tmp_path), "--max-samples", "1", "--batch-size", "1")
     assert ran.code == 0
     assert "stopped: the number of samples is reached; run the same command again" in ran.err
-    assert ran.out.splitlines()[1].split("\t")[6] == "1 of 2"
+    assert ran.out.splitlines()[1].split("\t")[6] == "1 of 2, 1 cut off"
 
 
 @pytest.mark.parametrize(

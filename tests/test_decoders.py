@@ -131,7 +131,7 @@ def test_adacad_leaves_prompts_alone_that_agree_and_pushes_those_apart_that_do_n
 
 
 def test_sled_moves_towards_the_tokens_that_the_layers_move_to():
-    # From the early layer to the last one token 0 alone rises: l_early - l_last = (-2, 0, 0, 0).
+    # From the early layer to the last token 0 alone rises: l_early - l_last = (-2, 0, 0, 0).
     # p_early is (1/2, 1/2, 0, 0); p - e_0 = (-1/2, 1/2, 0, 0) points the same way, and
     # p - e_1 = (1/2, -1/2, 0, 0) away, so all of the latent share is that of token 0.
     last, early = [2.0, 0.0, -90.0, -90.0], [0.0, 0.0, -90.0, -90.0]

@@ -75,6 +75,18 @@ _DIGITS = 20  # of a number that is one; what is longer is refused as the text i
 )
 @click.option("--bertscore", help="The folder of an encoder: adds BERTScore.")
 @click.option("--bertscore-layers", type=int, help="Which layer of it is compared.")
+@click.option("--bertscore-baseline", help="The encoder by whose baseline it is rescaled.")
+@click.option("--prompts", help="lines, or one-line.  [lines]")
+@click.option("--confidence", help="geometric, arithmetic or arithmetic-raw.  [geometric]")
+@click.option("--references", help="all, or first, for ROUGE-L and BERTScore.  [all]")
+@click.option("--stemmer/--no-stemmer", default=None, help="ROUGE-L by stems.  [off]")
+@click.option(
+    "--question",
+    "questions",
+    cls=FlagEnvvarOption,
+    multiple=True,
+    help="Test on this question of the benchmarks; one or more.",
+)
 @click.option("--as", "as", help="paper: prompts, limits and measures of its authors.")
 @click.option(
     "--controls/--no-controls",
@@ -185,7 +197,7 @@ def _sweeps(texts: tuple[str, ...]) -> dict[str, list[object]]:
 _READ: dict[str, Callable[[Any], Any]] = {  # how a flag becomes the value of its key
     "methods": _methods,
     "tasks": _words,
-    **dict.fromkeys(("models", "benchmarks", "judges", "seeds", "stop"), list),
+    **dict.fromkeys(("models", "benchmarks", "judges", "seeds", "stop", "questions"), list),
     **dict.fromkeys(("ground", "test", "context"), _number),
     "sets": _settings,
     "sweeps": _sweeps,

@@ -8,9 +8,10 @@ from typing import Annotated
 import torch
 
 from trueline.decoders.base import Adjusted, Decoder, Needs, Step
+from trueline.decoders.cad import with_bare
 from trueline.fusion import jensen_shannon
 from trueline.inputs import ModelInput
-from trueline.prompts import Prompt, prompts_with
+from trueline.prompts import Prompt
 from trueline.settings import Between
 
 
@@ -29,8 +30,7 @@ class AdaCAD(Decoder):
     needs = Needs(second_prompt=True, question=True)
 
     def inputs(self, given: ModelInput) -> tuple[ModelInput, ...]:  # noqa: D102
-        bare = prompts_with(self.prompt).bare.template if self.bare is None else self.bare
-        return given, given.bare(bare)
+        return with_bare(given, self.prompt, self.bare)
 
     def adjust(self, step: Step) -> Adjusted:  # noqa: D102
         full, bare = step.logits.float(), step.other_logits.float()

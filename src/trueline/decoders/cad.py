@@ -27,8 +27,15 @@ class CAD(Decoder):
     needs = Needs(second_prompt=True, question=True)
 
     def inputs(self, given: ModelInput) -> tuple[ModelInput, ...]:  # noqa: D102
-        bare = prompts_with(self.prompt).bare.template if self.bare is None else self.bare
-        return given, given.bare(bare)
+        return with_bare(given, self.prompt, self.bare)
 
     def adjust(self, step: Step) -> Adjusted:  # noqa: D102
         return Adjusted((1 + self.a) * step.logits - self.a * step.other_logits)
+
+
+def with_bare(
+    given: ModelInput, prompt: Prompt, template: str | None
+) -> tuple[ModelInput, ModelInput]:
+    """What was given, and its question in the bare template, or in that of the prompt."""
+    usual = prompts_with(prompt).bare.template
+    return given, given.bare(usual if template is None else template)
