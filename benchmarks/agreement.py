@@ -81,6 +81,9 @@ wrong one are judged. People wrote these four to differ from each other, and no 
 likeness can tell them: it is near chance there. What it judges well are a model's answers, which
 share words with what is known.
 
+Language models on this machine (asked, by likelihood, and together with the regression) stand in the second table once `ask` was
+run; where there is no such row, it was not.
+
 *Informative alone* is balanced accuracy on truth among the answers that people called informative:
 the others are mostly "I have no comment.", true by saying nothing and easy to tell. It is the
 figure to keep in mind where every method answers.
