@@ -277,7 +277,7 @@ def test_a_chat_template_that_is_not_there_is_refused(lm):
         (
             {"method": "cad"},
             "cad reads a second prompt .* there are greedy, corrective, rad, knn-lm, dola, "
-            "lookup",
+            "sled, lookup",
         ),
         ({"method": "id"}, "id reads a second prompt"),
         ({"method": "kate"}, "kate chooses what stands in the prompt, .*--num_fewshot"),
