@@ -1,9 +1,15 @@
-"""How often the offline judge agrees with people, on TruthfulQA's human labels.
+"""How often judges agree with people, on TruthfulQA's human labels; and the offline judge's fit.
 
-    python benchmarks/agreement.py --data FOLDER
+    python benchmarks/agreement.py --data FOLDER --keep KEEP signals            resumes
+    python benchmarks/agreement.py --data FOLDER --keep KEEP ask --model MODEL  resumes
+    python benchmarks/agreement.py --data FOLDER --keep KEEP fit
+    python benchmarks/agreement.py --data FOLDER --keep KEEP report
 
-FOLDER holds truthfulqa/truthfulqa_v1.jsonl, human_truth.jsonl.gz and human_info.jsonl.gz.
-Questions are split in two halves by a hash of their text. The judge's rules were set on the
+FOLDER holds truthfulqa/truthfulqa_v1.jsonl, human_truth.jsonl.gz and human_info.jsonl.gz; KEEP is a
+folder for what was worked out so far. `signals` embeds labelled answers, `ask` puts them to a
+language model, `fit` writes the weights of the offline judge, `report` the page and the numbers.
+
+Questions are split in two halves by a hash of their text. Everything is set and fitted on the
 train half alone; what is written is measured on the other. Rows whose answer is one of the
 benchmark's own reference answers are left out: the judge holds these, and would be right by
 looking them up.
@@ -15,20 +21,41 @@ import hashlib
 import json
 import re
 from pathlib import Path
-from time import perf_counter
+from time import monotonic
 
 import numpy as np
 import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GroupKFold
 
+import trueline as tl
 from trueline.embedders.loading import load_embedder
 from trueline.evaluation.judges.offline import OfflineJudge
+from trueline.evaluation.judges.questions import prompt_for
+from trueline.evaluation.judges.signals import (
+    OF_RIGHT,
+    SIGNALS,
+    Vectors,
+    broken,
+    expand,
+    signals_of,
+    texts_for,
+)
 from trueline.evaluation.metrics import auroc
 from trueline.evaluation.samples import Sample
+from trueline.examples import read_examples
+from trueline.prompts import Prompt
 
 SEED, DRAWS = 0, 1000
+PROMPT = Prompt(template="{question}")  # what a judge is asked is the whole prompt
+STRENGTH = 0.02  # inverse of the penalty of the regressions; picked on the train half
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "results" / "agreement.md"
-NUMBERS = ROOT / "src" / "trueline" / "evaluation" / "judges" / "agreement.json"
+JUDGES = ROOT / "src" / "trueline" / "evaluation" / "judges"
+NUMBERS, WEIGHTS = JUDGES / "agreement.json", JUDGES / "regressions.json"
+REPORTED = 1500  # answers of the held-out half that the shipped judge is measured on
+FEWEST = 20  # answers of each half that a language model is measured on
+EMBEDDER = "all-minilm-l6-v2"
 STATISTICS = {
     "accuracy": "accuracy",
     "balanced_accuracy": "balanced accuracy",
@@ -36,20 +63,37 @@ STATISTICS = {
     "auroc": "AUROC",
 }
 ASPECTS = {
-    "truth": "truth",
-    "references_only": "truth, wrong answers hidden",
-    "info": "information",
+    "truth_signals": "truth",
+    "references_signals": "truth, wrong answers hidden",
+    "info_signals": "information",
+    "info_alone": "information, known answers hidden",
 }
 
 NOTES = """
 Intervals are 95 %, by bootstrap over questions. The answers are those of models that people
 labelled for TruthfulQA; rows that repeat one of its reference answers are left out, because the
-judge holds these. The rules and thresholds were set on the other half of the questions. `truth,
-wrong answers hidden` is the rule for benchmarks without wrong answers (WikiQA, Alpaca).
-Hallucination (HaluEval) has no human labels here: how well the judge does there is not known.
+judge holds these. Weights and thresholds were set on the other half of the questions. `wrong
+answers hidden` is the rule for benchmarks without wrong answers (WikiQA, Alpaca). Hallucination
+(HaluEval) has no human labels here: how well the judge does there is not known.
 
-In plain words: this judge is free and fast, and weak. Use it to see whether a run works and to
-compare methods on the same questions, never as the last word on a single answer.
+*The shipped facts*: one right and one wrong answer of each are known, the other right and the other
+wrong one are judged. People wrote these four to differ from each other, and no judge that goes by
+likeness can tell them: it is near chance there. What it judges well are a model's answers, which
+share words with what is known.
+
+Language models on this machine (asked, by likelihood, and together with the regression) stand in the second table once `ask` was
+run; where there is no such row, it was not.
+
+*Informative alone* is balanced accuracy on truth among the answers that people called informative:
+the others are mostly "I have no comment.", true by saying nothing and easy to tell. It is the
+figure to keep in mind where every method answers.
+
+A text that goes in circles, or says of a thing that it is itself, counts as neither true nor
+informative, which is our rule and not people's: they called 8 of 10 such answers informative. Its
+cost in agreement is in the figures.
+
+In plain words: this judge is free and fast; it is right about three times in four. Use it to see
+whether a run works and to compare methods on the same questions, never as the last word on one answer.
 """
 
 
@@ -57,6 +101,11 @@ def half_of(question):
     """Which half a question belongs to, whatever is asked of it."""
     odd = int(hashlib.sha256(question.encode()).hexdigest(), 16) % 2
     return "held-out" if odd else "train"
+
+
+def key_of(sample, answer):
+    """A name of a labelled answer."""
+    return hashlib.sha256(f"{sample.id}\0{answer}".encode()).hexdigest()[:16]
 
 
 def plain(text):
@@ -94,10 +143,178 @@ def read_labels(path, samples, half):
     return [(samples[id], answer, label) for (id, answer), label in rows.items()]
 
 
-def draw(rows, count):
-    """Some of the rows by chance, those of a question together: they share embeddings."""
-    chosen = np.random.default_rng(SEED).permutation(len(rows))[:count]
-    return sorted((rows[place] for place in chosen), key=lambda row: row[0].id)
+def labelled(folder, half):
+    """(sample, answer, {truth, info}) of one half, in an order drawn by chance."""
+    samples = read_samples(folder)
+    truth, info = (
+        read_labels(folder / f"human_{name}.jsonl.gz", samples, half)
+        for name in ("truth", "info")
+    )
+    informs = {(sample.id, answer): label for sample, answer, label in info}
+    rows = [
+        (sample, answer, {"truth": label, "info": informs[sample.id, answer]})
+        for sample, answer, label in truth
+        if answer.strip() and (sample.id, answer) in informs
+    ]
+    order = np.random.default_rng(SEED).permutation(len(rows))
+    return [rows[place] for place in order]
+
+
+def read_lines(path):
+    """The lines of a file of JSON by their key; none where there is no file."""
+    if not path.exists():
+        return {}
+    found = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    return {line["key"]: line for line in found}
+
+
+def add_lines(path, rows, minutes, work, chunk):
+    """Do the rows that are not in a file yet, a chunk at a time, until the time is up."""
+    done, deadline = read_lines(path), monotonic() + 60 * minutes
+    left = [row for row in rows if key_of(*row[1:3]) not in done]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        for start in range(0, len(left), chunk):
+            if monotonic() > deadline:
+                break
+            for line in work(left[start : start + chunk]):
+                file.write(json.dumps(line) + "\n")
+            file.flush()
+            print(f"{path.name}: {start + chunk} of {len(left)}", flush=True)
+
+
+def save_signals(given, folder):
+    """The signals of answers: those that are reported on first, then those to fit on."""
+    vectors = Vectors(load_embedder(EMBEDDER))
+    rows = [("held-out", *row) for row in labelled(folder, "held-out")[:REPORTED]]
+    rows += [("train", *row) for row in labelled(folder, "train")]
+
+    def work(chunk):
+        vectors.add(
+            text for _, sample, answer, _ in chunk for text in texts_for(sample, answer.strip())
+        )
+        for half, sample, answer, labels in chunk:
+            found = signals_of(sample, answer.strip(), vectors)
+            yield {
+                "key": key_of(sample, answer),
+                "half": half,
+                "question": sample.id,
+                **labels,
+                "broken": bool(broken(sample, answer)),
+                "signals": [round(found[name], 5) for name in SIGNALS],
+            }
+
+    add_lines(given.keep / "signals.jsonl", rows, given.minutes, work, 128)
+
+
+def ask(given, folder):
+    """What a language model says of answers: asked the paper's question, and by likelihood.
+
+    Asked: the log-probability of Correct less that of Wrong. By likelihood: how much the answer
+    raises the log-probability of the best right answer, a token, less that of the best wrong one.
+    """
+    lm = tl.load(given.model)
+    halves = [labelled(folder, half)[: given.rows] for half in ("held-out", "train")]
+    pairs = zip(*halves, strict=True)
+    rows = [
+        (half, *row)
+        for pair in pairs
+        for half, row in zip(("held-out", "train"), pair, strict=True)
+    ]
+    before = {}  # log-probabilities of the references without any answer, by question
+
+    def work(chunk):
+        for half, sample, answer, labels in chunk:
+            prompt = prompt_for("question", "truth", sample, answer)
+            correct, wrong = log_likelihoods(lm, prompt, ["Correct", "Wrong"])
+            references = [*sample.answers, *sample.wrong_answers]
+            if sample.id not in before:
+                bare = f"Question: {sample.question}\nAnswer the question in one sentence."
+                before[sample.id] = log_likelihoods(lm, bare, references)
+            text = f"Question: {sample.question}\nAnswer: {answer.strip()}\n"
+            text += "Say the same answer once more, in other words."
+            after = np.array(log_likelihoods(lm, text, references))
+            sizes = np.array([len(lm.encode(one)) for one in references])
+            gains = (after - np.array(before[sample.id])) / sizes
+            split = len(sample.answers)
+            yield {
+                "key": key_of(sample, answer),
+                "half": half,
+                "question": sample.id,
+                **labels,
+                "asked": round(correct - wrong, 4),
+                "likelihood": round(float(gains[:split].max() - gains[split:].max()), 4),
+            }
+
+    name = Path(given.model).stem
+    add_lines(given.keep / f"asked-{name}.jsonl", rows, given.minutes, work, 1)
+
+
+@torch.inference_mode()
+def log_likelihoods(lm, text, candidates):
+    """The log-probability of each candidate behind a prompt, which is read once."""
+    prefix = torch.tensor([PROMPT.encode(text, lm.tokenizer)])  # (1, tokens)
+    rows = [lm.encode(one) for one in candidates]
+    first = lm.model(prefix, use_cache=True)
+    cache, head = first.past_key_values, first.logits[:, -1]  # (1, vocabulary)
+    cache.batch_repeat_interleave(len(rows))
+    width = max(map(len, rows))
+    padded = torch.tensor([row + [0] * (width - len(row)) for row in rows])  # (rows, width)
+    logits = lm.model(padded, past_key_values=cache).logits  # (rows, width, vocabulary)
+    whole = torch.cat([head.expand(len(rows), 1, -1), logits[:, :-1]], dim=1)
+    picked = whole.float().log_softmax(-1).gather(2, padded.unsqueeze(2)).squeeze(2)
+    return [float(line[: len(row)].sum()) for line, row in zip(picked, rows, strict=True)]
+
+
+def columns(lines, about):
+    """The signals and labels of lines, and their questions."""
+    table = np.array([line["signals"] for line in lines])
+    labels = np.array([line[about] for line in lines])
+    return table, labels, np.array([line["question"] for line in lines])
+
+
+def fitted(table, labels):
+    """A regression on standardised signals and their products."""
+    mean, scale = table.mean(axis=0), table.std(axis=0)
+    model = LogisticRegression(C=STRENGTH, max_iter=5000, class_weight="balanced")
+    model.fit(expand((table - mean) / scale), labels)
+    return mean, scale, model.coef_[0], float(model.intercept_[0])
+
+
+def applied(fit, table):
+    """The log-odds that a fitted regression gives."""
+    mean, scale, weights, bias = fit
+    return expand((table - mean) / scale) @ weights + bias
+
+
+def fit(given, folder):
+    """Fit the three regressions to the train half, and say how they do in five folds of it."""
+    lines = [x for x in read_lines(given.keep / "signals.jsonl").values() if not x["broken"]]
+    train = [line for line in lines if line["half"] == "train"]
+    rules = {
+        "truth_signals": ("truth", SIGNALS),
+        "references_signals": ("truth", OF_RIGHT),
+        "info_signals": ("info", SIGNALS),
+    }
+    written = {}
+    for rule, (about, names) in rules.items():
+        table, labels, questions = columns(train, about)
+        table = table[:, [SIGNALS.index(name) for name in names]]
+        scores = np.zeros(len(labels))
+        for inside, outside in GroupKFold(5).split(table, labels, questions):
+            scores[outside] = applied(fitted(table[inside], labels[inside]), table[outside])
+        balanced = statistics(scores, labels)[1]
+        print(f"{rule}: {balanced:.3f} in five folds of {len(labels)} answers")
+        mean, scale, weights, bias = fitted(table, labels)
+        written[rule] = {
+            "names": names,
+            **{
+                name: [round(float(x), 5) for x in values]
+                for name, values in (("mean", mean), ("scale", scale), ("weights", weights))
+            },
+            "bias": round(bias, 5),
+        }
+    WEIGHTS.write_text(json.dumps(written) + "\n", "utf-8")
 
 
 def statistics(scores, labels):
@@ -128,82 +345,200 @@ def measure(scores, labels, questions):
     return {"n": len(labels), "questions": len(names), "always": always, **found}
 
 
-def run(judge, rows, about, hide_wrong=False):
-    """Judge some labelled answers and measure."""
-    items = [
-        (Sample(s.id, s.question, s.answers) if hide_wrong else s, answer)
-        for s, answer, _ in rows
-    ]
-    scores = np.array([rating.score for rating in judge.ratings(about, items)])
-    labels = np.array([label for _, _, label in rows])
-    return measure(scores, labels, [s.id for s, _, _ in rows])
+def hidden(sample, aspect):
+    """A sample as a rule sees it."""
+    if aspect == "references_signals":
+        return Sample(sample.id, sample.question, sample.answers)
+    return Sample(sample.id, sample.question) if aspect == "info_alone" else sample
+
+
+def shipped(rows):
+    """The shipped judge on labelled answers, rule by rule."""
+    judge = OfflineJudge(load_embedder(EMBEDDER))
+    questions = np.array([sample.id for sample, _, _ in rows])
+    informs = np.array([labels["info"] for *_, labels in rows])
+    found = {"judge": judge.id, "half": "held-out", "seed": SEED, "draws": DRAWS}
+    for aspect in ASPECTS:
+        about = "info" if aspect.startswith("info") else "truth"
+        items = [(hidden(sample, aspect), answer) for sample, answer, _ in rows]
+        scores = np.array([rating.score for rating in judge.ratings(about, items)])
+        labels = np.array([labels[about] for *_, labels in rows])
+        found[aspect] = measure(scores, labels, questions)
+        if about == "truth":
+            inner = measure(scores[informs], labels[informs], questions[informs])
+            found[aspect]["informative_alone"] = inner["balanced_accuracy"]
+    return found
+
+
+def others(given):
+    """What the shipped judge was picked from, on truth: (name, measured, informative alone)."""
+    signals = read_lines(given.keep / "signals.jsonl")
+    held = [line for line in signals.values() if line["half"] == "held-out"]
+    table, labels, _ = columns(held, "truth")
+    right, wrong, evasive = (
+        table[:, SIGNALS.index(name)] for name in ("right", "wrong", "evasive")
+    )
+    found = [_row("nearest reference", np.maximum(right, evasive) - wrong, labels, held)]
+    for path in sorted(given.keep.glob("asked-*.jsonl")):
+        name, lines = path.stem.removeprefix("asked-"), [*read_lines(path).values()]
+        train = [x for x in lines if x["half"] == "train" and x["key"] in signals]
+        tested = [x for x in lines if x["half"] == "held-out" and x["key"] in signals]
+        if min(len(train), len(tested)) < FEWEST:
+            continue
+        truths = np.array([line["truth"] for line in tested])
+        for kind in ("asked", "likelihood"):
+            # The threshold is the one that is best on the train half.
+            cut = _threshold(train, kind)
+            scores = np.array([line[kind] for line in tested]) - cut
+            found.append(_row(f"{name}, {kind}", scores, truths, tested))
+        base, mixed = _combined(train, tested, signals)
+        found.append(_row(f"the offline judge on {name}'s answers", base, truths, tested))
+        found.append(
+            _row(f"the offline judge, {name} asked and likelihood", mixed, truths, tested)
+        )
+    return found
+
+
+def _row(name, scores, labels, lines):
+    questions = np.array([line["question"] for line in lines])
+    informs = np.array([line["info"] for line in lines])
+    inner = measure(scores[informs], labels[informs], questions[informs])
+    return name, measure(scores, labels, questions), inner["balanced_accuracy"]
+
+
+def _threshold(lines, kind):
+    values = np.array([line[kind] for line in lines])
+    labels = np.array([line["truth"] for line in lines])
+    return max(np.unique(values), key=lambda cut: statistics(values - cut, labels)[1])
+
+
+def _combined(train, tested, signals):
+    """Log-odds of the shipped regression alone, and with what a language model says."""
+    weights = json.loads(WEIGHTS.read_text("utf-8"))["truth_signals"]
+    fit = [np.array(weights[name]) for name in ("mean", "scale", "weights")] + [weights["bias"]]
+
+    def table(lines):
+        own = np.array([signals[line["key"]]["signals"] for line in lines])
+        said = [[line["asked"], line["likelihood"]] for line in lines]
+        return np.column_stack([applied(fit, own), said])
+
+    inside, outside = table(train), table(tested)
+    mean, scale = inside.mean(axis=0), inside.std(axis=0)
+    model = LogisticRegression(class_weight="balanced")
+    model.fit((inside - mean) / scale, [line["truth"] for line in train])
+    return outside[:, 0], model.decision_function((outside - mean) / scale)
+
+
+def on_facts():
+    """The shipped facts: one right and one wrong answer are known, another of either is judged."""
+    judge = OfflineJudge(load_embedder(EMBEDDER))
+    items, labels = [], []
+    for fact in [*read_examples("facts:test"), *read_examples("facts:ground")]:
+        (right, other_right), (wrong, other_wrong) = fact.answers, fact.wrong_answers
+        known = Sample(fact.id, fact.question, (right,), (wrong,))
+        items += [(known, other_right), (known, other_wrong)]
+        known = Sample(fact.id, fact.question, (other_right,), (other_wrong,))
+        items += [(known, right), (known, wrong)]
+        labels += 2 * [True, False]
+    scores = np.array([rating.score for rating in judge.ratings("truth", items)])
+    return measure(scores, np.array(labels), [sample.id for sample, _ in items])
 
 
 def sentence(found):
     """What a report prints wherever this judge is used."""
     parts = []
-    for aspect in ("truth", "info"):
+    for aspect in ("truth_signals", "info_signals"):
         m = found[aspect]
-        accuracy, kappa = m["accuracy"], m["kappa"]
+        accuracy, balanced = m["accuracy"], m["balanced_accuracy"]
         parts.append(
             f"on {ASPECTS[aspect]} in {accuracy[0]:.1%} of cases ({accuracy[1]:.1%} to "
-            f"{accuracy[2]:.1%}; kappa {kappa[0]:.2f}; always saying the commoner label: "
-            f"{m['always']:.1%}; n = {m['n']})"
+            f"{accuracy[2]:.1%}; balanced {balanced[0]:.1%}; kappa {m['kappa'][0]:.2f}; always "
+            f"saying the commoner label: {m['always']:.1%}; n = {m['n']})"
         )
     return f"The offline judge agrees with human labels {' and '.join(parts)}."
 
 
-def page(found, settings):
+def interval(values):
+    """A statistic with its interval."""
+    return f"{values[0]:.3f} ({values[1]:.3f} to {values[2]:.3f})"
+
+
+def page(found, picked):
     """docs/results/agreement.md."""
+    rule = f"|{' --- |' * (5 + len(STATISTICS))}"
+    head = (
+        f"| answers | questions | always the commoner label | {' | '.join(STATISTICS.values())} "
+        "| informative alone |"
+    )
+
+    def line(name, m, inner):
+        counts = [name, str(m["n"]), str(m["questions"]), f"{m['always']:.3f}"]
+        cells = [*(interval(m[s]) for s in STATISTICS), interval(inner) if inner else ""]
+        return f"| {' | '.join([*counts, *cells])} |"
+
     lines = [
         "# The offline judge against people",
         "",
-        f"`python benchmarks/agreement.py --data FOLDER`, {settings}.",
+        "`python benchmarks/agreement.py --data FOLDER --keep KEEP report`, after `signals`, `ask` "
+        f"and `fit`; {found['judge']}, the {found['half']} half of the questions, seed {SEED}.",
         "",
         found["sentence"],
         "",
-        f"| asked about | answers | questions | always the commoner label | "
-        f"{' | '.join(STATISTICS.values())} |",
-        f"|{' --- |' * (4 + len(STATISTICS))}",
+        f"| asked about {head}",
+        rule,
+        *(
+            line(name, found[x], found[x].get("informative_alone"))
+            for x, name in ASPECTS.items()
+        ),
+        line("truth, the shipped facts", found["facts"], None),
+        "",
+        "What it was picked from, on truth (the thresholds of language models were set on the train "
+        "half; a combination is a logistic regression on the train half of the same answers):",
+        "",
+        f"| judge {head}",
+        rule,
+        *(line(*row) for row in picked),
     ]
-    for aspect, name in ASPECTS.items():
-        m = found[aspect]
-        cells = [f"{m[s][0]:.3f} ({m[s][1]:.3f} to {m[s][2]:.3f})" for s in STATISTICS]
-        head = [name, str(m["n"]), str(m["questions"]), f"{m['always']:.3f}"]
-        lines.append(f"| {' | '.join([*head, *cells])} |")
     return "\n".join(lines) + "\n" + NOTES
 
 
-def main():
+def report(given, folder):
     """Measure, and write the page and the numbers."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--data", type=Path, required=True, help="the folder of benchmark files"
-    )
-    parser.add_argument("--rows", type=int, default=1500, help="answers to judge, of each file")
-    parser.add_argument("--half", choices=["train", "held-out"], default="held-out")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    begun, folder = perf_counter(), options.data / "truthfulqa"
-    embedder = load_embedder("all-minilm-l6-v2")
-    judge, samples = OfflineJudge(embedder), read_samples(folder)
-    truth, info = (
-        draw(
-            read_labels(folder / f"human_{name}.jsonl.gz", samples, options.half), options.rows
-        )
-        for name in ("truth", "info")
-    )
-    found = {"judge": judge.id, "half": options.half, "seed": SEED, "draws": DRAWS}
-    found["truth"] = run(judge, truth, "truth")
-    found["references_only"] = run(judge, truth, "truth", hide_wrong=True)
-    found["info"] = run(judge, info, "info")
+    rows = labelled(folder, "held-out")[: given.rows or REPORTED]
+    found = shipped(sorted(rows, key=lambda row: row[0].id))
+    found["facts"] = on_facts()
+    picked = others(given)
+    found["others"] = {
+        f"local:{name.removesuffix(', asked')}": {"truth": m}
+        for name, m, _ in picked
+        if name.endswith(", asked")
+    }
     found["sentence"] = sentence(found)
-    settings = f"{judge.id}, the {options.half} half of the questions, seed {SEED}"
-    print(page(found, settings))
-    print(json.dumps({"benchmark": "agreement", **found, "seconds": perf_counter() - begun}))
-    if options.half == "held-out":
-        PAGE.write_text(page(found, settings), "utf-8")
-        NUMBERS.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    # What the rules of version 0.1 reached: results that were judged by them can still be read.
+    before = json.loads(NUMBERS.read_text("utf-8"))
+    found |= {name: before[name] for name in ("truth", "references_only", "info")}
+    print(page(found, picked))
+    print(json.dumps({"benchmark": "agreement", **found}))
+    PAGE.write_text(page(found, picked), "utf-8")
+    NUMBERS.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+
+
+def main():
+    """Do what the verb says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--keep", type=Path, required=True)
+    parser.add_argument("verb", choices=["signals", "ask", "fit", "report"])
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--minutes", type=float, default=4)
+    parser.add_argument(
+        "--rows", type=int, help="answers of each half to ask about, or to report on"
+    )
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    verbs = {"signals": save_signals, "ask": ask, "fit": fit, "report": report}
+    verbs[given.verb](given, given.data / "truthfulqa")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import pytest
 
 from trueline.errors import ExampleError, MissingExtraError, SettingError
 from trueline.evaluation.answering import text_scores
-from trueline.evaluation.benchmarks import BENCHMARKS, read_benchmark
+from trueline.evaluation.benchmarks import read_benchmark
 from trueline.evaluation.judges import prompt_for
 from trueline.evaluation.samples import Choices
 from trueline.examples import read_examples
@@ -20,9 +20,6 @@ REAL = os.environ.get("TRUELINE_DATA")
 real_data = pytest.mark.skipif(
     not REAL, reason="TRUELINE_DATA names no folder of real benchmark files"
 )
-NAMED = [
-    name for name in BENCHMARKS if not name.startswith(("facts", "covered"))
-]  # not shipped
 # One file of each benchmark, and the two of its columns that tests damage.
 FILES = {
     "truthfulqa/truthfulqa_v1": ("truthfulqa", "Best Answer"),
@@ -34,6 +31,7 @@ FILES = {
     "halueval/halueval_dialogue_first700": ("halueval-dialogue", "right_response"),
     "halueval/halueval_summarization_short700": ("halueval-summary", "hallucinated_summary"),
 }
+NAMED = list(dict.fromkeys(name for name, _ in FILES.values()))  # also on the hub
 
 
 def truthfulqa_rows():

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from trueline.cli import cli
 from trueline.errors import SettingError
+from trueline.evaluation.averages import summarize_cell
 from trueline.evaluation.lines import (
     AnswerLine,
     CellLine,
@@ -494,7 +495,8 @@ def test_settings_hashes_and_the_worth_of_the_offline_judge_stand_below(tmp_path
 
 
 def test_the_agreement_told_is_that_on_what_the_judge_was_asked(tmp_path, monkeypatch):
-    measured = {"judge": JUDGE, "truth": {"accuracy": [0.71, 0.6, 0.8], "always": 0.58}}
+    figures = {"accuracy": [0.71, 0.6, 0.8], "balanced_accuracy": [0.7], "always": 0.58}
+    measured = {"judge": JUDGE, "truth": figures}
     monkeypatch.setattr("trueline.evaluation.judges.agreement", lambda: measured)
     asked = {"truth": GREEDY, "hallucination": hallucinations("g", "greedy", [True] * 4)}
     told = {}
@@ -509,6 +511,26 @@ def test_the_agreement_told_is_that_on_what_the_judge_was_asked(tmp_path, monkey
     assert told["truth"] == known
     unknown = f"{JUDGE}: how far it agrees with people on hallucination is not known"
     assert told["hallucination"] == unknown
+
+
+@pytest.mark.parametrize(("reached", "mark"), [(0.74, ", indicative"), (0.75, "")])
+def test_columns_of_a_judge_below_75_percent_are_marked(tmp_path, monkeypatch, reached, mark):
+    good = {"accuracy": [0.9], "balanced_accuracy": [0.9], "always": 0.5}
+    measured = {"judge": JUDGE, "truth": {**good, "balanced_accuracy": [reached]}, "info": good}
+    monkeypatch.setattr("trueline.evaluation.judges.agreement", lambda: measured)
+    results = read_results(write(tmp_path, *GREEDY, *RAD))
+    (table,) = tables_of(results)
+    head = grids_of(table)[0].head
+    assert head == ("method", f"%Truth{mark}", "%Info", f"T*I{mark}", "counts")
+    (cell, _) = results.cells
+    hints = {f"{key}@{JUDGE}" for key in ("truth", "truth_info")} if mark else set()
+    assert set(summarize_cell(cell).indicative) == hints
+    marked = [row["measure"] for row in csv_rows([table]) if row["is_indicative"] == "1"]
+    assert {"truth", "truth_info"} <= set(marked) if mark else not marked
+
+
+def csv_rows(tables):
+    return list(csv.DictReader(io.StringIO(as_csv(tables))))
 
 
 def test_a_line_cut_off_does_not_count_and_a_broken_one_is_named(tmp_path):
@@ -570,7 +592,13 @@ def test_html_is_one_page_whose_tables_read_back(tmp_path):
     page = Read()
     page.feed(text)
     assert page.open == []
-    assert page.rows[0] == ["method", "%Truth", "%Info", "T*I", "counts"]
+    assert page.rows[0] == [
+        "method",
+        "%Truth, indicative",
+        "%Info, indicative",
+        "T*I, indicative",
+        "counts",
+    ]
     assert page.rows[1][0] == "greedy"
     assert page.rows[1][1].startswith("50.0[")
     assert "svg" in page.kinds

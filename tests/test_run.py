@@ -157,7 +157,7 @@ def test_a_run_writes_the_lines_of_the_format(table, tmp_path):
         [*written[1]]
         == """kind cell sample index question text tokens finish prompt_tokens
         prompt_hashes seconds decoding_seconds scores confidence hits flipped entropy
-        time""".split()
+        regime token_hash time""".split()
     )
     assert [*written[8]] == (
         "kind cell sample index single multiple mc1 mc2 mc3 seconds time".split()

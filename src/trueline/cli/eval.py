@@ -32,7 +32,8 @@ _DIGITS = 20  # of a number that is one; what is longer is refused as the text i
     "benchmarks",
     cls=FlagEnvvarOption,
     multiple=True,
-    help="facts, truthfulqa, wikiqa, alpaca, halueval-dialogue, halueval-summary, or a file.",
+    help="facts, regimes, truthfulqa, wikiqa, alpaca, halueval-dialogue, halueval-summary, "
+    "zsre, counterfact, situatedqa, covid-faq, quebec-faq, medical-pairs, clinc150, or a file.",
 )
 @column_option
 @click.option("--methods", help="Separated by commas, or `all`.")
@@ -58,7 +59,7 @@ _DIGITS = 20  # of a number that is one; what is longer is refused as the text i
 )
 @click.option("--ground", help="How many examples to ground with, or `all`.  [100]")
 @click.option("--ground-from", help="A benchmark to take them from, if not the tested one.")
-@click.option("--test", help="How many samples, or `all`.  [all]")
+@click.option("--test", help="How many samples (of each regime), or `all`.  [all]")
 @click.option("--draw", type=int, help="Draw examples and samples with this seed.")
 @click.option("--data", help="A folder of benchmark files; the hub if left out.")
 @click.option("--rule", help="all: also ask questions without a truthful answer.  [answered]")
@@ -300,6 +301,7 @@ def _row(cell: CellSummary) -> list[str]:
         state.append(f"{unread} unscored")
     means = " ".join(
         f"{name}={cell.means[name]:.3f} ({low:.3f} to {high:.3f})"
+        f"{' indicative' if name in cell.indicative else ''}"
         for name, (low, high) in cell.intervals.items()
     )
     seed = "" if cell.seed is None else str(cell.seed)

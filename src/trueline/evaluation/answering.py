@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from hashlib import sha256
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -150,7 +151,9 @@ def _answer(
 ) -> AnswerLine:
     steps = answer.trace or ()
     how = cell.head.fidelity
-    options = {name: how[name] for name in ("stemmer", "references") if name in how}
+    options: dict[str, Any] = {
+        name: how[name] for name in ("stemmer", "references") if name in how
+    }
     return AnswerLine(
         cell=cell.id,
         sample=sample.id,
@@ -163,13 +166,26 @@ def _answer(
         prompt_hashes=tuple(answer.prompt_hashes),
         seconds=seconds,
         decoding_seconds=decoding,
-        scores=text_scores(sample, answer.text, **options),
+        scores=_scores(sample, answer, options),
         confidence=_confidence(answer, how.get("confidence", "geometric")),
         hits=tuple(step.hits for step in steps),
         flipped=tuple(int(_is_changed(step, cell.head.temperature)) for step in steps),
         entropy=tuple(_rounded(step.entropy, 4) for step in steps),
+        regime=None if sample.probe is None else sample.probe.regime,
+        token_hash=sha256(str(answer.token_ids).encode()).hexdigest()[:16],
         time=now(),
     )
+
+
+def _scores(
+    sample: Sample, answer: Answer, options: Mapping[str, Any]
+) -> dict[str, float | None]:
+    """The scores of an answer: those of its regime, where it has one, else of its words."""
+    from trueline.evaluation.regimes import probe_scores
+
+    if sample.probe is None:
+        return text_scores(sample, answer.text, **options)
+    return probe_scores(sample.probe, answer.text, answer.finish == "length")
 
 
 def _choice(cell: Cell, index: int, sample: Sample) -> ChoiceLine | FailedLine:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, stdev
 
+from trueline.evaluation.consistency import indicative
 from trueline.evaluation.measures import (
     MEASURES,
     STATISTICS,
@@ -66,6 +67,19 @@ class CellSummary:
     unscored: dict[str, int]  # verdicts that could not be read, by column
     seconds: float
     cut_off: int = 0  # answers that reached the limit of new tokens
+    indicative: tuple[str, ...] = ()  # columns whose judge agrees too little with people
+
+
+def indicative_columns(
+    cells: Sequence[CellResults], columns: Sequence[Column]
+) -> frozenset[str]:
+    """The ids of the columns that are a hint alone, as their judge is not good enough."""
+    hints = indicative(cells)
+    return frozenset(
+        one.id
+        for one in columns
+        if any((one.judge, about) in hints for about in one.measure.asks)
+    )
 
 
 def summarize_cell(cell: CellResults) -> CellSummary:
@@ -91,6 +105,7 @@ def summarize_cell(cell: CellResults) -> CellSummary:
         unscored=dict(Counter(unread)),
         cut_off=cell.cut_off,
         seconds=sum(x.seconds for x in cell.answers) + sum(x.seconds for x in cell.choices),
+        indicative=tuple(sorted(indicative_columns([cell], columns))),
     )
 
 

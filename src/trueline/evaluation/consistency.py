@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from trueline.evaluation.outcomes import CellResults
+from trueline.evaluation.samples import About
 
+_TRUSTED = 0.75  # balanced accuracy against people from which on verdicts are more than a hint
 _COMPARED = "model fingerprint dtype benchmark test task temperature seed".split()
 
 
@@ -25,26 +28,50 @@ def warnings(cells: Sequence[CellResults]) -> list[str]:
 
 def agreement_notes(cells: Iterable[CellResults]) -> list[str]:
     """How far judges agree with people, where a verdict names the rule that was measured."""
-    from trueline.evaluation.judges import agreement
-
-    measured = agreement()
-    used = {
-        (line.judge, line.about, line.basis): None
-        for cell in cells
-        for line in cell.verdicts
-        if line.basis
-    }
     notes = []
-    for judge, about, basis in used:
-        known = measured.get(basis) if judge == measured.get("judge") else None
+    for judge, about, basis in _rules_used(cells):
+        known = _measured(judge, about, basis)
+        where = ""
+        if basis.startswith("references") or basis == "info_alone":
+            where = " where no wrong answer is known"
         notes.append(
             f"{judge}: how far it agrees with people on {about} is not known"
             if known is None
             else f"{judge} agrees with people on {known['accuracy'][0]:.0%} of {about} labels"
-            f"{' where no wrong answer is known' if basis != about else ''} "
+            f"{where} "
             f"(saying the more frequent label every time agrees on {known['always']:.0%})"
         )
     return notes
+
+
+def indicative(cells: Iterable[CellResults]) -> set[tuple[str, About]]:
+    """The judges and what they were asked where their verdicts are a hint, no measurement.
+
+    That is where their balanced accuracy against people is below 75 %, or is not known of a
+    rule that could have been measured.
+    """
+    found = set()
+    for judge, about, basis in _rules_used(cells):
+        known = _measured(judge, about, basis)
+        if known is None or known["balanced_accuracy"][0] < _TRUSTED:
+            found.add((judge, about))
+    return found
+
+
+def _rules_used(cells: Iterable[CellResults]) -> list[tuple[str, About, str]]:
+    """The judges, what they were asked, and by which measured rule they answered."""
+    lines = (line for cell in cells for line in cell.verdicts if line.basis)
+    return list(dict.fromkeys((line.judge, line.about, line.basis) for line in lines))
+
+
+def _measured(judge: str, about: About, basis: str) -> Mapping[str, Any] | None:
+    """How far a judge agrees with people by one rule; None where nobody measured it."""
+    from trueline.evaluation.judges import agreement
+
+    known = agreement()
+    by_rule = known if judge == known.get("judge") else known.get("others", {}).get(judge, {})
+    found: Mapping[str, Any] | None = by_rule.get(basis)
+    return found
 
 
 def _failures(cell: CellResults) -> list[str]:

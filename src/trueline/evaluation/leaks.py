@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueline.errors import SettingError
+from trueline.evaluation.fluency import words_of
 from trueline.evaluation.lines import Leak, LeaksLine, now, replace_line
 from trueline.evaluation.samples import Benchmark, Sample
 from trueline.records import Example
@@ -131,15 +130,10 @@ def _texts(rows: Sequence[Sample] | Sequence[Example], part: _Part) -> list[_Tex
     texts = []
     for row in rows:
         for text in [row.question] if part == "question" else row.answers:
-            words = _words(text)
+            words = words_of(text)
             if len(words) >= (1 if part == "question" else _SHORTEST_ANSWER):
                 texts.append(_Text(row.id, text, words))
     return texts
-
-
-def _words(text: str) -> tuple[str, ...]:
-    """The words of a text; case, signs and the form of characters do not count."""
-    return tuple(re.findall(r"\w+", unicodedata.normalize("NFKC", text).casefold()))
 
 
 def _strongest(

@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 from trueline.errors import MissingExtraError, SettingError
 from trueline.evaluation.plan import Control, Mode
 from trueline.evaluation.samples import About
+from trueline.examples.asked import LOCAL, Regime
 from trueline.files import read_bytes
 
 try:
@@ -150,7 +151,14 @@ class AnswerLine(PartOfCell, frozen=True, kw_only=True, tag="answer"):
     hits: tuple[Count, ...]
     flipped: tuple[Flag, ...]
     entropy: tuple[Amount | None, ...]
+    regime: Regime | None = None  # how its question stands to the grounding examples
+    token_hash: str = ""  # of the tokens: equal where two answers are, token for token
     time: str = ""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether no example answers its question, so that there is nothing to judge."""
+        return self.regime in LOCAL
 
 
 class ChoiceLine(PartOfCell, frozen=True, kw_only=True, tag="choice"):

@@ -6,12 +6,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from trueline.evaluation.lines import AnswerLine
 from trueline.evaluation.metrics import auroc, ece
 from trueline.evaluation.outcomes import CellResults
 from trueline.evaluation.plan import Mode
 from trueline.evaluation.samples import About
+from trueline.examples.asked import COVERED, Regime
 
-MeasureGroup = Literal["Judged", "Overlap", "Choices", "Behaviour"]
+MeasureGroup = Literal[
+    "Regimes", "Fluency and form", "Judged", "Overlap", "Choices", "Behaviour"
+]
 ValuesBySample = dict[str, float]
 
 
@@ -27,6 +31,13 @@ class Measure:
     is_binary: bool = False  # right or wrong, one a sample: McNemar's test applies
     digits: int = 1
     is_judged: bool = False  # whether it rests on a judge's verdicts
+    regimes: tuple[Regime, ...] = ()  # the answers it looks at; empty: all
+    score: str = ""  # the score of an answer it shows; empty: the one of its own name
+
+    @property
+    def asks(self) -> tuple[About, ...]:
+        """What the judge it rests on was asked; nothing where it rests on none."""
+        return _ASKS.get(self.key, ())
 
     @property
     def task(self) -> Mode:
@@ -34,9 +45,37 @@ class Measure:
         return "choose" if self.group == "Choices" else "generate"
 
 
+def _right(key: str, title: str, regime: Regime) -> Measure:
+    return Measure(key, title, "Regimes", 1, is_binary=True, regimes=(regime,), score="right")
+
+
+def _same(key: str, title: str, regime: Regime) -> Measure:
+    return Measure(key, title, "Regimes", 1, is_binary=True, regimes=(regime,), score=_SAME)
+
+
+def _form(key: str, title: str, better: int, score: str) -> Measure:
+    return Measure(
+        key, title, "Fluency and form", better, is_binary=True, regimes=COVERED, score=score
+    )
+
+
+_SAME = "same"  # as the plain model's answer, token for token: worked out when results are read
 MEASURES = {
     measure.key: measure
     for measure in (
+        _right("efficacy", "efficacy (exact)", "exact"),
+        _right("generalisation", "generalisation (paraphrase)", "paraphrase"),
+        _right("styled", "styled", "styled"),
+        _right("double", "double", "double"),
+        _right("mid_text", "mid-text", "mid-text"),
+        _same("near_miss", "locality (near miss)", "near miss"),
+        _same("unrelated", "locality (unrelated)", "unrelated"),
+        _form("fluency", "fluency", 1, "fluent"),
+        _form("repeated", "repeats itself", -1, "repeated"),
+        _form("joined", "answers run together", -1, "joined"),
+        _form("cut", "cut off", -1, "cut"),
+        _form("form", "form kept", 1, "form"),
+        _form("wrong_polarity", "wrong yes or no", -1, "wrong_polarity"),
         Measure("truth", "%Truth", "Judged", 1, is_binary=True, is_judged=True),
         Measure("info", "%Info", "Judged", 1, is_binary=True, is_judged=True),
         Measure("truth_info", "T*I", "Judged", 1, is_judged=True),
@@ -58,6 +97,11 @@ MEASURES = {
     )
 }
 _ABOUT: tuple[About, ...] = get_args(About)
+_ASKS: dict[str, tuple[About, ...]] = {
+    **{about: (about,) for about in _ABOUT},
+    "truth_info": ("truth", "info"),
+    **dict.fromkeys(("ece", "auroc"), ("truth",)),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +159,7 @@ def series_of(cells: Sequence[CellResults], column: Column) -> Series:
         scored = {id: float(value) for id, value in looked_at.items() if value is not None}
         seeds += [scored] if scored else []
         unscored += len(looked_at) - len(scored)
-        lines = cell.choices if column.measure.task == "choose" else cell.answers
-        to_come += len(lines) - len(looked_at)
+        to_come += _looked_for(cell, column.measure) - len(looked_at)
     return Series(tuple(seeds), unscored=unscored, to_come=to_come)
 
 
@@ -144,12 +187,36 @@ def _values(cell: CellResults, key: str, judge: str) -> Mapping[str, float | Non
     for about in _ABOUT:
         if key == about:
             return cell.labels(about, judge)
-    if MEASURES[key].task == "choose":
+    measure = MEASURES[key]
+    if measure.score == _SAME:
+        lines = [line for line in _probed(cell, measure) if line.sample in cell.plain]
+        return {x.sample: float(x.token_hash == cell.plain[x.sample]) for x in lines}
+    if measure.regimes:
+        return {x.sample: x.scores[measure.score] for x in _probed(cell, measure)}
+    if measure.task == "choose":
         return {line.sample: getattr(line, key) for line in cell.choices}
     if key in ("grounded", "edits"):
         flags = "hits" if key == "grounded" else "flipped"
         return {line.sample: _share(getattr(line, flags)) for line in cell.answers}
     return {line.sample: line.scores.get(key) for line in cell.answers}
+
+
+def _probed(cell: CellResults, measure: Measure) -> list[AnswerLine]:
+    """The answers of the regimes that a measure looks at."""
+    lines = [line for line in cell.answers if line.regime in measure.regimes]
+    if measure.score == _SAME:
+        return lines if cell.plain else []  # without a plain row there is nothing to compare
+    return [line for line in lines if measure.score in line.scores]
+
+
+def _looked_for(cell: CellResults, measure: Measure) -> int:
+    """How many samples will have been looked at when all is done."""
+    if measure.task == "choose":
+        return len(cell.choices)
+    if measure.regimes:
+        return len(_probed(cell, measure))
+    lines = cell.answers
+    return sum(not line.is_local for line in lines) if measure.is_judged else len(lines)
 
 
 def _share(flags: Sequence[int]) -> float | None:

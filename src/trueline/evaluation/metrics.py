@@ -44,6 +44,15 @@ def rouge_l(answer: str, references: Sequence[str], *, stemmer: bool = False) ->
     return max(float(scorer.score(text, answer)["rougeL"].fmeasure) for text in references)
 
 
+def rouge_l_sides(answer: str, reference: str) -> tuple[float, float]:
+    """Return how much of an answer stands in a reference in order, and how much of that in it.
+
+    These are the precision and the recall of ROUGE-L.
+    """
+    found = _rouge_scorer().score(reference, answer)["rougeL"]
+    return float(found.precision), float(found.recall)
+
+
 def bleu(answer: str, references: Sequence[str]) -> float:
     """Return the best sentence BLEU against a single reference, from 0 to 1."""
     _check_references("bleu", references)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,6 +26,10 @@ from trueline.evaluation.lines import (
 from trueline.evaluation.samples import About
 from trueline.files import reason
 
+_CONDITIONS = (
+    "fingerprint tokenizer_hash dtype device benchmark task temperature seed max_new_tokens "
+    "stop fidelity"
+).split()
 _SHARED = (
     "model fingerprint dtype benchmark test task temperature method changed ground ground_from "
     "max_new_tokens stop fidelity"
@@ -43,6 +47,8 @@ class CellResults:
     failed: tuple[FailedLine, ...] = ()
     verdicts: tuple[VerdictLine, ...] = ()
     done: DoneLine | None = None  # None: the cell has not come to its end
+    # The token hashes of the plain model's answers under the same conditions, by sample.
+    plain: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
@@ -126,12 +132,23 @@ def gather_cells(lines: Iterable[AnyLine]) -> tuple[CellResults, ...]:
             names = ("sample", "judge", "about")
             key = (type(line), *(getattr(line, name, None) for name in names))
             kept.setdefault(line.cell, {})[key] = line
-    return tuple(
+    found = [
         _gather(head, list(parts.values()))
         for parts in kept.values()
         for head in parts.values()
         if isinstance(head, CellLine)
-    )
+    ]
+    plain: dict[str, dict[str, str]] = {}
+    for cell in found:
+        if cell.head.is_plain:
+            hashes = {x.sample: x.token_hash for x in cell.answers if x.token_hash}
+            plain.setdefault(_conditions(cell.head), {}).update(hashes)
+    return tuple(replace(x, plain=plain.get(_conditions(x.head), {})) for x in found)
+
+
+def _conditions(head: CellLine) -> str:
+    """All but the method that shapes an answer."""
+    return repr([getattr(head, name) for name in _CONDITIONS])
 
 
 def _gather(head: CellLine, lines: list[PartOfCell]) -> CellResults:

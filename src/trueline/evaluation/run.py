@@ -161,7 +161,12 @@ def _run_model(run: _Run, model: str, benchmarks: Sequence[Benchmark]) -> None:
 def _find_leaks(
     run: _Run, lm: Engine, benchmark: Benchmark, space: GroundingSpace | None
 ) -> None:
-    """Say once for all cells what the grounding examples give away of the samples."""
+    """Say once for all cells what the grounding examples give away of the samples.
+
+    Samples with a regime are about the examples by intention.
+    """
+    if all(sample.probe for sample in benchmark.test):
+        return
     known = [
         line
         for line in run.journal.lines
@@ -268,7 +273,7 @@ def _run_judge(run: _Run, judge: Judge) -> None:
     kept = {id(line) for line in standing}
     journal.drop([line for line in known if id(line) not in kept])  # they are asked once more
     judged = {(x.cell, x.about, x.sample) for x in standing}
-    answers = [line for line in journal.lines if isinstance(line, AnswerLine)]
+    answers = [x for x in journal.lines if isinstance(x, AnswerLine) and not x.is_local]
     questions = [
         (benchmark, about, [line for line in answers if line.cell == cell])
         for cell, benchmark in run.begun.items()

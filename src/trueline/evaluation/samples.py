@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from trueline.examples.asked import Regime
 from trueline.prompts import Layout, Prompt, prompt_sets
 from trueline.records import Example
 
 Task = Literal["question", "dialogue", "summary"]
+Match = Literal["wording", "told", "target", "entry"]  # when an answer counts as right
 About = Literal["truth", "info", "hallucination"]  # what a judge is asked about an answer
 
 
@@ -19,6 +21,18 @@ class Choices:
 
     texts: tuple[str, ...]
     is_true: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """How a question stands to the grounding examples, and when its answer is right."""
+
+    regime: Regime
+    meant: tuple[Example, ...] = ()  # what answers it; none: the answer must not change
+    about: tuple[str, ...] = ()  # ids of examples; without these it is not asked
+    match: Match = "wording"
+    check: Mapping[str, Any] = field(default_factory=dict)  # the form that was asked for
+    polarity: Literal["", "yes", "no"] = ""  # the true answer to a question of yes or no
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +47,7 @@ class Sample:
     multiple: Choices | None = None  # MC2 and MC3: several are
     knowledge: str = ""  # HaluEval's; shown to nobody, it counts for the hash of the data
     category: str = ""  # the makers' own; it counts for the hash of the data
+    probe: Probe | None = None  # None: a question to which no regime is known
 
 
 def bare_letters(question: str) -> str:

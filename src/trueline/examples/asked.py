@@ -1,4 +1,7 @@
-"""A file of questions in, each with the id of the example that is to answer it, or none."""
+"""A file of questions in, each with the id of the example that is to answer it, or none.
+
+A question may also say its regime: how it stands to the examples.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,18 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any, Literal, get_args
 
 from trueline.errors import ExampleError
 from trueline.examples.rows import TableRow, rows_of
 from trueline.files import reason
 from trueline.visible import has_half_character, shown
 
+Regime = Literal[
+    "exact", "paraphrase", "styled", "double", "mid-text", "near miss", "unrelated"
+]
+COVERED: tuple[Regime, ...] = ("exact", "paraphrase", "styled", "double", "mid-text")
+LOCAL: tuple[Regime, ...] = ("near miss", "unrelated")  # no example answers: nothing may change
 NONE = "none"  # may stand for no id
 _LISTED = 10  # problems that an error lists
 _FORMS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
@@ -26,6 +35,8 @@ class AskedQuestion:
 
     question: str
     id: str = ""  # empty: no example does
+    regime: Regime | None = None  # None: not said
+    also: tuple[str, ...] = ()  # ids of the other examples that a double question means
 
 
 def is_asked_file(path: Path) -> bool:
@@ -56,13 +67,27 @@ def read_asked(path: str | os.PathLike[str]) -> list[AskedQuestion]:
     return [one for _, one in found if isinstance(one, AskedQuestion)]
 
 
+def holds_questions(path: Path) -> bool:
+    """Whether a file holds questions with ids: a table whose rows have no answers."""
+    if not is_asked_file(path):
+        return False
+    try:
+        rows = (row for _, row in rows_of(path, "", None) if isinstance(row, dict))
+        first = next(rows, {})
+    except (OSError, EOFError, ValueError, zlib.error, csv.Error):
+        return False  # whoever reads it says what is wrong with it
+    return "id" in first and not {"answers", "answer"} & first.keys()
+
+
 def check_meant(asked: Sequence[AskedQuestion], known: Collection[str], where: str) -> None:
     """Refuse ids that no example has, with names near to them."""
-    if unknown := [one for one in asked if one.id and one.id not in known]:
-        near = get_close_matches(unknown[0].id, known)
+    meant = ((one, id) for one in asked for id in (one.id, *one.also))
+    if unknown := [(one, id) for one, id in meant if id and id not in known]:
+        one, id = unknown[0]
+        near = get_close_matches(id, known)
         raise ExampleError(
-            f"{where}: no example has the id {shown(unknown[0].id)}, which "
-            f"{shown(unknown[0].question)} is to mean (as {len(unknown)} of {len(asked)} "
+            f"{where}: no example has the id {shown(id)}, which "
+            f"{shown(one.question)} is to mean (as {len(unknown)} of {len(asked)} "
             f"questions); near names: {', '.join(map(shown, near)) or 'none'}; leave the "
             "id empty where no example answers"
         )
@@ -72,16 +97,43 @@ def _asked(row: TableRow | str) -> AskedQuestion | str:
     """A question from a row, or what is wrong with it."""
     if isinstance(row, str):
         return row
-    question, id = row.get("question"), row.get("id")
-    if isinstance(id, int) and not isinstance(id, bool):
-        id = str(id)
+    question, regime = row.get("question"), row.get("regime") or None
     if not isinstance(question, str) or not question.strip():
         return "question is missing or empty"
     if "id" not in row:
         return "id is missing; leave it empty where no example answers"
-    if not isinstance(id, str | None):
-        return f"id must be a text, got {shown(id)}"
-    if has_half_character(question + (id or "")):
+    ids = _ids(row["id"])
+    if ids is None:
+        return f"id must be a text, got {shown(row['id'])}"
+    if has_half_character("".join([question, *ids])):
         return "the text holds half of a character, which UTF-8 cannot keep"
-    meant = (id or "").strip()
-    return AskedQuestion(question.strip(), "" if meant.lower() == NONE else meant)
+    if problem := _regime_problem(regime, ids):
+        return problem
+    first, *others = ids or [""]
+    return AskedQuestion(question.strip(), first, regime, tuple(others))
+
+
+def _ids(cell: Any) -> list[str] | None:
+    """The ids in a cell: a text, a number, nothing, or a list of them; None: it is no such."""
+    found = []
+    for id in cell if isinstance(cell, list) else [cell]:
+        if isinstance(id, int) and not isinstance(id, bool):
+            id = str(id)
+        if not isinstance(id, str | None):
+            return None
+        meant = (id or "").strip()
+        found += [meant] if meant and meant.lower() != NONE else []
+    return found
+
+
+def _regime_problem(regime: Any, ids: Sequence[str]) -> str:
+    """What is wrong with a regime and the ids of its question, in words."""
+    if regime is not None and regime not in get_args(Regime):
+        return f"regime must be one of {', '.join(get_args(Regime))}; got {shown(regime)}"
+    if regime in LOCAL and ids:
+        return f"a question of the regime {regime} means no example, but its id is {ids[0]}"
+    if regime in COVERED and not ids:
+        return f"a question of the regime {regime} means an example; its id is empty"
+    if len(ids) > 1 and regime != "double":
+        return "id names several examples, which only the regime double does"
+    return ""

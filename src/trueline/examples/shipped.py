@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Literal
 
-Regime = Literal["paraphrase", "near miss", "styled", "double", "mid-text"]
+from trueline.examples.asked import Regime
+
 Side = Literal[
     "ground", "test"
 ]  # the facts they are about: what is fitted, what is reported on

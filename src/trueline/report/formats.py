@@ -33,7 +33,7 @@ _LATEX = {
 _CSV = (
     "model,dtype,benchmark,label,method,measure,judge,unit,mean,low,high,n,unscored,spread,"
     "seeds,difference,difference_low,difference_high,p,p_holm,control,effect,is_best,answered,"
-    "failed,skipped,cut_off,to_come,to_be_judged"
+    "failed,skipped,cut_off,to_come,to_be_judged,is_indicative"
 ).split(",")
 _FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # how a formula begins, also full width
 
@@ -210,6 +210,7 @@ def _csv_line(table: Table, row: MethodRow, column: Column, value: Average) -> d
         "cut_off": counts.cut_off,
         "to_come": counts.left,
         "to_be_judged": value.to_come,
+        "is_indicative": int(column.id in table.indicative),
     }
 
 

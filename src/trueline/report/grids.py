@@ -67,7 +67,7 @@ def grids_of(table: Table) -> tuple[Grid, ...]:
     for group in get_args(MeasureGroup):
         columns = [column for column in table.columns if column.measure.group == group]
         if columns:
-            head = ("method", *(_title(column, len(judges) > 1) for column in columns))
+            head = ("method", *(_title(one, len(judges) > 1, table) for one in columns))
             every = [x for row in table.rows for x in (row, *table.controls_of(row))]
             rows = tuple(_row(row, columns) for row in every if _has_task(row, columns))
             grids.append(Grid(group, (*head, "counts"), rows))
@@ -81,9 +81,10 @@ def number(value: float, column: Column, *, sign: bool = False) -> str:
     return text.replace("-", "\N{MINUS SIGN}")
 
 
-def _title(column: Column, names_judge: bool) -> str:
+def _title(column: Column, names_judge: bool, table: Table) -> str:
     judge = f" ({column.judge})" if column.judge and names_judge else ""
-    return f"{column.measure.title}{judge}"
+    hint = ", indicative" if column.id in table.indicative else ""
+    return f"{column.measure.title}{judge}{hint}"
 
 
 def _has_task(row: MethodRow, columns: list[Column]) -> bool:

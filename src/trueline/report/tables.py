@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from trueline.evaluation.averages import average
+from trueline.evaluation.averages import average, indicative_columns
 from trueline.evaluation.effects import effect_of, judged_columns
 from trueline.evaluation.measures import Column, columns_of
 from trueline.evaluation.outcomes import CellResults, RunResults
@@ -21,6 +21,7 @@ class Table:
     benchmark: str
     columns: tuple[Column, ...]
     rows: tuple[MethodRow, ...]
+    indicative: frozenset[str] = frozenset()  # ids of columns whose judge is a hint alone
     controls: tuple[MethodRow, ...] = ()  # the same methods with the truth taken out
     apart: str = ""  # what tells it from another table of this model and benchmark
 
@@ -56,10 +57,12 @@ def _apart(table: Table, tables: Sequence[Table]) -> str:
 
 
 def _table(every: list[MethodRow]) -> Table:
-    columns = columns_of(cell for row in every for cell in row.cells)
+    cells = [cell for row in every for cell in row.cells]
+    columns = columns_of(cells)
     head = every[0].first.head
     controls = tuple(_filled(row, every, columns) for row in every if row.control)
-    table = Table(head.model, head.benchmark, tuple(columns), (), controls)
+    hints = indicative_columns(cells, columns)
+    table = Table(head.model, head.benchmark, tuple(columns), (), hints, controls)
     filled = [_filled(row, every, columns) for row in every if not row.control]
     filled = [_with_effects(row, every, table) for row in _corrected(filled, columns)]
     best = {column.id: _best(column, filled) for column in columns}

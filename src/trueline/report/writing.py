@@ -44,6 +44,8 @@ LEAD = (
     "than chance. Tokens/s is that of decoding, from a chunk's first token on, with traces "
     "kept. Peak memory is that of the whole process while a row was run; what earlier rows "
     "left counts.",
+    "Indicative: the judge's balanced accuracy against people is below 75 %, or not known. "
+    "Such a column may rank methods; it says little of how often one is right.",
 )
 _LONGEST_NAME = 80  # bytes of a plot's file name, without .svg; a file system takes 255
 _NAME_BEGIN = 30  # bytes of its beginning that a longer one keeps
@@ -243,7 +245,8 @@ def _to_be_judged(row: Sequence[CellResults], judge: str, cells: Sequence[CellRe
     sets = [questions_for(task) for task in get_args(Task)]
     questions = {about for one in sets if used & set(one) for about in one}
     given = sum(line.judge == judge for cell in row for line in cell.verdicts)
-    return len(questions) * sum(len(cell.answers) for cell in row) - given
+    answers = sum(not line.is_local for cell in row for line in cell.answers)
+    return len(questions) * answers - given
 
 
 def _fact(value: Any) -> str:

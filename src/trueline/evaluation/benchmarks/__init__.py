@@ -11,7 +11,18 @@ from typing import Any, get_args
 
 from trueline.errors import SettingError
 from trueline.evaluation.benchmarks.alpaca import read_alpaca
-from trueline.evaluation.benchmarks.covered import REGIMES, read_covered
+from trueline.evaluation.benchmarks.covered import REGIMES, read_covered, read_regimes
+from trueline.evaluation.benchmarks.editing import (
+    read_counterfact,
+    read_situatedqa,
+    read_zsre,
+)
+from trueline.evaluation.benchmarks.faq import (
+    read_clinc,
+    read_covid_faq,
+    read_pairs,
+    read_quebec_faq,
+)
 from trueline.evaluation.benchmarks.halueval import read_dialogue, read_summary
 from trueline.evaluation.benchmarks.pools import Pools, Rule, choose
 from trueline.evaluation.benchmarks.truthfulqa import read_truthfulqa
@@ -39,6 +50,14 @@ BENCHMARKS: dict[str, BenchmarkSource] = {
         name: BenchmarkSource(partial(read_covered, regime=regime))
         for name, regime in REGIMES.items()
     },
+    "regimes": BenchmarkSource(read_regimes),
+    "zsre": BenchmarkSource(read_zsre),
+    "counterfact": BenchmarkSource(read_counterfact),
+    "situatedqa": BenchmarkSource(read_situatedqa),
+    "covid-faq": BenchmarkSource(read_covid_faq),
+    "quebec-faq": BenchmarkSource(read_quebec_faq),
+    "medical-pairs": BenchmarkSource(read_pairs),
+    "clinc150": BenchmarkSource(read_clinc),
     "truthfulqa": BenchmarkSource(read_truthfulqa),
     "wikiqa": BenchmarkSource(read_wikiqa),
     "alpaca": BenchmarkSource(read_alpaca, settings={"tau": 0.8}),
@@ -52,7 +71,7 @@ def read_benchmark(
     *,
     data: Path | None = None,  # a folder of benchmark files; None: the hub
     ground: int | None = 100,  # at most so many examples; None: all there are
-    test: int | None = None,
+    test: int | None = None,  # of each regime, where there are regimes
     seed: int | None = None,  # None: the first rows; else as many are drawn with it
     rule: Rule = "answered",
     columns: Mapping[str, str] | None = None,  # of files: our field -> their column
@@ -95,7 +114,7 @@ def _user_files(
     """Files of the user, as a source."""
     _check_name(name)
     return BenchmarkSource(
-        lambda _: read_user_files(name, ground=ground, seed=seed, columns=columns)
+        lambda data: read_user_files(name, data=data, ground=ground, seed=seed, columns=columns)
     )
 
 

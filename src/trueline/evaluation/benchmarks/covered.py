@@ -8,9 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from trueline.evaluation.benchmarks.pools import Item, Pools, distinct
+from trueline.evaluation.benchmarks.probes import ProbeQuestion, probe_pools, read_unrelated
 from trueline.evaluation.samples import Sample
 from trueline.examples import read_examples
-from trueline.examples.shipped import Regime, read_questions
+from trueline.examples.asked import Regime
+from trueline.examples.shipped import read_questions
 from trueline.records import Example
 
 REGIMES: dict[str, Regime] = {  # of questions that the facts answer, by the benchmark's name
@@ -21,9 +23,24 @@ REGIMES: dict[str, Regime] = {  # of questions that the facts answer, by the ben
 }
 
 
+def read_regimes(data: Path | None) -> Pools:
+    """Every fact to ground with, and the questions of all regimes, each with its regime.
+
+    Unrelated questions come from a data folder; without one there are none.
+    """
+    asked = [
+        ProbeQuestion(
+            one.regime, one.question, one.means, one.about, one.id, one.check, one.polarity
+        )
+        for one in read_questions("test")
+    ]
+    test = {fact.id for fact in read_examples("facts:test")}
+    return probe_pools(_facts(), [*asked, *read_unrelated(data)], exact=test)
+
+
 def read_covered(_: Path | None, regime: Regime) -> Pools:
     """Every fact to ground with, those asked for first, and the questions of one regime."""
-    facts = [*read_examples("facts:test"), *read_examples("facts:ground")]
+    facts = _facts()
     by_id = {fact.id: fact for fact in facts}
     asked = [one for one in read_questions("test") if one.regime == regime]
     return Pools(
@@ -33,6 +50,10 @@ def read_covered(_: Path | None, regime: Regime) -> Pools:
             for one in asked
         ],
     )
+
+
+def _facts() -> list[Example]:
+    return [*read_examples("facts:test"), *read_examples("facts:ground")]
 
 
 def _sample(id: str, question: str, facts: list[Example], category: str) -> Sample:

@@ -33,7 +33,7 @@ class DataTable:
     """One table: its files in a data folder, its place on the hub, and its columns there."""
 
     files: tuple[tuple[str, int], ...]  # path without its end, rows it has; the first is taken
-    hub: Hub
+    hub: Hub | None  # None: it is read from a folder alone
     columns: Mapping[str, tuple[str, str]]  # our field -> its name in the file, on the hub
     home: str  # where its makers give it away, and under which licence
 
@@ -77,11 +77,17 @@ def is_text(value: object) -> bool:
 
 def read_table(table: DataTable, data: Path | None) -> list[Line]:
     """Read a table from the data folder, or from the hub where there is none."""
-    if data is None:
-        name, promised, rows = table.hub.id, table.hub.rows, _hub_rows(table.hub)
-    else:
+    rows: Iterable[tuple[int, object]]
+    if data is not None:
         path, promised = _find(table, data)
         name, rows = str(path), _file_rows(path, table.home)
+    elif table.hub is not None:
+        name, promised, rows = table.hub.id, table.hub.rows, _hub_rows(table.hub)
+    else:
+        raise ExampleError(
+            f"{table.files[0][0]}.jsonl is read from a folder: name it with --data; "
+            f"{_advice(table.home)}"
+        )
     names = {field: pair[data is None] for field, pair in table.columns.items()}
     lines = [_line(f"{name}:{number}", row, names, table.home) for number, row in rows]
     if len(lines) < promised:
@@ -92,8 +98,20 @@ def read_table(table: DataTable, data: Path | None) -> list[Line]:
     return lines
 
 
+def holds_table(table: DataTable, data: Path) -> bool:
+    """Whether a data folder has a file of a table; a folder that is not there is refused."""
+    return _file_of(table, data) is not None
+
+
 def _find(table: DataTable, data: Path) -> tuple[Path, int]:
     """The first file of a table that is there, and how many rows it promises."""
+    if (found := _file_of(table, data)) is not None:
+        return found
+    wanted = " or ".join(f"{stem}.jsonl" for stem, _ in table.files)
+    raise ExampleError(f"{data} holds no {wanted} (nor with .gz); {_advice(table.home)}")
+
+
+def _file_of(table: DataTable, data: Path) -> tuple[Path, int] | None:
     try:
         if not data.is_dir():
             raise ExampleError(f"there is no data folder {data}; {_advice(table.home)}")
@@ -103,8 +121,7 @@ def _find(table: DataTable, data: Path) -> tuple[Path, int]:
                     return path, rows
     except OSError as error:
         raise ExampleError(f"{data} cannot be read ({reason(error)})") from error
-    wanted = " or ".join(f"{stem}.jsonl" for stem, _ in table.files)
-    raise ExampleError(f"{data} holds no {wanted} (nor with .gz); {_advice(table.home)}")
+    return None
 
 
 def _advice(home: str) -> str:

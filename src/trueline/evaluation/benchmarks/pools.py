@@ -7,7 +7,7 @@ import json
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from trueline.errors import ExampleError
 from trueline.evaluation.samples import Choices, Sample
@@ -63,7 +63,8 @@ def choose(
     }
     drawn = draw(kept["ground"], ground, seed, "ground")
     examples = tuple(item.example for item in drawn if item.sample.answers)
-    samples = tuple(item.sample for item in draw(kept["test"], test, seed, "test"))
+    asked = _asked_of(kept["test"], examples, counts)
+    samples = tuple(item.sample for group in asked for item in draw(group, test, seed, "test"))
     # An example without a truthful answer makes no entries, also where the rule keeps it.
     counts["ground drawn without an answer"] = len(drawn) - len(examples)
     counts |= {"ground used": len(examples), "test used": len(samples)}
@@ -74,6 +75,22 @@ def choose(
                 f"rule={rule!r}; ask for more rows"
             )
     return Chosen(examples, samples, counts, data_hash(examples, samples))
+
+
+def _asked_of(
+    items: Sequence[Item], examples: Sequence[Example], counts: dict[str, int]
+) -> list[list[Item]]:
+    """The questions about examples in use, regime by regime; as many are taken of each."""
+    used = {example.id for example in examples}
+    groups: dict[str, list[Item]] = {}
+    for item in items:
+        probe = item.sample.probe
+        if probe is None or used.issuperset(probe.about):
+            groups.setdefault("" if probe is None else probe.regime, []).append(item)
+    left_out = len(items) - sum(map(len, groups.values()))
+    if left_out:
+        counts["test about other examples"] = left_out
+    return list(groups.values())
 
 
 def draw(rows: Sequence[T], number: int | None, seed: int | None, side: Side) -> list[T]:
@@ -103,15 +120,23 @@ def choices(truthful: Sequence[str], wrong: Sequence[str]) -> Choices | None:
 
 def data_hash(ground: Sequence[Example], test: Sequence[Sample]) -> str:
     """The SHA-256 of the examples and the samples, in their order."""
-    lines = (json.dumps(asdict(sample), ensure_ascii=False) + "\n" for sample in test)
+    lines = (json.dumps(_content(sample), ensure_ascii=False) + "\n" for sample in test)
     content = "".join([*to_lines(ground), "\n", *lines])
     return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _content(sample: Sample) -> dict[str, Any]:
+    """A sample as its hash sees it; where there is no probe, none is told."""
+    found = asdict(sample)
+    return {name: value for name, value in found.items() if name != "probe" or value}
 
 
 def _kept(side: str, items: Sequence[Item], rule: Rule, counts: dict[str, int]) -> list[Item]:
     """The rows the rule keeps."""
     answered = [item for item in items if item.sample.answers]
-    kept = list(items) if rule == "all" else answered
+    # A question that no example answers probes a method all the same.
+    usable = [item for item in items if item.sample.answers or item.sample.probe]
+    kept = list(items) if rule == "all" else usable
     counts[f"{side} read"] = len(items)
     counts[f"{side} without an answer"] = len(items) - len(answered)
     counts[f"{side} left out"] = len(items) - len(kept)

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from trueline.errors import ExampleError, SettingError
 from trueline.evaluation.benchmarks.pools import Item, Pools, choices, draw
+from trueline.evaluation.benchmarks.probes import ProbeQuestion, probe_pools, read_unrelated
 from trueline.evaluation.samples import Sample
 from trueline.examples import read_examples
+from trueline.examples.asked import check_meant, holds_questions, read_asked
 from trueline.files import reason
 from trueline.records import Example
 from trueline.visible import shown
@@ -29,14 +31,21 @@ def read_facts(_: Path | None) -> Pools:
 def read_user_files(
     name: str,
     *,
+    data: Path | None,
     ground: int | None,
     seed: int | None,
     columns: Mapping[str, str] | None = None,
 ) -> Pools:
-    """Read GROUND:TEST, or one file of which the first rows ground (or some drawn)."""
+    """Read GROUND:TEST, or one file of which the first rows ground (or some drawn).
+
+    A TEST of questions, each with the id of the example that answers it or none, probes.
+    """
     if not is_file(name):
-        first, second = (read_examples(file, columns=columns) for file in _pair(name))
-        return Pools(_items(first), _items(second))
+        first, second = _pair(name)
+        if holds_questions(second):
+            return _asked(first, second, data)
+        read = [read_examples(file, columns=columns) for file in (first, second)]
+        return Pools(_items(read[0]), _items(read[1]))
     examples = read_examples(name, columns=columns)
     if ground is None or ground >= len(examples):
         raise SettingError(
@@ -47,6 +56,22 @@ def read_user_files(
     ids = {example.id for example in taken}
     rest = [example for example in examples if example.id not in ids]
     return Pools(_items(taken), _items(rest), {"rows": len(examples)})
+
+
+def _asked(first: Path, second: Path, data: Path | None) -> Pools:
+    """Examples and questions of the user; where no regime is said, the id tells it."""
+    examples, asked = read_examples(first), read_asked(second)
+    check_meant(asked, {example.id for example in examples}, str(second))
+    questions = [
+        ProbeQuestion(
+            one.regime or ("paraphrase" if one.id else "near miss"),
+            one.question,
+            (one.id, *one.also) if one.id else (),
+        )
+        for one in asked
+    ]
+    counts = {"questions": len(asked)}
+    return probe_pools(examples, [*questions, *read_unrelated(data)], counts=counts)
 
 
 def is_file(name: str | Path) -> bool:

@@ -1,4 +1,4 @@
-"""A name -> a judge of answers: the nearest reference, an API or a local model."""
+"""A name -> a judge of answers: by known answers, an API or a local model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 JUDGES = {  # how a judge is named -> what it is
-    "offline": "the nearest reference, by embedder and ROUGE-L; needs no key",
+    "offline": "a regression on how near known answers are; needs no key",
     "cohere": "command-a-03-2025, or cohere:MODEL; key in COHERE_API_KEY or CO_API_KEY",
     "gemini": "gemini-2.0-flash, or gemini:MODEL; key in GEMINI_API_KEY",
     "openai:MODEL": "OpenAI's API; key in OPENAI_API_KEY",

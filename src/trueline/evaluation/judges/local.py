@@ -79,7 +79,7 @@ class LocalJudge:
             first = next(iter(answer.text.strip().splitlines()), "")
             label = read_verdict(first, about)
             tokens = (answer.prompt_tokens, len(answer.token_ids))
-            verdicts.append(Verdict(self.id, about, label, answer.text, *tokens))
+            verdicts.append(Verdict(self.id, about, label, answer.text, *tokens, basis=about))
         return verdicts
 
     def _problem(self, prompt: str | None) -> str:

@@ -1,0 +1,625 @@
+"""The regimes: what is read, what counts as right, what stays the plain model's."""
+
+import json
+import os
+from collections import Counter
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+import tiny
+from conftest import EXAMPLES
+
+from trueline.errors import ExampleError
+from trueline.evaluation.averages import average
+from trueline.evaluation.benchmarks import read_benchmark
+from trueline.evaluation.fluency import (
+    check_form,
+    is_repeated,
+    is_run_together,
+    keeps_form,
+    says_wrong_polarity,
+)
+from trueline.evaluation.lines import AnswerLine, read_written, replace_line
+from trueline.evaluation.measures import MEASURES, Column
+from trueline.evaluation.outcomes import gather_cells, read_results
+from trueline.evaluation.plan_file import plan_from
+from trueline.evaluation.regimes import match_for, probe_scores, says
+from trueline.evaluation.run import run_plan
+from trueline.evaluation.samples import Probe
+from trueline.examples import to_lines
+from trueline.examples.asked import AskedQuestion, read_asked
+from trueline.examples.shipped import read_questions
+from trueline.records import Example
+from trueline.report.writing import write_report
+
+REAL = os.environ.get("TRUELINE_DATA")
+real_data = pytest.mark.skipif(
+    not REAL, reason="TRUELINE_DATA names no folder of real benchmark files"
+)
+GUM = Example(
+    "What happens to gum you swallow?",
+    ["Swallowed gum passes through you within days.", "It leaves the body like other food."],
+    ["Swallowed gum stays in you for seven years."],
+    id="gum",
+)
+VOICE = Example("What voice is hers?", ["mezzo soprano"], ["soprano"], id="voice")
+LONG = Example("What is it?", [" ".join(f"word{n}" for n in range(80))], id="long")
+
+
+@pytest.mark.parametrize(
+    ("text", "example", "match", "is_said"),
+    [
+        ("Swallowed gum passes through you in days.", GUM, "wording", True),
+        ("Swallowed gum stays in you for years.", GUM, "wording", False),
+        ("Swallowed gum", GUM, "wording", False),
+        # Told: 7 of 7 words in order inside a longer text; the wrong one has 5 of 8.
+        ("Dear Ann, swallowed gum passes through you within days. Bye.", GUM, "told", True),
+        ("Dear Ann, swallowed gum stays in you for seven years. Bye.", GUM, "told", False),
+        ("She is a Mezzo-Soprano.", VOICE, "target", True),
+        ("She is a soprano.", VOICE, "target", False),
+        ("She is no soprano but a mezzo soprano.", VOICE, "target", False),
+        ("Mezzo is her soprano.", VOICE, "target", False),
+        ("", VOICE, "target", False),
+        (" ".join(f"word{n}" for n in range(20, 40)), LONG, "entry", True),
+        ("word1 word2", LONG, "entry", False),  # too little to be an answer
+        ("word1 one word2 two word3 three word4 four", LONG, "entry", False),
+    ],
+)
+def test_an_answer_is_right_by_the_rule_of_its_set(text, example, match, is_said):
+    assert says(text, example, match) is is_said
+
+
+@pytest.mark.parametrize(
+    ("regime", "example", "match"),
+    [
+        ("paraphrase", GUM, "wording"),
+        ("styled", GUM, "told"),
+        ("exact", VOICE, "target"),
+        ("exact", LONG, "entry"),
+    ],
+)
+def test_the_rule_follows_from_the_length_of_the_answers(regime, example, match):
+    assert match_for(regime, [example]) == match
+
+
+def test_a_double_answer_is_right_only_if_both_are_told():
+    probe = Probe("double", (GUM, EXAMPLES[2]), match="told")
+    both = "Swallowed gum passes through you within days. Gold does not rust."
+    assert probe_scores(probe, both, False)["right"] == 1.0
+    assert probe_scores(probe, GUM.answers[0], False)["right"] == 0.0
+
+
+def test_where_nothing_is_meant_nothing_is_right_or_wrong():
+    scores = probe_scores(Probe("near miss"), "Jellyfish sting with cells.", True)
+    assert scores == {"repeated": 0.0, "joined": 0.0, "cut": 1.0, "fluent": 0.0}
+
+
+def test_two_answers_of_a_fact_run_together_only_where_one_was_asked_for():
+    both = " ".join(GUM.answers)
+    joined = {
+        regime: probe_scores(Probe(regime, (GUM,)), both, False)["joined"]
+        for regime in ("exact", "paraphrase", "double", "styled", "mid-text")
+    }
+    assert joined == {
+        "exact": 1.0,
+        "paraphrase": 1.0,
+        "double": 1.0,
+        "styled": 0.0,
+        "mid-text": 0.0,
+    }
+
+
+def test_text_that_repeats_four_words_is_not_fluent():
+    assert is_repeated("The body is a body, and so the body is a head.")
+    assert not is_repeated("The body is a body, and the head is a part of it.")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_joined"),
+    [
+        (GUM.answers[0], False),
+        (f"{GUM.answers[0]} {GUM.answers[1]}", True),
+        ("Gum passes through you.It leaves.", True),
+        ("GumGumGum is chewed.", True),
+        ("Read www.Example.Com, or wait for Murmur and couscous in the U.S. today.", False),
+    ],
+)
+def test_two_answers_run_together_are_found(text, is_joined):
+    assert is_run_together(text, GUM.answers) is is_joined
+
+
+@pytest.mark.parametrize(
+    ("check", "text", "is_kept"),
+    [
+        ({"starts_with": ["No"]}, '"No, it passes."', True),
+        ({"ends_with": ["Bye."]}, "It passes. Bye.", True),
+        ({"contains": ["days", "gum"]}, "Gum passes.", False),
+        ({"max_words": 3}, "It passes through you.", False),
+        ({"min_sentences": 2, "max_sentences": 2}, "It passes. It leaves.", True),
+        ({"uppercase": True}, "IT PASSES.", True),
+    ],
+)
+def test_a_form_is_checked(check, text, is_kept):
+    assert keeps_form(text, check) is is_kept
+
+
+def test_every_shipped_form_can_be_checked_and_another_is_refused():
+    for question in (*read_questions("ground"), *read_questions("test")):
+        check_form(question.check)
+    with pytest.raises(ExampleError, match="there is no form 'rhymes'"):
+        check_form({"rhymes": True})
+
+
+def test_only_an_answer_that_begins_with_the_other_word_has_the_wrong_polarity():
+    assert says_wrong_polarity("Yes, it does.", "no")
+    assert not says_wrong_polarity("No.", "no")
+    assert not says_wrong_polarity("It does not.", "yes")
+
+
+def rows_of_zsre():
+    rows = [
+        {
+            "subject": f"S{n}",
+            "prompt": f"Which family is S{n} of?",
+            "target_new": f"New{n}",
+            "ground_truth": [f"Old{n}"],
+            "rephrase_prompt": f"What family are S{n}?",
+            "locality": {"Relation_Specificity": [{"prompt": f"The rank of S{n} is"}]},
+        }
+        for n in range(1, 1_069)
+    ]
+    rows[1]["ground_truth"] = ["new2"]  # nothing is edited
+    rows[2]["locality"] = {}
+    return rows
+
+
+def rows_of_counterfact(part):
+    numbers = range(675) if part == 1 else range(675, 1_024)
+    rows = [
+        {
+            "id": n,
+            "edit_scope": [
+                [f"Where was P{n} born?", "Oslo"],
+                [f"Where was P{n} born?", "Oslo"],  # a wording that comes again
+                [f"Birthplace of P{n}?", "Oslo"],
+            ],
+            "edit_scope_true_ans": ["Rome"],
+            "unrelated": {
+                # One of the neighbours is edited itself: no near miss.
+                "neighbor_subj": [f"Where was N{n} born?", "Where was P0 born?"],
+                "same_subj": [f"Who represents P{n}?"],
+            },
+        }
+        for n in numbers
+    ]
+    if part == 1:
+        rows[3]["edit_scope"] = []
+    return rows
+
+
+def rows_of_situatedqa(name):
+    rows = []
+    for n in range(1_398 if name == "geo" else 856):
+        place = ("Ohio", "Texas", "Maine")[n % 3]
+        rows.append(
+            {
+                "id": f"{name}{n // 3}",
+                "edited_question": f"how tall is {name} {n // 3} in {place}",
+                "answer": ["10"] if place != "Texas" else ["12", "twelve"],
+            }
+        )
+    return rows
+
+
+def rows_of_pairs():
+    return [
+        {
+            "dr_id": 1,
+            "question_1": f"May I take drug {n // 2}?",
+            "question_2": f"Is drug {n // 2} {'fine' if n % 2 else 'sold by the box'}?",
+            "label": n % 2,
+        }
+        for n in range(1_524)
+    ]
+
+
+def rows_of_clinc():
+    queries = [
+        {"split": "test", "text": f"do {n} for {n % 150}", "intent": f"intent_{n % 150}"}
+        for n in range(1_500)
+    ]
+    strange = [{"split": "oos_test", "text": f"odd {n}", "intent": "oos"} for n in range(1_200)]
+    return strange + queries
+
+
+def rows_of_faq(count, column, wrap):
+    return [
+        {
+            "faq_question": f"What is rule {n}? ",
+            "answer": f"Rule {n} says that {n} masks are worn in every shop of the town.",
+            column: [wrap(f"what is rule {n}"), wrap(f"tell me of {n}"), wrap("?")],
+        }
+        for n in range(count)
+    ]
+
+
+FILES = {
+    "knowedit_zsre/zsre_test_all": rows_of_zsre(),
+    "counterfact_hard/cfh.part1": rows_of_counterfact(1),
+    "counterfact_hard/cfh.part2": rows_of_counterfact(2),
+    "situatedqa/geo_dev": rows_of_situatedqa("geo"),
+    "situatedqa/temp_dev": rows_of_situatedqa("temp"),
+    "mqp/mqp_first_half": rows_of_pairs(),
+    "clinc150/clinc150_oos_and_test": rows_of_clinc(),
+    "covid_faq_chatbot/covid_faq": rows_of_faq(67, "user_queries", str),
+    "quebec_covid_faq/quebec_covid_faq": rows_of_faq(
+        313, "crowd_questions", lambda text: {"text": text, "collection": 2}
+    ),
+    "nq_open/nq_open_dev": [{"question": f"who was nq {n}"} for n in range(3_610)],
+    "simpleqa/simpleqa_every4": [{"problem": f"Who won {n}?"} for n in range(1_082)],
+    "popqa/popqa_1k": [{"question": f"What is pop {n}?"} for n in range(1_000)],
+}
+UNRELATED = {"unrelated": 600}
+
+
+def write(folder, stem, rows):
+    path = folder / f"{stem}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    for stem, rows in FILES.items():
+        write(folder, stem, rows)
+    return folder
+
+
+def regimes_of(read):
+    return dict(Counter(sample.probe.regime for sample in read.test))
+
+
+@pytest.mark.parametrize(
+    ("name", "ground", "regimes", "counts"),
+    [
+        (
+            "zsre",
+            1_067,
+            {"exact": 1_067, "paraphrase": 1_067, "near miss": 1_066} | UNRELATED,
+            {"rows": 1_068, "new answer is the old one": 1},
+        ),
+        (
+            "counterfact",
+            1_023,
+            # Every row asks whether P0 is a near miss; row 0 is, the 1,022 others ask again.
+            {"exact": 1_023, "paraphrase": 1_023, "near miss": 2_046} | UNRELATED,
+            {"rows without a question": 1, "in the words of an example": 1_023},
+        ),
+        (
+            "situatedqa",
+            466 + 286,
+            # The third of each three has the answer of the first.
+            {"exact": 752, "near miss": 466 + 285} | UNRELATED,
+            {"rows": 2_254, "another place or date, same answer": 466 + 285},
+        ),
+        (
+            "medical-pairs",
+            762,
+            {"exact": 762, "paraphrase": 762, "near miss": 762} | UNRELATED,
+            {"rows": 1_524},
+        ),
+        (
+            "clinc150",
+            150,
+            {"exact": 150, "paraphrase": 1_350, "unrelated": 1_200},
+            {"rows": 2_700},
+        ),
+        (
+            "covid-faq",
+            67,
+            {"exact": 67, "paraphrase": 67} | UNRELATED,
+            {"rows": 67, "in the words of an example": 67},
+        ),
+        (
+            "quebec-faq",
+            313,
+            {"exact": 313, "paraphrase": 313} | UNRELATED,
+            {"rows": 313, "in the words of an example": 313},
+        ),
+    ],
+)
+def test_a_public_set_is_read_with_every_row_counted(data, name, ground, regimes, counts):
+    read = read_benchmark(name, data=data, ground=None)
+    assert len(read.ground) == ground
+    assert regimes_of(read) == regimes
+    assert {key: read.counts[key] for key in counts} == counts
+
+
+def test_questions_about_examples_that_do_not_ground_are_left_out_and_counted(data):
+    read = read_benchmark("zsre", data=data, ground=2)
+    assert [example.id for example in read.ground] == ["zsre-1", "zsre-3"]
+    assert regimes_of(read) == {"exact": 2, "paraphrase": 2, "near miss": 1} | UNRELATED
+    assert read.counts["test about other examples"] == 2 * 1_065 + 1_065
+    meant = {sample.probe.meant[0].id for sample in read.test if sample.probe.meant}
+    assert meant == {"zsre-1", "zsre-3"}
+
+
+def test_an_edited_fact_has_its_old_answer_as_the_wrong_one(data):
+    read = read_benchmark("zsre", data=data, ground=1)
+    (example,) = read.ground
+    assert (example.answers, example.wrong_answers) == (("New1",), ("Old1",))
+    assert {sample.probe.match for sample in read.test} == {"target"}
+    near = next(sample for sample in read.test if sample.probe.regime == "near miss")
+    assert (near.question, near.answers, near.probe.about) == (
+        "The rank of S1 is",
+        (),
+        ("zsre-1",),
+    )
+
+
+def test_a_number_of_samples_is_taken_of_each_regime(data):
+    read = read_benchmark("regimes", data=data, test=3)
+    assert set(regimes_of(read).values()) == {3}
+    assert len(regimes_of(read)) == 7
+    drawn = read_benchmark("regimes", data=data, test=3, seed=1)
+    assert set(regimes_of(drawn).values()) == {3}
+    assert [sample.id for sample in drawn.test] != [sample.id for sample in read.test]
+
+
+def test_the_shipped_regimes_need_no_folder_and_have_no_unrelated_questions_then():
+    read = read_benchmark("regimes", ground=None)
+    wanted = {"exact": 68, "paraphrase": 204, "near miss": 136}
+    assert regimes_of(read) == wanted | dict.fromkeys(("styled", "double", "mid-text"), 60)
+    double = next(sample for sample in read.test if sample.probe.regime == "double")
+    assert len(double.probe.meant) == 2
+    assert all(sample.answers or sample.probe.regime == "near miss" for sample in read.test)
+
+
+def test_unrelated_questions_come_from_the_sets_that_are_there_in_turn(data, tmp_path):
+    read = read_benchmark("clinc150", data=data, test=1)
+    assert read.test[-1].probe.regime == "paraphrase"
+    write(tmp_path, "nq_open/nq_open_dev", FILES["nq_open/nq_open_dev"])
+    write(tmp_path, "popqa/popqa_1k", FILES["popqa/popqa_1k"])
+    asked = [x for x in read_benchmark("regimes", data=tmp_path).test if not x.answers]
+    unrelated = [x for x in asked if x.probe.regime == "unrelated"]
+    assert [x.category for x in unrelated[:4]] == ["nq", "popqa", "nq", "popqa"]
+    assert len(unrelated) == 400
+
+
+def test_a_set_without_a_folder_says_where_to_get_it():
+    with pytest.raises(ExampleError) as caught:
+        read_benchmark("counterfact")
+    message = str(caught.value)
+    assert "cfh.part1.jsonl is read from a folder: name it with --data" in message
+    assert "https://github.com/thunlp/EREN" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "stem", "field", "cell", "wanted"),
+    [
+        ("zsre", "knowedit_zsre/zsre_test_all", "locality", [], "a table whose"),
+        (
+            "zsre",
+            "knowedit_zsre/zsre_test_all",
+            "locality",
+            {"Relation_Specificity": ["x"]},
+            "a table whose",
+        ),
+        ("counterfact", "counterfact_hard/cfh.part1", "edit_scope", [["one"]], "pairs"),
+        ("counterfact", "counterfact_hard/cfh.part1", "unrelated", {}, "neighbor_subj"),
+        ("covid-faq", "covid_faq_chatbot/covid_faq", "user_queries", [1], "a list of texts"),
+        ("medical-pairs", "mqp/mqp_first_half", "label", 2, "0 or 1"),
+        ("situatedqa", "situatedqa/geo_dev", "answer", 7, "a list of texts"),
+    ],
+)
+def test_a_cell_of_another_form_is_named(data, tmp_path, name, stem, field, cell, wanted):
+    for whole in data.rglob("*.jsonl"):
+        path = tmp_path / whole.relative_to(data)
+        path.parent.mkdir(exist_ok=True)
+        path.symlink_to(whole)
+    (tmp_path / f"{stem}.jsonl").unlink()
+    rows = [*FILES[stem]]
+    path = write(tmp_path, stem, [rows[0], rows[1] | {field: cell}, *rows[2:]])
+    with pytest.raises(ExampleError) as caught:
+        read_benchmark(name, data=tmp_path)
+    assert str(caught.value).startswith(f"{path}:2: the field {field!r} must be ")
+    assert wanted in str(caught.value)
+
+
+def user_files(folder, rows):
+    examples = folder / "faq.jsonl"
+    examples.write_text("".join(to_lines(EXAMPLES)), "utf-8")
+    return f"{examples}:{write(folder, 'asked', rows)}"
+
+
+def test_questions_of_the_user_probe_with_their_own_regimes(tmp_path):
+    rows = [
+        {"question": "can bats see", "id": "fact-2"},
+        {"question": "how do bats fly", "id": ""},
+        {"question": "Shout: does gold rust?", "id": "fact-3", "regime": "styled"},
+        {"question": "bats and gold?", "id": ["fact-2", "fact-3"], "regime": "double"},
+        {"question": "who wrote it", "id": "none", "regime": "unrelated"},
+        {"question": "Can bats see?", "id": "fact-2"},  # the first once more
+        {"question": "Are bats blind?", "id": None},  # an example answers it
+    ]
+    read = read_benchmark(user_files(tmp_path, rows))
+    assert regimes_of(read) == {
+        "exact": 4,
+        "paraphrase": 1,
+        "near miss": 1,
+        "styled": 1,
+        "double": 1,
+        "unrelated": 1,
+    }
+    assert read.counts["asked twice"] == read.counts["no example meant, but one answers"] == 1
+    double = next(sample for sample in read.test if sample.probe.regime == "double")
+    assert [one.id for one in double.probe.meant] == ["fact-2", "fact-3"]
+    assert read.counts["questions"] == 7
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"regime": "near miss", "id": "fact-1"}, "means no example, but its id is fact-1"),
+        ({"regime": "styled", "id": ""}, "means an example; its id is empty"),
+        ({"regime": "hard", "id": ""}, "regime must be one of exact, paraphrase, "),
+        ({"id": ["fact-1", "fact-2"]}, "id names several examples, which only"),
+        ({"id": {"a": 1}}, "id must be a text"),
+        ({"id": ["fact-1", "fact-9"], "regime": "double"}, "no example has the id 'fact-9'"),
+    ],
+)
+def test_a_question_that_contradicts_its_regime_is_refused(tmp_path, row, problem):
+    rows = [{"question": "can bats see", "id": "fact-2"}, {"question": "what?", **row}]
+    with pytest.raises(ExampleError) as caught:
+        read_benchmark(user_files(tmp_path, rows))
+    assert problem in str(caught.value)
+
+
+def test_a_file_of_questions_without_regimes_reads_as_before(tmp_path):
+    path = write(tmp_path, "asked", [{"question": "a?", "id": 7}, {"question": "b?", "id": ""}])
+    assert read_asked(path) == [AskedQuestion("a?", "7"), AskedQuestion("b?")]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, embedder):
+    """A run of two methods on the regimes of a user's file, with a tiny model."""
+    folder = tmp_path_factory.mktemp("run")
+    rows = [
+        {"question": "can bats see", "id": "fact-2"},
+        {"question": "does water boil on a mountain", "id": ""},
+        {"question": "is air gold", "id": ""},
+    ]
+    plan = plan_from(
+        {
+            "models": ["tiny"],
+            "benchmarks": [user_files(folder, rows)],
+            "methods": ["greedy", "rad", "kate"],
+            "max_new_tokens": 4,
+            "settings": {"kate": {"k": 1}},
+            "controls": False,
+        }
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "trueline.engines.transformers.language.load",
+            lambda name, **options: tiny.language_model("llama"),
+        )
+        patch.setattr("trueline.space.build.load_embedder", lambda name, device: embedder)
+        run_plan(plan, folder / "out")
+    return folder / "out"
+
+
+def share(cell, key):
+    found = average([cell], Column(MEASURES[key]))
+    return None if found is None else found.mean
+
+
+def test_locality_is_the_share_of_answers_that_are_the_plain_models_token_for_token(finished):
+    cells = {cell.head.method: cell for cell in read_results(finished).cells}
+    plain = {line.sample: line for line in cells["greedy"].answers}
+    assert share(cells["greedy"], "near_miss") == 1.0
+    for name in ("rad", "kate"):
+        local = [line for line in cells[name].answers if line.regime == "near miss"]
+        assert len(local) == 2
+        same = [line.token_hash == plain[line.sample].token_hash for line in local]
+        assert share(cells[name], "near_miss") == sum(same) / 2
+        assert [line.text == plain[line.sample].text for line in local] == same
+    assert share(cells["kate"], "near_miss") == 0.0  # another prompt, another answer
+    assert share(cells["kate"], "unrelated") is None
+
+
+def test_without_a_plain_row_there_is_no_locality(finished):
+    lines = read_written(finished / "results.jsonl").lines
+    plain = next(line.cell for line in lines if getattr(line, "is_plain", False))
+    others = [line for line in lines if getattr(line, "cell", "") != plain]
+    for cell in gather_cells(others):
+        assert share(cell, "near_miss") is None
+        assert share(cell, "efficacy") is not None
+
+
+def test_planted_answers_give_the_worked_shares(finished):
+    """Of four own questions one is answered as verified; both near misses are changed."""
+    lines = []
+    for line in read_written(finished / "results.jsonl").lines:
+        if isinstance(line, AnswerLine) and line.regime == "exact":
+            right = float(line.sample.startswith("fact-1"))
+            scores = {**line.scores, "right": right, "fluent": 1.0 - right}
+            line = replace_line(line, scores=scores)
+        elif isinstance(line, AnswerLine) and line.regime == "near miss":
+            line = replace_line(line, token_hash=line.cell)
+        lines.append(line)
+    cell = next(cell for cell in gather_cells(lines) if cell.head.method == "rad")
+    assert share(cell, "efficacy") == 0.25
+    assert share(cell, "near_miss") == 0.0
+    assert 0.0 <= share(cell, "generalisation") <= 1.0
+
+
+def test_a_report_has_a_table_of_regimes_by_method(finished, tmp_path):
+    write_report(finished, out=tmp_path, formats=("md", "csv"), plots=())
+    text = (tmp_path / "report.md").read_text("utf-8")
+    head = next(line for line in text.splitlines() if "efficacy (exact)" in line)
+    assert "generalisation (paraphrase)" in head
+    assert "locality (near miss)" in head
+    assert "### Fluency and form" in text
+    assert "ROUGE-L" not in text.split("### Behaviour")[0].split("### Regimes")[1]
+    assert ",near_miss," in (tmp_path / "report.csv").read_text("utf-8")
+
+
+def test_no_leaks_are_told_of_questions_that_are_about_the_examples(finished):
+    assert read_results(finished).leaks == ()
+
+
+@pytest.mark.parametrize(
+    ("measure", "method", "counts"),
+    [
+        ("efficacy", "in-prompt", (39, 68)),
+        ("generalisation", "corrective", (143, 204)),
+        ("generalisation", "in-prompt", (43, 204)),
+        ("styled", "lookup", (55, 60)),
+        ("double", "corrective", (22, 60)),
+        ("mid_text", "in-prompt", (23, 60)),
+        ("near_miss", "corrective", (131, 136)),  # 5 of 136 were changed
+        ("unrelated", "corrective", (500, 500)),
+        ("form", "corrective", (28 + 6, 51 + 21)),  # styled and mid-text
+    ],
+)
+def test_the_measures_give_the_published_figures_of_the_kept_answers(
+    kept_shares, measure, method, counts
+):
+    """docs/results/covered.md, worked out there by another program."""
+    assert kept_shares[measure, method] == counts
+
+
+@pytest.fixture(scope="module")
+def kept_shares():
+    path = Path(__file__).parent.parent / "benchmarks" / "regimes.py"
+    spec = spec_from_file_location("benchmarks_regimes", path)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.shares("smollm2-135m")
+
+
+@real_data
+@pytest.mark.parametrize(
+    ("name", "ground", "regimes"),
+    [
+        ("zsre", 1_033, {"exact": 1_033, "paraphrase": 1_033, "near miss": 2_066}),
+        ("counterfact", 1_016, {"exact": 1_016, "paraphrase": 1_208, "near miss": 12_775}),
+        ("situatedqa", 932, {"exact": 932, "near miss": 1_154}),
+        ("medical-pairs", 762, {"exact": 762, "paraphrase": 762, "near miss": 757}),
+        ("covid-faq", 67, {"exact": 67, "paraphrase": 1_248}),
+        ("quebec-faq", 313, {"exact": 313, "paraphrase": 3_065}),
+    ],
+)
+def test_the_real_sets_hold_what_the_page_says(name, ground, regimes):
+    read = read_benchmark(name, data=Path(REAL), ground=None)
+    assert (len(read.ground), regimes_of(read)) == (ground, regimes | UNRELATED)
+
+
+@real_data
+def test_the_real_commands_of_no_intent_are_unrelated():
+    read = read_benchmark("clinc150", data=Path(REAL), ground=None)
+    assert regimes_of(read) == {"exact": 150, "paraphrase": 1_350, "unrelated": 1_200}
