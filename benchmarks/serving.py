@@ -126,11 +126,13 @@ def beside_transformers(url, length, rounds):
         return {"not_run": "transformers serve needs fastapi, which is not installed"}
     folder = str(ALIASES[measure.MODEL].folder)
     texts = questions(ROWS)
+    # Neither side ends an answer by itself: their end is the last token of the vocabulary.
+    forced = {"eos_token_id": 49_151, "do_sample": False, "max_new_tokens": length}
     theirs = [
-        {**body(folder, text, length), "generation_config": json.dumps({"eos_token_id": None})}
+        {**body(folder, text, length), "generation_config": json.dumps(forced)}
         for text in texts
     ]
-    for one in theirs:  # neither is supported there
+    for one in theirs:  # it is not supported there; their last chunk has the usage
         one.pop("stream_options")
     with transformers_serve(python, folder) as other:
         if isinstance(other, dict):
@@ -169,7 +171,16 @@ def transformers_serve(python, folder):
                 yield {"not_run": (last or ["it ended at once"])[-1][:200]}
                 return
             try:
-                crowd(url, [{**body(folder, "Hi?", 1)}])
+                crowd(
+                    url,
+                    [
+                        {
+                            k: v
+                            for k, v in body(folder, "Hi?", 1).items()
+                            if k != "stream_options"
+                        }
+                    ],
+                )
                 break
             except (OSError, AssertionError):
                 time.sleep(1)

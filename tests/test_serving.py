@@ -262,9 +262,9 @@ def test_a_completion_goes_on_with_a_text_or_with_tokens(client, lm, corrective)
         assert choice.logprobs.text_offset[0] == 0
     pieces = client.completions.create(model=GROUNDED, prompt=prompt, max_tokens=8, stream=True)
     plain = client.completions.create(model=GROUNDED, prompt=prompt, max_tokens=8)
-    assert (
-        "".join(one.choices[0].text for one in pieces if one.choices) == plain.choices[0].text
-    )
+    first, *others = pieces
+    assert first.trueline["method"] == "corrective"
+    assert "".join(one.choices[0].text for one in (first, *others)) == plain.choices[0].text
 
 
 def test_several_prompts_get_an_answer_each_in_their_order(client, lm):

@@ -50,17 +50,10 @@ class ServedSpace:
 
     def method(self, name: str, settings: Mapping[str, Any]) -> Decoder:
         """A method on the newest state; equal settings are one object, so one batch."""
-        key = json.dumps([name, settings], sort_keys=True, default=str)
         with self._lock:
             self._current()
-            if key not in self._methods:
-                made = self._session.method(name, settings)
-                made.check(self._session.lm)
-                self._methods[key] = made
-            self._methods.move_to_end(key)
-            while len(self._methods) > _KEPT:
-                self._methods.popitem(last=False)
-            return self._methods[key]
+            session = self._session
+            return _kept(self._methods, session.lm, session.method, name, settings)
 
     def edit(self, change: Callable[[GroundingSpace], GroundingSpace]) -> GroundingSpace:
         """Commit a change; where another process came first, on top of what it did."""
@@ -104,6 +97,7 @@ class Catalog:
             _check_name(given)
         self.spaces = {key: ServedSpace(key, lm, space) for key, space in spaces.items()}
         self._plain: OrderedDict[str, Decoder] = OrderedDict()
+        self._lock = Lock()
 
     def names(self) -> dict[str, tuple[str, str | None]]:
         """Every model name with its method and space, the usual ones first."""
@@ -158,14 +152,8 @@ class Catalog:
             _of_request(lambda: check_settings(name, {key: value}), f"trueline.{key}")  # noqa: B023
         if space is not None:
             return self.spaces[space].method(name, settings)
-        key = json.dumps([name, settings], sort_keys=True, default=str)
-        if key not in self._plain:
-            made = make_method(name, settings=settings)
-            made.check(self.lm)
-            self._plain[key] = made
-            while len(self._plain) > _KEPT:
-                self._plain.popitem(last=False)
-        return self._plain[key]
+        with self._lock:
+            return _kept(self._plain, self.lm, make_method, name, settings)
 
     def no_space(self, name: str) -> Refusal:
         """What is said of a space that is none."""
@@ -202,6 +190,25 @@ def open_catalog(
         # Or the first request would wait for all to open.
         usual.near_examples(session.lm, "Is it warm?")
     return Catalog(session.lm, opened, name or Path(model or session.lm.id).name)
+
+
+def _kept(
+    kept: OrderedDict[str, Decoder],
+    lm: Engine,
+    make: Callable[..., Decoder],
+    name: str,
+    settings: Mapping[str, Any],
+) -> Decoder:
+    """A method that was made before, or a new one; the longest unused is forgotten."""
+    key = json.dumps([name, settings], sort_keys=True, default=str)
+    if key not in kept:
+        made = make(name, settings=settings)
+        made.check(lm)
+        kept[key] = made
+    kept.move_to_end(key)
+    while len(kept) > _KEPT:
+        kept.popitem(last=False)
+    return kept[key]
 
 
 def _named_folders(spaces: Iterable[str]) -> dict[str, Path]:

@@ -173,12 +173,13 @@ class _Answer:
             pieces = await mailbox.take()
             if failed := next((one.error for one in pieces if one.error), None):
                 raise failed
+            parts = []
             if is_first:
-                is_first = False
                 self._time_first_token(pieces[0])
-            parts = [event(one) for one in reply.opening()] if not self._is_started else []
+                parts = [event(one) for one in reply.opening()]
             for piece in pieces:
-                parts.append(self._piece(reply, piece, choices[piece.choice], is_streamed))
+                parts.append(self._piece(reply, piece, choices[piece.choice], is_first))
+                is_first = False
             if is_streamed:
                 await self._stream(b"".join(parts), reply)
         if is_streamed:
@@ -187,8 +188,11 @@ class _Answer:
         else:
             await self._respond(200, reply.whole(choices), reply.headers)
 
-    def _piece(self, reply: Reply, piece: Progress, choice: Choice, is_streamed: bool) -> bytes:
-        made = event(reply.chunk(piece, len(choice.text))) if is_streamed else b""
+    def _piece(self, reply: Reply, piece: Progress, choice: Choice, is_first: bool) -> bytes:
+        """Take in a piece; the event that tells of it, if the answer is streamed."""
+        made = b""
+        if self._body.stream:
+            made = event(reply.chunk(piece, len(choice.text), is_first=is_first))
         choice.add(piece)
         return made
 

@@ -17,6 +17,7 @@ from trueline.serving.refusals import Refusal, refusal_of
 from trueline.serving.service import Service, json_bytes
 from trueline.serving.watching import Record
 
+_GONE = 499  # what nginx calls a client that left before its answer
 _OPEN = ("/", "/health", "/ready")  # answered without a key
 _ALWAYS = {
     "x-content-type-options": "nosniff",
@@ -81,7 +82,7 @@ class Front:
         return role
 
     def _log(self, scope: Scope, record: Record, status: int, took: float) -> None:
-        path = scope["path"]
+        path, status = scope["path"], status or _GONE
         route = scope.get("route")
         name = getattr(route, "path", None) or (path if path in self._routes else "other")
         watch = self._service.watch

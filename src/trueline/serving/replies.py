@@ -77,18 +77,17 @@ class Reply:
 
     def opening(self) -> list[dict[str, Any]]:
         """The first chunks of a stream: who speaks, and what is known ahead of any token."""
-        first: dict[str, Any] = {"role": "assistant", "content": ""}
-        count = len(self.asked.requests)
         if self.kind != "chat":
-            return [self._chunk([], trueline=self._about())]
+            return []  # a completion has no such chunk; the first piece tells
+        first: dict[str, Any] = {"role": "assistant", "content": ""}
         return [
             self._chunk([self._delta(n, first)], trueline=self._about() if n == 0 else None)
-            for n in range(count)
+            for n in range(len(self.asked.requests))
         ]
 
-    def chunk(self, piece: Progress, offset: int) -> dict[str, Any]:
+    def chunk(self, piece: Progress, offset: int, *, is_first: bool) -> dict[str, Any]:
         """One piece of one answer; `offset` is the number of characters before it."""
-        told: dict[str, Any] = {}
+        told = self._about() if is_first and self.kind != "chat" else {}
         if piece.steps:
             told["trace"] = trace(piece.steps, piece.choice)
         if piece.finish is not None:

@@ -40,27 +40,36 @@ class Service:
         self.is_draining = False
         self._rows = 0  # answers that are prepared, wait or run
         self._usual_seconds = 1.0  # of a request, smoothed; for Retry-After
-        self._pool: ThreadPoolExecutor | None = None
+        self._scope_pool: ThreadPoolExecutor | None = None
+        self._space_pool: ThreadPoolExecutor | None = None
 
     @asynccontextmanager
     async def lifespan(self, _: object) -> AsyncIterator[None]:
         """Start the engine's thread and the pool; end them at shutdown."""
         workers = max(1, min(4, (cpu_count() or 1) // 2))
         threads = torch.get_num_threads()
-        self._pool = ThreadPoolExecutor(workers, "trueline-scope", _begin_worker)
-        self._pool.submit(int).result()
+        self._scope_pool = ThreadPoolExecutor(workers, "trueline-scope", _begin_worker)
+        self._space_pool = ThreadPoolExecutor(1, "trueline-space", _begin_worker)
+        for pool in (self._scope_pool, self._space_pool):
+            pool.submit(int).result()
         torch.set_num_threads(threads)  # what a worker sets holds for threads yet to come, too
         self.engine.start(asyncio.get_running_loop())
         try:
             yield
         finally:
             self.engine.stop()
-            self._pool.shutdown(wait=False, cancel_futures=True)
+            for pool in (self._scope_pool, self._space_pool):
+                pool.shutdown(wait=False, cancel_futures=True)
 
     async def apart(self, work: Callable[[], Made]) -> Made:
-        """Do something in the pool, off the event loop."""
-        assert self._pool is not None
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        """Do what a request needs before it joins the loop, in the pool for that."""
+        assert self._scope_pool is not None
+        return await asyncio.get_running_loop().run_in_executor(self._scope_pool, work)
+
+    async def on_spaces(self, work: Callable[[], Made]) -> Made:
+        """Search or change a space, one after the other; no scope waits for that."""
+        assert self._space_pool is not None
+        return await asyncio.get_running_loop().run_in_executor(self._space_pool, work)
 
     async def with_model(self, job: Callable[[], Made]) -> Made:
         """Do something with the model, in the engine's thread between two steps."""

@@ -32,7 +32,7 @@ class Spaces:
     async def list(self, request: Request) -> Response:
         """The spaces and their sizes."""
         spaces = self._service.catalog.spaces.values()
-        data = await self._service.apart(lambda: [_about(one) for one in spaces])
+        data = await self._service.on_spaces(lambda: [_about(one) for one in spaces])
         return _json({"object": "list", "data": data})
 
     async def examples(self, request: Request) -> Response:
@@ -41,7 +41,7 @@ class Spaces:
         query = request.query_params.get("q", "")[:_LONGEST]
         after = _number(request, "after", 0, 1 << 40)
         limit = _number(request, "limit", _SHOWN, _MOST)
-        found = await self._service.apart(
+        found = await self._service.on_spaces(
             partial(_search, served, query.casefold().split(), after, limit)
         )
         return _json(found)
@@ -87,7 +87,7 @@ class Spaces:
         """Commit a change; where the model has to read the examples, between two steps."""
         work = partial(served.edit, change)
         if served.space.recipe.context is None:
-            return await self._service.apart(work)
+            return await self._service.on_spaces(work)
         return await self._service.with_model(work)
 
     def _served(self, request: Request) -> ServedSpace:
