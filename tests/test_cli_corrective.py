@@ -136,7 +136,7 @@ def test_explain_tells_who_was_in_scope_and_why():
     assert f"100% of the tokens are from {FACT.id}: {FACT.question}" in told
     assert re.search(rf"^  [01]\.\d\d  in  above 0\.00  {FACT.id}: ", told, re.M)
     assert re.search(r"^        for      .*cosine with its", told, re.M)
-    assert re.search(r"\(probability [01]\.\d\d, push", told)
+    assert re.search(r"\(probability\s+[01]\.\d\d, push", told)
     out = run(*options, *OUT, QUESTION).out
     assert f"\n{NOT_COVERED}\n" in out
     assert re.search(rf"^  [01]\.\d\d  out above 1\.00  {FACT.id}: ", out, re.M)
@@ -216,7 +216,7 @@ BAD = {
         "a.jsonl:1: question is missing",
     ),
     "no id": (["--questions", "a.jsonl"], '{"question": "q"}', "a.jsonl:1: id is missing"),
-    "id": (["--questions", "a.jsonl"], '{"question": "q", "id": [1]}', "id must be a text"),
+    "id": (["--questions", "a.jsonl"], '{"question": "q", "id": {"a": 1}}', "id must be a text"),
     "unknown": (["--questions", "a.jsonl"], '{"question": "q", "id": "x"}', "has the id 'x'"),
     "empty": (["--questions", "a.jsonl"], "", "holds no questions"),
     "no csv": (["--questions", "a.csv"], 'question,id\n"q', "a.csv:2: "),

@@ -60,8 +60,9 @@ def test_the_examples_of_the_documents_pass_a_type_checker(problems):
 def test_a_wrong_value_in_an_example_is_found_at_its_line(problems, tmp_path):
     page = tmp_path / "page.md"
     page.write_text("# Page\n\n```python\nimport trueline as tl\n\ntl.load(3)\n```\n", "utf-8")
-    (found,) = problems({"wrong_value": module_of(page)})
-    assert found.startswith('wrong_value.py:6: error: Argument 1 to "load"')
+    found, *_ = problems({"wrong_value": module_of(page)})  # an overload adds its variants
+    assert found.startswith("wrong_value.py:6: error: ")
+    assert '"load"' in found
 
 
 def test_a_wrong_option_in_an_example_is_found(problems):

@@ -386,7 +386,7 @@ def test_a_writer_that_comes_second_is_told_and_goes_on(build, lm, tmp_path, mon
     first = build(MORE[:2], out=tmp_path / "space")
     second = tl.open(tmp_path / "space", embedder=first.embedder, now=noon)
     first.add([BATS], lm)
-    with pytest.raises(SpaceConflictError, match=r"add of 1 examples at 2026.*current\(\)"):
+    with pytest.raises(SpaceConflictError, match=r"add of 1 example at 2026.*current\(\)"):
         second.add(MORE[2:], lm)
     with pytest.raises(SpaceConflictError):
         second.remove("water")
@@ -419,7 +419,7 @@ def test_a_commit_that_slips_in_while_another_writes_is_noticed(
         return write(*given)
 
     monkeypatch.setattr(storage, "_write_segment", overtaken)
-    with pytest.raises(SpaceConflictError, match="remove of 1 examples"):
+    with pytest.raises(SpaceConflictError, match="remove of 1 example"):
         first.add(MORE[2:], lm)
     assert ids(tl.open(tmp_path / "space")) == ["water"]
     assert ids(first.current().add(MORE[2:], lm)) == ["water", "air"]
@@ -432,7 +432,7 @@ def test_a_build_notices_an_edit_that_came_in_between(build, examples, lm, tmp_p
     def meanwhile(done, total):
         next(edits, lambda: None)()
 
-    with pytest.raises(SpaceConflictError, match="remove of 1 examples"):
+    with pytest.raises(SpaceConflictError, match="remove of 1 example"):
         build(examples, out=tmp_path / "space", overwrite=True, progress=meanwhile)
     assert ids(tl.open(tmp_path / "space")) == ["water", "air"]
     seen = []

@@ -70,7 +70,7 @@ def ended(page):
 def test_both_answers_stream_with_shades_sources_and_scope(visit):
     page = visit()
     assert "key" not in page.url  # it does not stay in the address
-    assert page.locator("#count").inner_text() == "4"
+    playwright.expect(page.locator("#count")).to_have_text("4")
     ask(page)
     assert page.locator("#plain").inner_text().strip()
     assert page.locator(".tok").count() > 2
@@ -121,7 +121,7 @@ def test_an_example_is_added_found_asked_for_and_removed(visit):
     page.get_by_role("button", name="Remove").click()
     page.get_by_role("button", name="Remove it for good?").click()
     ended(page)
-    assert page.locator("#count").inner_text() == "4"
+    playwright.expect(page.locator("#count")).to_have_text("4")
 
 
 def test_hostile_text_stays_text(visit):

@@ -119,23 +119,10 @@ def build(
         from trueline.space.build import build as build_space
 
         if tokens is not None:
-            lm = load(
-                model or DEFAULT_MODEL,
-                engine=engine,
-                dtype=dtype,
-                device=device,
-                trust_remote_code=trust_remote_code,
-            )
-        space = build_space(
-            lm,
-            found,
-            context=tokens,
-            prompt=prompt,
-            dtype=value_dtype,  # type: ignore[arg-type]
-            out=out,
-            progress=progress,
-            **options,
-        )
+            weights: dict[str, Any] = {"dtype": dtype, "device": device, "engine": engine}
+            lm = load(model or DEFAULT_MODEL, trust_remote_code=trust_remote_code, **weights)
+        options |= {"context": tokens, "prompt": prompt, "dtype": value_dtype}
+        space = build_space(lm, found, out=out, progress=progress, **options)
     show_line(f"{out}: {_summary(space.info())}")
 
 
