@@ -216,7 +216,11 @@ BAD = {
         "a.jsonl:1: question is missing",
     ),
     "no id": (["--questions", "a.jsonl"], '{"question": "q"}', "a.jsonl:1: id is missing"),
-    "id": (["--questions", "a.jsonl"], '{"question": "q", "id": {"a": 1}}', "id must be a text"),
+    "id": (
+        ["--questions", "a.jsonl"],
+        '{"question": "q", "id": {"a": 1}}',
+        "id must be a text",
+    ),
     "unknown": (["--questions", "a.jsonl"], '{"question": "q", "id": "x"}', "has the id 'x'"),
     "empty": (["--questions", "a.jsonl"], "", "holds no questions"),
     "no csv": (["--questions", "a.csv"], 'question,id\n"q', "a.csv:2: "),

@@ -15,6 +15,7 @@ from trueline.cli import cli
 from trueline.errors import SettingError
 from trueline.evaluation.averages import Average
 from trueline.evaluation.benchmarks import BENCHMARKS
+from trueline.evaluation.judges.offline import agreement
 from trueline.evaluation.lines import replace_line
 from trueline.evaluation.measures import MEASURES, Column
 from trueline.evaluation.outcomes import read_results
