@@ -19,6 +19,7 @@ from measure import MODEL, questions
 
 import trueline as tl
 from trueline.examples import read_examples
+from trueline.shortcuts import without
 from trueline.space.agreement import LEAST
 from trueline.space.making import cut_answers
 
@@ -26,6 +27,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "results" / "engine_agreement.md"
 NOISES = (0.01, 0.02, 0.05, 0.1)  # of each weight matrix's own deviation
 STATE_ANSWERS = 16
 ROWS = 8
+WHOLE = 64  # tokens that every verified answer ends within
 
 
 def main():
@@ -41,7 +43,7 @@ def main():
     found = {
         "noise": noise(ours, covered[:ROWS]),
         "states": states(ours, theirs),
-        "in scope": in_scope(ours, theirs, covered[: options.questions], options.tokens),
+        "in scope": in_scope(ours, theirs, covered[: options.questions]),
         "out of scope": out_of_scope(
             ours, theirs, questions(options.questions), options.tokens
         ),
@@ -62,13 +64,24 @@ def noise(lm, asked):
     reading.join([contexts[0][:-4]])
     for token in contexts[0][-4:]:
         stepwise = reading.extend([token]).logits
+    moved = together - alone
+    with without("prefix"):  # how much two share would differ
+        beside = [lm.start().join([contexts[0], row]).logits[0] for row in _alike(contexts[1:])]
     return {
         "logit_deviation": round(float(alone.std()), 2),
-        "largest_move_in_a_batch": round(float((together - alone).abs().max()), 4),
+        "largest_move_in_a_batch": round(float(moved.abs().max()), 4),
+        "usual_move_in_a_batch": round(float(moved.square().mean().sqrt()), 4),
+        "other_rows_content_matters": not all(torch.equal(beside[0], row) for row in beside),
         "largest_move_token_by_token": round(float((stepwise - alone[:1]).abs().max()), 4),
         "same_best_token_in_a_batch": bool((together.argmax(-1) == alone.argmax(-1)).all()),
         "equal_rows_are_bit_equal": all(torch.equal(twins[0], twin) for twin in twins),
     }
+
+
+def _alike(contexts):
+    """Contexts cut to one length."""
+    length = min(map(len, contexts))
+    return [context[:length] for context in contexts]
 
 
 def states(ours, theirs):
@@ -109,10 +122,10 @@ def _likeness(lm, own, other):
     }
 
 
-def in_scope(ours, theirs, asked, tokens):
+def in_scope(ours, theirs, asked):
     """Corrective answers to covered questions: how many are the same text."""
     method = tl.Corrective(tl.build(None, "facts"))
-    sides = [_answers(lm, method, asked, tokens) for lm in (ours, theirs)]
+    sides = [_answers(lm, method, asked, WHOLE) for lm in (ours, theirs)]
     verified = {example.question: example.answers for example in read_examples("facts:ground")}
     return {
         "questions": len(asked),
@@ -215,9 +228,10 @@ engine from a mean cosine of {LEAST} on:
 | --- | --- | --- | --- |
 {chr(10).join(rows)}
 
-Inside llama.cpp, a row's logits (deviation {noise["logit_deviation"]}) move by at most {noise["largest_move_in_a_batch"]} when {ROWS} rows are read together
-and by {noise["largest_move_token_by_token"]} when a prompt's end is read token by token; the best token was {"the same" if noise["same_best_token_in_a_batch"] else "not always the same"}. Equal rows are
-{"equal to the bit" if noise["equal_rows_are_bit_equal"] else "not equal to the bit"}.
+Inside llama.cpp, a row's logits (deviation {noise["logit_deviation"]}) move by {noise["usual_move_in_a_batch"]} (root mean square; {noise["largest_move_in_a_batch"]} at most) when {ROWS} rows are read
+together instead of alone, about as far as from one engine to the other: a change in the last bit flips roundings to 8 bits in every layer behind it. They move by
+{noise["largest_move_token_by_token"]} when the end of a prompt is read token by token. The best token was {"the same" if noise["same_best_token_in_a_batch"] else "not always the same"}. What other rows of the same length say {"matters" if noise["other_rows_content_matters"] else "does not matter, to the bit"};
+equal rows are {"equal to the bit" if noise["equal_rows_are_bit_equal"] else "not equal to the bit"}.
 """
 
 
