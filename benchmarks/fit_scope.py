@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import GroupKFold
@@ -267,15 +268,14 @@ def fit_careful(made, model, facts, faqs, threads):
         rows = careful_rows(lm, kind, facts, faqs)
         rest = sorted({row[0] for row in rows})[::3]
         train = [row for row in rows if row[0] not in rest]
-        scaled = LogisticRegression(C=10.0, max_iter=5_000)
-        scaled.fit([row[3] for row in train], [row[2] for row in train])
-        weights = dict(zip(("scope", "fit", "told"), map(float, scaled.coef_[0]), strict=True))
-        made[kind]["careful"] = {"bias": float(scaled.intercept_[0]), **weights}
+        found = fit_rising(np.array([row[3] for row in train]), [row[2] for row in train])
+        names = ("bias", "scope", "fit", "told")
+        made[kind]["careful"] = dict(zip(names, map(float, found), strict=True))
         print(f"careful, {kind}: {len(train)} pairs, {made[kind]['careful']}")
         test = [row for row in rows if row[0] in rest]
         for name, score in (
             ("scope alone", [row[3][0] for row in test]),
-            ("careful", scaled.decision_function([row[3] for row in test])),
+            ("careful", [found[0] + found[1:] @ np.array(row[3]) for row in test]),
         ):
             print(f"  {name}: AUC {roc_auc_score([row[2] for row in test], score):.3f}")
             misses = sorted(
@@ -287,6 +287,22 @@ def fit_careful(made, model, facts, faqs, threads):
                 print(
                     f"    near misses {share:.0%}: paraphrases {np.mean(hits):.1%} of {len(hits)}"
                 )
+
+
+def fit_rising(values, labels):
+    """Bias and weights of a logistic regression whose weights are not below 0."""
+    columns = np.hstack([np.ones((len(values), 1)), values])
+    signs = 2 * np.array(labels, float) - 1
+
+    def loss(weights):
+        margins = signs * (columns @ weights)
+        pull = -signs / (1 + np.exp(margins))
+        total = np.logaddexp(0, -margins).sum() + 0.05 * (weights[1:] ** 2).sum()
+        return total, columns.T @ pull + 0.1 * np.array([0.0, *weights[1:]])
+
+    bounds = [(None, None), *[(0, None)] * values.shape[1]]
+    start = np.array([0.0, 1.0, *[0.0] * (values.shape[1] - 1)])
+    return minimize(loss, start, jac=True, bounds=bounds, method="L-BFGS-B").x
 
 
 def careful_rows(lm, kind, facts, faqs):
