@@ -269,6 +269,8 @@ def fit_careful(made, model, facts, faqs, threads):
         rest = sorted({row[0] for row in rows})[::3]
         train = [row for row in rows if row[0] not in rest]
         found = fit_rising(np.array([row[3] for row in train]), [row[2] for row in train])
+        if not found[2:].any():  # the likelihoods tell nothing: scope stays as it is
+            found = np.array([0.0, 1.0, 0.0, 0.0])
         names = ("bias", "scope", "fit", "told")
         made[kind]["careful"] = dict(zip(names, map(float, found), strict=True))
         print(f"careful, {kind}: {len(train)} pairs, {made[kind]['careful']}")
