@@ -25,7 +25,7 @@ def entries(tokenizer, rows, rule, examples=100):
 
 
 def main():
-    """Print the table."""
+    """Print a line a benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--gguf", type=Path, required=True)

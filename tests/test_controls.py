@@ -1,13 +1,15 @@
 """Controls: what is taken out, which rows carry them, and that they tell effects from luck."""
 
+import gzip
 import random
+from pathlib import Path
 
 import pytest
 from test_report import JUDGE, cell, done
 
 from trueline.evaluation.averages import average
 from trueline.evaluation.controls import controlled_examples, unrelated_examples
-from trueline.evaluation.effects import effect_notes, effect_of, judge_gain
+from trueline.evaluation.effects import NOT_AN_EFFECT, effect_notes, effect_of, judge_gain
 from trueline.evaluation.lines import VerdictLine, encode_lines
 from trueline.evaluation.measures import MEASURES, Column
 from trueline.evaluation.outcomes import gather_cells, read_results
@@ -15,6 +17,9 @@ from trueline.evaluation.plan import Control
 from trueline.evaluation.plan_file import plan_from
 from trueline.evaluation.statistics import Difference
 from trueline.records import Example
+from trueline.report.formats import as_csv, as_markdown
+from trueline.report.tables import tables_of
+from trueline.report.writing import report_of
 
 GROUND = [
     Example("Are bats blind?", "Bats see well.", "Bats are blind.", id="bats"),
@@ -22,6 +27,7 @@ GROUND = [
     Example("Do fish sleep?", "Fish rest.", id="fish"),
     Example("Is air blue?", "Air scatters blue.", "Air is painted.", id="air"),
 ]
+COMMITTED = Path(__file__).parent / "results" / "facts-controls.jsonl.gz"
 
 
 def difference(mean, low, high):
@@ -160,6 +166,50 @@ def test_a_planted_effect_is_found_and_a_planted_non_effect_is_not(
     options = {"samples": 68, "base": 0.4, "method": method, "control": control}
     found = sum(simulated(rng, **options) for _ in range(200))
     assert least <= found / 200 <= most
+
+
+@pytest.fixture(scope="module")
+def committed(tmp_path_factory):
+    """RAD on the shipped facts with its controls, run by docs/results/plans/controls.toml."""
+    folder = tmp_path_factory.mktemp("committed")
+    (folder / "results.jsonl").write_bytes(gzip.decompress(COMMITTED.read_bytes()))
+    return read_results(folder)
+
+
+def test_the_controls_catch_the_gain_of_rad_on_the_facts(committed):
+    (table,) = tables_of(committed)
+    (rad,) = [row for row in table.rows if row.method == "rad"]
+    (column,) = [one for one in table.columns if one.measure.key == "truth_info"]
+    value = rad.values[column.id]
+    assert value.difference.mean > 0
+    assert value.effect.startswith(f"{NOT_AN_EFFECT}: ")
+    controls = {row.control: row.values[column.id] for row in table.controls_of(rad)}
+    assert set(controls) == set(Control)
+    # From sums of numbers RAD gains far more than from facts: it is not truth that gains.
+    assert controls[Control.UNRELATED].difference.low > 0.05
+    assert controls[Control.UNRELATED].mean > value.mean
+    assert controls[Control.SHUFFLED].mean == value.mean
+    # Without the steps at the boundary nothing is left of it, to the word.
+    texts = {
+        row.control or row.method: [line.text for line in row.first.answers]
+        for row in (*table.rows, *table.controls)
+    }
+    assert texts[Control.BOUNDARY] == texts["greedy"] != texts["rad"]
+    notes = effect_notes(committed.cells)
+    assert [note for note in notes if "truth_info" in note and NOT_AN_EFFECT in note]
+
+
+def test_a_report_shows_controls_below_their_method_and_marks_the_gain(committed):
+    tables = tables_of(committed)
+    text = as_markdown(report_of(committed, tables))
+    rows = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| ")]
+    at = rows.index("| rad")
+    assert rows[at + 1 : at + 5] == [f"| rad, control: {control}" for control in Control]
+    assert NOT_AN_EFFECT in text
+    assert "no controls were run" not in text
+    lines = as_csv(tables).splitlines()
+    assert "control" in lines[0].split(",")
+    assert any(",wrong answers," in line for line in lines)
 
 
 def test_a_method_without_controls_is_named():

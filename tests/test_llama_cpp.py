@@ -14,7 +14,6 @@ import trueline as tl
 from trueline.engines import gguf_header, sources
 from trueline.engines.aliases import ALIASES
 from trueline.errors import MissingExtraError, ModelError, SettingError, SpaceMismatchError
-from trueline.examples import read_examples
 from trueline.shortcuts import without
 
 pytest.importorskip("xllamacpp", reason="llama.cpp is not installed: pip install xllamacpp")

@@ -7,7 +7,7 @@ from trueline.examples import read_examples
 
 pytest.importorskip("xllamacpp", reason="SKIPPED: xllamacpp is not installed")
 
-from test_llama_cpp import ODD
+from test_llama_cpp import ODD, heads
 
 
 @pytest.mark.real
