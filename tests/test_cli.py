@@ -413,6 +413,10 @@ def test_the_examples_of_the_help_run(name, few_facts, monkeypatch, tmp_path):
     for one in cli.commands:  # a few tokens show as much as many
         monkeypatch.setenv(f"TRUELINE_{one.upper()}_MAX_NEW_TOKENS", "4")
     for command in shown_commands(name):
+        if " pull " in command or " rm " in command:
+            continue  # fetches, or wants what was fetched
+        if name == "serve" and "--new-key" not in command:
+            continue  # does not end by itself; tests/test_serving.py runs it
         ran = run(*shlex.split(command)[1:])
         assert ran.code == 0, f"{command}\n{ran.err}"
         assert ran.out or ran.err

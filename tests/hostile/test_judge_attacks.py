@@ -853,7 +853,7 @@ def run(monkeypatch, tmp_path):
 
     def evaluate(judge):
         (tmp_path / "run.toml").write_text(
-            f'models = ["tiny"]\nbenchmarks = ["{data}"]\nmethods = ["greedy"]\n'
+            f'models = ["smollm2-135m"]\nbenchmarks = ["{data}"]\nmethods = ["greedy"]\n'
             f'judges = ["{judge}"]\nmax_new_tokens = 2\n[judge]\ntries = 2\nbackoff = 0\n',
             "utf-8",
         )

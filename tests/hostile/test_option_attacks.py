@@ -625,7 +625,7 @@ def test_a_real_terminal_sees_no_escape_of_a_space(parts):
 
 def odd_arguments(chance):
     """A command line of a command there is: options and values by chance."""
-    name = chance.choice([*cli.commands])
+    name = chance.choice([one for one in cli.commands if one != "serve"])  # which does not end
     command = cli.commands[name]
     line = [name]
     options = [param for param in command.params if isinstance(param, click.Option)]

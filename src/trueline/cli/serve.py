@@ -102,6 +102,7 @@ def serve(
       trueline serve --space facts.space --host 0.0.0.0 --keys keys.txt
     """
     from trueline.cli.screen import note, show
+    from trueline.preflight import check_parts
     from trueline.serving.keys import new_key as make_key
     from trueline.serving.keys import read_keys
 
@@ -116,25 +117,25 @@ def serve(
     keys = read_keys(key_file, os.environ)
     check_host(host, keys)
     checked = Limits(**_limits(limits, [one.name for one in fields(Limits)]))
-    bound = listen(host, port)  # a port that is taken shows before a model is opened
-    note("opening the model ...")
-    from trueline.serving.app import LOOPBACK, create_app
-    from trueline.serving.watching import log_line
+    check_parts((), model=model)
+    with listen(host, port) as bound:  # a port that is taken shows before a model is opened
+        catalog = _open(model, spaces, name=name, dtype=dtype, device=device)
+        from trueline.serving.app import LOOPBACK, create_app
+        from trueline.serving.watching import log_line
 
-    catalog = _open(model, spaces, name=name, dtype=dtype, device=device)
-    keys, fragment = _with_admin(keys) if is_loopback(host) else (keys, "")
-    app = create_app(
-        catalog,
-        limits=checked,
-        keys=keys,
-        hosts=None if keys.has("user") else LOOPBACK,
-        cors=cors,
-        log=lambda facts: show(log_line(facts)),
-        logs_text=log_text,
-    )
-    first = next(iter(catalog.names()))
-    started = f"serving {first} and others\npage and API: {page_address(bound)}/{fragment}"
-    serve(app, bound, lambda: note(started))
+        keys, fragment = _with_admin(keys) if is_loopback(host) else (keys, "")
+        app = create_app(
+            catalog,
+            limits=checked,
+            keys=keys,
+            hosts=None if keys.has("user") else LOOPBACK,
+            cors=cors,
+            log=lambda facts: show(log_line(facts)),
+            logs_text=log_text,
+        )
+        first = next(iter(catalog.names()))
+        started = f"serving {first} and others\npage and API: {page_address(bound)}/{fragment}"
+        serve(app, bound, lambda: note(started))
 
 
 def _open(model: str | None, spaces: tuple[str, ...], **options: Any) -> Catalog:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from trueline.errors import SettingError
-from trueline.files import reason
+from trueline.files import read_text
 
 Role = Literal["user", "admin"]
 VARIABLES: Mapping[str, Role] = {"TRUELINE_API_KEY": "user", "TRUELINE_ADMIN_KEY": "admin"}
@@ -71,11 +71,7 @@ def read_keys(path: Path | None, environment: Mapping[str, str]) -> Keys:
 
 
 def _read_file(path: Path) -> list[tuple[Role, str]]:
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        why = reason(error) if isinstance(error, OSError) else "it is not UTF-8"
-        raise SettingError(f"the key file {path} cannot be read: {why}") from None
+    lines = read_text(path, "the key file").splitlines()
     found: list[tuple[Role, str]] = []
     for number, line in enumerate(map(str.strip, lines), 1):
         if not line or line.startswith("#"):
