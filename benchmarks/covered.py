@@ -35,6 +35,7 @@ from trueline.scope import find_scope, threshold_for
 
 FOLDER = Path(__file__).parents[1] / "docs" / "results" / "covered"
 FORMS = ("styled", "double", "mid-text")
+EMBEDDER = "all-minilm-l6-v2"  # the default
 METHODS = ("greedy", "in-prompt", "lookup", "corrective")
 TOKENS = {"faq": 128, "unrelated": 24, "broken": 128}  # new tokens; 64 elsewhere
 SEEDS = (0, 1, 2)  # of the regime `drawn`
@@ -113,17 +114,28 @@ def read_lines(path):
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
+def lines_path(model, embedder=EMBEDDER):
+    """Where the answers of a model are kept: a file for each embedder of scope."""
+    return FOLDER / f"{model if embedder == EMBEDDER else f'{model}+{embedder}'}.jsonl"
+
+
+def read_plain(model):
+    """The answers of the model alone, which no embedder changes, by (regime, id)."""
+    lines = read_lines(lines_path(model.split("+")[0]))
+    return {(one["regime"], one["id"]): one for one in lines if one["method"] == "greedy"}
+
+
 def run(given):
     """Answer what is not answered yet, a batch at a time."""
     torch.set_num_threads(given.threads)
-    path = FOLDER / f"{given.model}.jsonl"
+    path = lines_path(given.model, given.embedder)
     path.parent.mkdir(parents=True, exist_ok=True)
     done = {
         (one["regime"], one["method"], one["space"], one["id"], one["seed"])
         for one in read_lines(path)
     }
     print_lookups(given, path, done)
-    lm = tl.load(given.model, dtype=given.dtype)
+    lm = tl.load(given.model, dtype=given.dtype, engine=given.engine)
     made = {}
     for regime, method, name, seeds in cells(given):
         asked = questions(regime, given.limit, given.data)
@@ -134,10 +146,12 @@ def run(given):
             if name not in made:
                 made[name] = (
                     tl.build(
-                        None, [Example(r[0], [r[1]], id=str(at)) for at, r in faq(given.data)]
+                        None,
+                        [Example(r[0], [r[1]], id=str(at)) for at, r in faq(given.data)],
+                        embedder=given.embedder,
                     )
                     if name == "faq"
-                    else spaces([name], "all-minilm-l6-v2")[name]
+                    else spaces([name], given.embedder)[name]
                 )
             decoder = method_of(method, made[name])
             for start in range(0, len(left), 64):
@@ -178,10 +192,7 @@ def run(given):
 
 def print_lookups(given, path, done):
     """What `lookup` prints: the first answer of the first example in scope, else greedy's text."""
-    space = spaces(["all"], "all-minilm-l6-v2")["all"]
-    plain = {
-        (one["regime"], one["id"]): one for one in read_lines(path) if one["method"] == "greedy"
-    }
+    space, plain = spaces(["all"], given.embedder)["all"], read_plain(given.model)
     with path.open("a", encoding="utf-8") as file:
         for regime in ("exact", "paraphrase", *FORMS):
             for id, text in questions(regime, given.limit, given.data):
@@ -310,7 +321,7 @@ def difference(ours, base):
 def verdict_sheet(given):
     """Answers in the regimes of form, shuffled, without their methods; equal ones once."""
     rows = defaultdict(set)
-    for one in read_lines(FOLDER / f"{given.model}.jsonl"):
+    for one in read_lines(lines_path(given.model)):
         if one["regime"] in FORMS and one["space"] == "all":
             rows[one["id"]].add(one["text"])
     by_id = {fact.id: fact for fact in facts()}
@@ -336,7 +347,7 @@ def verdict_sheet(given):
 def report(given):
     """Print the tables as Markdown."""
     for model in given.models:
-        lines = read_lines(FOLDER / f"{model}.jsonl")
+        lines = read_lines(lines_path(model))
         cells = defaultdict(dict)
         for one in lines:
             cells[one["regime"], one["method"], one["space"], one["seed"]][one["id"]] = one
@@ -452,9 +463,9 @@ def _other_table(cells, given, model):
         ("near miss", "answers changed"),
         ("unrelated", "token sequences changed"),
     ):
-        plain, ours = _rows(cells, regime, "greedy"), _rows(cells, regime, "corrective")
+        plain, ours = read_plain(model), _rows(cells, regime, "corrective")
         if ours:
-            changed = [plain[id]["tokens"] != r["tokens"] for id, r in ours.items()]
+            changed = [plain[regime, id]["tokens"] != r["tokens"] for id, r in ours.items()]
             print(f"| {regime} | {what} | {share(changed)} |")
             inside = [id for id, r in ours.items() if r["covered"]]
             print(f"| {regime} | in scope | {share([r['covered'] for r in ours.values()])} |")
@@ -582,7 +593,9 @@ def main():
     verbs = parser.add_subparsers(dest="verb", required=True)
     runs = verbs.add_parser("run")
     runs.add_argument("--model", default="smollm2-135m")
+    runs.add_argument("--engine", default="transformers")
     runs.add_argument("--dtype", default="auto")
+    runs.add_argument("--embedder", default=EMBEDDER)
     runs.add_argument("--regimes", nargs="*")
     runs.add_argument("--methods", nargs="*")
     runs.add_argument("--limit", type=int)
@@ -594,7 +607,7 @@ def main():
     reports = verbs.add_parser("report")
     reports.add_argument("--models", nargs="+", default=["smollm2-135m"])
     scopes = verbs.add_parser("scope")
-    scopes.add_argument("--embedder", default="all-minilm-l6-v2")
+    scopes.add_argument("--embedder", default=EMBEDDER)
     given = parser.parse_args()
     {"run": run, "verdicts": verdict_sheet, "report": report, "scope": scope_only}[given.verb](
         given
