@@ -204,7 +204,7 @@ def test_merge_writes_both_spaces_and_names_what_they_disagree_on(edited):
 
 def test_a_space_needs_no_model(edited, no_model):
     built = run("build", "facts.jsonl", "--out", "plain.space")
-    assert built.out.startswith(f"plain.space: {len(EXAMPLES)} examples, 0 entries, ")
+    assert built.out.startswith(f"plain.space: {len(EXAMPLES)} examples, ")
     assert run("add", "plain.space", "more.jsonl").code == 0
     assert run("info", "plain.space", "--json").json["model"] is None
     assert run("verify", "plain.space").code == 0
@@ -640,10 +640,18 @@ def test_a_setting_that_cannot_be_is_one_error(setting):
     assert (ran.code, ran.err[:7]) == (1, "Error: ")
 
 
+def test_info_lists_the_examples_with_the_ids_that_remove_takes():
+    listed = run("info", "facts.space", "--examples")
+    first = EXAMPLES[0]
+    assert f"{first.id}\t{first.question}\t{first.answers[0]}\n" in listed.out
+    assert len(listed.out.splitlines()) == 1 + len(EXAMPLES)
+    told = run("info", "facts.space", "--examples", "--json").json
+    assert [one["id"] for one in told] == [example.id for example in EXAMPLES]
+
+
 def test_info_prints_one_fact_a_line():
-    assert len(run("info", "facts.space").out.splitlines()) == len(
-        tl.open("facts.space").info()
-    )
+    known = [one for one in tl.open("facts.space").info().values() if one is not None]
+    assert len(run("info", "facts.space").out.splitlines()) == len(known)
 
 
 def test_no_command_prints_the_help():

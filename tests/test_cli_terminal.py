@@ -165,7 +165,7 @@ def test_an_explanation_is_as_wide_as_the_terminal(monkeypatch):
 def test_one_is_one():
     Path("one.jsonl").write_text('{"question": "Open?", "answers": ["At nine."]}\n', "utf-8")
     built = run("build", "one.jsonl", "--out", "one.space")
-    assert built.out.startswith("one.space: 1 example, 0 entries, ")
+    assert built.out.startswith("one.space: 1 example, ")
     ran = run("explain", "--space", "one.space", "--max-new-tokens", "1", "Open?")
     assert "\n1 token: " in ran.out
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from shutil import copytree
 from typing import NamedTuple
 
 import pytest
@@ -118,6 +119,7 @@ def test_the_python_of_a_page_runs(page, tiny_home, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_the_readme_runs_from_its_first_block_to_its_last(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    copytree(ROOT / "examples", tmp_path / "examples")  # it is read in a clone
     run_page(README, tmp_path)
 
 

@@ -212,9 +212,25 @@ def test_an_unknown_field_is_refused_with_fields_and_columns():
         write_rows("facts.jsonl", ROWS), SettingError, columns={"reply": "answers"}
     )
     assert message == (
-        "facts.jsonl: an example has id, question, answers, wrong_answers, source, and no "
-        "reply; its columns are 'question', 'answers', 'id', 'wrong_answers'"
+        "facts.jsonl: there is no field 'reply'; an example has id, question, answers, "
+        "wrong_answers, source; its columns are 'question', 'answers', 'id', 'wrong_answers'"
     )
+
+
+def test_a_field_in_the_singular_is_answered_with_its_name():
+    message = refusal(
+        write_rows("facts.jsonl", ROWS), SettingError, columns={"answer": "answers"}
+    )
+    assert "there is no field 'answer' (did you mean answers?)" in message
+
+
+def test_a_csv_of_semicolons_is_read_as_one_of_commas():
+    rows = "question;answer\nAre bats blind?;No, they see well.\n"
+    [read] = read_examples(write("facts.csv", rows))
+    assert (read.question, read.answers) == ("Are bats blind?", ("No, they see well.",))
+    quoted = 'question,answer\n"Is gum; sticky?",Yes\n'
+    [read] = read_examples(write("facts.csv", quoted))
+    assert read.question == "Is gum; sticky?"
 
 
 @pytest.mark.parametrize("field", ["question", "source"])
@@ -257,7 +273,7 @@ def test_every_bad_row_is_reported_at_once():
         "  facts.jsonl:5: this is not JSON: Expecting property name enclosed in double quotes: "
         "column 2 (char 1)\n"
         "  facts.jsonl:6: expected an object {...}, got ['a']\n"
-        "Mend or remove these rows; docs/examples.md shows how a row is written."
+        "  Mend or remove these rows; docs/examples.md shows how a row is written."
     )
 
 

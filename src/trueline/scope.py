@@ -44,7 +44,7 @@ SIGNALS = {
     "yes_no": "whether a yes or no is asked for",
     "its_yes_no": "whether its question asks for a yes or no",
     "own_question": "cosine with its question, what the space's texts share taken off",
-    "own_answers": "cosine with its truthful answers, the same taken off",
+    "own_answers": "cosine with its truthful answers, what the space's texts share taken off",
 }
 _NEAREST = 6  # examples whose signals are read, for each text that may be a question
 _DEFAULT = "all-minilm-l6-v2"  # whose weights another embedder is given

@@ -274,8 +274,10 @@ def one_line(error: OSError) -> str:
 
 
 def holdings(counts: Mapping[str, int]) -> str:
-    """How much a space holds."""
-    return f"{counted(counts['examples'], 'example')}, {counted(counts['entries'], 'entry')}"
+    """How much a space holds; RAD's entries only where there are some."""
+    examples = counted(counts["examples"], "example")
+    entries = counts["entries"]
+    return f"{examples}, {counted(entries, 'entry')}" if entries else examples
 
 
 def size(count: int) -> str:

@@ -96,10 +96,12 @@ def _lines(folder: Path, found: Tuning) -> list[str]:
     source = f"{found.questions:,} questions, {found.none:,} of which no example answers"
     if found.fitted_to == "examples":
         source = f"{found.questions:,} examples: each one's question, asked of all the others"
+    is_same = found.threshold == found.before
+    was = "as it was: nothing had to change" if is_same else f"it was {found.before:g}"
     lines = [
-        f"{folder}: threshold {found.threshold:g} (it was {found.before:g})",
+        f"{folder}: threshold {found.threshold:g} ({was})",
         f"  fitted to    {source}",
-        f"  false scope  {_share(found.false_scope)}: a wrong example would speak first",
+        f"  false scope  {_share(found.false_scope)} where a wrong example would speak first",
     ]
     if found.recall is not None:
         lines.append(f"  recall       {_share(found.recall)}: the right example speaks first")
@@ -110,12 +112,12 @@ def _lines(folder: Path, found: Tuning) -> list[str]:
             f"  recall       {share} on the questions shipped with trueline; --questions tells "
             "that of yours"
         )
-    lines.append("  strength     not fitted, as that takes a model; it stays as it is")
+    lines.append("  strength     stays as it is: fitting it would take a model")
     for one in found.worst:
         lines.append(
             f"  still false  {one.probability:.2f}  {one.question}  spoken for by {one.example}"
         )
-    return [*lines, "`trueline tune --undo` forgets it"]
+    return [*lines, f"`trueline tune {folder} --undo` forgets it"]
 
 
 def _share(share: Interval) -> str:

@@ -11,6 +11,7 @@ import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from itertools import islice
 from reprlib import repr as short
 from typing import Any
@@ -76,8 +77,12 @@ def read_examples(
 def to_lines(examples: Iterable[Example]) -> Iterator[str]:
     """Yield each example, checked and with its id, as a line of JSON ending in a newline."""
     for example in read_examples(examples):
-        record = {field: getattr(example, field) for field in EXAMPLE_FIELDS}
-        yield json.dumps(record, ensure_ascii=False) + "\n"
+        yield json.dumps(as_record(example), ensure_ascii=False) + "\n"
+
+
+def as_record(example: Example) -> dict[str, Any]:
+    """An example as plain values, by field."""
+    return {field: getattr(example, field) for field in EXAMPLE_FIELDS}
 
 
 def digest(examples: Iterable[Example]) -> str:
@@ -99,9 +104,11 @@ def _choose(name: str, rows: list[TableRow], columns: Mapping[str, str | None]) 
     known = [*dict.fromkeys(key for row in rows for key in row)]
     there = f"its columns are {', '.join(map(repr, known))}"
     if unknown := [field for field in columns if field not in _COLUMNS]:
-        wanted = (
-            f"an example has {', '.join(_COLUMNS)}, and no {' or '.join(map(str, unknown))}"
+        near = [one for field in unknown for one in get_close_matches(str(field), _COLUMNS, 1)]
+        wanted = f"there is no field {' or '.join(map(shown, unknown))}" + (
+            f" (did you mean {' or '.join(near)}?)" if near else ""
         )
+        wanted += f"; an example has {', '.join(_COLUMNS)}"
         raise SettingError(f"{name}: {wanted}; {there}" if known else f"{name}: {wanted}")
     chosen = _COLUMNS | {field: (name,) if name else () for field, name in columns.items()}
     missing = []
@@ -191,7 +198,7 @@ def _collect(name: str, rows: Iterable[tuple[int | str, Example | str]]) -> list
     if problems:
         bad, total = len(problems), len(problems) + len(examples)
         head = f"{name}: {bad} of {total} rows cannot be used:"
-        tail = "Mend or remove these rows; docs/examples.md shows how a row is written."
+        tail = "  Mend or remove these rows; docs/examples.md shows how a row is written."
         raise ExampleError("\n".join([head, *problems, tail]))
     if not examples:
         raise ExampleError(f"{name} holds no examples; see docs/examples.md for its form")

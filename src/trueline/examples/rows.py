@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import resources
 from io import TextIOWrapper
+from itertools import chain
 from os.path import isdir, lexists  # unlike those of Path, they never raise
 from pathlib import Path
 from reprlib import repr as short
@@ -130,8 +131,15 @@ def _not_utf8(text: str) -> tuple[int, str]:
 
 
 def _csv_rows(file: TextIO, delimiter: str = ",") -> Iterator[Found]:
-    """Yield one row per record below the header, at the line where the record starts."""
-    reader = csv.reader(capped_lines(file), delimiter=delimiter, strict=True)
+    """Yield one row per record below the header, at the line where the record starts.
+
+    Where the comma is a decimal sign, spreadsheets write a semicolon in its place.
+    """
+    lines = capped_lines(file)
+    first = next(lines, "")
+    if delimiter == "," and ";" in first and "," not in first:
+        delimiter = ";"
+    reader = csv.reader(chain([first], lines), delimiter=delimiter, strict=True)
     header = [name.strip() for name in next(filter(None, reader), [])]
     twice = [f"{name!r} is there twice" for name in header if name and header.count(name) > 1]
     if problem := _not_utf8("".join(header))[1] or "".join(twice[:1]):
