@@ -83,7 +83,7 @@ def serving(quick, only=("clients", "one", "tiny", "transformers")):
         with running(measure.MODEL) as server:
             for name, case in cases().items():
                 if "clients" in only:
-                    found |= clients(server.url, name, *case, *((16, 1) if quick else (32, 3)))
+                    found |= clients(server.url, name, *case, *((16, 1) if quick else (24, 3)))
                 if "one" in only:
                     found |= one_client(
                         server.url, name, *case, *((16, 3) if quick else (48, 9))
