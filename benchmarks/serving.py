@@ -16,6 +16,10 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
+os.environ.setdefault(
+    "GOMP_SPINCOUNT", "20000"
+)  # as the command does, before torch is imported
+
 import measure
 from measure import interleaved, model, questions, rate
 

@@ -20,6 +20,10 @@ from trueline.row import Row
 from trueline.serving.limits import Limits
 from trueline.serving.refusals import Refusal
 
+# While more wait than rows are free, prompts are read together: a pass for each alone holds up
+# every answer that runs. Nobody waits longer for that than so many steps, its own counted.
+_JOIN_WITHIN = 3
+
 OnStep = Callable[[Sequence[Row], float], None]  # the rows that got a token, and its seconds
 OnFailure = Callable[[BaseException], None]
 
@@ -84,7 +88,11 @@ class EngineThread:
         self._on_step, self._on_failure = on_step, on_failure
         self._orders: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._decoding = Decoding(
-            lm, max_rows=limits.rows, max_cached_tokens=limits.cached_tokens
+            lm,
+            max_rows=limits.rows,
+            max_cached_tokens=limits.cached_tokens,
+            join_at=max(1, limits.rows // 4),
+            join_within=_JOIN_WITHIN,
         )
         self._lines: dict[int, Line] = {}
         self._busy_since: float | None = None
