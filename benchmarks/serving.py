@@ -40,7 +40,9 @@ from collections import Counter, deque
 import trueline as tl
 from trueline.serving.app import create_app
 from trueline.serving.limits import Limits
-from trueline.serving.process import listen, page_address, serve
+from trueline.serving.process import listen, one_thread, page_address, serve
+opening = one_thread()
+opening.__enter__()  # as the command opens its model
 if sys.argv[1] == "tiny":
     sys.path.insert(0, sys.argv[2])
     import tiny
@@ -52,6 +54,7 @@ else:
     lm = tl.load(sys.argv[1])
     lm.stop_ids = frozenset()
     space = tl.build(None, "facts")
+opening.__exit__(None, None, None)
 limits = Limits(rows=16, queue=5000, connections=5000, deadline=3600)
 app = create_app(lm, {"facts": space}, name="model", limits=limits)
 engine, done, waits = app.state.service.engine, 0, Counter()

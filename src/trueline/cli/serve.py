@@ -112,14 +112,22 @@ def serve(
     for package in _PACKAGES:
         import_extra(package, "the server", "serve")
     from trueline.serving.limits import Limits
-    from trueline.serving.process import check_host, is_loopback, listen, page_address, serve
+    from trueline.serving.process import (
+        check_host,
+        is_loopback,
+        listen,
+        one_thread,
+        page_address,
+        serve,
+    )
 
     keys = read_keys(key_file, os.environ)
     check_host(host, keys)
     checked = Limits(**_limits(limits, [one.name for one in fields(Limits)]))
     check_parts((), model=model)
     with listen(host, port) as bound:  # a port that is taken shows before a model is opened
-        catalog = _open(model, spaces, name=name, dtype=dtype, device=device)
+        with one_thread():
+            catalog = _open(model, spaces, name=name, dtype=dtype, device=device)
         from trueline.serving.app import LOOPBACK, create_app
         from trueline.serving.watching import log_line
 
