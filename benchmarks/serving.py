@@ -5,12 +5,14 @@ python benchmarks/serving.py [--quick] [--only clients,one,tiny,transformers]
 
 import argparse
 import asyncio
+import inspect
 import json
 import os
 import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from datetime import date
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -22,6 +24,7 @@ os.environ.setdefault(
 
 import measure
 from measure import interleaved, model, questions, rate
+from page import section_tables
 
 import trueline as tl
 from trueline.embedders.loading import load_embedder
@@ -30,6 +33,8 @@ from trueline.examples import read_examples
 from trueline.inputs import read_messages
 
 TESTS = Path(__file__).parent.parent / "tests"
+PAGE = Path(__file__).parent.parent / "docs" / "results" / "serving.md"
+PARTS = ("clients", "one", "tiny", "transformers")
 CLIENTS, ROWS = 64, 16
 # A server in a process of its own; its model ends no answer, so that every side writes as much.
 # At its end it prints how many steps its requests waited for their first token, counted from the
@@ -78,7 +83,7 @@ print(json.dumps(waits))
 """
 
 
-def serving(quick, only=("clients", "one", "tiny", "transformers")):
+def serving(quick, only=PARTS):
     """SmolLM2-135M, float32, 16 rows: tokens/s of 64 clients at once over `generate` with batch
     16 (the same conversations, as many tokens), steps from a free row to a first token, seconds
     of one client's stream over `stream`, and 16 clients beside `transformers serve`. A tiny
@@ -95,10 +100,13 @@ def serving(quick, only=("clients", "one", "tiny", "transformers")):
                     found |= one_client(
                         server.url, name, *case, *((16, 3) if quick else (48, 9))
                     )
+            if "clients" in only:
+                found["megabytes_of_the_server_with_16_rows"] = megabytes(server.pid)
             if "transformers" in only:
                 length, rounds = (16, 1) if quick else (32, 3)
                 found["beside_transformers_serve"] = beside(server.url, length, rounds)
-        found["steps_from_a_free_row_to_a_first_token"] = server.told
+        if "clients" in only:
+            found["steps_from_a_free_row_to_a_first_token"] = server.told
     if "tiny" in only:
         found["tiny_model"] = many(*((100, 500) if quick else (1_000, 10_000)))
     return found
@@ -207,7 +215,7 @@ def many(at_once, requests):
             for start in range(0, requests, 100):
                 if start % (requests // 10) == 0:
                     curve[start] = megabytes(server.pid)
-                texts = [f"Is {start + n} odd?" for n in range(100)]
+                texts = [f"Is {(start + n) % 1000} odd?" for n in range(100)]
                 crowd(server.url, [body("model+facts", text, 8) for text in texts], leave=10)
             curve[requests] = megabytes(server.pid)
     return {
@@ -383,13 +391,37 @@ def megabytes(pid):
 
 
 def main():
-    """Measure, and print the figures as JSON."""
+    """Measure, print the figures as JSON, and keep those of a full run with their page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer rounds, shorter answers")
-    parser.add_argument("--only", default="clients,one,tiny,transformers")
+    parser.add_argument("--only", default=",".join(PARTS))
     options = parser.parse_args()
     measure.pin(2)
-    print(json.dumps(serving(options.quick, options.only.split(",")), indent=1))
+    parts = options.only.split(",")
+    found = serving(options.quick, parts)
+    print(json.dumps(found, indent=1))
+    if not options.quick:
+        keep(found, parts)
+
+
+def keep(found, parts):
+    """Put figures beside those of other parts, and write the page of all."""
+    file = PAGE.with_suffix(".json")
+    kept = (
+        json.loads(file.read_text("utf-8")) if file.exists() else {"figures": {}, "dates": {}}
+    )
+    kept["figures"] |= found
+    kept["dates"] |= dict.fromkeys(parts, str(date.today()))
+    kept["where"] = measure.where(2)
+    file.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
+    where = ", ".join(f"{name} {value}" for name, value in kept["where"].items())
+    dates = ", ".join(f"{part} {day}" for part, day in kept["dates"].items())
+    about = inspect.getdoc(serving)
+    PAGE.write_text(
+        f"# The server under load\n\n`python benchmarks/serving.py`, or `--only` some of its parts "
+        f"({dates}), on 2 CPU cores: {where}.\n\n{about}\n\n{section_tables(kept['figures'])}\n",
+        "utf-8",
+    )
 
 
 if __name__ == "__main__":
