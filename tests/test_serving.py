@@ -469,17 +469,17 @@ def test_the_figures_of_the_server_are_told(running, client):
 def test_what_another_process_commits_is_in_the_next_answer(client, folder):
     """The server is a process of its own, so this one is another."""
     asked = [{"role": "user", "content": "Do zebras have stripes?"}]
-    before = ask(client, messages=asked, max_tokens=12)
-    changed = tl.open(folder).add(
-        [tl.Example("Do zebras have stripes?", ["Zebras have stripes."], id="zebra")]
-    )
-    after = ask(client, messages=asked, max_tokens=12)
+    given = {"messages": asked, "max_tokens": 12, "trueline": {"trace": True}}
+    before = ask(client, **given)
+    zebra = tl.Example("Do zebras have stripes?", ["Zebras have stripes."], id="zebra")
+    changed = tl.open(folder).add([zebra])
+    after = ask(client, **given)
     changed.remove("zebra")
-    again = ask(client, messages=asked, max_tokens=12)
-    named = [
-        {one["example"] for one in answer.trueline["sources"]} for answer in (before, after)
+    again = ask(client, **given)
+    near = [
+        [one["example"] for one in each.trueline["scope"]] for each in (before, after, again)
     ]
-    assert ["zebra" in one for one in named] == [False, True]
+    assert ["zebra" in names for names in near] == [False, True, False]
     assert after.trueline["state"] == changed.state.hash[:12]
     assert again.choices == before.choices
 

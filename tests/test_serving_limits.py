@@ -209,7 +209,7 @@ def test_a_client_that_goes_frees_its_row_within_a_step(chat, space, gate, free,
         until(lambda: running.service._rows == 0)
         assert running.service.engine.running == (1 if free else 0)
         gate.open.set()
-        until(lambda: running.service.engine._decoding.is_idle)
+        until(lambda: gate.passes > free and running.service.engine._decoding.is_idle)
         assert gate.passes == free + 1  # the step that had begun, and no other
         assert post(running, body()).status_code == 200
 
