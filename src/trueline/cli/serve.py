@@ -112,22 +112,14 @@ def serve(
     for package in _PACKAGES:
         import_extra(package, "the server", "serve")
     from trueline.serving.limits import Limits
-    from trueline.serving.process import (
-        check_host,
-        is_loopback,
-        listen,
-        one_thread,
-        page_address,
-        serve,
-    )
+    from trueline.serving.process import check_host, is_loopback, listen, page_address, serve
 
     keys = read_keys(key_file, os.environ)
     check_host(host, keys)
     checked = Limits(**_limits(limits, [one.name for one in fields(Limits)]))
     check_parts((), model=model)
     with listen(host, port) as bound:  # a port that is taken shows before a model is opened
-        with one_thread():
-            catalog = _open(model, spaces, name=name, dtype=dtype, device=device)
+        catalog = _open(model, spaces, name=name, dtype=dtype, device=device)
         from trueline.serving.app import LOOPBACK, create_app
         from trueline.serving.watching import log_line
 
@@ -164,8 +156,10 @@ def _open(model: str | None, spaces: tuple[str, ...], **options: Any) -> Catalog
 
     with progress_bar("building the space of the facts", "", "opening the model") as progress:
         from trueline.serving.catalog import open_catalog
+        from trueline.serving.process import one_thread
 
-        return open_catalog(model, spaces, progress=progress, **options)
+        with one_thread():
+            return open_catalog(model, spaces, progress=progress, **options)
 
 
 def _with_admin(keys: Keys) -> tuple[Keys, str]:
