@@ -41,7 +41,7 @@ def write_page(found, folder):
     """Write speed.md and its plots, if what they show was measured in full; give the text."""
     parts = [_head(found), _table(["what", "must", "aim", "measured", ""], _budgets(found))]
     for name, section in found.items():
-        parts += [f"## {name}", section["about"], _section(section["figures"])]
+        parts += [f"## {name}", section["about"], section_tables(section["figures"])]
     text = "\n\n".join(parts) + "\n"
     is_whole = all(name in found for name in ("growth", "paper", "lengths"))
     if is_whole and not any(section["quick"] for section in found.values()):
@@ -88,7 +88,7 @@ def _verdict(value, must, aim):
     return "aim met" if value >= aim else "met" if value >= must else "**missed**"
 
 
-def _section(figures):
+def section_tables(figures):
     """Nested figures as a table: a row for each that holds others, or one row in all."""
     if not all(isinstance(value, dict) for value in figures.values()):
         plain = {k: v for k, v in figures.items() if not isinstance(v, dict)}

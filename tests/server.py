@@ -69,7 +69,7 @@ def serving(home, *options, env=()):
     notes, lines = [], []
     for note in process.stderr:
         notes.append(note)
-        if found := re.search(r"page and API: (http://\S+?)/(?:#key=(\S+))?$", note.strip()):
+        if found := re.search(r"page: (http://\S+?)/(?:#key=(\S+))?$", note.strip()):
             break
     else:
         raise AssertionError(f"it did not start: {''.join(notes)}")

@@ -75,7 +75,10 @@ def test_each_request_of_a_random_schedule_gets_the_answer_it_gets_alone(askers,
     for seed in range(SCHEDULES // len(ARCHITECTURES)):
         draw = random.Random(f"{architecture} {seed}")
         decoding = Decoding(
-            asker.lm, max_rows=draw.randrange(1, 6), join_at=draw.randrange(1, 3)
+            asker.lm,
+            max_rows=draw.randrange(1, 6),
+            join_at=draw.randrange(1, 3),
+            join_within=draw.choice([None, 1, 3]),
         )
         requests, answers, gone = {}, {}, set()
         left = draw.randrange(3, 7)
@@ -111,6 +114,24 @@ def test_requests_wait_in_their_order_for_a_free_row(lm):
         assert len(rows) <= 2
         begun += [row.ticket for row in rows if row.ticket not in begun]
     assert begun == tickets
+
+
+@pytest.mark.parametrize(
+    ("join_within", "begun_at"),
+    [(1, [1, 1, 3, 5]), (2, [1, 1, 4, 6]), (3, [1, 1, 5, 7]), (None, [1, 1, 7, 7])],
+)
+def test_who_waits_joins_with_others_or_within_so_many_steps(lm, join_within, begun_at):
+    """Of two rows one is free after the second step, the other after the sixth."""
+    decoding = Decoding(lm, max_rows=2, join_at=2, join_within=join_within)
+    for n, question in zip([6, 2, 2, 2], tiny.QUESTIONS):
+        options = GenerateOptions(max_new_tokens=n)
+        decoding.submit(make_request(lm, tl.Greedy(), question, options))
+    begun, step = {}, 0
+    while not decoding.is_idle:
+        step += 1
+        for row in decoding.step():
+            begun.setdefault(row.ticket, step)
+    assert list(begun.values()) == begun_at
 
 
 def test_the_caches_never_hold_more_tokens_than_the_cap(lm):

@@ -82,6 +82,9 @@ def test_both_answers_stream_with_shades_sources_and_scope(visit):
     assert "For" in scope
     page.locator(".tok").first.hover()
     assert "Before" in page.locator("#token").inner_text()
+    page.keyboard.press("Escape")
+    ask(page)  # the same words appear under the pointer, which rests
+    assert not page.locator("#token").is_visible()
 
 
 def test_the_dials_change_the_corrected_answer_and_nothing_covered_is_said(visit):

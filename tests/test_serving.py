@@ -306,6 +306,11 @@ def test_several_prompts_get_an_answer_each_in_their_order(client, lm):
         ({"trueline": {"method": "magic"}}, "trueline.method", "invalid_value"),
         ({"trueline": {"settings": {"tau": 1}}}, "trueline.tau", "invalid_value"),
         ({"trueline": {"made_up": 1}}, "trueline.made_up", "unsupported_parameter"),
+        (
+            {"trueline": {"answer_start": 3}},
+            "trueline.answer_start",
+            "unsupported_parameter",
+        ),
         ({"messages": []}, None, "invalid_value"),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "missing_parameter"),
         (
@@ -409,22 +414,37 @@ def test_echo_scores_an_answer_under_the_method(client, lm, corrective, form):
         values = found.choices[0].logprobs.token_logprobs
         assert found.choices[0].text == text
         given = TokenContext(tuple(tokens[:ahead]), question)
-        (alone,) = tl.score(lm, corrective, given, [f" {answer}"])
+        row = Continuation(given, (given.tokens,), tuple(tokens[ahead:]))
+        ((alone, _),) = score_continuations(lm, corrective, [row])
+        ((plain, _),) = score_continuations(lm, tl.Greedy(), [row])
         sums[answer] = sum(values[ahead:])
-        if lm.encode(f" {answer}") == tokens[ahead:]:
-            assert sums[answer] == pytest.approx(alone, abs=1e-3)
+        assert sums[answer] == pytest.approx(alone, abs=1e-3)
+        assert abs(alone - plain) > 1  # or the method could have been left out
     assert sums["Bats are not blind."] > sums["Bats are blind."]
 
 
 @pytest.mark.parametrize(
-    "given", [{"max_tokens": 5}, {"stream": True}, {"n": 2}, {"temperature": 1.0}], ids=str
+    ("given", "param"),
+    [
+        ({"max_tokens": 5}, "max_tokens"),
+        ({"stream": True}, "stream"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"n": 2}, "n"),
+        ({"temperature": 1.0}, "temperature"),
+        ({"stop": "."}, "stop"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"trueline": {"trace": True}}, "trueline.trace"),
+        ({"trueline": {"question": "Bats?", "answer_start": 4}}, "trueline.answer_start"),
+        ({"trueline": {"question": "Bats?", "answer_start": [1, 2]}}, "trueline.answer_start"),
+    ],
+    ids=str,
 )
-def test_echo_is_for_scoring_alone(running, given):
+def test_echo_is_for_scoring_alone(running, given, param):
     body = {"model": PLAIN, "prompt": "Bats", "echo": True, "max_tokens": 0, **given}
     with running.http() as http:
         answer = http.post("/v1/completions", json=body)
     assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == next(iter(given))
+    assert answer.json()["error"]["param"] == param
 
 
 def test_the_figures_of_the_server_are_told(running, client):
@@ -444,6 +464,24 @@ def test_the_figures_of_the_server_are_told(running, client):
         "trueline_rows_waiting 0.0",
     ):
         assert name in text, name
+
+
+def test_what_another_process_commits_is_in_the_next_answer(client, folder):
+    """The server is a process of its own, so this one is another."""
+    asked = [{"role": "user", "content": "Do zebras have stripes?"}]
+    given = {"messages": asked, "max_tokens": 12, "trueline": {"trace": True}}
+    before = ask(client, **given)
+    zebra = tl.Example("Do zebras have stripes?", ["Zebras have stripes."], id="zebra")
+    changed = tl.open(folder).add([zebra])
+    after = ask(client, **given)
+    changed.remove("zebra")
+    again = ask(client, **given)
+    near = [
+        [one["example"] for one in each.trueline["scope"]] for each in (before, after, again)
+    ]
+    assert ["zebra" in names for names in near] == [False, True, False]
+    assert after.trueline["state"] == changed.state.hash[:12]
+    assert again.choices == before.choices
 
 
 def test_each_request_is_one_line_of_json_without_its_text(running, client):

@@ -6,9 +6,10 @@ import shutil
 import signal
 import socket
 import time
-from contextlib import ExitStack, contextmanager
-from threading import Event, Thread
+from contextlib import ExitStack, contextmanager, suppress
+from threading import Event, Thread, Timer
 
+import httpx2
 import openai
 import pytest
 import tiny
@@ -25,6 +26,10 @@ from trueline.space.space import read_space
 
 NAME = "tiny-llama"
 ADMIN, USER = "tl-admin-" + "a" * 40, "tl-user-" + "u" * 40
+POST = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+    b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+)
 BOTH = Keys().also("admin", ADMIN).also("user", USER)
 
 
@@ -50,13 +55,15 @@ class Gate:
     """Lets the model read only while it is open, and counts the passes."""
 
     def __init__(self, monkeypatch, lm):
-        self.open, self.passes = Event(), 0
-        self.reached = Event()
+        self.open, self.passes, self.free = Event(), 0, 0  # so many passes are free
+        self.reached, self.blocked = Event(), Event()
         forward = type(lm).forward
 
         def gated(this, *given):
             self.reached.set()
-            assert self.open.wait(30)
+            if self.passes >= self.free and not self.open.is_set():
+                self.blocked.set()
+                assert self.open.wait(30)
             self.passes += 1
             return forward(this, *given)
 
@@ -127,6 +134,38 @@ def test_a_request_past_its_deadline_is_504_and_frees_its_row(chat, space, gate)
         assert running.service._rows == 0
 
 
+def test_a_request_that_waits_for_a_row_past_its_deadline_is_504(chat, space, gate):
+    with up(chat, space, limits=Limits(rows=1, deadline=0.5)) as running:
+        both = [later(lambda: post(running, body())) for _ in range(2)]
+        assert [one().status_code for one in both] == [504, 504]
+        gate.open.set()
+        until(lambda: running.service.engine.waiting + running.service.engine.running == 0)
+
+
+def test_rows_are_taken_on_while_the_cache_has_room_for_them(chat, space, gate):
+    with up(chat, space, limits=Limits(rows=8, cached_tokens=70)) as running:
+        engine = running.service.engine
+        too_long = post(running, body(max_tokens=100))
+        assert (too_long.status_code, code_of(too_long)) == (400, "invalid_value")
+        answers = [later(lambda: post(running, body(max_tokens=20))) for _ in range(3)]
+        until(lambda: running.service._rows == 3 and gate.reached.is_set())
+        until(lambda: engine._orders.qsize() == 2 or engine.waiting)
+        most = []
+        engine._on_step = lambda rows, _: most.append(len(rows))
+        gate.open.set()
+        assert [one().status_code for one in answers] == [200] * 3
+        assert max(most) == 1  # though 8 rows are free
+
+
+def test_a_server_that_drains_takes_on_nothing(chat, space):
+    with up(chat, space) as running, running.http() as http:
+        running.service.is_draining = True
+        told = post(running, body())
+        assert (told.status_code, code_of(told)) == (503, "shutting_down")
+        assert told.headers["retry-after"]
+        assert (http.get("/ready").status_code, http.get("/health").status_code) == (503, 200)
+
+
 def test_a_stream_that_has_begun_ends_with_the_error(chat, space, gate):
     with up(chat, space, limits=Limits(deadline=1.0)) as running, running.client() as client:
         gate.open.set()
@@ -158,19 +197,21 @@ def test_a_request_that_finds_a_row_free_has_its_first_token_two_steps_later(cha
         assert long().status_code == 200
 
 
-def test_a_client_that_goes_frees_its_row_within_a_step(chat, space, gate):
-    with up(chat, space) as running, running.http() as http:
-        gate.open.set()
-        with http.stream(
-            "POST", "/v1/chat/completions", json=body(stream=True, max_tokens=450)
-        ) as got:
-            next(got.iter_lines())
-            gate.open.clear()
+@pytest.mark.parametrize("free", [0, 1, 3])
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_a_client_that_goes_frees_its_row_within_a_step(chat, space, gate, free, is_streamed):
+    gate.free = free
+    given = json.dumps(body(stream=is_streamed, max_tokens=450)).encode()
+    with up(chat, space) as running:
+        with socket.create_connection(("127.0.0.1", running.port)) as sock:
+            sock.sendall(POST % (len(given), given))
+            assert gate.blocked.wait(30)  # a step has begun, and waits
         until(lambda: running.service._rows == 0)
-        passes = gate.passes
+        assert running.service.engine.running == (1 if free else 0)
         gate.open.set()
-        until(lambda: running.service.engine.running == 0)
-        assert gate.passes <= passes + 2  # the one that ran, and one that had begun
+        until(lambda: gate.passes > free and running.service.engine._decoding.is_idle)
+        assert gate.passes == free + 1  # the step that had begun, and no other
+        assert post(running, body()).status_code == 200
 
 
 def test_a_client_that_does_not_read_holds_no_row_and_is_let_go(chat, space):
@@ -182,11 +223,7 @@ def test_a_client_that_does_not_read_holds_no_row_and_is_let_go(chat, space):
         with socket.socket() as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             sock.connect(("127.0.0.1", running.port))
-            sock.sendall(
-                b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
-                b"Content-Type: application/json\r\n"
-                b"Content-Length: %d\r\n\r\n%s" % (len(given), given)
-            )
+            sock.sendall(POST % (len(given), given))
             until(lambda: running.service.engine.running > 0)
             assert post(running, body()).status_code == 200  # nobody waits for it
             until(lambda: running.service._rows == 0)
@@ -282,6 +319,11 @@ def test_a_dead_or_stuck_engine_is_not_healthy(chat, space, gate):
         running.service.engine._orders.put(lambda: 1 / 0)  # a bug that nothing foresaw
         until(lambda: http.get("/health").status_code == 503)
         assert http.get("/ready").status_code == 503
+        for asked in (body(), body(f"Is it {NAME}?", f"{NAME}+facts", stream=True)):
+            told = post(running, asked)  # at once, not at its deadline
+            assert (told.status_code, code_of(told)) == (503, "engine_ended")
+        scored = {"model": NAME, "prompt": "Bats", "echo": True, "max_tokens": 0}
+        assert code_of(post(running, scored, "/v1/completions")) == "engine_ended"
 
 
 @pytest.fixture
@@ -535,6 +577,31 @@ def test_a_kill_loses_no_commit_and_sighup_lets_answers_end(tiny_home, tmp_path)
         assert running.process.wait(60) == 0
         with pytest.raises(OSError):  # noqa: PT011
             socket.create_connection(("127.0.0.1", running.port), timeout=1)
+
+
+@pytest.mark.slow
+def test_a_kill_in_the_middle_of_edits_loses_no_commit_that_was_told(tiny_home, tmp_path):
+    folder = tmp_path / "facts.space"
+    tl.build(None, EXAMPLES).save(folder)
+    told = []
+
+    def add(http):
+        one = {"question": f"Is {len(told)} odd?", "answers": "Yes.", "id": f"n{len(told)}"}
+        given = {"examples": [one], "replace": f"n{len(told)}" in tl.open(folder)}
+        assert http.post("/v1/spaces/facts/examples", json=given).status_code == 201
+        told.append(one["id"])
+
+    for turn in range(2):
+        with serving(tiny_home, "--space", folder) as running:
+            killer = Timer(0.5 + 0.137 * turn, running.process.kill)
+            killer.start()
+            with running.http(running.admin) as http, suppress(httpx2.TransportError):
+                while True:
+                    add(http)
+            assert running.process.wait(60) == -signal.SIGKILL
+        held = [one.id for one in tl.open(folder).examples if one.id.startswith("n")]
+        assert held in (told, [*told, f"n{len(told)}"])  # the last may not have been told of
+    assert len(told) > 4
 
 
 def test_many_streams_at_once_get_each_their_own_answer(chat, space):

@@ -40,17 +40,21 @@ class Decoding:
         max_rows: int = 16,
         max_cached_tokens: int | None = None,
         join_at: int = 1,
+        join_within: int | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         """At most `max_rows` requests run at once, with so many tokens in the cache.
 
         A running batch takes new requests once `join_at` rows are free: 1 answers soonest,
-        more reads several prompts in one pass.
+        more reads several prompts in one pass. With `join_within`, who waits has a first token
+        so many steps after a row is free, even where fewer rows are.
         """
         if max_rows < 1:
             raise SettingError(f"max_rows must be at least 1, got {max_rows}")
         self._lm, self._clock = lm, clock
         self._max_rows, self._join_at = max_rows, join_at
+        self._join_within = join_within
+        self._steps_held = 0  # with a row free, and requests that wait for more to be
         self._max_cached_tokens = max_cached_tokens
         self._waiting: deque[Row] = deque()
         self._live: list[Row] = []  # in the order of the reading's rows
@@ -130,7 +134,10 @@ class Decoding:
         joining: list[Row] = []
         free = self._max_rows - len(self._live)
         if self._live and free < min(self._join_at, len(self._waiting)):
-            return joining
+            self._steps_held += bool(free)
+            if self._join_within is None or self._steps_held < self._join_within:
+                return joining
+        self._steps_held = 0
         while self._waiting and free > len(joining):
             if not self._has_room([*joining, self._waiting[0]]):
                 break

@@ -123,7 +123,7 @@ def serve(
         from trueline.serving.app import LOOPBACK, create_app
         from trueline.serving.watching import log_line
 
-        keys, fragment = _with_admin(keys) if is_loopback(host) else (keys, "")
+        keys, made = _with_admin(keys) if is_loopback(host) else (keys, "")
         app = create_app(
             catalog,
             limits=checked,
@@ -133,9 +133,21 @@ def serve(
             log=lambda facts: show(log_line(facts)),
             logs_text=log_text,
         )
-        first = next(iter(catalog.names()))
-        started = f"serving {first} and others\npage and API: {page_address(bound)}/{fragment}"
+        started = _started(list(catalog.names()), page_address(bound), made)
         serve(app, bound, lambda: note(started))
+
+
+def _started(names: list[str], address: str, made: str) -> str:
+    """What is said once the server listens: what it serves, where, and with which key."""
+    others = f" and {len(names) - 1} other model names" if len(names) > 1 else ""
+    lines = [f"serving {names[0]}{others}", f"API:  {address}/v1"]
+    lines += [f"page: {address}/" + (f"#key={made}" if made else "")]
+    if made:
+        lines += [
+            "The key in that address lets you change examples, in this run; set "
+            "TRUELINE_ADMIN_KEY for one that stays."
+        ]
+    return "\n".join([*lines, "Ctrl-C lets running answers end, then the server."])
 
 
 def _open(model: str | None, spaces: tuple[str, ...], **options: Any) -> Catalog:
@@ -144,12 +156,14 @@ def _open(model: str | None, spaces: tuple[str, ...], **options: Any) -> Catalog
 
     with progress_bar("building the space of the facts", "", "opening the model") as progress:
         from trueline.serving.catalog import open_catalog
+        from trueline.serving.process import one_thread
 
-        return open_catalog(model, spaces, progress=progress, **options)
+        with one_thread():
+            return open_catalog(model, spaces, progress=progress, **options)
 
 
 def _with_admin(keys: Keys) -> tuple[Keys, str]:
-    """The keys with one for an admin, made for this run if there is none, and the page's part.
+    """The keys with one for an admin, and that key if it was made for this run.
 
     What changes spaces is never open to everybody.
     """
@@ -158,7 +172,7 @@ def _with_admin(keys: Keys) -> tuple[Keys, str]:
     if keys.has("admin"):
         return keys, ""
     key, _ = new_key("admin")
-    return keys.also("admin", key), f"#key={key}"
+    return keys.also("admin", key), key
 
 
 def _limits(given: dict[str, Any], known: list[str]) -> dict[str, Any]:

@@ -158,6 +158,13 @@ def _prepare(
     given: Sequence[tuple[ModelInput, int]],
     options: GenerateOptions,
 ) -> Asked:
+    if body.trueline.answer_start is not None:
+        raise Refusal(
+            400,
+            "trueline.answer_start goes with echo alone, which scores an answer in a prompt",
+            code="unsupported_parameter",
+            param="trueline.answer_start",
+        )
     name, space, method = method_of(catalog, body)
     made: list[Request] = []
     for one, length in given:

@@ -89,10 +89,12 @@ def _check(body: CompletionBody) -> None:
     """Refuse what does not go with echo, by name."""
     wrong = {
         "stream": bool(body.stream),
+        "stream_options": body.stream_options is not None,
         "n": (body.n or 1) > 1,
         "temperature": bool(body.temperature),
         "max_tokens": body.max_tokens not in (0, 1),
         "stop": bool(body.stop),
+        "trueline.trace": body.trueline.trace,
         "logprobs": body.logprobs is not None and not 0 <= body.logprobs <= _MOST,
     }
     for param, is_wrong in wrong.items():
@@ -100,7 +102,7 @@ def _check(body: CompletionBody) -> None:
             raise Refusal(
                 400,
                 f"{param}: echo scores a prompt; it takes max_tokens 0 or 1, logprobs from 0 "
-                f"to {_MOST}, and no stream, n, temperature or stop",
+                f"to {_MOST}, and no stream, n, temperature, stop or trace",
                 code="unsupported_parameter",
                 param=param,
             )

@@ -18,6 +18,11 @@ from trueline.records import Finish, Source, TokenLogprobs, TraceStep
 from trueline.requests import Request
 from trueline.row import Row
 from trueline.serving.limits import Limits
+from trueline.serving.refusals import Refusal
+
+# While more wait than rows are free, prompts are read together: a pass for each alone holds up
+# every answer that runs. Nobody waits longer for that than so many steps, its own counted.
+_JOIN_WITHIN = 3
 
 OnStep = Callable[[Sequence[Row], float], None]  # the rows that got a token, and its seconds
 OnFailure = Callable[[BaseException], None]
@@ -83,11 +88,16 @@ class EngineThread:
         self._on_step, self._on_failure = on_step, on_failure
         self._orders: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._decoding = Decoding(
-            lm, max_rows=limits.rows, max_cached_tokens=limits.cached_tokens
+            lm,
+            max_rows=limits.rows,
+            max_cached_tokens=limits.cached_tokens,
+            join_at=max(1, limits.rows // 4),
+            join_within=_JOIN_WITHIN,
         )
         self._lines: dict[int, Line] = {}
         self._busy_since: float | None = None
         self._is_stopping = False
+        self._is_broken = False  # an error that nothing foresaw: no step is made any more
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: Thread | None = None
 
@@ -115,7 +125,7 @@ class EngineThread:
 
     def trouble(self) -> str:
         """Why it cannot be relied on, or nothing."""
-        if self._thread is None or not self._thread.is_alive():
+        if self._is_broken or self._thread is None or not self._thread.is_alive():
             return "the engine's thread is not running"
         since = self._busy_since
         if since is not None and monotonic() - since > self._limits.stuck_seconds:
@@ -139,6 +149,8 @@ class EngineThread:
             if not future.set_running_or_notify_cancel():
                 return
             try:
+                if self._is_broken:
+                    raise _engine_ended()
                 future.set_result(job())
             except Exception as error:
                 future.set_exception(error)
@@ -153,13 +165,16 @@ class EngineThread:
                 if not self._decoding.is_idle:
                     self._step()
         except BaseException as error:  # a bug: nobody may wait for what never comes
+            self._is_broken = True
             self._hand_out(
                 [
-                    (one, Progress(one.choice, error=_engine_died(error)))
+                    (one, Progress(one.choice, error=_engine_ended()))
                     for one in self._lines.values()
                 ]
             )
             self._on_failure(error)
+            while not self._is_stopping:  # who comes later is told so at once
+                self._orders.get()()
 
     def _take_orders(self) -> None:
         """Do what was ordered; with nothing to decode, wait for an order."""
@@ -193,6 +208,8 @@ class EngineThread:
         if line.is_over:
             return
         try:
+            if self._is_broken:
+                raise _engine_ended()
             line.ticket = self._decoding.submit(line.request)
             self._lines[line.ticket] = line
         except Exception as error:  # such as more tokens than the cache may hold
@@ -249,5 +266,9 @@ def _piece(lm: Engine, line: Line, row: Row) -> Progress | None:
     return piece
 
 
-def _engine_died(error: BaseException) -> Exception:
-    return RuntimeError(f"the engine's thread ended: {type(error).__name__}")
+def _engine_ended() -> Refusal:
+    return Refusal(
+        503,
+        "the server's engine has ended and must be started anew; its log tells why",
+        code="engine_ended",
+    )

@@ -119,11 +119,11 @@ class _WayOut:
         await self._send(message)
 
 
-def unauthorized() -> Refusal:
+def unauthorized(what: str = "this server wants a key") -> Refusal:
     """What is said to who has no key that fits."""
     return Refusal(
         401,
-        "this server wants a key: send Authorization: Bearer <key>",
+        f"{what}: send Authorization: Bearer <key>",
         code="invalid_api_key",
         headers={"www-authenticate": "Bearer"},
     )
@@ -133,7 +133,7 @@ def need_admin(scope: Scope) -> None:
     """Refuse who is no admin."""
     if scope["trueline.role"] != "admin":
         if scope["trueline.role"] is None:
-            raise unauthorized()
+            raise unauthorized("changing a space needs an admin's key")
         raise Refusal(403, "this needs an admin's key", code="not_admin")
 
 

@@ -12,6 +12,7 @@ from functools import partial
 from ipaddress import ip_address
 from types import FrameType
 
+import torch
 import uvicorn
 from starlette.applications import Starlette
 
@@ -57,6 +58,22 @@ def listen(host: str, port: int) -> socket.socket:
         made.close()
         raise SettingError(f"cannot listen on {host}, port {port}: {error}") from None
     return made
+
+
+@contextmanager
+def one_thread() -> Generator[None, None, None]:
+    """Let torch compute in one thread, as a model should be opened ahead of its server.
+
+    Threads that torch once used in the main thread stay with it. With those of the engine's
+    thread, OpenMP counts more threads than cores, and lets them sleep between any two
+    operations, where else they would be ready for the next.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def page_address(bound: socket.socket) -> str:
