@@ -14,12 +14,11 @@ import torch
 import trueline as tl
 from trueline.engines import gguf_header, sources
 from trueline.engines.aliases import ALIASES
-from trueline.errors import MissingExtraError, ModelError, SettingError, SpaceMismatchError
-from trueline.shortcuts import without
-
 from trueline.engines.llama_cpp import head as heads
 from trueline.engines.llama_cpp import library as libraries
 from trueline.engines.llama_cpp.chat import render_chat
+from trueline.errors import MissingExtraError, ModelError, SettingError, SpaceMismatchError
+from trueline.shortcuts import without
 
 INSTALLED = [one for one, build in libraries.BUILDS.items() if util.find_spec(build.module)]
 if not INSTALLED:

@@ -1,11 +1,14 @@
 """SmolLM2 read by llama.cpp: its tokens, and a verified answer."""
 
 import pytest
+from test_llama_cpp import (
+    ODD,
+    heads,
+    moved_by_others,
+)
 
 import trueline as tl
 from trueline.examples import read_examples
-
-from test_llama_cpp import ODD, heads, moved_by_others  # which skips where llama.cpp is not installed
 
 
 @pytest.mark.real

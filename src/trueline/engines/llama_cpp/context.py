@@ -18,7 +18,7 @@ MAX_SEQUENCES = 256  # what llama.cpp is built for
 _BATCH = 512  # tokens in one call
 _OUTPUTS = 128  # tokens in one call whose logits are wanted; their buffer is made for so many
 _LEAST_CELLS, _LEAST_SEQUENCES = 512, 64  # of the smallest cache
-# llama.cpp has three ways to compute attention, which round differently, and chooses by how many
+# llama.cpp has three ways to compute attention, which round differently; it chooses by how many
 # tokens are read at once and how long the cache is. With values of another type than keys it
 # has only one, so that a row's logits do not depend on the rows beside it.
 _BFLOAT16 = 30
