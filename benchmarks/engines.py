@@ -19,7 +19,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # as the command does
 import measure
 import numpy as np
 import torch
-from measure import MODEL, questions, rate, rate_interval
+from measure import MODEL, interleaved, questions, rate, rate_interval
 from rates import _steps
 
 import trueline as tl
@@ -28,6 +28,7 @@ from trueline.examples import read_examples
 
 TOKENS = 18  # of an answer: so long are the verified ones that are asked for
 BATCHES = (4, 16)
+PROMPT = 500  # tokens of a long prompt
 
 
 def engines(quick):
@@ -51,7 +52,7 @@ def measured(name, answers, *, with_transformers=False):
     taken, worked = {}, {}
     for number, (covered, other) in enumerate(_asked(lm, answers + 1)):
         sides = {
-            "own loop": _own_loop(lm, [covered], TOKENS),
+            "own loop": _own_loop(lm, _prompts(lm, [covered]), TOKENS),
             "greedy": _steps(lm, tl.Greedy(), [covered], TOKENS),
             "corrective, in scope": _steps(lm, _corrective(), [covered], TOKENS),
             "corrective, nothing in scope": _steps(lm, _corrective(), [other], TOKENS),
@@ -96,7 +97,7 @@ def batched(name, batch, rounds):
     asked, taken = questions(batch), {}
     for number in range(rounds + 1):
         sides = {
-            "own loop": _own_loop(lm, asked, TOKENS),
+            "own loop": _own_loop(lm, _prompts(lm, asked), TOKENS),
             "greedy": _steps(lm, tl.Greedy(), asked, TOKENS),
         }
         for side, own in _by_turns(sides).items():
@@ -109,6 +110,28 @@ def batched(name, batch, rounds):
         },
         "greedy_over_own_loop": rate(taken, "greedy", "own loop"),
         "interval": rate_interval(taken, "greedy", "own loop"),
+    }
+
+
+def long_prompt(name, rounds):
+    """Reading a prompt of 500 tokens: our way of attention, and llama.cpp's own choice."""
+    lm = tl.load(name, engine="llama.cpp")
+    tokens = lm.encode(
+        " ".join(example.answers[0] for example in read_examples("facts:ground"))
+    )
+    tokens = tokens[:PROMPT]
+    sides = {
+        "own parameters": lambda: next(_own_loop(lm, [tokens], 1)),
+        "ours": lambda: lm.start().join([tokens]),
+    }
+    taken = interleaved(sides, rounds)
+    return {
+        "tokens": len(tokens),
+        "tokens_per_second": {
+            side: round(len(tokens) / median(own), 1) for side, own in taken.items()
+        },
+        "ours_over_own_parameters": rate(taken, "ours", "own parameters"),
+        "interval": rate_interval(taken, "ours", "own parameters"),
     }
 
 
@@ -142,11 +165,15 @@ def _by_turns(sides):
     return times
 
 
-def _own_loop(lm, asked, length):
+def _prompts(lm, asked):
+    return [tl.Prompt().encode(question, lm.tokenizer) for question in asked]
+
+
+def _own_loop(lm, prompts, length):
     """llama.cpp's own greedy loop: decode, take the largest logit of each row, and again."""
     weights = lm.weights
     library, threads = weights.library, torch.get_num_threads()
-    own = {"n_ctx": 512 * len(asked), "n_seq_max": len(asked), "kv_unified": 1}
+    own = {"n_ctx": 512 * len(prompts), "n_seq_max": len(prompts), "kv_unified": 1}
     params = library.params("context", **own, n_threads=threads, n_threads_batch=threads)
     context = ctypes.c_void_p(library.call("llama_init_from_model", weights.pointer, params))
     decode, logits = library.function("llama_decode"), library.function("llama_get_logits")
@@ -159,17 +186,19 @@ def _own_loop(lm, asked, length):
         found = np.frombuffer(row.from_address(logits(context)), np.float32)
         return found.reshape(rows, -1).argmax(1).tolist()
 
-    prompts = [tl.Prompt().encode(question, lm.tokenizer) for question in asked]
-    picked = []
-    for row, tokens in enumerate(prompts):
-        last = len(tokens) - 1
-        picked += read([Entry(token, at, row, at == last) for at, token in enumerate(tokens)])
-    yield picked
-    for step in range(length - 1):
-        rows = enumerate(zip(picked, prompts, strict=True))
-        picked = read([Entry(one, len(own) + step, row, True) for row, (one, own) in rows])
+    try:
+        picked = []
+        for row, tokens in enumerate(prompts):
+            ends = [False] * (len(tokens) - 1) + [True]
+            places = enumerate(zip(tokens, ends, strict=True))
+            picked += read([Entry(token, at, row, end) for at, (token, end) in places])
         yield picked
-    library.call("llama_free", context)
+        for step in range(length - 1):
+            rows = enumerate(zip(picked, prompts, strict=True))
+            picked = read([Entry(one, len(own) + step, row, True) for row, (one, own) in rows])
+            yield picked
+    finally:
+        library.call("llama_free", context)
 
 
 if __name__ == "__main__":
@@ -178,7 +207,9 @@ if __name__ == "__main__":
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--answers", type=int, default=12)
     parser.add_argument("--transformers", action="store_true", help="also that engine")
-    parser.add_argument("--batches", action="store_true", help="also batches of 4 and 16")
+    parser.add_argument(
+        "--batches", action="store_true", help="also batches of 4 and 16, and a long prompt"
+    )
     options = parser.parse_args()
     measure.pin(options.threads)
     begun = perf_counter()
@@ -187,6 +218,7 @@ if __name__ == "__main__":
         found["batches"] = {
             batch: batched(options.model, batch, options.answers // 2) for batch in BATCHES
         }
+        found["long_prompt"] = long_prompt(options.model, options.answers // 2)
     print(
         json.dumps(
             {
