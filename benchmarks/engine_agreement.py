@@ -18,8 +18,8 @@ import torch
 from measure import MODEL, questions
 
 import trueline as tl
+from trueline.evaluation.statistics import share_interval
 from trueline.examples import read_examples
-from trueline.shortcuts import without
 from trueline.space.agreement import LEAST
 from trueline.space.making import cut_answers
 
@@ -64,24 +64,12 @@ def noise(lm, asked):
     reading.join([contexts[0][:-4]])
     for token in contexts[0][-4:]:
         stepwise = reading.extend([token]).logits
-    moved = together - alone
-    with without("prefix"):  # how much two share would differ
-        beside = [lm.start().join([contexts[0], row]).logits[0] for row in _alike(contexts[1:])]
     return {
         "logit_deviation": round(float(alone.std()), 2),
-        "largest_move_in_a_batch": round(float(moved.abs().max()), 4),
-        "usual_move_in_a_batch": round(float(moved.square().mean().sqrt()), 4),
-        "other_rows_content_matters": not all(torch.equal(beside[0], row) for row in beside),
+        "largest_move_in_a_batch": round(float((together - alone).abs().max()), 4),
         "largest_move_token_by_token": round(float((stepwise - alone[:1]).abs().max()), 4),
-        "same_best_token_in_a_batch": bool((together.argmax(-1) == alone.argmax(-1)).all()),
         "equal_rows_are_bit_equal": all(torch.equal(twins[0], twin) for twin in twins),
     }
-
-
-def _alike(contexts):
-    """Contexts cut to one length."""
-    length = min(map(len, contexts))
-    return [context[:length] for context in contexts]
 
 
 def states(ours, theirs):
@@ -197,6 +185,12 @@ def _first_difference(first, second):
     return min(len(first), len(second)) if here is None and first != second else here
 
 
+def _share(part, count):
+    """A share with Wilson's interval."""
+    found = share_interval(round(part * count), count)
+    return f"{part:.1%} ({found.low:.0%} to {found.high:.0%}) of {count}"
+
+
 def page(found, options, where):
     """The figures as a document."""
     noise, inside, outside = found["noise"], found["in scope"], found["out of scope"]
@@ -212,9 +206,10 @@ def page(found, options, where):
 
 | | llama.cpp against transformers |
 | --- | --- |
-| in scope, corrective: same text | {inside["same_text"]:.1%} of {inside["questions"]} |
-| in scope: a verified answer to the letter, llama.cpp / transformers | {inside["verified_llama_cpp"]:.1%} / {inside["verified_transformers"]:.1%} |
-| out of scope, greedy: same text of at most {options.tokens} tokens | {outside["same_text"]:.1%} of {outside["questions"]} |
+| in scope, corrective: same text | {_share(inside["same_text"], inside["questions"])} |
+| in scope: one of its verified answers to the letter, llama.cpp | {_share(inside["verified_llama_cpp"], inside["questions"])} |
+| in scope: the same, transformers | {_share(inside["verified_transformers"], inside["questions"])} |
+| out of scope, greedy: same text of at most {options.tokens} tokens | {_share(outside["same_text"], outside["questions"])} |
 | first token that differs, median ({options.tokens}: none) | {outside["first_difference_median"]} |
 | along the same text, same best token | {outside["same_best_token"]:.2%} of {outside["steps"]} steps |
 | noise: 99 % of steps move the lead of the best token by less than | {outside["engine_noise"]} |
@@ -228,10 +223,8 @@ engine from a mean cosine of {LEAST} on:
 | --- | --- | --- | --- |
 {chr(10).join(rows)}
 
-Inside llama.cpp, a row's logits (deviation {noise["logit_deviation"]}) move by {noise["usual_move_in_a_batch"]} (root mean square; {noise["largest_move_in_a_batch"]} at most) when {ROWS} rows are read
-together instead of alone, about as far as from one engine to the other: a change in the last bit flips roundings to 8 bits in every layer behind it. They move by
-{noise["largest_move_token_by_token"]} when the end of a prompt is read token by token. The best token was {"the same" if noise["same_best_token_in_a_batch"] else "not always the same"}. What other rows of the same length say {"matters" if noise["other_rows_content_matters"] else "does not matter, to the bit"};
-equal rows are {"equal to the bit" if noise["equal_rows_are_bit_equal"] else "not equal to the bit"}.
+Inside llama.cpp, a row's logits (deviation {noise["logit_deviation"]}) move by at most {noise["largest_move_in_a_batch"]} when {ROWS} rows are read together instead of alone, and by
+{noise["largest_move_token_by_token"]} when the end of a prompt is read token by token. Equal rows are {"equal to the bit" if noise["equal_rows_are_bit_equal"] else "not equal to the bit"}.
 """
 
 

@@ -18,22 +18,25 @@ os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # as the command does
 
 import measure
 import numpy as np
-from measure import MODEL, questions, rate
+import torch
+from measure import MODEL, interleaved, questions, rate, rate_interval
 from rates import _steps
 
 import trueline as tl
-from trueline.engines.llama_cpp.library import Batch
+from trueline.engines.llama_cpp.context import Entry, _Arrays
 from trueline.examples import read_examples
 
 TOKENS = 18  # of an answer: so long are the verified ones that are asked for
+BATCHES = (4, 16)
+PROMPT = 500  # tokens of a long prompt
 
 
 def engines(quick):
     """llama.cpp in our loop, batch 1: over its own loop, and corrective over greedy on it.
 
     All sides take turns token by token; prompts are read before the clock runs. `own loop` calls
-    llama_decode and takes the largest logit, through the same library. The ratios are medians
-    over answers.
+    llama_decode and takes the largest logit, through the same library, with llama.cpp's own
+    parameters. The ratios are medians over answers, with the interval of the median.
     """
     return measured(MODEL, 2 if quick else 12, with_transformers=True)
 
@@ -49,7 +52,7 @@ def measured(name, answers, *, with_transformers=False):
     taken, worked = {}, {}
     for number, (covered, other) in enumerate(_asked(lm, answers + 1)):
         sides = {
-            "own loop": _own_loop(lm, covered, TOKENS),
+            "own loop": _own_loop(lm, _prompts(lm, [covered]), TOKENS),
             "greedy": _steps(lm, tl.Greedy(), [covered], TOKENS),
             "corrective, in scope": _steps(lm, _corrective(), [covered], TOKENS),
             "corrective, nothing in scope": _steps(lm, _corrective(), [other], TOKENS),
@@ -68,22 +71,68 @@ def measured(name, answers, *, with_transformers=False):
         "tokens_per_second": {
             side: round((TOKENS - 1) / median(own), 1) for side, own in taken.items()
         },
-        **_ratios(taken),
-        "processor_time": _ratios(worked),
+        **_ratios(taken, rate),
+        "intervals": _ratios(taken, rate_interval),
+        "processor_time": _ratios(worked, rate),
     }
 
 
-def _ratios(times):
+def _ratios(times, ratio):
     found = {
-        "greedy_over_own_loop": rate(times, "greedy", "own loop"),
-        "corrective_over_greedy_in_scope": rate(times, "corrective, in scope", "greedy"),
-        "corrective_over_greedy_out_of_scope": rate(
+        "greedy_over_own_loop": ratio(times, "greedy", "own loop"),
+        "corrective_over_greedy_in_scope": ratio(times, "corrective, in scope", "greedy"),
+        "corrective_over_greedy_out_of_scope": ratio(
             times, "corrective, nothing in scope", "greedy"
         ),
     }
     if "transformers" in times:
-        found["greedy_over_transformers_engine"] = rate(times, "greedy", "transformers")
+        found["greedy_over_transformers_engine"] = ratio(times, "greedy", "transformers")
     return found
+
+
+def batched(name, batch, rounds):
+    """Our greedy loop and llama.cpp's own on a batch of questions, by turns."""
+    lm = tl.load(name, engine="llama.cpp")
+    lm.stop_ids = frozenset()
+    asked, taken = questions(batch), {}
+    for number in range(rounds + 1):
+        sides = {
+            "own loop": _own_loop(lm, _prompts(lm, asked), TOKENS),
+            "greedy": _steps(lm, tl.Greedy(), asked, TOKENS),
+        }
+        for side, own in _by_turns(sides).items():
+            if number:
+                taken.setdefault(side, []).append(sum(wall for wall, _ in own))
+        print(f"engines, batch {batch}: {number} of {rounds}", file=sys.stderr)
+    return {
+        "tokens_per_second": {
+            side: round(batch * (TOKENS - 1) / median(own), 1) for side, own in taken.items()
+        },
+        "greedy_over_own_loop": rate(taken, "greedy", "own loop"),
+        "interval": rate_interval(taken, "greedy", "own loop"),
+    }
+
+
+def long_prompt(name, rounds):
+    """Reading a prompt of 500 tokens: our way of attention, and llama.cpp's own choice."""
+    lm = tl.load(name, engine="llama.cpp")
+    tokens = lm.encode(
+        " ".join(example.answers[0] for example in read_examples("facts:ground"))
+    )
+    tokens = tokens[:PROMPT]
+    sides = {
+        "own parameters": lambda: next(_own_loop(lm, [tokens], 1)),
+        "ours": lambda: lm.start().join([tokens]),
+    }
+    taken = interleaved(sides, rounds)
+    return {
+        "tokens": len(tokens),
+        "tokens_per_second": {
+            side: round(len(tokens) / median(own), 1) for side, own in taken.items()
+        },
+        "ours_over_own_parameters": rate(taken, "ours", "own parameters"),
+        "interval": rate_interval(taken, "ours", "own parameters"),
+    }
 
 
 @cache
@@ -116,29 +165,40 @@ def _by_turns(sides):
     return times
 
 
-def _own_loop(lm, question, length):
-    """llama.cpp's own greedy loop: decode, take the largest logit, and again."""
+def _prompts(lm, asked):
+    return [tl.Prompt().encode(question, lm.tokenizer) for question in asked]
+
+
+def _own_loop(lm, prompts, length):
+    """llama.cpp's own greedy loop: decode, take the largest logit of each row, and again."""
     weights = lm.weights
-    library = weights.library
-    context = lm.pool.take(512, 1)
+    library, threads = weights.library, torch.get_num_threads()
+    own = {"n_ctx": 512 * len(prompts), "n_seq_max": len(prompts), "kv_unified": 1}
+    params = library.params("context", **own, n_threads=threads, n_threads_batch=threads)
+    context = ctypes.c_void_p(library.call("llama_init_from_model", weights.pointer, params))
     decode, logits = library.function("llama_decode"), library.function("llama_get_logits")
-    tokens = tl.Prompt().encode(question, lm.tokenizer)
-    one = library.function("llama_batch_get_one")
-    row = ctypes.c_float * weights.vocabulary
+    arrays = _Arrays()
 
-    def read(tokens):
-        ids = (ctypes.c_int32 * len(tokens))(*tokens)
-        batch = Batch.from_buffer(one(ids, len(tokens)))
-        assert decode(context.pointer, batch) == 0
-        found = np.frombuffer(row.from_address(logits(context.pointer)), np.float32)
-        return int(found.argmax())
+    def read(entries):
+        assert decode(context, arrays.filled(entries)) == 0
+        rows = sum(entry.is_output for entry in entries)
+        row = ctypes.c_float * (rows * weights.vocabulary)
+        found = np.frombuffer(row.from_address(logits(context)), np.float32)
+        return found.reshape(rows, -1).argmax(1).tolist()
 
-    token = read(tokens)
-    yield token
-    for _ in range(length - 1):
-        token = read([token])
-        yield token
-    lm.pool.give_back(context)
+    try:
+        picked = []
+        for row, tokens in enumerate(prompts):
+            ends = [False] * (len(tokens) - 1) + [True]
+            places = enumerate(zip(tokens, ends, strict=True))
+            picked += read([Entry(token, at, row, end) for at, (token, end) in places])
+        yield picked
+        for step in range(length - 1):
+            rows = enumerate(zip(picked, prompts, strict=True))
+            picked = read([Entry(one, len(own) + step, row, True) for row, (one, own) in rows])
+            yield picked
+    finally:
+        library.call("llama_free", context)
 
 
 if __name__ == "__main__":
@@ -147,10 +207,18 @@ if __name__ == "__main__":
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--answers", type=int, default=12)
     parser.add_argument("--transformers", action="store_true", help="also that engine")
+    parser.add_argument(
+        "--batches", action="store_true", help="also batches of 4 and 16, and a long prompt"
+    )
     options = parser.parse_args()
     measure.pin(options.threads)
     begun = perf_counter()
     found = measured(options.model, options.answers, with_transformers=options.transformers)
+    if options.batches:
+        found["batches"] = {
+            batch: batched(options.model, batch, options.answers // 2) for batch in BATCHES
+        }
+        found["long_prompt"] = long_prompt(options.model, options.answers // 2)
     print(
         json.dumps(
             {

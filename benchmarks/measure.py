@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 
+import numpy as np
 import torch
 
 import trueline as tl
@@ -49,6 +50,14 @@ def rate(times: dict[str, list[float]], faster: str, slower: str) -> float:
     """
     rounds = zip(times[slower], times[faster], strict=True)
     return round(median(slow / fast for slow, fast in rounds), 3)
+
+
+def rate_interval(times: dict[str, list[float]], faster: str, slower: str) -> list[float]:
+    """The 95 % interval of `rate`, by drawing rounds anew."""
+    ratios = np.array(times[slower]) / np.array(times[faster])
+    drawn = np.random.default_rng(SEED).choice(ratios, (2000, len(ratios)))
+    low, high = np.percentile(np.median(drawn, axis=1), [2.5, 97.5])
+    return [round(float(low), 3), round(float(high), 3)]
 
 
 def where(threads: int) -> dict[str, object]:

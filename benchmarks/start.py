@@ -26,9 +26,10 @@ from trueline.engines import claim_process, load
 claim_process()  # as the command line does
 import torch
 mark("import torch")
-from trueline.engines.transformers import language
-mark("import transformers, without what is never called")
-lm = load("smollm2-135m")
+if sys.argv[2] == "transformers":
+    from trueline.engines.transformers import language
+    mark("import transformers, without what is never called")
+lm = load("smollm2-135m", engine=sys.argv[2])
 mark("open the model and its tokenizer")
 import trueline as tl
 space = tl.open(sys.argv[1])
@@ -61,20 +62,21 @@ def start(quick):
         bare = [sys.executable, "-c", BARE]
         ask = [bin / "trueline", "ask", "--space", folder, "Are bats blind?"]
         help = [bin / "trueline", "--help"]
-        times = {"help": [], "bare": [], "first token": []}
+        llama = [*ask, "--engine", "llama.cpp"]
+        times = {"help": [], "bare": [], "first token": [], "llama.cpp": []}
         for number in range(rounds + 1):
             found = {
                 "help": seconds(lambda: subprocess.run(help, env=env, capture_output=True)),
                 "bare": seconds(lambda: subprocess.run(bare, env=env, check=True)),
                 "first token": _first_byte(ask, env),
+                "llama.cpp": _first_byte(llama, env),
             }
             for name, taken in found.items() if number else ():  # the first one compiles
                 times[name].append(taken)
-        child = [sys.executable, "-c", CHILD, folder]
-        parts = []
-        for _ in range(1 if quick else 3):
-            done = subprocess.run(child, env=env, capture_output=True, text=True, check=True)
-            parts.append(json.loads(done.stdout))
+        parts = {
+            engine: _parts([sys.executable, "-c", CHILD, folder, engine], env, quick)
+            for engine in ("transformers", "llama.cpp")
+        }
     ratios = [ask / bare for ask, bare in zip(times["first token"], times["bare"], strict=True)]
     return {
         "help_seconds": round(median(times["help"]), 3),
@@ -82,8 +84,23 @@ def start(quick):
         "ask_first_token_seconds": round(median(times["first token"]), 2),
         "ask_over_bare_imports": round(median(ratios), 2),
         "ask_over_bare_imports_range": [round(min(ratios), 2), round(max(ratios), 2)],
-        "parts": {name: median(part[name] for part in parts) for name in parts[0]},
+        "ask_first_token_seconds_llama_cpp": round(median(times["llama.cpp"]), 2),
+        "ask_first_token_range_llama_cpp": [
+            round(min(times["llama.cpp"]), 2),
+            round(max(times["llama.cpp"]), 2),
+        ],
+        "parts": parts["transformers"],
+        "parts_llama_cpp": parts["llama.cpp"],
     }
+
+
+def _parts(child, env, quick):
+    """The median seconds of each part of a first answer."""
+    found = []
+    for _ in range(1 if quick else 3):
+        done = subprocess.run(child, env=env, capture_output=True, text=True, check=True)
+        found.append(json.loads(done.stdout))
+    return {name: median(one[name] for one in found) for name in found[0]}
 
 
 def _first_byte(command, env):

