@@ -433,6 +433,8 @@ def _form_table(cells, given, model):
         read = {}
         for method in METHODS:
             rows = _rows(cells, regime, method)
+            if not rows:
+                continue
             keys = {
                 id: hashlib.sha256(f"{id}\0{r['text']}".encode()).hexdigest()[:12]
                 for id, r in rows.items()
@@ -517,7 +519,7 @@ def _quoted(cells):
     ours = _rows(cells, "paraphrase", "corrective")
     asked = {q.id: q for q in read_questions("test")}
     by_id = {fact.id: fact for fact in facts()}
-    if len(ours) < 20:
+    if len(ours) < 20 or not _rows(cells, "paraphrase", "greedy"):
         return
     print("\nTwenty paraphrases, picked with seed 0:\n")
     for id in random.Random(0).sample(sorted(ours), 20):
