@@ -44,7 +44,9 @@ from trueline.evaluation.judges.signals import (
 from trueline.evaluation.metrics import auroc
 from trueline.evaluation.samples import Sample
 from trueline.examples import read_examples
+from trueline.inputs import FilledPrompt
 from trueline.prompts import Prompt
+from trueline.scoring import Continuation, score_continuations
 
 SEED, DRAWS = 0, 1000
 PROMPT = Prompt(template="{question}")  # what a judge is asked is the whole prompt
@@ -55,6 +57,8 @@ JUDGES = ROOT / "src" / "trueline" / "evaluation" / "judges"
 NUMBERS, WEIGHTS = JUDGES / "agreement.json", JUDGES / "regressions.json"
 REPORTED = 1500  # answers of the held-out half that the shipped judge is measured on
 FEWEST = 20  # answers of each half that a language model is measured on
+EACH = 3  # answers of a question that a language model is asked about
+REFERENCES = 3  # right and wrong answers of a question whose likelihood is compared
 EMBEDDER = "all-minilm-l6-v2"
 STATISTICS = {
     "accuracy": "accuracy",
@@ -211,59 +215,74 @@ def ask(given, folder):
     """What a language model says of answers: asked the paper's question, and by likelihood.
 
     Asked: the log-probability of Correct less that of Wrong. By likelihood: how much the answer
-    raises the log-probability of the best right answer, a token, less that of the best wrong one.
+    raises the log-probability of the best right answer, a token, less that of the best wrong
+    one. Questions come in an order drawn by chance, one of the train half to two of the other.
     """
-    lm = tl.load(given.model)
-    halves = [labelled(folder, half)[: given.rows] for half in ("held-out", "train")]
-    pairs = zip(*halves, strict=True)
-    rows = [
-        (half, *row)
-        for pair in pairs
-        for half, row in zip(("held-out", "train"), pair, strict=True)
-    ]
-    before = {}  # log-probabilities of the references without any answer, by question
+    lm = tl.load(given.model, engine="llama.cpp")
+    groups = {half: by_question(folder, half) for half in ("held-out", "train")}
+    order = ["held-out", "train", "held-out"] * len(groups["train"])
+    rows = []
+    for half in order:
+        if groups[half]:
+            rows += [(half, *row) for row in groups[half].pop(0)]
 
     def work(chunk):
-        for half, sample, answer, labels in chunk:
-            prompt = prompt_for("question", "truth", sample, answer)
-            correct, wrong = log_likelihoods(lm, prompt, ["Correct", "Wrong"])
-            references = [*sample.answers, *sample.wrong_answers]
-            if sample.id not in before:
-                bare = f"Question: {sample.question}\nAnswer the question in one sentence."
-                before[sample.id] = log_likelihoods(lm, bare, references)
-            text = f"Question: {sample.question}\nAnswer: {answer.strip()}\n"
-            text += "Say the same answer once more, in other words."
-            after = np.array(log_likelihoods(lm, text, references))
-            sizes = np.array([len(lm.encode(one)) for one in references])
-            gains = (after - np.array(before[sample.id])) / sizes
-            split = len(sample.answers)
+        halves, samples, answers, labels = zip(*chunk, strict=True)
+        sample = samples[0]
+        prompts = [prompt_for("question", "truth", sample, answer) for answer in answers]
+        said = log_likelihoods(lm, prompts, ["Correct", "Wrong"])
+        right, wrong = sample.answers[:REFERENCES], sample.wrong_answers[:REFERENCES]
+        bare = f"Question: {sample.question}\nAnswer the question in one sentence."
+        texts = [
+            f"Question: {sample.question}\nAnswer: {answer.strip()}\n"
+            "Say the same answer once more, in other words."
+            for answer in answers
+        ]
+        references = [*right, *wrong]
+        before, *after = log_likelihoods(lm, [bare, *texts], references)
+        sizes = np.array([len(lm.encode(one)) for one in references])
+        for half, answer, label, (correct, false), own in zip(
+            halves, answers, labels, said, after, strict=True
+        ):
+            gains = (np.array(own) - np.array(before)) / sizes
+            likelihood = gains[: len(right)].max() - gains[len(right) :].max()
             yield {
                 "key": key_of(sample, answer),
                 "half": half,
                 "question": sample.id,
-                **labels,
-                "asked": round(correct - wrong, 4),
-                "likelihood": round(float(gains[:split].max() - gains[split:].max()), 4),
+                **label,
+                "asked": round(correct - false, 4),
+                "likelihood": round(float(likelihood), 4),
             }
 
-    name = Path(given.model).stem
-    add_lines(given.keep / f"asked-{name}.jsonl", rows, given.minutes, work, 1)
+    path = given.keep / f"asked-{Path(given.model).stem}.jsonl"
+    add_lines(path, rows[: given.rows], given.minutes, work, EACH)
 
 
-@torch.inference_mode()
-def log_likelihoods(lm, text, candidates):
-    """The log-probability of each candidate behind a prompt, which is read once."""
-    prefix = torch.tensor([PROMPT.encode(text, lm.tokenizer)])  # (1, tokens)
-    rows = [lm.encode(one) for one in candidates]
-    first = lm.model(prefix, use_cache=True)
-    cache, head = first.past_key_values, first.logits[:, -1]  # (1, vocabulary)
-    cache.batch_repeat_interleave(len(rows))
-    width = max(map(len, rows))
-    padded = torch.tensor([row + [0] * (width - len(row)) for row in rows])  # (rows, width)
-    logits = lm.model(padded, past_key_values=cache).logits  # (rows, width, vocabulary)
-    whole = torch.cat([head.expand(len(rows), 1, -1), logits[:, :-1]], dim=1)
-    picked = whole.float().log_softmax(-1).gather(2, padded.unsqueeze(2)).squeeze(2)
-    return [float(line[: len(row)].sum()) for line, row in zip(picked, rows, strict=True)]
+def by_question(folder, half):
+    """The labelled answers of a half, EACH of one question together, questions by chance.
+
+    A question with fewer answers is left out. Of the held-out half they are among those that the
+    shipped judge is measured on, so that the two can be compared on the same answers.
+    """
+    groups = {}
+    for row in labelled(folder, half)[:REPORTED]:
+        groups.setdefault(row[0].id, []).append(row)
+    return [group[:EACH] for group in groups.values() if len(group) >= EACH]
+
+
+def log_likelihoods(lm, texts, candidates):
+    """The log-probability of each candidate behind each text; what texts share is read once."""
+    rows = []
+    for text in texts:
+        filled = FilledPrompt(PROMPT, text)
+        context = tuple(filled.encode(lm.tokenizer))
+        for candidate in candidates:
+            tokens = tuple(filled.encode_answer(candidate, lm.tokenizer))
+            rows.append(Continuation(filled, (context,), tokens))
+    totals = [total for total, _ in score_continuations(lm, tl.Greedy(prompt=PROMPT), rows)]
+    width = len(candidates)
+    return [totals[start : start + width] for start in range(0, len(totals), width)]
 
 
 def columns(lines, about):
