@@ -267,9 +267,11 @@ def test_figures_of_another_benchmark_of_the_paper_are_named_as_such(alpha):
     }
 
 
-def as_in_the_paper(table, **changed):
+ITS_JUDGE = "cohere:command-a-03-2025"
+
+
+def as_in_the_paper(table, *, judge=f"{ITS_JUDGE}+paper", **changed):
     """A table of RAD on HaluEval's dialogues whose every part is the paper's."""
-    name = "cohere:command-a-03-2025+paper"
     parts = {
         "model": "Qwen/Qwen2.5-7B-Instruct",
         "fidelity": {"prompts": "one-line"},
@@ -286,13 +288,13 @@ def as_in_the_paper(table, **changed):
                 cell,
                 head=replace_line(cell.head, **parts),
                 verdicts=tuple(
-                    replace_line(line, judge=changed.get("judge", name), about="hallucination")
+                    replace_line(line, judge=judge, about="hallucination")
                     for line in cell.verdicts
                 ),
             )
             for cell in row.cells
         ]
-        column = Column(MEASURES["hallucination"], name)
+        column = Column(MEASURES["hallucination"], judge)
         value = Average(0.5, n=500)
         rows.append(replace(row, cells=tuple(cells), values={column.id: value}))
     made = replace(table, benchmark="halueval-dialogue", rows=tuple(rows))
@@ -309,6 +311,8 @@ def test_figures_are_called_comparable_only_if_every_part_agrees(alpha):
         ({"max_new_tokens": 64}, "token limit"),
         ({"ground": 99}, "examples"),
         ({"draw": 1}, "examples"),
+        ({"judge": "gemini:gemini-2.0-flash+paper"}, "judge"),
+        ({"judge": ITS_JUDGE}, "the judge's question"),
     ]:
         found = agreement_with_paper(recipe, [as_in_the_paper(table, **changed)])
         assert [name for name, agrees in found.items() if not agrees] == [part]
