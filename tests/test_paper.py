@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -347,6 +348,14 @@ def test_named_questions_are_asked_alone_and_one_that_is_not_there_is_said():
 
 def test_the_title_of_a_small_recipe_says_its_n(alpha):
     assert alpha[0].document.title.startswith("Recipe alpha, N = 2 (a smoke test")
+
+
+def test_every_recipe_that_is_kept_says_in_its_title_that_it_is_a_smoke_test():
+    folder = Path(__file__).parents[1] / "docs" / "results" / "recipes"
+    pages = sorted(folder.glob("*/reproduce.md"))
+    assert [page.parent.name for page in pages] == sorted(recipes())
+    titles = [page.read_text("utf-8").splitlines()[0] for page in pages]
+    assert [title for title in titles if "a smoke test" not in title] == []
 
 
 def test_our_bertscore_is_said_to_be_another(alpha):
