@@ -405,16 +405,17 @@ def others(given):
         if min(len(train), len(tested)) < FEWEST:
             continue
         truths = np.array([line["truth"] for line in tested])
+        asked = np.array([line["asked"] for line in tested])
+        found.append(_row(f"{name}, asked", asked, truths, tested))
         for kind in ("asked", "likelihood"):
-            # The threshold is the one that is best on the train half.
-            cut = _threshold(train, kind)
-            scores = np.array([line[kind] for line in tested]) - cut
-            found.append(_row(f"{name}, {kind}", scores, truths, tested))
-        base, mixed = _combined(train, tested, signals)
-        found.append(_row(f"the offline judge on {name}'s answers", base, truths, tested))
-        found.append(
-            _row(f"the offline judge, {name} asked and likelihood", mixed, truths, tested)
-        )
+            scores = np.array([line[kind] for line in tested]) - _threshold(train, kind)
+            found.append(_row(f"{name}, {kind}, threshold fitted", scores, truths, tested))
+        offline = _log_odds(tested, signals)
+        found.append(_row("the offline judge on the same answers", offline, truths, tested))
+        for kinds in (("asked",), ("likelihood",), ("asked", "likelihood")):
+            mixed = _combined(train, tested, signals, kinds)
+            label = f"the offline judge with {name}, {' and '.join(kinds)}"
+            found.append(_row(label, mixed, truths, tested))
     return found
 
 
@@ -426,26 +427,31 @@ def _row(name, scores, labels, lines):
 
 
 def _threshold(lines, kind):
+    """The threshold that is best on the train half."""
     values = np.array([line[kind] for line in lines])
     labels = np.array([line["truth"] for line in lines])
     return max(np.unique(values), key=lambda cut: statistics(values - cut, labels)[1])
 
 
-def _combined(train, tested, signals):
-    """Log-odds of the shipped regression alone, and with what a language model says."""
+def _log_odds(lines, signals):
+    """What the shipped regression says of answers."""
     weights = json.loads(WEIGHTS.read_text("utf-8"))["truth_signals"]
     fit = [np.array(weights[name]) for name in ("mean", "scale", "weights")] + [weights["bias"]]
+    return applied(fit, np.array([signals[line["key"]]["signals"] for line in lines]))
+
+
+def _combined(train, tested, signals, kinds):
+    """Log-odds of the shipped regression together with what a language model says."""
 
     def table(lines):
-        own = np.array([signals[line["key"]]["signals"] for line in lines])
-        said = [[line["asked"], line["likelihood"]] for line in lines]
-        return np.column_stack([applied(fit, own), said])
+        said = [[line[kind] for kind in kinds] for line in lines]
+        return np.column_stack([_log_odds(lines, signals), said])
 
     inside, outside = table(train), table(tested)
     mean, scale = inside.mean(axis=0), inside.std(axis=0)
     model = LogisticRegression(class_weight="balanced")
     model.fit((inside - mean) / scale, [line["truth"] for line in train])
-    return outside[:, 0], model.decision_function((outside - mean) / scale)
+    return model.decision_function((outside - mean) / scale)
 
 
 def on_facts():
@@ -511,8 +517,10 @@ def page(found, picked):
         ),
         line("truth, the shipped facts", found["facts"], None),
         "",
-        "What it was picked from, on truth (the thresholds of language models were set on the train "
-        "half; a combination is a logistic regression on the train half of the same answers):",
+        "What it was picked from, on truth. *Asked*: the model's reply to the paper's question, Correct or "
+        "Wrong, whichever it finds likelier. *Likelihood*: whether the answer makes right references "
+        "likelier than wrong ones. Fitted thresholds and combinations (a logistic regression) were set on "
+        f"answers to other questions, half as many; {EACH} answers to each question, by llama.cpp:",
         "",
         f"| judge {head}",
         rule,
@@ -527,15 +535,17 @@ def report(given, folder):
     found = shipped(sorted(rows, key=lambda row: row[0].id))
     found["facts"] = on_facts()
     picked = others(given)
+    found["sentence"] = sentence(found)
+    # What the rules of version 0.1 reached: results that were judged by them can still be read.
+    before = json.loads(NUMBERS.read_text("utf-8"))
+    found |= {name: before[name] for name in ("truth", "references_only", "info")}
     found["others"] = {
         f"local:{name.removesuffix(', asked')}": {"truth": m}
         for name, m, _ in picked
         if name.endswith(", asked")
     }
-    found["sentence"] = sentence(found)
-    # What the rules of version 0.1 reached: results that were judged by them can still be read.
-    before = json.loads(NUMBERS.read_text("utf-8"))
-    found |= {name: before[name] for name in ("truth", "references_only", "info")}
+    old = {about: before[about] for about in ("truth", "info")}
+    found["others"][f"nearest-reference:{EMBEDDER}"] = old
     print(page(found, picked))
     print(json.dumps({"benchmark": "agreement", **found}))
     PAGE.write_text(page(found, picked), "utf-8")
