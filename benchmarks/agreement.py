@@ -255,7 +255,7 @@ def ask(given, folder):
                 "likelihood": round(float(likelihood), 4),
             }
 
-    path = given.keep / f"asked-{Path(given.model).stem}.jsonl"
+    path = given.keep / f"asked-{Path(given.model).name.removesuffix('.gguf')}.jsonl"
     add_lines(path, rows[: given.rows], given.minutes, work, EACH)
 
 
