@@ -4,10 +4,12 @@
     python benchmarks/agreement.py --data FOLDER --keep KEEP ask --model MODEL  resumes
     python benchmarks/agreement.py --data FOLDER --keep KEEP fit
     python benchmarks/agreement.py --data FOLDER --keep KEEP report
+    python benchmarks/agreement.py --data FOLDER --keep KEEP compare
 
 FOLDER holds truthfulqa/truthfulqa_v1.jsonl, human_truth.jsonl.gz and human_info.jsonl.gz; KEEP is a
 folder for what was worked out so far. `signals` embeds labelled answers, `ask` puts them to a
-language model, `fit` writes the weights of the offline judge, `report` the page and the numbers.
+language model, `fit` writes the weights of the offline judge, `report` the page and the numbers;
+`compare` measures the language models alone, beside the figures of the shipped judge that are kept.
 
 Questions are split in two halves by a hash of their text. Everything is set and fitted on the
 train half alone; what is written is measured on the other. Rows whose answer is one of the
@@ -85,8 +87,9 @@ wrong one are judged. People wrote these four to differ from each other, and no 
 likeness can tell them: it is near chance there. What it judges well are a model's answers, which
 share words with what is known.
 
-Language models on this machine (asked, by likelihood, and together with the regression) stand in the second table once `ask` was
-run; where there is no such row, it was not.
+*Language models.* SmolLM2-135M, asked or by likelihood, is no better than a coin, and no combination with it is better than the offline judge alone (few answers: the
+intervals overlap). The offline judge alone is shipped. qwen2.5-coder-1.5b was asked about too few answers to say anything and has no row (it takes ten of either
+half); `ask` goes on where it was stopped.
 
 *Informative alone* is balanced accuracy on truth among the answers that people called informative:
 the others are mostly "I have no comment.", true by saying nothing and easy to tell. It is the
@@ -355,7 +358,8 @@ def measure(scores, labels, questions):
     for _ in range(DRAWS):
         drawn = chance.integers(len(names), size=len(names))
         rows = np.concatenate([places[number] for number in drawn])
-        draws.append(statistics(scores[rows], labels[rows]))
+        if len({*labels[rows].tolist()}) == 2:  # of few answers a draw may hold one kind alone
+            draws.append(statistics(scores[rows], labels[rows]))
     lows, highs = np.percentile(draws, [2.5, 97.5], axis=0)
     bounds = zip(STATISTICS, statistics(scores, labels), lows, highs, strict=True)
     found = {name: [round(float(v), 3) for v in values] for name, *values in bounds}
@@ -534,8 +538,18 @@ def report(given, folder):
     rows = labelled(folder, "held-out")[: given.rows or REPORTED]
     found = shipped(sorted(rows, key=lambda row: row[0].id))
     found["facts"] = on_facts()
-    picked = others(given)
     found["sentence"] = sentence(found)
+    write_page(given, found)
+
+
+def compare(given, folder):
+    """The same, with the figures of the shipped judge as they were written last."""
+    write_page(given, json.loads(NUMBERS.read_text("utf-8")))
+
+
+def write_page(given, found):
+    """Measure what the shipped judge was picked from, and write the page and the numbers."""
+    picked = others(given)
     # What the rules of version 0.1 reached: results that were judged by them can still be read.
     before = json.loads(NUMBERS.read_text("utf-8"))
     found |= {name: before[name] for name in ("truth", "references_only", "info")}
@@ -557,7 +571,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--keep", type=Path, required=True)
-    parser.add_argument("verb", choices=["signals", "ask", "fit", "report"])
+    parser.add_argument("verb", choices=["signals", "ask", "fit", "report", "compare"])
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--minutes", type=float, default=4)
     parser.add_argument(
@@ -566,7 +580,13 @@ def main():
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    verbs = {"signals": save_signals, "ask": ask, "fit": fit, "report": report}
+    verbs = {
+        "signals": save_signals,
+        "ask": ask,
+        "fit": fit,
+        "report": report,
+        "compare": compare,
+    }
     verbs[given.verb](given, given.data / "truthfulqa")
 
 
