@@ -4,10 +4,12 @@
     python benchmarks/agreement.py --data FOLDER --keep KEEP ask --model MODEL  resumes
     python benchmarks/agreement.py --data FOLDER --keep KEEP fit
     python benchmarks/agreement.py --data FOLDER --keep KEEP report
+    python benchmarks/agreement.py --data FOLDER --keep KEEP compare
 
 FOLDER holds truthfulqa/truthfulqa_v1.jsonl, human_truth.jsonl.gz and human_info.jsonl.gz; KEEP is a
 folder for what was worked out so far. `signals` embeds labelled answers, `ask` puts them to a
-language model, `fit` writes the weights of the offline judge, `report` the page and the numbers.
+language model, `fit` writes the weights of the offline judge, `report` the page and the numbers;
+`compare` measures the language models alone, beside the figures of the shipped judge that are kept.
 
 Questions are split in two halves by a hash of their text. Everything is set and fitted on the
 train half alone; what is written is measured on the other. Rows whose answer is one of the
@@ -44,7 +46,9 @@ from trueline.evaluation.judges.signals import (
 from trueline.evaluation.metrics import auroc
 from trueline.evaluation.samples import Sample
 from trueline.examples import read_examples
+from trueline.inputs import FilledPrompt
 from trueline.prompts import Prompt
+from trueline.scoring import Continuation, score_continuations
 
 SEED, DRAWS = 0, 1000
 PROMPT = Prompt(template="{question}")  # what a judge is asked is the whole prompt
@@ -54,7 +58,9 @@ PAGE = ROOT / "docs" / "results" / "agreement.md"
 JUDGES = ROOT / "src" / "trueline" / "evaluation" / "judges"
 NUMBERS, WEIGHTS = JUDGES / "agreement.json", JUDGES / "regressions.json"
 REPORTED = 1500  # answers of the held-out half that the shipped judge is measured on
-FEWEST = 20  # answers of each half that a language model is measured on
+FEWEST = 10  # answers of each half below which a language model is not reported
+EACH = 3  # answers of a question that a language model is asked about
+REFERENCES = 3  # right and wrong answers of a question whose likelihood is compared
 EMBEDDER = "all-minilm-l6-v2"
 STATISTICS = {
     "accuracy": "accuracy",
@@ -81,8 +87,9 @@ wrong one are judged. People wrote these four to differ from each other, and no 
 likeness can tell them: it is near chance there. What it judges well are a model's answers, which
 share words with what is known.
 
-Language models on this machine (asked, by likelihood, and together with the regression) stand in the second table once `ask` was
-run; where there is no such row, it was not.
+*Language models.* SmolLM2-135M, asked or by likelihood, is no better than a coin, and no combination with it is better than the offline judge alone (few answers: the
+intervals overlap). The offline judge alone is shipped. qwen2.5-coder-1.5b was asked about too few answers to say anything and has no row (it takes ten of either
+half); `ask` goes on where it was stopped.
 
 *Informative alone* is balanced accuracy on truth among the answers that people called informative:
 the others are mostly "I have no comment.", true by saying nothing and easy to tell. It is the
@@ -211,59 +218,74 @@ def ask(given, folder):
     """What a language model says of answers: asked the paper's question, and by likelihood.
 
     Asked: the log-probability of Correct less that of Wrong. By likelihood: how much the answer
-    raises the log-probability of the best right answer, a token, less that of the best wrong one.
+    raises the log-probability of the best right answer, a token, less that of the best wrong
+    one. Questions come in an order drawn by chance, one of the train half to two of the other.
     """
-    lm = tl.load(given.model)
-    halves = [labelled(folder, half)[: given.rows] for half in ("held-out", "train")]
-    pairs = zip(*halves, strict=True)
-    rows = [
-        (half, *row)
-        for pair in pairs
-        for half, row in zip(("held-out", "train"), pair, strict=True)
-    ]
-    before = {}  # log-probabilities of the references without any answer, by question
+    lm = tl.load(given.model, engine="llama.cpp")
+    groups = {half: by_question(folder, half) for half in ("held-out", "train")}
+    order = ["held-out", "train", "held-out"] * len(groups["train"])
+    rows = []
+    for half in order:
+        if groups[half]:
+            rows += [(half, *row) for row in groups[half].pop(0)]
 
     def work(chunk):
-        for half, sample, answer, labels in chunk:
-            prompt = prompt_for("question", "truth", sample, answer)
-            correct, wrong = log_likelihoods(lm, prompt, ["Correct", "Wrong"])
-            references = [*sample.answers, *sample.wrong_answers]
-            if sample.id not in before:
-                bare = f"Question: {sample.question}\nAnswer the question in one sentence."
-                before[sample.id] = log_likelihoods(lm, bare, references)
-            text = f"Question: {sample.question}\nAnswer: {answer.strip()}\n"
-            text += "Say the same answer once more, in other words."
-            after = np.array(log_likelihoods(lm, text, references))
-            sizes = np.array([len(lm.encode(one)) for one in references])
-            gains = (after - np.array(before[sample.id])) / sizes
-            split = len(sample.answers)
+        halves, samples, answers, labels = zip(*chunk, strict=True)
+        sample = samples[0]
+        prompts = [prompt_for("question", "truth", sample, answer) for answer in answers]
+        said = log_likelihoods(lm, prompts, ["Correct", "Wrong"])
+        right, wrong = sample.answers[:REFERENCES], sample.wrong_answers[:REFERENCES]
+        bare = f"Question: {sample.question}\nAnswer the question in one sentence."
+        texts = [
+            f"Question: {sample.question}\nAnswer: {answer.strip()}\n"
+            "Say the same answer once more, in other words."
+            for answer in answers
+        ]
+        references = [*right, *wrong]
+        before, *after = log_likelihoods(lm, [bare, *texts], references)
+        sizes = np.array([len(lm.encode(one)) for one in references])
+        for half, answer, label, (correct, false), own in zip(
+            halves, answers, labels, said, after, strict=True
+        ):
+            gains = (np.array(own) - np.array(before)) / sizes
+            likelihood = gains[: len(right)].max() - gains[len(right) :].max()
             yield {
                 "key": key_of(sample, answer),
                 "half": half,
                 "question": sample.id,
-                **labels,
-                "asked": round(correct - wrong, 4),
-                "likelihood": round(float(gains[:split].max() - gains[split:].max()), 4),
+                **label,
+                "asked": round(correct - false, 4),
+                "likelihood": round(float(likelihood), 4),
             }
 
-    name = Path(given.model).stem
-    add_lines(given.keep / f"asked-{name}.jsonl", rows, given.minutes, work, 1)
+    path = given.keep / f"asked-{Path(given.model).name.removesuffix('.gguf')}.jsonl"
+    add_lines(path, rows[: given.rows], given.minutes, work, EACH)
 
 
-@torch.inference_mode()
-def log_likelihoods(lm, text, candidates):
-    """The log-probability of each candidate behind a prompt, which is read once."""
-    prefix = torch.tensor([PROMPT.encode(text, lm.tokenizer)])  # (1, tokens)
-    rows = [lm.encode(one) for one in candidates]
-    first = lm.model(prefix, use_cache=True)
-    cache, head = first.past_key_values, first.logits[:, -1]  # (1, vocabulary)
-    cache.batch_repeat_interleave(len(rows))
-    width = max(map(len, rows))
-    padded = torch.tensor([row + [0] * (width - len(row)) for row in rows])  # (rows, width)
-    logits = lm.model(padded, past_key_values=cache).logits  # (rows, width, vocabulary)
-    whole = torch.cat([head.expand(len(rows), 1, -1), logits[:, :-1]], dim=1)
-    picked = whole.float().log_softmax(-1).gather(2, padded.unsqueeze(2)).squeeze(2)
-    return [float(line[: len(row)].sum()) for line, row in zip(picked, rows, strict=True)]
+def by_question(folder, half):
+    """The labelled answers of a half, EACH of one question together, questions by chance.
+
+    A question with fewer answers is left out. Of the held-out half they are among those that the
+    shipped judge is measured on, so that the two can be compared on the same answers.
+    """
+    groups = {}
+    for row in labelled(folder, half)[:REPORTED]:
+        groups.setdefault(row[0].id, []).append(row)
+    return [group[:EACH] for group in groups.values() if len(group) >= EACH]
+
+
+def log_likelihoods(lm, texts, candidates):
+    """The log-probability of each candidate behind each text; what texts share is read once."""
+    rows = []
+    for text in texts:
+        filled = FilledPrompt(PROMPT, text)
+        context = tuple(filled.encode(lm.tokenizer))
+        for candidate in candidates:
+            tokens = tuple(filled.encode_answer(candidate, lm.tokenizer))
+            rows.append(Continuation(filled, (context,), tokens))
+    totals = [total for total, _ in score_continuations(lm, tl.Greedy(prompt=PROMPT), rows)]
+    width = len(candidates)
+    return [totals[start : start + width] for start in range(0, len(totals), width)]
 
 
 def columns(lines, about):
@@ -336,7 +358,8 @@ def measure(scores, labels, questions):
     for _ in range(DRAWS):
         drawn = chance.integers(len(names), size=len(names))
         rows = np.concatenate([places[number] for number in drawn])
-        draws.append(statistics(scores[rows], labels[rows]))
+        if len({*labels[rows].tolist()}) == 2:  # of few answers a draw may hold one kind alone
+            draws.append(statistics(scores[rows], labels[rows]))
     lows, highs = np.percentile(draws, [2.5, 97.5], axis=0)
     bounds = zip(STATISTICS, statistics(scores, labels), lows, highs, strict=True)
     found = {name: [round(float(v), 3) for v in values] for name, *values in bounds}
@@ -386,16 +409,17 @@ def others(given):
         if min(len(train), len(tested)) < FEWEST:
             continue
         truths = np.array([line["truth"] for line in tested])
+        asked = np.array([line["asked"] for line in tested])
+        found.append(_row(f"{name}, asked", asked, truths, tested))
         for kind in ("asked", "likelihood"):
-            # The threshold is the one that is best on the train half.
-            cut = _threshold(train, kind)
-            scores = np.array([line[kind] for line in tested]) - cut
-            found.append(_row(f"{name}, {kind}", scores, truths, tested))
-        base, mixed = _combined(train, tested, signals)
-        found.append(_row(f"the offline judge on {name}'s answers", base, truths, tested))
-        found.append(
-            _row(f"the offline judge, {name} asked and likelihood", mixed, truths, tested)
-        )
+            scores = np.array([line[kind] for line in tested]) - _threshold(train, kind)
+            found.append(_row(f"{name}, {kind}, threshold fitted", scores, truths, tested))
+        offline = _log_odds(tested, signals)
+        found.append(_row("the offline judge on the same answers", offline, truths, tested))
+        for kinds in (("asked",), ("likelihood",), ("asked", "likelihood")):
+            mixed = _combined(train, tested, signals, kinds)
+            label = f"the offline judge with {name}, {' and '.join(kinds)}"
+            found.append(_row(label, mixed, truths, tested))
     return found
 
 
@@ -407,26 +431,31 @@ def _row(name, scores, labels, lines):
 
 
 def _threshold(lines, kind):
+    """The threshold that is best on the train half."""
     values = np.array([line[kind] for line in lines])
     labels = np.array([line["truth"] for line in lines])
     return max(np.unique(values), key=lambda cut: statistics(values - cut, labels)[1])
 
 
-def _combined(train, tested, signals):
-    """Log-odds of the shipped regression alone, and with what a language model says."""
+def _log_odds(lines, signals):
+    """What the shipped regression says of answers."""
     weights = json.loads(WEIGHTS.read_text("utf-8"))["truth_signals"]
     fit = [np.array(weights[name]) for name in ("mean", "scale", "weights")] + [weights["bias"]]
+    return applied(fit, np.array([signals[line["key"]]["signals"] for line in lines]))
+
+
+def _combined(train, tested, signals, kinds):
+    """Log-odds of the shipped regression together with what a language model says."""
 
     def table(lines):
-        own = np.array([signals[line["key"]]["signals"] for line in lines])
-        said = [[line["asked"], line["likelihood"]] for line in lines]
-        return np.column_stack([applied(fit, own), said])
+        said = [[line[kind] for kind in kinds] for line in lines]
+        return np.column_stack([_log_odds(lines, signals), said])
 
     inside, outside = table(train), table(tested)
     mean, scale = inside.mean(axis=0), inside.std(axis=0)
     model = LogisticRegression(class_weight="balanced")
     model.fit((inside - mean) / scale, [line["truth"] for line in train])
-    return outside[:, 0], model.decision_function((outside - mean) / scale)
+    return model.decision_function((outside - mean) / scale)
 
 
 def on_facts():
@@ -492,8 +521,10 @@ def page(found, picked):
         ),
         line("truth, the shipped facts", found["facts"], None),
         "",
-        "What it was picked from, on truth (the thresholds of language models were set on the train "
-        "half; a combination is a logistic regression on the train half of the same answers):",
+        "What it was picked from, on truth. *Asked*: the model's reply to the paper's question, Correct or "
+        "Wrong, whichever it finds likelier. *Likelihood*: whether the answer makes right references "
+        "likelier than wrong ones. Fitted thresholds and combinations (a logistic regression) were set on "
+        f"answers to other questions, half as many; {EACH} answers to each question, by llama.cpp:",
         "",
         f"| judge {head}",
         rule,
@@ -507,16 +538,28 @@ def report(given, folder):
     rows = labelled(folder, "held-out")[: given.rows or REPORTED]
     found = shipped(sorted(rows, key=lambda row: row[0].id))
     found["facts"] = on_facts()
+    found["sentence"] = sentence(found)
+    write_page(given, found)
+
+
+def compare(given, folder):
+    """The same, with the figures of the shipped judge as they were written last."""
+    write_page(given, json.loads(NUMBERS.read_text("utf-8")))
+
+
+def write_page(given, found):
+    """Measure what the shipped judge was picked from, and write the page and the numbers."""
     picked = others(given)
+    # What the rules of version 0.1 reached: results that were judged by them can still be read.
+    before = json.loads(NUMBERS.read_text("utf-8"))
+    found |= {name: before[name] for name in ("truth", "references_only", "info")}
     found["others"] = {
         f"local:{name.removesuffix(', asked')}": {"truth": m}
         for name, m, _ in picked
         if name.endswith(", asked")
     }
-    found["sentence"] = sentence(found)
-    # What the rules of version 0.1 reached: results that were judged by them can still be read.
-    before = json.loads(NUMBERS.read_text("utf-8"))
-    found |= {name: before[name] for name in ("truth", "references_only", "info")}
+    old = {about: before[about] for about in ("truth", "info")}
+    found["others"][f"nearest-reference:{EMBEDDER}"] = old
     print(page(found, picked))
     print(json.dumps({"benchmark": "agreement", **found}))
     PAGE.write_text(page(found, picked), "utf-8")
@@ -528,7 +571,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--keep", type=Path, required=True)
-    parser.add_argument("verb", choices=["signals", "ask", "fit", "report"])
+    parser.add_argument("verb", choices=["signals", "ask", "fit", "report", "compare"])
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--minutes", type=float, default=4)
     parser.add_argument(
@@ -537,7 +580,13 @@ def main():
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    verbs = {"signals": save_signals, "ask": ask, "fit": fit, "report": report}
+    verbs = {
+        "signals": save_signals,
+        "ask": ask,
+        "fit": fit,
+        "report": report,
+        "compare": compare,
+    }
     verbs[given.verb](given, given.data / "truthfulqa")
 
 

@@ -1,16 +1,20 @@
-"""The regimes by method, from the answers that are kept in docs/results/covered; no model runs.
+"""The regimes by method, from answers that are kept; no model runs.
 
-    python benchmarks/regimes.py [MODEL]
+    python benchmarks/regimes.py [MODEL]       those in docs/results/covered, which covered.py wrote
+    python benchmarks/regimes.py --run FOLDER  a run of docs/results/plans/regimes.toml, controls below
 
-The measures are those of `trueline eval --benchmark regimes`, which answers anew.
+The measures are those of `trueline eval --benchmark regimes`.
 """
 
 import json
 import sys
 from pathlib import Path
 
+from trueline.evaluation.averages import average
 from trueline.evaluation.benchmarks import read_benchmark
-from trueline.evaluation.measures import MEASURES
+from trueline.evaluation.effects import effect_of
+from trueline.evaluation.measures import MEASURES, Column
+from trueline.evaluation.outcomes import read_results
 from trueline.evaluation.regimes import probe_scores
 from trueline.evaluation.statistics import share_interval
 
@@ -68,8 +72,57 @@ def cell(counts):
     return f"{100 * interval.mean:.1f} ({low:.0f} to {high:.0f}; {counts[0]} of {counts[1]})"
 
 
+def print_run(folder):
+    """A table a group of measures: a row a method, its controls below it."""
+    cells = read_results(folder).cells
+    (plain,) = [cell for cell in cells if cell.head.is_plain]
+    own = [cell for cell in cells if cell.head.control is None]
+    for group in GROUPS:
+        measures = [one for one in MEASURES.values() if one.group == group]
+        print(f"| method | {' | '.join(one.title for one in measures)} |")
+        print(f"|{' --- |' * (1 + len(measures))}")
+        for cell in own:
+            controls = {
+                one.head.control: [one]
+                for one in cells
+                if one.head.control and one.head.label == cell.head.label
+            }
+            for row in (cell, *(one for (one,) in controls.values())):
+                columns = [Column(measure) for measure in measures]
+                texts = [run_cell(row, column, plain, controls) for column in columns]
+                print(f"| {row_name(row)} | {' | '.join(texts)} |")
+        print()
+    seconds = sum(line.seconds for cell in cells for line in cell.answers)
+    count = sum(len(cell.answers) for cell in cells)
+    told = {"cells": len(cells), "answers": count, "seconds": round(seconds)}
+    print(json.dumps({"benchmark": "regimes", **told}))
+
+
+def row_name(cell):
+    """The method with its settings, or the control below it."""
+    return f"- {cell.head.control}" if cell.head.control else cell.head.label
+
+
+def run_cell(cell, column, plain, controls):
+    """A share in percent with its interval, and what the controls say of a gain."""
+    found = average([cell], column, [plain])
+    if found is None:
+        return ""
+    text = f"{100 * found.mean:.0f} ({100 * found.low:.0f} to {100 * found.high:.0f})"
+    if cell.head.control is None and controls:
+        effect = effect_of([cell], [plain], controls, column)
+        text += "" if effect is None else MARKS[effect.finding]
+    return text
+
+
+MARKS = {"effect": " **\\***", "shared": " (c)", "unclear": " (?)"}
+
+
 def main():
     """Print a table a group of measures: a row a method."""
+    if sys.argv[1:2] == ["--run"]:
+        print_run(Path(sys.argv[2]))
+        return
     model = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m"
     found = shares(model)
     for group in GROUPS:

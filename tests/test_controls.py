@@ -168,35 +168,73 @@ def test_a_planted_effect_is_found_and_a_planted_non_effect_is_not(
     assert least <= found / 200 <= most
 
 
+OLD, TODAY = "nearest-reference:all-minilm-l6-v2", "offline:all-minilm-l6-v2"
+
+
 @pytest.fixture(scope="module")
 def committed(tmp_path_factory):
-    """RAD on the shipped facts with its controls, run by docs/results/plans/controls.toml."""
+    """RAD on the 68 test facts with its controls, with the settings of version 0.1.0.
+
+    By docs/results/plans/controls.toml, judged by today's judge and by that of version 0.1.0
+    (benchmarks/old_judge.py).
+    """
     folder = tmp_path_factory.mktemp("committed")
     (folder / "results.jsonl").write_bytes(gzip.decompress(COMMITTED.read_bytes()))
     return read_results(folder)
 
 
-def test_the_controls_catch_the_gain_of_rad_on_the_facts(committed):
-    (table,) = tables_of(committed)
+def values_of(table, judge):
+    """T*I by a judge: of RAD, and of its controls by name."""
     (rad,) = [row for row in table.rows if row.method == "rad"]
-    (column,) = [one for one in table.columns if one.measure.key == "truth_info"]
-    value = rad.values[column.id]
-    assert value.difference.mean > 0
-    assert value.effect.startswith(f"{NOT_AN_EFFECT}: ")
+    (column,) = [
+        one for one in table.columns if (one.measure.key, one.judge) == ("truth_info", judge)
+    ]
     controls = {row.control: row.values[column.id] for row in table.controls_of(rad)}
-    assert set(controls) == set(Control)
-    # From sums of numbers RAD gains far more than from facts: it is not truth that gains.
-    assert controls[Control.UNRELATED].difference.low > 0.05
-    assert controls[Control.UNRELATED].mean > value.mean
-    assert controls[Control.SHUFFLED].mean == value.mean
-    # Without the steps at the boundary nothing is left of it, to the word.
+    return rad.values[column.id], controls
+
+
+def test_the_controls_catch_the_gain_that_version_0_1_0_reported_of_rad(committed):
+    (table,) = tables_of(committed)
+    value, controls = values_of(table, OLD)
+    # The gain is there, to the digit of the old page, and beyond chance.
+    found = value.difference
+    assert [round(100 * x, 1) for x in (value.mean, found.mean, found.low, found.high)] == [
+        *(54.2, 13.5, 3.9, 24.2),
+    ]
+    # Examples with wrong answers, shuffled ones and sums of numbers gain as much.
+    gains = {control: round(100 * one.difference.mean, 1) for control, one in controls.items()}
+    assert gains == {
+        Control.SHUFFLED: 12.0,
+        Control.WRONG: 13.5,
+        Control.UNRELATED: 13.6,
+        Control.BOUNDARY: 0.0,
+    }
+    told = "answers shuffled +12.0, wrong answers +13.5, unrelated examples +13.6"
+    assert value.effect == f"{NOT_AN_EFFECT}: {told}"
+    notes = effect_notes(committed.cells)
+    assert [n for n in notes if f"truth_info@{OLD}" in n and NOT_AN_EFFECT in n]
+
+
+def test_of_that_gain_nothing_is_left_with_the_judge_of_today(committed):
+    (table,) = tables_of(committed)
+    value, controls = values_of(table, TODAY)
+    assert round(100 * value.difference.mean, 1) == -6.6
+    assert value.effect == ""
+    assert all(one.difference.low <= 0 for one in controls.values())
+
+
+def test_what_rad_changes_it_changes_at_the_boundary_of_prompt_and_answer(committed):
+    (table,) = tables_of(committed)
     texts = {
         row.control or row.method: [line.text for line in row.first.answers]
         for row in (*table.rows, *table.controls)
     }
-    assert texts[Control.BOUNDARY] == texts["greedy"] != texts["rad"]
-    notes = effect_notes(committed.cells)
-    assert [note for note in notes if "truth_info" in note and NOT_AN_EFFECT in note]
+    plain = texts["greedy"]
+    differing = {
+        name: sum(own != other for own, other in zip(texts[name], plain, strict=True))
+        for name in ("rad", Control.BOUNDARY)
+    }
+    assert differing == {"rad": 47, Control.BOUNDARY: 1}  # of 68 answers
 
 
 def test_a_report_shows_controls_below_their_method_and_marks_the_gain(committed):

@@ -1068,6 +1068,9 @@ def test_the_shipped_rules_that_are_to_be_trusted_are_measured_as_such():
         ("offline:all-minilm-l6-v2", "hallucination", "hallucination", True),  # not known
         ("offline:other", "truth", "truth_signals", True),  # weights of another embedder
         ("local:unknown", "truth", "truth", True),
+        ("local:smollm2-135m", "truth", "truth", True),  # 54 %
+        ("nearest-reference:all-minilm-l6-v2", "truth", "truth", True),  # 69 %
+        ("nearest-reference:all-minilm-l6-v2", "info", "info", False),  # 76 %
         ("cohere:command-a-03-2025", "truth", "", False),  # a service says nothing of itself
     ],
 )

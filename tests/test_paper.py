@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -267,9 +268,11 @@ def test_figures_of_another_benchmark_of_the_paper_are_named_as_such(alpha):
     }
 
 
-def as_in_the_paper(table, **changed):
+ITS_JUDGE = "cohere:command-a-03-2025"
+
+
+def as_in_the_paper(table, *, judge=f"{ITS_JUDGE}+paper", **changed):
     """A table of RAD on HaluEval's dialogues whose every part is the paper's."""
-    name = "cohere:command-a-03-2025+paper"
     parts = {
         "model": "Qwen/Qwen2.5-7B-Instruct",
         "fidelity": {"prompts": "one-line"},
@@ -286,13 +289,13 @@ def as_in_the_paper(table, **changed):
                 cell,
                 head=replace_line(cell.head, **parts),
                 verdicts=tuple(
-                    replace_line(line, judge=changed.get("judge", name), about="hallucination")
+                    replace_line(line, judge=judge, about="hallucination")
                     for line in cell.verdicts
                 ),
             )
             for cell in row.cells
         ]
-        column = Column(MEASURES["hallucination"], name)
+        column = Column(MEASURES["hallucination"], judge)
         value = Average(0.5, n=500)
         rows.append(replace(row, cells=tuple(cells), values={column.id: value}))
     made = replace(table, benchmark="halueval-dialogue", rows=tuple(rows))
@@ -309,6 +312,8 @@ def test_figures_are_called_comparable_only_if_every_part_agrees(alpha):
         ({"max_new_tokens": 64}, "token limit"),
         ({"ground": 99}, "examples"),
         ({"draw": 1}, "examples"),
+        ({"judge": "gemini:gemini-2.0-flash+paper"}, "judge"),
+        ({"judge": ITS_JUDGE}, "the judge's question"),
     ]:
         found = agreement_with_paper(recipe, [as_in_the_paper(table, **changed)])
         assert [name for name, agrees in found.items() if not agrees] == [part]
@@ -343,6 +348,14 @@ def test_named_questions_are_asked_alone_and_one_that_is_not_there_is_said():
 
 def test_the_title_of_a_small_recipe_says_its_n(alpha):
     assert alpha[0].document.title.startswith("Recipe alpha, N = 2 (a smoke test")
+
+
+def test_every_recipe_that_is_kept_says_in_its_title_that_it_is_a_smoke_test():
+    folder = Path(__file__).parents[1] / "docs" / "results" / "recipes"
+    pages = sorted(folder.glob("*/reproduce.md"))
+    assert [page.parent.name for page in pages] == sorted(recipes())
+    titles = [page.read_text("utf-8").splitlines()[0] for page in pages]
+    assert [title for title in titles if "a smoke test" not in title] == []
 
 
 def test_our_bertscore_is_said_to_be_another(alpha):

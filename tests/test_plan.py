@@ -21,7 +21,7 @@ def test_a_short_plan_has_the_defaults_of_the_paper():
     plan = plan_from(LEAST)
     assert plan == Plan(
         benchmarks=("facts",),
-        variants=(Variant("greedy"), Variant("rad", {}, BuildOptions())),
+        variants=(Variant("greedy"), Variant("rad", {}, BuildOptions(context=8))),
         controls=False,
     )
     assert (plan.ground, plan.tasks, plan.seeds) == (100, ("generate",), (0,))
@@ -64,10 +64,19 @@ def test_one_space_serves_rad_with_and_without_beta_and_knn_lm_has_its_own():
         }
     )
     rad, knn, kate, beta = (variant.build for variant in plan.variants)
-    assert rad == kate == beta == BuildOptions(context=4, wrong=True)
+    assert rad == beta == BuildOptions(context=4, wrong=True)
+    assert kate == BuildOptions(context=None)
     assert knn == BuildOptions(context="full")
     own = {"benchmarks": ["facts"], "methods": ["knn-lm"], "build": {"knn-lm": {"context": 16}}}
     assert plan_from(own).variants[0].build == BuildOptions(context=16)
+
+
+def test_methods_that_look_at_no_windows_are_built_no_entries():
+    table = {"benchmarks": ["facts"], "methods": ["greedy", "corrective", "lookup", "kate"]}
+    plan = plan_from({**table, "build": {"context": 4, "embedder": "wordllama-256"}})
+    built = {variant.build for variant in plan.variants if variant.build is not None}
+    assert built == {BuildOptions(context=None, embedder="wordllama-256")}
+    assert {one.control for one in plan.variants} >= {"wrong answers", "unrelated examples"}
 
 
 def test_a_build_sweep_runs_kate_once_as_it_reads_no_window():
@@ -76,7 +85,7 @@ def test_a_build_sweep_runs_kate_once_as_it_reads_no_window():
     assert [(v.method, v.build.context) for v in plan.variants] == [
         ("rad", 4),
         ("rad", 16),
-        ("kate", 8),
+        ("kate", None),
     ]
 
 

@@ -457,11 +457,12 @@ def test_answers_that_were_cut_off_are_counted_and_warned_of(tmp_path):
 def test_ece_and_auroc_have_a_difference_from_greedy(tmp_path):
     (table,) = tables_of(read_results(write(tmp_path, *GREEDY, *RAD)))
     (rad,) = [row for row in table.rows if row.method == "rad"]
-    value = rad.values[f"ece@{JUDGE}"]
-    plain = table.rows[0].values[f"ece@{JUDGE}"]
-    assert value.difference.n <= 4
-    assert value.p is not None
-    assert plain.difference is None
+    for name in ("ece", "auroc"):
+        value, plain = (row.values[f"{name}@{JUDGE}"] for row in (rad, table.rows[0]))
+        assert value.difference.mean == pytest.approx(value.mean - plain.mean)
+        assert value.difference.low <= value.difference.mean <= value.difference.high
+        assert 0 < value.p <= 1
+        assert plain.difference is None
 
 
 def test_a_method_that_did_nothing_and_another_prompt_are_warned_of(tmp_path):

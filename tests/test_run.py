@@ -624,6 +624,28 @@ def test_examples_can_come_from_another_benchmark(table, data, tmp_path):
     assert one.space.built.items() >= built.items()
 
 
+def test_only_methods_that_look_at_entries_have_them_built(table, tmp_path):
+    methods = ["greedy", "corrective", "lookup", "kate", "rad"]
+    run({**table, "methods": methods, "test": 1}, tmp_path)
+    entries = {
+        head.method: head.space and head.space.entries for head in lines_in(tmp_path, CellLine)
+    }
+    assert entries.pop("rad") > 0
+    assert entries == {"greedy": None, "corrective": 0, "lookup": 0, "kate": 0}
+    assert len([*(tmp_path / "spaces").glob("*.space")]) == 2  # one with entries, one without
+
+
+def test_a_key_that_the_embedder_cuts_is_counted_and_said(table, data, tmp_path):
+    asked = replace(TEST[0], question="Do bats see well ? " * 16)
+    path = tmp_path / "long.jsonl"
+    path.write_text("".join(to_lines([asked])), "utf-8")
+    ground = data / "ground.jsonl"
+    plan = {**table, "methods": ["knn-lm"], "benchmarks": [f"{ground}:{path}"]}
+    told = "\n".join(run(plan, tmp_path / "out").warnings)
+    assert "the full context of 1 of 1 answers is longer than" in told
+    assert "the beginning of such a key is left out" in told
+
+
 def test_what_cannot_be_run_is_left_out_and_said(table, tmp_path):
     plain = [replace(example, wrong_answers=()) for example in [*EXAMPLES, *TEST]]
     path = tmp_path / "plain.jsonl"

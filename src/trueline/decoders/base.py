@@ -17,6 +17,7 @@ from trueline.inputs import ModelInput
 from trueline.prompts import Prompt
 from trueline.records import GenerateOptions, NearExample
 from trueline.settings import check_values, plain
+from trueline.space.space import GroundingSpace
 from trueline.votes import Votes
 
 # The score of a barred token where a candidate answer may hold one, as in DoLa's code.
@@ -149,7 +150,7 @@ class Decoder:
         return False
 
     @classmethod
-    def settings_past_boundary(cls, context: int | str) -> dict[str, Any] | None:
+    def settings_past_boundary(cls, context: int | str | None) -> dict[str, Any] | None:
         """Settings that leave alone every step whose window reaches into the prompt.
 
         `context` is the window of its space. None: it looks at no windows, or always at all.
@@ -212,3 +213,18 @@ class Decoder:
             f"{self.name} needs more of an engine than logits, and this one gives no more; use "
             "trueline.generate"
         )
+
+
+class SpaceDecoder(Decoder):
+    """A method that works with the examples of a grounding space, whatever the model."""
+
+    space: GroundingSpace
+
+    @property
+    def question_prompt(self) -> Prompt:
+        """The prompt of the space."""
+        return self.space.prompt
+
+    def check(self, lm: Engine) -> None:
+        """Open the embedder; any model will do."""
+        self.space.open_embedder("cpu")

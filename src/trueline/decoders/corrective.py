@@ -10,16 +10,15 @@ from typing import Annotated, Any
 import torch
 
 from trueline.corrector import Correction, CorrectivePlan, Corrector, lift_rows
-from trueline.decoders.base import Adjusted, Decoder, Needs, Rows, Step
+from trueline.decoders.base import Adjusted, Needs, Rows
 from trueline.decoders.evidence import VoteEvidence
+from trueline.decoders.scoped import ScopeDecoder
 from trueline.engines import as_logits_processor, wrap_tokenizer, wrap_transformers
 from trueline.engines.base import Engine, TokenReader
 from trueline.errors import SettingError
-from trueline.inputs import ModelInput
 from trueline.likelihood import weigh_likelihood
-from trueline.prompts import Prompt, encode_onward
-from trueline.questions import find_question
-from trueline.records import Example, GenerateOptions, NearExample
+from trueline.prompts import encode_onward
+from trueline.records import Example, NearExample
 from trueline.scope import Scoped, explained, find_scope, in_scope, threshold_for
 from trueline.settings import Between
 from trueline.space.space import GroundingSpace
@@ -30,7 +29,7 @@ UNKNOWN = "I do not know: my verified answers do not cover this."
 
 
 @dataclass(frozen=True)
-class Corrective(Decoder):
+class Corrective(ScopeDecoder):
     """Lift what the verified answers to this question say next; leave all other questions.
 
     The examples whose probability of answering the question exceeds `threshold` vote for the
@@ -54,15 +53,6 @@ class Corrective(Decoder):
     careful: bool = False
     name = "corrective"
     needs = Needs(space=True)
-
-    @property
-    def question_prompt(self) -> Prompt:
-        """The prompt of the space."""
-        return self.space.prompt
-
-    def check(self, lm: Engine) -> None:
-        """Open the embedder; any model will do."""
-        self.space.open_embedder("cpu")
 
     def scope(self, lm: Engine, question: str) -> list[tuple[Example, float]]:
         """The examples near to a question with their probability, the highest first.
@@ -93,17 +83,9 @@ class Corrective(Decoder):
             return self.threshold
         return threshold_for(self.space, scoped.example, question)
 
-    def prepare(
-        self, lm: Engine, given: ModelInput, options: GenerateOptions
-    ) -> CorrectivePlan | None:
-        """The answers that may be told; None: none are, and the model is left alone."""
-        question = question_of(self.space, lm, given)
-        return None if question is None else self.plan_for(lm, question, options.stop_ids)
-
-    def plan_for(
+    def plan_for(  # noqa: D102
         self, lm: TokenReader, question: str, stop_ids: Sequence[int] = ()
     ) -> CorrectivePlan | None:
-        """The same for the text of a question."""
         near = self.near(lm, question)
         heard = in_scope(near, [self.least(one, question) for one in near])
         if heard:
@@ -116,17 +98,7 @@ class Corrective(Decoder):
         refusal = Speaker(Example(question, [UNKNOWN]), 1.0, 0.0)
         return make_plan(self.space, lm, (refusal,), stop_ids, is_fixed=True, is_covered=False)
 
-    def is_covered(self, prepared: CorrectivePlan | None) -> bool:
-        """Whether an example was in scope."""
-        return prepared is not None and prepared.is_covered
-
-    def adjust(self, step: Step) -> Adjusted:  # noqa: D102
-        if not any(step.rows.prepared):
-            return Adjusted(step.logits)
-        return self.adjust_logits(step.rows, step.logits)
-
-    def adjust_logits(self, rows: Rows, base: torch.Tensor) -> Adjusted:
-        """Lift the candidates of every row that has some."""
+    def adjust_logits(self, rows: Rows, base: torch.Tensor) -> Adjusted:  # noqa: D102
         return lift_votes(rows, base, margin=self.margin, strength=self._used_strength)
 
     @property
@@ -190,15 +162,6 @@ class Corrective(Decoder):
             return lift_rows(list(map(begin, questions)), outputs, scores).logits
 
         return as_logits_processor(adjust)
-
-
-def question_of(space: GroundingSpace, lm: Engine, given: ModelInput) -> str | None:
-    """The question that was given, or the one that bare tokens end with in a known form."""
-    if given.question is not None:
-        return given.question
-    tokens = given.encode(lm.tokenizer)
-    found = find_question(space.prompt, lm.tokenizer, tokens)
-    return found.question if found is not None and found.start >= len(tokens) else None
 
 
 def make_plan(

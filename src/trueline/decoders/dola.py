@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 import torch
 from torch.nn.functional import kl_div
 
-from trueline.decoders.base import UNLIKELY, Adjusted, Decoder, Needs, Step
-from trueline.decoders.layers import check_layers, early_logits
+from trueline.decoders.base import UNLIKELY, Adjusted, Step
+from trueline.decoders.layers import LayerDecoder, early_logits
 from trueline.engines.base import Engine
 from trueline.fusion import jensen_shannon
 from trueline.prompts import Prompt
@@ -24,7 +24,7 @@ _DECIMALS = 4
 
 
 @dataclass(frozen=True)
-class DoLa(Decoder):
+class DoLa(LayerDecoder):
     """Keep what the last layer learnt over an earlier one (arXiv 2309.03883).
 
     early = the candidate layer whose distribution is farthest from the last one's
@@ -44,18 +44,9 @@ class DoLa(Decoder):
     repetition_penalty: Annotated[float, Between(0, above=True)] = 1.2  # 1: none
     divergence: Divergence = "code"  # how the layer is chosen, see above
     name = "dola"
-    needs = Needs(layers=True)
 
-    def check(self, lm: Engine) -> None:  # noqa: D102
-        check_layers(self.name, lm, self.layers(lm))
-
-    def layers(self, lm: Engine) -> Sequence[int]:
-        """Every second layer of the half that was asked for, twenty layers deep at most.
-
-        Layer 0 is left out of a model with tied embeddings: it would give back its own input.
-        """
-        if isinstance(self.candidates, tuple):
-            return self.candidates
+    def named_layers(self, lm: Engine) -> Sequence[int]:
+        """Every second layer of the half that was asked for, twenty layers deep at most."""
         depth = lm.depth
         if self.candidates == "high":
             return range(max(depth // 2, depth - 20), depth, 2)

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from trueline.decoders.base import Decoder, Rows
+from trueline.decoders.base import Rows, SpaceDecoder
 from trueline.embedders.base import PreparedTexts
 from trueline.engines.base import Engine
-from trueline.prompts import Prompt
 from trueline.search import Hits
 from trueline.space.retriever import Retriever, window_texts
-from trueline.space.space import GroundingSpace
 
 
 @dataclass(frozen=True)
@@ -41,19 +39,12 @@ class WindowPrefetch:
         )
 
 
-class Grounded(Decoder):
-    """Asks with the prompt of its space, and looks up what is near the last tokens."""
-
-    space: GroundingSpace
+class Grounded(SpaceDecoder):
+    """Looks up what is near the last tokens, in the entries of its space."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.space.check_entries(self.name, self.needs.context or "full")
-
-    @property
-    def question_prompt(self) -> Prompt:
-        """The prompt of the space."""
-        return self.space.prompt
 
     def check(self, lm: Engine) -> None:
         """Refuse a model the entries say nothing of; open what will be looked into."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from trueline.decoders.base import Adjusted, Decoder, Needs, Step
+from trueline.decoders.base import Adjusted, Needs, SpaceDecoder, Step
 from trueline.inputs import ModelInput
-from trueline.prompts import Prompt, prompts_with
+from trueline.prompts import prompts_with
 from trueline.records import Example
 from trueline.settings import Between
 from trueline.space.space import GroundingSpace
 
 
 @dataclass(frozen=True)
-class KATE(Decoder):
+class KATE(SpaceDecoder):
     """Show the model the k examples whose questions are nearest (arXiv 2101.06804).
 
     The nearest stands first, as in the authors' code. Each comes with the first of its answers.
@@ -26,11 +26,6 @@ class KATE(Decoder):
     name = "kate"
     needs = Needs(space=True, own_prompt=True, question=True)
     instead = ({"k": 1}, {"k": 3})
-
-    @property
-    def question_prompt(self) -> Prompt:
-        """The prompt of the space."""
-        return self.space.prompt
 
     def inputs(self, given: ModelInput) -> tuple[ModelInput, ...]:  # noqa: D102
         form = prompts_with(self.space.prompt).demonstration

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
+import torch
+
 from trueline.corrector import CorrectivePlan
-from trueline.decoders.base import Adjusted, Decoder, Needs, Step
-from trueline.decoders.corrective import Corrective, lift_votes, make_plan, question_of
-from trueline.engines.base import Engine
-from trueline.inputs import ModelInput
-from trueline.prompts import Prompt
-from trueline.records import Example, GenerateOptions, NearExample
+from trueline.decoders.base import Adjusted, Needs, Rows
+from trueline.decoders.corrective import Corrective, lift_votes, make_plan
+from trueline.decoders.scoped import ScopeDecoder
+from trueline.engines.base import Engine, TokenReader
+from trueline.records import Example, NearExample
 from trueline.settings import Between
 from trueline.space.space import GroundingSpace
 from trueline.votes import Speaker
 
 
 @dataclass(frozen=True)
-class Lookup(Decoder):
+class Lookup(ScopeDecoder):
     """Print the first verified answer of the nearest example in scope, word for word.
 
     What corrective decoding has to beat: the same scope, no decoding. Nothing in scope is plain
@@ -31,22 +33,9 @@ class Lookup(Decoder):
     needs = Needs(space=True)
     instead = ({},)
 
-    @property
-    def question_prompt(self) -> Prompt:
-        """The prompt of the space."""
-        return self.space.prompt
-
-    def check(self, lm: Engine) -> None:
-        """Open the embedder; any model will do."""
-        self.space.open_embedder("cpu")
-
-    def prepare(
-        self, lm: Engine, given: ModelInput, options: GenerateOptions
+    def plan_for(  # noqa: D102
+        self, lm: TokenReader, question: str, stop_ids: Sequence[int] = ()
     ) -> CorrectivePlan | None:
-        """The answer that is printed; None: nothing is in scope."""
-        question = question_of(self.space, lm, given)
-        if question is None:
-            return None
         scope = self._scope
         for best in scope.near(lm, question)[:1]:
             if scope.is_heard(best, question):
@@ -57,7 +46,7 @@ class Lookup(Decoder):
                     source=best.example.source,
                 )
                 speaker = Speaker(printed, best.probability, best.odds)
-                return make_plan(self.space, lm, (speaker,), options.stop_ids, is_fixed=True)
+                return make_plan(self.space, lm, (speaker,), stop_ids, is_fixed=True)
         return None
 
     @property
@@ -68,11 +57,5 @@ class Lookup(Decoder):
         """The examples near to a question; the first one is printed if it may speak."""
         return self._scope.near_examples(lm, question)
 
-    def is_covered(self, prepared: CorrectivePlan | None) -> bool:
-        """Whether an example was in scope."""
-        return prepared is not None
-
-    def adjust(self, step: Step) -> Adjusted:  # noqa: D102
-        if not any(step.rows.prepared):
-            return Adjusted(step.logits)
-        return lift_votes(step.rows, step.logits, margin=0.0, strength=1.0)
+    def adjust_logits(self, rows: Rows, base: torch.Tensor) -> Adjusted:  # noqa: D102
+        return lift_votes(rows, base, margin=0.0, strength=1.0)

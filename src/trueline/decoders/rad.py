@@ -77,7 +77,9 @@ class RAD(Grounded):
         return bool(settings.get("beta"))
 
     @classmethod
-    def settings_past_boundary(cls, context: int | str) -> dict[str, Any] | None:  # noqa: D102
+    def settings_past_boundary(  # noqa: D102
+        cls, context: int | str | None
+    ) -> dict[str, Any] | None:
         return {"from_step": context} if isinstance(context, int) else None
 
     def check(self, lm: Engine) -> None:  # noqa: D102

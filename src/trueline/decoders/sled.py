@@ -9,15 +9,15 @@ from typing import Annotated, Literal
 import torch
 from torch.nn.functional import cosine_similarity, one_hot
 
-from trueline.decoders.base import UNLIKELY, Adjusted, Decoder, Needs, Step
-from trueline.decoders.layers import check_layers, early_logits
+from trueline.decoders.base import UNLIKELY, Adjusted, Step
+from trueline.decoders.layers import LayerDecoder, early_logits
 from trueline.engines.base import Engine
 from trueline.prompts import Prompt
 from trueline.settings import Between
 
 
 @dataclass(frozen=True)
-class SLED(Decoder):
+class SLED(LayerDecoder):
     """Move the last layer on the way the earlier layers point (arXiv 2411.02433).
 
     Of the `scale` best tokens i, and every earlier layer n with logits l_n:
@@ -32,18 +32,9 @@ class SLED(Decoder):
     steps: Annotated[int, Between(1)] = 10
     candidates: Literal["all"] | tuple[int, ...] = "all"  # the earlier layers
     name = "sled"
-    needs = Needs(layers=True)
 
-    def check(self, lm: Engine) -> None:  # noqa: D102
-        check_layers(self.name, lm, self.layers(lm))
-
-    def layers(self, lm: Engine) -> Sequence[int]:
-        """Every earlier layer, or those that were asked for.
-
-        Layer 0 is left out of a model with tied embeddings: it would give back its own input.
-        """
-        if isinstance(self.candidates, tuple):
-            return self.candidates
+    def named_layers(self, lm: Engine) -> Sequence[int]:
+        """Every earlier layer."""
         return range(1 if lm.is_tied else 0, lm.depth)
 
     def adjust(self, step: Step) -> Adjusted:  # noqa: D102

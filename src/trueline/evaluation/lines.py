@@ -124,7 +124,7 @@ class CellLine(PartOfCell, frozen=True, kw_only=True, tag="cell"):
 
     @property
     def context(self) -> int | str | None:
-        """How many tokens a window of its space has; None without a space."""
+        """How many tokens a window of its space has; None without entries."""
         return None if self.space is None else self.space.built["context"]
 
     @property

@@ -44,7 +44,7 @@ class Control(StrEnum):
 class BuildOptions:
     """How the grounding space of a variant is built; the names are those of `tl.build`."""
 
-    context: int | str = 8
+    context: int | str | None = None  # None: no entries, and no pass of the model
     window: str = "all"
     end: bool = False
     embedder: str = DEFAULT_EMBEDDER
@@ -130,7 +130,7 @@ def default_build(method: str) -> BuildOptions | None:
     needs = method_class(method).needs
     if not needs.space:
         return None
-    return BuildOptions() if needs.context is None else BuildOptions(context=needs.context)
+    return BuildOptions(context=needs.context)
 
 
 def build_options_read_by(method: str) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, cast
 
-from trueline.decoders import DEFAULT, PLAIN, check_settings, method_class, method_names
+from trueline.decoders import DEFAULT, PLAIN, check_settings, method_names
 from trueline.errors import SettingError, TruelineError
 from trueline.evaluation.controls import with_controls
 from trueline.evaluation.plan import (
@@ -235,12 +235,8 @@ def _build_options(
     default = default_build(method)
     if default is None:
         return None
-    is_fixed = method_class(method).needs.context == "full"
-    shared = {
-        name: value
-        for name, value in build.items()
-        if name in BUILD and not (is_fixed and name == "context")
-    }
+    read = build_options_read_by(method)
+    shared = {name: value for name, value in build.items() if name in read}
     return replace(default, **{**shared, **swept, **build.get(method, {})})
 
 

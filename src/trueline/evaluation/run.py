@@ -222,7 +222,8 @@ def _unfit(variant: Variant, benchmark: Benchmark) -> str:
 def _space(
     run: _Run, lm: Engine, benchmark: Benchmark, options: BuildOptions
 ) -> GroundingSpace:
-    label = f"building {benchmark.name} context {options.context}"
+    windows = "" if options.context is None else f" context {options.context}"
+    label = f"building {benchmark.name}{windows}"
 
     def tell(done: int, total: int) -> None:
         run.tell(label, done, total)

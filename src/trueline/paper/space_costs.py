@@ -84,7 +84,7 @@ def measure_spaces(
     embedders: dict[str, Embedder] = {}
     known, found = _known(folder), dict[str, SpaceCosts]()
     for plan in plans:
-        options = plan.variants[0].build or BuildOptions()
+        options = plan.variants[0].build or BuildOptions(context=8)
         for name in plan.benchmarks:
             benchmark = benchmark_of(plan, name)
             for model in plan.models:

@@ -221,8 +221,10 @@ def facts_of(cells: Sequence[CellResults]) -> tuple[tuple[str, str], ...]:
     for cell in cells:
         head, space = cell.head, ""
         if head.space is not None:
-            entries = f"{head.space.hash} of {head.space.entries} entries"
-            space = f", space {entries}, context {head.context}"
+            made = "without entries"
+            if head.context is not None:
+                made = f"of {head.space.entries} entries, context {head.context}"
+            space = f", space {head.space.hash} {made}"
         key = f"{head.label} ({head.task}, cell {cell.id})"
         facts.append((key, f"{_fact(head.settings)}{space}"))
     times = sorted(cell.head.time for cell in cells if cell.head.time)
