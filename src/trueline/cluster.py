@@ -10,17 +10,15 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
 
 from trueline.errors import ClusterError, SettingError, import_extra
 from trueline.settings import Between, check_values
 from trueline.visible import shown
 
-_LOOPBACK = "127.0.0.1"
-HERE = "ray"  # a new cluster on this machine, which no other can reach
+HERE = "ray"  # a new cluster on this machine
 # What computes: another version of one of these may give other numbers.
 _PACKAGES = ("trueline", "torch", "transformers", "tokenizers", "numpy", "onnxruntime")
 _LEFT = 0.1  # of a CPU, by which a worker asks for less: Ray Data needs some for itself
@@ -65,17 +63,28 @@ class Cluster:
             yield from map(function, units)
             return
         ray = self._connect()
-        from ray import cloudpickle
-
-        pickled = cloudpickle.dumps(function)
-        for row in self._dataset(ray, pickled, units).iter_rows():
-            kind, where, content = cloudpickle.loads(row["outcome"])
-            if kind == "result":
-                yield content
-            elif kind == "versions":
-                raise ClusterError(_version_problem(where, content, _versions()))
-            else:
+        for kind, where, content in self._outcomes(ray, function, units):
+            if kind == "versions":
+                raise ClusterError(_version_problem(where, content, _versions(_PACKAGES)))
+            if kind == "error":
                 raise type(content)(f"{content} (on the worker at {where})") from content
+            yield content
+
+    def _outcomes(
+        self, ray: Any, function: Callable[[Any], Any], units: Sequence[Any]
+    ) -> Iterator[tuple[str, str, Any]]:
+        """What came of every unit: a kind of outcome, the machine, and the outcome."""
+        pickled = ray.cloudpickle.dumps(function)
+        dead = (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError)
+        try:
+            for row in self._dataset(ray, pickled, units).iter_rows():
+                yield ray.cloudpickle.loads(row["outcome"])
+        except dead as error:
+            raise ClusterError(
+                f"{_RETRIES + 1} workers in turn have ended at the same work "
+                f"({_first_line(error)}); they may want memory: take fewer workers, and run "
+                "the same again to go on"
+            ) from error
 
     def _connect(self) -> Any:
         """Ray, connected to the cluster."""
@@ -86,15 +95,12 @@ class Cluster:
             return ray
         options: dict[str, Any] = {"address": self.address}
         if self.address == HERE:
-            options = {"address": "local", "_node_ip_address": _LOOPBACK}
-            options |= {"include_dashboard": False}
-        # Set by whoever wants them otherwise: Ray reports its use to its makers, and Ray's core
-        # complains about the actors of Ray Data.
+            options = {"address": "local", "include_dashboard": False}
+        # Ray would tell its makers that it is used; who wants that sets this.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
         try:
             ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
-        except (OSError, RuntimeError, ValueError) as error:  # of these is ConnectionError
+        except Exception as error:  # Ray raises no narrower one where a node does not start
             step = (
                 "see that the cluster is up and that this machine has joined it (`ray start "
                 "--address=HOST:PORT`), or work on this machine alone with `ray`"
@@ -124,7 +130,7 @@ class Cluster:
         with data.DataContext.current(context):
             return data.from_arrow(tables).map_batches(
                 _Worker,
-                fn_constructor_args=(ray.put(function), _versions(), self.threads),
+                fn_constructor_args=(ray.put(function), _versions(_PACKAGES), self.threads),
                 compute=data.ActorPoolStrategy(size=self._size(ray, len(tables))),
                 batch_format="pyarrow",
                 batch_size=1,
@@ -173,7 +179,7 @@ class _Worker:
         from ray import cloudpickle
 
         where = ray.util.get_node_ip_address()
-        if self.function is None and (found := _versions()) != self.versions:
+        if self.function is None and (found := _versions(self.versions)) != self.versions:
             return "versions", where, found
         from trueline.errors import TruelineError
 
@@ -188,10 +194,12 @@ class _Worker:
             return "error", where, error
 
 
-def _versions() -> dict[str, str]:
-    """The version of everything here that computes."""
+def _versions(names: Iterable[str]) -> dict[str, str]:
+    """The installed version of each package; empty where it is not there."""
+    from importlib.metadata import PackageNotFoundError, version  # where the worker is
+
     found = {}
-    for name in _PACKAGES:
+    for name in names:
         try:
             found[name] = version(name)
         except PackageNotFoundError:
