@@ -22,6 +22,7 @@ from measure import EMBEDDER, MODEL, where
 
 import trueline as tl
 from trueline.cluster import Cluster
+from trueline.embedders.loading import load_embedder
 from trueline.examples import read_examples
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)  # the same in every folder
@@ -52,15 +53,29 @@ def build(lm, examples, folder, *, threads=1, workers=None):
     }
 
 
+def embedding(examples):
+    """Examples a second that one thread embeds, and the bytes that each takes beside its text."""
+    torch.set_num_threads(1)
+    begun = perf_counter()
+    space = tl.build(None, examples, embedder=load_embedder(EMBEDDER))
+    rate = len(examples) / (perf_counter() - begun)
+    return {"examples_per_second": round(rate, 1), "bytes": space.info()["bytes_per_example"]}
+
+
 def files(folder):
     """Every file of a space, as bytes."""
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
+def facts():
+    """All examples that come with trueline."""
+    return [*read_examples("facts:ground"), *read_examples("facts:test")]
+
+
 def measured(rounds, count):
     """All sides in turn."""
     lm = tl.load(MODEL)
-    examples = [*read_examples("facts:ground"), *read_examples("facts:test")][:count]
+    examples = facts()[:count]
     plain = {"plain, 1 thread": {"threads": 1}, "plain, 2 threads": {"threads": 2}}
     spread = {"ray, 1 worker": {"workers": 1}, "ray, 2 workers": {"workers": 2}}
     found, same = {name: [] for name in plain | spread}, {}
@@ -100,12 +115,14 @@ def main():
             f"| {name} | {middle['start']} | {middle['passes']} | {middle['entries_per_second']} "
             f"| {ratio(found, name)} | {ratio(found, name, 'whole')} |"
         )
+    alone = embedding(facts())
+    print(f"embedding alone, 1 thread: {alone}")
     print(
         f"folders equal to that of the plain build with 1 thread: {sum(same.values())} of {len(same)}"
     )
     others = [name for name, is_same in same.items() if not is_same]
     print(f"others: {', '.join(others) or 'none'}")
-    print(json.dumps({"ray": found, "same": same, "where": where(1)}))
+    print(json.dumps({"ray": found, "embedding": alone, "same": same, "where": where(1)}))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -62,8 +63,8 @@ class Cluster:
         if len(units) < 2:  # not worth a cluster
             yield from map(function, units)
             return
-        ray = self._connect()
-        for kind, where, content in self._outcomes(ray, function, units):
+        pickled = pickle.dumps(function)  # what cannot be opened elsewhere shows here
+        for kind, where, content in self._outcomes(self._connect(), pickled, units):
             if kind == "versions":
                 raise ClusterError(_version_problem(where, content, _versions(_PACKAGES)))
             if kind == "error":
@@ -71,14 +72,13 @@ class Cluster:
             yield content
 
     def _outcomes(
-        self, ray: Any, function: Callable[[Any], Any], units: Sequence[Any]
+        self, ray: Any, function: bytes, units: Sequence[Any]
     ) -> Iterator[tuple[str, str, Any]]:
         """What came of every unit: a kind of outcome, the machine, and the outcome."""
-        pickled = ray.cloudpickle.dumps(function)
         dead = (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError)
         try:
-            for row in self._dataset(ray, pickled, units).iter_rows():
-                yield ray.cloudpickle.loads(row["outcome"])
+            for row in self._dataset(ray, function, units).iter_rows():
+                yield pickle.loads(row["outcome"])
         except dead as error:
             raise ClusterError(
                 f"{_RETRIES + 1} workers in turn have ended at the same work "
@@ -120,7 +120,7 @@ class Cluster:
         context.enable_progress_bars = False
         context.execution_options.preserve_order = True
         size = -(-len(units) // _BLOCKS)
-        pickled = [ray.cloudpickle.dumps(unit) for unit in units]
+        pickled = [pickle.dumps(unit) for unit in units]
         tables = [
             pyarrow.table(
                 {"unit": pyarrow.array(pickled[start : start + size], pyarrow.large_binary())}
@@ -168,15 +168,13 @@ class _Worker:
 
     def __call__(self, table: Any) -> Any:
         import pyarrow
-        from ray import cloudpickle
 
-        found = [cloudpickle.dumps(self._outcome(unit.as_py())) for unit in table["unit"]]
+        found = [pickle.dumps(self._outcome(unit.as_py())) for unit in table["unit"]]
         return pyarrow.table({"outcome": pyarrow.array(found, pyarrow.large_binary())})
 
     def _outcome(self, unit: bytes) -> tuple[str, str, Any]:
         """What came of a unit (a result, an error, other versions), on which machine."""
         import ray
-        from ray import cloudpickle
 
         where = ray.util.get_node_ip_address()
         if self.function is None and (found := _versions(self.versions)) != self.versions:
@@ -188,8 +186,8 @@ class _Worker:
                 import torch
 
                 torch.set_num_threads(self.threads)
-                self.function = cloudpickle.loads(ray.get(self.pickled))
-            return "result", where, self.function(cloudpickle.loads(unit))
+                self.function = pickle.loads(ray.get(self.pickled))
+            return "result", where, self.function(pickle.loads(unit))
         except TruelineError as error:
             return "error", where, error
 
