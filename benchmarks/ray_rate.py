@@ -1,11 +1,13 @@
 """A build with RAD's entries on Ray: 2 workers of one thread over 1 such worker, on 2 cores.
 
     python benchmarks/ray_rate.py [--rounds 2] [--examples 168]
+    python benchmarks/ray_rate.py --plan ENTRIES_PER_SECOND EXAMPLES_PER_SECOND EFFICIENCY
 
 The sides take turns on one local cluster. `start` is from the call to the first finished batch:
 processes, model and embedder, and that batch. `passes` is from there to the last batch. The
 same build without Ray runs once with one thread and once with two. Every folder is compared with
-the first, byte by byte.
+the first, byte by byte. `--plan` computes what a large space costs from such figures of one core,
+and from how much of them is left with two workers.
 """
 
 import argparse
@@ -25,6 +27,10 @@ from trueline.cluster import Cluster
 from trueline.embedders.loading import load_embedder
 from trueline.examples import read_examples
 
+CPU_HOUR = 0.04  # US dollars for a virtual CPU, an assumption; two of them are one core
+GB_MONTH = 0.023  # US dollars for a gigabyte of object storage, an assumption
+MACHINES, CORES = 10, 16  # of a cluster
+ENTRY, EXAMPLE = 1_944, 2_304  # bytes beside texts: `make bench`, and `embedding` below
 NOW = datetime(2026, 1, 1, tzinfo=UTC)  # the same in every folder
 
 
@@ -98,12 +104,32 @@ def ratio(found, name, side="passes"):
     return round(median(one[side] / other[side] for one, other in pairs), 2)
 
 
+def plan(entries_per_second, examples_per_second, efficiency):
+    """What a million examples and a hundred million entries cost, by the rates of one core."""
+    print("| what | bytes | core hours | minutes on 160 cores | US dollars | a month on disk |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    sides = [
+        ("1,000,000 examples", 1e6, examples_per_second, EXAMPLE),
+        ("100,000,000 entries", 1e8, entries_per_second, ENTRY),
+    ]
+    for name, count, rate, size in sides:
+        hours = count / rate / efficiency / 3600
+        gigabytes = count * size / 1e9
+        print(
+            f"| {name} | {gigabytes:,.1f} GB | {hours:,.1f} | {60 * hours / MACHINES / CORES:,.1f} "
+            f"| {2 * hours * CPU_HOUR:,.2f} | {gigabytes * GB_MONTH:,.2f} |"
+        )
+
+
 def main():
     """Measure and print a table, then one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--examples", type=int, default=168)
+    parser.add_argument("--plan", type=float, nargs=3, help="measure nothing, compute costs")
     options = parser.parse_args()
+    if options.plan:
+        return plan(*options.plan)
     found, same = measured(options.rounds, options.examples)
     print(
         "| side | start, s | passes, s | entries/s | passes over 1 worker | whole over 1 worker |"

@@ -23,6 +23,7 @@ HERE = "ray"  # a new cluster on this machine
 # What computes: another version of one of these may give other numbers.
 _PACKAGES = ("trueline", "torch", "transformers", "tokenizers", "numpy", "onnxruntime")
 _LEFT = 0.1  # of a CPU, by which a worker asks for less: Ray Data needs some for itself
+_STARTS = 3  # of a cluster here: Ray gives a node of a busy machine up after 15 seconds
 _RETRIES = 4  # how often a unit is tried again after its worker died
 _BLOCKS = 4096  # in which the units are handed out: each costs this process milliseconds
 
@@ -98,17 +99,23 @@ class Cluster:
             options = {"address": "local", "include_dashboard": False}
         # Ray would tell its makers that it is used; who wants that sets this.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        try:
-            ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
-        except Exception as error:  # Ray raises no narrower one where a node does not start
-            step = (
-                "see that the cluster is up and that this machine has joined it (`ray start "
-                "--address=HOST:PORT`), or work on this machine alone with `ray`"
-            )
-            raise ClusterError(
-                f"no Ray cluster can be had at {self.address} ({_first_line(error)}); {step}"
-            ) from error
-        return ray
+        problems = []
+        for _ in range(_STARTS if self.address == HERE else 1):
+            try:
+                ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+                return ray
+            except Exception as error:  # Ray has no narrower one for a node that does not start
+                problems.append(error)
+                ray.shutdown()
+        step = (
+            "see that the cluster is up and that this machine has joined it (`ray start "
+            "--address=HOST:PORT`), or work on this machine alone with `ray`"
+        )
+        if self.address == HERE:
+            step = "the machine may be too busy, or without memory: run the same again later"
+        raise ClusterError(
+            f"no Ray cluster can be had at {self.address} ({_first_line(problems[-1])}); {step}"
+        ) from problems[-1]
 
     def _dataset(self, ray: Any, function: bytes, units: Sequence[Any]) -> Any:
         """The units as a dataset of their outcomes, nothing of which has run yet."""
