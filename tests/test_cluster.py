@@ -40,7 +40,7 @@ from trueline.space.build import build
 from trueline.space.content import Recipe
 from trueline.space.worker import Worker
 
-QUESTIONS = [f"{one} {number}" for number in range(12) for one in tiny.QUESTIONS]
+QUESTIONS = [f"{one} {number}" for number in range(24) for one in tiny.QUESTIONS]
 EXAMPLES = [
     Example(question, [f"No, {question.lower()}", "That is not known."], [f"Yes, {number}"])
     for number, question in enumerate(QUESTIONS)
@@ -248,32 +248,33 @@ def test_a_build_outlives_a_killed_worker(ray, parts, alone, tmp_path):
 
 @pytest.mark.slow
 def test_a_build_outlives_its_killed_driver(ray, parts, alone, tmp_path):
-    """The first driver joins the cluster by its address; the second finishes without one."""
-    folder = tmp_path / "s"
-    address = ray.get_runtime_context().gcs_address
-    command = [sys.executable, __file__, str(parts), str(folder), address]
-    paths = [str(Path(__file__).parent), str(Path(tl.__file__).parents[1])]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-    driver = subprocess.Popen(command, env=env)
-    try:
-        deadline = time.monotonic() + 120
-        while len(kept := list(folder.glob(".trueline/build-*/0*.safetensors"))) < 3:
-            assert driver.poll() is None, "the driver has ended before it could be killed"
-            assert time.monotonic() < deadline, "the driver has made nothing"
-            time.sleep(0.01)
-    finally:
-        driver.kill()
-        driver.wait()
+    """The first driver is the command, on the address of the cluster; the second is alone."""
+    folder, told = tmp_path / "s", tmp_path / "stderr"
+    (tmp_path / "examples.jsonl").write_text("".join(to_lines(EXAMPLES)), "utf-8")
+    options = {"--model": parts / "model", "--embedder": parts / "embedder", "--context": 4}
+    options |= {"--on": ray.get_runtime_context().gcs_address, "--workers": 1, "--out": folder}
+    given = [str(word) for option in options.items() for word in option]
+    command = [sys.executable, "-m", "trueline", "build", str(tmp_path / "examples.jsonl")]
+    with told.open("wb") as stderr:
+        driver = subprocess.Popen([*command, "--wrong", *given], stderr=stderr)
+        try:
+            deadline = time.monotonic() + 120
+            while len(kept := list(folder.glob(".trueline/build-*/0*.safetensors"))) < 3:
+                assert driver.poll() is None, told.read_text()
+                assert time.monotonic() < deadline, "the driver has made nothing"
+                time.sleep(0.01)
+        finally:
+            driver.kill()
+            driver.wait()
+    assert re.search(r"building: [\d,]+ of [\d,]+ entries", told.read_text())
     assert not (folder / "manifest.json").exists()
     begun = {path: path.stat().st_mtime_ns for path in kept}
     seen = []
-    made(
-        parts,
-        folder,
-        progress=lambda *x: seen.append(
-            {path: path.stat().st_mtime_ns for path in begun if path.exists()}
-        ),
-    )
+
+    def look(done, total):
+        seen.append({path: path.stat().st_mtime_ns for path in begun})
+
+    made(parts, folder, progress=look)
     assert seen[-1] == begun  # what the first had finished was not made again
     assert files(folder) == alone
 
@@ -337,8 +338,3 @@ def test_an_address_where_no_cluster_is_ends_in_an_error():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "no Ray cluster can be had at 127.0.0.1:9" in done.stdout
-
-
-if __name__ == "__main__":  # the driver that is killed
-    torch.set_num_threads(1)
-    made(Path(sys.argv[1]), Path(sys.argv[2]), on=Cluster(address=sys.argv[3], workers=1))

@@ -137,7 +137,7 @@ class Cluster:
         with data.DataContext.current(context):
             return data.from_arrow(tables).map_batches(
                 _Worker,
-                fn_constructor_args=(ray.put(function), _versions(_PACKAGES), self.threads),
+                fn_constructor_args=(function, _versions(_PACKAGES), self.threads),
                 compute=data.ActorPoolStrategy(size=self._size(ray, len(tables))),
                 batch_format="pyarrow",
                 batch_size=1,
@@ -169,7 +169,7 @@ class _Worker:
     the same: so it can tell what is wrong where trueline is another one or none.
     """
 
-    def __init__(self, function: Any, versions: dict[str, str], threads: int) -> None:
+    def __init__(self, function: bytes, versions: dict[str, str], threads: int) -> None:
         self.pickled, self.versions, self.threads = function, versions, threads
         self.function: Callable[[Any], Any] | None = None
 
@@ -193,7 +193,7 @@ class _Worker:
                 import torch
 
                 torch.set_num_threads(self.threads)
-                self.function = pickle.loads(ray.get(self.pickled))
+                self.function = pickle.loads(self.pickled)
             return "result", where, self.function(pickle.loads(unit))
         except TruelineError as error:
             return "error", where, error
