@@ -46,6 +46,7 @@ EXAMPLES = [
     for number, question in enumerate(QUESTIONS)
 ]
 VARYING = ("seconds", "decoding_seconds", "time", "peak_mb", "machine")
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray by Ray
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 

@@ -135,7 +135,7 @@ class Cluster:
             for start in range(0, len(pickled), size)
         ]
         with data.DataContext.current(context):
-            return data.from_arrow(tables).map_batches(
+            return data.from_blocks(tables).map_batches(
                 _Worker,
                 fn_constructor_args=(function, _versions(_PACKAGES), self.threads),
                 compute=data.ActorPoolStrategy(size=self._size(ray, len(tables))),
