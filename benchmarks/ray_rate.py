@@ -1,13 +1,13 @@
 """A build with RAD's entries on Ray: 2 workers of one thread over 1 such worker, on 2 cores.
 
     python benchmarks/ray_rate.py [--rounds 2] [--examples 168]
-    python benchmarks/ray_rate.py --plan ENTRIES_PER_SECOND EXAMPLES_PER_SECOND EFFICIENCY
+    python benchmarks/ray_rate.py --plan
 
 The sides take turns on one local cluster. `start` is from the call to the first finished batch:
 processes, model and embedder, and that batch. `passes` is from there to the last batch. The
 same build without Ray runs once with one thread and once with two. Every folder is compared with
-the first, byte by byte. `--plan` computes what a large space costs from such figures of one core,
-and from how much of them is left with two workers.
+the first, byte by byte. `--plan` measures what one thread makes in a second of a core, counted as
+the time of the processor, and computes from it what a large space costs.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 
 import torch
 from measure import EMBEDDER, MODEL, where
@@ -30,7 +30,6 @@ from trueline.examples import read_examples
 CPU_HOUR = 0.04  # US dollars for a virtual CPU, an assumption; two of them are one core
 GB_MONTH = 0.023  # US dollars for a gigabyte of object storage, an assumption
 MACHINES, CORES = 10, 16  # of a cluster
-ENTRY, EXAMPLE = 1_944, 2_304  # bytes beside texts: `make bench`, and `embedding` below
 NOW = datetime(2026, 1, 1, tzinfo=UTC)  # the same in every folder
 
 
@@ -59,13 +58,24 @@ def build(lm, examples, folder, *, threads=1, workers=None):
     }
 
 
-def embedding(examples):
-    """Examples a second that one thread embeds, and the bytes that each takes beside its text."""
+def core_rates():
+    """What one thread makes in a second of a core, and the bytes of each beside texts."""
     torch.set_num_threads(1)
-    begun = perf_counter()
-    space = tl.build(None, examples, embedder=load_embedder(EMBEDDER))
-    rate = len(examples) / (perf_counter() - begun)
-    return {"examples_per_second": round(rate, 1), "bytes": space.info()["bytes_per_example"]}
+    lm, embedder = tl.load(MODEL), load_embedder(EMBEDDER)
+    options = {"context": 8, "embedder": embedder}
+    tl.build(lm, facts()[:2], **options)  # opens what is needed
+    begun = process_time()
+    with_entries = tl.build(lm, facts()[:12], **options)
+    between = process_time()
+    alone = tl.build(None, facts(), embedder=embedder)
+    ended = process_time()
+    entries = with_entries.info()["entries"]
+    return {
+        "entries_per_second": round(entries / (between - begun), 1),
+        "examples_per_second": round(len(alone) / (ended - between), 1),
+        "bytes_per_entry": with_entries.info()["bytes_per_entry"],
+        "bytes_per_example": alone.info()["bytes_per_example"],
+    }
 
 
 def files(folder):
@@ -104,20 +114,20 @@ def ratio(found, name, side="passes"):
     return round(median(one[side] / other[side] for one, other in pairs), 2)
 
 
-def plan(entries_per_second, examples_per_second, efficiency):
+def plan():
     """What a million examples and a hundred million entries cost, by the rates of one core."""
-    print("| what | bytes | core hours | minutes on 160 cores | US dollars | a month on disk |")
+    rates = core_rates()
+    print(f"one core: {rates}\n")
+    print("| what | size | core hours | minutes on 160 cores | computing | a month on disk |")
     print("| --- | --- | --- | --- | --- | --- |")
-    sides = [
-        ("1,000,000 examples", 1e6, examples_per_second, EXAMPLE),
-        ("100,000,000 entries", 1e8, entries_per_second, ENTRY),
-    ]
-    for name, count, rate, size in sides:
-        hours = count / rate / efficiency / 3600
-        gigabytes = count * size / 1e9
+    for what, count in (("example", 10**6), ("entry", 10**8)):
+        many = {"example": "examples", "entry": "entries"}[what]
+        hours = count / rates[f"{many}_per_second"] / 3600
+        gigabytes = count * rates[f"bytes_per_{what}"] / 1e9
         print(
-            f"| {name} | {gigabytes:,.1f} GB | {hours:,.1f} | {60 * hours / MACHINES / CORES:,.1f} "
-            f"| {2 * hours * CPU_HOUR:,.2f} | {gigabytes * GB_MONTH:,.2f} |"
+            f"| {count:,} {many} | {gigabytes:,.1f} GB | {hours:,.1f} "
+            f"| {60 * hours / MACHINES / CORES:,.1f} | ${2 * hours * CPU_HOUR:,.2f} "
+            f"| ${gigabytes * GB_MONTH:,.2f} |"
         )
 
 
@@ -126,10 +136,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--examples", type=int, default=168)
-    parser.add_argument("--plan", type=float, nargs=3, help="measure nothing, compute costs")
+    parser.add_argument("--plan", action="store_true", help="costs of a large space alone")
     options = parser.parse_args()
     if options.plan:
-        return plan(*options.plan)
+        return plan()
     found, same = measured(options.rounds, options.examples)
     print(
         "| side | start, s | passes, s | entries/s | passes over 1 worker | whole over 1 worker |"
@@ -141,14 +151,12 @@ def main():
             f"| {name} | {middle['start']} | {middle['passes']} | {middle['entries_per_second']} "
             f"| {ratio(found, name)} | {ratio(found, name, 'whole')} |"
         )
-    alone = embedding(facts())
-    print(f"embedding alone, 1 thread: {alone}")
     print(
         f"folders equal to that of the plain build with 1 thread: {sum(same.values())} of {len(same)}"
     )
     others = [name for name, is_same in same.items() if not is_same]
     print(f"others: {', '.join(others) or 'none'}")
-    print(json.dumps({"ray": found, "embedding": alone, "same": same, "where": where(1)}))
+    print(json.dumps({"ray": found, "same": same, "where": where(1)}))
 
 
 if __name__ == "__main__":
