@@ -74,7 +74,10 @@ def one_thread():
 def ray():
     """A cluster on this machine, started once."""
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'trueline[ray]'")
-    Cluster()._connect()
+    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    with pytest.MonkeyPatch.context() as patch:  # so that workers find `work` of this file
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+        Cluster()._connect()
     yield ray
     ray.shutdown()
 
