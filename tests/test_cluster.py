@@ -46,7 +46,10 @@ EXAMPLES = [
     for number, question in enumerate(QUESTIONS)
 ]
 VARYING = ("seconds", "decoding_seconds", "time", "peak_mb", "machine")
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray by Ray
+pytestmark = [  # Ray warns of its own old names, and leaves processes of starts that failed
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
