@@ -12,7 +12,7 @@ from rates import _steps
 import trueline as tl
 from trueline.examples import read_examples
 from trueline.scope import find_scope
-from trueline.space import making
+from trueline.space import worker
 
 SIZES = (100, 100_000)  # examples of a space whose scope is timed
 
@@ -75,7 +75,7 @@ def scope(quick):
     facts, found = read_examples("facts:ground"), {}
     asked = [fact.question for fact in read_examples("facts:test")][: 10 if quick else 60]
     for size in SIZES[:1] if quick else SIZES:
-        with patch.object(making, "embed_examples", _random_vectors):
+        with patch.object(worker, "embed_examples", _random_vectors):
             space = tl.build(
                 None,
                 [

@@ -522,7 +522,7 @@ def killed_at(moment, monkeypatch):
         patch.setattr(Path, "write_text", watched(Path.write_text, half))
         for name in ("replace", "fsync", "unlink", "mkdir", "rmdir"):
             patch.setattr(os, name, watched(getattr(os, name), nothing))
-        for module in ("storage", "worker", "making"):
+        for module in ("storage", "making"):
             name = f"trueline.space.{module}.save_file"
             patch.setattr(name, watched(tiny_import(name), cut))
         with suppress(Killed):

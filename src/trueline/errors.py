@@ -11,6 +11,7 @@ TruelineError
 │   ├── SpaceFormatError      it is damaged, unfinished or from another release
 │   ├── SpaceConflictError    another commit to its folder came first
 │   └── SpaceMismatchError    it was built with another model, tokenizer, embedder or prompt
+├── ClusterError          a cluster cannot be reached, or its workers cannot do the work
 ├── MissingExtraError     an optional part is not installed; the message names the extra
 └── OutputError           what a command printed could not be written
 """
@@ -66,6 +67,10 @@ class SpaceConflictError(SpaceError):
 
 class SpaceMismatchError(SpaceError):
     """The space was built with another model, tokenizer, embedder or prompt."""
+
+
+class ClusterError(TruelineError):
+    """A cluster cannot be reached, or its workers cannot do the work."""
 
 
 class MissingExtraError(TruelineError):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trueline.cli.example_options import example_options
-from trueline.cli.options import PATH, model_options
+from trueline.cli.options import PATH, cluster_options, model_options, read_cluster
 from trueline.engines import DEFAULT_EMBEDDER
 from trueline.errors import SettingError
 from trueline.visible import shown
@@ -69,6 +69,7 @@ _DIGITS = 9  # of a number of tokens
 @click.option("--template", help="The prompt, with {question} where the question goes.")
 @click.option("--system", help="A system line for the prompt.")
 @click.option("--no-chat", is_flag=True, help="Leave the model's chat template out.")
+@cluster_options
 @click.option("--overwrite", is_flag=True, help="Replace another space that stands there.")
 @example_options
 def build(
@@ -85,6 +86,8 @@ def build(
     system: str | None,
     no_chat: bool,
     value_dtype: str,
+    on: str | None,
+    workers: int | None,
     read: Callable[[str], list[Example]],
     **options: Any,
 ) -> None:
@@ -99,6 +102,7 @@ def build(
       trueline build facts --out facts.space
       trueline build faq.csv --column question=Q --column answers=A --out faq.space
       trueline build facts.jsonl --context 8 --out rad.space
+      trueline build facts.jsonl --context 8 --on ray --workers 4 --out rad.space
     """
     from trueline.cli.progress import progress_bar
     from trueline.cli.screen import show_line
@@ -111,6 +115,7 @@ def build(
     template = template or prompt_sets()[task].base.template
     prompt = Prompt(template, system=system, chat=False if no_chat else None)
     tokens, lm = _context(context), None
+    cluster = read_cluster(on, workers, device)
     _check_weights(tokens, model, dtype, device, trust_remote_code)
     check_parts((), model=model, embedder=options["embedder"])
     found = read(examples)
@@ -122,7 +127,7 @@ def build(
             weights: dict[str, Any] = {"dtype": dtype, "device": device, "engine": engine}
             lm = load(model or DEFAULT_MODEL, trust_remote_code=trust_remote_code, **weights)
         options |= {"context": tokens, "prompt": prompt, "dtype": value_dtype}
-        space = build_space(lm, found, out=out, progress=progress, **options)
+        space = build_space(lm, found, out=out, on=cluster, progress=progress, **options)
     show_line(f"{out}: {_summary(space.info())}")
 
 

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trueline.cli.example_options import column_option, columns_as_flags, read_columns
-from trueline.cli.options import PATH, FlagEnvvarOption, json_option, read_settings
+from trueline.cli.options import (
+    PATH,
+    FlagEnvvarOption,
+    cluster_options,
+    json_option,
+    read_cluster,
+    read_settings,
+)
 from trueline.decoders import DEFAULT
 from trueline.engines import DEFAULT_MODEL
 from trueline.errors import SettingError
@@ -101,6 +108,7 @@ _DIGITS = 20  # of a number that is one; what is longer is refused as the text i
     default=None,
     help="Also run methods with a space with their controls, and what needs no method.  [on]",
 )
+@cluster_options
 @click.option("--minutes", type=float, help="Stop after so long; go on another time.")
 @click.option("--max-samples", type=int, help="Stop after so many; go on another time.")
 @json_option
@@ -109,6 +117,8 @@ def evaluate(
     out: str | None,
     minutes: float | None,
     max_samples: int | None,
+    on: str | None,
+    workers: int | None,
     as_json: bool,
     **flags: Any,
 ) -> None:
@@ -132,14 +142,15 @@ def evaluate(
     if not folder:
         raise SettingError("say where the results go: --out FOLDER, or `out` in the plan")
     _check_early(table)
+    device = table.get("device")  # the check of the plan is yet to come
+    cluster = read_cluster(on, workers, device if isinstance(device, str) else None)
     with progress_bars("samples", f"opening {_named(table)}") as progress, columns_as_flags():
         with _mistakes_as_flags(is_wanted=plan is None):
             checked = plan_from(table, "the command" if plan is None else str(plan))
         from trueline.evaluation.run import run_plan
 
-        done = run_plan(
-            checked, folder, minutes=minutes, max_samples=max_samples, progress=progress
-        )
+        limits: dict[str, Any] = {"minutes": minutes, "max_samples": max_samples}
+        done = run_plan(checked, folder, on=cluster, progress=progress, **limits)
     _show(done, as_json)
 
 

@@ -20,6 +20,7 @@ from trueline.errors import SettingError
 from trueline.visible import has_half_character, shown
 
 if TYPE_CHECKING:
+    from trueline.cluster import Cluster
     from trueline.session import Session
 
 
@@ -123,6 +124,26 @@ model_options = _all(
     ),
     *_WEIGHTS,
 )
+
+cluster_options = _all(
+    click.option(
+        "--on",
+        metavar="CLUSTER",
+        help="Spread the passes over workers: `ray` for some on this machine, or HOST:PORT of "
+        "a Ray cluster.",
+    ),
+    click.option("--workers", type=int, help="How many of them; all there is room for."),
+)
+
+
+def read_cluster(on: str | None, workers: int | None, device: str | None) -> Cluster | None:
+    """The cluster that a command names, if it names one; nothing is connected to yet."""
+    from trueline.cluster import Cluster
+
+    if on is None and workers is not None:
+        raise SettingError("--workers is about a cluster, and none is named; add --on ray")
+    gpus = 1 if device is not None and device.startswith("cuda") else 0
+    return None if on is None else Cluster(address=on, workers=workers, gpus=gpus)
 
 
 def method_option(help: str = "") -> Callable[[Any], Any]:

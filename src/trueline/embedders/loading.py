@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from trueline.embedders.static import StaticEmbedder
 from trueline.engines import DEFAULT_EMBEDDER
 from trueline.engines.devices import open_device
 from trueline.engines.encoders import open_encoder
+from trueline.engines.origins import lasting_name, remember
 from trueline.engines.sources import resolve
 from trueline.engines.weights import WEIGHTS, opening
 from trueline.errors import ModelError
@@ -30,8 +32,11 @@ def load_embedder(
     place = open_device(device)
     with opening(source.id, "an embedder"):
         if (source.folder / "modules.json").exists() and not _is_static(source.folder):
-            return _tried(_sentence_embedder(source.id, source.folder, place))
-        return _tried(_static_embedder(source.id, source.folder, place))
+            opened = _tried(_sentence_embedder(source.id, source.folder, place))
+        else:
+            opened = _tried(_static_embedder(source.id, source.folder, place))
+    remember(opened, partial(load_embedder, lasting_name(name), device=device))
+    return opened
 
 
 def _tried(embedder: SentenceEmbedder | StaticEmbedder) -> Embedder:

@@ -6,10 +6,12 @@ Each engine has a folder of its own, which nothing outside `engines` and `integr
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from trueline.engines.origins import lasting_name, remember
 from trueline.errors import SettingError
 
 if TYPE_CHECKING:
@@ -67,6 +69,7 @@ def load(
         raise SettingError(f"there is no engine {engine!r}; there are {', '.join(ENGINES)}")
     options = {"dtype": dtype, "device": device, "trust_remote_code": trust_remote_code}
     opened: Engine = import_module(ENGINES[engine]).load(name, **options)
+    remember(opened, partial(load, lasting_name(name), engine=engine, **options))
     return opened
 
 

@@ -36,6 +36,7 @@ from trueline.inputs import FilledPrompt
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from trueline.cluster import Cluster
     from trueline.decoders.base import Decoder
     from trueline.engines.base import Engine
     from trueline.space.space import GroundingSpace
@@ -59,6 +60,7 @@ class Cell:
     decoder: Decoder
     samples: tuple[tuple[int, Sample], ...]  # with their places in the benchmark
     head: CellLine  # what stands ahead of its results, without machine and time
+    variant: Variant
     space: GroundingSpace | None = None
 
     @property
@@ -102,7 +104,7 @@ def cells_of(
                 **_data_facts(plan, benchmark),
             )
             head = replace_line(head, cell=cell_id(head))
-            found.append(Cell(lm, benchmark, decoder, samples, head, space))
+            found.append(Cell(lm, benchmark, decoder, samples, head, variant, space))
     return [cell for cell in found if cell.samples]
 
 
@@ -135,6 +137,7 @@ def grounding_space(
     options: BuildOptions,
     folder: Path,
     progress: Callable[[int, int], None] | None,
+    on: Cluster | None = None,
 ) -> GroundingSpace:
     """The space of a benchmark, built once in a folder named by all that shapes it."""
     from trueline.examples import digest
@@ -156,6 +159,7 @@ def grounding_space(
         benchmark.ground,
         prompt=benchmark.prompt,
         out=folder / f"{name}-{_hash(content)}.space",
+        on=on,
         progress=progress,
         **asdict(options),
     )
@@ -219,15 +223,16 @@ def _hash_at(path: Path, time: int, size: int) -> str:
     return file_hash(path)
 
 
-def machine() -> dict[str, Any]:
+def machine(on: Cluster | None = None) -> dict[str, Any]:
     """What the run stands on, without the name of the host."""
     import torch
 
-    return {
+    found = {
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "platform": f"{platform.system()} {platform.machine()}",
     }
+    return found if on is None else found | {"on": "ray", "threads": on.threads}
 
 
 def _run_facts(plan: Plan, lm: Engine, task: Mode) -> dict[str, Any]:

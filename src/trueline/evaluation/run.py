@@ -10,9 +10,10 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from trueline.errors import SettingError
-from trueline.evaluation.answering import cut_key_notes, sample_lines, verdict_lines
+from trueline.evaluation.answering import cut_key_notes, verdict_lines
 from trueline.evaluation.averages import CellSummary, summarize_cell
 from trueline.evaluation.cells import Cell, cells_of, grounding_space, machine
+from trueline.evaluation.chunks import answer_chunks
 from trueline.evaluation.consistency import agreement_notes, warnings
 from trueline.evaluation.controls import controlled_examples
 from trueline.evaluation.effects import effect_notes
@@ -24,6 +25,7 @@ from trueline.evaluation.lines import (
     DoneLine,
     FailedLine,
     LeaksLine,
+    SampleLine,
     VerdictLine,
     now,
     replace_line,
@@ -34,6 +36,7 @@ from trueline.evaluation.plan import BuildOptions, Control, Plan, Variant
 from trueline.evaluation.samples import Benchmark
 
 if TYPE_CHECKING:
+    from trueline.cluster import Cluster
     from trueline.engines.base import Engine
     from trueline.evaluation.judges import Judge
     from trueline.space.space import GroundingSpace
@@ -85,6 +88,7 @@ class _Run:
     budget: _Budget
     tell: OnLabelledProgress
     models: dict[str, Engine]  # those a judge on this machine holds, by name
+    on: Cluster | None  # whose workers answer; None: this process does
     notes: list[str] = field(default_factory=list)
     begun: dict[str, Benchmark] = field(default_factory=dict)  # by cell, in their order
 
@@ -95,12 +99,14 @@ def run_plan(
     *,
     minutes: float | None = None,
     max_samples: int | None = None,
+    on: Cluster | None = None,
     progress: OnLabelledProgress | None = None,
 ) -> RunOutcome:
     """Run every cell of a plan that is not done yet, and have the answers judged.
 
     Killed or stopped at any moment, the same call goes on where it was; the lines are those of
-    a run that was never interrupted, apart from times and memory.
+    a run that was never interrupted, apart from times and memory. `on` is a cluster whose
+    workers build the spaces and answer, with the threads of the plan; judges run here.
     """
     _check_limits(minutes, max_samples)
     deadline = None if minutes is None else monotonic() + 60 * minutes
@@ -112,7 +118,9 @@ def run_plan(
         models: dict[str, Engine] = {}
         judges = judges_of(plan, models)  # a missing key shows before anything is run
         tell = progress or (lambda label, done, total: None)
-        run = _Run(plan, Path(folder), journal, budget, tell, models, _dropped(journal))
+        if on is not None and plan.threads is not None:
+            on = replace(on, threads=plan.threads)
+        run = _Run(plan, Path(folder), journal, budget, tell, models, on, _dropped(journal))
         try:
             with _threads(plan.threads):
                 for model in plan.models:
@@ -150,8 +158,9 @@ def _run_model(run: _Run, model: str, benchmarks: Sequence[Benchmark]) -> None:
         cells = list(_cells(run, lm, benchmark, spaces))
         total, done = sum(len(cell.samples) for cell in cells), 0
         label = f"{lm.id} {benchmark.name}"
+        answered = answer_chunks(run.plan, cells, run.journal, run.on)
         for cell in cells:
-            for step in _run_cell(run, cell):
+            for step in _run_cell(run, cell, answered):
                 done += step
                 run.tell(label, done, total)
         own = (space for (_, control), space in spaces.items() if control is None)
@@ -230,30 +239,27 @@ def _space(
         if done < total:
             run.budget.check()  # the build is resumed, too
 
-    return grounding_space(lm, benchmark, options, run.folder / "spaces", tell)
+    return grounding_space(lm, benchmark, options, run.folder / "spaces", tell, run.on)
 
 
-def _run_cell(run: _Run, cell: Cell) -> Iterator[int]:
+def _run_cell(run: _Run, cell: Cell, answered: Iterator[list[SampleLine]]) -> Iterator[int]:
     """Do what a cell still lacks, chunk by chunk; yields how many samples are done."""
     run.begun[cell.id] = cell.benchmark
-    journal, plan = run.journal, run.plan
+    journal = run.journal
     ready = len(journal.samples_of(cell.id))
     yield ready
     if journal.has(cell.id, DoneLine):
         return
     cell.decoder.check(cell.lm)
     if not journal.has(cell.id, CellLine):
-        journal.append([replace_line(cell.head, machine=machine(), time=now())])
-    scorer = None
-    if plan.bertscore is not None and plan.bertscore_layers is not None:
-        scorer = (plan.bertscore, plan.bertscore_layers)
-    is_weighed = _start_peak()
-    for start in range(ready, len(cell.samples), plan.batch_size):
+        journal.append([replace_line(cell.head, machine=machine(run.on), time=now())])
+    is_weighed = run.on is None and _start_peak()
+    for _ in range(ready, len(cell.samples), run.plan.batch_size):
         run.budget.check()
-        batch = cell.samples[start : start + plan.batch_size]
-        journal.append(sample_lines(cell, batch, scorer))
-        run.budget.spend(len(batch))
-        yield len(batch)
+        lines = next(answered)
+        journal.append(lines)
+        run.budget.spend(len(lines))
+        yield len(lines)
     lines = journal.samples_of(cell.id)
     seconds = sum(0.0 if isinstance(line, FailedLine) else line.seconds for line in lines)
     peak = _held_mb("VmHWM") if is_weighed else None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from trueline.cluster import Cluster
 from trueline.embedders.base import Embedder
 from trueline.embedders.loading import load_embedder
 from trueline.engines import DEFAULT_EMBEDDER
@@ -19,6 +20,7 @@ from trueline.settings import check_values, plain
 from trueline.space.content import Content, Recipe, utc_now
 from trueline.space.folder import clear, clear_others, working
 from trueline.space.making import cut_answers, head_of, make_segment, plan_hash
+from trueline.space.passages import Passage
 from trueline.space.segment import Part, Segment
 from trueline.space.space import Examples, GroundingSpace, Now, read_space, space_of
 from trueline.space.storage import check_vacant, commit, read_manifest
@@ -70,6 +72,7 @@ def build(
     separator: str | None = None,
     limit: int | None = None,
     overwrite: bool = False,
+    on: str | Cluster | None = None,
     progress: OnProgress | None = None,
     now: Now = utc_now,
 ) -> GroundingSpace:
@@ -80,7 +83,7 @@ def build(
     become a second set, which RAD's beta subtracts. With `out` the space is also written there
     as it grows: killed at any moment, the same call resumes to the bytes of a build never
     interrupted. A space in that folder that this build would not make is replaced only with
-    `overwrite`.
+    `overwrite`. With on="ray" the passes run on a Ray cluster, and give the same bytes.
     """
     settings = _EntrySettings(plain(context), window, end, wrong, values, dtype)
     read = read_examples(examples, columns=columns, separator=separator, limit=limit)
@@ -89,7 +92,7 @@ def build(
     recipe = Recipe(
         embedder=embedder.id, embedder_hash=embedder.hash, prompt=prompt or Prompt()
     )
-    worker, found = None, []
+    found: list[list[Passage]] = []
     if context is not None:
         if lm is None:
             raise SettingError("entries need a model: give one, or context=None for none")
@@ -97,10 +100,12 @@ def build(
         if not all(found):
             raise SettingError("wrong=True asks for wrong answers, and no example has one")
         recipe = _recipe_of(lm, recipe, settings, head_of(lm, found))
-        worker = Worker(lm, embedder, recipe)
-    options: dict[str, Any] = {"worker": worker, "found": found, "progress": progress}
+    worker = Worker(lm, embedder, recipe)
+    cluster = Cluster(address=on) if isinstance(on, str) else on
+    run = map if cluster is None else cluster.map
+    options: dict[str, Any] = {"found": found, "run": run, "progress": progress}
     if out is None:
-        segment = make_segment(read, embedder, **options)
+        segment = make_segment(read, worker, **options)
         return space_of(_built(recipe, segment, now), embedder=embedder, now=now)
     folder, plan = Path(out), plan_hash(recipe, read)
     with working(folder, plan, is_build=True) as work:
@@ -109,7 +114,7 @@ def build(
         if made is None:
             if not overwrite:
                 check_vacant(folder)
-            segment = make_segment(read, embedder, work=work, **options)
+            segment = make_segment(read, worker, work=work, **options)
             content = _built(recipe, segment, now)
             state = commit(content, folder, base, work)
             made = space_of(content, folder=folder, state=state, embedder=embedder, now=now)

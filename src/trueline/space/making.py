@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from trueline.embedders.base import Embedder, embed_distinct
+from trueline.cluster import Run
+from trueline.embedders.base import Embedder
 from trueline.engines.base import Engine
 from trueline.errors import SettingError, SpaceMismatchError
 from trueline.examples import digest
@@ -21,17 +23,8 @@ from trueline.prompts import Prompt
 from trueline.records import Example, OnProgress
 from trueline.space.content import Content, Recipe
 from trueline.space.passages import ROWS, Passage, batches, passages
-from trueline.space.segment import (
-    ANSWERS,
-    QUESTIONS,
-    VECTORS,
-    WRONG_ANSWERS,
-    Array,
-    Entries,
-    Segment,
-    join_entries,
-)
-from trueline.space.worker import Worker, passage_length
+from trueline.space.segment import VECTORS, Entries, Segment, join_entries
+from trueline.space.worker import Arrays, Worker, passage_length
 
 _EXAMPLES_AT_ONCE = 512  # examples that are embedded before their vectors are kept
 
@@ -66,7 +59,8 @@ def extension(
     """A segment of more examples for a space, made as the others were."""
     recipe = space.recipe
     if recipe.context is None:
-        return make_segment(examples, embedder, work=work, progress=progress)
+        worker = Worker(None, embedder, recipe)
+        return make_segment(examples, worker, work=work, progress=progress)
     assert lm is not None
     found = cut_answers(lm, examples, recipe.prompt, wrong=recipe.wrong)
     # The form of the head was checked when the space was built. Only a head that failed there
@@ -78,9 +72,7 @@ def extension(
             f"has no known form; build it anew with `trueline build --model {lm.id}`"
         )
     worker = Worker(lm, embedder, recipe)
-    return make_segment(
-        examples, embedder, worker=worker, found=found, work=work, progress=progress
-    )
+    return make_segment(examples, worker, found=found, work=work, progress=progress)
 
 
 def check_lm(space: Content, lm: Engine | None) -> None:
@@ -103,113 +95,96 @@ def check_lm(space: Content, lm: Engine | None) -> None:
 
 def make_segment(
     examples: Sequence[Example],
-    embedder: Embedder,
+    worker: Worker,
     *,
-    worker: Worker | None = None,
     found: Sequence[Sequence[Passage]] = (),
     work: Path | None = None,
+    run: Run = map,
     progress: OnProgress | None = None,
 ) -> Segment:
-    """Embed the examples and, with a worker, make the entries of all answers.
+    """Embed the examples and make the entries of all answers that were found in them.
 
-    What is finished is kept in `work`, from where the same call goes on after a kill.
+    What is finished is kept in `work`, from where the same call goes on after a kill. `run`
+    does what is left to do; it is `map`, here or on a cluster.
     """
-    vectors = _vectors(examples, embedder, work, None if worker else progress)
-    if worker is None:
+    starts = range(0, len(examples), _EXAMPLES_AT_ONCE)
+    embedded = _resumed(
+        [examples[start : start + _EXAMPLES_AT_ONCE] for start in starts],
+        [f"vectors-{start:07d}" for start in starts],
+        worker.vectors,
+        worker.are_vectors,
+        _Steps(work, run, None if found else progress, len),
+    )
+    vectors = {name: np.concatenate([one[name] for one in embedded]) for name in VECTORS}
+    if not found:
         return Segment(examples, vectors)
     plan = [batch for answers in found for batch in batches(answers)]
-    parts = []
-    for number, batch in enumerate(_watched(plan, worker.recipe.end, progress)):
-        if work is None:
-            parts.append(worker.entries(batch))
-        else:
-            parts.append(worker.resume(batch, work / f"{number:05d}.safetensors"))
+    end = worker.recipe.end
+    parts = _resumed(
+        plan,
+        [f"{number:05d}" for number in range(len(plan))],
+        worker.entries,
+        worker.are_entries,
+        _Steps(work, run, progress, lambda batch: sum(passage_length(x, end) for x in batch)),
+    )
     sets = [
-        [part for batch, part in zip(plan, parts, strict=True) if batch[0].is_wrong == kind]
+        [
+            Entries(**part)
+            for batch, part in zip(plan, parts, strict=True)
+            if batch[0].is_wrong == kind
+        ]
         for kind in (False, True)
     ]
     entries, wrong = (_sorted(each) if each else None for each in sets)
     return Segment(examples, vectors, entries, wrong)
 
 
-def _vectors(
-    examples: Sequence[Example],
-    embedder: Embedder,
-    work: Path | None,
-    progress: OnProgress | None,
-) -> dict[str, Array]:
-    """The vectors of the examples, each of VECTORS as (examples, dimension)."""
-    found = []
-    for start in range(0, len(examples), _EXAMPLES_AT_ONCE):
-        if progress:
-            progress(start, len(examples))
-        batch = examples[start : start + _EXAMPLES_AT_ONCE]
-        path = None if work is None else work / f"vectors-{start:07d}.safetensors"
-        found.append(_resumed(batch, embedder, path))
-    if progress:
-        progress(len(examples), len(examples))
-    return {name: np.concatenate([one[name] for one in found]) for name in VECTORS}
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """How units of work are gone through: where they are kept, who makes them, who is told."""
+
+    work: Path | None
+    run: Run
+    progress: OnProgress | None
+    size: Callable[[Any], int]  # of a unit, as progress counts it
 
 
 def _resumed(
-    examples: Sequence[Example], embedder: Embedder, path: Path | None
-) -> dict[str, Array]:
-    """The vectors of some examples, from their file if they were made before."""
-    shape = (len(examples), embedder.dimension)
+    units: Sequence[Any],
+    names: Sequence[str],
+    make: Callable[[Any], Arrays],
+    is_whole: Callable[[Any, Arrays], bool],
+    steps: _Steps,
+) -> list[Arrays]:
+    """What is made of every unit, from its file if an earlier call finished it."""
+    work, tell = steps.work, steps.progress or (lambda done, total: None)
+    paths = [None if work is None else work / f"{name}.safetensors" for name in names]
+    kept = [_read(path, unit, is_whole) for unit, path in zip(units, paths, strict=True)]
+    todo = [unit for unit, one in zip(units, kept, strict=True) if one is None]
+    made = steps.run(make, todo)
+    sizes = [steps.size(unit) for unit in units]
+    found: list[Arrays] = []
+    for number, (path, one) in enumerate(zip(paths, kept, strict=True)):
+        tell(sum(sizes[:number]), sum(sizes))
+        if one is None:
+            one = next(made)
+            if path is not None:
+                with replacing(path) as scratch:
+                    save_file(one, scratch)
+        found.append(one)
+    tell(sum(sizes), sum(sizes))
+    return found
+
+
+def _read(
+    path: Path | None, unit: Any, is_whole: Callable[[Any, Arrays], bool]
+) -> Arrays | None:
+    """What was kept of a unit; None where nothing was, or not all of it."""
     try:
-        if path is not None:
-            kept: dict[str, Array] = load_file(path)
-            if all(
-                kept[name].shape == shape and np.isfinite(kept[name]).all() for name in VECTORS
-            ):
-                return kept
-    except (OSError, SafetensorError, KeyError):  # not there, or cut short
-        pass
-    vectors = embed_examples(examples, embedder)
-    if path is not None:
-        with replacing(path) as scratch:
-            save_file(vectors, scratch)
-    return vectors
-
-
-def embed_examples(examples: Sequence[Example], embedder: Embedder) -> dict[str, Array]:
-    """The questions, and the means of truthful and of wrong answers, as unit vectors."""
-    texts: dict[str, list[Sequence[str]]] = {
-        QUESTIONS: [(example.question,) for example in examples],
-        ANSWERS: [example.answers for example in examples],
-        WRONG_ANSWERS: [example.wrong_answers for example in examples],
-    }
-    flat = [text for groups in texts.values() for group in groups for text in group]
-    vectors = iter(embed_distinct(embedder, flat).cpu().numpy())
-    return {
-        name: np.stack([_mean([next(vectors) for _ in group], embedder) for group in groups])
-        for name, groups in texts.items()
-    }
-
-
-def _mean(vectors: list[Array], embedder: Embedder) -> Array:
-    """The direction of some vectors together, of length 1; zero where there are none."""
-    if len(vectors) == 1:
-        return vectors[0].astype(np.float16)
-    total: Array = np.sum([np.zeros(embedder.dimension, np.float32), *vectors], axis=0)
-    length = float(np.linalg.norm(total))
-    mean: Array = (total / length if length > 1e-6 else 0 * total).astype(np.float16)
-    return mean
-
-
-def _watched(
-    work: list[list[Passage]], end: bool, progress: OnProgress | None
-) -> Iterator[list[Passage]]:
-    """Hand out the batches and say after each how many entries are done."""
-    sizes = [sum(passage_length(passage, end) for passage in batch) for batch in work]
-    done, total = 0, sum(sizes)
-    for batch, size in zip(work, sizes, strict=True):
-        if progress:
-            progress(done, total)
-        yield batch
-        done += size
-    if progress:
-        progress(done, total)
+        kept: Arrays | None = None if path is None else load_file(path)
+        return kept if kept is not None and is_whole(unit, kept) else None
+    except (OSError, SafetensorError, KeyError, TypeError):  # not there, or cut short
+        return None
 
 
 def _sorted(parts: list[Entries]) -> Entries:

@@ -1,0 +1,348 @@
+"""Builds and evaluations on a Ray cluster: the same bytes, also after kills."""
+
+import importlib.metadata
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from click.testing import CliRunner
+
+import trueline as tl
+from trueline import cluster as clusters
+from trueline.cli import cli
+from trueline.cluster import Cluster
+from trueline.embedders.loading import load_embedder
+from trueline.engines.origins import origin_of
+from trueline.errors import (
+    ClusterError,
+    MissingExtraError,
+    SettingError,
+    SpaceMismatchError,
+)
+from trueline.evaluation.cells import cells_of
+from trueline.evaluation.chunks import Answerer
+from trueline.evaluation.lines import plain, read_written
+from trueline.evaluation.parts import benchmark_of, model_of
+from trueline.evaluation.plan_file import plan_from
+from trueline.evaluation.run import run_plan
+from trueline.examples import to_lines
+from trueline.records import Example
+from trueline.space.build import build
+from trueline.space.content import Recipe
+from trueline.space.worker import Worker
+
+QUESTIONS = [f"{one} {number}" for number in range(24) for one in tiny.QUESTIONS]
+EXAMPLES = [
+    Example(question, [f"No, {question.lower()}", "That is not known."], [f"Yes, {number}"])
+    for number, question in enumerate(QUESTIONS)
+]
+VARYING = ("seconds", "decoding_seconds", "time", "peak_mb", "machine")
+pytestmark = [  # Ray warns of its own old names, and leaves processes of starts that failed
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    """A tiny model and embedder in folders, which every process opens by name."""
+    folder = tmp_path_factory.mktemp("parts")
+    lm = tiny.language_model("llama")
+    lm.model.save_pretrained(folder / "model")
+    lm.tokenizer.save_pretrained(folder / "model")
+    tiny.write_embedder(folder / "embedder")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """What a worker has: with more, another order of sums could give other last bits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def ray():
+    """A cluster on this machine, started once."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'trueline[ray]'")
+    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    with pytest.MonkeyPatch.context() as patch:  # so that workers find `work` of this file
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+        Cluster()._connect()
+    yield ray
+    ray.shutdown()
+
+
+def made(parts, out, **options):
+    options = {"context": 4, "wrong": True, "now": lambda: NOW} | options
+    embedder = str(parts / "embedder")
+    return build(tl.load(parts / "model"), EXAMPLES, out=out, embedder=embedder, **options)
+
+
+def files(folder) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def alone(parts, tmp_path_factory):
+    """The files of the space that one process builds."""
+    torch.set_num_threads(1)
+    made(parts, tmp_path_factory.mktemp("alone") / "space")
+    return files(tmp_path_factory.getbasetemp() / "alone0" / "space")
+
+
+def workers_of(parent: int) -> list[int]:
+    """The processes of Ray Data's workers, in the cluster that a process has started."""
+    children: dict[int, list[tuple[int, bytes]]] = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            ppid = int((path / "stat").read_text("ascii").rpartition(")")[2].split()[1])
+            children.setdefault(ppid, []).append(
+                (int(path.name), (path / "cmdline").read_bytes())
+            )
+        except OSError:  # it has ended
+            continue
+    raylets = [pid for pid, _ in children.get(parent, ())]
+    found = [one for raylet in raylets for one in children.get(raylet, ())]
+    return [pid for pid, command in found if command.startswith(b"ray::MapWorker")]
+
+
+def work(unit: str) -> str:
+    """Done, refused, or the end of the process."""
+    if unit == "refused":
+        raise SettingError("the unit is refused; give another")
+    if unit == "broken":
+        os._exit(1)
+    return unit
+
+
+@pytest.mark.parametrize("address", ["", "spark", "host", "ray://host:10001", "host:port"])
+def test_what_is_no_address_is_refused(address):
+    with pytest.raises(SettingError, match="nothing to run on") as caught:
+        Cluster(address=address)
+    assert "HOST:PORT" in str(caught.value)
+
+
+def test_workers_without_a_cluster_are_refused(tmp_path):
+    done = CliRunner().invoke(cli, ["build", "facts", "--out", str(tmp_path), "--workers", "2"])
+    assert isinstance(done.exception, SettingError)
+    assert "add --on ray" in str(done.exception)
+
+
+def test_without_ray_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtraError, match=re.escape("pip install 'trueline[ray]'")):
+        list(Cluster().map(str, [1, 2]))
+
+
+def test_a_single_unit_needs_no_cluster(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert list(Cluster().map(str, [1])) == ["1"]
+    assert list(Cluster().map(str, [])) == []
+
+
+def test_a_model_without_a_name_cannot_go_elsewhere():
+    lm = tiny.language_model("llama")
+    with pytest.raises(SettingError, match="was not opened by name"):
+        origin_of(tl.LanguageModel(lm.model, lm.tokenizer))
+
+
+def test_a_worker_in_another_process_is_the_same(parts):
+    lm, embedder = tl.load(parts / "model"), load_embedder(parts / "embedder")
+    recipe = Recipe(
+        embedder=embedder.id,
+        embedder_hash=embedder.hash,
+        prompt=tl.Prompt(),
+        model=lm.id,
+        model_fingerprint=lm.fingerprint,
+    )
+    worker = Worker(lm, embedder, recipe)
+    there = pickle.loads(pickle.dumps(worker))
+    assert there.lm is not lm
+    ours, theirs = worker.vectors(EXAMPLES[:3]), there.vectors(EXAMPLES[:3])
+    assert all((ours[name] == theirs[name]).all() for name in ours)
+    other = Worker(lm, embedder, Recipe(**{**_fields(recipe), "model_fingerprint": "other"}))
+    with pytest.raises(SpaceMismatchError, match="other weights there"):
+        pickle.loads(pickle.dumps(other))
+
+
+def _fields(recipe):
+    return {name: getattr(recipe, name) for name in recipe.__dataclass_fields__}
+
+
+@pytest.fixture
+def table(parts, tmp_path):
+    (tmp_path / "ground.jsonl").write_text("".join(to_lines(EXAMPLES[:20])), "utf-8")
+    (tmp_path / "test.jsonl").write_text("".join(to_lines(EXAMPLES[20:30])), "utf-8")
+    return {
+        "models": [str(parts / "model")],
+        "benchmarks": [f"{tmp_path / 'ground.jsonl'}:{tmp_path / 'test.jsonl'}"],
+        "methods": ["greedy", "corrective", "rad"],
+        "build": {"embedder": str(parts / "embedder")},
+        "max_new_tokens": 4,
+        "batch_size": 3,
+        "threads": 1,
+        "controls": False,
+    }
+
+
+def lines_of(folder) -> list[dict]:
+    lines = read_written(folder / "results.jsonl").lines
+    return [{k: v for k, v in plain(line).items() if k not in VARYING} for line in lines]
+
+
+def test_the_cells_of_another_process_are_the_same(table):
+    plan = plan_from({**table, "methods": ["greedy"]})
+    lm, benchmark = model_of(plan, plan.models[0]), benchmark_of(plan, plan.benchmarks[0])
+    (cell,) = cells_of(plan, lm, benchmark, plan.variants[0], None)
+    here = Answerer(plan, [cell])
+    there = pickle.loads(pickle.dumps(here))
+    steady = [
+        [
+            {k: v for k, v in plain(x).items() if k not in VARYING}
+            for x in one.lines((cell.id, 3))
+        ]
+        for one in (here, there)
+    ]
+    assert steady[0] == steady[1]
+    assert [line["index"] for line in steady[0]] == [3, 4, 5]
+
+
+def test_cells_that_would_be_others_are_refused(table, monkeypatch):
+    plan = plan_from({**table, "methods": ["greedy"]})
+    lm, benchmark = model_of(plan, plan.models[0]), benchmark_of(plan, plan.benchmarks[0])
+    pickled = pickle.dumps(
+        Answerer(plan, cells_of(plan, lm, benchmark, plan.variants[0], None))
+    )
+    monkeypatch.setattr("trueline.evaluation.cells._version", lambda name: "9.9")
+    with pytest.raises(ClusterError, match="its versions differ"):
+        pickle.loads(pickled)
+
+
+@pytest.mark.slow
+def test_a_build_on_ray_has_the_bytes_of_one_alone(ray, parts, alone, tmp_path):
+    told = []
+    made(parts, tmp_path / "s", on=Cluster(workers=2), progress=lambda *x: told.append(x))
+    assert files(tmp_path / "s") == alone
+    assert [done for done, _ in told] == sorted({done for done, _ in told} | {0})
+    assert told[-1][0] == told[-1][1]
+
+
+@pytest.mark.slow
+def test_a_build_outlives_a_killed_worker(ray, parts, alone, tmp_path):
+    killed = []
+
+    def kill(done, total):
+        if done > total // 4 and not killed:
+            killed.append(workers_of(os.getpid())[0])
+            os.kill(killed[0], signal.SIGKILL)
+
+    made(parts, tmp_path / "s", on=Cluster(workers=2), progress=kill)
+    assert killed
+    assert files(tmp_path / "s") == alone
+
+
+@pytest.mark.slow
+def test_a_build_outlives_its_killed_driver(ray, parts, alone, tmp_path):
+    """The first driver is the command, on the address of the cluster; the second is alone."""
+    folder, told = tmp_path / "s", tmp_path / "stderr"
+    (tmp_path / "examples.jsonl").write_text("".join(to_lines(EXAMPLES)), "utf-8")
+    options = {"--model": parts / "model", "--embedder": parts / "embedder", "--context": 4}
+    options |= {"--on": ray.get_runtime_context().gcs_address, "--workers": 1, "--out": folder}
+    given = [str(word) for option in options.items() for word in option]
+    command = [sys.executable, "-m", "trueline", "build", str(tmp_path / "examples.jsonl")]
+    with told.open("wb") as stderr:
+        driver = subprocess.Popen([*command, "--wrong", *given], stderr=stderr)
+        try:
+            deadline = time.monotonic() + 120
+            while len(kept := list(folder.glob(".trueline/build-*/0*.safetensors"))) < 3:
+                assert driver.poll() is None, told.read_text()
+                assert time.monotonic() < deadline, "the driver has made nothing"
+                time.sleep(0.01)
+        finally:
+            driver.kill()
+            driver.wait()
+    assert re.search(r"building: [\d,]+ of [\d,]+ entries", told.read_text())
+    assert not (folder / "manifest.json").exists()
+    begun = {path: path.stat().st_mtime_ns for path in kept}
+    seen = []
+
+    def look(done, total):
+        seen.append({path: path.stat().st_mtime_ns for path in begun})
+
+    made(parts, folder, progress=look)
+    assert seen[-1] == begun  # what the first had finished was not made again
+    assert files(folder) == alone
+
+
+@pytest.mark.slow
+def test_an_evaluation_on_ray_has_the_lines_of_one_alone(ray, table, tmp_path):
+    plan = plan_from(table)
+    run_plan(plan, tmp_path / "alone")
+    stopped = run_plan(plan, tmp_path / "ray", on=Cluster(workers=2), max_samples=7)
+    assert stopped.stopped
+    killed = []
+
+    def kill(label, done, total):
+        if not label.startswith("building") and done > total // 3 and not killed:
+            killed.append(workers_of(os.getpid())[0])
+            os.kill(killed[0], signal.SIGKILL)
+
+    done = run_plan(plan, tmp_path / "ray", on=Cluster(workers=2), progress=kill)
+    assert killed
+    assert all(cell.is_done for cell in done.cells)
+    assert lines_of(tmp_path / "ray") == lines_of(tmp_path / "alone")
+
+
+@pytest.mark.slow
+def test_an_error_of_a_worker_is_one_here(ray):
+    with pytest.raises(SettingError, match=r"give another \(on the worker at [\d.]+\)$"):
+        list(Cluster(workers=1).map(work, ["fine", "refused", "fine"]))
+
+
+@pytest.mark.slow
+def test_another_version_on_a_worker_is_refused(ray, monkeypatch):
+    here = {"torch": "1.0", "no-such-package": "2.0"}
+    version = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda x: here.get(x) or version(x))
+    monkeypatch.setattr(clusters, "_PACKAGES", (*clusters._PACKAGES, "no-such-package"))
+    with pytest.raises(ClusterError) as caught:
+        list(Cluster(workers=1).map(work, ["fine", "fine"]))
+    assert "torch is 2" in str(caught.value)
+    assert "no-such-package is missing there and 2.0 here" in str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_unit_that_ends_every_worker_ends_in_an_error(ray):
+    with pytest.raises(ClusterError, match="5 workers in turn have ended"):
+        list(Cluster(workers=1).map(work, ["fine", "broken"]))
+
+
+@pytest.mark.slow
+def test_more_workers_than_there_is_room_for_are_refused(ray):
+    with pytest.raises(ClusterError, match=r"room for \d+ workers"):
+        list(Cluster(workers=4096).map(work, ["fine", "fine"]))
+
+
+@pytest.mark.slow
+def test_an_address_where_no_cluster_is_ends_in_an_error():
+    code = (
+        "from trueline.cluster import Cluster\n"
+        "from trueline.errors import ClusterError\n"
+        "try: list(Cluster(address='127.0.0.1:9').map(str, [1, 2]))\n"
+        "except ClusterError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "no Ray cluster can be had at 127.0.0.1:9" in done.stdout
