@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ HERE = "ray"  # a new cluster on this machine
 _PACKAGES = ("trueline", "torch", "transformers", "tokenizers", "numpy", "onnxruntime")
 _LEFT = 0.1  # of a CPU, by which a worker asks for less: Ray Data needs some for itself
 _STARTS = 3  # of a cluster here: Ray gives a node of a busy machine up after 15 seconds
+_PATIENCE = 10.0  # seconds for a cluster elsewhere to answer
 _RETRIES = 4  # how often a unit is tried again after its worker died
 _BLOCKS = 4096  # in which the units are handed out: each costs this process milliseconds
 
@@ -99,7 +101,11 @@ class Cluster:
             options = {"address": "local", "include_dashboard": False}
         # Ray would tell its makers that it is used; who wants that sets this.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        problems = []
+        problems: list[Exception] = []
+        try:
+            self._reach()
+        except OSError as error:
+            raise self._no_cluster(error) from error
         for _ in range(_STARTS if self.address == HERE else 1):
             try:
                 ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
@@ -107,15 +113,25 @@ class Cluster:
             except Exception as error:  # Ray has no narrower one for a node that does not start
                 problems.append(error)
                 ray.shutdown()
+        raise self._no_cluster(problems[-1]) from problems[-1]
+
+    def _reach(self) -> None:
+        """Find out whether anything listens at the address: Ray would wait for a minute."""
+        if self.address != HERE:
+            host, _, port = self.address.rpartition(":")
+            socket.create_connection((host, int(port)), timeout=_PATIENCE).close()
+
+    def _no_cluster(self, problem: Exception) -> ClusterError:
+        """What to say where no cluster is to be had."""
         step = (
             "see that the cluster is up and that this machine has joined it (`ray start "
             "--address=HOST:PORT`), or work on this machine alone with `ray`"
         )
         if self.address == HERE:
             step = "the machine may be too busy, or without memory: run the same again later"
-        raise ClusterError(
-            f"no Ray cluster can be had at {self.address} ({_first_line(problems[-1])}); {step}"
-        ) from problems[-1]
+        return ClusterError(
+            f"no Ray cluster can be had at {self.address} ({_first_line(problem)}); {step}"
+        )
 
     def _dataset(self, ray: Any, function: bytes, units: Sequence[Any]) -> Any:
         """The units as a dataset of their outcomes, nothing of which has run yet."""
