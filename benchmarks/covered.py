@@ -457,12 +457,12 @@ def _form_table(cells, given, model):
                 f"{share([c for c in checks if c is not None])} | {share(yes_no)} |"
             )
         ours = read["corrective"]
-        if ours[0]:
-            print(
-                f"\nCorrective less in-prompt: true {difference(ours[0], read['in-prompt'][0])}, "
-                f"form {difference(ours[1], read['in-prompt'][1])}. Corrective less lookup: "
-                f"true {difference(ours[0], read['lookup'][0])}, form {difference(ours[1], read['lookup'][1])}."
-            )
+        others = [name for name in ("in-prompt", "lookup") if name in read and ours[0]]
+        if others:
+            print()
+        for name in others:
+            true, form = (difference(x, y) for x, y in zip(ours, read[name], strict=True))
+            print(f"Corrective less {name}: true {true}, form {form}.")
 
 
 def _other_table(cells, given, model):
