@@ -112,7 +112,7 @@ def _lines(folder: Path, found: Tuning) -> list[str]:
             f"  recall       {share} on the questions shipped with trueline; --questions tells "
             "that of yours"
         )
-    lines.append("  strength     stays as it is: fitting it would take a model")
+    lines.append("  strength     not fitted, which would take a model; it stays as it is")
     for one in found.worst:
         lines.append(
             f"  still false  {one.probability:.2f}  {one.question}  spoken for by {one.example}"
