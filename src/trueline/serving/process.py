@@ -64,9 +64,8 @@ def listen(host: str, port: int) -> socket.socket:
 def one_thread() -> Generator[None, None, None]:
     """Let torch compute in one thread, as a model should be opened ahead of its server.
 
-    Threads that torch once used in the main thread stay with it. With those of the engine's
-    thread, OpenMP counts more threads than cores, and lets them sleep between any two
-    operations, where else they would be ready for the next.
+    Threads that torch once used in the main thread stay with it, beside those of the engine's
+    thread: more than there are cores. The server under load was measured like this.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
