@@ -96,7 +96,7 @@ def measured(rounds, count):
     spread = {"ray, 1 worker": {"workers": 1}, "ray, 2 workers": {"workers": 2}}
     found, same = {name: [] for name in plain | spread}, {}
     with tempfile.TemporaryDirectory() as root:
-        build(lm, examples[:4], Path(root) / "warm", workers=2)  # the cluster starts
+        build(lm, examples[:40], Path(root) / "warm", workers=2)  # the cluster starts
         for turn in range(rounds):
             for name, options in (plain | spread if turn == 0 else spread).items():
                 folder = Path(root) / f"{name} {turn}"
