@@ -216,6 +216,9 @@ def page(found, options, where):
 | steps whose two best logits lie closer than that | {outside["steps_nearer_than_noise"]} |
 | steps with another best token / of these, closer than that | {outside["other_tokens"]} / {outside["other_tokens_nearer_than_noise"]} |
 
+In scope answers may have {WHOLE} tokens, within which every verified answer ends; at 16, most would be cut before their end and so be no verified answer to the letter. What is told there is lifted until it leads by far more than
+the engines differ. Out of scope the answer is each engine's own: where the two best logits lie closer than that difference either may win (the last row), and from there on the two read different texts.
+
 Last states of {next(iter(found["states"].values()))["tokens"]} tokens of verified answers, against those of transformers. RAD's entries are used with another
 engine from a mean cosine of {LEAST} on:
 

@@ -1,23 +1,28 @@
 """A build with RAD's entries on Ray: 2 workers of one thread over 1 such worker, on 2 cores.
 
-    python benchmarks/ray_rate.py [--rounds 2] [--examples 168]
+    python benchmarks/ray_rate.py [--rounds 2] [--sizes 40 160]
     python benchmarks/ray_rate.py --plan
 
-The sides take turns on one local cluster. `start` is from the call to the first finished batch:
-processes, model and embedder, and that batch. `passes` is from there to the last batch. The
-same build without Ray runs once with one thread and once with two. Every folder is compared with
-the first, byte by byte. `--plan` measures what one thread makes in a second of a core, counted as
-the time of the processor, and computes from it what a large space costs.
+Whole builds are timed, of two sizes, on one local cluster; in each round the sides take turns.
+`an example` is the slope: the seconds that the larger build takes longer, for each example that it
+has more. `start` is what the larger build takes beside that: processes, model and embedder.
+Without Ray both sizes are built once with one thread, and every folder is compared with that,
+byte by byte. `--plan` measures what one thread makes in a second of a core, counted as the time
+of the processor, and computes from it what a large space costs.
 """
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
+
+# Ray's workers would run behind everything else, at niceness 15, and those without Ray would not.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 import torch
 from measure import EMBEDDER, MODEL, where
@@ -30,13 +35,14 @@ from trueline.examples import read_examples
 CPU_HOUR = 0.04  # US dollars for a virtual CPU, an assumption; two of them are one core
 GB_MONTH = 0.023  # US dollars for a gigabyte of object storage, an assumption
 MACHINES, CORES = 10, 16  # of a cluster
+PLAIN = "without Ray"
+SIDES = {PLAIN: None, "ray, 1 worker": 1, "ray, 2 workers": 2}  # and their workers
 NOW = datetime(2026, 1, 1, tzinfo=UTC)  # the same in every folder
 
 
-def build(lm, examples, folder, *, threads=1, workers=None):
-    """Seconds of the start and of the passes, and entries a second of the passes."""
-    torch.set_num_threads(threads)
-    marks = []
+def build(lm, examples, folder, *, workers=None):
+    """The seconds of a whole build, on so many workers of Ray or, with None, here."""
+    torch.set_num_threads(1)
     begun = perf_counter()
     tl.build(
         lm,
@@ -45,17 +51,9 @@ def build(lm, examples, folder, *, threads=1, workers=None):
         embedder=EMBEDDER,
         out=folder,
         on=None if workers is None else Cluster(workers=workers),
-        progress=lambda done, total: marks.append((perf_counter(), done)),
         now=lambda: NOW,
     )
-    whole = perf_counter() - begun
-    (first, before), (last, total) = next(mark for mark in marks if mark[1]), marks[-1]
-    return {
-        "start": round(first - begun, 2),
-        "passes": round(last - first, 2),
-        "whole": round(whole, 2),
-        "entries_per_second": round((total - before) / (last - first), 1),
-    }
+    return perf_counter() - begun
 
 
 def core_rates():
@@ -88,30 +86,36 @@ def facts():
     return [*read_examples("facts:ground"), *read_examples("facts:test")]
 
 
-def measured(rounds, count):
-    """All sides in turn."""
-    lm = tl.load(MODEL)
-    examples = facts()[:count]
-    plain = {"plain, 1 thread": {"threads": 1}, "plain, 2 threads": {"threads": 2}}
-    spread = {"ray, 1 worker": {"workers": 1}, "ray, 2 workers": {"workers": 2}}
-    found, same = {name: [] for name in plain | spread}, {}
+def measured(rounds, sizes):
+    """Seconds of every side by size, and which folders are those of the build without Ray."""
+    lm, examples = tl.load(MODEL), facts()
+    found = {side: {size: [] for size in sizes} for side in SIDES}
+    same = {}
     with tempfile.TemporaryDirectory() as root:
-        build(lm, examples[:40], Path(root) / "warm", workers=2)  # the cluster starts
+        build(lm, examples[: sizes[0]], Path(root) / "warm", workers=2)  # the cluster starts
         for turn in range(rounds):
-            for name, options in (plain | spread if turn == 0 else spread).items():
-                folder = Path(root) / f"{name} {turn}"
-                found[name].append(build(lm, examples, folder, **options))
-                same[f"{name} {turn}"] = files(folder) == files(
-                    Path(root) / "plain, 1 thread 0"
-                )
-                print(f"  {name}: {found[name][-1]} {same[f'{name} {turn}']}", file=sys.stderr)
+            sides = list(SIDES) if turn == 0 else list(SIDES)[1:]
+            for size in sizes:
+                for side in sides if turn % 2 == 0 else reversed(sides):
+                    folder = Path(root) / f"{side}, {size} examples, round {turn + 1}"
+                    taken = build(lm, examples[:size], folder, workers=SIDES[side])
+                    found[side][size].append(round(taken, 2))
+                    plain = Path(root) / f"{PLAIN}, {size} examples, round 1"
+                    same[folder.name] = files(folder) == files(plain)
+                    print(f"  {folder.name}: {taken:.1f} s", file=sys.stderr)
     return found, same
 
 
-def ratio(found, name, side="passes"):
-    """The median over rounds of one worker's seconds over those of another side."""
-    pairs = zip(found["ray, 1 worker"], found[name], strict=False)
-    return round(median(one[side] / other[side] for one, other in pairs), 2)
+def slopes(times, sizes):
+    """Seconds for each example past the start, in every round."""
+    small, large = sizes
+    pairs = zip(times[small], times[large], strict=True)
+    return [(more - less) / (large - small) for less, more in pairs]
+
+
+def ratio(slow, fast):
+    """How many times as fast one side is: the median over the rounds."""
+    return round(median(a / b for a, b in zip(slow, fast, strict=False)), 2)
 
 
 def plan():
@@ -135,27 +139,31 @@ def main():
     """Measure and print a table, then one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--examples", type=int, default=168)
+    parser.add_argument("--sizes", type=int, nargs=2, default=(40, 160), help="examples")
     parser.add_argument("--plan", action="store_true", help="costs of a large space alone")
     options = parser.parse_args()
     if options.plan:
         return plan()
-    found, same = measured(options.rounds, options.examples)
+    sizes = tuple(options.sizes)
+    found, same = measured(options.rounds, sizes)
+    one = found["ray, 1 worker"]
     print(
-        "| side | start, s | passes, s | entries/s | passes over 1 worker | whole over 1 worker |"
+        f"| side | {sizes[0]} examples, s | {sizes[1]} examples, s | an example, s | start, s "
+        f"| an example, over 1 worker | whole of {sizes[1]}, over 1 worker |"
     )
-    print("| --- | --- | --- | --- | --- | --- |")
-    for name, rows in found.items():
-        middle = {key: round(median(row[key] for row in rows), 1) for key in rows[0]}
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for side, times in found.items():
+        small, large = (median(times[size]) for size in sizes)
+        slope = median(slopes(times, sizes))
         print(
-            f"| {name} | {middle['start']} | {middle['passes']} | {middle['entries_per_second']} "
-            f"| {ratio(found, name)} | {ratio(found, name, 'whole')} |"
+            f"| {side} | {small:.1f} | {large:.1f} | {slope:.3f} | {large - slope * sizes[1]:.1f} "
+            f"| {ratio(slopes(one, sizes), slopes(times, sizes))} "
+            f"| {ratio(one[sizes[1]], times[sizes[1]])} |"
         )
-    print(
-        f"folders equal to that of the plain build with 1 thread: {sum(same.values())} of {len(same)}"
-    )
+    print(f"load of the machine over the last minutes: {os.getloadavg()[1]:.1f}")
+    print(f"folders equal to those built without Ray: {sum(same.values())} of {len(same)}")
     others = [name for name, is_same in same.items() if not is_same]
-    print(f"others: {', '.join(others) or 'none'}")
+    print(f"others: {'; '.join(others) or 'none'}")
     print(json.dumps({"ray": found, "same": same, "where": where(1)}))
 
 

@@ -13,6 +13,7 @@ import trueline as tl
 from trueline.decoders import make_method, method_names
 from trueline.decoding import Decoding
 from trueline.errors import SettingError
+from trueline.groups import group_rows
 from trueline.inputs import TokenContext, read_messages
 from trueline.records import GenerateOptions
 from trueline.requests import make_request
@@ -165,6 +166,23 @@ def test_the_width_of_a_long_running_batch_comes_down_again(lm):
             widths.append(decoding._reading.width if decoding._reading else 0)
     longest = max(len(tl.Prompt().encode(q, lm.tokenizer)) for q in tiny.QUESTIONS)
     assert max(widths) <= 2 * (longest + 6)
+
+
+def test_rows_are_grouped_anew_only_when_one_joins_or_leaves(lm, monkeypatch):
+    made = []
+
+    def counted(*given):
+        made.append(len(given[1]))
+        return group_rows(*given)
+
+    monkeypatch.setattr("trueline.decoding.group_rows", counted)
+    decoding = Decoding(lm, max_rows=2)
+    for length in (6, 3, 2):  # the third takes the row of the second
+        options = GenerateOptions(max_new_tokens=length)
+        decoding.submit(make_request(lm, tl.Greedy(), "Do fish sleep?", options))
+    steps = [len(decoding.step()) for _ in range(6)]
+    assert (steps, made) == ([2, 2, 2, 2, 2, 1], [2, 2, 1])
+    assert decoding.is_idle
 
 
 def test_a_cancelled_request_leaves_and_the_others_go_on(lm):

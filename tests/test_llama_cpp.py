@@ -1,7 +1,9 @@
 """The llama.cpp engine on a tiny random GGUF file, against transformers, same weights."""
 
+import gc
 import subprocess
 import sys
+import weakref
 from dataclasses import replace
 from importlib import util
 from pathlib import Path
@@ -12,12 +14,15 @@ import tiny
 import torch
 
 import trueline as tl
+from trueline.decoding import Decoding
 from trueline.engines import gguf_header, sources
 from trueline.engines.aliases import ALIASES
 from trueline.engines.llama_cpp import head as heads
 from trueline.engines.llama_cpp import library as libraries
 from trueline.engines.llama_cpp.chat import render_chat
 from trueline.errors import MissingExtraError, ModelError, SettingError, SpaceMismatchError
+from trueline.records import GenerateOptions
+from trueline.requests import make_request
 from trueline.shortcuts import without
 
 INSTALLED = [one for one, build in libraries.BUILDS.items() if util.find_spec(build.module)]
@@ -171,7 +176,7 @@ def moved_by_others(lm, texts, steps):
     found = {number: [row] for number, row in enumerate(logits(reading, *texts[:2]))}
     caches, live = list(reading._held), [0, 1]
     for step in range(1, steps + 1):
-        rows = reading.extend([5 + len(found[number]) for number in live]).logits
+        rows = reading.extend([5 + len(found[number]) for number in live]).logits.clone()
         for number, row in zip(live, rows, strict=True):
             found[number].append(row)
         if step % (steps // 4) == 0 and len(found) < len(texts):
@@ -183,7 +188,8 @@ def moved_by_others(lm, texts, steps):
     for number, rows in found.items():
         alone = lm.start()
         expected = [logits(alone, texts[number])[0]]
-        expected += [alone.extend([5 + count]).logits[0] for count in range(1, len(rows))]
+        for count in range(1, len(rows)):
+            expected.append(alone.extend([5 + count]).logits[0].clone())
         moves.append((torch.stack(rows) - torch.stack(expected)).abs().max())
     return float(max(moves)), len(caches)
 
@@ -199,7 +205,7 @@ def test_a_row_kept_twice_goes_on_as_two(lm, contexts):
     reading = lm.start()
     reading.join([contexts[0], contexts[3]])
     reading.keep([1, 0, 1])
-    first = reading.extend([8, 8, 8]).logits
+    first = reading.extend([8, 8, 8]).logits.clone()
     assert torch.equal(first[0], first[2])
     second = reading.extend([9, 9, 10]).logits
     expected = logits(
@@ -228,9 +234,9 @@ def test_a_cache_that_grows_goes_on_to_the_bit(file, contexts):
         assert reading._held[0].cells == cells
         reading.join([text[:300] for text in texts[1:]])
         for token in texts[0][100:140]:
-            rows.append(reading.extend([token] * 3).logits)
+            rows.append(reading.extend([token] * 3).logits.clone())
         reading.join([texts[2]])
-        rows.append(reading.extend([5, 6, 7, 8]).logits)
+        rows.append(reading.extend([5, 6, 7, 8]).logits.clone())
         found.append(torch.cat(rows))
         assert reading._held[0].cells == (2048 if cells == 512 else cells)
     assert torch.equal(*found)
@@ -244,6 +250,38 @@ def test_a_cache_is_handed_to_the_next_reading(lm, contexts):
     again = lm.start()
     assert torch.equal(logits(again, contexts[2]), first)
     assert again._held[0] is context
+
+
+def test_what_a_step_gives_stands_in_its_memory_which_lives_as_long(file, contexts):
+    lm = tl.load(file, engine="llama.cpp")
+    reading = lm.start()
+    reading.join([contexts[2]])
+    first = reading.extend([7]).logits
+    kept = first.clone()
+    second = reading.extend([8]).logits
+    assert second.data_ptr() == first.data_ptr()  # no copy is made of 49,152 numbers
+    assert not torch.equal(second, kept)
+    expected, memory = second.clone(), weakref.ref(reading._held[0].pointer)
+    del reading, lm, first
+    gc.collect()
+    assert torch.equal(second, expected)
+    assert memory() is not None
+    del second
+    assert memory() is None
+
+
+def test_a_request_that_joins_leaves_the_running_one_its_own_logits(lm):
+    options = GenerateOptions(max_new_tokens=8)
+    asked = tiny.QUESTIONS[:3]
+    alone = [tl.generate(lm, tl.Greedy(), one, max_new_tokens=8).token_ids for one in asked]
+    assert len(set(alone)) == len(asked)
+    decoding, found = Decoding(lm, max_rows=3), {}
+    for question in asked:  # each joins behind a step of those before it
+        decoding.submit(make_request(lm, tl.Greedy(), question, options))
+        found |= {row.ticket: row for row in decoding.step()}
+    while not decoding.is_idle:
+        decoding.step()
+    assert [tuple(row.tokens) for row in found.values()] == alone
 
 
 def test_reading_on_is_reading_token_by_token(lm, contexts):

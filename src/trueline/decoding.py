@@ -58,6 +58,7 @@ class Decoding:
         self._max_cached_tokens = max_cached_tokens
         self._waiting: deque[Row] = deque()
         self._live: list[Row] = []  # in the order of the reading's rows
+        self._groups: list[Group] = []  # of these rows; empty: they have changed since
         self._reading: Reading | None = None
         self._tickets = 0
 
@@ -111,12 +112,14 @@ class Decoding:
         rows = [*self._live, *joining]
         if not rows:
             return []
-        groups = list(group_rows(self._lm, rows))
+        # Rows hold their growing contexts themselves, so their groups stay right as they grow.
+        groups = [] if joining else self._groups
+        groups = groups or list(group_rows(self._lm, rows))
         try:
             states, fetched = self._read(joining, groups)
-            self._live = rows
+            self._live, self._groups = rows, groups
         except BaseException as error:
-            self._live, self._reading = [], None  # what was read no longer fits the tokens
+            self._forget()  # what was read no longer fits the tokens
             if not isinstance(error, Exception):
                 raise
             found = self._read_again(rows, error)
@@ -132,6 +135,9 @@ class Decoding:
     def _admit(self) -> list[Row]:
         """The requests that join now: in their order, while there are rows and room."""
         joining: list[Row] = []
+        if not self._waiting:
+            self._steps_held = 0
+            return joining
         free = self._max_rows - len(self._live)
         if self._live and free < min(self._join_at, len(self._waiting)):
             self._steps_held += bool(free)
@@ -170,6 +176,7 @@ class Decoding:
             tokens = [row.tokens[-1] for row in running for _ in row.request.contexts]
             parts.append(self._reading.extend(tokens, layers=layers, done=alongside.done))
         if joining:
+            parts = [part.map(torch.clone) for part in parts]  # it ends with the next call
             contexts = [context for row in joining for context in row.request.contexts]
             parts.append(self._reading.join(contexts, layers=layers, done=alongside.done))
         return join_states(parts), alongside.results()
@@ -198,7 +205,7 @@ class Decoding:
         except Exception as final:
             _fail([row for row in rows if row.error is None], final)
             return None
-        self._live, self._reading = sound, reading
+        self._live, self._groups, self._reading = sound, groups, reading
         return groups, states
 
     def _layers(self, groups: Sequence[Group]) -> list[int]:
@@ -268,7 +275,7 @@ class Decoding:
         if len(staying) == len(self._live):
             return
         if not staying:
-            self._live, self._reading = [], None
+            self._forget()
             return
         kept: list[int] = []
         start = 0
@@ -279,7 +286,11 @@ class Decoding:
             start += count
         assert self._reading is not None
         self._reading.keep(kept)
-        self._live = staying
+        self._live, self._groups = staying, []
+
+    def _forget(self) -> None:
+        """Let every row go, and what was read with it."""
+        self._live, self._groups, self._reading = [], [], None
 
 
 def _fail(rows: Sequence[Row], error: Exception) -> None:
@@ -288,7 +299,7 @@ def _fail(rows: Sequence[Row], error: Exception) -> None:
 
 
 def _taken(states: States, rows: list[int]) -> States:
-    """The states of some rows, without a copy where they are all of them."""
+    """The states of some rows, in their order: without a copy where they are all of them."""
     tensor = states.logits if states.hidden is None else states.hidden
     assert tensor is not None
-    return states if rows == list(range(len(tensor))) else states.take(rows)
+    return states if len(rows) == tensor.shape[0] else states.take(rows)

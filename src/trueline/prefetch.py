@@ -28,10 +28,8 @@ class Alongside:
 
     def __init__(self, work: Sequence[Prefetch | None], device: torch.device) -> None:
         self._work = work
-        has_core = device.type != "cpu" or torch.get_num_threads() > 1
-        is_nested = getattr(_local, "is_worker", False)  # it would wait for its own thread
         self._future: Future[list[Any]] | None = None
-        if any(work) and has_core and not is_nested and is_on("overlap"):
+        if any(work) and _has_core(device):
             self._future = _worker().submit(copy_context().run, self._run)
 
     @property
@@ -48,6 +46,13 @@ class Alongside:
 
     def _run(self) -> list[Any]:
         return [None if one is None else _result(one) for one in self._work]
+
+
+def _has_core(device: torch.device) -> bool:
+    """Whether there is a second core for the work, and it may be used."""
+    is_nested = getattr(_local, "is_worker", False)  # it would wait for its own thread
+    is_free = device.type != "cpu" or torch.get_num_threads() > 1
+    return is_free and not is_nested and is_on("overlap")
 
 
 def _result(work: Prefetch) -> Any:

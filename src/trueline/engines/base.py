@@ -151,7 +151,10 @@ class Reading(Protocol):
     def extend(
         self, tokens: Sequence[int], *, layers: Sequence[int] = (), done: IsDone | None = None
     ) -> States:
-        """Read one more token in every row: the states at these tokens."""
+        """Read one more token in every row: the states at these tokens.
+
+        They hold until the reading's next call, which may write over them.
+        """
         ...
 
     def keep(self, rows: Sequence[int]) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from trueline.engines.llama_cpp.library import Batch, Library
+from trueline.engines.llama_cpp.library import Batch, Library, Pointer
 from trueline.engines.llama_cpp.weights import Weights
 from trueline.errors import ModelError
 
@@ -65,6 +65,10 @@ class _Arrays:
         return self._batch
 
 
+class _Handle(Pointer):
+    """A cache that llama.cpp made: it is freed once nothing looks into its memory."""
+
+
 class Context:
     """A cache of keys and values for a number of sequences, all in the same cells."""
 
@@ -95,9 +99,9 @@ class Context:
                 f"llama.cpp makes no cache of {cells} tokens ({library.last_words()}); "
                 "ask for fewer rows or fewer tokens, or free some memory"
             )
-        self.pointer = ctypes.c_void_p(found)
-        free = library.function("llama_free")
-        weakref.finalize(self, free, self.pointer).atexit = False  # the process gives it back
+        self.pointer = _Handle(found)
+        free = weakref.finalize(self.pointer, library.function("llama_free"), Pointer(found))
+        free.atexit = False  # the process gives it back
         self._check(values)
         self._memory = ctypes.c_void_p(library.call("llama_get_memory", self.pointer))
         self._decode = library.function("llama_decode")
@@ -105,7 +109,8 @@ class Context:
         self._states = library.function("llama_get_embeddings")
         self._gives_states = False
         self._arrays = _Arrays()
-        self._views: dict[tuple[int, int, int], torch.Tensor] = {}  # of llama.cpp's own buffer
+        self._seen = (0, 0, 0)  # what the view looks at: address, rows, width
+        self._view = torch.empty(0)
 
     def _check(self, values: dict[str, int]) -> None:
         """Refuse a library that took our parameters for others."""
@@ -123,9 +128,7 @@ class Context:
 
         (outputs, vocabulary) or (outputs, d), as a copy: llama.cpp writes over its own.
         """
-        if not entries:
-            return torch.empty(0, self.weights.width if states else self.weights.vocabulary)
-        parts = [self._read_part(part, states) for part in self._cut(entries)]
+        parts = [self.read_in_place(part, states=states).clone() for part in self._cut(entries)]
         found = [part for part in parts if len(part)]
         return found[0] if len(found) == 1 else torch.cat(found or parts)
 
@@ -144,7 +147,14 @@ class Context:
             outputs += entry.is_output
         return list(parts)
 
-    def _read_part(self, entries: Sequence[Entry], states: bool) -> torch.Tensor:
+    def read_in_place(self, entries: Sequence[Entry], *, states: bool = False) -> torch.Tensor:
+        """The same in one call of llama.cpp, without a copy: it holds until the next call.
+
+        The tensor keeps the handle, and with it the memory it looks into.
+        """
+        width = self.weights.width if states else self.weights.vocabulary
+        if not entries:
+            return torch.empty(0, width)
         count = sum(entry.is_output for entry in entries)
         assert not states or count in (0, len(entries)), "with states it puts out every token"
         self._give_states(states and count > 0)
@@ -153,18 +163,17 @@ class Context:
                 f"llama.cpp could not read {len(entries)} tokens (code {code}; "
                 f"{self._library.last_words()})"
             )
-        width = self.weights.width if states else self.weights.vocabulary
         if not count:
             return torch.empty(0, width)
         address = (self._states if states else self._logits)(self.pointer)
         if not address:
             raise ModelError(f"llama.cpp gave no output ({self._library.last_words()})")
-        key = address, count, width
-        if key not in self._views:
+        if self._seen != (address, count, width):  # llama.cpp seldom moves its memory
             values = (ctypes.c_float * (count * width)).from_address(address)
-            view = torch.frombuffer(values, dtype=torch.float32).view(count, width)
-            self._views = {key: view}  # llama.cpp seldom moves its buffer: one is enough
-        return self._views[key].clone()
+            values.handle = self.pointer  # type: ignore[attr-defined]
+            self._view = torch.frombuffer(values, dtype=torch.float32).view(count, width)
+            self._seen = (address, count, width)
+        return self._view
 
     def _give_states(self, wanted: bool) -> None:
         if wanted != self._gives_states:

@@ -78,18 +78,22 @@ class SequenceReading:
     def extend(
         self, tokens: Sequence[int], *, layers: Sequence[int] = (), done: IsDone | None = None
     ) -> States:
-        """Read one more token in every row: the states at these tokens."""
+        """Read one more token in every row: the states at these tokens.
+
+        They stand in llama.cpp's own memory, until the next call.
+        """
         _check_layers(layers)
-        context = self._context(len(tokens), self.rows - len(self._lengths), done)
-        self._part_rows(context)
-        entries = [
-            Entry(token, self._lengths[sequence], sequence, is_output=True)
-            for sequence, token in zip(self._rows, tokens, strict=True)
-        ]
-        for sequence in self._rows:
-            self._lengths[sequence] += 1
+        repeated = len(self._rows) - len(self._lengths)
+        context = self._context(len(tokens), repeated, done)
+        if repeated:
+            self._part_rows(context)
+        lengths = self._lengths
+        entries = []
+        for sequence, token in zip(self._rows, tokens, strict=True):
+            entries.append(Entry(token, lengths[sequence], sequence, is_output=True))
+            lengths[sequence] += 1
         self._cells += len(entries)
-        return self._states(context.read(entries, states=self._wants_states))
+        return self._states(context.read_in_place(entries, states=self._wants_states))
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep these rows, in this order; a row may be named more than once."""
