@@ -1,4 +1,4 @@
-"""Names of the shortcuts in; out: whether one is on. All but `index` and `repack` are exact.
+"""Names of the shortcuts in; out: whether one is on. All but `index` are exact.
 
 Every one can be switched off by name, to be held against the slow way: for a block with
 `without`, for a process with TRUELINE_WITHOUT=overlap,runtime.
@@ -21,7 +21,6 @@ SHORTCUTS = {
     "index": "a large space is searched through an index, not entry by entry",
     "overlap": "windows are embedded while the model reads the last token",
     "prefix": "what all prompts of a batch begin with is read once",
-    "repack": "llama.cpp reads packed weights of some kinds (Q4_K) in a layout of its own",
     "runtime": "the embedder runs on ONNX Runtime",
 }
 _off: ContextVar[frozenset[str] | None] = ContextVar("off", default=None)

@@ -10,7 +10,6 @@ from pathlib import Path
 from trueline.engines.gguf_header import GgufHeader, read_gguf_header
 from trueline.engines.llama_cpp.library import Library, open_library
 from trueline.errors import ModelError
-from trueline.shortcuts import is_on
 
 _REFUSED = {  # what llama.cpp says of a model: why it cannot be used
     "llama_model_has_encoder": "has an encoder, which trueline does not run",
@@ -49,9 +48,9 @@ class Weights:
     def _load(self, label: str) -> ctypes.c_void_p:
         library = self.library
         library.last_words()
-        # In its own layout, packed weights are multiplied in one way for one row and in another
-        # for several, which rounds differently.
-        params = library.params("model", n_gpu_layers=0, use_extra_bufts=is_on("repack"))
+        # In its own layout, llama.cpp multiplies packed weights (Q4_K) in one way for one row and
+        # in another for several, which rounds differently: an answer would hang on the others.
+        params = library.params("model", n_gpu_layers=0, use_extra_bufts=False)
         pointer = library.call("llama_model_load_from_file", str(self.file).encode(), params)
         said = library.last_words()
         if not pointer:
