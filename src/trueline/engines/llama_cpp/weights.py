@@ -48,8 +48,8 @@ class Weights:
     def _load(self, label: str) -> ctypes.c_void_p:
         library = self.library
         library.last_words()
-        # In its own layout, llama.cpp multiplies packed weights (Q4_K) in one way for one row and
-        # in another for several, which rounds differently: an answer would hang on the others.
+        # In its own layout, llama.cpp multiplies Q4_K weights for one row in one way and
+        # for several in another, which rounds differently: an answer would hang on the others.
         params = library.params("model", n_gpu_layers=0, use_extra_bufts=False)
         pointer = library.call("llama_model_load_from_file", str(self.file).encode(), params)
         said = library.last_words()
