@@ -97,6 +97,7 @@ def home(tmp_path_factory):
         more = [tl.Example("Do bats sleep?", "Bats sleep by day.", id="sleep")]
         (here / "more.jsonl").write_text("".join(to_lines(more)), "utf-8")
         (here / "run.toml").write_text(PLAN, "utf-8")
+        (here / "questions.txt").write_text(f"{QUESTION}\nDo bats sleep?\n", "utf-8")
         ran = run("eval", "run.toml")
         assert ran.code == 0, ran.err
         yield home

@@ -61,9 +61,7 @@ def test_the_runtime_gives_the_vectors_of_torch(embedder):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("home")
-@pytest.mark.parametrize(
-    ("architecture", "pooling"), [("Roberta", "first"), ("Roberta", "mean"), ("MPNet", "first")]
-)
+@pytest.mark.parametrize(("architecture", "pooling"), [("Roberta", "mean"), ("MPNet", "first")])
 def test_encoders_that_count_from_their_pad_have_a_runtime_too(architecture, pooling):
     made = tiny_embedder(
         architecture, pooling, intermediate_size=32, max_position_embeddings=40, pad_token_id=1

@@ -73,7 +73,7 @@ def ask(
     Examples:
       trueline ask "What happens if you swallow gum?"
       trueline ask --space facts.space --only-covered "Who won the cup in 1990?"
-      trueline ask --space facts.space --file questions.txt > answers.tsv
+      trueline ask --space facts.space --file questions.txt
     """
     from trueline.cli.screen import is_terminal, print_json
     from trueline.records import GenerateOptions
