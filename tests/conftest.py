@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections import Counter
 from pathlib import Path
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -13,6 +12,7 @@ import tiny
 import torch
 from hypothesis import HealthCheck, settings
 
+import trueline as tl
 from trueline.embedders.loading import load_embedder
 from trueline.records import Example
 
@@ -32,13 +32,18 @@ EXAMPLES = [
 ]
 
 
+LONGEST = """cluster docs real corrective_real run llama_cpp_real serving_limits sources harness
+    model_attacks edits runtime paper cli judge_attacks option_attacks site space_attacks
+    docs_types examples_folder playground page path_attacks serving packaging""".split()
+
+
 def pytest_collection_modifyitems(items):
-    """The files with most of the real model first: what takes longest is not to begin last."""
+    """What takes longest is not to begin last: one process would work while another waits."""
     for item in items:
         if "hostile" in item.path.parts:
             item.add_marker("hostile")
-    real = Counter(item.path for item in items if item.get_closest_marker("real"))
-    items.sort(key=lambda item: -real[item.path])  # stable: a file stays together
+    places = {f"test_{name}": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))  # a file stays whole
 
 
 @pytest.fixture(scope="session")
@@ -66,6 +71,18 @@ def lm():
 @pytest.fixture
 def examples():
     return EXAMPLES
+
+
+@pytest.fixture(scope="session")
+def smol():
+    """The real model, opened once for all tests that only ask it."""
+    return tl.load("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def minilm():
+    """The real embedder."""
+    return load_embedder("all-minilm-l6-v2")
 
 
 def fill_home(home: Path) -> None:

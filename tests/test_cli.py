@@ -97,6 +97,7 @@ def home(tmp_path_factory):
         more = [tl.Example("Do bats sleep?", "Bats sleep by day.", id="sleep")]
         (here / "more.jsonl").write_text("".join(to_lines(more)), "utf-8")
         (here / "run.toml").write_text(PLAN, "utf-8")
+        (here / "questions.txt").write_text(f"{QUESTION}\nDo bats sleep?\n", "utf-8")
         ran = run("eval", "run.toml")
         assert ran.code == 0, ran.err
         yield home
@@ -219,8 +220,8 @@ def test_ask_prints_the_answer_the_library_gives(method):
     if method == "rad":
         settings += ["--alpha", "0.9", "--tau", "0.8"]
     assert run("ask", *SPACE, *settings, QUESTION).out == f"{wanted.text}\n"
-    told = run("ask", *SPACE, *settings, "--json", QUESTION).json
-    assert [*told] == names(tl.Answer)
+    told = run("ask", *SPACE, *settings, "--json", "--trace", QUESTION).json
+    assert {*told} == {*names(tl.Answer), "new_tokens"}
     assert (told["text"], told["token_ids"]) == (wanted.text, [*wanted.token_ids])
     step = told["trace"][0]
     assert [*step] == names(TraceStep)
@@ -231,10 +232,8 @@ def test_ask_prints_the_answer_the_library_gives(method):
 
 
 def test_ask_draws_the_same_twice_from_a_seed():
-    draw = ["--temperature", "2", "--top-k", "50", "--top-p", "0.95", "--json", QUESTION]
-    first, again, other = (
-        run("ask", *SPACE, "--seed", seed, *draw).json["token_ids"] for seed in "112"
-    )
+    draw = ["--temperature", "2", "--top-k", "50", "--top-p", "0.95", QUESTION]
+    first, again, other = (run("ask", *SPACE, "--seed", seed, *draw).out for seed in "112")
     assert first == again != other
 
 
@@ -297,9 +296,9 @@ def test_a_method_can_be_set_up_from_the_command_line():
         "compare", *SPACE, "--methods", "greedy,rad", "--tau", "1", "--json", QUESTION
     ).json
     assert dead["rad"]["did_nothing"]
-    told = run("ask", *SPACE, "--method", "id", "--set", "eta=0", "--json", QUESTION).json
-    wanted = run("ask", *SPACE, "--method", "greedy", "--json", QUESTION).json
-    assert told["token_ids"] == wanted["token_ids"]
+    asked = ["ask", *SPACE, "--json", "--trace", QUESTION]
+    told = run(*asked, "--method", "id", "--set", "eta=0").json
+    assert told["token_ids"] == run(*asked, "--method", "greedy").json["token_ids"]
 
 
 def test_compare_takes_its_methods_in_their_order():
@@ -454,12 +453,34 @@ def test_an_option_is_also_an_environment_variable(command, option, monkeypatch)
     assert source is click.core.ParameterSource.ENVIRONMENT
 
 
+MISTYPED = {
+    "letters": (["ask", "--spcae", "x"], " Did you mean '--space'?"),
+    "plural": (["ask", "--methods", "x"], " Did you mean '--method'?"),
+    "singular": (["compare", "--method", "x"], " Did you mean '--methods'?"),
+    "beginning": (["ask", "--temp", "1"], " Did you mean '--temperature'?"),
+    "longer": (["explain", "--output", "x"], " Did you mean '--out'?"),
+    "end": (["ask", "--k", "1"], " Did you mean '--top-k'?"),
+    "nothing like it": (["ask", "--quiet"], ""),
+    "command": (["buidl"], " Did you mean 'build'?"),
+    "no command like it": (["list"], ""),
+}
+
+
+@pytest.mark.parametrize(("args", "hint"), MISTYPED.values(), ids=MISTYPED)
+def test_a_mistyped_name_gets_the_one_that_was_meant_or_none(args, hint):
+    ran = run(*args, QUESTION)
+    name = args[1] if len(args) > 1 else args[0]
+    kind = "option" if len(args) > 1 else "command"
+    assert ran.code == 1
+    assert ran.err.splitlines()[0] == f"Error: No such {kind} '{name}'.{hint}"
+
+
 def test_a_variable_does_what_its_option_does(monkeypatch):
     monkeypatch.setenv("TRUELINE_ASK_MAX_NEW_TOKENS", "3")
     monkeypatch.setenv("TRUELINE_ASK_SPACE", "facts.space")
     monkeypatch.setenv("TRUELINE_ASK_METHOD", "greedy")
     told = run("ask", "--json", QUESTION).json
-    assert (len(told["token_ids"]), told["method"]) == (3, "greedy")
+    assert (told["new_tokens"], told["method"]) == (3, "greedy")
 
 
 def test_bad_rows_are_all_listed_before_a_model_is_opened(tmp_path, no_model):

@@ -52,8 +52,44 @@ def test_ask_tells_the_sources_as_json_too():
     told = run("ask", *ONE, *IN, "--json", QUESTION).json
     assert told["is_covered"] is True
     assert told["sources"][0]["example"] == FACT.id
-    assert told["scope"][0]["is_in_scope"] is True
     assert run("ask", *ONE, *OUT, "--json", QUESTION).json["is_covered"] is False
+
+
+def test_ask_tells_the_trace_as_json_only_where_asked():
+    short = run("ask", *ONE, *IN, "--json", QUESTION).json
+    long = run("ask", *ONE, *IN, "--json", "--trace", QUESTION).json
+    wanted = """question text is_covered sources finish method prompt_tokens new_tokens
+        seconds first_token_seconds"""
+    assert [*short] == wanted.split()
+    assert {*long} - {*short} == {"token_ids", "prompt_hashes", "trace", "scope"}
+    assert long["new_tokens"] == len(long["token_ids"]) == len(long["trace"])
+    assert long["scope"][0]["is_in_scope"] is True
+    assert {name: long[name] for name in short if "seconds" not in name} == {
+        name: short[name] for name in short if "seconds" not in name
+    }
+    ran = run("ask", *ONE, "--trace", QUESTION)
+    assert (ran.code, ran.out) == (1, "")
+    assert "--trace is for --json" in ran.err
+    assert "trueline explain" in ran.err
+
+
+def test_many_answers_in_a_pipe_say_each_which_is_covered(tmp_path):
+    file = tmp_path / "asked.txt"
+    file.write_text(f"{QUESTION}\n\nWho won?\n", "utf-8")
+    table = tmp_path / "asked.csv"
+    table.write_text(f"question\n{QUESTION}\nWho won?\n", "utf-8")
+    rows = [
+        [line.split("\t") for line in run("ask", *ONE, *options).out.splitlines()]
+        for options in ((*IN, "--file", str(file)), (*OUT, "--file", str(table)))
+    ]
+    for found, covered, id in zip(rows, ("yes", "no"), (FACT.id, ""), strict=True):
+        assert found[0] == ["question", "covered", "from", "answer"]
+        assert [row[0] for row in found[1:]] == [QUESTION, "Who won?"]
+        assert {(row[1], row[2]) for row in found[1:]} == {(covered, id)}
+        assert all(row[3] for row in found[1:])
+    ran = run("ask", *ONE, "--file", str(file), QUESTION)
+    assert (ran.code, ran.out) == (1, "")
+    assert "QUESTION or --file, not both" in ran.err
 
 
 def test_only_covered_says_that_it_does_not_know_and_cites_nobody():
@@ -78,7 +114,7 @@ def test_chat_names_its_sources_shortly_and_explains_the_scope():
     talk = run("chat", "--space", "one.space", *IN, stdin="\n".join(lines) + "\n")
     assert talk.code == 0
     assert f"(100% from {FACT.id} [{FACT.source}])" in talk.err
-    assert f"above 0.00  {FACT.id}: {FACT.question}" in talk.err
+    assert re.search(rf"{FACT.id}: .*\n    In scope: .* above 0\.00\.", talk.err)
     assert talk.err.count(f"  ({NOT_COVERED})") == 1  # /plain has no scope
 
 
@@ -134,12 +170,17 @@ def test_explain_tells_who_was_in_scope_and_why():
     options = ["explain", "--space", "one.space", "--max-new-tokens", "24"]
     told = run(*options, *IN, QUESTION).out
     assert f"100% of the tokens are from {FACT.id}: {FACT.question}" in told
-    assert re.search(rf"^  [01]\.\d\d  in  above 0\.00  {FACT.id}: ", told, re.M)
-    assert re.search(r"^        for      .*cosine with its", told, re.M)
+    scope = rf"^  {FACT.id}: .*\n    {{}}: probability [01]\.\d\d, {{}}\.00\."
+    assert re.search(scope.format("In scope", "above 0"), told, re.M)
+    assert "both ask for a yes or no" in " ".join(told.split())
+    assert "cosine with its" not in told
+    assert re.search(
+        r"^      for .*  cosine with its", run(*options, *IN, "--signals", QUESTION).out, re.M
+    )
     assert re.search(r"\(probability [01]\.\d\d", " ".join(told.split()))
     out = run(*options, *OUT, QUESTION).out
     assert f"\n{NOT_COVERED}\n" in out
-    assert re.search(rf"^  [01]\.\d\d  out above 1\.00  {FACT.id}: ", out, re.M)
+    assert re.search(scope.format("Out of scope", "not above 1"), out, re.M)
     assert max(len(line) for line in (told + out).splitlines()) <= 100
 
 

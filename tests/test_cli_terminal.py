@@ -121,8 +121,11 @@ def test_without_a_space_it_is_said_which_facts_answer():
 def test_questions_come_from_standard_input_one_a_line():
     one, two = (run("ask", *ANSWERS, text).out for text in (QUESTION, "Do bats sleep?"))
     piped = f"{QUESTION}\n\n  Do bats sleep?\n"
-    assert run("ask", *ANSWERS, stdin=piped).out == one + two
-    assert run("ask", *ANSWERS, "-", stdin=piped).out == one + two
+    ran = run("ask", *ANSWERS, stdin=piped)
+    rows = [line.split("\t") for line in ran.out.splitlines()[1:]]
+    assert [row[0] for row in rows] == [QUESTION, "Do bats sleep?"]
+    assert [row[3] for row in rows] == [" ".join(text.split()) for text in (one, two)]
+    assert run("ask", *ANSWERS, "-", stdin=piped).out == ran.out
     told = run("ask", *ANSWERS, "--json", stdin=piped).json
     assert [answer["question"] for answer in told] == [QUESTION, "Do bats sleep?"]
     ran = run("ask", *ANSWERS, stdin="\n")
@@ -139,7 +142,7 @@ def test_why_tells_the_answer_that_was_given_without_another_pass(monkeypatch):
     ran = run("chat", *ANSWERS, stdin=f"{QUESTION}\n/why\n/new\n/why\n/quit\n")
     answer = ran.out.splitlines()[0]
     assert f"corrective  {answer[:20]}" in ran.err
-    assert "how probably each near example answers the question" in ran.err
+    assert "which of your examples are near, and why they speak or not" in ran.err
     assert ran.err.rstrip().endswith("a new conversation\nask something first")
 
 

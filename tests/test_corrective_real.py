@@ -4,7 +4,6 @@ import pytest
 from corrective_oracle import CorrectiveOracle, Form
 
 import trueline as tl
-from trueline.embedders.loading import load_embedder
 from trueline.examples import read_examples
 from trueline.examples.shipped import read_questions
 from trueline.prompts import Prompt
@@ -24,16 +23,6 @@ UNRELATED = [
 
 
 @pytest.fixture(scope="module")
-def smol():
-    return tl.load("smollm2-135m")
-
-
-@pytest.fixture(scope="module")
-def minilm():
-    return load_embedder("all-minilm-l6-v2")
-
-
-@pytest.fixture(scope="module")
 def facts():
     return read_examples("facts:test")
 
@@ -44,7 +33,7 @@ def space(minilm, facts):
 
 
 @pytest.fixture(scope="module")
-def asked(space, facts):
+def asked(smol, space, facts):
     """Eight facts' own questions, and four paraphrases that are in scope: with their facts."""
     own = facts[:: len(facts) // 8][:8]
     method = tl.Corrective(space)
@@ -76,7 +65,7 @@ def answers(smol, space, asked):
     )
 
 
-def test_every_fact_is_in_scope_of_its_own_question(space, facts):
+def test_every_fact_is_in_scope_of_its_own_question(smol, space, facts):
     method = tl.Corrective(space)
     careless = 0
     for fact in facts:

@@ -121,6 +121,8 @@ def near_example(name, probability, threshold=0.7, text="Is the sky blue?"):
             Signal("back", "share of its question's words that are asked", 0.5, -3.25),
             Signal("answers", "cosine with its truthful answers", 0.6, 2.0),
         ),
+        reasons_for=("its answer and its wrong answers are close to what you ask",),
+        reasons_against=("you say 'sky', it does not",),
     )
 
 
@@ -165,7 +167,10 @@ def hostile_answer():
         trace=(ALONE, worst, END),
         is_covered=True,
         sources=tuple(replace(one, **named) for one in SCOPED.sources),
-        scope=tuple(replace(one, text=HOSTILE, **named) for one in SCOPED.scope),
+        scope=tuple(
+            replace(one, text=HOSTILE, reasons_against=(HOSTILE,), **named)
+            for one in SCOPED.scope
+        ),
     )
 
 
@@ -401,17 +406,42 @@ def test_the_text_tells_sources_and_scope_and_calls_a_probability_one():
     told = SCOPED.explain(GREEDY).text()
     assert '80% of the tokens are from a: What of a?\n  "a it is." [the book of a]\n' in told
     lines = told.splitlines()
-    place = lines.index("  0.90  in  above 0.70  a: What of a?")
+    place = lines.index("  a: What of a?")
+    assert lines[place + 1 : place + 6] == [
+        "    In scope: probability 0.90, above 0.70. For: its answer and its wrong answers are "
+        "close to what",
+        "    you ask. Against: you say 'sky', it does not.",
+        "  b: What of b?",
+        "    Out of scope: probability 0.20, not above 0.70. For: its answer and its wrong "
+        "answers are close",
+        "    to what you ask. Against: you say 'sky', it does not.",
+    ]
     assert (
-        lines[place + 1]
-        .strip()
-        .startswith("for      cosine with its wrong answers 0.80 (+4.0)")
-    )
-    assert "against  share of its question's words that are asked 0.50 (-3.2)" in told
-    assert "  0.20  out above 0.70  b: What of b?" in lines
+        "    Out of scope: probability 0.00, not above 0.70." in lines
+    )  # the reasons are told
+    assert "cosine with" not in told
     assert "a (probability 0.80, push +3.50)" in told
     assert "examples cited" not in told  # the sources say it
     assert max(map(len, lines)) <= 100
+
+
+def test_the_text_tells_the_numbers_below_the_words_where_asked():
+    lines = SCOPED.explain(GREEDY).text(with_signals=True).splitlines()
+    place = lines.index("  b: What of b?")
+    assert lines[place - 3 : place] == [
+        "      for       +4.0   0.80  cosine with its wrong answers",
+        "                +2.0   0.60  cosine with its truthful answers",
+        "      against   -3.2   0.50  share of its question's words that are asked",
+    ]
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_narrow_table_leaves_figures_out_and_names_the_example_whole(width):
+    lines = SCOPED.explain(GREEDY).text(width).splitlines()
+    changed = [line for line in lines if line.startswith("    3  ")]
+    assert changed
+    assert "(" not in changed[0].rpartition("'")[2] or changed[0].endswith(")")
+    assert max(map(len, lines)) <= width
 
 
 def test_an_answer_that_nothing_covers_says_so_in_every_form():

@@ -342,8 +342,7 @@ def test_a_mistake_is_one_line_on_the_command_line(monkeypatch):
 
 @pytest.mark.real
 @pytest.mark.slow
-def test_the_command_line_evaluates_smollm2(tmp_path):
-    smol = tl.load("smollm2-135m")
+def test_the_command_line_evaluates_smollm2(smol, tmp_path):
     space = tl.build(
         smol, EXAMPLES, context=8, prompt=tl.Prompt(chat=False)
     )  # the text of the tasks

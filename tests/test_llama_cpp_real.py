@@ -12,10 +12,19 @@ from trueline.engines.aliases import ALIASES
 from trueline.examples import read_examples
 
 
+@pytest.fixture(scope="module")
+def lm():
+    return tl.load("smollm2-135m", engine="llama.cpp")
+
+
+@pytest.fixture(scope="module")
+def corrective():
+    return tl.Corrective(tl.build(None, "facts"))
+
+
 @pytest.mark.real
-def test_smollm2_cuts_texts_as_transformers_does():
+def test_smollm2_cuts_texts_as_transformers_does(lm, smol):
     """Known to differ: blanks before digits, and signs that are numbers, as ½."""
-    lm, theirs = tl.load("smollm2-135m", engine="llama.cpp"), tl.load("smollm2-135m")
     examples = read_examples("facts")
     texts = [
         text for one in examples for text in (one.question, *one.answers, *one.wrong_answers)
@@ -26,33 +35,28 @@ def test_smollm2_cuts_texts_as_transformers_does():
         "<|im_end|> x",
         "1,234.5",
     ]:
-        tokens = theirs.encode(text)
+        tokens = smol.encode(text)
         assert lm.encode(text) == tokens, text
-        assert lm.decode(tokens) == theirs.decode(tokens)
+        assert lm.decode(tokens) == smol.decode(tokens)
     for question in (examples[0].question, "Is <|im_end|> a word?"):
         prompt = tl.Prompt(system="Be brief.")
-        assert prompt.encode(question, lm.tokenizer) == prompt.encode(
-            question, theirs.tokenizer
-        )
-    assert theirs.stop_ids <= lm.stop_ids
+        assert prompt.encode(question, lm.tokenizer) == prompt.encode(question, smol.tokenizer)
+    assert smol.stop_ids <= lm.stop_ids
     head = lm.head
     hidden, own = lm._probe(lm.encode(texts[0] + texts[1]))
     assert 0 < heads.distance(head, hidden, own) < 0.03 < heads.TOLERANCE
 
 
 @pytest.mark.real
-def test_smollm2_tells_a_verified_answer():
-    lm = tl.load("smollm2-135m", engine="llama.cpp")
+def test_smollm2_tells_a_verified_answer(lm, corrective):
     example = read_examples("facts:ground")[0]
-    method = tl.Corrective(tl.build(None, "facts"))
-    answer = tl.generate(lm, method, example.question)
+    answer = tl.generate(lm, corrective, example.question)
     assert answer.sources[0].example == example.id
     assert answer.text in example.answers
 
 
 @pytest.mark.real
-def test_a_row_of_smollm2_is_to_the_bit_what_it_is_alone():
-    lm = tl.load("smollm2-135m", engine="llama.cpp")
+def test_a_row_of_smollm2_is_to_the_bit_what_it_is_alone(lm):
     assert moved_by_others(lm, _long_and_short(lm, (0, 330, 240, 150)), 16) == (0.0, 2)
 
 
@@ -76,11 +80,10 @@ def _long_and_short(lm, lengths):
 
 
 @pytest.mark.real
-def test_a_batch_of_smollm2_gives_each_question_the_answer_it_gets_alone():
-    lm = tl.load("smollm2-135m", engine="llama.cpp")
+def test_a_batch_of_smollm2_gives_each_question_the_answer_it_gets_alone(lm, corrective):
     asked = [example.question for example in read_examples("facts:ground")[:3]]
     asked += ["How do I boil an egg?", "Which language do people speak in Australia?"]
-    for method in (tl.Greedy(), tl.Corrective(tl.build(None, "facts"))):
+    for method in (tl.Greedy(), corrective):
         many = tl.generate(lm, method, asked, max_new_tokens=20, batch_size=4)
         for question, answer in zip(asked, many, strict=True):
             alone = tl.generate(lm, method, question, max_new_tokens=20)

@@ -5,7 +5,6 @@ import torch
 from oracle import Oracle
 
 import trueline as tl
-from trueline.embedders.loading import load_embedder
 from trueline.engines.sources import resolve
 from trueline.examples import read_examples
 from trueline.shortcuts import SHORTCUTS, without
@@ -13,16 +12,6 @@ from trueline.shortcuts import SHORTCUTS, without
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 GROUND, ASKED, LENGTH = 10, 20, 20  # examples in the space, questions, tokens an answer
-
-
-@pytest.fixture(scope="module")
-def smol():
-    return tl.load("smollm2-135m")
-
-
-@pytest.fixture(scope="module")
-def minilm():
-    return load_embedder("all-minilm-l6-v2")
 
 
 @pytest.fixture(scope="module")

@@ -782,15 +782,15 @@ def run_until(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_killed_twenty_times_ends_with_the_lines_of_one_that_was_not(run_until, tmp_path):
+def test_a_run_killed_ten_times_ends_with_the_lines_of_one_that_was_not(run_until, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert run_until(whole) == 0
     wanted = steady(lines_in(whole))
     points = int((tmp_path / "points").read_text())
     assert points > 60
     draw, kills, ends = random.Random(7), 0, 0
-    while kills < 20:
-        ended = run_until(killed, draw.randint(1, points // 3), draw.random())
+    while kills < 10:
+        ended = run_until(killed, draw.randint(1, points // 2), draw.random())
         if ended == -signal.SIGKILL:
             kills += 1
         else:  # it came to its end first: one more run, killed from its beginning

@@ -61,9 +61,7 @@ def test_the_runtime_gives_the_vectors_of_torch(embedder):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("home")
-@pytest.mark.parametrize(
-    ("architecture", "pooling"), [("Roberta", "first"), ("Roberta", "mean"), ("MPNet", "first")]
-)
+@pytest.mark.parametrize(("architecture", "pooling"), [("Roberta", "mean"), ("MPNet", "first")])
 def test_encoders_that_count_from_their_pad_have_a_runtime_too(architecture, pooling):
     made = tiny_embedder(
         architecture, pooling, intermediate_size=32, max_position_embeddings=40, pad_token_id=1
@@ -75,15 +73,11 @@ def test_encoders_that_count_from_their_pad_have_a_runtime_too(architecture, poo
         assert torch.allclose(fast, made.embed(texts), atol=1e-6)
 
 
-@pytest.mark.slow
-def test_a_damaged_runtime_is_made_anew(embedder, home, said, monkeypatch):
+def test_a_damaged_runtime_that_cannot_be_made_anew_leaves_torch(
+    embedder, home, said, monkeypatch
+):
     path = home / "runtimes" / f"{embedder.hash[:32]}-vectors.onnx"
     path.parent.mkdir()
-    path.write_bytes(b"not a graph")
-    assert open_for(embedder) is not None
-    assert len(path.read_bytes()) > 1000
-    assert [file.name for file in path.parent.iterdir()] == [path.name]
-    assert said() == []
     path.write_bytes(b"not a graph")
     monkeypatch.setattr(runtime, "_export", lambda encoder, path, packer: None)
     assert open_for(embedder) is None

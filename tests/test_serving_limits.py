@@ -560,27 +560,8 @@ def test_two_that_edit_at_once_both_get_their_commit(chat, reopen):
     assert len(reopen()) == 10
 
 
-def test_a_kill_loses_no_commit_and_sighup_lets_answers_end(tiny_home, tmp_path):
-    folder = tmp_path / "facts.space"
-    tl.build(None, EXAMPLES).save(folder)
-    with serving(tiny_home, "--space", folder) as running, running.http(running.admin) as http:
-        new = {"examples": [{"question": "Is ice cold?", "answers": "Yes.", "id": "ice"}]}
-        assert http.post("/v1/spaces/facts/examples", json=new).status_code == 201
-        running.process.kill()
-        assert running.process.wait(60) == -signal.SIGKILL
-    assert "ice" in tl.open(folder)
-    with serving(tiny_home, "--space", f"other={folder}") as running, running.http() as http:
-        (about,) = http.get("/v1/spaces").json()["data"]
-        assert (about["id"], about["examples"]) == ("other", len(EXAMPLES) + 1)
-        given = body(model="smollm2-135m", stream=True, max_tokens=300)
-        assert drained(running, http, given, signal.SIGHUP)[-1] == "data: [DONE]"
-        assert running.process.wait(60) == 0
-        with pytest.raises(OSError):  # noqa: PT011
-            socket.create_connection(("127.0.0.1", running.port), timeout=1)
-
-
 @pytest.mark.slow
-def test_a_kill_in_the_middle_of_edits_loses_no_commit_that_was_told(tiny_home, tmp_path):
+def test_a_kill_loses_no_commit_that_was_told_and_sighup_lets_answers_end(tiny_home, tmp_path):
     folder = tmp_path / "facts.space"
     tl.build(None, EXAMPLES).save(folder)
     told = []
@@ -602,6 +583,14 @@ def test_a_kill_in_the_middle_of_edits_loses_no_commit_that_was_told(tiny_home, 
         held = [one.id for one in tl.open(folder).examples if one.id.startswith("n")]
         assert held in (told, [*told, f"n{len(told)}"])  # the last may not have been told of
     assert len(told) > 4
+    with serving(tiny_home, "--space", f"other={folder}") as running, running.http() as http:
+        (about,) = http.get("/v1/spaces").json()["data"]
+        assert (about["id"], about["examples"]) == ("other", len(EXAMPLES) + len(held))
+        given = body(model="smollm2-135m", stream=True, max_tokens=300)
+        assert drained(running, http, given, signal.SIGHUP)[-1] == "data: [DONE]"
+        assert running.process.wait(60) == 0
+        with pytest.raises(OSError):  # noqa: PT011
+            socket.create_connection(("127.0.0.1", running.port), timeout=1)
 
 
 def test_many_streams_at_once_get_each_their_own_answer(chat, space):

@@ -220,6 +220,8 @@ class NearExample:
     is_in_scope: bool
     text: str  # the part of what was asked that it is nearest to
     signals: tuple[Signal, ...]  # the greatest effect first
+    reasons_for: tuple[str, ...] = ()  # what they come to, in plain words
+    reasons_against: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from trueline.embedders.words import Words, words_of
+from trueline.reasons import missing_words, plain_reasons
 from trueline.records import Example, NearExample, Signal
 from trueline.turns import PARTICULAR, Asked, asked_for, read_turn, wants_text
 
 if TYPE_CHECKING:
+    from trueline.embedders.base import Embedder
     from trueline.space.space import GroundingSpace
 
 SIGNALS = {
@@ -207,13 +209,17 @@ class _ExampleWords:
 def _example_words(space: GroundingSpace, number: int) -> _ExampleWords:
     """The words of an example as the space's embedder knows them, kept with the space."""
     if number not in space.texts_read:
-        example, embedder = space.examples[number], space.open_embedder("cpu")
-        texts = (example.question, *example.answers, *example.wrong_answers)
-        words = [words_of(embedder, text) for text in texts]
-        every = torch.cat([one.vectors for one in words])
-        space.texts_read[number] = _ExampleWords(words[0], every, asked_for(example.question))
+        read = _read_example(space.open_embedder("cpu"), space.examples[number])
+        space.texts_read[number] = read
     found: _ExampleWords = space.texts_read[number]
     return found
+
+
+def _read_example(embedder: Embedder, example: Example) -> _ExampleWords:
+    texts = (example.question, *example.answers, *example.wrong_answers)
+    words = [words_of(embedder, text) for text in texts]
+    every = torch.cat([one.vectors for one in words])
+    return _ExampleWords(words[0], every, asked_for(example.question))
 
 
 def _scoped(
@@ -285,7 +291,11 @@ def explained(
     space: GroundingSpace, scoped: Scoped, threshold: float, is_in_scope: bool
 ) -> NearExample:
     """An example near to a question as explanations show it."""
-    example = scoped.example
+    example, model = scoped.example, model_for(space, scoped.example)
+    embedder, signals = space.open_embedder("cpu"), model.effects(scoped.signals)
+    words = words_of(embedder, scoped.text)
+    missing = missing_words(words, _read_example(embedder, example).all)
+    reasons = plain_reasons(scoped.text, example.question, signals, model.mean, missing)
     return NearExample(
         example=example.id,
         question=example.question,
@@ -295,7 +305,9 @@ def explained(
         threshold=threshold,
         is_in_scope=is_in_scope,
         text=scoped.text,
-        signals=tuple(model_for(space, example).effects(scoped.signals)),
+        signals=tuple(signals),
+        reasons_for=reasons[0],
+        reasons_against=reasons[1],
     )
 
 

@@ -580,7 +580,12 @@ def test_positions_nobody_has_are_refused_in_words(size, embedder_folder, tmp_pa
 
 
 @pytest.mark.slow
-def test_the_first_use_of_an_embedder_says_nothing(embedder_folder, tmp_path):
+def test_the_first_use_of_an_embedder_says_nothing_and_mends_a_damaged_runtime(
+    embedder_folder, tmp_path
+):
+    path = tmp_path / "runtimes" / f"{load_embedder(embedder_folder).hash[:32]}-vectors.onnx"
+    path.parent.mkdir()
+    path.write_bytes(b"not a graph")
     code = "import sys, trueline.embedders.loading as l; l.load_embedder(sys.argv[1]).open()"
     done = subprocess.run(
         [sys.executable, "-c", code, str(embedder_folder)],
@@ -591,7 +596,8 @@ def test_the_first_use_of_an_embedder_says_nothing(embedder_folder, tmp_path):
         check=True,
     )
     assert (done.stdout, done.stderr) == ("", "")
-    assert list((tmp_path / "runtimes").iterdir())
+    assert list(path.parent.iterdir()) == [path]
+    assert len(path.read_bytes()) > 1000
 
 
 # ------------------------------------------------------------------ the fuzzer

@@ -7,6 +7,8 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Sequence
+from difflib import SequenceMatcher
 from typing import Any
 
 import click
@@ -42,6 +44,7 @@ _STOPPED = dict.fromkeys(  # what is said of the commands that keep what they ha
     ("build", "eval", "reproduce"),
     "stopped; run the same command again, and it goes on where it was",
 )
+_LIKELY = 0.7  # likeness of two names from which on one may be the other, mistyped
 _OBJECTS_UNTIL_COLLECTION = 100_000
 
 
@@ -126,7 +129,7 @@ def _run() -> int:
         show(error.format_message())
     except click.UsageError as error:
         hint = f"\n(see `{error.ctx.command_path} --help`)" if error.ctx else ""
-        return _stop(_shortened(error.format_message()) + hint)
+        return _stop(_shortened(_usage_message(error)) + hint)
     except click.ClickException as error:
         return _stop(error.format_message())
     except (click.Abort, KeyboardInterrupt):
@@ -134,6 +137,29 @@ def _run() -> int:
     except OSError as error:  # borders say more than this; here is what none of them foresaw
         return _stop(one_line(error))
     return 0
+
+
+def _usage_message(error: click.UsageError) -> str:
+    """What is wrong with a command line; of the names that click finds near, the one meant."""
+    for kind in ("option", "command"):
+        given = getattr(error, f"{kind}_name", None)
+        if given and getattr(error, "possibilities", None):
+            meant = _meant(given, error.possibilities)  # type: ignore[attr-defined]
+            return f"{error.message} Did you mean {meant!r}?" if meant else error.message
+    return error.format_message()
+
+
+def _meant(given: str, near: Sequence[str]) -> str | None:
+    """The name that a mistyped one most likely stands for, if any is likely."""
+    typed = given.lstrip("-")
+
+    def likeness(name: str) -> float:
+        bare = name.lstrip("-")
+        is_part = typed in bare.split("-") or bare.startswith(typed) or typed.startswith(bare)
+        return SequenceMatcher(None, typed, bare).ratio() + is_part
+
+    best = max(near, key=likeness)
+    return best if likeness(best) >= _LIKELY else None
 
 
 def _running() -> str:

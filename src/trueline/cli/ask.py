@@ -1,12 +1,15 @@
-"""`trueline ask`: one question, one answer."""
+"""`trueline ask`: one question, one answer; or many, one line each."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from trueline.cli.options import (
+    PATH,
     Asking,
     asking_options,
     check_questions,
@@ -19,12 +22,21 @@ from trueline.visible import visible_line
 if TYPE_CHECKING:
     from trueline.decoders.base import Decoder
     from trueline.engines.base import Engine
+    from trueline.records import Answer
 
 _STDIN = "-"  # stands for standard input, as with other commands
+_COLUMNS = ("question", "covered", "from", "answer")
+_TOLD = """question text is_covered sources finish method prompt_tokens new_tokens seconds
+    first_token_seconds""".split()  # of an answer as JSON; with --trace, all the rest too
 
 
 @click.command()
 @click.argument("question", required=False, callback=check_questions)
+@click.option(
+    "--file",
+    type=PATH,
+    help="Many questions, one a line, or the column `question` of a JSONL or CSV file.",
+)
 @method_option()
 @asking_options
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
@@ -34,72 +46,135 @@ _STDIN = "-"  # stands for standard input, as with other commands
 @click.option("--seed", type=int, help="Makes a draw repeatable.")
 @click.option("--stop", multiple=True, help="End the answer before this text.")
 @json_option
+@click.option(
+    "--trace",
+    is_flag=True,
+    help="With --json: also the tokens, the reason for each, and the examples near.",
+)
 def ask(
-    question: str | None, method: str, asking: Asking, as_json: bool, **options: Any
+    question: str | None,
+    file: Path | None,
+    method: str,
+    asking: Asking,
+    as_json: bool,
+    trace: bool,
+    **options: Any,
 ) -> None:
     """Answer QUESTION, and say which verified examples spoke, or that none covers it.
 
-    Without QUESTION, or with -, questions are read from standard input, one a line. The answer
-    goes to standard output; what it came from goes beside it, where it is piped to standard
-    error.
+    The answer goes to standard output. What it came from goes below it in a terminal, and to
+    standard error where the answer is piped.
+
+    Many questions come from --file, or from standard input, one a line, without QUESTION or
+    with -. Piped, their answers are one tab-separated line each, with a head: question,
+    covered (yes or no), from (ids of the examples that spoke), answer.
 
     \b
     Examples:
       trueline ask "What happens if you swallow gum?"
       trueline ask --space facts.space --only-covered "Who won the cup in 1990?"
+      trueline ask --space facts.space --file questions.txt
     """
-    from dataclasses import asdict
-
-    from trueline.cli.screen import print_json
+    from trueline.cli.screen import is_terminal, print_json
     from trueline.records import GenerateOptions
 
     GenerateOptions(**options)  # refused before anything is opened
-    asked = _asked(question)
+    if trace and not as_json:
+        raise SettingError(
+            "--trace is for --json; to read why an answer says what it says, use: trueline "
+            "explain"
+        )
+    asked = _asked(question, file)
     session = asking.open([method])
     from trueline.generation import generate  # torch is open by now
 
     lm, decoder = session.lm, session.methods[method]
     options["max_new_tokens"] = asking.max_new_tokens
-    if not as_json:
-        for number, one in enumerate(asked):
-            _answer(lm, decoder, one, options, is_first=number == 0)
-        return
-    answers = [asdict(generate(lm, decoder, one, trace=True, **options)) for one in asked]
-    print_json(answers if question in (None, _STDIN) else answers[0])
+    is_one = question not in (None, _STDIN)
+    if as_json:
+        answers = [
+            _as_json(generate(lm, decoder, one, trace=trace, **options)) for one in asked
+        ]
+        print_json(answers[0] if is_one else answers)
+    elif is_one:
+        _answer(lm, decoder, asked[0], options)
+    elif is_terminal():
+        _show_answers(lm, decoder, asked, options)
+    else:
+        _write_rows(lm, decoder, asked, options)
 
 
-def _asked(question: str | None) -> list[str]:
-    """The question of the command line, or those of standard input."""
+def _asked(question: str | None, file: Path | None) -> list[str]:
+    """The question of the command line, or those of a file or of standard input."""
     from trueline.cli.screen import has_piped_input, read_lines
+    from trueline.examples.asked import read_questions
     from trueline.prompts import check_question
 
-    if question not in (None, _STDIN):
+    if file is not None:
+        if question is not None:
+            raise SettingError("give QUESTION or --file, not both")
+        asked = [one.question for one in read_questions(file, needs_ids=False)]
+    elif question not in (None, _STDIN):
         return [question]
-    asked = read_lines() if question == _STDIN or has_piped_input() else []
+    else:
+        asked = read_lines() if question == _STDIN or has_piped_input() else []
     if not asked:
         raise SettingError(
             'there is no question; write one, as in: trueline ask "What happens if you swallow '
-            'gum?", or pipe some in, one a line'
+            'gum?", or give many with --file or through a pipe, one a line'
         )
     for number, one in enumerate(asked, 1):
         check_question(one, f"question {number}")
     return asked
 
 
-def _answer(
-    lm: Engine, method: Decoder, question: str, options: dict[str, Any], *, is_first: bool
-) -> None:
+def _as_json(answer: Answer) -> dict[str, Any]:
+    """An answer with its sources and counts; all that is known of it if it was traced."""
+    from dataclasses import asdict
+
+    known = {**asdict(answer), "new_tokens": answer.new_tokens}
+    told = {name: known.pop(name) for name in _TOLD}
+    return told if answer.trace is None else {**told, **known}
+
+
+def _answer(lm: Engine, method: Decoder, question: str, options: Mapping[str, Any]) -> None:
     """Stream an answer, and say below who spoke."""
     from trueline.cli.answers import AnswerWriter
     from trueline.cli.screen import tell
     from trueline.explain.sources import source_lines
     from trueline.generation import stream
 
-    if not is_first:
-        tell("")
     writer = AnswerWriter()
     for piece in stream(lm, method, question, **options):  # the last one says who spoke
         writer.write(piece.text)
     writer.end()
     if lines := source_lines(piece):
         tell("\n".join(["", *map(visible_line, lines)]), "dim")
+
+
+def _show_answers(
+    lm: Engine, method: Decoder, asked: Sequence[str], options: Mapping[str, Any]
+) -> None:
+    """Stream answers below their questions."""
+    from trueline.cli.screen import tell
+
+    for number, question in enumerate(asked):
+        tell(f"{chr(10) * (number > 0)}{visible_line(question)}", "prompt")
+        _answer(lm, method, question, options)
+
+
+def _write_rows(
+    lm: Engine, method: Decoder, asked: Sequence[str], options: Mapping[str, Any]
+) -> None:
+    """Write a line for each question as soon as it is answered."""
+    from trueline.cli.screen import flush, write
+    from trueline.generation import generate
+
+    write("\t".join(_COLUMNS) + "\n")
+    for question in asked:
+        answer = generate(lm, method, question, **options)
+        covered = {True: "yes", False: "no", None: ""}[answer.is_covered]
+        speakers = ", ".join(source.example for source in answer.sources)
+        row = (question, covered, speakers, " ".join(answer.text.split()))
+        write("\t".join(map(visible_line, row)) + "\n")
+        flush()

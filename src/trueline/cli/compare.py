@@ -11,7 +11,6 @@ import click
 from trueline.cli.options import PATH, Asking, asking_options, check_questions, json_option
 from trueline.decoders import DEFAULT, PLAIN, built_in_names, method_names
 from trueline.errors import SettingError
-from trueline.files import read_text
 
 if TYPE_CHECKING:
     from trueline.comparison import Compared
@@ -93,12 +92,10 @@ def compare(
 
 
 def _asked(given: tuple[str, ...], file: Path | None) -> list[AskedQuestion]:
-    from trueline.examples.asked import AskedQuestion, is_asked_file, read_asked
+    from trueline.examples.asked import AskedQuestion, read_questions
 
-    if file is not None and is_asked_file(file):
-        return [*map(AskedQuestion, given), *read_asked(file)]
-    lines = [] if file is None else read_text(file, "--file").split("\n")
-    asked = [AskedQuestion(text.strip()) for text in (*given, *lines) if text.strip()]
+    asked = [AskedQuestion(text.strip()) for text in given]
+    asked += [] if file is None else read_questions(file, needs_ids=True)
     if not asked:
         raise SettingError("there is no question; give some as arguments or with --file")
     return asked

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     help="Write it to this file: .html (one page that needs no other file), .json or .txt.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace a file that stands there.")
+@click.option(
+    "--signals", is_flag=True, help="Show the numbers that decide which examples speak."
+)
 @json_option
 def explain(
     question: str,
@@ -41,6 +44,7 @@ def explain(
     asking: Asking,
     out: Path | None,
     overwrite: bool,
+    signals: bool,
     as_json: bool,
 ) -> None:
     """Answer QUESTION and tell which examples speak and why, and which token they moved.
@@ -74,7 +78,7 @@ def explain(
     if as_json:
         print_json(explanation.as_dict())
     elif out is None:
-        show(explanation.text(text_width()))
+        show(explanation.text(text_width(), with_signals=signals))
     else:
         told = explanation.summary
         covered = f"; {lines[0]}" if (lines := coverage_lines(explanation)) else ""

@@ -27,6 +27,7 @@ class Words:
 
     vectors: torch.Tensor  # (words, width), unit length
     weights: torch.Tensor  # (words,) how much a word tells: rare ones more
+    texts: tuple[str, ...]  # the words themselves
 
     def coverage(self, other: torch.Tensor) -> torch.Tensor:
         """The cosine of each word with the nearest of other words (others, width)."""
@@ -52,7 +53,9 @@ def words_of(embedder: Embedder, text: str) -> Words:
     found = [word.lower() for word in _WORD.findall(text)]
     vectors = [_hashed(word) for word in found]
     return Words(
-        torch.stack(vectors) if found else torch.zeros(0, _WIDTH), torch.ones(len(found))
+        torch.stack(vectors) if found else torch.zeros(0, _WIDTH),
+        torch.ones(len(found)),
+        tuple(found),
     )
 
 
@@ -60,19 +63,22 @@ def _known(tokenizer: object, table: torch.Tensor, text: str) -> Words:
     """Words from the table of a model: the mean of a word's pieces."""
     encoding = tokenizer.encode(text, add_special_tokens=False)  # type: ignore[attr-defined]
     pieces: dict[int, list[int]] = {}
+    places: dict[int, tuple[int, int]] = {}  # where a word begins and ends
     for token, word, (start, end) in zip(
         encoding.ids, encoding.word_ids, encoding.offsets, strict=True
     ):
         if word is not None and _WORD.search(text[start:end]):
             pieces.setdefault(word, []).append(token)
+            places[word] = places.get(word, (start, end))[0], end
     if not pieces:
-        return Words(torch.zeros(0, table.shape[1]), torch.zeros(0))
+        return Words(torch.zeros(0, table.shape[1]), torch.zeros(0), ())
     vectors = torch.stack([table[ids].float().mean(0) for ids in pieces.values()]).cpu()
     rarest = len(table)
     ranks = [ids[0] if len(ids) == 1 else rarest for ids in pieces.values()]
     return Words(
         torch.nn.functional.normalize(vectors, dim=1),
         torch.tensor([log(1 + rank / _COMMON) for rank in ranks]),
+        tuple(text[start:end] for start, end in places.values()),
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 
 from trueline.errors import ExampleError
 from trueline.examples.rows import TableRow, rows_of
-from trueline.files import reason
+from trueline.files import read_text, reason
 from trueline.visible import has_half_character, shown
 
 Regime = Literal[
@@ -44,7 +44,15 @@ def is_asked_file(path: Path) -> bool:
     return path.name.lower().removesuffix(".gz").endswith(_FORMS)
 
 
-def read_asked(path: str | os.PathLike[str]) -> list[AskedQuestion]:
+def read_questions(path: Path, *, needs_ids: bool) -> list[AskedQuestion]:
+    """Read a file of questions, one a line, or a table of them as `read_asked` does."""
+    if is_asked_file(path):
+        return read_asked(path, needs_ids=needs_ids)
+    lines = read_text(path, "--file").split("\n")
+    return [AskedQuestion(line.strip()) for line in lines if line.strip()]
+
+
+def read_asked(path: str | os.PathLike[str], *, needs_ids: bool = True) -> list[AskedQuestion]:
     """Read a JSONL or CSV file with the columns `question` and `id`; bad rows are all named."""
     name = os.fspath(path)
     if not is_asked_file(Path(name)):
@@ -55,7 +63,7 @@ def read_asked(path: str | os.PathLike[str]) -> list[AskedQuestion]:
         raise ExampleError(f"{name} cannot be read: {reason(error)}") from error
     except (EOFError, ValueError, zlib.error, csv.Error) as error:
         raise ExampleError(f"{name} cannot be read: {error}") from error
-    found = [(line, _asked(row)) for line, row in rows]
+    found = [(line, _asked(row, needs_ids)) for line, row in rows]
     problems = [f"  {name}:{line}: {one}" for line, one in found if isinstance(one, str)]
     if problems:
         head = f"{name}: {len(problems)} of {len(found)} rows cannot be used:"
@@ -93,16 +101,16 @@ def check_meant(asked: Sequence[AskedQuestion], known: Collection[str], where: s
         )
 
 
-def _asked(row: TableRow | str) -> AskedQuestion | str:
+def _asked(row: TableRow | str, needs_ids: bool) -> AskedQuestion | str:
     """A question from a row, or what is wrong with it."""
     if isinstance(row, str):
         return row
     question, regime = row.get("question"), row.get("regime") or None
     if not isinstance(question, str) or not question.strip():
         return "question is missing or empty"
-    if "id" not in row:
+    if needs_ids and "id" not in row:
         return "id is missing; leave it empty where no example answers"
-    ids = _ids(row["id"])
+    ids = _ids(row.get("id"))
     if ids is None:
         return f"id must be a text, got {shown(row['id'])}"
     if has_half_character("".join([question, *ids])):

@@ -80,9 +80,12 @@ class Explanation:
     summary: Summary
     steps: tuple[ExplainedStep, ...]
 
-    def text(self, width: int = WIDTH) -> str:
-        """For a terminal of so many columns: the changed tokens and the examples cited."""
-        return as_text(self, width)
+    def text(self, width: int = WIDTH, *, with_signals: bool = False) -> str:
+        """For a terminal of so many columns: sources, scope in words, the changed tokens.
+
+        With signals, the numbers that decide scope stand below the words.
+        """
+        return as_text(self, width, with_signals=with_signals)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain values; a number that is not finite is None."""

@@ -21,10 +21,10 @@ _NARROWEST = 40  # columns that are always taken
 _SIGNS = {"logits": "", "pushes": "", "floor": ">=", "part": "~"}
 _CITED = 5  # examples told in full
 _NEAR = 4  # examples whose scope is told
-_WHY = 2  # signals that are told for it, and against it
+_WHY = 4  # signals that are told for it, and against it
 
 
-def as_text(explanation: Explanation, width: int = WIDTH) -> str:
+def as_text(explanation: Explanation, width: int = WIDTH, *, with_signals: bool = False) -> str:
     """The answer, the other one beside it, the changed tokens and the examples cited."""
     width = max(width, _NARROWEST)
     is_scoped = explanation.is_covered is not None
@@ -32,7 +32,7 @@ def as_text(explanation: Explanation, width: int = WIDTH) -> str:
         _wrapped("", explanation.question, width),
         _answers(explanation, width),
         _sources(explanation, width),
-        _scope(explanation.scope or (), width),
+        _scope(explanation.scope or (), width, with_signals),
         _figures(explanation.summary, width),
         _changes(explanation.steps, width),
         () if is_scoped else _cited(explanation.summary, width),  # the sources say it
@@ -66,26 +66,39 @@ def _sources(explanation: Explanation, width: int) -> Iterator[str]:
         yield from _wrapped("  ", f'"{one.answer}"{found}', width)
 
 
-def _scope(near: Sequence[NearExample], width: int) -> Iterator[str]:
+def _scope(near: Sequence[NearExample], width: int, with_signals: bool) -> Iterator[str]:
     """The examples near to the question; of those that count, what speaks for and against."""
     if not near:
         return
-    head = "how probably each near example answers the question, and above what it speaks"
-    yield from _wrapped("", head, width)
+    yield from _wrapped(
+        "", "which of your examples are near, and why they speak or not:", width
+    )
     first_out = next((one for one in near if not one.is_in_scope), None)
     for one in near[:_NEAR]:
-        side = "in" if one.is_in_scope else "out"
-        figures = f"{one.probability:>6.2f}  {side:<3} above {one.threshold:.2f}  "
-        yield cut(f"{figures}{safe(one.example)}: {safe(one.question)}", width)
-        if one.is_in_scope or one is first_out:
+        yield from _wrapped("  ", f"{one.example}: {one.question}", width)
+        is_told = one.is_in_scope or one is first_out
+        yield from _wrapped("    ", scope_sentence(one, with_reasons=is_told), width)
+        if with_signals and is_told:
             yield from _signals("for", [s for s in one.signals if s.effect > 0], width)
             yield from _signals("against", [s for s in one.signals if s.effect < 0], width)
 
 
+def scope_sentence(near: NearExample, *, with_reasons: bool = True) -> str:
+    """Whether an example may speak, and why, in plain words."""
+    side, than = ("In scope", "above") if near.is_in_scope else ("Out of scope", "not above")
+    told = [f"{side}: probability {near.probability:.2f}, {than} {near.threshold:.2f}."]
+    if with_reasons and near.reasons_for:
+        told.append(f"For: {'; '.join(near.reasons_for)}.")
+    if with_reasons and near.reasons_against:
+        told.append(f"Against: {'; '.join(near.reasons_against)}.")
+    return " ".join(told)
+
+
 def _signals(side: str, signals: Sequence[Signal], width: int) -> Iterator[str]:
-    if signals:
-        told = (f"{s.words} {s.value:.2f} ({s.effect:+.1f})" for s in signals[:_WHY])
-        yield from _wrapped(f"{'':8}{side:<9}", ", ".join(told), width)
+    """One line a signal: its effect on the log-odds, its value and what it is."""
+    for number, one in enumerate(signals[:_WHY]):
+        figures = f"{'' if number else side:<9}{one.effect:+5.1f}  {one.value:5.2f}  "
+        yield from _wrapped(f"{'':6}{figures}", one.words, width)
 
 
 def _figures(summary: Summary, width: int) -> Iterator[str]:
@@ -116,17 +129,15 @@ def _changes(steps: Sequence[ExplainedStep], width: int) -> Iterator[str]:
     yield cut(head, width)
     for step in changed:
         best = max(step.neighbors, key=lambda neighbor: neighbor.push, default=None)
-        by = (
-            f"{safe(best.example)} ({best.nearness} {best.similarity:.2f}, "
-            f"push {best.push:+z.2f})"
-            if best
-            else "no example"
-        )
-        yield cut(
+        by = safe(best.example) if best else "no example"
+        line = (
             f"{step.number:>5}  {_padded(_quoted(step.wanted, 14), 14)} "
-            f"{_padded(_quoted(step.text, 14), 14)} {_moved(step):>8} {step.hits:>5}  {by}",
-            width,
+            f"{_padded(_quoted(step.text, 14), 14)} {_moved(step):>8} {step.hits:>5}  {by}"
         )
+        if best is not None:  # how near it was, where there is room to say it
+            near = f" ({best.nearness} {best.similarity:.2f}, push {best.push:+z.2f})"
+            line += near if columns(line + near) <= width else ""
+        yield cut(line, width)
 
 
 def _moved(step: ExplainedStep) -> str:
