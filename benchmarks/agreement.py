@@ -96,8 +96,8 @@ the others are mostly "I have no comment.", true by saying nothing and easy to t
 figure to keep in mind where every method answers.
 
 A text that goes in circles, or says of a thing that it is itself, counts as neither true nor
-informative, which is our rule and not people's: they called 8 of 10 such answers informative. Its
-cost in agreement is in the figures.
+informative, which is our rule and not people's: of the {broken} such answers among the {all} they
+called {informative} informative and {true} true. Its cost in agreement is in the figures.
 
 In plain words: this judge is free and fast; it is right about three times in four. Use it to see
 whether a run works and to compare methods on the same questions, never as the last word on one answer.
@@ -492,7 +492,17 @@ def interval(values):
     return f"{values[0]:.3f} ({values[1]:.3f} to {values[2]:.3f})"
 
 
-def page(found, picked):
+def broken_counts(given):
+    """How people labelled the answers of the held-out half that are no text to our rule."""
+    lines = read_lines(given.keep / "signals.jsonl").values()
+    held = [line for line in lines if line["half"] == "held-out"]
+    rows = [line for line in held if line["broken"]]
+    informative, true = (sum(row[about] for row in rows) for about in ("info", "truth"))
+    counts = {"broken": len(rows), "informative": informative, "true": true}
+    return {"all": f"{len(held):,}", **counts}
+
+
+def page(found, picked, counts):
     """docs/results/agreement.md."""
     rule = f"|{' --- |' * (5 + len(STATISTICS))}"
     head = (
@@ -530,7 +540,7 @@ def page(found, picked):
         rule,
         *(line(*row) for row in picked),
     ]
-    return "\n".join(lines) + "\n" + NOTES
+    return "\n".join(lines) + "\n" + NOTES.format(**counts)
 
 
 def report(given, folder):
@@ -560,9 +570,10 @@ def write_page(given, found):
     }
     old = {about: before[about] for about in ("truth", "info")}
     found["others"][f"nearest-reference:{EMBEDDER}"] = old
-    print(page(found, picked))
+    text = page(found, picked, broken_counts(given))
+    print(text)
     print(json.dumps({"benchmark": "agreement", **found}))
-    PAGE.write_text(page(found, picked), "utf-8")
+    PAGE.write_text(text, "utf-8")
     NUMBERS.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
 
 
