@@ -87,9 +87,11 @@ wrong one are judged. People wrote these four to differ from each other, and no 
 likeness can tell them: it is near chance there. What it judges well are a model's answers, which
 share words with what is known.
 
-*Language models.* SmolLM2-135M, asked or by likelihood, is no better than a coin, and no combination with it is better than the offline judge alone (few answers: the
-intervals overlap). The offline judge alone is shipped. qwen2.5-coder-1.5b was asked about too few answers to say anything and has no row (it takes ten of either
-half); `ask` goes on where it was stopped.
+*Language models.* SmolLM2-135M, asked or by likelihood, is no better than a coin. Qwen2.5-Coder-1.5B
+(4 bits), asked, is a little better than one, and well behind the offline judge on the same answers;
+by likelihood it is no better than a coin. No combination is ahead of the offline judge alone beyond
+chance: the answers are few, and the intervals overlap. The offline judge alone is shipped. Larger
+models are not measured.
 
 *Informative alone* is balanced accuracy on truth among the answers that people called informative:
 the others are mostly "I have no comment.", true by saying nothing and easy to tell. It is the
