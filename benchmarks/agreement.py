@@ -568,7 +568,7 @@ def write_page(given, found):
     found["others"] = {
         f"local:{name.removesuffix(', asked')}": {"truth": m}
         for name, m, _ in picked
-        if name.endswith(", asked")
+        if name.endswith(", asked") and " with " not in name
     }
     old = {about: before[about] for about in ("truth", "info")}
     found["others"][f"nearest-reference:{EMBEDDER}"] = old
