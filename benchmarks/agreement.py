@@ -87,17 +87,19 @@ wrong one are judged. People wrote these four to differ from each other, and no 
 likeness can tell them: it is near chance there. What it judges well are a model's answers, which
 share words with what is known.
 
-*Language models.* SmolLM2-135M, asked or by likelihood, is no better than a coin, and no combination with it is better than the offline judge alone (few answers: the
-intervals overlap). The offline judge alone is shipped. qwen2.5-coder-1.5b was asked about too few answers to say anything and has no row (it takes ten of either
-half); `ask` goes on where it was stopped.
+*Language models.* SmolLM2-135M, asked or by likelihood, is no better than a coin. Qwen2.5-Coder-1.5B
+(4 bits), asked, is a little better than one, and well behind the offline judge on the same answers;
+by likelihood it is no better than a coin. No combination is ahead of the offline judge alone beyond
+chance: the answers are few, and the intervals overlap. The offline judge alone is shipped. Larger
+models are not measured.
 
 *Informative alone* is balanced accuracy on truth among the answers that people called informative:
 the others are mostly "I have no comment.", true by saying nothing and easy to tell. It is the
 figure to keep in mind where every method answers.
 
 A text that goes in circles, or says of a thing that it is itself, counts as neither true nor
-informative, which is our rule and not people's: they called 8 of 10 such answers informative. Its
-cost in agreement is in the figures.
+informative, which is our rule and not people's: of the {broken} such answers among the {all} they
+called {informative} informative and {true} true. Its cost in agreement is in the figures.
 
 In plain words: this judge is free and fast; it is right about three times in four. Use it to see
 whether a run works and to compare methods on the same questions, never as the last word on one answer.
@@ -492,7 +494,17 @@ def interval(values):
     return f"{values[0]:.3f} ({values[1]:.3f} to {values[2]:.3f})"
 
 
-def page(found, picked):
+def broken_counts(given):
+    """How people labelled the answers of the held-out half that are no text to our rule."""
+    lines = read_lines(given.keep / "signals.jsonl").values()
+    held = [line for line in lines if line["half"] == "held-out"]
+    rows = [line for line in held if line["broken"]]
+    informative, true = (sum(row[about] for row in rows) for about in ("info", "truth"))
+    counts = {"broken": len(rows), "informative": informative, "true": true}
+    return {"all": f"{len(held):,}", **counts}
+
+
+def page(found, picked, counts):
     """docs/results/agreement.md."""
     rule = f"|{' --- |' * (5 + len(STATISTICS))}"
     head = (
@@ -530,7 +542,7 @@ def page(found, picked):
         rule,
         *(line(*row) for row in picked),
     ]
-    return "\n".join(lines) + "\n" + NOTES
+    return "\n".join(lines) + "\n" + NOTES.format(**counts)
 
 
 def report(given, folder):
@@ -556,13 +568,14 @@ def write_page(given, found):
     found["others"] = {
         f"local:{name.removesuffix(', asked')}": {"truth": m}
         for name, m, _ in picked
-        if name.endswith(", asked")
+        if name.endswith(", asked") and " with " not in name
     }
     old = {about: before[about] for about in ("truth", "info")}
     found["others"][f"nearest-reference:{EMBEDDER}"] = old
-    print(page(found, picked))
+    text = page(found, picked, broken_counts(given))
+    print(text)
     print(json.dumps({"benchmark": "agreement", **found}))
-    PAGE.write_text(page(found, picked), "utf-8")
+    PAGE.write_text(text, "utf-8")
     NUMBERS.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
 
 

@@ -55,8 +55,8 @@ def spaces(names, embedder):
     turned = [*every[1:], every[0]]
     kinds = {
         "all": every,
-        "wrong answers": [
-            replace(one, answers=one.wrong_answers, wrong_answers=()) for one in every
+        "wrong answers": [  # both kinds change places, so that scope goes by the same weights
+            replace(one, answers=one.wrong_answers, wrong_answers=one.answers) for one in every
         ],
         "shuffled answers": [
             Example(one.question, other.answers, other.wrong_answers, one.id, one.source)

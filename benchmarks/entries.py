@@ -24,23 +24,28 @@ def entries(tokenizer, rows, rule, examples=100):
     return sum(len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"])
 
 
-def main():
+def print_sizes(data, gguf):
     """Print a line a benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--gguf", type=Path, required=True)
-    given = parser.parse_args()
-    tokenizer = AutoTokenizer.from_pretrained(given.gguf.parent, gguf_file=given.gguf.name)
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     printed = {
         block.benchmark: block.rows["rad ground=100"][0]
         for block in paper().blocks
         if block.recipe == "sizes" and block.metrics == ("entries",)
     }
     for name, of_paper in printed.items():
-        rows = BENCHMARKS[name].read(given.data).ground
+        rows = BENCHMARKS[name].read(data).ground
         found = {rule: entries(tokenizer, rows, rule) for rule in RULES}
         counts = ", ".join(f"{rule} {count:,}" for rule, count in found.items())
         print(f"{name:>20}: paper {of_paper:,.0f}; {counts}")
+
+
+def main():
+    """Read the options."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--gguf", type=Path, required=True)
+    given = parser.parse_args()
+    print_sizes(given.data, given.gguf)
 
 
 if __name__ == "__main__":

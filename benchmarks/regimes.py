@@ -73,8 +73,8 @@ def cell(counts):
 
 
 def print_run(folder):
-    """A table a group of measures: a row a method, its controls below it."""
-    cells = read_results(folder).cells
+    """A table a group of measures: a row a method, its controls below it; all that is done."""
+    cells = [cell for cell in read_results(folder).cells if cell.done is not None]
     (plain,) = [cell for cell in cells if cell.head.is_plain]
     own = [cell for cell in cells if cell.head.control is None]
     for group in GROUPS:

@@ -4,11 +4,13 @@ import os
 import sys
 from collections import Counter
 from dataclasses import replace
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from trueline.engines.aliases import ALIASES
 from trueline.errors import ExampleError, MissingExtraError, SettingError
 from trueline.evaluation.answering import text_scores
 from trueline.evaluation.benchmarks import read_benchmark
@@ -667,3 +669,24 @@ def test_of_the_first_100_real_wikiqa_questions_34_can_ground():
     read = read_benchmark("wikiqa", data=Path(REAL), rule="all", test=100)
     assert (len(read.ground), read.counts["ground drawn without an answer"]) == (34, 66)
     assert sum(bool(sample.answers) for sample in read.test) == 34
+
+
+@real_data
+@pytest.mark.real
+@pytest.mark.slow
+def test_two_spaces_have_as_many_entries_as_the_paper_says_and_the_others_not(capsys):
+    folder = ALIASES["qwen2.5-coder-1.5b"].folder
+    gguf = folder.with_name(f"{folder.name}-gguf") / "model.gguf"
+    if not gguf.exists():
+        pytest.skip("qwen2.5-coder-1.5b is not in the cache; open it once with llama.cpp")
+    path = Path(__file__).parents[1] / "benchmarks" / "entries.py"
+    spec = spec_from_file_location("benchmarks_entries", path)
+    spec.loader.exec_module(script := module_from_spec(spec))
+    script.print_sizes(Path(REAL), gguf)
+    assert [line.strip() for line in capsys.readouterr().out.splitlines()] == [
+        "truthfulqa: paper 3,755; all 4,685, answered 4,685",
+        "wikiqa: paper 2,316; all 1,334, answered 4,545",
+        "alpaca: paper 6,419; all 6,419, answered 6,419",
+        "halueval-dialogue: paper 1,770; all 1,763, answered 1,763",
+        "halueval-summary: paper 3,775; all 3,775, answered 3,775",
+    ]

@@ -45,14 +45,13 @@ def test_shuffled_answers_belong_to_another_question_each():
     assert controlled_examples(GROUND[:1], Control.SHUFFLED) == ()
 
 
-def test_wrong_answers_stand_in_for_the_truthful_ones():
+def test_wrong_answers_change_places_with_the_truthful_ones():
     found = controlled_examples(GROUND, Control.WRONG)
-    assert [one.answers for one in found] == [
-        ("Bats are blind.",),
-        ("Gold rusts.",),
-        ("Air is painted.",),
+    assert [(one.answers, one.wrong_answers) for one in found] == [
+        (("Bats are blind.",), ("Bats see well.",)),
+        (("Gold rusts.",), ("Gold does not rust.",)),
+        (("Air is painted.",), ("Air scatters blue.",)),
     ]
-    assert not any(one.wrong_answers for one in found)
 
 
 def test_unrelated_examples_are_as_many_different_and_true():
@@ -84,7 +83,7 @@ def test_a_plan_runs_every_grounded_method_with_its_controls_unless_told_not_to(
     assert len(plan_from({**table, "controls": False}).variants) == 4
 
 
-def test_what_is_swept_or_needs_wrong_answers_has_the_controls_that_make_sense():
+def test_what_is_swept_has_no_controls_and_a_method_with_wrong_answers_has_all():
     table = {
         "benchmarks": ["facts"],
         "methods": ["rad"],
@@ -93,7 +92,7 @@ def test_what_is_swept_or_needs_wrong_answers_has_the_controls_that_make_sense()
     }
     found = [one for one in plan_from(table).variants if one.control]
     assert {one.settings.get("beta") for one in found} == {0.5}
-    assert Control.WRONG not in [one.control for one in found]
+    assert [one.control for one in found] == [*Control]
     assert found[-1].settings == {"beta": 0.5, "from_step": 8}
     without = plan_from({"benchmarks": ["facts"], "methods": ["greedy", "dola"]})
     assert [one.method for one in without.variants] == ["greedy", "dola"]

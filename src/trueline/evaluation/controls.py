@@ -40,10 +40,8 @@ def controls_of(variant: Variant) -> list[Variant]:
     """The controls of one variant; none for a method without a space."""
     if variant.build is None:
         return []
-    found = [replace(variant, control=Control.SHUFFLED)]
-    if not variant.needs_wrong:  # they would be truthful and wrong at once
-        found.append(replace(variant, control=Control.WRONG))
-    found.append(replace(variant, control=Control.UNRELATED))
+    of_examples = (Control.SHUFFLED, Control.WRONG, Control.UNRELATED)
+    found = [replace(variant, control=control) for control in of_examples]
     past = method_class(variant.method).settings_past_boundary(variant.build.context)
     if past is not None:
         settings = {**variant.settings, **past}
@@ -54,12 +52,17 @@ def controls_of(variant: Variant) -> list[Variant]:
 def controlled_examples(
     ground: Sequence[Example], control: Control | None
 ) -> tuple[Example, ...]:
-    """The examples a control is grounded in; empty where it cannot be had of these."""
+    """The examples a control is grounded in; empty where it cannot be had of these.
+
+    Wrong answers change places with the truthful ones, which stand as the wrong ones: a method
+    that goes by other rules where an example has no wrong answer, as scope does, then goes by
+    the rules of the real run.
+    """
     if control is Control.SHUFFLED:
         return _shuffled(ground) if len(ground) > 1 else ()
     if control is Control.WRONG:
         return tuple(
-            replace(one, answers=one.wrong_answers, wrong_answers=())
+            replace(one, answers=one.wrong_answers, wrong_answers=one.answers)
             for one in ground
             if one.wrong_answers
         )

@@ -35,7 +35,7 @@ class Control(StrEnum):
     """What is taken out of a method's examples, or left out of its steps, in a control."""
 
     SHUFFLED = "answers shuffled"  # over the questions
-    WRONG = "wrong answers"  # in the place of the truthful ones
+    WRONG = "wrong answers"  # change places with the truthful ones
     UNRELATED = "unrelated examples"
     BOUNDARY = "no boundary steps"  # those whose window reaches over prompt and answer
 
