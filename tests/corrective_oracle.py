@@ -27,6 +27,7 @@ class Form:
     opening: str = ""
     closing: str = ""
     is_upper: bool = False
+    is_open: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ class CorrectiveOracle:
             if found:
                 voters.append((answer, *found))
         may_end = not wish.is_text or (wish.is_counted and len(told) >= wish.sentences)
+        may_end = may_end and not wish.is_open
         if all(count <= 0 for count in left.values()) and may_end:
             for answer, (end, writing) in told.items():
                 if end == len(said):

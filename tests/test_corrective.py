@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import asdict
 from functools import cache, partial
 
 import pytest
@@ -286,12 +287,12 @@ WISHES = [
     Wish(opening="Well,"),
     Wish(opening="So:", closing="Thanks!"),
     Wish(is_upper=True),
+    Wish(is_open=True),
 ]
 
 
 def form_of(wish):
-    names = ("sentences", "is_text", "is_counted", "words", "opening", "closing", "is_upper")
-    return Form(**{name: getattr(wish, name) for name in names})
+    return Form(**asdict(wish))
 
 
 @cache
@@ -582,15 +583,18 @@ def test_a_form_that_is_asked_for_is_that_of_the_oracle(space, monkeypatch):
         "Write about bats and whether they are blind.": Form(sentences=2, is_text=True),
         "Are bats blind? Finish with 'So long!'": Form(closing="So long!"),
         "Are bats blind? In at most 4 words.": Form(words=4),
+        "Are bats blind? And who says so?": Form(is_open=True),
     }
-    found = [Scoped(BATS, 0.9, 0, 0.9, "", {})]
+    found = [Scoped(BATS, 0.9, 0, 0.9, "Are bats blind?", {})]
     monkeypatch.setattr("trueline.decoders.corrective.find_scope", lambda *_: found)
-    answers = tl.generate(lm, method(space), list(forms), max_new_tokens=40)
+    ours = method(space, answer_rest=True)
+    answers = tl.generate(lm, ours, list(forms), max_new_tokens=40)
     scope = [(BATS, odds(0.9), 0)]
     for (question, wish), answer in zip(forms.items(), answers):
         prompt = prompt_of(lm, question)
         assert slow(lm).picks(prompt, answer.token_ids, scope, wish=wish) == answer.token_ids
-    well, upper, two, both, text, closing, short = (answer.text.strip() for answer in answers)
+    said = [answer.text.strip() for answer in answers]
+    well, upper, two, both, text, closing, short, goes_on = said
     inside = [one[:1].lower() + one[1:] for one in BATS.answers]
     assert well in [f"Well, {one}" for one in [*BATS.answers, *inside]]
     assert upper in [one.upper() for one in BATS.answers]
@@ -598,6 +602,11 @@ def test_a_form_that_is_asked_for_is_that_of_the_oracle(space, monkeypatch):
     assert text.startswith((" ".join(BATS.answers), " ".join(BATS.answers[::-1])))
     assert closing in [f"{one} So long!" for one in BATS.answers]
     assert short == "Bats are not blind."
+    assert goes_on.startswith(tuple(BATS.answers))
+    assert goes_on not in BATS.answers
+    asked = "Are bats blind? And who says so?"
+    alone = tl.generate(lm, method(space), asked, max_new_tokens=40)
+    assert alone.text.strip() in BATS.answers
 
 
 # In scope and out of it.
@@ -911,6 +920,11 @@ def test_two_sentences_tell_two_answers_and_no_third():
 def test_a_text_goes_on_where_the_facts_are_told():
     plan = one_answer("Bats are not blind.", wish=Wish(is_text=True))
     text, how = tell(plan)
+    assert (text.strip(), how) == ("Bats are not blind.", "off track")
+
+
+def test_what_is_asked_beside_the_told_is_left_to_the_model():
+    text, how = tell(one_answer("Bats are not blind.", wish=Wish(is_open=True)))
     assert (text.strip(), how) == ("Bats are not blind.", "off track")
 
 

@@ -583,7 +583,7 @@ def test_no_leaks_are_told_of_questions_that_are_about_the_examples(finished):
         ("mid_text", "in-prompt", (23, 60)),
         ("near_miss", "corrective", (131, 136)),  # 5 of 136 were changed
         ("unrelated", "corrective", (500, 500)),
-        ("form", "corrective", (28 + 9, 51 + 21)),  # styled and mid-text
+        ("form", "corrective", (30 + 9, 51 + 21)),  # styled and mid-text
     ],
 )
 def test_the_measures_give_the_published_figures_of_the_kept_answers(

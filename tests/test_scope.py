@@ -22,7 +22,7 @@ from trueline.scope import (
     scope_models,
     threshold_for,
 )
-from trueline.turns import Wish, asked_for, read_turn, read_wish
+from trueline.turns import Wish, asked_for, leaves_open, read_turn, read_wish
 
 # Turns.
 
@@ -125,11 +125,32 @@ def test_a_text_asks_for_one_kind_of_thing(text, wanted):
         ("Are bats blind? CAPITAL LETTERS ONLY.", Wish(is_upper=True)),
         ("all caps please. are bats blind", Wish(is_upper=True)),
         ("Write it in capitals.", Wish(sentences=2, is_text=True, is_upper=True)),
+        ("Repeat my question, then answer: Are bats blind?", Wish(opening="Are bats blind?")),
+        ("Are bats blind? Let your first word be 'Well,'", Wish(opening="Well,")),
         ("Yes or no: are bats blind?", Wish()),  # neither word is said
     ],
 )
 def test_a_wish_is_read_from_known_words(text, wish):
     assert read_wish(text) == wish
+
+
+@pytest.mark.parametrize(
+    ("text", "answered", "is_open"),
+    [
+        ("Are bats blind?", "Are bats blind?", False),
+        ("Are bats blind? Does gold rust?", "Are bats blind?", True),
+        ("Are bats blind? Does gold rust?", "", False),  # nothing of it is answered
+        ("Are bats blind? I always wondered.", "Are bats blind?", False),
+        ("I saw one. Are bats blind?", "I saw one.", False),  # only one question
+        ("Are bats really blind, and why does gold rust", "Are bats really blind", True),
+        # Of a turn that asks twice, the sentence counts that is answered best: the first part.
+        ("Are bats blind? Does gold rust?", "Are bats blind? Does gold rust?", True),
+        # A sentence with two clauses is one question where it is answered as a whole.
+        ("Are bats really blind and do they fly well?",) * 2 + (False,),
+    ],
+)
+def test_a_turn_is_open_where_one_of_its_questions_is_not_answered(text, answered, is_open):
+    assert leaves_open(read_turn(text), [(answered, 0)] if answered else []) is is_open
 
 
 # Signals by hand: four words are all this embedder knows.

@@ -7,6 +7,7 @@ asks for anything in particular.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,8 +23,10 @@ _SHORTEST = 3  # words of a clause that may ask something by itself
 _MOST = 8  # parts of a turn that are looked at
 
 _BE = "is|are|was|were|am|do|does|did|can|could|will|would|should|has|have|had|may|might|must"
-_OPENING = re.compile(
-    rf"(?:(?:so|but|and|ok|okay|hey|well|also|then)\W+|in [^,]{{3,30}}, ?)*(?:{_BE})(?:n't)?\b"
+_LEAD = r"(?:so|but|and|ok|okay|hey|well|also|then)\W+|in [^,]{3,30}, ?"
+_OPENING = re.compile(rf"(?:{_LEAD})*(?:{_BE})(?:n't)?\b")
+_ASKING = re.compile(
+    rf"(?:{_OPENING.pattern}|(?:{_LEAD})*(?:what|which|who|whose|where|when|why|how)\b)"
 )
 _VERB = re.compile(rf"\b(?:{_BE}|true|myth)\b")
 _AMOUNT = "many|much|long|often|far|tall|old|big|high|deep|fast|hot|cold|heavy|large|wide"
@@ -60,12 +63,18 @@ _WORDS_WANTED = re.compile(
     r"\b(?:at most|no more than|up to|under|within|in|max(?:imum)?)\s+(\d{1,3})\s+words\b"
 )
 _QUOTED = r"[^.?!'\"]{0,60}?(?:'(?P<single>.+?)'|\"(?P<double>.+?)\")(?!\w)"
-_OPENING_WANTED = re.compile(rf"\b(?:begin|start|open|lead)\w*\b{_QUOTED}", re.I)
+_OPENING_WANTED = re.compile(
+    rf"\b(?:(?:begin|start|open|lead)\w*|first words?)\b{_QUOTED}", re.I
+)
 _CLOSING_WANTED = re.compile(rf"\b(?:end|finish|close|conclude|last words?)\b{_QUOTED}", re.I)
+_REPEAT_WANTED = re.compile(
+    r"\brepeat (?:my|the) question\b[^:.?!]*[:.]\s+([^?]+\?)", re.I | re.S
+)
 _NAME_WANTED = re.compile(r"\b(?:[Aa]ddress|[Cc]all) me (?:as )?([A-Z]\w+(?: [A-Z]\w+)?)")
 _CAPITALS_WANTED = re.compile(
     r"\b(?:capital letters|all caps|(?:in|all|only) capitals(?! of)|upper ?case)\b", re.I
 )
+_WORD_WANTED = re.compile(r"\byes or (?:a )?no\b|\byes/no\b", re.I)
 PARTICULAR = ("quantity", "time", "person", "place")  # what few answers happen to hold
 
 
@@ -84,6 +93,11 @@ class Turn:
         topic = (self.topic,) if self.topic else ()
         return tuple(dict.fromkeys((self.text, *self.sentences, *self.parts, *topic)))
 
+    def sentence_of(self, part: int) -> str:
+        """The sentence that a part stands in."""
+        found = (sentence for sentence in self.sentences if self.parts[part] in sentence)
+        return next(found, self.text)
+
 
 @dataclass(frozen=True, slots=True)
 class Wish:
@@ -96,6 +110,7 @@ class Wish:
     opening: str = ""  # what it is to begin with
     closing: str = ""  # what it is to end with
     is_upper: bool = False  # whether it is wanted in capital letters
+    is_open: bool = False  # whether more is asked than is to be told: see `leaves_open`
 
 
 def read_turn(text: str) -> Turn:
@@ -113,6 +128,30 @@ def read_turn(text: str) -> Turn:
 def wants_text(text: str) -> bool:
     """Whether a turn asks for a text to be written, and not only for an answer."""
     return _find_task(text.strip()) is not None
+
+
+def wants_yes_or_no(text: str) -> bool:
+    """Whether a turn asks for one of the two words."""
+    return _WORD_WANTED.search(text) is not None
+
+
+def leaves_open(turn: Turn, answered: Sequence[tuple[str, int]]) -> bool:
+    """Whether a turn asks several things, and one of them is not answered.
+
+    `answered` are texts of the turn, each with the number of the part that is answered best: of
+    a text that asks several questions only the sentence with that part counts.
+    """
+    texts = [
+        text if _count_questions(turn, text) < 2 else turn.sentence_of(part)
+        for text, part in answered
+    ]
+    asking = [part for part in turn.parts if part.endswith("?") or _ASKING.match(part.lower())]
+    is_open = [not any(part in text for text in texts) for part in asking]
+    return any(is_open) and not all(is_open)
+
+
+def _count_questions(turn: Turn, text: str) -> int:
+    return sum(sentence.endswith("?") for sentence in turn.sentences if sentence in text)
 
 
 def _find_task(text: str) -> int | None:
@@ -156,13 +195,14 @@ def read_wish(text: str) -> Wish:
         is_counted = found[1] is not None and (number.isdigit() or number in _NUMBERS)
     if found := _WORDS_WANTED.search(lower):
         words = int(found[1])
-    name = _NAME_WANTED.search(text)
+    name, repeated = _NAME_WANTED.search(text), _REPEAT_WANTED.search(text)
+    opening = f"{name[1]}," if name else repeated[1] if repeated else ""
     return Wish(
         sentences=max(1, sentences),
         is_counted=is_counted,
         is_text=is_text,
         words=words,
-        opening=_quoted(_OPENING_WANTED, text) or (f"{name[1]}," if name else ""),
+        opening=_quoted(_OPENING_WANTED, text) or opening,
         closing=_quoted(_CLOSING_WANTED, text),
         is_upper=_CAPITALS_WANTED.search(text) is not None,
     )

@@ -171,9 +171,12 @@ class Plan:
     def _may_end(self, told: int) -> bool:
         """Whether the end may come behind so many answers: a text goes on by itself.
 
-        Unless so many sentences were asked for.
+        Unless so many sentences were asked for. So does an answer to a question that nothing
+        in scope is about, where it was asked beside another.
         """
         wish = self.wish
+        if wish.is_open:
+            return False
         return not wish.is_text or (wish.is_counted and told >= wish.sentences)
 
     def _split_half(self, tokens: Sequence[int]) -> tuple[str, tuple[int, ...]]:

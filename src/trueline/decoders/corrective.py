@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -17,12 +17,13 @@ from trueline.engines import as_logits_processor, wrap_tokenizer, wrap_transform
 from trueline.engines.base import Engine, TokenReader
 from trueline.errors import SettingError
 from trueline.likelihood import weigh_likelihood
+from trueline.polarity import true_word
 from trueline.prompts import encode_onward
 from trueline.records import Example, NearExample
 from trueline.scope import Scoped, explained, find_scope, in_scope, threshold_for
 from trueline.settings import Between
 from trueline.space.space import GroundingSpace
-from trueline.turns import Wish, read_wish
+from trueline.turns import Wish, leaves_open, read_turn, read_wish, wants_yes_or_no
 from trueline.votes import Plan, Speaker
 
 UNKNOWN = "I do not know: my verified answers do not cover this."
@@ -49,6 +50,8 @@ class Corrective(ScopeDecoder):
     # An example speaks above this probability; None: the tuned one, or the fitted.
     threshold: Annotated[float, Between(0, 1)] | None = None
     only_covered: bool = False  # whether it answers only what an example covers
+    # Whether the model goes on where one of several questions is not covered.
+    answer_rest: bool = False
     # Whether the model's own likelihood of the answers also decides: a pass for each question.
     careful: bool = False
     name = "corrective"
@@ -92,11 +95,24 @@ class Corrective(ScopeDecoder):
             speakers = tuple(
                 Speaker(one.example, one.probability, one.odds, one.part) for one in heard
             )
-            return make_plan(self.space, lm, speakers, stop_ids, wish=read_wish(question))
+            return make_plan(
+                self.space, lm, speakers, stop_ids, wish=self._wish(lm, question, heard)
+            )
         if not self.only_covered:
             return None
         refusal = Speaker(Example(question, [UNKNOWN]), 1.0, 0.0)
         return make_plan(self.space, lm, (refusal,), stop_ids, is_fixed=True, is_covered=False)
+
+    def _wish(self, lm: TokenReader, question: str, heard: Sequence[Scoped]) -> Wish:
+        """The form that is asked for, as far as it is known."""
+        wish = read_wish(question)
+        if wants_yes_or_no(question) and not wish.opening:
+            word = true_word(lm, self.space.prompt, heard[0].text, heard[0].example)
+            wish = replace(wish, opening=f"{word}." if word else "")
+        if not self.answer_rest:
+            return wish
+        answered = [(one.text, one.part) for one in heard]
+        return replace(wish, is_open=leaves_open(read_turn(question), answered))
 
     def adjust_logits(self, rows: Rows, base: torch.Tensor) -> Adjusted:  # noqa: D102
         return lift_votes(rows, base, margin=self.margin, strength=self._used_strength)

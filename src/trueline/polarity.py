@@ -1,0 +1,56 @@
+"""A question of yes or no and an example -> the word that is true, where the model can tell.
+
+Does the model's yes or no go by what it is told? It is asked the question behind the example's
+truthful answer and behind its wrong one, and the difference of the two is the effect of the
+truth on its word:
+
+    effect = [log p(Yes) - log p(No) behind the truthful answer] - [the same behind a wrong one]
+
+What the model believes by itself is in both and goes out. A model that cannot read has no
+effect either way, and then neither word is said: a wrong one ahead of a true sentence would be
+worse than none. docs/results/polarity.md has what was measured.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, cast
+
+from trueline.likelihood import mean_log_probs
+
+if TYPE_CHECKING:
+    from trueline.engines.base import Engine, TokenReader
+    from trueline.prompts import Prompt
+    from trueline.records import Example
+
+LEAST_EFFECT = 0.5  # nats; chosen on the grounding facts
+_ASKED = (
+    "Fact: {fact}\nQuestion: {question}\n"
+    "Going by the fact, is the answer to the question yes or no?"
+)
+_BEGINS = re.compile(r"\W*(?:yes|no)\b", re.I)
+
+
+def true_word(lm: TokenReader, prompt: Prompt, question: str, example: Example) -> str:
+    """Yes or No; empty where it cannot be told, or an answer says it by itself.
+
+    It takes two short passes of the model: engines that give logits of their own answer alone
+    cannot tell.
+    """
+    if not hasattr(lm, "start") or not example.wrong_answers:
+        return ""
+    if any(_BEGINS.match(answer) for answer in example.answers):
+        return ""
+    effect = effect_of_truth(cast("Engine", lm), prompt, question, example)
+    if abs(effect) <= LEAST_EFFECT:
+        return ""
+    return "Yes" if effect > 0 else "No"
+
+
+def effect_of_truth(lm: Engine, prompt: Prompt, question: str, example: Example) -> float:
+    """How much more the model says yes behind the truthful answer than behind the wrong one."""
+    facts = (example.answers[0], example.wrong_answers[0])
+    asked = [_ASKED.format(fact=fact, question=question) for fact in facts]
+    pairs = [(text, word) for text in asked for word in ("Yes", "No")]
+    yes, no, wrong_yes, wrong_no = mean_log_probs(lm, prompt, pairs)
+    return (yes - no) - (wrong_yes - wrong_no)

@@ -1,0 +1,92 @@
+"""The word that is true: said where the truth moves the model's own, and nowhere else."""
+
+from types import SimpleNamespace
+
+import pytest
+import tiny
+
+import trueline as tl
+from trueline import polarity
+from trueline.likelihood import mean_log_probs
+from trueline.polarity import LEAST_EFFECT, effect_of_truth, true_word
+from trueline.prompts import Prompt
+from trueline.records import Example
+from trueline.scope import Scoped
+from trueline.turns import wants_yes_or_no
+
+BATS = Example("Are bats blind?", ["Bats see well."], ["Bats see nothing."], id="bats")
+ASKED = "are bats blind? yes or no first"
+
+
+def test_the_effect_is_what_the_truth_adds_to_yes_over_no():
+    lm, prompt = tiny.language_model("llama"), Prompt()
+    ways = {
+        fact: mean_log_probs(
+            lm,
+            prompt,
+            [
+                (
+                    f"Fact: {fact}\nQuestion: {ASKED}\n"
+                    "Going by the fact, is the answer to the question yes or no?",
+                    word,
+                )
+                for word in ("Yes", "No")
+            ],
+        )
+        for fact in ("Bats see well.", "Bats see nothing.")
+    }
+    (yes, no), (wrong_yes, wrong_no) = ways.values()
+    expected = yes - no - wrong_yes + wrong_no
+    assert effect_of_truth(lm, prompt, ASKED, BATS) == pytest.approx(expected, abs=1e-5)
+    assert expected != 0
+
+
+@pytest.mark.parametrize(
+    ("effect", "word"),
+    [(2.0, "Yes"), (-2.0, "No"), (LEAST_EFFECT, ""), (-LEAST_EFFECT, ""), (0.0, "")],
+)
+def test_a_word_is_said_where_the_truth_moves_it_far_enough(monkeypatch, effect, word):
+    monkeypatch.setattr(polarity, "effect_of_truth", lambda *_: effect)
+    lm = SimpleNamespace(start=None)
+    assert true_word(lm, Prompt(), ASKED, BATS) == word
+
+
+@pytest.mark.parametrize(
+    ("lm", "example"),
+    [
+        (SimpleNamespace(), BATS),  # an engine that gives logits of its own answer alone
+        (SimpleNamespace(start=None), Example("Are bats blind?", ["Bats see."])),
+        (SimpleNamespace(start=None), Example("Are bats blind?", ["No, they see."], ["Yes."])),
+    ],
+)
+def test_no_word_is_said_where_it_cannot_be_told_or_is_told_anyway(monkeypatch, lm, example):
+    monkeypatch.setattr(polarity, "effect_of_truth", lambda *_: pytest.fail("it was asked"))
+    assert true_word(lm, Prompt(), ASKED, example) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("Are bats blind? Yes or no first.", True),
+        ("Give me a yes or a no: are bats blind?", True),
+        ("yes/no: are bats blind", True),
+        ("Are bats blind?", False),
+        ("Is there no yes in it?", False),
+    ],
+)
+def test_a_turn_asks_for_one_of_the_two_words(text, wanted):
+    assert wants_yes_or_no(text) is wanted
+
+
+@pytest.mark.parametrize("effect", [-2.0, 0.0])
+def test_the_word_opens_the_verified_answer(monkeypatch, embedder, effect):
+    lm = tiny.language_model("llama")
+    space = tl.build(None, [BATS], embedder=embedder)
+    monkeypatch.setattr(polarity, "effect_of_truth", lambda *_: effect)
+    found = [Scoped(BATS, 0.9, 0, 0.9, "are bats blind?", {})]
+    monkeypatch.setattr("trueline.decoders.corrective.find_scope", lambda *_: found)
+    method = tl.Corrective(space, threshold=0.0)
+    said = tl.generate(lm, method, ASKED, max_new_tokens=24).text.strip()
+    assert said == ("No. Bats see well." if effect else "Bats see well.")
+    plain = tl.generate(lm, method, "are bats blind?", max_new_tokens=24).text.strip()
+    assert plain == "Bats see well."  # nobody asked for a word
