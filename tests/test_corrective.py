@@ -605,8 +605,9 @@ def test_a_form_that_is_asked_for_is_that_of_the_oracle(space, monkeypatch):
     assert goes_on.startswith(tuple(BATS.answers))
     assert goes_on not in BATS.answers
     asked = "Are bats blind? And who says so?"
-    alone = tl.generate(lm, method(space), asked, max_new_tokens=40)
-    assert alone.text.strip() in BATS.answers
+    for settings in ({}, {"answer_rest": True, "only_covered": True}):
+        alone = tl.generate(lm, method(space, **settings), asked, max_new_tokens=40)
+        assert alone.text.strip() in BATS.answers
 
 
 # In scope and out of it.

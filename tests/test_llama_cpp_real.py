@@ -1,6 +1,7 @@
 """SmolLM2 read by llama.cpp: its tokens, and a verified answer."""
 
 import pytest
+import torch
 from test_llama_cpp import (
     ODD,
     heads,
@@ -67,7 +68,14 @@ def test_a_row_of_qwen_is_to_the_bit_what_it_is_alone():
     if not folder.with_name(f"{folder.name}-gguf").exists():
         pytest.skip("qwen2.5-coder-1.5b is optional and not in the cache")
     lm = tl.load("qwen2.5-coder-1.5b", engine="llama.cpp")
-    assert moved_by_others(lm, _long_and_short(lm, (0, 30, 60)), 4)[0] == 0.0
+    texts = _long_and_short(lm, (0, 30, 60))
+    assert moved_by_others(lm, texts, 4)[0] == 0.0
+    # From eight tokens at once on, llama.cpp multiplies such weights in another way.
+    together, alone = lm.start(), lm.start()
+    together.join(texts[:1] * 9)
+    alone.join(texts[:1])
+    rows, (row,) = together.extend([5] * 9).logits, alone.extend([5]).logits
+    assert torch.equal(rows, row.expand_as(rows))
 
 
 def _long_and_short(lm, lengths):

@@ -12,6 +12,7 @@ import os
 import pickle
 import socket
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -150,7 +151,9 @@ class Cluster:
             )
             for start in range(0, len(pickled), size)
         ]
-        with data.DataContext.current(context):
+        with data.DataContext.current(context), warnings.catch_warnings():
+            # Ray 2.64 is to take other arguments by name; it names none yet for the retries.
+            warnings.simplefilter("ignore", DeprecationWarning)
             return data.from_blocks(tables).map_batches(
                 _Worker,
                 fn_constructor_args=(function, _versions(_PACKAGES), self.threads),

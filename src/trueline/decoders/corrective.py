@@ -109,7 +109,7 @@ class Corrective(ScopeDecoder):
         if wants_yes_or_no(question) and not wish.opening:
             word = true_word(lm, self.space.prompt, heard[0].text, heard[0].example)
             wish = replace(wish, opening=f"{word}." if word else "")
-        if not self.answer_rest:
+        if self.only_covered or not self.answer_rest:
             return wish
         answered = [(one.text, one.part) for one in heard]
         return replace(wish, is_open=leaves_open(read_turn(question), answered))

@@ -123,24 +123,28 @@ class Context:
                     "was made for"
                 )
 
-    def read(self, entries: Sequence[Entry], *, states: bool = False) -> torch.Tensor:
+    def read(
+        self, entries: Sequence[Entry], *, states: bool = False, most: int = _BATCH
+    ) -> torch.Tensor:
         """Read tokens in their order: the logits, or the last states, at those wanted.
 
-        (outputs, vocabulary) or (outputs, d), as a copy: llama.cpp writes over its own.
+        (outputs, vocabulary) or (outputs, d), as a copy: llama.cpp writes over its own. A call
+        of llama.cpp takes `most` tokens.
         """
-        parts = [self.read_in_place(part, states=states).clone() for part in self._cut(entries)]
+        cut = self._cut(entries, most)
+        parts = [self.read_in_place(part, states=states).clone() for part in cut]
         found = [part for part in parts if len(part)]
         return found[0] if len(found) == 1 else torch.cat(found or parts)
 
-    def _cut(self, entries: Sequence[Entry]) -> list[Sequence[Entry]]:
+    def _cut(self, entries: Sequence[Entry], most: int) -> list[Sequence[Entry]]:
         """The entries in parts that one call takes."""
         wanted = sum(entry.is_output for entry in entries)
-        if len(entries) <= _BATCH and wanted <= self._outputs:
+        if len(entries) <= most and wanted <= self._outputs:
             return [entries]
         parts: list[list[Entry]] = [[]]
         outputs = 0
         for entry in entries:
-            if len(parts[-1]) == _BATCH or outputs == self._outputs:
+            if len(parts[-1]) == most or outputs == self._outputs:
                 parts.append([])
                 outputs = 0
             parts[-1].append(entry)

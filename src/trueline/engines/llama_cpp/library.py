@@ -229,8 +229,9 @@ class Library:
         self._said.clear()
         return said.replace("\n", "; ").strip("; ")[-_SHOWN:]
 
-    def _hear(self, level: int, text: bytes, _: Any) -> None:
-        if level >= _WARNING:
+    # Names of this module are gone while the interpreter ends, and llama.cpp may speak then.
+    def _hear(self, level: int, text: bytes, _: Any, least: int = _WARNING) -> None:
+        if level >= least:
             self._said = [*self._said[-20:], (level, text.decode("utf-8", "replace"))]
 
 

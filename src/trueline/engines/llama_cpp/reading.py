@@ -70,10 +70,12 @@ class SequenceReading:
         self._lengths |= dict(zip(new, map(len, contexts), strict=True))
         self._cells += sum(map(len, contexts)) - shared * (len(contexts) - 1)
         self._rows += new
-        if self._wants_states and before:  # with states, all that is read is put out
+        if not self._wants_states:
+            return self._states(context.read([*before, *last]))
+        if before:  # with states, all that is read is put out
             context.read(before)
-            before = []
-        return self._states(context.read([*before, *last], states=self._wants_states))
+        most = context.weights.rows_alike or len(last)
+        return self._states(context.read(last, states=True, most=most))
 
     def extend(
         self, tokens: Sequence[int], *, layers: Sequence[int] = (), done: IsDone | None = None
@@ -93,6 +95,9 @@ class SequenceReading:
             entries.append(Entry(token, lengths[sequence], sequence, is_output=True))
             lengths[sequence] += 1
         self._cells += len(entries)
+        most = context.weights.rows_alike
+        if most is not None and len(entries) > most:
+            return self._states(context.read(entries, states=self._wants_states, most=most))
         return self._states(context.read_in_place(entries, states=self._wants_states))
 
     def keep(self, rows: Sequence[int]) -> None:

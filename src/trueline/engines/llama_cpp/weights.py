@@ -25,6 +25,12 @@ _REFUSED = {  # what llama.cpp says of a model: why it cannot be used
 _MOST_LAYERS = 512  # what llama.cpp is built for
 
 
+# From eight tokens at once on, llama.cpp multiplies weights of these formats (Q2_K to Q8_K) in
+# another way, which rounds differently.
+_K_FORMATS = range(10, 16)
+_ALIKE = 7
+
+
 class Weights:
     """A model of llama.cpp and its vocabulary."""
 
@@ -43,6 +49,9 @@ class Weights:
         self.limit = int(call("llama_model_n_ctx_train", self.pointer))
         self.width = int(call("llama_model_n_embd", self.pointer))
         self.depth = int(call("llama_model_n_layer", self.pointer))
+        kinds = {tensor.kind for tensor in self.header.tensors.values()}
+        # So many rows at once have the logits that each has alone; None: any number.
+        self.rows_alike = _ALIKE if kinds & set(_K_FORMATS) else None
         self._check(label)
 
     def _load(self, label: str) -> ctypes.c_void_p:
