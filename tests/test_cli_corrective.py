@@ -166,7 +166,8 @@ def test_compare_refuses_an_id_that_no_example_has(tmp_path, no_model):  # noqa:
     assert "'fact-2'" in ran.err
 
 
-def test_explain_tells_who_was_in_scope_and_why():
+def test_explain_tells_who_was_in_scope_and_why(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")  # a narrower table leaves figures out
     options = ["explain", "--space", "one.space", "--max-new-tokens", "24"]
     told = run(*options, *IN, QUESTION).out
     assert f"100% of the tokens are from {FACT.id}: {FACT.question}" in told
