@@ -38,9 +38,6 @@ from trueline.evaluation.run import run_plan
 from trueline.examples import to_lines
 from trueline.records import Example
 from trueline.space.build import build
-
-# At niceness 15, Ray's own choice, its workers would wait for all other tests.
-os.environ.setdefault("RAY_worker_niceness", "0")
 from trueline.space.content import Recipe
 from trueline.space.worker import Worker
 
