@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import tiny
+import torch
 
 import trueline as tl
 from trueline import polarity
@@ -90,3 +91,17 @@ def test_the_word_opens_the_verified_answer(monkeypatch, embedder, effect):
     assert said == ("No. Bats see well." if effect else "Bats see well.")
     plain = tl.generate(lm, method, "are bats blind?", max_new_tokens=24).text.strip()
     assert plain == "Bats see well."  # nobody asked for a word
+
+
+def test_the_word_is_said_in_the_loop_of_transformers_too(monkeypatch, embedder):
+    lm = tiny.language_model("llama")
+    space = tl.build(None, [BATS], embedder=embedder)
+    monkeypatch.setattr(polarity, "effect_of_truth", lambda *_: -2.0)
+    found = [Scoped(BATS, 0.9, 0, 0.9, "are bats blind?", {})]
+    monkeypatch.setattr("trueline.decoders.corrective.find_scope", lambda *_: found)
+    processor = tl.Corrective(space, threshold=0.0).processor(lm.model, lm.tokenizer)
+    prompt = torch.tensor([space.prompt.encode(ASKED, lm.tokenizer)])
+    made = lm.model.generate(
+        prompt, max_new_tokens=24, do_sample=False, logits_processor=[processor]
+    )
+    assert lm.decode(made[0, prompt.shape[1] :].tolist()).strip() == "No. Bats see well."
