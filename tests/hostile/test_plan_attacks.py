@@ -497,7 +497,7 @@ BAD_FILES = {
         b'out = "caf\xe9"',
         "in line 1 the byte 0xe9 is not UTF-8; save the file as UTF-8",
     ),
-    "deep": (b"stop = " + b"[" * 5_000, "nested too deep"),
+    "deep": (b"stop = " + b"[" * 5_000, "is no readable TOML"),
     "deep keys": (b"settings." + b"a." * 3_000 + b"b = 1", "more than 8 levels deep"),
     "digits": (b"test = " + b"9" * 5_000, "is no readable TOML: Exceeds the limit"),
     "hex": (b"test = 0x" + b"f" * 5_000, "test must be a whole number from 1"),
@@ -511,14 +511,17 @@ BAD_FILES = {
 }
 
 
-def test_the_command_says_it_on_a_line_and_ends_with_1(tmp_path):
-    (tmp_path / "run.toml").write_bytes(BAD_FILES["utf-16"][0])
+@pytest.mark.parametrize(
+    ("what", "told"), [("utf-16", "UTF-16; save it as UTF-8"), ("deep", "nested too deep")]
+)
+def test_the_command_says_it_on_a_line_and_ends_with_1(what, told, tmp_path):
+    (tmp_path / "run.toml").write_bytes(BAD_FILES[what][0])
     command = [sys.executable, "-m", "trueline", "eval", str(tmp_path / "run.toml")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("Error: ")
     assert done.stderr.count("\n") == 1
-    assert "UTF-16; save it as UTF-8" in done.stderr
+    assert told in done.stderr
 
 
 @pytest.mark.parametrize("what", BAD_FILES)
