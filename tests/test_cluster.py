@@ -76,11 +76,15 @@ def one_thread():
 
 @pytest.fixture(scope="module")
 def ray():
-    """A cluster on this machine, started once."""
+    """A cluster on this machine, started once.
+
+    Ray would run its workers at niceness 15: beside other tests they would hardly run at all.
+    """
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'trueline[ray]'")
     paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     with pytest.MonkeyPatch.context() as patch:  # so that workers find `work`
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+        patch.setenv("RAY_worker_niceness", "0")
         Cluster()._connect()
     yield ray
     ray.shutdown()
