@@ -106,6 +106,19 @@ def test_the_dials_change_the_corrected_answer_and_nothing_covered_is_said(visit
     assert page.locator("#true").inner_text() == corrected
 
 
+def test_a_question_that_comes_before_the_models_are_known_is_answered(visit):
+    page, held = visit(), []
+    page.route("**/v1/models", lambda route: held.append(route))
+    page.reload()
+    page.fill("#question", "Are bats blind?")
+    page.press("#question", "Enter")
+    assert not page.locator("#true").inner_text()
+    for route in held:
+        route.continue_()
+    ended(page)
+    assert page.locator("#true").inner_text().strip()
+
+
 def test_an_example_is_added_found_asked_for_and_removed(visit):
     page = visit()
     ask(page, "Is ice cold?")
