@@ -26,7 +26,9 @@ from scipy.stats import beta
 
 import trueline as tl
 from trueline.decoders import make_method
+from trueline.evaluation.controls import controlled_examples
 from trueline.evaluation.metrics import rouge_l
+from trueline.evaluation.plan import Control
 from trueline.evaluation.statistics import paired_difference
 from trueline.examples import read_examples
 from trueline.examples.shipped import read_questions
@@ -46,6 +48,12 @@ SEEDS = (0, 1, 2)  # of the regime `drawn`
 UNRELATED = 500  # questions of NQ-open, drawn with seed 0
 OTHERS_DATA = ("unrelated", "faq")  # whose texts are not ours to keep: figures alone are
 FAQ_QUESTIONS = 100  # users' questions of the FAQ, drawn with seed 0
+# A FAQ has no wrong answers: two controls are left.
+FAQ_SPACES = {
+    "faq": None,
+    "faq, answers shuffled": Control.SHUFFLED,
+    "faq, unrelated examples": Control.UNRELATED,
+}
 
 
 def facts():
@@ -53,9 +61,13 @@ def facts():
     return [*read_examples("facts:test"), *read_examples("facts:ground")]
 
 
-def spaces(names, embedder):
-    """The space of all facts, and those of the controls."""
-    found, every = {}, facts()
+def space_of(name, embedder, data=None):
+    """The space of all facts or of a FAQ, or one of their controls."""
+    if name in FAQ_SPACES:
+        entries = [Example(row[0], [row[1]], id=str(at)) for at, row in faq(data)]
+        control = FAQ_SPACES[name]
+        return tl.build(None, controlled_examples(entries, control), embedder=embedder)
+    every = facts()
     turned = [*every[1:], every[0]]
     kinds = {
         "all": every,
@@ -68,9 +80,7 @@ def spaces(names, embedder):
         ],
         "unrelated examples": read_examples("facts:ground"),
     }
-    for name in names:
-        found[name] = tl.build(None, kinds[name], embedder=embedder)
-    return found
+    return tl.build(None, kinds[name], embedder=embedder)
 
 
 def questions(regime, limit, data):
@@ -152,15 +162,7 @@ def run(given):
             if not left:
                 continue
             if name not in made:
-                made[name] = (
-                    tl.build(
-                        None,
-                        [Example(r[0], [r[1]], id=str(at)) for at, r in faq(given.data)],
-                        embedder=given.embedder,
-                    )
-                    if name == "faq"
-                    else spaces([name], given.embedder)[name]
-                )
+                made[name] = space_of(name, given.embedder, given.data)
             decoder = method_of(method, made[name])
             for start in range(0, len(left), 64):
                 batch, begun = left[start : start + 64], perf_counter()
@@ -204,7 +206,7 @@ def run(given):
 
 def print_lookups(given, path, done):
     """What `lookup` prints: the first answer of the first example in scope, else greedy's text."""
-    space, plain = spaces(["all"], given.embedder)["all"], read_plain(given.model)
+    space, plain = space_of("all", given.embedder), read_plain(given.model)
     with path.open("a", encoding="utf-8") as file:
         for regime in ("exact", "paraphrase", *FORMS):
             for id, text in questions(regime, given.limit, given.data):
@@ -239,6 +241,7 @@ def cells(given):
         found += [
             ("faq", method, "faq", (None,)) for method in ("corrective", "greedy", "in-prompt")
         ]
+        found += [("faq", "corrective", name, (None,)) for name in FAQ_SPACES if name != "faq"]
     return [
         one
         for one in found
@@ -532,6 +535,12 @@ def _faq_table(cells, given, model):
                     flag for flag, r in zip(right, found.values(), strict=True) if r["covered"]
                 ]
                 print(f"| {method}, in scope | {share(inside)} | |")
+    for name in FAQ_SPACES:
+        found = _rows(cells, "faq", "corrective", name)
+        if name != "faq" and found:
+            right = [r["precision"] >= 0.8 for r in found.values()]
+            covered = share([r["covered"] for r in found.values()])
+            print(f"| control: {name} | {share(right)} | {covered} |")
 
 
 def _quoted(cells):
@@ -586,7 +595,7 @@ def faq_flags(embedder, unrelated):
 
 def scope_only(given):
     """Scope alone with another embedder: shares of questions in scope."""
-    space = spaces(["all"], given.embedder)["all"]
+    space = space_of("all", given.embedder)
     print(f"| {given.embedder} | measured |\n| --- | --- |")
     flags, times = defaultdict(list), []
     for question in read_questions("test"):

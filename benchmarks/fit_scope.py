@@ -259,13 +259,11 @@ def fit_embedder(embedder):
     }
 
 
-def fit_careful(made, model, facts, faqs, threads):
+def fit_careful(made, lm, facts, faqs):
     """The weights of the model's likelihoods, on some facts and FAQs drawn with seed 0.
 
     Two thirds of them are fitted to; what is printed is measured on the rest.
     """
-    torch.set_num_threads(threads)
-    lm = tl.load(model, dtype="bfloat16")
     for kind in ("full", "bare"):
         rows = careful_rows(lm, kind, facts, faqs)
         rest = sorted({row[0] for row in rows})[::3]
@@ -349,6 +347,8 @@ def main():
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--careful", action="store_true")
     parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--engine", default="transformers")
+    parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--facts", type=int, default=30)
     parser.add_argument("--faqs", type=int, default=9)
     parser.add_argument("--threads", type=int, default=2)
@@ -356,7 +356,9 @@ def main():
     given = parser.parse_args()
     made = json.loads(OUT.read_text("utf-8")) if OUT.exists() else {}
     if given.careful:
-        fit_careful(made[EMBEDDERS[0]], given.model, given.facts, given.faqs, given.threads)
+        torch.set_num_threads(given.threads)
+        lm = tl.load(given.model, engine=given.engine, dtype=given.dtype)
+        fit_careful(made[EMBEDDERS[0]], lm, given.facts, given.faqs)
     else:
         for embedder in given.embedders:
             old = made.get(embedder, {})

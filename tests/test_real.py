@@ -11,7 +11,7 @@ from trueline.shortcuts import SHORTCUTS, without
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
-GROUND, ASKED, LENGTH = 10, 20, 20  # examples in the space, questions, tokens an answer
+GROUND, ASKED, LENGTH = 10, 12, 20  # examples in the space, questions, tokens an answer
 
 
 @pytest.fixture(scope="module")
