@@ -201,6 +201,90 @@ def test_rows_that_join_and_leave_do_not_move_the_others(file, contexts):
     assert (moved < NEAR, caches) == (True, 3)
 
 
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    """Weights of a K format, which llama.cpp multiplies in two ways, by the number of rows."""
+    size = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
+    path = tmp_path_factory.mktemp("gguf") / "packed.gguf"
+    tiny.write_gguf(path, change=tiny.packed, size=size, context_length=2048)
+    return tl.load(path, engine="llama.cpp")
+
+
+def rows_of(lengths, contexts):
+    """Contexts of so many tokens, which differ from their first one on."""
+    text = [token for context in contexts for token in context] * 40
+    return [[3 + at, *text[at : at + length - 1]] for at, length in enumerate(lengths)]
+
+
+def outputs(states):
+    """Logits or states, whichever there are, as a copy."""
+    return (states.logits if states.hidden is None else states.hidden).clone()
+
+
+@pytest.mark.parametrize("states", [False, True])
+@pytest.mark.parametrize(
+    "lengths",
+    [[47] * 8, [40, 50, 60] * 6, [1, 2, 5, 7, 8, 9, 10, 40], [513, 515, 520, 9]],
+    ids=str,
+)
+def test_packed_rows_are_what_each_is_alone(packed, contexts, lengths, states):
+    rows = rows_of(lengths, contexts)
+    many = packed.start(states=states)
+    found = [outputs(many.join(rows)), outputs(many.extend([5] * len(rows)))]
+    for number, row in enumerate(rows):
+        alone = packed.start(states=states)
+        for step, own in zip(found, [outputs(alone.join([row])), outputs(alone.extend([5]))]):
+            assert torch.equal(step[number], own[0])
+
+
+@pytest.mark.parametrize("tail", [1, 2, 5, 8, 12])
+def test_packed_rows_that_share_a_start_are_what_each_is_alone(packed, contexts, tail):
+    (start,) = rows_of([60], contexts)
+    rows = [[*start, *([7 + number] * tail)] for number in range(3)]
+    assert packed.start().join([start, start]).logits.unique(dim=0).shape[0] == 1
+    for many in ([*rows], [start, start]):
+        together = logits(packed.start(), *many)
+        for row, own in zip(many, together):
+            assert torch.equal(logits(packed.start(), row)[0], own)
+
+
+def test_packed_continuations_are_what_each_is_alone(packed, contexts):
+    start = rows_of([30], contexts)[0]
+    after = rows_of([4, 12, 3, 140, 9], contexts)
+    many = packed.start()
+    many.join([start])
+    many.keep([0] * len(after))
+    found = many.read_on(after).logits
+    for row, tokens in zip(found, after):
+        alone = packed.start()
+        alone.join([start])
+        assert torch.equal(alone.read_on([tokens]).logits[0], row[: len(tokens)])
+
+
+def test_a_batch_of_packed_weights_gives_each_question_its_logits_alone(packed):
+    asked = [*tiny.QUESTIONS, *(f"{one} Say why." for one in tiny.QUESTIONS)][:12]
+    asked += asked[:2]
+    options = {"max_new_tokens": 6, "trace": True}
+    many = tl.generate(packed, tl.Greedy(), asked, batch_size=16, **options)
+    for question, answer in zip(asked, many, strict=True):
+        assert tl.generate(packed, tl.Greedy(), question, **options).trace == answer.trace
+
+
+def test_what_looks_into_a_cache_keeps_its_model(file, contexts):
+    """Or the model would be freed first, with a cache that refers to it."""
+    lm = tl.load(file, engine="llama.cpp")
+    reading = lm.start()
+    reading.join([contexts[0]])
+    last = reading.extend([7])
+    weights = weakref.ref(lm.pool._weights)
+    del lm, reading
+    gc.collect()
+    assert weights() is not None
+    del last
+    gc.collect()
+    assert weights() is None
+
+
 def test_a_row_kept_twice_goes_on_as_two(lm, contexts):
     reading = lm.start()
     reading.join([contexts[0], contexts[3]])

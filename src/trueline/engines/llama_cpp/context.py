@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Sequence
+from itertools import pairwise
 from threading import Lock
 from typing import NamedTuple
 
 import torch
 
+from trueline.engines.base import shared_length
 from trueline.engines.llama_cpp.library import Batch, Library, Pointer
 from trueline.engines.llama_cpp.weights import Weights
 from trueline.errors import ModelError
@@ -68,6 +70,8 @@ class _Arrays:
 class _Handle(Pointer):
     """A cache that llama.cpp made: it is freed once nothing looks into its memory."""
 
+    weights: Weights
+
 
 class Context:
     """A cache of keys and values for a number of sequences, all in the same cells."""
@@ -100,6 +104,7 @@ class Context:
                 "ask for fewer rows or fewer tokens, or free some memory"
             )
         self.pointer = _Handle(found)
+        self.pointer.weights = weights  # which go after it
         free = weakref.finalize(self.pointer, library.function("llama_free"), Pointer(found))
         free.atexit = False  # the process gives it back
         self._check(values)
@@ -137,19 +142,55 @@ class Context:
         return found[0] if len(found) == 1 else torch.cat(found or parts)
 
     def _cut(self, entries: Sequence[Entry], most: int) -> list[Sequence[Entry]]:
-        """The entries in parts that one call takes."""
-        wanted = sum(entry.is_output for entry in entries)
-        if len(entries) <= most and wanted <= self._outputs:
-            return [entries]
-        parts: list[list[Entry]] = [[]]
-        outputs = 0
-        for entry in entries:
-            if len(parts[-1]) == most or outputs == self._outputs:
-                parts.append([])
-                outputs = 0
-            parts[-1].append(entry)
-            outputs += entry.is_output
-        return list(parts)
+        """The entries in parts that one call takes, all about as long: see `read_rows`.
+
+        Outputs are one a row, for which there is always room, or at every token.
+        """
+        if all(entry.is_output for entry in entries):
+            most = min(most, self._outputs)
+        count = max(1, -(-len(entries) // most))
+        edges = [len(entries) * at // count for at in range(count + 1)]
+        return [entries[start:end] for start, end in pairwise(edges)]
+
+    def read_rows(
+        self, rows: Sequence[Sequence[Entry]], *, states: bool = False
+    ) -> torch.Tensor:
+        """Read the tokens of several rows, one row behind the other: what `read` gives.
+
+        Where the number of tokens in a call decides how weights are multiplied, each row is
+        read by itself: how its tokens are cut then hangs on the row alone.
+        """
+        if self.weights.rows_alike is None:
+            return self.read([entry for row in rows for entry in row], states=states)
+        return torch.cat([self.read(row, states=states) for row in rows or [[]]])
+
+    def read_step(self, entries: Sequence[Entry], *, states: bool = False) -> torch.Tensor:
+        """Read one token of each row: the outputs at all of them, which may be in place."""
+        most = self.weights.rows_alike
+        if most is None or len(entries) <= most:
+            return self.read_in_place(entries, states=states)
+        return self.read(entries, states=states, most=most)
+
+    def read_ends(
+        self, before: Sequence[Sequence[Entry]], last: Sequence[Entry], *, states: bool = False
+    ) -> torch.Tensor:
+        """Read rows up to their last tokens, and then these: the outputs at the last ones."""
+        if self.weights.rows_alike is None and not states:  # all at once costs least
+            return self.read([*(entry for row in before for entry in row), *last])
+        self.read_rows(before)  # with states, all that is read in a call is put out
+        return self.read(last, states=states, most=self.weights.rows_alike or _BATCH)
+
+    def shareable(self, contexts: Sequence[Sequence[int]]) -> int:
+        """How many tokens at the start of all contexts may be read once for all.
+
+        Where the number of tokens in a call matters, what is shared and what is left of each
+        row are both to be as many as take the other way of multiplying, or nothing is shared.
+        """
+        shared = shared_length(contexts)
+        if (alike := self.weights.rows_alike) is None:
+            return shared
+        shared = min([shared, *(len(one) - 1 - (alike + 1) for one in contexts)])
+        return shared if shared > alike else 0
 
     def read_in_place(self, entries: Sequence[Entry], *, states: bool = False) -> torch.Tensor:
         """The same in one call of llama.cpp, without a copy: it holds until the next call.

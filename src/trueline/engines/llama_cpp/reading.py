@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from trueline.engines.base import IsDone, States, shared_length
+from trueline.engines.base import IsDone, States
 from trueline.engines.llama_cpp.context import MAX_SEQUENCES, Context, Entry, Pool
 from trueline.errors import SettingError
 from trueline.shortcuts import is_on
@@ -57,25 +57,19 @@ class SequenceReading:
         tokens = sum(map(len, contexts)) + _ROOM * len(contexts)
         context = self._context(tokens, len(contexts), done)
         new = self._unused(len(contexts))
-        shared = shared_length(contexts) if is_on("prefix") else 0
+        shared = context.shareable(contexts) if is_on("prefix") else 0
         if shared:
             context.read(_entries(new[0], contexts[0][:shared]))
             for sequence in new[1:]:
                 context.copy(new[0], sequence, shared)
         before, last = [], []
         for sequence, own in zip(new, contexts, strict=True):
-            rest = _entries(sequence, own[shared:], shared)
-            before += rest[:-1]
-            last.append(Entry(rest[-1].token, rest[-1].position, sequence, is_output=True))
+            before.append(_entries(sequence, own[shared:-1], shared))
+            last += _entries(sequence, own[-1:], len(own) - 1, are_outputs=True)
         self._lengths |= dict(zip(new, map(len, contexts), strict=True))
         self._cells += sum(map(len, contexts)) - shared * (len(contexts) - 1)
         self._rows += new
-        if not self._wants_states:
-            return self._states(context.read([*before, *last]))
-        if before:  # with states, all that is read is put out
-            context.read(before)
-        most = context.weights.rows_alike or len(last)
-        return self._states(context.read(last, states=True, most=most))
+        return self._states(context.read_ends(before, last, states=self._wants_states))
 
     def extend(
         self, tokens: Sequence[int], *, layers: Sequence[int] = (), done: IsDone | None = None
@@ -95,10 +89,7 @@ class SequenceReading:
             entries.append(Entry(token, lengths[sequence], sequence, is_output=True))
             lengths[sequence] += 1
         self._cells += len(entries)
-        most = context.weights.rows_alike
-        if most is not None and len(entries) > most:
-            return self._states(context.read(entries, states=self._wants_states, most=most))
-        return self._states(context.read_in_place(entries, states=self._wants_states))
+        return self._states(context.read_step(entries, states=self._wants_states))
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep these rows, in this order; a row may be named more than once."""
@@ -132,11 +123,11 @@ class SequenceReading:
         lengths = [len(tokens) for _, tokens in batch]
         context = self._context(sum(lengths), len(batch))
         sequences = range(self._numbers, self._numbers + len(batch))  # only for this batch
-        entries = []
+        rows = []
         for sequence, (source, tokens) in zip(sequences, batch, strict=True):
             context.copy(source, sequence, self._lengths[source])
-            entries += _entries(sequence, tokens, self._lengths[source], are_outputs=True)
-        outputs = context.read(entries, states=self._wants_states)  # (tokens, width)
+            rows.append(_entries(sequence, tokens, self._lengths[source], are_outputs=True))
+        outputs = context.read_rows(rows, states=self._wants_states)  # (tokens, width)
         for sequence in sequences:
             context.drop(sequence)
         padded = outputs.new_zeros(len(batch), longest, outputs.shape[1])
