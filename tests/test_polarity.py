@@ -1,10 +1,12 @@
 """The word that is true: said where the truth moves the model's own, and nowhere else."""
 
+from threading import current_thread
 from types import SimpleNamespace
 
 import pytest
 import tiny
 import torch
+from server import in_thread
 
 import trueline as tl
 from trueline import polarity
@@ -13,6 +15,7 @@ from trueline.polarity import LEAST_EFFECT, effect_of_truth, true_word
 from trueline.prompts import Prompt
 from trueline.records import Example
 from trueline.scope import Scoped
+from trueline.serving.app import create_app
 from trueline.turns import wants_yes_or_no
 
 BATS = Example("Are bats blind?", ["Bats see well."], ["Bats see nothing."], id="bats")
@@ -44,11 +47,18 @@ def test_the_effect_is_what_the_truth_adds_to_yes_over_no():
 
 @pytest.mark.parametrize(
     ("effect", "word"),
-    [(2.0, "Yes"), (-2.0, "No"), (LEAST_EFFECT, ""), (-LEAST_EFFECT, ""), (0.0, "")],
+    [
+        (2.0, "Yes"),
+        (-2.0, "No"),
+        (LEAST_EFFECT, ""),
+        (-LEAST_EFFECT, ""),
+        (0.0, ""),
+        (float("nan"), ""),
+    ],
 )
 def test_a_word_is_said_where_the_truth_moves_it_far_enough(monkeypatch, effect, word):
     monkeypatch.setattr(polarity, "effect_of_truth", lambda *_: effect)
-    lm = SimpleNamespace(start=None)
+    lm = SimpleNamespace(start=None, limit=None)
     assert true_word(lm, Prompt(), ASKED, BATS) == word
 
 
@@ -105,3 +115,47 @@ def test_the_word_is_said_in_the_loop_of_transformers_too(monkeypatch, embedder)
         prompt, max_new_tokens=24, do_sample=False, logits_processor=[processor]
     )
     assert lm.decode(made[0, prompt.shape[1] :].tolist()).strip() == "No. Bats see well."
+
+
+def test_no_word_is_said_where_the_model_cannot_read_fact_and_question_together(embedder):
+    long = Example(BATS.question, ["Bats see well. " * 200], BATS.wrong_answers, id="long")
+    lm = tiny.language_model("gpt2")  # of which a longer text is an error
+    space = tl.build(None, [long], embedder=embedder)
+    assert true_word(lm, space.prompt, ASKED, long) == ""
+    method = tl.Corrective(space, threshold=0.0)
+    assert tl.generate(lm, method, ASKED, max_new_tokens=4).text.strip().startswith("Bats")
+
+
+def test_a_word_of_one_example_is_not_put_ahead_of_anothers_answer(monkeypatch, embedder):
+    lm = tiny.language_model("llama")
+    other = Example(
+        "Do bats see?", ["No, bats are not blind."], ["Bats are blind."], id="other"
+    )
+    space = tl.build(None, [BATS, other], embedder=embedder)
+    monkeypatch.setattr(polarity, "effect_of_truth", lambda *_: 2.0)
+    found = [Scoped(one, 0.9, 0, 0.9, "are bats blind?", {}) for one in (BATS, other)]
+    monkeypatch.setattr("trueline.decoders.corrective.find_scope", lambda *_: found)
+    method = tl.Corrective(space, threshold=0.0)
+    said = tl.generate(lm, method, ASKED, max_new_tokens=24).text
+    assert "Yes" not in said
+
+
+def test_a_server_asks_the_model_in_the_thread_that_has_it(monkeypatch, embedder):
+    lm = tiny.language_model("llama", chat=True)
+    space = tl.build(None, [BATS], embedder=embedder)
+    threads = []
+
+    def effect(*_):
+        threads.append(current_thread().name)
+        return -2.0
+
+    monkeypatch.setattr(polarity, "effect_of_truth", effect)
+    with in_thread(create_app(lm, {"facts": space})) as running, running.client() as client:
+        said = client.chat.completions.create(
+            model=f"{lm.id}+facts",
+            messages=[{"role": "user", "content": ASKED}],
+            extra_body={"trueline": {"threshold": 0.0}},
+            max_tokens=24,
+        )
+    assert said.choices[0].message.content.strip() == "No. Bats see well."
+    assert threads == ["trueline-engine"]

@@ -14,6 +14,7 @@ worse than none. docs/results/polarity.md has what was measured.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from trueline.likelihood import mean_log_probs
@@ -28,6 +29,7 @@ _ASKED = (
     "Fact: {fact}\nQuestion: {question}\n"
     "Going by the fact, is the answer to the question yes or no?"
 )
+_WORD = 8  # tokens that a yes or no may take, and more
 _BEGINS = re.compile(r"\W*(?:yes|no)\b", re.I)
 
 
@@ -35,22 +37,37 @@ def true_word(lm: TokenReader, prompt: Prompt, question: str, example: Example) 
     """Yes or No; empty where it cannot be told, or an answer says it by itself.
 
     It takes two short passes of the model: engines that give logits of their own answer alone
-    cannot tell.
+    cannot tell, nor can a model that does not read so long a question with the answer.
     """
     if not hasattr(lm, "start") or not example.wrong_answers:
         return ""
     if any(_BEGINS.match(answer) for answer in example.answers):
         return ""
-    effect = effect_of_truth(cast("Engine", lm), prompt, question, example)
-    if abs(effect) <= LEAST_EFFECT:
+    engine = cast("Engine", lm)
+    if not _fits(engine, prompt, asked_behind(question, example)):
         return ""
-    return "Yes" if effect > 0 else "No"
+    effect = effect_of_truth(engine, prompt, question, example)
+    if effect > LEAST_EFFECT:
+        return "Yes"
+    return "No" if effect < -LEAST_EFFECT else ""  # neither where it is no number
+
+
+def asked_behind(question: str, example: Example) -> list[str]:
+    """What the model is asked: behind the truthful answer, and behind the wrong one."""
+    facts = (example.answers[0], example.wrong_answers[0])
+    return [_ASKED.format(fact=fact, question=question) for fact in facts]
+
+
+def _fits(lm: Engine, prompt: Prompt, texts: Sequence[str]) -> bool:
+    if lm.limit is None:
+        return True
+    longest = max(len(prompt.encode(text, lm.tokenizer)) for text in texts)
+    return longest + _WORD <= lm.limit
 
 
 def effect_of_truth(lm: Engine, prompt: Prompt, question: str, example: Example) -> float:
     """How much more the model says yes behind the truthful answer than behind the wrong one."""
-    facts = (example.answers[0], example.wrong_answers[0])
-    asked = [_ASKED.format(fact=fact, question=question) for fact in facts]
+    asked = asked_behind(question, example)
     pairs = [(text, word) for text in asked for word in ("Yes", "No")]
     yes, no, wrong_yes, wrong_no = mean_log_probs(lm, prompt, pairs)
     return (yes - no) - (wrong_yes - wrong_no)

@@ -173,6 +173,10 @@ class Decoder:
         """What is worked out once for a request, and found in `step.rows.prepared`."""
         return None
 
+    def asks_model(self, question: str) -> bool:
+        """Whether the model reads anything when a request is prepared: see `prepare`."""
+        return False
+
     def is_covered(self, prepared: Any) -> bool | None:
         """Whether verified examples answer a request; None: the method does not go by that."""
         return None

@@ -86,6 +86,9 @@ class Corrective(ScopeDecoder):
             return self.threshold
         return threshold_for(self.space, scoped.example, question)
 
+    def asks_model(self, question: str) -> bool:  # noqa: D102
+        return self.careful or wants_yes_or_no(question)
+
     def plan_for(  # noqa: D102
         self, lm: TokenReader, question: str, stop_ids: Sequence[int] = ()
     ) -> CorrectivePlan | None:
@@ -104,9 +107,12 @@ class Corrective(ScopeDecoder):
         return make_plan(self.space, lm, (refusal,), stop_ids, is_fixed=True, is_covered=False)
 
     def _wish(self, lm: TokenReader, question: str, heard: Sequence[Scoped]) -> Wish:
-        """The form that is asked for, as far as it is known."""
+        """The form that is asked for, as far as it is known.
+
+        A yes or no is one example's: ahead of another's answer it could be wrong.
+        """
         wish = read_wish(question)
-        if wants_yes_or_no(question) and not wish.opening:
+        if wants_yes_or_no(question) and not wish.opening and len(heard) == 1:
             word = true_word(lm, self.space.prompt, heard[0].text, heard[0].example)
             wish = replace(wish, opening=f"{word}." if word else "")
         if self.only_covered or not self.answer_rest:

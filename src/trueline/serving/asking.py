@@ -2,13 +2,15 @@
 
 This runs in a small pool of threads, not in the event loop, which an embedding of 10 ms would
 keep from every other client, and not in the engine's thread, where it would hold up the tokens
-of every other answer.
+of every other answer. What asks the model itself is handed to that thread: it has the model to
+itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from trueline.decoders.base import Decoder
@@ -55,6 +57,9 @@ class Asked:
         return sum(contexts.values())
 
 
+Job = Callable[[], Asked]  # for the engine's thread
+
+
 def rows_of(body: ChatBody | CompletionBody, limits: Limits) -> int:
     """How many answers a request asks for; too many are refused."""
     n = 1 if body.n is None else body.n
@@ -69,8 +74,8 @@ def rows_of(body: ChatBody | CompletionBody, limits: Limits) -> int:
     return count
 
 
-def prepare_chat(catalog: Catalog, limits: Limits, body: ChatBody) -> Asked:
-    """Make the requests of a chat."""
+def prepare_chat(catalog: Catalog, limits: Limits, body: ChatBody) -> Asked | Job:
+    """Make the requests of a chat, or what makes them with the model."""
     most = body.max_completion_tokens
     if most is not None and body.max_tokens is not None:
         raise _wrong("max_tokens", "give max_completion_tokens or max_tokens, not both")
@@ -93,8 +98,8 @@ def prepare_chat(catalog: Catalog, limits: Limits, body: ChatBody) -> Asked:
     return _prepare(catalog, limits, body, [(given, length)], options)
 
 
-def prepare_completion(catalog: Catalog, limits: Limits, body: CompletionBody) -> Asked:
-    """Make the requests of a completion."""
+def prepare_completion(catalog: Catalog, limits: Limits, body: CompletionBody) -> Asked | Job:
+    """Make the requests of a completion, or what makes them with the model."""
     most = _USUAL_COMPLETION if body.max_tokens is None else body.max_tokens
     options = _options(body, limits, most, body.logprobs)
     prompts = prompts_of(body)
@@ -157,7 +162,7 @@ def _prepare(
     body: ChatBody | CompletionBody,
     given: Sequence[tuple[ModelInput, int]],
     options: GenerateOptions,
-) -> Asked:
+) -> Asked | Job:
     if body.trueline.answer_start is not None:
         raise Refusal(
             400,
@@ -166,9 +171,23 @@ def _prepare(
             param="trueline.answer_start",
         )
     name, space, method = method_of(catalog, body)
-    made: list[Request] = []
     for one, length in given:
         check_length(catalog, limits, one, length)
+    job = partial(_make, catalog, body, [one for one, _ in given], options, name, space, method)
+    return job if any(method.asks_model(one.question or "") for one, _ in given) else job()
+
+
+def _make(
+    catalog: Catalog,
+    body: ChatBody | CompletionBody,
+    given: Sequence[ModelInput],
+    options: GenerateOptions,
+    name: str,
+    space: str | None,
+    method: Decoder,
+) -> Asked:
+    made: list[Request] = []
+    for one in given:
         first = make_request(catalog.lm, method, one, options, index=len(made))
         made += [replace(first, index=len(made) + at) for at in range(body.n or 1)]
     asked = made[0].question

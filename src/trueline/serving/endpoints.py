@@ -134,9 +134,10 @@ class _Answer:
         service, body, begun = self._service, self._body, perf_counter()
         parts = service.catalog, service.limits
         if isinstance(body, ChatBody):
-            asked = await service.apart(partial(prepare_chat, *parts, body))
+            found = await service.apart(partial(prepare_chat, *parts, body))
         else:
-            asked = await service.apart(partial(prepare_completion, *parts, body))
+            found = await service.apart(partial(prepare_completion, *parts, body))
+        asked = found if isinstance(found, Asked) else await service.with_model(found)
         took = perf_counter() - begun
         service.watch.scope.observe(took)
         covered = {True: "true", False: "false", None: "none"}[asked.covered]
