@@ -64,7 +64,7 @@ dist: $(VENV)/.dev
 	rm -rf dist build
 	$(BIN)/python -m build --no-isolation
 
-# Speed, measured: under 20 minutes, and under 3. Let nothing else run meanwhile.
+# Speed, measured: about half an hour, and 3 minutes. Let nothing else run meanwhile.
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/run.py
 

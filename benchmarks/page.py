@@ -1,5 +1,11 @@
-"""Measured figures in, a page with the budgets, tables and plots out."""
+"""Measured figures in, a page with the budgets, tables and plots out.
 
+    python benchmarks/page.py
+
+writes docs/results/speed.md anew from benchmarks/results.json; nothing is measured.
+"""
+
+import json
 from pathlib import Path
 
 BUDGETS = [  # what, must, aim, which way is better, where the figure stands
@@ -39,9 +45,11 @@ LIMITS = [  # as above, but less is better
 
 def write_page(found, folder):
     """Write speed.md and its plots, if what they show was measured in full; give the text."""
-    parts = [_head(found), _table(["what", "must", "aim", "measured", ""], _budgets(found))]
+    heads = ["what", "must", "aim", "measured", "", "when, with which version"]
+    parts = [_head(found), _table(heads, _budgets(found))]
     for name, section in found.items():
-        parts += [f"## {name}", section["about"], section_tables(section["figures"])]
+        measured = f"Measured {_when(section)}, {section['where']['processor']}."
+        parts += [f"## {name}", measured, section["about"], section_tables(section["figures"])]
     text = "\n\n".join(parts) + "\n"
     is_whole = all(name in found for name in ("growth", "paper", "lengths"))
     if is_whole and not any(section["quick"] for section in found.values()):
@@ -52,12 +60,23 @@ def write_page(found, folder):
 
 
 def _head(found):
-    newest = max(found.values(), key=lambda section: section["date"])
-    where = ", ".join(f"{name} {value}" for name, value in newest["where"].items())
+    places = [section["where"] for section in found.values()]
+    same = {
+        name: value
+        for name, value in places[0].items()
+        if all(place.get(name) == value for place in places)
+    }
+    where = ", ".join(f"{name} {value}" for name, value in same.items())
     return (
-        f"# Speed\n\n`make bench`, {newest['date']}, SmolLM2-135M: {where}. What was tried, "
-        "and what helped, is in [speed](../speed.md)."
+        f"# Speed\n\n`make bench`, or `python benchmarks/run.py --only` some sections, "
+        f"SmolLM2-135M: {where}. Sections were measured at different times: each says its date, "
+        "version of trueline and processor. What was tried, and what helped, is in "
+        "[speed](../speed.md)."
     )
+
+
+def _when(section):
+    return f"{section['date']}, trueline {section['where']['trueline']}"
 
 
 def _at(found, path):
@@ -73,14 +92,14 @@ def _budgets(found):
         for what, must, aim, *path in budgets:
             value = _at(found, path)
             if value is not None:
-                rows.append(
-                    [what, must, aim, value, _verdict(sign * value, sign * must, sign * aim)]
-                )
+                verdict = _verdict(sign * value, sign * must, sign * aim)
+                rows.append([what, must, aim, value, verdict, _when(found[path[0]])])
     growth = found.get("growth", {}).get("figures", {})
     if "1000000" in growth:
         ratio = round(growth["1000000"]["milliseconds"] / growth["10000"]["milliseconds"], 2)
         verdict = _verdict(-ratio, -4, -2)
-        rows.append(["retrieve and fuse, 1,000,000 over 10,000 entries", 4, 2, ratio, verdict])
+        what, when = "retrieve and fuse, 1,000,000 over 10,000 entries", _when(found["growth"])
+        rows.append([what, 4, 2, ratio, verdict, when])
     return rows
 
 
@@ -172,3 +191,9 @@ def _curves(found):
         for name, row in found["lengths"]["figures"].items()
     }
     yield "Time a token by length", "lengths.png", spans, ("token of the answer", "ms a token")
+
+
+if __name__ == "__main__":
+    here = Path(__file__).parent
+    measured = json.loads((here / "results.json").read_text("utf-8"))
+    write_page(measured, here.parent / "docs" / "results")
