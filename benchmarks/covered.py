@@ -5,8 +5,8 @@
     python benchmarks/covered.py verdicts sheet.jsonl     the answers to be read, methods hidden
     python benchmarks/covered.py report                   the tables, from the lines alone
 
-The space holds all 168 shipped facts; the questions are about the 68 test facts, to which nothing
-was fitted. Lines and verdicts are in docs/results/covered/.
+The space holds all 168 shipped facts; the questions are about the 68 test facts, to which no weight
+or threshold was fitted. Lines and verdicts are in docs/results/covered/.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """The shipped facts and how people ask for them -> rows to ground with and to test on.
 
-All facts ground; the questions are about the test facts, to which nothing was fitted.
+All facts ground; the questions are about the test facts, to which no weight was fitted.
 """
 
 from __future__ import annotations
