@@ -8,6 +8,7 @@ import tiny
 import torch
 
 import trueline as tl
+from trueline.embedders.words import words_of
 from trueline.likelihood import NO_QUESTION, answer_likelihoods
 from trueline.prompts import Prompt
 from trueline.questions import find_question
@@ -272,6 +273,20 @@ def test_a_threshold_is_exceeded_and_not_met(one_hot):
     )
     below = tl.Corrective(space, threshold=max(0.0, found.probability - 1e-9))
     assert below.is_heard(found, "Are bats gold?") is True
+
+
+def test_an_example_is_cut_into_words_once_for_scope_and_explanation(one_hot, monkeypatch):
+    space, cut = tl.build(None, [BATS], embedder=CountingEmbedder()), []
+
+    def cut_words(embedder, text):
+        cut.append(text)
+        return words_of(embedder, text)
+
+    monkeypatch.setattr("trueline.scope.words_of", cut_words)
+    (near,) = tl.Corrective(space).near_examples(None, "Are bats gold?")
+    assert near.example == BATS.id
+    asked = ["Are bats gold?"] * 2  # for its signals, and for what it has and the example lacks
+    assert sorted(cut) == sorted([BATS.question, *BATS.answers, *BATS.wrong_answers, *asked])
 
 
 # Scope and edits of a space.
