@@ -206,6 +206,14 @@ def test_explain_writes_the_scope_as_json_and_says_that_a_page_is_not_covered(tm
     assert run("explain", *ONE, "--method", "greedy", "--json", QUESTION).json["scope"] is None
 
 
+def test_explain_writes_the_signals_to_a_text_too(tmp_path):
+    file, figures = tmp_path / "why.txt", r"^      for .*  cosine with its"
+    for options, is_told in (([], False), (["--signals"], True)):
+        told = ["--out", str(file), "--overwrite", *options]
+        assert run("explain", *ONE, *IN, *told, QUESTION).code == 0
+        assert bool(re.search(figures, file.read_text("utf-8"), re.M)) is is_told
+
+
 def test_tune_without_questions_keeps_a_threshold_and_undo_forgets_it(space, no_model):  # noqa: F811
     ran = run("tune", space)
     assert ran.code == 0, ran.err
