@@ -462,6 +462,8 @@ MISTYPED = {
     "end": (["ask", "--k", "1"], " Did you mean '--top-k'?"),
     "nothing like it": (["ask", "--quiet"], ""),
     "command": (["buidl"], " Did you mean 'build'?"),
+    "short command": (["aks"], " Did you mean 'ask'?"),
+    "no short command": (["lag"], ""),  # as like to log as aks to ask, but of other letters
     "no command like it": (["list"], ""),
 }
 

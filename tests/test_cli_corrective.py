@@ -92,6 +92,42 @@ def test_many_answers_in_a_pipe_say_each_which_is_covered(tmp_path):
     assert "QUESTION or --file, not both" in ran.err
 
 
+def test_ask_reads_nothing_of_a_table_but_its_questions(tmp_path):
+    rows = [
+        {"question": QUESTION, "id": {"a": 1}, "regime": "of my own"},
+        {"question": QUESTION, "id": ["a", "b"], "regime": ["double"]},
+        {"question": QUESTION, "regime": "styled"},
+    ]
+    file = tmp_path / "asked.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    ran = run("ask", *ONE, "--file", str(file))
+    assert ran.code == 0, ran.err
+    assert [line.split("\t")[0] for line in ran.out.splitlines()[1:]] == [QUESTION] * 3
+
+
+NO_QUESTIONS = {
+    "text": ("asked.txt", "", "asked.txt holds no questions; write one a line"),
+    "blank lines": ("asked.txt", "\n \n", "asked.txt holds no questions; write one a line"),
+    "table": ("asked.csv", "question\n", "asked.csv holds no questions; write one a row"),
+    "row": ("asked.jsonl", '\n\n{"question": " "}\n', "asked.jsonl:3: question is missing"),
+}
+
+
+@pytest.mark.parametrize(("name", "text", "reason"), NO_QUESTIONS.values(), ids=NO_QUESTIONS)
+@pytest.mark.parametrize("command", ["ask", "compare"])
+def test_a_file_without_questions_is_named(command, name, text, reason, tmp_path, no_model):  # noqa: F811
+    (tmp_path / name).write_text(text, "utf-8")
+    ran = run(command, *ONE, "--file", str(tmp_path / name))
+    assert (ran.code, ran.out) == (1, "")
+    assert reason in ran.err
+
+
+def test_a_line_of_standard_input_that_is_no_text_is_named_by_its_number(no_model):  # noqa: F811
+    ran = run("ask", *ONE, stdin=f"{QUESTION}\n\n\udcff\n")
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err.startswith("Error: line 3 of standard input is not valid Unicode")
+
+
 def test_only_covered_says_that_it_does_not_know_and_cites_nobody():
     options = ["--space", "one.space", "--only-covered"]
     ran = run("ask", *options, *OUT, QUESTION)
@@ -204,6 +240,14 @@ def test_explain_writes_the_scope_as_json_and_says_that_a_page_is_not_covered(tm
     ran = run("explain", *ONE, *OUT, "--out", str(page), QUESTION)
     assert ran.out.endswith(f"; {NOT_COVERED}\n")
     assert run("explain", *ONE, "--method", "greedy", "--json", QUESTION).json["scope"] is None
+
+
+def test_explain_writes_the_signals_to_a_text_too(tmp_path):
+    file, figures = tmp_path / "why.txt", r"^      for .*  cosine with its"
+    for options, is_told in (([], False), (["--signals"], True)):
+        told = ["--out", str(file), "--overwrite", *options]
+        assert run("explain", *ONE, *IN, *told, QUESTION).code == 0
+        assert bool(re.search(figures, file.read_text("utf-8"), re.M)) is is_told
 
 
 def test_tune_without_questions_keeps_a_threshold_and_undo_forgets_it(space, no_model):  # noqa: F811

@@ -2,12 +2,14 @@
 
 import copy
 import math
+import time
 
 import pytest
 import tiny
 import torch
 
 import trueline as tl
+from trueline.embedders.words import words_of
 from trueline.likelihood import NO_QUESTION, answer_likelihoods
 from trueline.prompts import Prompt
 from trueline.questions import find_question
@@ -22,7 +24,14 @@ from trueline.scope import (
     scope_models,
     threshold_for,
 )
-from trueline.turns import Wish, asked_for, leaves_open, read_turn, read_wish
+from trueline.turns import (
+    Wish,
+    asked_for,
+    leaves_open,
+    read_turn,
+    read_wish,
+    wants_yes_or_no,
+)
 
 # Turns.
 
@@ -132,6 +141,105 @@ def test_a_text_asks_for_one_kind_of_thing(text, wanted):
 )
 def test_a_wish_is_read_from_known_words(text, wish):
     assert read_wish(text) == wish
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Do not repeat the question. Are bats blind?",
+        "There is no need to repeat my question: are bats blind?",
+        "Don't begin with 'Well,'. Are bats blind?",
+        "I don\u2019t want your answer to start with 'Well,'. Are bats blind?",
+        "Never end with 'So long!' Are bats blind?",
+        "Don't begin with 'Well,' or end with 'So long!' Are bats blind?",
+        "Please don't call me Captain. Are bats blind?",
+        "Do not use capital letters. Are bats blind?",
+        "No all caps, please: are bats blind?",
+    ],
+)
+def test_what_is_not_wished_is_not_done(text):
+    assert read_wish(text) == Wish()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "What did Neil Armstrong mean by his first words 'one small step for man'?",
+        "Armstrong's first words were 'one small step'. Was he alone?",
+        "What did Goethe mean by his last words 'Mehr Licht'?",
+        "Which leader said 'Ich bin ein Berliner'?",
+        "Which book begins with 'Call me Ishmael'?",
+        "Why do fairy tales start with 'Once upon a time'?",
+        "Who wrote the song starting with 'Imagine there is no heaven'?",
+        "I watched the end of 'Jaws'. Are sharks real?",
+    ],
+)
+def test_what_others_say_is_no_wish(text):
+    assert read_wish(text) == Wish()
+
+
+@pytest.mark.parametrize(
+    ("text", "wish"),
+    [
+        ("Don't start with 'Sure', start with 'Well,'", Wish(opening="Well,")),
+        ("Don't be shy and begin with 'Well,'", Wish(opening="Well,")),
+        ("Don't begin with anything but 'Well,'", Wish(opening="Well,")),
+        ("Could you start with 'Well,' and say if bats are blind?", Wish(opening="Well,")),
+        ("are bats blind, begin with 'Well,'", Wish(opening="Well,")),
+        ("Do begin with 'Well,'. Are bats blind?", Wish(opening="Well,")),
+        ("The first words should be 'Well now'.", Wish(opening="Well now")),
+        ("Tell me why bats are not blind in all caps.", Wish(is_upper=True)),
+        (
+            "Repeat the question before you answer. I am a nurse. Are bats blind?",
+            Wish(opening="Are bats blind?"),
+        ),
+        (
+            "Repeat my question first: did Mr. Fox meet J. K. Rowling?",
+            Wish(opening="did Mr. Fox meet J. K. Rowling?"),
+        ),
+    ],
+)
+def test_a_wish_is_read_beside_what_is_none(text, wish):
+    assert read_wish(text) == wish
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("Are bats blind, yes or no?", True),
+        ("do bats need light yes or no", True),
+        ("(yes or no) are bats blind?", True),
+        ("A simple yes or no is enough: are bats blind?", True),
+        ("Can you answer yes or no: are bats blind?", True),
+        ("Don't explain why, just say yes or no: are bats blind?", True),
+        ("Don't say anything but yes or no. Are bats blind?", True),
+        ("Aren't bats blind yes or no?", True),
+        ("Don't just say yes or no: are bats blind?", False),
+        ("Are bats blind? I do not want a yes or no.", False),
+        ("I want more than a yes or no: are bats blind?", False),
+        ("Do people vote yes or no in Swiss referendums?", False),
+        ("Did the Swiss vote yes or no?", False),
+        ("Did Scotland say yes or no to independence?", False),
+    ],
+)
+def test_the_two_words_are_said_where_they_are_asked_for(text, wanted):
+    assert wants_yes_or_no(text) is wanted
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n" * 50_000,
+        "say" + " " * 50_000,
+        "don't begin with 'a' " * 2_000,
+        "repeat the question " * 8_000,
+    ],
+    ids=lambda text: repr(text[:10]),
+)
+def test_a_long_turn_takes_a_time_that_grows_with_its_length(text):
+    start = time.process_time()
+    assert (read_wish(text), wants_yes_or_no(text)) == (Wish(), False)
+    assert time.process_time() - start < 5
 
 
 @pytest.mark.parametrize(
@@ -272,6 +380,20 @@ def test_a_threshold_is_exceeded_and_not_met(one_hot):
     )
     below = tl.Corrective(space, threshold=max(0.0, found.probability - 1e-9))
     assert below.is_heard(found, "Are bats gold?") is True
+
+
+def test_an_example_is_cut_into_words_once_for_scope_and_explanation(one_hot, monkeypatch):
+    space, cut = tl.build(None, [BATS], embedder=CountingEmbedder()), []
+
+    def cut_words(embedder, text):
+        cut.append(text)
+        return words_of(embedder, text)
+
+    monkeypatch.setattr("trueline.scope.words_of", cut_words)
+    (near,) = tl.Corrective(space).near_examples(None, "Are bats gold?")
+    assert near.example == BATS.id
+    asked = ["Are bats gold?"] * 2  # for its signals, and for what it has and the example lacks
+    assert sorted(cut) == sorted([BATS.question, *BATS.answers, *BATS.wrong_answers, *asked])
 
 
 # Scope and edits of a space.

@@ -28,7 +28,6 @@ from trueline.records import Example, NearExample, Signal
 from trueline.turns import PARTICULAR, Asked, asked_for, read_turn, wants_text
 
 if TYPE_CHECKING:
-    from trueline.embedders.base import Embedder
     from trueline.space.space import GroundingSpace
 
 SIGNALS = {
@@ -206,20 +205,17 @@ class _ExampleWords:
     kind: Asked  # what its question asks for
 
 
-def _example_words(space: GroundingSpace, number: int) -> _ExampleWords:
+def _example_words(space: GroundingSpace, example: Example) -> _ExampleWords:
     """The words of an example as the space's embedder knows them, kept with the space."""
-    if number not in space.texts_read:
-        read = _read_example(space.open_embedder("cpu"), space.examples[number])
-        space.texts_read[number] = read
-    found: _ExampleWords = space.texts_read[number]
+    if example not in space.texts_read:
+        embedder = space.open_embedder("cpu")
+        texts = (example.question, *example.answers, *example.wrong_answers)
+        words = [words_of(embedder, text) for text in texts]
+        every = torch.cat([one.vectors for one in words])
+        kind = asked_for(example.question)
+        space.texts_read[example] = _ExampleWords(words[0], every, kind)
+    found: _ExampleWords = space.texts_read[example]
     return found
-
-
-def _read_example(embedder: Embedder, example: Example) -> _ExampleWords:
-    texts = (example.question, *example.answers, *example.wrong_answers)
-    words = [words_of(embedder, text) for text in texts]
-    every = torch.cat([one.vectors for one in words])
-    return _ExampleWords(words[0], every, asked_for(example.question))
 
 
 def _scoped(
@@ -248,7 +244,8 @@ def _scoped(
 
 def _signals(space: GroundingSpace, number: int, asked: _Texts) -> list[dict[str, float]]:
     """The signals of one example for each of some texts."""
-    theirs, own = _example_words(space, number), space.example_vectors(number)
+    theirs = _example_words(space, space.examples[number])
+    own = space.example_vectors(number)
     cosines = (asked.vectors @ own.T).tolist()  # (texts, 3)
     shared = space.shared_vector()
     apart = _cosines(asked.vectors - shared, own[:2] - shared)  # (texts, 2)
@@ -292,9 +289,9 @@ def explained(
 ) -> NearExample:
     """An example near to a question as explanations show it."""
     example, model = scoped.example, model_for(space, scoped.example)
-    embedder, signals = space.open_embedder("cpu"), model.effects(scoped.signals)
-    words = words_of(embedder, scoped.text)
-    missing = missing_words(words, _read_example(embedder, example).all)
+    signals = model.effects(scoped.signals)
+    words = words_of(space.open_embedder("cpu"), scoped.text)
+    missing = missing_words(words, _example_words(space, example).all)
     reasons = plain_reasons(scoped.text, example.question, signals, model.mean, missing)
     return NearExample(
         example=example.id,

@@ -7,7 +7,7 @@ asks for anything in particular.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -63,18 +63,65 @@ _WORDS_WANTED = re.compile(
     r"\b(?:at most|no more than|up to|under|within|in|max(?:imum)?)\s+(\d{1,3})\s+words\b"
 )
 _QUOTED = r"[^.?!'\"]{0,60}?(?:'(?P<single>.+?)'|\"(?P<double>.+?)\")(?!\w)"
+_FORM = "(?:answer|reply|response|bullet|point|item|line|sentence|paragraph)"
 _OPENING_WANTED = re.compile(
-    rf"\b(?:(?:begin|start|open|lead)\w*|first words?)\b{_QUOTED}", re.I
+    r"(?:(?<!\bthe )\b(?:begin|start|open|lead)"
+    rf"|\b{_FORM} (?:(?:that|which) )?(?:begin|start|open|lead)s"
+    rf"|(?:^|(?<=[,;:] )|\b{_FORM} )(?:beginn|start|open|lead)ing"
+    rf"|\byour first words?|\bfirst words? (?:of (?:your|the) {_FORM}|must|should|to)"
+    rf"|\b(?:let|make|use) the first words?)\b{_QUOTED}",
+    re.I,
 )
-_CLOSING_WANTED = re.compile(rf"\b(?:end|finish|close|conclude|last words?)\b{_QUOTED}", re.I)
+_CLOSING_WANTED = re.compile(
+    r"(?:(?<!\bthe )\b(?:end|finish|close|conclude)"
+    rf"|\byour last words?|\blast words? (?:of (?:your|the) {_FORM}|must|should|to)"
+    rf"|\b(?:let|make|use) the last words?)\b{_QUOTED}",
+    re.I,
+)
 _REPEAT_WANTED = re.compile(
-    r"\brepeat (?:my|the) question\b[^:.?!]*[:.]\s+([^?]+\?)", re.I | re.S
+    r"\brepeat (?:my|the) question\b[^:.?!]{0,80}[:.]\s+([^?]{1,2000}\?)", re.I | re.S
 )
-_NAME_WANTED = re.compile(r"\b(?:[Aa]ddress|[Cc]all) me (?:as )?([A-Z]\w+(?: [A-Z]\w+)?)")
+_STOPS = re.compile(  # of sentences, and not of titles and initials
+    r"(?<=[.!])(?<![A-Z]\.)(?<!\b[DM]r\.)(?<!\bM[rs]s\.)\s+|\n+"
+)
+_NAME_WANTED = re.compile(
+    r"(?<!['\"])\b(?:[Aa]ddress|[Cc]all) me (?:as )?([A-Z]\w+(?: [A-Z]\w+)?)"
+)
 _CAPITALS_WANTED = re.compile(
     r"\b(?:capital letters|all caps|(?:in|all|only) capitals(?! of)|upper ?case)\b", re.I
 )
-_WORD_WANTED = re.compile(r"\byes or (?:a )?no\b|\byes/no\b", re.I)
+_WORD = r"(?<!than )(?<!than a )(?:yes or (?:a )?no|yes/no)\b"
+_WORD_WANTED = re.compile(
+    rf"\b(?:just|only|please|first word)\b(?:\s+\w+){{0,4}}?\s+{_WORD}"
+    rf"|(?:^|[.?!,;:(\n])[\"')\]]{{0,3}}\s{{0,9}}(?:an? (?:\w+ )?)?{_WORD}"  # begins a clause
+    rf"|\b{_WORD}\W*(?:first|only|please|before|up front)\b"
+    rf"|(?<!vote )(?<!voted )(?<!said )(?<!say )(?<!mean )\b{_WORD}\W*$",
+    re.I,
+)
+_WORD_TOLD = re.compile(
+    r"\b(?:answer|say|give|reply|respond|tell|start|begin|open|lead|want|need)\b"
+    rf"(?:\s+\w+){{0,4}}?\s+{_WORD}",
+    re.I,
+)
+_BREAKS = re.compile(r"[.?!,;:][)\]]*\s+|[.?!]['\"]\s+|\n")
+_NEAR = 300  # characters ahead of a wish in which its clause begins
+_BETWEEN = (
+    "a|an|the|any|my|your|it|you|me|to|with|in|by|for|or|as|be|ever|even|just|only|simply"
+    "|always|please|use|using|write|writing|say|saying|give|giving|have|need|want|like"
+    "|looking|after|begin|start|open|lead|end|finish|close|words?|all"
+    f"|{_FORM}s?|['\"][^'\"]*['\"]"
+)
+_REFUSED = re.compile(  # what stands ahead of a wish that is not to be granted
+    r"(?:\bnot|n['\u2019]t|\bdont|\bnever|\bwithout|\bno need|\bavoid|\brather than"
+    rf"|\binstead of|(?:^|\b(?:use|with|want)\s+)no)(?:\s+(?:{_BETWEEN}))*\s+$",
+    re.I,
+)
+_EXCEPTED = re.compile(r"\b(?:but|except)(?: with)?(?: an?)? (?:yes\b|['\"])", re.I)
+_TO_US = re.compile(  # what a question says that leads over to a wish
+    rf"\byou\b|\byour {_FORM}\b"
+    r"|(?:\b(?:and|then|but|please)\s+(?:\w+\s+)?|^do(?:n't| not)?\s+)\Z",
+    re.I,
+)
 PARTICULAR = ("quantity", "time", "person", "place")  # what few answers happen to hold
 
 
@@ -132,7 +179,8 @@ def wants_text(text: str) -> bool:
 
 def wants_yes_or_no(text: str) -> bool:
     """Whether a turn asks for one of the two words."""
-    return _WORD_WANTED.search(text) is not None
+    told = (match for match in _wishes(_WORD_TOLD, text) if not _is_asked(match))
+    return any(told) or any(_wishes(_WORD_WANTED, text))
 
 
 def leaves_open(turn: Turn, answered: Sequence[tuple[str, int]]) -> bool:
@@ -195,8 +243,9 @@ def read_wish(text: str) -> Wish:
         is_counted = found[1] is not None and (number.isdigit() or number in _NUMBERS)
     if found := _WORDS_WANTED.search(lower):
         words = int(found[1])
-    name, repeated = _NAME_WANTED.search(text), _REPEAT_WANTED.search(text)
-    opening = f"{name[1]}," if name else repeated[1] if repeated else ""
+    name = next(_wishes(_NAME_WANTED, text), None)
+    repeated = next(_wishes(_REPEAT_WANTED, text), None)
+    opening = f"{name[1]}," if name else _STOPS.split(repeated[1])[-1] if repeated else ""
     return Wish(
         sentences=max(1, sentences),
         is_counted=is_counted,
@@ -204,10 +253,32 @@ def read_wish(text: str) -> Wish:
         words=words,
         opening=_quoted(_OPENING_WANTED, text) or opening,
         closing=_quoted(_CLOSING_WANTED, text),
-        is_upper=_CAPITALS_WANTED.search(text) is not None,
+        is_upper=any(_wishes(_CAPITALS_WANTED, text)),
     )
 
 
 def _quoted(pattern: re.Pattern[str], text: str) -> str:
-    found = pattern.search(text)
+    """What an answer is to begin or end with, word for word."""
+    found = next((match for match in _wishes(pattern, text) if not _is_asked(match)), None)
     return "" if found is None else (found["single"] or found["double"]).strip()
+
+
+def _wishes(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
+    """The places where a wish is uttered, and not its contrary: "do not repeat" it."""
+    for match in pattern.finditer(text):
+        if not _REFUSED.search(_clause_ahead(match)) or _EXCEPTED.search(match[0]):
+            yield match
+
+
+def _is_asked(match: re.Match[str]) -> bool:
+    """Whether a wish is part of what is asked: "which tales begin with 'Once'?"."""
+    ahead = _clause_ahead(match)
+    own = re.split("['\"]", match[0])[0]  # without what is quoted
+    is_to_us = _TO_US.search(ahead) or _TO_US.search(own)
+    return _ASKING.match(ahead.lower()) is not None and not is_to_us
+
+
+def _clause_ahead(match: re.Match[str]) -> str:
+    """What stands ahead of a match in its clause."""
+    start = match.start()
+    return _BREAKS.split(match.string[max(0, start - _NEAR) : start])[-1].lstrip()

@@ -433,7 +433,7 @@ def test_a_marked_file_of_questions_is_read_as_it_was_written():
         ("latin.txt", "in line 2 the byte 0xee is not UTF-8; save the file as UTF-8"),
         ("wide.txt", "it is UTF-16; save it as UTF-8"),
         ("large.txt", "it has more than 16,000,000 bytes"),
-        ("empty.txt", "there is no question"),
+        ("empty.txt", "empty.txt holds no questions; write one a line"),
         ("folder", "it is a folder"),
         ("fifo", "it is no regular file"),
         ("/dev/zero", "it is no regular file"),

@@ -156,7 +156,8 @@ def _meant(given: str, near: Sequence[str]) -> str | None:
     def likeness(name: str) -> float:
         bare = name.lstrip("-")
         is_part = typed in bare.split("-") or bare.startswith(typed) or typed.startswith(bare)
-        return SequenceMatcher(None, typed, bare).ratio() + is_part
+        is_swapped = sorted(typed) == sorted(bare)  # aks and ask: a likeness of 2/3
+        return SequenceMatcher(None, typed, bare).ratio() + (is_part or is_swapped)
 
     best = max(near, key=likeness)
     return best if likeness(best) >= _LIKELY else None

@@ -113,19 +113,18 @@ def _asked(question: str | None, file: Path | None) -> list[str]:
     if file is not None:
         if question is not None:
             raise SettingError("give QUESTION or --file, not both")
-        asked = [one.question for one in read_questions(file, needs_ids=False)]
-    elif question not in (None, _STDIN):
+        return [one.question for one in read_questions(file, needs_ids=False)]
+    if question not in (None, _STDIN):
         return [question]
-    else:
-        asked = read_lines() if question == _STDIN or has_piped_input() else []
-    if not asked:
+    lines = read_lines() if question == _STDIN or has_piped_input() else {}
+    if not lines:
         raise SettingError(
             'there is no question; write one, as in: trueline ask "What happens if you swallow '
             'gum?", or give many with --file or through a pipe, one a line'
         )
-    for number, one in enumerate(asked, 1):
-        check_question(one, f"question {number}")
-    return asked
+    for number, line in lines.items():
+        check_question(line, f"line {number} of standard input")
+    return [*lines.values()]
 
 
 def _as_json(answer: Answer) -> dict[str, Any]:

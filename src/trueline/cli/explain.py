@@ -74,7 +74,7 @@ def explain(
     settings = {"model": lm.id, **_held(session.space), **_settings(methods[method])}
     explanation = answer.explain(beside, settings=settings)
     if out is not None:
-        explanation.save(out)
+        explanation.save(out, with_signals=signals)
     if as_json:
         print_json(explanation.as_dict())
     elif out is None:

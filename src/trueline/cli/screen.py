@@ -170,9 +170,9 @@ def has_piped_input() -> bool:
     return not sys.stdin.isatty()
 
 
-def read_lines() -> list[str]:
-    """The lines of standard input that say something."""
-    return [line.strip() for line in sys.stdin if line.strip()]
+def read_lines() -> dict[int, str]:
+    """The lines of standard input that say something, by their number."""
+    return {number: line.strip() for number, line in enumerate(sys.stdin, 1) if line.strip()}
 
 
 def is_screen(stream: TextIO) -> bool:

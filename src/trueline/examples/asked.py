@@ -49,11 +49,17 @@ def read_questions(path: Path, *, needs_ids: bool) -> list[AskedQuestion]:
     if is_asked_file(path):
         return read_asked(path, needs_ids=needs_ids)
     lines = read_text(path, "--file").split("\n")
-    return [AskedQuestion(line.strip()) for line in lines if line.strip()]
+    asked = [AskedQuestion(line.strip()) for line in lines if line.strip()]
+    if not asked:
+        raise ExampleError(f"{path} holds no questions; write one a line")
+    return asked
 
 
 def read_asked(path: str | os.PathLike[str], *, needs_ids: bool = True) -> list[AskedQuestion]:
-    """Read a JSONL or CSV file with the columns `question` and `id`; bad rows are all named."""
+    """Read a JSONL or CSV file with the columns `question` and `id`; bad rows are all named.
+
+    Where no ids are needed, `question` is the only column that is read.
+    """
     name = os.fspath(path)
     if not is_asked_file(Path(name)):
         raise ExampleError(f"{name}: questions come in a file that ends in {', '.join(_FORMS)}")
@@ -71,7 +77,9 @@ def read_asked(path: str | os.PathLike[str], *, needs_ids: bool = True) -> list[
         tail = [f"  and {more} more"] if more > 0 else []
         raise ExampleError("\n".join([head, *problems[:_LISTED], *tail]))
     if not found:
-        raise ExampleError(f"{name} holds no questions")
+        raise ExampleError(
+            f"{name} holds no questions; write one a row, in the column question"
+        )
     return [one for _, one in found if isinstance(one, AskedQuestion)]
 
 
@@ -105,16 +113,19 @@ def _asked(row: TableRow | str, needs_ids: bool) -> AskedQuestion | str:
     """A question from a row, or what is wrong with it."""
     if isinstance(row, str):
         return row
-    question, regime = row.get("question"), row.get("regime") or None
+    question = row.get("question")
     if not isinstance(question, str) or not question.strip():
         return "question is missing or empty"
     if needs_ids and "id" not in row:
         return "id is missing; leave it empty where no example answers"
-    ids = _ids(row.get("id"))
+    ids = _ids(row["id"]) if needs_ids else []
     if ids is None:
         return f"id must be a text, got {shown(row['id'])}"
     if has_half_character("".join([question, *ids])):
         return "the text holds half of a character, which UTF-8 cannot keep"
+    if not needs_ids:
+        return AskedQuestion(question.strip())
+    regime = row.get("regime") or None
     if problem := _regime_problem(regime, ids):
         return problem
     first, *others = ids or [""]

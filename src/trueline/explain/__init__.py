@@ -99,11 +99,15 @@ class Explanation:
         """Everything as one page that needs no other file."""
         return as_page(self)
 
-    def save(self, path: str | Path) -> None:
-        """Write the form that the file's name asks for: .html, .json or .txt."""
+    def save(self, path: str | Path, *, with_signals: bool = False) -> None:
+        """Write the form that the file's name asks for: .html, .json or .txt.
+
+        The first two always have the numbers that decide scope, a text has them with signals.
+        """
         target = check_explanation_path(path)
-        forms = dict(zip(_SUFFIXES, (self.html, self.json, self.text), strict=True))
-        form = forms[target.suffix.lower()]().rstrip("\n") + "\n"
+        makers = (self.html, self.json, lambda: self.text(with_signals=with_signals))
+        make = dict(zip(_SUFFIXES, makers, strict=True))[target.suffix.lower()]
+        form = make().rstrip("\n") + "\n"
         try:
             with replacing(target) as scratch:
                 scratch.write_bytes(form.encode("utf-8", "replace"))
