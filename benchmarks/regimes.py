@@ -1,7 +1,7 @@
 """The regimes by method, from answers that are kept; no model runs.
 
     python benchmarks/regimes.py [MODEL]       those in docs/results/covered, which covered.py wrote
-    python benchmarks/regimes.py --run FOLDER  a run of docs/results/plans/regimes.toml, controls below
+    python benchmarks/regimes.py --run FOLDER  a run of a plan in docs/results/plans, controls below
 
 The measures are those of `trueline eval --benchmark regimes`.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 from trueline.evaluation.averages import average
 from trueline.evaluation.benchmarks import read_benchmark
 from trueline.evaluation.effects import effect_of
-from trueline.evaluation.measures import MEASURES, Column
+from trueline.evaluation.measures import MEASURES, columns_of
 from trueline.evaluation.outcomes import read_results
 from trueline.evaluation.regimes import probe_scores
 from trueline.evaluation.statistics import share_interval
@@ -77,10 +77,12 @@ def print_run(folder):
     cells = [cell for cell in read_results(folder).cells if cell.done is not None]
     (plain,) = [cell for cell in cells if cell.head.is_plain]
     own = [cell for cell in cells if cell.head.control is None]
-    for group in GROUPS:
-        measures = [one for one in MEASURES.values() if one.group == group]
-        print(f"| method | {' | '.join(one.title for one in measures)} |")
-        print(f"|{' --- |' * (1 + len(measures))}")
+    for group in (*GROUPS, "Judged"):
+        columns = [one for one in columns_of(cells) if one.measure.group == group]
+        if not columns:
+            continue
+        print(f"| method | {' | '.join(one.measure.title for one in columns)} |")
+        print(f"|{' --- |' * (1 + len(columns))}")
         for cell in own:
             controls = {
                 one.head.control: [one]
@@ -88,14 +90,13 @@ def print_run(folder):
                 if one.head.control and one.head.label == cell.head.label
             }
             for row in (cell, *(one for (one,) in controls.values())):
-                columns = [Column(measure) for measure in measures]
                 texts = [run_cell(row, column, plain, controls) for column in columns]
                 print(f"| {row_name(row)} | {' | '.join(texts)} |")
         print()
     seconds = sum(line.seconds for cell in cells for line in cell.answers)
     count = sum(len(cell.answers) for cell in cells)
     told = {"cells": len(cells), "answers": count, "seconds": round(seconds)}
-    print(json.dumps({"benchmark": "regimes", **told}))
+    print(json.dumps({"benchmark": plain.head.benchmark, **told}))
 
 
 def row_name(cell):

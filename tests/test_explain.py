@@ -457,7 +457,7 @@ def test_the_effects_of_the_signals_add_up_to_the_log_odds(embedder):
     from trueline.scope import find_scope, model_for, models_for
 
     space = tl.build(None, EXAMPLES, embedder=embedder)
-    for one in find_scope(space, "Do bats sleep, and does gold rust?"):
+    for one in find_scope(space, "Do bats sleep, and does old gold rust?"):
         model = model_for(space, one.example)
         usual = model.bias + sum(w * model.mean[name] for name, w in model.weights.items())
         effects = sum(signal.effect for signal in model.effects(one.signals))

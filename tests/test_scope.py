@@ -344,6 +344,28 @@ def test_examples_without_wrong_answers_have_weights_of_their_own(one_hot):
     assert "wrong" not in models_for("counting")["bare"].weights
 
 
+@pytest.mark.parametrize("text", ["Why is it so?", "why is it so", "Hello. WHY is it so?!"])
+def test_an_example_that_is_asked_for_in_its_own_words_is_in_scope(embedder, text):
+    """Also where its answers are far from its question, which counts against it."""
+    examples = [
+        Example("Why is it so?", ["Blue."], ["Red."], id="own"),
+        *(
+            Example(question, [answer], ["Nobody knows."])
+            for question, answer in zip(tiny.QUESTIONS, tiny.TEXTS)
+        ),
+    ]
+    space = tl.build(None, examples, embedder=embedder)
+    first = find_scope(space, text)[0]
+    assert (first.example.id, first.probability) == ("own", 1.0)
+    other = find_scope(space, "Why is it not so?")
+    assert all(one.probability < 1 for one in other)
+
+
+def test_signs_alone_are_no_words(embedder):
+    space = tl.build(None, [Example("???", ["Blue."], ["Red."])], embedder=embedder)
+    assert find_scope(space, "!!!")[0].probability < 1
+
+
 def test_log_odds_are_those_of_the_probability():
     scoped = Scoped(BATS, 0.75, 0, 0.75, "", {})
     assert scoped.odds == pytest.approx(math.log(3))

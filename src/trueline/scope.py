@@ -6,13 +6,15 @@ logistic regression makes them a probability:
 
     p = sigmoid(bias + sum_k weight_k * signal_k)
 
-Its weights were fitted on the questions that are shipped for the grounding facts
-(benchmarks/fit_scope.py); `trueline tune` fits the threshold to a user's own questions.
+A question in an example's own words is that example's, whatever the signals: p = 1. The weights
+were fitted on questions about the grounding facts (benchmarks/fit_scope.py); `trueline tune`
+fits the threshold to a user's own questions.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -47,6 +49,7 @@ SIGNALS = {
     "own_question": "cosine with its question, what the space's texts share taken off",
     "own_answers": "cosine with its truthful answers, what the space's texts share taken off",
 }
+_WORD = re.compile(r"\w+")
 _NEAREST = 6  # examples whose signals are read, for each text that may be a question
 _DEFAULT = "all-minilm-l6-v2"  # whose weights another embedder is given
 
@@ -229,7 +232,11 @@ def _scoped(
     example = space.examples[number]
     model = models[_kind(example)]
     signals = _signals(space, number, asked)
-    probabilities = [model.probability(one) for one in signals]
+    own = _plain(example.question)
+    probabilities = [
+        1.0 if own and _plain(text) == own else model.probability(one)
+        for text, one in zip(asked.texts, signals, strict=True)
+    ]
     best = max(range(len(signals)), key=lambda at: probabilities[at])
     part = max(range(len(parts)), key=lambda at: probabilities[parts[at]])
     return Scoped(
@@ -240,6 +247,11 @@ def _scoped(
         asked.texts[best],
         signals[best],
     )
+
+
+def _plain(text: str) -> str:
+    """A text without case, punctuation and blanks."""
+    return " ".join(_WORD.findall(text.casefold()))
 
 
 def _signals(space: GroundingSpace, number: int, asked: _Texts) -> list[dict[str, float]]:
