@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import isfinite
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -105,7 +106,7 @@ class Explanation:
         The first two always have the numbers that decide scope, a text has them with signals.
         """
         target = check_explanation_path(path)
-        makers = (self.html, self.json, lambda: self.text(with_signals=with_signals))
+        makers = (self.html, self.json, partial(self.text, with_signals=with_signals))
         make = dict(zip(_SUFFIXES, makers, strict=True))[target.suffix.lower()]
         form = make().rstrip("\n") + "\n"
         try:
