@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from math import isfinite
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -106,7 +106,8 @@ class Explanation:
         The first two always have the numbers that decide scope, a text has them with signals.
         """
         target = check_explanation_path(path)
-        makers = (self.html, self.json, partial(self.text, with_signals=with_signals))
+        text = partial(self.text, with_signals=with_signals)
+        makers: tuple[Callable[[], str], ...] = (self.html, self.json, text)
         make = dict(zip(_SUFFIXES, makers, strict=True))[target.suffix.lower()]
         form = make().rstrip("\n") + "\n"
         try:
