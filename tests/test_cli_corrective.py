@@ -169,7 +169,7 @@ def test_compare_names_the_example_behind_each_token_that_votes_changed():
     assert flipped
     notes = [line for line in run("compare", *settings).out.splitlines() if "moved by" in line]
     assert len(notes) == len(flipped)
-    assert re.search(r" probability 0\.\d\d, [+-]\d+\.\d\d; \d votes?\)$", notes[0])
+    assert re.search(r" probability 1\.00, [+-]\d+\.\d\d; \d votes?\)$", notes[0])
 
 
 @pytest.mark.parametrize("name", ["asked.jsonl", "asked.csv"])

@@ -1,5 +1,7 @@
 """The threshold of a space: chosen as worked by hand, and kept, seen and undone."""
 
+from dataclasses import replace
+
 import pytest
 from conftest import EXAMPLES
 
@@ -74,6 +76,22 @@ def test_an_example_with_the_same_answer_is_no_near_miss(embedder, scope):
     space = tl.build(None, [*EXAMPLES, twin], embedder=embedder)
     scope[EXAMPLES[1].question] = {"fact-2": 0.99, "fact-3": 0.1}
     assert tune(space).threshold == FITTED
+
+
+def test_an_example_with_the_same_question_is_no_near_miss(embedder):
+    twin = replace(EXAMPLES[0], answers=("Another answer.",), id="twin")
+    twin = replace(twin, question=f"{twin.question.upper()}!")
+    space = tl.build(None, [*EXAMPLES, twin], embedder=embedder)
+    pairs = {(one.question, one.example) for one in tune(space, false_scope=1.0).worst}
+    assert not pairs & {(EXAMPLES[0].question, "twin"), (twin.question, EXAMPLES[0].id)}
+
+
+def test_what_speaks_in_any_case_leaves_others_a_threshold(space, scope):
+    """A question in an example's own words that is said to mean none."""
+    scope["Are bats blind?"] = {"fact-2": 1.0}
+    found = tune(space, asked(("Are bats blind?", "")))
+    assert found.threshold == 0.9999
+    assert found.false_scope.mean == 1.0
 
 
 def test_few_questions_never_lower_the_threshold_and_many_do(space, scope):

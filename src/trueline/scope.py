@@ -232,9 +232,8 @@ def _scoped(
     example = space.examples[number]
     model = models[_kind(example)]
     signals = _signals(space, number, asked)
-    own = _plain(example.question)
     probabilities = [
-        1.0 if own and _plain(text) == own else model.probability(one)
+        1.0 if has_same_words(text, example.question) else model.probability(one)
         for text, one in zip(asked.texts, signals, strict=True)
     ]
     best = max(range(len(signals)), key=lambda at: probabilities[at])
@@ -249,9 +248,10 @@ def _scoped(
     )
 
 
-def _plain(text: str) -> str:
-    """A text without case, punctuation and blanks."""
-    return " ".join(_WORD.findall(text.casefold()))
+def has_same_words(text: str, other: str) -> bool:
+    """Whether two texts are the same but for case, punctuation and blanks."""
+    words = _WORD.findall(text.casefold())
+    return bool(words) and words == _WORD.findall(other.casefold())
 
 
 def _signals(space: GroundingSpace, number: int, asked: _Texts) -> list[dict[str, float]]:

@@ -16,7 +16,7 @@ from trueline.errors import SettingError
 from trueline.evaluation.statistics import Interval, share_interval
 from trueline.examples.asked import AskedQuestion, check_meant
 from trueline.records import Example, OnProgress
-from trueline.scope import ScopeModel, find_scope, model_for, scope_models
+from trueline.scope import ScopeModel, find_scope, has_same_words, model_for, scope_models
 from trueline.settings import Between, plain
 from trueline.space.space import GroundingSpace
 from trueline.visible import shown
@@ -114,7 +114,7 @@ def _tuning(
     none = 0 if is_own else len(trials) - len(rights)
     false = sorted((trial.false.probability for trial in trials), reverse=True)
     allowed = min(floor(limit * len(false)), len(false) - 1)
-    lowest = _rounded_up(false[allowed])
+    lowest = min(_rounded_up(false[allowed]), 1 - 1 / _STEPS)  # own words always speak
     if none < FEWEST:
         lowest = max(lowest, model.threshold)
     kept = [right for right in rights if right > lowest]
@@ -156,10 +156,11 @@ def _trial(space: GroundingSpace, asked: AskedQuestion, is_own: bool) -> _Trial:
 
 
 def _says_as(meant: Example | None, other: Example) -> bool:
-    """Whether an example is the one that is meant, or has an answer of it."""
+    """Whether an example is the one that is meant, or has its question or an answer of it."""
     if meant is None:
         return False
-    return meant.id == other.id or bool(set(meant.answers) & set(other.answers))
+    is_same = meant.id == other.id or has_same_words(meant.question, other.question)
+    return is_same or bool(set(meant.answers) & set(other.answers))
 
 
 def _drawn(examples: Sequence[Example]) -> list[AskedQuestion]:

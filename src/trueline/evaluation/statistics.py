@@ -91,7 +91,8 @@ def share_interval(found: int, n: int) -> Interval:
     share, square = found / n, _DEVIATIONS**2 / n
     middle = (share + square / 2) / (1 + square)
     half = _DEVIATIONS * sqrt(share * (1 - share) / n + square / n / 4) / (1 + square)
-    return Interval(share, max(0.0, middle - half), min(1.0, middle + half), n)
+    low, high = max(0.0, middle - half), min(1.0, middle + half)
+    return Interval(share, min(low, share), max(high, share), n)  # which rounding may pass
 
 
 Statistic = Callable[[list[float], list[bool]], float | None]
