@@ -44,7 +44,7 @@ RECALL = 0.75  # share of the FAQs' paraphrases in scope at the threshold of `ba
 FAQS = Path(__file__).parent / "faqs.jsonl"
 # Three paraphrases and three near misses of each grounding fact by four other hands. In ten folds
 # at 4 % of these near misses, the weights of the larger embedder keep 76 % of these paraphrases
-# with them and 71 % without; those of the other 69 % either way, and do without.
+# with them and 71 % without; those of the other 69 % either way, and do without (a scratch script).
 HANDS = Path(__file__).parent / "hand_questions.jsonl"
 WITH_HANDS = ("all-mpnet-base-v2",)
 TESTED = 4  # every fourth FAQ is left for the report

@@ -16,7 +16,6 @@ from trueline.prompts import Prompt
 from trueline.records import Example
 from trueline.scope import Scoped
 from trueline.serving.app import create_app
-from trueline.turns import wants_yes_or_no
 
 BATS = Example("Are bats blind?", ["Bats see well."], ["Bats see nothing."], id="bats")
 ASKED = "are bats blind? yes or no first"
@@ -73,20 +72,6 @@ def test_a_word_is_said_where_the_truth_moves_it_far_enough(monkeypatch, effect,
 def test_no_word_is_said_where_it_cannot_be_told_or_is_told_anyway(monkeypatch, lm, example):
     monkeypatch.setattr(polarity, "effect_of_truth", lambda *_: pytest.fail("it was asked"))
     assert true_word(lm, Prompt(), ASKED, example) == ""
-
-
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ("Are bats blind? Yes or no first.", True),
-        ("Give me a yes or a no: are bats blind?", True),
-        ("yes/no: are bats blind", True),
-        ("Are bats blind?", False),
-        ("Is there no yes in it?", False),
-    ],
-)
-def test_a_turn_asks_for_one_of_the_two_words(text, wanted):
-    assert wants_yes_or_no(text) is wanted
 
 
 @pytest.mark.parametrize("effect", [-2.0, 0.0])

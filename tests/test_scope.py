@@ -206,6 +206,11 @@ def test_a_wish_is_read_beside_what_is_none(text, wish):
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
+        ("Are bats blind? Yes or no first.", True),
+        ("Give me a yes or a no: are bats blind?", True),
+        ("yes/no: are bats blind", True),
+        ("Are bats blind?", False),
+        ("Is there no yes in it?", False),
         ("Are bats blind, yes or no?", True),
         ("do bats need light yes or no", True),
         ("(yes or no) are bats blind?", True),
