@@ -2,7 +2,6 @@
 
     python benchmarks/fit_scope.py              writes src/trueline/scope.json
     python benchmarks/fit_scope.py --check      only prints
-    python benchmarks/fit_scope.py --careful    only the weights of the model's likelihoods
 
 Examples with wrong answers (`full`) are judged by weights fitted to the grounding facts and their
 questions, examples without (`bare`) by weights fitted to the FAQs of faqs.jsonl. What is printed
@@ -12,25 +11,18 @@ test.jsonl and every fourth FAQ are left for benchmarks/covered.py, which report
 
 import argparse
 import json
-import random
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
-from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import GroupKFold
 
-import trueline as tl
 from trueline.examples import read_examples
 from trueline.examples.shipped import ShippedQuestion, read_questions
-from trueline.likelihood import answer_likelihoods
 from trueline.records import Example
-from trueline.scope import SIGNALS, ScopeModel, example_signals, find_scope
+from trueline.scope import SIGNALS, ScopeModel, example_signals
 from trueline.space.build import build
 
 OUT = Path(__file__).parents[1] / "src" / "trueline" / "scope.json"
@@ -274,115 +266,13 @@ def fit_embedder(embedder):
     }
 
 
-def fit_careful(made, lm, facts, faqs):
-    """The weights of the model's likelihoods, on some facts and FAQs drawn with seed 0.
-
-    Two thirds of them are fitted to; what is printed is measured on the rest.
-    """
-    for kind in ("full", "bare"):
-        rows = careful_rows(lm, kind, facts, faqs)
-        rest = sorted({row[0] for row in rows})[::3]
-        train = [row for row in rows if row[0] not in rest]
-        found = fit_rising(np.array([row[3] for row in train]), [row[2] for row in train])
-        if not found[2:].any():  # the likelihoods tell nothing: scope stays as it is
-            found = np.array([0.0, 1.0, 0.0, 0.0])
-        names = ("bias", "scope", "fit", "told")
-        made[kind]["careful"] = dict(zip(names, map(float, found), strict=True))
-        print(f"careful, {kind}: {len(train)} pairs, {made[kind]['careful']}")
-        test = [row for row in rows if row[0] in rest]
-        for name, score in (
-            ("scope alone", [row[3][0] for row in test]),
-            ("careful", [found[0] + found[1:] @ np.array(row[3]) for row in test]),
-        ):
-            print(f"  {name}: AUC {roc_auc_score([row[2] for row in test], score):.3f}")
-            misses = sorted(
-                (s for s, r in zip(score, test, strict=True) if r[1] == "near miss")
-            )
-            for share in (0.05, 0.2, 0.4):
-                at = misses[-1 - int(share * len(misses))]
-                hits = [s > at for s, r in zip(score, test, strict=True) if r[2]]
-                print(
-                    f"    near misses {share:.0%}: paraphrases {np.mean(hits):.1%} of {len(hits)}"
-                )
-
-
-def fit_rising(values, labels):
-    """Bias and weights of a logistic regression whose weights are not below 0."""
-    columns = np.hstack([np.ones((len(values), 1)), values])
-    signs = 2 * np.array(labels, float) - 1
-
-    def loss(weights):
-        margins = signs * (columns @ weights)
-        pull = -signs / (1 + np.exp(margins))
-        total = np.logaddexp(0, -margins).sum() + 0.05 * (weights[1:] ** 2).sum()
-        return total, columns.T @ pull + 0.1 * np.array([0.0, *weights[1:]])
-
-    bounds = [(None, None), *[(0, None)] * values.shape[1]]
-    start = np.array([0.0, 1.0, *[0.0] * (values.shape[1] - 1)])
-    return minimize(loss, start, jac=True, bounds=bounds, method="L-BFGS-B").x
-
-
-def careful_rows(lm, kind, facts, faqs):
-    """(group, regime, whether it answers, (log-odds, fit, told)) of the first example each."""
-    if kind == "full":
-        ground = random.Random(0).sample(list(read_examples("facts:ground")), facts)
-        asked = [
-            (one.id, one.regime, one.question, (one.means or (None,))[0], one.about[0])
-            for one in read_questions("ground")
-            if one.regime in ("paraphrase", "near miss")
-            and one.about[0] in {fact.id for fact in ground}
-        ]
-        sets = [(read_examples("facts:ground"), asked)]
-    else:
-        found = read_faqs(tested=False)
-        names = random.Random(0).sample(sorted(found), faqs)
-        sets = [(found[name][0], [(*one, name) for one in found[name][1]]) for name in names]
-    rows = []
-    for examples, questions in sets:
-        space = build(None, examples)
-        for at, (_, regime, text, means, group) in enumerate(questions):
-            best = find_scope(space, text)[0]
-            likelihood = answer_likelihoods(lm, space, [(best.text, best.example)])[0]
-            rows.append(
-                (
-                    group,
-                    regime,
-                    best.example.id == means,
-                    (best.odds, *likelihood.signals.values()),
-                )
-            )
-            if at % 20 == 0:
-                print(f"{kind}: {at} of {len(questions)}", file=sys.stderr, flush=True)
-    return rows
-
-
 def main():
     """Fit for every embedder asked for."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--check", action="store_true")
-    parser.add_argument("--careful", action="store_true")
-    parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--engine", default="transformers")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--facts", type=int, default=30)
-    parser.add_argument("--faqs", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--embedders", nargs="+", default=EMBEDDERS)
     given = parser.parse_args()
-    made = json.loads(OUT.read_text("utf-8")) if OUT.exists() else {}
-    if given.careful:
-        torch.set_num_threads(given.threads)
-        lm = tl.load(given.model, engine=given.engine, dtype=given.dtype)
-        fit_careful(made[EMBEDDERS[0]], lm, given.facts, given.faqs)
-    else:
-        for embedder in given.embedders:
-            old = made.get(embedder, {})
-            made[embedder] = fit_embedder(embedder)
-            for kind, one in made[embedder].items():
-                one["careful"] = old.get(kind, {}).get("careful", {})
-    for one in made.values():  # the likelihoods are the model's, whatever the embedder
-        for kind in one:
-            one[kind]["careful"] = made[EMBEDDERS[0]][kind]["careful"]
+    made = {embedder: fit_embedder(embedder) for embedder in given.embedders}
     if not given.check:
         text = json.dumps(made, indent=1)
         flat = re.compile(r"\[\s+([\d.]+),\s+([\d.]+),\s+([\d.]+)\s+\]")  # a row on one line

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "trueline"
 README = ROOT / "README.md"
 STAGES = """errors visible settings files shortcuts cluster records turns examples prompts
-    questions inputs engines embedders search space reasons scope likelihood polarity votes
+    questions inputs engines embedders search space reasons scope polarity votes
     fusion corrector decoders requests row pick prefetch trace groups decoding explain
     generation scoring comparison preflight session evaluation tuning report paper integrations
     serving cli""".split()

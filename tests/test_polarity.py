@@ -10,8 +10,7 @@ from server import in_thread
 
 import trueline as tl
 from trueline import polarity
-from trueline.likelihood import mean_log_probs
-from trueline.polarity import LEAST_EFFECT, effect_of_truth, true_word
+from trueline.polarity import LEAST_EFFECT, effect_of_truth, mean_log_probs, true_word
 from trueline.prompts import Prompt
 from trueline.records import Example
 from trueline.scope import Scoped

@@ -10,7 +10,6 @@ import torch
 
 import trueline as tl
 from trueline.embedders.words import words_of
-from trueline.likelihood import NO_QUESTION, answer_likelihoods
 from trueline.prompts import Prompt
 from trueline.questions import find_question
 from trueline.records import Example
@@ -576,56 +575,6 @@ def test_where_there_is_no_question_none_is_found(text, chat):
 def test_a_prompt_without_a_question_in_it_asks_nothing(chat):
     tokenizer = tiny.tokenizer(chat)
     assert find_question(Prompt(), tokenizer, Prompt().encode("  ", tokenizer)) is None
-
-
-# The model's own likelihoods.
-
-
-def test_likelihoods_are_log_probabilities_of_whole_passes(lm):
-    space = tl.build(None, [BATS, GOLD], embedder=CountingEmbedder())
-    (found,) = answer_likelihoods(lm, space, [("Are bats gold?", BATS)])
-    for name, question in (
-        ("asked", "Are bats gold?"),
-        ("own", BATS.question),
-        ("none", NO_QUESTION),
-    ):
-        prompt = space.prompt.encode(question, lm.tokenizer)
-        answer = space.prompt.encode_answer(question, BATS.answers[0], lm.tokenizer)
-        logits = lm.model(torch.tensor([prompt + answer])).logits[0].detach().double()
-        probs = logits[len(prompt) - 1 : -1].log_softmax(-1)
-        wanted = sum(probs[at, token] for at, token in enumerate(answer)) / len(answer)
-        assert getattr(found, name) == pytest.approx(float(wanted), abs=1e-4)
-
-
-def test_careful_scope_adds_the_likelihoods_to_the_log_odds(lm, monkeypatch):
-    space = tl.build(None, [BATS, GOLD], embedder=CountingEmbedder())
-    weights = {"bias": 0.5, "scope": 1.0, "fit": 2.0, "told": 3.0}
-    monkeypatch.setattr("trueline.likelihood._weights", lambda *_: weights)
-    question = "Are bats gold?"
-    plain = {one.example.id: one for one in tl.Corrective(space).near(lm, question)}
-    careful = {
-        one.example.id: one for one in tl.Corrective(space, careful=True).near(lm, question)
-    }
-    assert careful.keys() == plain.keys()
-    read = [one for one in plain.values() if one.probability > 0.01]
-    assert read
-    for one in read:
-        (own,) = answer_likelihoods(lm, space, [(one.text, one.example)])
-        logit = 0.5 + one.odds + 2 * (own.asked - own.own) + 3 * (own.asked - own.none)
-        wanted = 1 / (1 + math.exp(-logit))
-        assert careful[one.example.id].probability == pytest.approx(wanted, rel=1e-4)
-
-
-def test_what_is_an_examples_own_is_read_once(lm, monkeypatch):
-    space = tl.build(None, [BATS, GOLD], embedder=CountingEmbedder())
-    answer_likelihoods(lm, space, [("Are bats gold?", BATS)])
-    read = []
-    monkeypatch.setattr(
-        "trueline.likelihood.mean_log_probs",
-        lambda lm, prompt, pairs: [read.append(pair) or -1.0 for pair in pairs],
-    )
-    answer_likelihoods(lm, space, [("Do bats rust?", BATS)])
-    assert read == [("Do bats rust?", BATS.answers[0])]
 
 
 def test_a_text_is_opened_to_more_examples_than_an_answer():

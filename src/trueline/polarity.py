@@ -17,7 +17,9 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from trueline.likelihood import mean_log_probs
+import torch
+
+from trueline.engines.base import read_continuations
 
 if TYPE_CHECKING:
     from trueline.engines.base import Engine, TokenReader
@@ -71,3 +73,26 @@ def effect_of_truth(lm: Engine, prompt: Prompt, question: str, example: Example)
     pairs = [(text, word) for text in asked for word in ("Yes", "No")]
     yes, no, wrong_yes, wrong_no = mean_log_probs(lm, prompt, pairs)
     return (yes - no) - (wrong_yes - wrong_no)
+
+
+@torch.inference_mode()
+def mean_log_probs(lm: Engine, prompt: Prompt, pairs: Sequence[tuple[str, str]]) -> list[float]:
+    """The log-probability of each answer behind its question, a token on average."""
+    if not pairs:
+        return []
+    questions = list(dict.fromkeys(question for question, _ in pairs))
+    rows = [questions.index(question) for question, _ in pairs]
+    contexts = [prompt.encode(question, lm.tokenizer) for question in questions]
+    answers = [
+        prompt.encode_answer(question, answer, lm.tokenizer) for question, answer in pairs
+    ]
+    states = read_continuations(lm, contexts, rows, answers)
+    means = []
+    for row, tokens in enumerate(answers):
+        own = states.map(lambda tensor: tensor[row, : len(tokens)])  # noqa: B023
+        logits = own.logits if own.hidden is None or lm.head is None else lm.head(own.hidden)
+        assert logits is not None
+        log_probs = logits.float().log_softmax(-1)  # (tokens, vocabulary)
+        chosen = log_probs.gather(1, torch.tensor(tokens, device=log_probs.device)[:, None])
+        means.append(float(chosen.mean()))
+    return means

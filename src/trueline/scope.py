@@ -75,7 +75,6 @@ class ScopeModel:
     mean: Mapping[str, float] = field(default_factory=dict)
     # What was found on facts it was not fitted to, at rising thresholds.
     measured: tuple[MeasuredScope, ...] = ()
-    careful: Mapping[str, float] = field(default_factory=dict)  # see `likelihood`
 
     def probability(self, signals: Mapping[str, float]) -> float:
         """The probability that an example with these signals answers the question."""
@@ -126,7 +125,6 @@ def scope_models() -> Mapping[str, Mapping[str, ScopeModel]]:
                 given["text_threshold"],
                 given.get("mean", {}),
                 tuple(MeasuredScope(*row) for row in given.get("measured", [])),
-                given.get("careful", {}),
             )
             for kind, given in fitted.items()
         }

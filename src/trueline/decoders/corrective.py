@@ -16,7 +16,6 @@ from trueline.decoders.scoped import ScopeDecoder
 from trueline.engines import as_logits_processor, wrap_tokenizer, wrap_transformers
 from trueline.engines.base import Engine, TokenReader
 from trueline.errors import SettingError
-from trueline.likelihood import weigh_likelihood
 from trueline.polarity import true_word
 from trueline.prompts import encode_onward
 from trueline.records import Example, NearExample
@@ -52,8 +51,6 @@ class Corrective(ScopeDecoder):
     only_covered: bool = False  # whether it answers only what an example covers
     # Whether the model goes on where one of several questions is not covered.
     answer_rest: bool = False
-    # Whether the model's own likelihood of the answers also decides: a pass for each question.
-    careful: bool = False
     name = "corrective"
     needs = Needs(space=True)
 
@@ -66,8 +63,7 @@ class Corrective(ScopeDecoder):
 
     def near(self, lm: TokenReader, question: str) -> list[Scoped]:
         """The same with all that is known of them."""
-        found = find_scope(self.space, question)
-        return weigh_likelihood(lm, self.space, found) if self.careful else found
+        return find_scope(self.space, question)
 
     def near_examples(self, lm: Engine, question: str) -> tuple[NearExample, ...]:
         """The same as explanations show it."""
@@ -87,7 +83,7 @@ class Corrective(ScopeDecoder):
         return threshold_for(self.space, scoped.example, question)
 
     def asks_model(self, question: str) -> bool:  # noqa: D102
-        return self.careful or wants_yes_or_no(question)
+        return wants_yes_or_no(question)
 
     def plan_for(  # noqa: D102
         self, lm: TokenReader, question: str, stop_ids: Sequence[int] = ()
