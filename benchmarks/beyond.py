@@ -1,22 +1,16 @@
-"""What the negative space and the entropy gate do, on the shipped test facts.
+"""What the negative space does, on the shipped test facts.
 
     python benchmarks/beyond.py --out docs/results/beyond.md
 
 Multiple choice: "best is true" is the share of questions whose most probable candidate is a
 truthful one (MC1 would leave all but one of these out), MC2 the probability mass of the truthful
 ones; differences from greedy come with a paired bootstrap.
-Generation: how many steps retrieve, how many tokens change, and tokens a second, the methods
-taking turns.
 """
 
 import argparse
 import json
-import math
 import platform
-from itertools import zip_longest
 from pathlib import Path
-from statistics import mean, median
-from time import perf_counter
 
 import numpy as np
 import torch
@@ -24,7 +18,7 @@ import torch
 import trueline as tl
 from trueline.examples import read_examples
 
-SEED, DRAWS, ROUNDS = 0, 2000, 2
+SEED, DRAWS = 0, 2000
 
 
 def choices(lm, method, examples):
@@ -65,35 +59,6 @@ def choice_table(lm, methods, examples):
     ]
 
 
-def speed_table(lm, methods, questions, length):
-    """What each method retrieves and changes, and how fast it is."""
-    seconds = {name: [] for name in methods}
-    answers = {}
-    for _ in range(ROUNDS):
-        for name, method in methods.items():
-            begun = perf_counter()
-            answers[name] = tl.generate(lm, method, questions, max_new_tokens=length)
-            seconds[name].append(perf_counter() - begun)
-    rate = {
-        name: sum(len(a.token_ids) for a in answers[name]) / median(seconds[name])
-        for name in methods
-    }
-    rows = [
-        ["method", "steps that retrieve", "tokens unlike greedy's", "tokens/s over greedy's"]
-    ]
-    for name, method in methods.items():
-        traced = tl.generate(lm, method, questions, max_new_tokens=length, trace=True)
-        steps = [step for answer in traced for step in answer.trace]
-        pairs = zip(traced, answers["greedy"], strict=True)
-        places = [zip_longest(one.token_ids, other.token_ids) for one, other in pairs]
-        unlike = mean(a != b for place in places for a, b in place)
-        grounded = mean(step.hits > 0 for step in steps)
-        rows.append(
-            [name, f"{grounded:.0%}", f"{unlike:.0%}", f"{rate[name] / rate['greedy']:.2f}"]
-        )
-    return rows
-
-
 def markdown(rows):
     """Rows as a table."""
     head, *rest = rows
@@ -117,21 +82,13 @@ def main():
         "RAD": tl.RAD(space),
         "RAD, beta 0.5": tl.RAD(space, beta=0.5),
         "RAD, alpha 1, beta 1": tl.RAD(space, alpha=1.0, beta=1.0),
-        "RAD, gate 2": tl.RAD(space, gate=2.0),
     }
-    gates = {"greedy": tl.Greedy(), "RAD": tl.RAD(space)} | {
-        f"RAD, gate {gate:g}": tl.RAD(space, gate=gate) for gate in (1.0, 2.5)
-    }
-    questions = [example.question for example in test][:16]
     parts = [
-        f"# Negative space and entropy gate\n\n`python benchmarks/beyond.py`, SmolLM2-135M in "
+        f"# Negative space\n\n`python benchmarks/beyond.py`, SmolLM2-135M in "
         f"float32, {len(space.entries):,} entries and {len(space.wrong):,} wrong ones from the 100 "
         f"grounding facts, {len(test)} test facts, {options.threads} threads, seed {SEED}, "
         f"torch {torch.__version__}, Python {platform.python_version()}.",
         "## Multiple choice\n\n" + markdown(choice_table(lm, choosing, test)),
-        f"## The gate, {len(questions)} questions, 32 tokens, batch 16, median of {ROUNDS}\n\n"
-        f"The gate is in nats; log(vocabulary) is {math.log(lm.vocabulary):.1f}.\n\n"
-        + markdown(speed_table(lm, gates, questions, 32)),
     ]
     print("\n\n".join(parts))
     print(

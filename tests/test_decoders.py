@@ -190,21 +190,6 @@ def test_knn_lm_gives_the_mass_of_the_neighbors_to_their_next_tokens():
     assert near == pytest.approx([0.125, 0.625, 0.125, 0.125], abs=1e-5)
 
 
-def test_the_gate_keeps_sure_steps_as_they_are():
-    from test_retriever import space_of
-
-    space = space_of([0, 5], values=[[0.0, 9.0, 0.0, 0.0]] * 2)
-    unsure, sure = [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 12.0]  # entropies log 4 and 0.0002
-    rows = Rows(Toy(), [[0], [0]], [1, 1])
-    step = Step(rows, States(torch.tensor([unsure, sure]), None))
-    found = tl.RAD(space, gate=0.5).adjust(step)
-    assert found.logits[0].tolist() == pytest.approx([0.0, 4.5, 0.0, 0.0])
-    assert found.logits[1].tolist() == sure
-    assert found.evidence[0].hits.count(2).tolist() == [2, 0]
-    shut = tl.RAD(space, gate=99.0).adjust(step)
-    assert torch.equal(shut.logits, torch.tensor([unsure, sure]))
-
-
 def test_rad_leaves_the_steps_alone_whose_window_reaches_into_the_prompt():
     from test_retriever import space_of
 

@@ -294,7 +294,6 @@ def test_a_setting_that_cannot_be_is_refused_by_name(options, message, lm):
         ({"fusion": "sum"}, "fusion must be one of add, mix, prob"),
         ({"aggregation": "max"}, "aggregation"),
         ({"matches": "some"}, "matches"),
-        ({"match_by": "ear"}, "match_by"),
     ],
 )
 def test_a_method_that_cannot_be_is_refused_by_name(settings, message, space):

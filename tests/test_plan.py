@@ -143,14 +143,14 @@ def test_every_mistake_is_listed_with_its_name_and_what_is_allowed():
         ({"sweep": {"cad.a": [0.1]}}, r"of one of the methods \(greedy, rad\)"),
         ({"sweep": {"build.context": ["x"]}}, "build.context must be a number of tokens"),
         ({"sweep": {"build.depth": [1]}}, "build.depth is no key; there are context"),
-        ({"settings": {"rad": {"gate": float("inf")}}}, "settings.rad.gate must be a finite"),
+        ({"settings": {"rad": {"beta": float("inf")}}}, "settings.rad.beta must be a finite"),
         (
-            {"sweep": {"rad.gate": [0.1, float("nan")]}},
-            "sweep.rad.gate must be a finite number",
+            {"sweep": {"rad.beta": [0.1, float("nan")]}},
+            "sweep.rad.beta must be a finite number",
         ),
         (
-            {"variants": [{"method": "rad", "gate": float("inf")}]},
-            "variants.gate must be a fini",
+            {"variants": [{"method": "rad", "beta": float("inf")}]},
+            "variants.beta must be a fini",
         ),
         (
             {"judge": {"per_hour": 3}},

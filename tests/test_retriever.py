@@ -117,13 +117,6 @@ def test_exact_matches_can_be_left_out_or_taken_alone():
     assert found(angles, 0, tau=0.9, matches="only") == [0, 1]
 
 
-def test_exact_by_text_is_not_exact_by_cosine():  # 360 degrees is the same vector, another text
-    angles = [0, 360, 5]
-    assert found(angles, 0, tau=0.9, matches="only", match_by="cosine") == [0, 1]
-    assert found(angles, 0, tau=0.9, matches="only", match_by="text") == [0]
-    assert found(angles, 0, tau=0.9, matches="without", match_by="text") == [1, 2]
-
-
 def test_each_window_of_a_batch_gets_its_own_hits():
     hits = above([0, 90], [0, 45, 90], tau=0.6)
     assert list(zip(hits.rows.tolist(), hits.entries.tolist())) == [

@@ -598,7 +598,7 @@ def test_odd_keys_are_quoted_and_long_lists_are_cut(table):
 
 
 def test_a_sweep_of_more_than_a_thousand_variants_is_refused_at_once(table):
-    names = ["alpha", "tau", "beta", "gate", "k"]
+    names = ["alpha", "tau", "beta", "from_step", "k"]
     sweep = {f"rad.{name}": [0.1] * 50 for name in names}
     with pytest.raises(SettingError, match="more than 1,000 variants"), within(20):
         plan_from({**table, "methods": ["rad"], "sweep": sweep})

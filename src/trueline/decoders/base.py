@@ -204,13 +204,6 @@ class Decoder:
         """The logits to pick the next tokens from."""
         raise NotImplementedError
 
-    def adjust_scores(self, rows: Rows, scores: torch.Tensor) -> torch.Tensor:
-        """The same in a loop that is not ours and gives logits only: (rows, vocabulary)."""
-        raise SettingError(
-            f"{self.name} needs more than logits, and another program's loop gives no more; "
-            "use trueline.generate"
-        )
-
     def corrector(self, tokenizer: Any, *, stop_ids: Iterable[int] | None = None) -> Corrector:
         """The method for an engine that gives logits and nothing else (`corrector`)."""
         raise SettingError(

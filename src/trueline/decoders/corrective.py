@@ -125,10 +125,6 @@ class Corrective(ScopeDecoder):
             return self.strength
         return float(self.space.tuned.get("strength", 1.0))
 
-    def adjust_scores(self, rows: Rows, scores: torch.Tensor) -> torch.Tensor:
-        """The same in a loop that is not ours and gives logits only."""
-        return self.adjust_logits(rows, scores).logits if any(rows.prepared) else scores
-
     def corrector(self, tokenizer: Any, *, stop_ids: Iterable[int] | None = None) -> Corrector:
         """The method for an engine that gives logits and takes them back (`corrector`).
 

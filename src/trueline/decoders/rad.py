@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -14,12 +14,11 @@ from trueline.decoders.grounded import Grounded, StepHits
 from trueline.engines import as_logits_processor, wrap_transformers
 from trueline.engines.base import Engine
 from trueline.errors import SettingError
-from trueline.fusion import Aggregation, Fusion, aggregate, entropy, fuse, neutralize, weigh
-from trueline.prompts import Prompt
+from trueline.fusion import Aggregation, Fusion, aggregate, fuse, neutralize, weigh
 from trueline.search import Hits
 from trueline.settings import Between
 from trueline.shortcuts import is_on
-from trueline.space.retriever import MatchBy, Matches, Retriever
+from trueline.space.retriever import Matches, Retriever
 from trueline.space.space import GroundingSpace
 
 _CHUNK = 64  # entries that go through a head that is not linear at once
@@ -48,18 +47,12 @@ class RAD(Grounded):
         None  # None: where our own loop reads probabilities (sampling, score, traces)
     )
     matches: Matches = "all"  # exact matches: with the others, left out, or alone
-    match_by: MatchBy = "cosine"  # an exact match has a cosine of 1, or the same text
-    # Retrieve only where the model's entropy exceeds this, in nats.
-    gate: Annotated[float, Between(0)] | None = None
     from_step: Annotated[int, Between(0)] = 0  # earlier steps of an answer are the model's own
-    prompt: Prompt | None = None  # the one you mean to ask with; any but the space's is refused
     name = "rad"
     needs = Needs(space=True, context=8)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.prompt is not None:
-            self.space.check_prompt(self.prompt)
         if self.beta and not self.space.recipe.wrong:
             raise SettingError(
                 "beta subtracts what stands in wrong answers, and this space holds none; "
@@ -89,20 +82,14 @@ class RAD(Grounded):
     def look_up_by(self, lm: Engine, queries: torch.Tensor, windows: Sequence[str]) -> StepHits:
         """What is near some windows, whose embeddings are given: truthful, then wrong."""
         found = [
-            retriever.above(
-                queries,
-                windows,
-                tau=self.tau,
-                matches=self.matches,
-                match_by=self.match_by,
-            )
+            retriever.above(queries, windows, tau=self.tau, matches=self.matches)
             for retriever, _ in self._sets(lm)
         ]
         return StepHits(len(windows), tuple(found))
 
     def adjust(self, step: Step) -> Adjusted:  # noqa: D102
         lookup = step.fetched or self.look_up(step.rows)
-        evidence = self.retrieve(step.lm, lookup, self._open(step.rows, lambda: step.logits))
+        evidence = self.retrieve(step.lm, lookup, self._open(step.rows))
         if not any(len(found.hits) for found in evidence):
             return Adjusted(step.logits, evidence)
         neutral = step.is_probability if self.neutral is None else self.neutral
@@ -128,14 +115,12 @@ class RAD(Grounded):
             for (retriever, strength), hits in pairs
         )
 
-    def _open(self, rows: Rows, logits: Callable[[], torch.Tensor]) -> torch.Tensor | None:
+    def _open(self, rows: Rows) -> torch.Tensor | None:
         """The rows that may be changed (rows,); None: all of them."""
-        found = None if self.gate is None else entropy(logits()) > self.gate
         if not self.from_step:
-            return found
+            return None
         steps = [len(x) - start for x, start in zip(rows.contexts, rows.starts, strict=True)]
-        late = torch.tensor(steps, device=rows.lm.device) >= self.from_step
-        return late if found is None else found & late
+        return torch.tensor(steps, device=rows.lm.device) >= self.from_step
 
     def _sets(self, lm: Engine) -> list[tuple[Retriever, float]]:
         """The truthful entries, then the wrong ones if they count; each with its strength."""
@@ -182,17 +167,12 @@ class RAD(Grounded):
         def adjust(contexts: list[list[int]], scores: torch.Tensor) -> torch.Tensor:
             count = len(contexts)
             rows = Rows(lm, contexts, [start] * count, [question] * count)
-            return self.adjust_scores(rows, scores)
+            evidence = self.retrieve(lm, self.look_up(rows), self._open(rows))
+            if not any(len(found.hits) for found in evidence):
+                return scores
+            return self.after_head(lm, scores, evidence, neutral=bool(self.neutral))
 
         return as_logits_processor(adjust)
-
-    def adjust_scores(self, rows: Rows, scores: torch.Tensor) -> torch.Tensor:
-        """Rows without a hit keep their scores to the bit; pads drop out of the window."""
-        is_open = self._open(rows, lambda: scores)
-        evidence = self.retrieve(rows.lm, self.look_up(rows), is_open)
-        if not any(len(found.hits) for found in evidence):
-            return scores
-        return self.after_head(rows.lm, scores, evidence, neutral=bool(self.neutral))
 
     def _before_head(
         self,
