@@ -218,7 +218,7 @@ def test_ask_prints_the_answer_the_library_gives(method):
     wanted = tl.generate(lm, decoder, QUESTION, max_new_tokens=5, trace=True)
     settings = ["--method", method]
     if method == "rad":
-        settings += ["--alpha", "0.9", "--tau", "0.8"]
+        settings += ["--set", "alpha=0.9", "--set", "tau=0.8"]
     assert run("ask", *SPACE, *settings, QUESTION).out == f"{wanted.text}\n"
     told = run("ask", *SPACE, *settings, "--json", "--trace", QUESTION).json
     assert {*told} == {*names(tl.Answer), "new_tokens"}
@@ -293,7 +293,7 @@ def test_compare_runs_every_method_there_is():
 
 def test_a_method_can_be_set_up_from_the_command_line():
     dead = run(
-        "compare", *SPACE, "--methods", "greedy,rad", "--tau", "1", "--json", QUESTION
+        "compare", *SPACE, "--methods", "greedy,rad", "--set", "tau=1", "--json", QUESTION
     ).json
     assert dead["rad"]["did_nothing"]
     asked = ["ask", *SPACE, "--json", "--trace", QUESTION]
@@ -533,9 +533,9 @@ FAILURES = {
         "no method 'x'.*greedy.*rad",
     ),
     "compare no method": (["compare", *SPACE, "--methods", "rad,x", QUESTION], "no method 'x'"),
-    "alpha": (["ask", *RAD, "--alpha", "2", QUESTION], r"alpha must lie in \[0, 1\]"),
+    "alpha": (["ask", *RAD, "--set", "alpha=2", QUESTION], r"alpha must lie in \[0, 1\]"),
     "alpha of another method": (
-        ["ask", *SPACE, "--alpha", "0.5", QUESTION],
+        ["ask", *SPACE, "--set", "alpha=0.5", QUESTION],
         "corrective has no setting 'alpha'; it has strength, margin, threshold, only_covered",
     ),
     "strength": (

@@ -4,8 +4,6 @@ import json
 import os
 import re
 import tomllib
-from contextlib import suppress
-from mmap import mmap
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,6 @@ from trueline.evaluation.cells import cell_id
 from trueline.evaluation.lines import VerdictLine, read_written, replace_line
 from trueline.evaluation.plan_file import plan_from
 from trueline.evaluation.plan_keys import KEYS
-from trueline.evaluation.run import _held_mb, _start_peak
 
 ROOT = Path(__file__).parents[1]
 SMALL = (
@@ -76,39 +73,11 @@ def test_a_cell_says_how_it_was_drawn_and_its_id_does_not_hang_on_that(tmp_path)
     ids = []
     for place, draw in enumerate([(), ("--draw", "5")]):
         evaluate(*plan, *draw, "--out", str(tmp_path / str(place)))
-        head, *_, last, _ = read_written(tmp_path / str(place) / "results.jsonl").lines
+        head, *_ = read_written(tmp_path / str(place) / "results.jsonl").lines
         assert (head.draw, head.rule) == (None if not draw else 5, "answered")
-        assert (last.peak_mb or 11) > 10  # it is there where the system can tell
         assert cell_id(replace_line(head, cell="", draw=7, rule="all")) == head.cell
         ids.append((head.data_hash, head.cell))
     assert ids[0] != ids[1]  # other samples are another cell: by their hash
-
-
-def hold_and_give_back(megabytes):
-    """The peak while it was held; a map goes back to the system, an object may not."""
-    with mmap(-1, megabytes << 20) as held:
-        held.write(b"x" * len(held))
-        return _held_mb("VmHWM")
-
-
-def test_the_peak_of_a_cell_is_not_that_of_what_ran_before():
-    before = hold_and_give_back(300)
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5", "ascii")
-    if _held_mb("VmHWM") == before:
-        pytest.skip("this system forgets no process's peak of memory")
-    before = hold_and_give_back(300)
-    assert _start_peak()
-    assert _held_mb("VmHWM") < before - 200
-
-
-def test_a_system_that_takes_the_word_and_forgets_nothing_is_found_out(monkeypatch):
-    held = {"VmHWM": 500.0, "VmRSS": 200.0}
-    monkeypatch.setattr("trueline.evaluation.run._held_mb", held.get)
-    monkeypatch.setattr(Path, "write_text", lambda *args: None)
-    assert not _start_peak()
-    held["VmRSS"] = 499.0
-    assert _start_peak()
 
 
 def test_a_limit_stops_a_run_and_says_how_to_go_on(tmp_path):

@@ -46,7 +46,7 @@ EXAMPLES = [
     Example(question, [f"No, {question.lower()}", "That is not known."], [f"Yes, {number}"])
     for number, question in enumerate(QUESTIONS)
 ]
-VARYING = ("seconds", "decoding_seconds", "time", "peak_mb", "machine")
+VARYING = ("seconds", "decoding_seconds", "time", "machine")
 pytestmark = [  # Ray warns of its own old names, and leaves processes of starts that failed
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),

@@ -77,8 +77,6 @@ def test_a_plan_runs_every_grounded_method_with_its_controls_unless_told_not_to(
         ("kate", {"k": 1}),
         ("kate", {"k": 3}),
         ("lookup", {}),
-        ("prompted", {"ask": "chain-of-thought"}),
-        ("prompted", {"ask": "self-critique"}),
     ]
     assert len(plan_from({**table, "controls": False}).variants) == 4
 

@@ -243,7 +243,6 @@ OFF = {
     "dola": {"plausibility": 1.0, "repetition_penalty": 1.0},
     "kate": {"k": 0},
     "lookup": {"threshold": 1.0},
-    "prompted": {"ask": "none"},
 }
 ON = {"rad": {"tau": 0.8}, "kate": {"k": 2}}
 

@@ -168,7 +168,7 @@ def test_all_mpnet_base_v2_gives_the_vectors_of_sentence_transformers():
 
 
 def test_of_a_window_that_is_too_long_the_end_is_embedded(embedder):
-    from trueline.embedders.base import count_cut, embed_distinct
+    from trueline.embedders.base import embed_distinct
 
     long = "bats see well . " * 40  # of 160 words, where the embedder reads 64 tokens
     same, other = f"{long} gold does rust .", f"{long} fish rest ."
@@ -178,4 +178,3 @@ def test_of_a_window_that_is_too_long_the_end_is_embedded(embedder):
     assert not torch.allclose(last[0], last[1])
     short = embed_distinct(embedder, ["gold does rust ."], tails=True)
     assert torch.equal(short, embed_distinct(embedder, ["gold does rust ."]))
-    assert count_cut(embedder, [same, "gold", other]) == 2

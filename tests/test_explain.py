@@ -514,7 +514,7 @@ def run(home, *options):
     from trueline.cli import cli
 
     space = ["--space", str(home / "facts.space"), "--max-new-tokens", "8"]
-    near = [] if "--method" in options else ["--method", "rad", "--tau", "0.5"]
+    near = [] if "--method" in options else ["--method", "rad", "--set", "tau=0.5"]
     return CliRunner().invoke(cli, ["explain", "Are bats blind?", *space, *near, *options])
 
 

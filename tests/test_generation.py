@@ -217,19 +217,6 @@ def test_a_seed_repeats_a_draw_whatever_the_batch(lm, space):
     assert other != whole
 
 
-def test_p_less_keeps_what_reaches_the_sum_of_squares():  # 0.4 0.4 0.2: the squares sum to 0.36
-    logits = torch.tensor([[0.4, 0.4, 0.2], [0.25, 0.25, 0.5]]).log()  # and to 0.375
-    kept = probabilities(logits, GenerateOptions(temperature=1.0, p_less=True))
-    assert torch.allclose(kept, torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]))
-
-
-def test_p_less_draws_only_what_it_keeps(lm):
-    options = {"max_new_tokens": 8, "temperature": 1.0, "p_less": True, "seed": 1}
-    answer = tl.generate(lm, tl.Greedy(), QUESTION, trace=True, **options)
-    for step in answer.trace:
-        assert step.token in {best.token for best in step.base}  # the best are always kept
-
-
 def test_an_answer_may_end_at_once_and_a_prompt_may_be_one_token(lm):
     first = tl.generate(lm, tl.Greedy(), QUESTION, max_new_tokens=1).token_ids[0]
     ended = tl.generate(lm, tl.Greedy(), QUESTION, max_new_tokens=9, stop_ids=[first])
@@ -256,7 +243,6 @@ def test_a_draw_follows_the_probabilities():  # 1/7, 2/7, 4/7
         ({"temperature": 1.0, "top_p": 0.5}, [0, 0, 1]),
         ({"temperature": 1.0, "top_p": 0.58}, [0, 1 / 3, 2 / 3]),
         ({"temperature": 1.0, "top_p": 1.0}, [1 / 7, 2 / 7, 4 / 7]),
-        ({"temperature": 1.0, "p_less": True}, [0, 0, 1]),  # the squares sum to 3/7
         ({"temperature": 1.0, "top_k": 9, "top_p": 1.0}, [1 / 7, 2 / 7, 4 / 7]),
     ],
 )

@@ -132,8 +132,8 @@ def failed(id, sample, index):
     return FailedLine(cell=id, sample=sample, index=index, reason="too long")
 
 
-def done(id, memory=100.0):
-    return DoneLine(cell=id, seconds=2.0, peak_mb=memory)
+def done(id):
+    return DoneLine(cell=id, seconds=2.0)
 
 
 def choices(id, marks):
@@ -156,7 +156,7 @@ RAD = [
     *answers("r", rouge=[0.2, 0.2, 0.3, 0.5], text="other", flipped=(0, 1), hits=(0, 3)),
     *verdicts("r", "truth", [True, True, False, True]),
     *verdicts("r", "info", [True, True, True, None]),
-    done("r", 150.0),
+    done("r"),
 ]
 
 
@@ -192,7 +192,6 @@ def test_means_are_those_worked_by_hand(tmp_path):
         "grounded": 0.0,
         "edits": 0.0,
         "speed": 4.0,  # 4 tokens behind the first ones, in 1 second
-        "memory": 100.0,
     }
     # T*I is over the three answers with both verdicts: 2/3 truthful, all informative
     assert rad[f"truth_info@{JUDGE}"].mean == pytest.approx(2 / 3)
@@ -263,13 +262,11 @@ def test_few_samples_make_no_curve_and_the_report_says_so(tmp_path, monkeypatch)
     assert wanted in section.notes
 
 
-def test_only_the_best_of_a_column_is_marked_and_memory_is_not_ranked(tmp_path):
+def test_only_the_best_of_a_column_is_marked(tmp_path):
     made = table(tmp_path, *GREEDY, *RAD)
     greedy, rad = values(made, "greedy"), values(made, "rad")
     assert [greedy[f"truth@{JUDGE}"].is_best, rad[f"truth@{JUDGE}"].is_best] == [False, True]
-    assert (greedy["memory"].mean, rad["memory"].mean) == (100.0, 150.0)
-    for key in ("memory", "edits"):  # neither way is better; what ran before counts in memory
-        assert not any(row.values[key].is_best for row in made.rows)
+    assert not any(row.values["edits"].is_best for row in made.rows)  # neither way is better
     alone = table(tmp_path / "alone", *GREEDY)
     assert not any(value.is_best for value in values(alone, "greedy").values())
 
@@ -308,7 +305,6 @@ def test_choices_join_the_row_of_their_method(tmp_path):
     made = table(tmp_path, *GREEDY, *scored)
     (row,) = made.rows
     assert (row.values["mc1"].mean, row.values["rouge_l"].mean) == (0.25, 0.25)
-    assert row.values["memory"].mean == 100.0
     assert "mc2" not in row.values  # nobody has one
 
 
@@ -663,8 +659,6 @@ def test_csv_reads_back_with_the_same_numbers(tmp_path):
         "mean": "75", "n": "4", "p": "1",
     }  # fmt: skip
     assert (rad["difference"], rad["is_best"], rad["seeds"]) == ("25", "1", "1")
-    (memory,) = [r for r in rows if (r["label"], r["measure"]) == ("greedy", "memory")]
-    assert (memory["mean"], memory["low"], memory["unit"]) == ("100", "", "")
 
 
 def sweep_lines():
@@ -834,7 +828,6 @@ def test_two_judges_have_columns_of_their_own(tmp_path):
         "grounded",
         "edits",
         "speed",
-        "memory",
     ]
 
 

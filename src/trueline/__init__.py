@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from trueline.decoders.kate import KATE as KATE
     from trueline.decoders.knn_lm import KNNLM as KNNLM
     from trueline.decoders.lookup import Lookup as Lookup
-    from trueline.decoders.prompted import Prompted as Prompted
     from trueline.decoders.rad import RAD as RAD
     from trueline.decoders.sled import SLED as SLED
     from trueline.engines import load as load
@@ -52,7 +51,6 @@ _LAZY = {  # public name -> where it lives, opened when first asked for: --help 
     "LanguageModel": "trueline.engines.transformers.language",
     "Piece": "trueline.records",
     "Prompt": "trueline.prompts",
-    "Prompted": "trueline.decoders.prompted",
     "RAD": "trueline.decoders.rad",
     "SLED": "trueline.decoders.sled",
     "TruelineError": "trueline.errors",

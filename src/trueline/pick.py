@@ -38,10 +38,7 @@ def draw_token(
 
 
 def probabilities(logits: torch.Tensor, options: GenerateOptions) -> torch.Tensor:
-    """What is drawn from: temperature, the k best, the nucleus of mass p, and p-less.
-
-    p-less (arXiv 2509.23234) keeps the tokens with p(x) >= sum_y p(y)^2; no parameter.
-    """
+    """What is drawn from: temperature, the k best and the nucleus of mass p."""
     logits = logits.float() / options.temperature
     if options.top_k is not None:
         least = logits.topk(min(options.top_k, logits.shape[-1])).values[:, -1:]
@@ -53,12 +50,7 @@ def probabilities(logits: torch.Tensor, options: GenerateOptions) -> torch.Tenso
         is_out[:, 0] = False  # in float32 the smallest p are 0: the best token stays
         out = is_out.scatter(-1, order, is_out)
         logits = logits.masked_fill(out, -torch.inf)
-    found = logits.softmax(-1)
-    if options.p_less:
-        least = found.square().sum(-1, keepdim=True)
-        found = found.masked_fill(found < least, 0.0)
-        found = found / found.sum(-1, keepdim=True)
-    return found
+    return logits.softmax(-1)
 
 
 def token_logprobs(log_probs: torch.Tensor, token: int, count: int) -> TokenLogprobs:

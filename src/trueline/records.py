@@ -128,7 +128,6 @@ class GenerateOptions:
     temperature: float = 0.0  # 0: the most probable token
     top_k: Annotated[int, Between(1)] | None = None  # draw from the k best
     top_p: Annotated[float, Between(0, 1, above=True)] | None = None  # from the best of mass p
-    p_less: bool = False  # keep tokens with p(x) >= sum of p(y)^2 (arXiv 2509.23234)
     seed: int | None = None  # makes a draw repeatable
     stop: str | tuple[str, ...] = ()  # texts that end an answer, and are left out of it
     stop_ids: tuple[int, ...] = ()  # further tokens that end an answer
@@ -148,9 +147,9 @@ class GenerateOptions:
             )
         if self.seed is not None and not 0 <= self.seed < 1 << 62:
             raise SettingError(f"seed must lie between 0 and 2^62, got {shown(self.seed)}")
-        draws = (self.top_k, self.top_p, self.p_less or None, self.seed)
-        if not self.is_sampled and draws != (None,) * 4:
-            raise SettingError("top_k, top_p, p_less and seed need a temperature above 0")
+        draws = (self.top_k, self.top_p, self.seed)
+        if not self.is_sampled and draws != (None,) * 3:
+            raise SettingError("top_k, top_p and seed need a temperature above 0")
         for text in self.stop_strings:
             _check_stop(text)
 

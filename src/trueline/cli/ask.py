@@ -42,7 +42,6 @@ _TOLD = """question text is_covered sources finish method prompt_tokens new_toke
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--top-k", type=int, help="Draw from the K most probable tokens.")
 @click.option("--top-p", type=float, help="Draw from the most probable tokens of mass P.")
-@click.option("--p-less", is_flag=True, help="Draw from the tokens that p-less sampling keeps.")
 @click.option("--seed", type=int, help="Makes a draw repeatable.")
 @click.option("--stop", multiple=True, help="End the answer before this text.")
 @json_option

@@ -170,8 +170,6 @@ class Asking:
     strength: float | None
     threshold: float | None
     only_covered: bool
-    alpha: float | None
-    tau: float | None
     sets: tuple[str, ...]
     max_new_tokens: int
 
@@ -182,8 +180,6 @@ class Asking:
             "strength": self.strength,
             "threshold": self.threshold,
             "only_covered": self.only_covered or None,
-            "alpha": self.alpha,
-            "tau": self.tau,
         }
         named = {name: value for name, value in given.items() if value is not None}
         return {**read_settings(self.sets), **named}
@@ -243,8 +239,6 @@ _ASKING = _all(
     click.option(
         "--only-covered", is_flag=True, help="Say so where no example answers, and no more."
     ),
-    click.option("--alpha", type=float, help="RAD: weight of what is retrieved."),
-    click.option("--tau", type=float, help="RAD: neighbors count above this cosine."),
     click.option(
         "--set",
         "sets",

@@ -38,7 +38,6 @@ _BUILT_IN = {
     "sled": "trueline.decoders.sled:SLED",
     "kate": "trueline.decoders.kate:KATE",
     "lookup": "trueline.decoders.lookup:Lookup",
-    "prompted": "trueline.decoders.prompted:Prompted",
 }
 _NO_SETTINGS = ("space", "prompt")  # what a method works with, not how
 

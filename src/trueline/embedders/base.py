@@ -56,10 +56,6 @@ class TwoPhaseEmbedder(ABC):
         Of a text that is longer than it reads, the beginning is kept; with `tails` the end.
         """
 
-    def reads_whole(self, text: str) -> bool:
-        """Whether a text is no longer than it reads."""
-        return True
-
     @abstractmethod
     def embed_tokenized(self, tokenized: Tokenized) -> torch.Tensor:
         """The unit vectors of tokenized texts: the second phase, safe in another thread."""
@@ -107,12 +103,6 @@ def embed_distinct(
 ) -> torch.Tensor:
     """The unit vectors of texts (texts, dimension); equal texts are embedded once."""
     return embed_prepared(embedder, prepare_texts(embedder, texts, tails=tails))
-
-
-def count_cut(embedder: Embedder, texts: Sequence[str]) -> int:
-    """How many texts are longer than an embedder reads, as far as it can tell."""
-    phases = _two_phases(embedder)
-    return sum(not phases.reads_whole(text) for text in texts) if phases else 0
 
 
 def _two_phases(embedder: Embedder) -> TwoPhaseEmbedder | None:

@@ -59,10 +59,6 @@ class SentenceEmbedder(TwoPhaseEmbedder):
             return self._runtime.run(tokenized.packs)
         return self._embed_batches(tokenized.rows)
 
-    def reads_whole(self, text: str) -> bool:
-        """Whether a text is no longer than it reads."""
-        return not self.tokenizer.encode(text.strip()).overflowing
-
     def open(self) -> None:
         """Open its runtime, which may have to be exported first."""
         if is_on("runtime"):

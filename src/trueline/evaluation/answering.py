@@ -70,25 +70,6 @@ def verdict_lines(
     ]
 
 
-def cut_key_notes(cell: Cell, lines: Sequence[SampleLine]) -> list[str]:
-    """Answers whose full context, the key of a lookup, is longer than the embedder reads."""
-    from trueline.embedders.base import count_cut
-
-    space = cell.space
-    if space is None or cell.head.context != "full":
-        return []
-    embedder, prompt = space.open_embedder(cell.lm.device), cell.benchmark.prompt
-    answers = [line for line in lines if isinstance(line, AnswerLine)]
-    texts = [prompt.fill(line.question) + line.text for line in answers]
-    if not (count := count_cut(embedder, texts)):
-        return []
-    return [
-        f"{cell.head.label} on {cell.benchmark.name}: the full context of {count} of "
-        f"{len(answers)} answers is longer than {embedder.id} reads; the beginning of such a "
-        "key is left out"
-    ]
-
-
 def text_scores(
     sample: Sample, text: str, *, stemmer: bool = False, references: References = "all"
 ) -> dict[str, float | None]:

@@ -206,7 +206,6 @@ class DoneLine(PartOfCell, frozen=True, kw_only=True, tag="done", omit_defaults=
     """The end of a cell."""
 
     seconds: Amount
-    peak_mb: Amount | None = None  # the most memory held meanwhile, where the system tells it
     time: str = ""
 
 

@@ -93,7 +93,6 @@ MEASURES = {
         Measure("grounded", "grounded tokens", "Behaviour", 0),
         Measure("edits", "changed tokens", "Behaviour", 0),
         Measure("speed", "tokens/s", "Behaviour", 1, is_percent=False),
-        Measure("memory", "peak memory (MB)", "Behaviour", 0, is_percent=False, digits=0),
     )
 }
 _ABOUT: tuple[About, ...] = get_args(About)
@@ -230,16 +229,11 @@ def _speed(cell: CellResults, judge: str) -> float | None:
     return sum(max(0, line.tokens - 1) for line in timed) / seconds if seconds else None
 
 
-def _memory(cell: CellResults, judge: str) -> float | None:
-    return cell.done.peak_mb if cell.done and cell.head.task != "choose" else None
-
-
 STATISTICS = {"ece": ece, "auroc": auroc}  # of confidences and verdicts
 _NUMBERS: Mapping[str, Callable[[CellResults, str], float | None]] = {
     "ece": lambda cell, judge: ece(*confidences(cell, judge)),
     "auroc": lambda cell, judge: auroc(*confidences(cell, judge)),
     "speed": _speed,
-    "memory": _memory,
 }
 
 

@@ -10,7 +10,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from trueline.errors import SettingError
-from trueline.evaluation.answering import cut_key_notes, verdict_lines
+from trueline.evaluation.answering import verdict_lines
 from trueline.evaluation.averages import CellSummary, summarize_cell
 from trueline.evaluation.cells import Cell, cells_of, grounding_space, machine
 from trueline.evaluation.chunks import answer_chunks
@@ -105,7 +105,7 @@ def run_plan(
     """Run every cell of a plan that is not done yet, and have the answers judged.
 
     Killed or stopped at any moment, the same call goes on where it was; the lines are those of
-    a run that was never interrupted, apart from times and memory. `on` is a cluster whose
+    a run that was never interrupted, apart from times. `on` is a cluster whose
     workers build the spaces and answer, with the threads of the plan; judges run here.
     """
     _check_limits(minutes, max_samples)
@@ -253,7 +253,6 @@ def _run_cell(run: _Run, cell: Cell, answered: Iterator[list[SampleLine]]) -> It
     cell.decoder.check(cell.lm)
     if not journal.has(cell.id, CellLine):
         journal.append([replace_line(cell.head, machine=machine(run.on), time=now())])
-    is_weighed = run.on is None and _start_peak()
     for _ in range(ready, len(cell.samples), run.plan.batch_size):
         run.budget.check()
         lines = next(answered)
@@ -262,10 +261,7 @@ def _run_cell(run: _Run, cell: Cell, answered: Iterator[list[SampleLine]]) -> It
         yield len(lines)
     lines = journal.samples_of(cell.id)
     seconds = sum(0.0 if isinstance(line, FailedLine) else line.seconds for line in lines)
-    peak = _held_mb("VmHWM") if is_weighed else None
-    run.notes += cut_key_notes(cell, lines)
-    done = DoneLine(cell=cell.id, seconds=round(seconds, 4), peak_mb=peak, time=now())
-    journal.append([done])
+    journal.append([DoneLine(cell=cell.id, seconds=round(seconds, 4), time=now())])
 
 
 def _run_judge(run: _Run, judge: Judge) -> None:
@@ -316,19 +312,3 @@ def _check_limits(minutes: float | None, max_samples: int | None) -> None:
         raise SettingError(f"minutes must be above 0, got {minutes}")
     if max_samples is not None and max_samples < 1:
         raise SettingError(f"max_samples must be at least 1, got {max_samples}")
-
-
-def _start_peak() -> bool:
-    """Have the system forget the most memory we held so far; False where it does not."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5", "ascii")
-    except OSError:
-        return False
-    return _held_mb("VmHWM") < _held_mb("VmRSS") + 16  # some systems accept it and do nothing
-
-
-def _held_mb(name: str) -> float:
-    """The memory this process holds (VmRSS), or its peak since that was forgotten (VmHWM)."""
-    status = Path("/proc/self/status").read_text("ascii")
-    found = next(line for line in status.splitlines() if line.startswith(f"{name}:"))
-    return round(int(found.split()[1]) / 1024, 1)

@@ -42,8 +42,7 @@ LEAD = (
     f"{NOT_AN_EFFECT}.",
     "Bold is the best mean of a column, where no other is equal; it may be ahead by no more "
     "than chance. Tokens/s is that of decoding, from a chunk's first token on, with traces "
-    "kept. Peak memory is that of the whole process while a row was run; what earlier rows "
-    "left counts.",
+    "kept.",
     "Indicative: the judge's balanced accuracy against people is below 75 %, or not known. "
     "Such a column may rank methods; it says little of how often one is right.",
 )
