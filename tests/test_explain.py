@@ -15,7 +15,7 @@ from conftest import EXAMPLES
 import trueline as tl
 from trueline.errors import SettingError
 from trueline.explain import explain
-from trueline.explain.summary import Quartile, entropy_quartiles, measure_moves, place_pieces
+from trueline.explain.summary import Quartile, entropy_quartiles, place_pieces
 from trueline.explain.text import columns
 from trueline.records import (
     Answer,
@@ -56,14 +56,18 @@ def neighbor(name, weight, push, **changes):
     return replace(said, **changes)
 
 
-def step(token, base, final=None, *, entropy=1.0, hits=None, neighbors=()):
+def step(token, base, final=None, *, move=None, entropy=1.0, hits=None, neighbors=()):
     first, second = (*base, token)[:2]
+    rival, final = second if token == first else first, base if final is None else final
+    if move is None:
+        move = (final[token] - final[rival]) - (base[token] - base[rival])
     return TraceStep(
         token=token,
         text=WORDS[token],
         base=candidates(base),
-        final=candidates(base if final is None else final),
-        rival=second if token == first else first,
+        final=candidates(final),
+        rival=rival,
+        move=move,
         hits=len(neighbors) if hits is None else hits,
         neighbors=tuple(neighbors),
         entropy=entropy,
@@ -82,10 +86,11 @@ WIDENED = step(  # leads by 0.5, then by 2
 FLIPPED = step(  # trails by 3, then leads by 0.5
     3, {9: 4.0, 3: 1.0}, {3: 5.0, 9: 4.5}, entropy=2.0, neighbors=[neighbor("a", 1.0, 3.5)]
 )
-UNSEEN = step(  # trails by 2 or more, since the fifth of the model trails by 2; leads by 0.5
+UNSEEN = step(  # trails by 2.25, which the best five do not show; leads by 0.5
     4,
     {5: 2.0, 6: 1.0, 9: 0.5, 3: 0.25, 8: 0.0},
     {4: 3.0, 5: 2.5, 6: 1.0, 9: 0.5, 3: 0.25},
+    move=2.75,
     hits=7,
     neighbors=[neighbor("a", 0.4, 0.6), neighbor("b", 0.2, 0.1)],
 )
@@ -158,7 +163,9 @@ def hostile_answer():
         for n in WIDENED.neighbors
     ]
     tokens = tuple(replace(c, text=HOSTILE) for c in FLIPPED.base)
-    worst = replace(FLIPPED, text=HOSTILE, base=tokens, final=tokens, neighbors=tuple(bad))
+    worst = replace(
+        FLIPPED, text=HOSTILE, base=tokens, final=tokens, move=0.0, neighbors=tuple(bad)
+    )
     named = {"example": HOSTILE, "question": HOSTILE, "answer": HOSTILE, "source": HOSTILE}
     return replace(
         ANSWER,
@@ -233,38 +240,11 @@ def test_wrong_answers_are_cited_apart_and_weigh_apart():
     assert told.weight_on_record == 0.75  # all of one side, half of the other
 
 
-def test_moves_are_known_from_the_logits_or_from_below():
-    told = [(one.move, one.measure) for one in explain(ANSWER).steps]
-    assert told == [
-        (0.0, "logits"),
-        (1.5, "logits"),
-        (3.5, "logits"),
-        (2.5, "floor"),
-        (0.5, "logits"),
-    ]
-
-
-def test_pushes_tell_the_move_where_all_are_kept_and_they_add_up_elsewhere():
-    whole = replace(
-        UNSEEN, hits=2, neighbors=(neighbor("a", 0.6, 2.0), neighbor("b", 0.4, 1.0))
-    )
-    assert measure_moves([WIDENED, whole])[1] == (3.0, "pushes")
-    assert measure_moves([whole]) == [(2.5, "floor")]  # nothing vouches for them
-    in_mass = replace(WIDENED, neighbors=(neighbor("a", 1.0, 0.3),), hits=1)
-    assert measure_moves([in_mass, whole])[1] == (2.5, "floor")
-
-
-def test_a_drawn_token_outside_the_best_five_has_the_part_the_kept_neighbors_pushed():
-    drawn = replace(UNSEEN, final=UNSEEN.base)
-    assert measure_moves([drawn]) == [(pytest.approx(0.7), "part")]
-
-
-def test_a_token_that_a_method_rules_out_makes_the_move_a_floor_and_is_null_in_json():
+def test_a_logit_that_is_not_finite_is_null_in_json():
     ruled_out = replace(FLIPPED.final[1], logit=-math.inf, probability=0.0)
     told = explain(
         replace(ANSWER, trace=(replace(FLIPPED, final=(FLIPPED.final[0], ruled_out)),))
     )
-    assert (told.steps[0].move, told.steps[0].measure) == (3.0, "floor")
     assert json.loads(told.json())["steps"][0]["final"][1]["logit"] is None
 
 
@@ -352,7 +332,7 @@ def test_text_tells_the_changed_tokens_and_the_examples():
     assert re.search(
         r"^ +3 +' very' +' not' +\+3\.50 +1  a \(cosine 0\.80, push \+3\.50\)$", text, re.M
     )
-    assert re.search(r"^ +4 +' red' +' blue' +>=\+2\.50 +7  a ", text, re.M)
+    assert re.search(r"^ +4 +' red' +' blue' +\+2\.75 +7  a ", text, re.M)
     assert re.search(r"^ +2\.15 +3 +\+5\.10  a: What of a\?$", text, re.M)
     assert "a it is." in text
     assert "[the book of a]" in text
@@ -498,7 +478,7 @@ def test_a_real_trace_is_told_whole(lm, embedder):
     assert "".join(one.text for one in told.steps if one.is_in_text) == answer.text
     assert told.summary.grounded == sum(1 for one in answer.trace if one.hits) > 0
     for one, raw in zip(told.steps, answer.trace, strict=True):
-        if one.hits == len(one.neighbors) and one.measure == "logits":
+        if one.hits == len(one.neighbors):
             assert one.move == pytest.approx(sum(n.push for n in raw.neighbors), abs=1e-3)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from trueline.fusion import aggregate, entropy, fuse, neutralize, weigh
+from trueline.fusion import aggregate, entropy, fuse, move_of, neutralize, weigh
 
 ROW = torch.tensor([0, 0])  # both entries were hit by row 0
 SIMILARITIES = torch.tensor([0.9, 0.6])
@@ -79,6 +79,13 @@ def test_a_row_does_not_depend_on_the_others_in_its_batch():
     together = aggregate(weights, rows, values, 3)
     alone = aggregate(weights[3:], torch.zeros(3, dtype=torch.long), values[3:], 1)
     assert torch.equal(together[2], alone[0])
+
+
+def test_a_move_is_the_change_of_a_lead_or_what_puts_a_token_ahead():
+    base = torch.tensor([2.0, 1.0, 0.5])
+    assert move_of(base, torch.tensor([2.0, 3.0, 0.5]), 1, 0) == 2.0
+    assert move_of(base, torch.tensor([-torch.inf, 1.0, 0.5]), 1, 0) == 1.0  # it trailed by 1
+    assert move_of(base, torch.tensor([2.0, -torch.inf, 0.5]), 0, 1) == 0.0  # it led already
 
 
 def test_entropy_of_a_fair_coin_is_the_logarithm_of_two():

@@ -144,7 +144,7 @@ def test_the_evidence_of_a_changed_token_shows_both_choices_and_the_move(visit):
     assert "The model alone" in shown
     assert "With rad" in shown
     tokens(page).nth(3).hover()
-    assert "≥ +2.50 logits over ␣red" in evidence(page)
+    assert "+2.75 logits over ␣red" in evidence(page)
     assert "The strongest 2 of 7 neighbors" in evidence(page)
 
 

@@ -98,6 +98,20 @@ def lift(
     return without.scatter_(1, index, lifted.to(base.dtype))
 
 
+def move_of(base: torch.Tensor, final: torch.Tensor, picked: int, rival: int) -> float:
+    """How far picked moved from its rival, in the logits (vocabulary,) of one row.
+
+    move = (final[picked] - final[rival]) - (base[picked] - base[rival])
+
+    Where the rival was ruled out, it is the least that put picked ahead.
+    """
+    lead = float(base[picked] - base[rival])
+    move = float(final[picked] - final[rival]) - lead
+    if math.isfinite(move):
+        return move
+    return max(0.0, -lead) if math.isfinite(lead) else 0.0
+
+
 def entropy(logits: torch.Tensor) -> torch.Tensor:
     """The entropy of each row's distribution, in nats: (rows, vocabulary) -> (rows,)."""
     log_probs = logits.float().log_softmax(-1)

@@ -104,6 +104,8 @@ class TraceStep:
     base: tuple[Candidate, ...]  # the model's own best five
     final: tuple[Candidate, ...]  # the best five after the method
     rival: int  # the model's own first choice, or its second where the first was picked
+    # By how many logits the method widened the lead of the token over its rival.
+    move: float
     hits: int
     neighbors: tuple[Neighbor, ...]  # the few that pushed most
     entropy: float  # of the model's own distribution, in nats

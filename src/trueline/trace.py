@@ -6,7 +6,7 @@ import torch
 
 from trueline.decoders.base import Adjusted, Step
 from trueline.engines.base import Engine
-from trueline.fusion import entropy
+from trueline.fusion import entropy, move_of
 from trueline.records import Candidate, TraceStep
 
 _BEST = 5  # candidates and neighbors kept
@@ -33,6 +33,7 @@ def trace_step(step: Step, adjusted: Adjusted, row: int, token: int) -> TraceSte
         base=own,
         final=_best(step.lm, final, probabilities),
         rival=rival,
+        move=move_of(base, final, token, rival),
         hits=sum(found.count(row) for found in adjusted.evidence),
         neighbors=tuple(neighbors),
         entropy=float(entropy(base[None])),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from typing import Protocol
 
 import torch
 
+from trueline.fusion import move_of
 from trueline.records import Neighbor
 from trueline.search import Hits
 from trueline.space.retriever import Retriever
@@ -45,17 +45,11 @@ class VoteEvidence:
         return 0 if votes is None else len({v for own in votes.shares.values() for v in own})
 
     def neighbors(self, row: int, picked: int, rival: int, *, most: int) -> list[Neighbor]:
-        """The answers that voted, each with its part of how far picked moved from rival.
-
-        Where the rival was taken away, that is the least that put picked ahead.
-        """
+        """The answers that voted, each with its part of how far picked moved from rival."""
         votes = self.votes[row]
         if votes is None:
             return []
-        base, final = self.base[row], self.final[row]
-        lead = float(base[picked] - base[rival])
-        moved = float(final[picked] - final[rival]) - lead
-        moved = moved if isfinite(moved) else max(0.0, -lead)
+        moved = move_of(self.base[row], self.final[row], picked, rival)
         weights: dict[Voice, float] = {}
         for own in votes.shares.values():
             for voice, share in own.items():

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import fsum, isfinite
+from math import fsum
 from statistics import quantiles
-from typing import Literal
 
 from trueline.explain.difference import first_difference
 from trueline.records import Candidate, Neighbor, TraceStep
 
-MoveSource = Literal["logits", "pushes", "floor", "part"]
-Move = tuple[float, MoveSource]
-_CLOSE = 0.01  # pushes add up to a move as far as rounding lets them
 _BROKEN = "\ufffd"  # what part of a character decodes to
 _REACH = 16  # characters a run of such parts may stand for
 
@@ -30,7 +26,6 @@ class ExplainedStep:
     rival: str  # the same, or the model's second choice where the first was picked
     flipped: bool
     move: float  # by how many logits the method widened the lead of the token over its rival
-    measure: MoveSource  # how that is known; see measure_moves
     hits: int
     entropy: float  # of the model's own distribution, in nats
     quartile: int  # of that entropy among the steps of this answer, 1 (surest) to 4
@@ -95,12 +90,12 @@ def explain_steps(text: str, trace: Sequence[TraceStep]) -> tuple[ExplainedStep,
     """Each step of a trace with its place in the text, its move and its entropy quartile."""
     places = place_pieces(text, [step.text for step in trace])
     quartiles = entropy_quartiles([step.entropy for step in trace])
-    columns = zip(trace, places, measure_moves(trace), quartiles, strict=True)
+    columns = zip(trace, places, quartiles, strict=True)
     return tuple(_explain_step(number, *column) for number, column in enumerate(columns, 1))
 
 
 def _explain_step(
-    number: int, step: TraceStep, place: str | None, moved: Move, quartile: int
+    number: int, step: TraceStep, place: str | None, quartile: int
 ) -> ExplainedStep:
     texts = {candidate.token: candidate.text for candidate in (*step.final, *step.base)}
     return ExplainedStep(
@@ -111,8 +106,7 @@ def _explain_step(
         wanted=step.base[0].text if step.base else "",
         rival=texts.get(step.rival, ""),
         flipped=step.flipped,
-        move=moved[0],
-        measure=moved[1],
+        move=step.move,
         hits=step.hits,
         entropy=step.entropy,
         quartile=quartile,
@@ -120,55 +114,6 @@ def _explain_step(
         final=step.final,
         neighbors=step.neighbors,
     )
-
-
-def measure_moves(trace: Sequence[TraceStep]) -> list[Move]:
-    """How far a method moved each picked token against its rival, in logits.
-
-    move = (final[picked] - final[rival]) - (base[picked] - base[rival])
-
-    That is the change of the log of how many times likelier the one is than the other. A trace
-    holds the best five `logits` of either side, so one may be missing. Then the move is the sum
-    of the `pushes`, if every neighbor was kept, and if in all the answer pushes add up to the
-    move where logits tell it, as they do in a method that adds logits. Else it is a `floor`: a
-    missing logit is at most the fifth. Where chance picked a token that is not among the final
-    five, only the `part` is known that the kept neighbors pushed.
-    """
-    moves = [_logit_move(step) for step in trace]
-    pushes = [_pushed(step) for step in trace]
-    both = [
-        abs(pushed - move) <= _CLOSE * max(1.0, abs(move))
-        for step, (move, measure), pushed in zip(trace, moves, pushes, strict=True)
-        if measure == "logits" and _is_complete(step)
-    ]
-    adds_up = bool(both) and all(both)
-    return [
-        (pushed, "pushes") if measure != "logits" and adds_up and _is_complete(step) else moved
-        for step, moved, pushed in zip(trace, moves, pushes, strict=True)
-        for measure in moved[1:]
-    ]
-
-
-def _logit_move(step: TraceStep) -> Move:
-    base, final = _logits(step.base), _logits(step.final)
-    if step.token not in final or step.rival not in base:
-        return _pushed(step), "part"
-    after = final[step.token] - final.get(step.rival, min(final.values()))
-    before = base.get(step.token, min(base.values())) - base[step.rival]
-    return after - before, "logits" if step.rival in final and step.token in base else "floor"
-
-
-def _pushed(step: TraceStep) -> float:
-    return fsum(push for neighbor in step.neighbors if isfinite(push := neighbor.push))
-
-
-def _is_complete(step: TraceStep) -> bool:
-    return 0 < step.hits == len(step.neighbors)
-
-
-def _logits(candidates: Iterable[Candidate]) -> dict[int, float]:
-    """Those a method did not rule out."""
-    return {c.token: c.logit for c in candidates if isfinite(c.logit)}
 
 
 def entropy_quartiles(entropies: Sequence[float]) -> list[int]:

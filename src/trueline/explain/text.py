@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 WIDTH = 100  # columns, where nobody says how many there are
 _NARROWEST = 40  # columns that are always taken
-_SIGNS = {"logits": "", "pushes": "", "floor": ">=", "part": "~"}
 _CITED = 5  # examples told in full
 _NEAR = 4  # examples whose scope is told
 _WHY = 4  # signals that are told for it, and against it
@@ -132,16 +131,12 @@ def _changes(steps: Sequence[ExplainedStep], width: int) -> Iterator[str]:
         by = safe(best.example) if best else "no example"
         line = (
             f"{step.number:>5}  {_padded(_quoted(step.wanted, 14), 14)} "
-            f"{_padded(_quoted(step.text, 14), 14)} {_moved(step):>8} {step.hits:>5}  {by}"
+            f"{_padded(_quoted(step.text, 14), 14)} {step.move:>+z8.2f} {step.hits:>5}  {by}"
         )
         if best is not None:  # how near it was, where there is room to say it
             near = f" ({best.nearness} {best.similarity:.2f}, push {best.push:+z.2f})"
             line += near if columns(line + near) <= width else ""
         yield cut(line, width)
-
-
-def _moved(step: ExplainedStep) -> str:
-    return f"{_SIGNS[step.measure]}{step.move:+z.2f}"
 
 
 def _cited(summary: Summary, width: int) -> Iterator[str]:

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import msgspec
 
 from trueline.engines.base import Engine
-from trueline.explain.summary import measure_moves
 from trueline.records import Source, TokenLogprobs, TraceStep
 from trueline.serving.asking import Asked
 from trueline.serving.engine import Progress
@@ -235,11 +234,7 @@ def old_logprobs(lm: Engine, found: Sequence[TokenLogprobs], offset: int) -> dic
 
 def trace(steps: Sequence[TraceStep], choice: int) -> list[dict[str, Any]]:
     """The evidence for each token, with how far it moved, in logits."""
-    told = []
-    for step in steps:
-        ((move, measure),) = measure_moves([step])
-        told.append({"choice": choice, **asdict(step), "move": move, "move_measure": measure})
-    return told
+    return [{"choice": choice, **asdict(step)} for step in steps]
 
 
 def event(chunk: dict[str, Any]) -> bytes:
