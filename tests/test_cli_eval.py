@@ -131,7 +131,7 @@ def test_every_flag_becomes_the_key_of_its_meaning():
     assert flags(sweeps=("rad.alpha=0.1,0.5", "build.context=4,full")) == {
         "sweep": {"rad.alpha": [0.1, 0.5], "build.context": [4, "full"]}
     }
-    assert len(flags(methods="all")["methods"]) == 12
+    assert len(flags(methods="all")["methods"]) == 11
     assert flags(stop=("\n", "Q:"), rule="all", trust_remote_code=None) == {
         "stop": ["\n", "Q:"],
         "rule": "all",
