@@ -16,9 +16,7 @@ from server import drained, serving
 
 import trueline as tl
 from trueline.inputs import TokenContext, read_messages
-from trueline.scoring import Continuation, score_continuations
 
-TASKS = Path(__file__).parent / "harness_tasks"
 BATS = [{"role": "user", "content": "Are bats blind?"}]
 GROUNDED, PLAIN = "smollm2-135m+facts", "smollm2-135m"
 
@@ -306,11 +304,6 @@ def test_several_prompts_get_an_answer_each_in_their_order(client, lm):
         ({"trueline": {"method": "magic"}}, "trueline.method", "invalid_value"),
         ({"trueline": {"settings": {"tau": 1}}}, "trueline.tau", "invalid_value"),
         ({"trueline": {"made_up": 1}}, "trueline.made_up", "unsupported_parameter"),
-        (
-            {"trueline": {"answer_start": 3}},
-            "trueline.answer_start",
-            "unsupported_parameter",
-        ),
         ({"messages": []}, None, "invalid_value"),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "missing_parameter"),
         (
@@ -369,82 +362,6 @@ def test_a_prompt_that_is_too_long_is_refused_before_it_is_looked_into(client):
     long = [{"role": "user", "content": "bats and " * 2000}]
     error = refused(lambda: ask(client, messages=long))
     assert error.code == "context_length_exceeded"
-
-
-def test_echo_scores_the_plain_model_and_says_so(client, lm):
-    tokens = lm.encode("Gold does not rust.", special=True)
-    answer = client.completions.create(
-        model=GROUNDED, prompt=[tokens], max_tokens=1, echo=True, logprobs=1, temperature=0
-    )
-    (choice,) = answer.choices
-    found = choice.logprobs.token_logprobs
-    assert len(found) == len(tokens) + 1
-    assert found[0] is None
-    assert answer.trueline["is_plain"] is True
-    given = TokenContext(tuple(tokens[:2]))
-    (alone,) = tl.score(lm, tl.Greedy(), given, [lm.decode(tokens[2:])])
-    assert sum(found[2:-1]) == pytest.approx(alone, abs=1e-4)
-    for value, best in zip(found[1:], choice.logprobs.top_logprobs[1:]):
-        assert value <= max(best.values())
-
-
-@pytest.mark.parametrize("form", ["text", "tokens"])
-def test_echo_scores_an_answer_under_the_method(client, lm, corrective, form):
-    question, prompt = "Are bats blind?", "Q: Are bats blind?\nA:"
-    sums = {}
-    for answer in ("Bats are not blind.", "Bats are blind."):
-        start, text = len(prompt), f"{prompt} {answer}"
-        tokens = lm.encode(text, special=True)
-        ahead = len(lm.encode(prompt, special=True))
-        found = client.completions.create(
-            model=GROUNDED,
-            prompt=text if form == "text" else [tokens],
-            max_tokens=0,
-            echo=True,
-            logprobs=0,
-            extra_body={
-                "trueline": {
-                    "question": question,
-                    "answer_start": start if form == "text" else [ahead],
-                }
-            },
-        )
-        assert found.trueline["method"] == "corrective"
-        assert found.trueline["is_plain"] is False
-        values = found.choices[0].logprobs.token_logprobs
-        assert found.choices[0].text == text
-        given = TokenContext(tuple(tokens[:ahead]), question)
-        row = Continuation(given, (given.tokens,), tuple(tokens[ahead:]))
-        ((alone, _),) = score_continuations(lm, corrective, [row])
-        ((plain, _),) = score_continuations(lm, tl.Greedy(), [row])
-        sums[answer] = sum(values[ahead:])
-        assert sums[answer] == pytest.approx(alone, abs=1e-3)
-        assert abs(alone - plain) > 1  # or the method could have been left out
-    assert sums["Bats are not blind."] > sums["Bats are blind."]
-
-
-@pytest.mark.parametrize(
-    ("given", "param"),
-    [
-        ({"max_tokens": 5}, "max_tokens"),
-        ({"stream": True}, "stream"),
-        ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"n": 2}, "n"),
-        ({"temperature": 1.0}, "temperature"),
-        ({"stop": "."}, "stop"),
-        ({"logprobs": 21}, "logprobs"),
-        ({"trueline": {"trace": True}}, "trueline.trace"),
-        ({"trueline": {"question": "Bats?", "answer_start": 4}}, "trueline.answer_start"),
-        ({"trueline": {"question": "Bats?", "answer_start": [1, 2]}}, "trueline.answer_start"),
-    ],
-    ids=str,
-)
-def test_echo_is_for_scoring_alone(running, given, param):
-    body = {"model": PLAIN, "prompt": "Bats", "echo": True, "max_tokens": 0, **given}
-    with running.http() as http:
-        answer = http.post("/v1/completions", json=body)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == param
 
 
 def test_the_figures_of_the_server_are_told(running, client):
@@ -509,52 +426,6 @@ def test_the_curl_commands_and_the_client_of_the_page_run(running, capsys):
     (block,) = re.findall(r"^```py\n(.*?)^```$", page, re.M | re.S)
     exec(compile(block, "serving.md", "exec"), {})
     assert "fact-2" in capsys.readouterr().out
-
-
-def test_lm_eval_scores_choices_through_the_server_as_the_library_does(
-    running, tiny_home, tmp_path, lm
-):
-    import datasets
-    import lm_eval
-    from lm_eval.tasks import TaskManager
-
-    from trueline.engines.aliases import ALIASES
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(TASKS)
-        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
-        found = lm_eval.simple_evaluate(
-            model="local-completions",
-            model_args={
-                "model": PLAIN,
-                "base_url": f"{running.url}/v1/completions",
-                "tokenizer_backend": "huggingface",
-                "tokenizer": str(ALIASES[PLAIN].folder),
-                "batch_size": 3,
-                "num_concurrent": 1,
-                "max_length": 256,
-            },
-            tasks=["trueline_choice", "trueline_answer"],
-            task_manager=TaskManager(include_path=str(TASKS), include_defaults=False),
-            bootstrap_iters=0,
-        )
-    samples = [json.loads(line) for line in (TASKS / "samples.jsonl").read_text().splitlines()]
-    for sample, given in zip(found["samples"]["trueline_choice"], samples, strict=True):
-        context = sample["arguments"][0][0]
-        assert given["question"] in context
-        for (prompt, choice), [(total, is_greedy)] in zip(
-            sample["arguments"], sample["resps"], strict=True
-        ):
-            tokens = lm.encode(prompt)  # the harness adds no token that begins a text
-            given_tokens = TokenContext(tuple(tokens))
-            whole = lm.encode(prompt + choice)
-            row = Continuation(
-                given_tokens, (given_tokens.tokens,), tuple(whole[len(tokens) :])
-            )
-            ((alone, is_own),) = score_continuations(lm, tl.Greedy(), [row])
-            assert total == pytest.approx(alone, abs=1e-3)
-            assert is_greedy == is_own
-    assert len(found["samples"]["trueline_answer"]) == len(samples)
 
 
 def test_sigterm_lets_the_answers_end_and_then_the_server(running):  # the last of them

@@ -12,9 +12,8 @@ from trueline.engines.base import Engine, States, read_continuations
 from trueline.errors import SettingError
 from trueline.generation import Messages
 from trueline.inputs import ModelInput, read_messages
-from trueline.pick import token_logprobs
 from trueline.prompts import check_text
-from trueline.records import GenerateOptions, TokenLogprobs, several
+from trueline.records import GenerateOptions, several
 from trueline.requests import as_input, check_contexts, check_method, model_inputs
 from trueline.visible import shown
 
@@ -81,18 +80,6 @@ def score_continuations(
             totals[row] += float(line[token])
             is_own[row] &= int(best) == token
     return list(zip(totals, is_own, strict=True))
-
-
-@torch.inference_mode()
-def score_tokens(
-    lm: Engine, method: Decoder, rows: Sequence[Continuation], *, best: int
-) -> list[list[TokenLogprobs]]:
-    """The log-probability of each token of each continuation, with the `best` tokens there."""
-    found: list[list[TokenLogprobs]] = [[] for _ in rows]
-    for batch, log_probs in _positions(lm, method, rows):
-        for (row, at), line in zip(batch, log_probs, strict=True):
-            found[row].append(token_logprobs(line, rows[row].tokens[at], best))
-    return found
 
 
 def _positions(

@@ -163,13 +163,6 @@ def _prepare(
     given: Sequence[tuple[ModelInput, int]],
     options: GenerateOptions,
 ) -> Asked | Job:
-    if body.trueline.answer_start is not None:
-        raise Refusal(
-            400,
-            "trueline.answer_start goes with echo alone, which scores an answer in a prompt",
-            code="unsupported_parameter",
-            param="trueline.answer_start",
-        )
     name, space, method = method_of(catalog, body)
     for one, length in given:
         check_length(catalog, limits, one, length)

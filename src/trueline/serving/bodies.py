@@ -14,6 +14,7 @@ from trueline.visible import has_half_character
 _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "audio": (None,),
     "best_of": (None, 1),
+    "echo": (None, False),
     "frequency_penalty": (None, 0),
     "function_call": (None, "none"),
     "functions": (None, []),
@@ -50,7 +51,6 @@ class Extras(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     only_covered: bool | None = None
     settings: dict[str, Any] = {}  # any other setting of the method
     question: str | list[str] | None = None  # of a completion: of all prompts, or of each
-    answer_start: int | list[int] | None = None  # for echo: where the answer begins
     sources: bool = True
     trace: bool = False
 
@@ -116,7 +116,6 @@ class CompletionBody(Shared):
     """A request for a completion."""
 
     prompt: str | list[str | int | list[int]]
-    echo: bool | None = None
     logprobs: int | None = None
 
 

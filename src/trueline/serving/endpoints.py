@@ -15,7 +15,6 @@ from starlette.types import Message, Receive, Scope, Send
 
 from trueline.serving.asking import Asked, prepare_chat, prepare_completion, rows_of
 from trueline.serving.bodies import ChatBody, CompletionBody, parse
-from trueline.serving.echo import answer_echo
 from trueline.serving.engine import Line, Mailbox, Progress
 from trueline.serving.refusals import Refusal, refusal_of
 from trueline.serving.replies import DONE, Choice, Kind, Reply, event
@@ -111,10 +110,6 @@ class _Answer:
 
     async def _answer(self) -> None:
         body, service = self._body, self._service
-        if isinstance(body, CompletionBody) and body.echo:
-            found = await answer_echo(service, body, self._record)
-            await self._respond(200, found)
-            return
         asked = await self._prepare()
         reply = self._reply(asked)
         mailbox = Mailbox()
