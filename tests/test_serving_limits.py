@@ -214,8 +214,8 @@ def test_a_client_that_goes_frees_its_row_within_a_step(chat, space, gate, free,
         assert post(running, body()).status_code == 200
 
 
-def test_a_client_that_does_not_read_holds_no_row_and_is_let_go(chat, space):
-    limits = Limits(write_seconds=0.5, header_seconds=0.5)
+def test_a_client_that_does_not_read_holds_no_row(chat, space):
+    limits = Limits(write_seconds=0.5)
     with up(chat, space, limits=limits) as running:
         given = json.dumps(
             body(stream=True, max_tokens=450, n=8, trueline={"trace": True})
@@ -230,28 +230,14 @@ def test_a_client_that_does_not_read_holds_no_row_and_is_let_go(chat, space):
             until(lambda: running.service.engine.running == 0)
 
 
-def test_who_sends_no_head_or_half_a_body_is_let_go(chat, space):
-    limits = Limits(header_seconds=0.3, body_seconds=0.3, write_seconds=5)
-    with up(chat, space, limits=limits) as running:
-        head = (
+def test_who_sends_half_a_body_is_let_go(chat, space):
+    with up(chat, space, limits=Limits(body_seconds=0.3)) as running:
+        half = (
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
-            b"Content-Type: application/json\r\nContent-Length: 500\r\n"
+            b"Content-Type: application/json\r\nContent-Length: 500\r\n\r\n{"
         )
-        for sent, told in ((b"", b""), (head, b""), (head + b"\r\n{", b"slow_body")):
-            with socket.create_connection(("127.0.0.1", running.port), timeout=30) as sock:
-                sock.sendall(sent)
-                found = b""
-                while part := _read(sock):
-                    found += part
-                assert told in found
+        assert b"slow_body" in running.send(half)
         assert post(running, body()).status_code == 200
-
-
-def _read(sock):
-    try:
-        return sock.recv(65536)
-    except ConnectionResetError:
-        return b""
 
 
 def test_too_many_connections_are_told_so(chat, space):
@@ -260,7 +246,7 @@ def test_too_many_connections_are_told_so(chat, space):
         with ExitStack() as held:
             for _ in range(2):
                 held.enter_context(socket.create_connection(("127.0.0.1", running.port)))
-            until(lambda: b"too_many_connections" in running.send(asked))
+            until(lambda: b"503 Service Unavailable" in running.send(asked))
         until(lambda: b"200 OK" in running.send(asked))
 
 
@@ -322,8 +308,6 @@ def test_a_dead_or_stuck_engine_is_not_healthy(chat, space, gate):
         for asked in (body(), body(f"Is it {NAME}?", f"{NAME}+facts", stream=True)):
             told = post(running, asked)  # at once, not at its deadline
             assert (told.status_code, code_of(told)) == (503, "engine_ended")
-        scored = {"model": NAME, "prompt": "Bats", "echo": True, "max_tokens": 0}
-        assert code_of(post(running, scored, "/v1/completions")) == "engine_ended"
 
 
 @pytest.fixture

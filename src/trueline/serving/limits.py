@@ -24,7 +24,6 @@ class Limits:
     choices: Annotated[int, Between(1)] = 16  # answers of one request: n times its prompts
     connections: Annotated[int, Between(1)] = 1024  # then 503
     body_bytes: Annotated[int, Between(1)] = 1 << 20
-    header_seconds: Annotated[float, Between(0, _YEAR, above=True)] = 10.0  # to send a head
     body_seconds: Annotated[float, Between(0, _YEAR, above=True)] = 10.0  # to send a body
     write_seconds: Annotated[float, Between(0, _YEAR, above=True)] = 20.0  # to take a piece
     stuck_seconds: Annotated[float, Between(0, _YEAR, above=True)] = 120.0  # for one step

@@ -8,7 +8,6 @@ import socket
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from functools import partial
 from ipaddress import ip_address
 from types import FrameType
 
@@ -17,7 +16,6 @@ import uvicorn
 from starlette.applications import Starlette
 
 from trueline.errors import SettingError
-from trueline.serving.connection import Connection
 from trueline.serving.keys import Keys
 from trueline.serving.limits import Limits
 from trueline.serving.service import Service
@@ -95,7 +93,7 @@ def serve(app: Starlette, bound: socket.socket, on_start: Callable[[], None]) ->
 def _config(app: Starlette, limits: Limits) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=partial(Connection, limits),  # type: ignore[arg-type]  # a maker of them will do
+        http="h11",
         ws="none",
         lifespan="on",
         loop="asyncio",
@@ -104,6 +102,7 @@ def _config(app: Starlette, limits: Limits) -> uvicorn.Config:
         proxy_headers=False,
         server_header=False,
         timeout_graceful_shutdown=limits.drain_seconds,
+        limit_concurrency=limits.connections + 1,  # it counts the one that asks, too
         timeout_keep_alive=30,
     )
 
