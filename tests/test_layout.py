@@ -1,4 +1,4 @@
-"""The layout is the flow: imports point upstream, files stay small, nothing is misplaced."""
+"""The layout is the flow: no stage names a method or an engine, and nothing is misplaced."""
 
 import ast
 import re
@@ -13,16 +13,8 @@ from trueline.decoders import built_in_names
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "trueline"
 README = ROOT / "README.md"
-STAGES = """errors visible settings files shortcuts cluster records turns examples prompts
-    questions inputs engines embedders search space reasons scope polarity votes
-    fusion corrector decoders requests row pick prefetch trace groups decoding explain
-    generation scoring comparison preflight session evaluation tuning report paper integrations
-    serving cli""".split()
-FRONTS = {("records", "explain")}  # Answer.explain() is a shorthand for what comes later
 PAPERS = ("decoders", "paper")  # where a method may be named
 MODULES = sorted(SOURCE.rglob("*.py"))
-LONGEST_MODULE = 340  # the aim is 300; one that reads better whole stays whole
-LONGEST_FUNCTION = 46  # lines below the signature; the aim is 40; it may only come down
 
 
 def name_of(path: Path) -> str:
@@ -85,18 +77,6 @@ def listed_files(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", [path for path in MODULES if not is_root(path)], ids=name_of)
-def test_imports_point_upstream(path):
-    here = path.relative_to(SOURCE).with_suffix("").parts[0]
-    assert here in STAGES, f"{here} is no stage"
-    for name in imports(tree_of(path)):
-        there = name.split(".")[1]
-        if there != "__version__":  # the one thing the package itself gives
-            assert there in STAGES, f"{name} is no stage"
-            is_upstream = STAGES.index(there) <= STAGES.index(here)
-            assert is_upstream or (here, there) in FRONTS, f"{here} imports {name}"
-
-
-@pytest.mark.parametrize("path", [path for path in MODULES if not is_root(path)], ids=name_of)
 def test_no_module_names_a_method_or_an_engine(path):
     """Methods and engines are asked for by what they can do, so that others can be added."""
     here = path.relative_to(SOURCE).parts[0]
@@ -115,21 +95,6 @@ def test_no_module_names_a_method_or_an_engine(path):
         assert not [name for name in found if name.startswith("trueline.engines.transformers")]
         config = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
         assert not [node for node in config if ast.unparse(node).endswith("model.config")]
-
-
-def test_modules_are_short():
-    lengths = {name_of(path): len(path.read_text("utf-8").splitlines()) for path in MODULES}
-    assert {name: n for name, n in lengths.items() if n > LONGEST_MODULE} == {}
-
-
-def test_functions_are_short():
-    lengths = {
-        f"{name_of(path)}:{node.name}": node.end_lineno - node.body[0].lineno + 1
-        for path in MODULES
-        for node in ast.walk(tree_of(path))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    }
-    assert {name: n for name, n in lengths.items() if n > LONGEST_FUNCTION} == {}
 
 
 def test_no_module_is_a_drawer_for_the_rest():

@@ -72,7 +72,7 @@ class Exact:
     def __init__(self, keys: torch.Tensor) -> None:
         self._keys = keys  # (entries, dimension), in the type they are kept in
 
-    def above(self, queries: torch.Tensor, tau: float) -> Hits:  # noqa: D102
+    def above(self, queries: torch.Tensor, tau: float) -> Hits:
         found = []
         for start in range(0, len(self._keys), _BLOCK):
             similarities = self._similarities(queries, start)  # (queries, block)
@@ -82,9 +82,7 @@ class Exact:
             return found[0]
         return join_hits(found, queries)
 
-    def nearest(  # noqa: D102
-        self, queries: torch.Tensor, k: int, live: torch.Tensor | None = None
-    ) -> Hits:
+    def nearest(self, queries: torch.Tensor, k: int, live: torch.Tensor | None = None) -> Hits:
         starts = range(0, len(self._keys), _BLOCK)
         similarities = torch.cat([self._similarities(queries, start) for start in starts], 1)
         if live is not None:
@@ -109,7 +107,7 @@ class Index:
         self._index = index
         self._index.nprobe = round(PROBE_FACTOR * self._index.nlist**0.5)
 
-    def above(self, queries: torch.Tensor, tau: float) -> Hits:  # noqa: D102
+    def above(self, queries: torch.Tensor, tau: float) -> Hits:
         ends, cosines, entries = self._index.range_search(queries.cpu().numpy(), tau)
         counts = torch.from_numpy(np.diff(ends.astype(np.int64)))
         rows = torch.arange(len(queries)).repeat_interleave(counts)
@@ -117,9 +115,7 @@ class Index:
         hits = _hits(rows[order], entries[order], cosines[order], queries.device)
         return hits.kept(hits.similarities > tau)  # a cosine of 1 may have been rounded up
 
-    def nearest(  # noqa: D102
-        self, queries: torch.Tensor, k: int, live: torch.Tensor | None = None
-    ) -> Hits:
+    def nearest(self, queries: torch.Tensor, k: int, live: torch.Tensor | None = None) -> Hits:
         import faiss
 
         count = self._index.ntotal if live is None else int(live.sum())

@@ -29,10 +29,10 @@ class AdaCAD(Decoder):
     name = "adacad"
     needs = Needs(second_prompt=True, question=True)
 
-    def inputs(self, given: ModelInput) -> tuple[ModelInput, ...]:  # noqa: D102
+    def inputs(self, given: ModelInput) -> tuple[ModelInput, ...]:
         return with_bare(given, self.prompt, self.bare)
 
-    def adjust(self, step: Step) -> Adjusted:  # noqa: D102
+    def adjust(self, step: Step) -> Adjusted:
         full, bare = step.logits.float(), step.other_logits.float()
         apart = jensen_shannon(full.log_softmax(-1), bare.log_softmax(-1))  # (rows,)
         weight = (self.scale * apart)[:, None]

@@ -26,10 +26,10 @@ class CAD(Decoder):
     name = "cad"
     needs = Needs(second_prompt=True, question=True)
 
-    def inputs(self, given: ModelInput) -> tuple[ModelInput, ...]:  # noqa: D102
+    def inputs(self, given: ModelInput) -> tuple[ModelInput, ...]:
         return with_bare(given, self.prompt, self.bare)
 
-    def adjust(self, step: Step) -> Adjusted:  # noqa: D102
+    def adjust(self, step: Step) -> Adjusted:
         return Adjusted((1 + self.a) * step.logits - self.a * step.other_logits)
 
 

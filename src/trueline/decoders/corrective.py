@@ -82,10 +82,10 @@ class Corrective(ScopeDecoder):
             return self.threshold
         return threshold_for(self.space, scoped.example, question)
 
-    def asks_model(self, question: str) -> bool:  # noqa: D102
+    def asks_model(self, question: str) -> bool:
         return wants_yes_or_no(question)
 
-    def plan_for(  # noqa: D102
+    def plan_for(
         self, lm: TokenReader, question: str, stop_ids: Sequence[int] = ()
     ) -> CorrectivePlan | None:
         near = self.near(lm, question)
@@ -116,7 +116,7 @@ class Corrective(ScopeDecoder):
         answered = [(one.text, one.part) for one in heard]
         return replace(wish, is_open=leaves_open(read_turn(question), answered))
 
-    def adjust_logits(self, rows: Rows, base: torch.Tensor) -> Adjusted:  # noqa: D102
+    def adjust_logits(self, rows: Rows, base: torch.Tensor) -> Adjusted:
         return lift_votes(rows, base, margin=self.margin, strength=self._used_strength)
 
     @property

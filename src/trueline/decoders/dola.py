@@ -53,7 +53,7 @@ class DoLa(LayerDecoder):
         first = min(2, depth - 1) if lm.is_tied else 0
         return range(first, min(depth // 2, 20), 2) or range(first, first + 1)
 
-    def adjust(self, step: Step) -> Adjusted:  # noqa: D102
+    def adjust(self, step: Step) -> Adjusted:
         last = step.logits.float().log_softmax(-1)  # (rows, vocabulary)
         early = early_logits(step, self.layers(step.lm))  # (layers, rows, vocabulary)
         early = early.float().log_softmax(-1)

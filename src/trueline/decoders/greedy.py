@@ -15,5 +15,5 @@ class Greedy(Decoder):
     prompt: Prompt = Prompt()
     name = "greedy"
 
-    def adjust(self, step: Step) -> Adjusted:  # noqa: D102
+    def adjust(self, step: Step) -> Adjusted:
         return Adjusted(step.logits)

@@ -24,9 +24,9 @@ class Instructive(Decoder):
     name = "id"
     needs = Needs(second_prompt=True, question=True)
 
-    def inputs(self, given: ModelInput) -> tuple[ModelInput, ...]:  # noqa: D102
+    def inputs(self, given: ModelInput) -> tuple[ModelInput, ...]:
         noise = prompts_with(self.prompt).noise if self.noise is None else self.noise
         return given, given.preceded_by(noise)
 
-    def adjust(self, step: Step) -> Adjusted:  # noqa: D102
+    def adjust(self, step: Step) -> Adjusted:
         return Adjusted(step.logits - self.eta * step.other_logits)

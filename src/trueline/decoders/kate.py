@@ -27,7 +27,7 @@ class KATE(SpaceDecoder):
     needs = Needs(space=True, own_prompt=True, question=True)
     instead = ({"k": 1}, {"k": 3})
 
-    def inputs(self, given: ModelInput) -> tuple[ModelInput, ...]:  # noqa: D102
+    def inputs(self, given: ModelInput) -> tuple[ModelInput, ...]:
         form = prompts_with(self.space.prompt).demonstration
         before = "".join(
             form.replace("{answer}", example.answers[0], 1).replace(
@@ -48,5 +48,5 @@ class KATE(SpaceDecoder):
         order = best if self.nearest_at == "start" else best.flip(0)
         return [self.space.examples[place] for place in order.tolist()]
 
-    def adjust(self, step: Step) -> Adjusted:  # noqa: D102
+    def adjust(self, step: Step) -> Adjusted:
         return Adjusted(step.logits)

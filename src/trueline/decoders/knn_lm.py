@@ -32,13 +32,11 @@ class KNNLM(Grounded):
     name = "knn-lm"
     needs = Needs(space=True, context="full")
 
-    def look_up_by(  # noqa: D102
-        self, lm: Engine, queries: torch.Tensor, windows: Sequence[str]
-    ) -> StepHits:
+    def look_up_by(self, lm: Engine, queries: torch.Tensor, windows: Sequence[str]) -> StepHits:
         nearest = self.retriever(lm).nearest(queries, self.k)
         return StepHits(len(windows), (nearest,))
 
-    def adjust(self, step: Step) -> Adjusted:  # noqa: D102
+    def adjust(self, step: Step) -> Adjusted:
         if self.lam == 0:
             return Adjusted(step.logits)
         retriever = self.retriever(step.lm)

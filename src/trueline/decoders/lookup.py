@@ -33,7 +33,7 @@ class Lookup(ScopeDecoder):
     needs = Needs(space=True)
     instead = ({},)
 
-    def plan_for(  # noqa: D102
+    def plan_for(
         self, lm: TokenReader, question: str, stop_ids: Sequence[int] = ()
     ) -> CorrectivePlan | None:
         scope = self._scope
@@ -57,5 +57,5 @@ class Lookup(ScopeDecoder):
         """The examples near to a question; the first one is printed if it may speak."""
         return self._scope.near_examples(lm, question)
 
-    def adjust_logits(self, rows: Rows, base: torch.Tensor) -> Adjusted:  # noqa: D102
+    def adjust_logits(self, rows: Rows, base: torch.Tensor) -> Adjusted:
         return lift_votes(rows, base, margin=0.0, strength=1.0)

@@ -60,22 +60,20 @@ class RAD(Grounded):
             )
 
     @classmethod
-    def check_settings(cls, settings: Mapping[str, Any]) -> None:  # noqa: D102
+    def check_settings(cls, settings: Mapping[str, Any]) -> None:
         super().check_settings(settings)
         if settings["beta"] and settings["fusion"] != "add":
             raise SettingError(f"beta needs fusion='add', got {settings['fusion']!r}")
 
     @classmethod
-    def needs_wrong(cls, settings: Mapping[str, Any]) -> bool:  # noqa: D102
+    def needs_wrong(cls, settings: Mapping[str, Any]) -> bool:
         return bool(settings.get("beta"))
 
     @classmethod
-    def settings_past_boundary(  # noqa: D102
-        cls, context: int | str | None
-    ) -> dict[str, Any] | None:
+    def settings_past_boundary(cls, context: int | str | None) -> dict[str, Any] | None:
         return {"from_step": context} if isinstance(context, int) else None
 
-    def check(self, lm: Engine) -> None:  # noqa: D102
+    def check(self, lm: Engine) -> None:
         super().check(lm)
         self._sets(lm)
 
@@ -87,7 +85,7 @@ class RAD(Grounded):
         ]
         return StepHits(len(windows), tuple(found))
 
-    def adjust(self, step: Step) -> Adjusted:  # noqa: D102
+    def adjust(self, step: Step) -> Adjusted:
         lookup = step.fetched or self.look_up(step.rows)
         evidence = self.retrieve(step.lm, lookup, self._open(step.rows))
         if not any(len(found.hits) for found in evidence):

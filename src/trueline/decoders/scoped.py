@@ -46,7 +46,7 @@ class ScopeDecoder(SpaceDecoder):
         """Whether an example was in scope."""
         return prepared is not None and prepared.is_covered
 
-    def adjust(self, step: Step) -> Adjusted:  # noqa: D102
+    def adjust(self, step: Step) -> Adjusted:
         if not any(step.rows.prepared):
             return Adjusted(step.logits)
         return self.adjust_logits(step.rows, step.logits)

@@ -37,7 +37,7 @@ class SLED(LayerDecoder):
         """Every earlier layer."""
         return range(1 if lm.is_tied else 0, lm.depth)
 
-    def adjust(self, step: Step) -> Adjusted:  # noqa: D102
+    def adjust(self, step: Step) -> Adjusted:
         last = step.logits.float()  # (rows, vocabulary)
         best = last.topk(min(self.scale, last.shape[-1])).indices  # (rows, scale)
         early = early_logits(step, self.layers(step.lm)).float()  # (layers, rows, vocabulary)

@@ -94,11 +94,11 @@ class TruelineLM(TemplateLM):
         return cls(**{**given, **arg_dict})
 
     @property
-    def eot_token_id(self) -> int:  # noqa: D102
+    def eot_token_id(self) -> int:
         return int(self.tokenizer.eos_token_id)
 
     @property
-    def prefix_token_id(self) -> int:  # noqa: D102
+    def prefix_token_id(self) -> int:
         return first_token(self.tokenizer)
 
     @property
@@ -111,7 +111,7 @@ class TruelineLM(TemplateLM):
         """What the harness files prepared requests under."""
         return f"{self.lm.id}-{self.lm.tokenizer_hash[:12]}".replace("/", "__")
 
-    def tok_encode(  # noqa: D102
+    def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
     ) -> list[int]:
         if add_special_tokens is None:
