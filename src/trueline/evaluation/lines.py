@@ -125,12 +125,12 @@ class CellLine(PartOfCell, frozen=True, kw_only=True, tag="cell"):
     @property
     def context(self) -> int | str | None:
         """How many tokens a window of its space has; None without entries."""
-        return None if self.space is None else self.space.built["context"]
+        return None if self.space is None else self.space.built.get("context")
 
     @property
     def embedder(self) -> str | None:
         """The embedder of its space; None without a space."""
-        return None if self.space is None else self.space.built["embedder"]
+        return None if self.space is None else self.space.built.get("embedder")
 
 
 class AnswerLine(PartOfCell, frozen=True, kw_only=True, tag="answer"):
@@ -154,6 +154,10 @@ class AnswerLine(PartOfCell, frozen=True, kw_only=True, tag="answer"):
     regime: Regime | None = None  # how its question stands to the grounding examples
     token_hash: str = ""  # of the tokens: equal where two answers are, token for token
     time: str = ""
+
+    def __post_init__(self) -> None:
+        if not len(self.hits) == len(self.flipped) == len(self.entropy):
+            raise ValueError("hits, flipped and entropy of different lengths")
 
     @property
     def is_local(self) -> bool:

@@ -187,7 +187,7 @@ def _find_leaks(
         embedder = None if space is None else space.open_embedder(lm.device)
         known = [leak_line(benchmark, embedder)]
         run.journal.append(known)
-    if known[0].counts["leaking"]:
+    if known[0].counts.get("leaking"):
         run.notes.append(leak_note(known[0]))
 
 
