@@ -10,7 +10,7 @@ from typing import Any
 
 from trueline.evaluation.averages import Average
 from trueline.evaluation.measures import Column
-from trueline.report.grids import Document, Grid, GridText, Section
+from trueline.report.grids import MARK, Document, Grid, GridText, Section
 from trueline.report.method_rows import MethodRow
 from trueline.report.plots import inline_svg
 from trueline.report.tables import Table
@@ -30,11 +30,11 @@ _LATEX = {
     "\N{EN DASH}": "--",
     "±": r"$\pm$",
 }
-_CSV = (
+CSV_HEAD = (
     "model,dtype,benchmark,label,method,measure,judge,unit,mean,low,high,n,unscored,spread,"
     "seeds,difference,difference_low,difference_high,p,p_holm,control,effect,is_best,answered,"
     "failed,skipped,cut_off,to_come,to_be_judged,is_indicative"
-).split(",")
+)
 _FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # how a formula begins, also full width
 
 
@@ -48,7 +48,7 @@ def as_markdown(document: Document, figures: str = "") -> str:
     ]
     for section in document.sections:
         lines += _markdown_section(section, figures)
-    return "\n".join(lines).rstrip() + "\n"
+    return "\n".join(lines).rstrip() + f"\n\n<!-- {MARK} -->\n"
 
 
 def _markdown_section(section: Section, figures: str) -> list[str]:
@@ -100,7 +100,7 @@ def as_html(document: Document) -> str:
     page = Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=_in_page
     ).from_string(source)
-    return page.render(document=document, inline=inline_svg) + "\n"
+    return page.render(document=document, inline=inline_svg, mark=MARK) + "\n"
 
 
 def _in_page(value: object) -> object:
@@ -112,6 +112,7 @@ def _in_page(value: object) -> object:
 def as_latex(document: Document) -> str:
     """The grids as LaTeX tables for the booktabs package; intervals stand in small type."""
     lines = [
+        f"% {MARK}",
         r"% \usepackage{booktabs}",
         *(f"% {one_line(text)}" for text in (document.title, *document.lead)),
     ]
@@ -165,7 +166,7 @@ def escape_latex(text: str) -> str:
 def as_csv(tables: Sequence[Table]) -> str:
     """Every number of every table on a line of its own, percent where the unit says so."""
     out = io.StringIO()
-    writer = csv.DictWriter(out, _CSV, lineterminator="\n")
+    writer = csv.DictWriter(out, CSV_HEAD.split(","), lineterminator="\n")
     writer.writeheader()
     for table in tables:
         for row in (*table.rows, *table.controls):

@@ -10,6 +10,8 @@ from trueline.evaluation.measures import Column, MeasureGroup
 from trueline.report.method_rows import Counts, MethodRow
 from trueline.report.tables import Table
 
+MARK = "Made by trueline report"  # stands in every file of a report, but not in its CSV
+
 
 @dataclass(frozen=True, slots=True)
 class GridText:

@@ -1,23 +1,16 @@
-"""The files of a report and their folder -> all of them written, or none.
-
-What was written is listed beside it: a file that is not as a report left it is somebody else's.
-"""
+"""The files of a report and their folder -> all of them written, or none."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
 from trueline.errors import SettingError
-from trueline.files import file_hash, open_regular, reason, scratch_beside, sync
-
-LISTED = ".trueline-report.json"  # file name -> the hashes of what reports wrote, newest last
-_LONGEST_LIST = 1 << 20  # bytes; a file takes about 200
-_KEPT = 2  # hashes of a file: a kill leaves some files as the report before had them
+from trueline.files import open_regular, reason, scratch_beside, sync
+from trueline.report.formats import CSV_HEAD
+from trueline.report.grids import MARK
 
 
 def write_files(
@@ -29,30 +22,22 @@ def write_files(
     except OSError as error:
         raise SettingError(f"{folder} cannot be written to ({reason(error)})") from error
     check_free(folder, contents, overwrite=overwrite)
-    known = _listed(folder)
-    for name, content in contents.items():
-        before = known.get(name, [])
-        known[name] = [*before, hashlib.sha256(content).hexdigest()][-_KEPT:]
-    # The list takes its place first: after a kill it knows the files that follow.
-    _write_all(folder, {LISTED: json.dumps(known, indent=1).encode(), **contents})
+    _write_all(folder, contents)
     return [folder / name for name in contents]
 
 
 def check_free(folder: Path, names: Iterable[str], *, overwrite: bool = False) -> None:
-    """Refuse to replace a folder, and files that no report wrote or that were changed since.
+    """Refuse to replace a folder, or a file without the mark of a report.
 
-    With `overwrite` files are not looked at; a folder is refused all the same.
+    `overwrite` replaces any file, but no folder.
     """
     paths = [folder / name for name in names]
-    known = _listed(folder)
     try:
-        taken = [path for path in (*paths, folder / LISTED) if path.is_dir()]
+        taken = [path for path in paths if path.is_dir()]
         foreign = [
             path
             for path in paths
-            if not overwrite
-            and os.path.lexists(path)
-            and not (path.is_file() and file_hash(path) in known.get(path.name, []))
+            if not overwrite and os.path.lexists(path) and not _is_report(path)
         ]
     except OSError as error:
         raise SettingError(f"{folder} cannot be read ({reason(error)})") from error
@@ -87,13 +72,10 @@ def _write_all(folder: Path, contents: Mapping[str, bytes]) -> None:
         ) from error
 
 
-def _listed(folder: Path) -> dict[str, list[str]]:
-    """What reports wrote into a folder; nothing where the list cannot be read."""
-    try:
-        with open_regular(folder / LISTED) as file:
-            found = json.loads(file.read(_LONGEST_LIST))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    if not isinstance(found, dict):
-        return {}
-    return {name: x for name, x in found.items() if isinstance(x, list)}
+def _is_report(path: Path) -> bool:
+    """Whether a report wrote a file."""
+    if not path.is_file():
+        return False
+    with open_regular(path) as file:
+        content = file.read()
+    return MARK.encode() in content or content.startswith(CSV_HEAD.encode())

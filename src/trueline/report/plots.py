@@ -18,6 +18,7 @@ from trueline.evaluation.metrics import (
     quartile_shares,
     reliability,
 )
+from trueline.report.grids import MARK
 from trueline.report.method_rows import MethodRow
 from trueline.report.sweeps import Sweep
 from trueline.report.tables import Table
@@ -139,7 +140,7 @@ def _saved(draw: Draw, kind: str, name: str) -> bytes:
             format=kind,
             dpi=150,
             transparent=is_svg,
-            metadata={"Date": None} if is_svg else None,
+            metadata={"Date": None, "Creator": MARK} if is_svg else {"Software": MARK},
         )
     return out.getvalue()
 
