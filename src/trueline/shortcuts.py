@@ -17,7 +17,6 @@ SHORTCUTS = {
     "attention": "heads that share keys read them where they are, no copy for each head",
     "cache": "keys and values of new tokens are written in place, not joined anew every step",
     "fusion": "the retrieved states are added before the head, not their logits after it",
-    "imports": "the command line imports transformers without what only training needs",
     "index": "a large space is searched through an index, not entry by entry",
     "overlap": "windows are embedded while the model reads the last token",
     "prefix": "what all prompts of a batch begin with is read once",

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from trueline.embedders.base import Pack, TokenRows
-from trueline.engines.encoders import Encoder, whole_torch
+from trueline.engines.encoders import Encoder
 from trueline.engines.model_cache import home
 from trueline.files import replacing
 
@@ -155,7 +155,7 @@ def _export(encoder: Encoder, path: Path, packer: _Packer) -> None:
     """Write the graph and its weights as one file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     tokens, texts = torch.export.Dim("tokens", max=8192), torch.export.Dim("texts", max=8192)
-    with whole_torch(), _quiet_exporter():
+    with _quiet_exporter():
         program = torch.onnx.export(
             _PackedEncoder(encoder),
             _sample_inputs(packer),

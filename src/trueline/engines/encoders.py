@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -48,13 +47,6 @@ def open_encoder(folder: Path, device: torch.device) -> Encoder:
     from trueline.engines.transformers.encoder import open_encoder
 
     return open_encoder(folder, device)
-
-
-def whole_torch() -> AbstractContextManager[None]:
-    """A block that needs all of torch, its compiler too."""
-    from trueline.engines.transformers.lean import whole
-
-    return whole()
 
 
 def open_bert_scorer(folder: str, layers: int) -> Any:
