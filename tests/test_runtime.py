@@ -34,9 +34,7 @@ def is_ours(record):
 
 
 def open_for(embedder):
-    return runtime.open_runtime(
-        embedder.encoder, embedder.hash, embedder.pooling, embedder._embed_batch
-    )
+    return runtime.open_runtime(embedder.encoder, embedder.hash, embedder._embed_padded)
 
 
 def tiny_embedder(architecture, pooling="mean", **settings):
@@ -53,7 +51,7 @@ def tiny_embedder(architecture, pooling="mean", **settings):
 
 def test_the_runtime_gives_the_vectors_of_torch(embedder):
     texts = ["", "bats see well", "gold does not rust in air or water, no matter what"] * 10
-    fast = embedder.embed(texts)  # more tokens than are read at once
+    fast = embedder.embed(texts)
     assert embedder._runtime is not None
     with without("runtime"):
         assert torch.allclose(fast, embedder.embed(texts), atol=1e-6)
@@ -76,10 +74,10 @@ def test_encoders_that_count_from_their_pad_have_a_runtime_too(architecture, poo
 def test_a_damaged_runtime_that_cannot_be_made_anew_leaves_torch(
     embedder, home, said, monkeypatch
 ):
-    path = home / "runtimes" / f"{embedder.hash[:32]}-vectors.onnx"
+    path = home / "runtimes" / f"{embedder.hash[:32]}.onnx"
     path.parent.mkdir()
     path.write_bytes(b"not a graph")
-    monkeypatch.setattr(runtime, "_export", lambda encoder, path, packer: None)
+    monkeypatch.setattr(runtime, "_export", lambda *_: None)
     assert open_for(embedder) is None
     assert [line[:60] for line in said()] == [
         "the embedder runs on torch, since ONNX Runtime cannot take i"
@@ -111,15 +109,6 @@ def test_an_exporter_that_fails_is_told_in_one_line_and_leaves_no_file(
     assert "UnsupportedOperatorError" in line
     assert "\n" not in line
     assert list((home / "runtimes").iterdir()) == []
-
-
-@pytest.mark.usefixtures("home")
-def test_an_encoder_that_cannot_read_packed_texts_stays_on_torch_and_says_why(said):
-    made = tiny_embedder("Bert", intermediate_size=32)
-    made.encoder.first_positions = (3,)  # every text would begin at its fourth position
-    assert open_for(made) is None
-    assert "does not read texts one behind the other" in said()[0]
-    assert made.embed(["w7 w8", "w9"]).shape == (2, 16)
 
 
 @pytest.mark.usefixtures("home")

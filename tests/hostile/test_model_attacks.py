@@ -583,7 +583,7 @@ def test_positions_nobody_has_are_refused_in_words(size, embedder_folder, tmp_pa
 def test_the_first_use_of_an_embedder_says_nothing_and_mends_a_damaged_runtime(
     embedder_folder, tmp_path
 ):
-    path = tmp_path / "runtimes" / f"{load_embedder(embedder_folder).hash[:32]}-vectors.onnx"
+    path = tmp_path / "runtimes" / f"{load_embedder(embedder_folder).hash[:32]}.onnx"
     path.parent.mkdir()
     path.write_bytes(b"not a graph")
     code = "import sys, trueline.embedders.loading as l; l.load_embedder(sys.argv[1]).open()"
