@@ -13,7 +13,7 @@ from trueline.decoders import built_in_names
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "trueline"
 README = ROOT / "README.md"
-STAGES = """errors visible settings files shortcuts cluster records turns examples prompts
+STAGES = """errors visible settings files cluster records turns examples prompts
     questions inputs engines embedders search space reasons scope likelihood polarity votes
     fusion corrector decoders requests row pick prefetch trace groups decoding explain
     generation scoring comparison preflight session evaluation tuning report paper integrations

@@ -10,9 +10,9 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from trueline.embedders import runtime
+from trueline.embedders.base import Tokenized
 from trueline.embedders.sentence import SentenceEmbedder
 from trueline.engines.transformers.encoder import TransformersEncoder
-from trueline.shortcuts import without
 
 
 @pytest.fixture
@@ -37,6 +37,10 @@ def open_for(embedder):
     return runtime.open_runtime(embedder.encoder, embedder.hash, embedder._embed_padded)
 
 
+def by_torch(embedder, texts):
+    return embedder.embed_tokenized(Tokenized(embedder.tokenize(texts).rows))
+
+
 def tiny_embedder(architecture, pooling="mean", **settings):
     torch.manual_seed(0)
     sizes = dict(vocab_size=60, hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
@@ -51,10 +55,8 @@ def tiny_embedder(architecture, pooling="mean", **settings):
 
 def test_the_runtime_gives_the_vectors_of_torch(embedder):
     texts = ["", "bats see well", "gold does not rust in air or water, no matter what"] * 10
-    fast = embedder.embed(texts)
     assert embedder._runtime is not None
-    with without("runtime"):
-        assert torch.allclose(fast, embedder.embed(texts), atol=1e-6)
+    assert torch.allclose(embedder.embed(texts), by_torch(embedder, texts), atol=1e-6)
 
 
 @pytest.mark.slow
@@ -65,10 +67,8 @@ def test_encoders_that_count_from_their_pad_have_a_runtime_too(architecture, poo
         architecture, pooling, intermediate_size=32, max_position_embeddings=40, pad_token_id=1
     )
     texts = ["w7 w8 w9", "w10", "w11 w12 w13 w14 w15"]
-    fast = made.embed(texts)
     assert made._runtime is not None
-    with without("runtime"):
-        assert torch.allclose(fast, made.embed(texts), atol=1e-6)
+    assert torch.allclose(made.embed(texts), by_torch(made, texts), atol=1e-6)
 
 
 def test_a_damaged_runtime_that_cannot_be_made_anew_leaves_torch(

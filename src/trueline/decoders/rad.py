@@ -18,7 +18,6 @@ from trueline.fusion import Aggregation, Fusion, aggregate, entropy, fuse, neutr
 from trueline.prompts import Prompt
 from trueline.search import Hits
 from trueline.settings import Between
-from trueline.shortcuts import is_on
 from trueline.space.retriever import MatchBy, Matches, Retriever
 from trueline.space.space import GroundingSpace
 
@@ -274,7 +273,7 @@ class RAD(Grounded):
         return lm.head(values.to(lm.dtype)).float()
 
     def _is_fused_before_head(self, lm: Engine) -> bool:
-        return self._is_linear(lm) and self.fusion != "prob" and is_on("fusion")
+        return self._is_linear(lm) and self.fusion != "prob"
 
     def _is_linear(self, lm: Engine) -> bool:
         """Whether sums of the values stand for sums of logits, by both checks of the head."""

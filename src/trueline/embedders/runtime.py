@@ -65,6 +65,11 @@ def pad_rows(rows: TokenRows, pad: int) -> Inputs:
     return {"ids": ids, "mask": mask}
 
 
+def runtime_path(name: str) -> Path:
+    """Where the runtime of an embedder is kept, by the embedder's hash."""
+    return home() / "runtimes" / f"{name[:32]}.onnx"
+
+
 def open_runtime(encoder: Encoder, name: str, embed: EmbedBatch) -> Runtime | None:
     """The runtime of an embedder, kept in the cache under a name; None where there is none.
 
@@ -73,7 +78,7 @@ def open_runtime(encoder: Encoder, name: str, embed: EmbedBatch) -> Runtime | No
     """
     if encoder.device.type != "cpu":
         return None
-    path = home() / "runtimes" / f"{name[:32]}.onnx"
+    path = runtime_path(name)
     if packages := _missing("onnxruntime", *(() if path.exists() else ("onnx", "onnxscript"))):
         _say_once(
             f"the embedder runs on torch, without {', '.join(packages)}; for a faster one: "

@@ -12,7 +12,6 @@ from tokenizers import Tokenizer
 from trueline.embedders.base import Tokenized, TokenRows, TwoPhaseEmbedder
 from trueline.embedders.runtime import Runtime, open_runtime, pad_rows
 from trueline.engines.encoders import Encoder
-from trueline.shortcuts import is_on
 
 _BATCH = 64  # texts a forward pass
 _RUNTIME_MOST = 32  # texts: more keep all cores of torch busy, and the runtime has one
@@ -49,7 +48,7 @@ class SentenceEmbedder(TwoPhaseEmbedder):
         tokenizer = self._tails if tails else self.tokenizer
         encodings = tokenizer.encode_batch([text.strip() for text in texts])
         rows = [encoding.ids for encoding in encodings]
-        if 0 < len(rows) <= _RUNTIME_MOST and is_on("runtime") and self._runtime is not None:
+        if 0 < len(rows) <= _RUNTIME_MOST and self._runtime is not None:
             return Tokenized(rows, pad_rows(rows, self.encoder.pad_id))
         return Tokenized(rows)
 
@@ -65,8 +64,7 @@ class SentenceEmbedder(TwoPhaseEmbedder):
 
     def open(self) -> None:
         """Open its runtime, which may have to be exported first."""
-        if is_on("runtime"):
-            _ = self._runtime
+        _ = self._runtime
 
     @cached_property
     def _runtime(self) -> Runtime | None:

@@ -10,7 +10,6 @@ import torch
 
 from trueline.engines.base import IsDone, States, join_states, shared_length
 from trueline.engines.transformers.attention import Cache
-from trueline.shortcuts import is_on
 
 if TYPE_CHECKING:
     from trueline.engines.transformers.language import LanguageModel
@@ -54,8 +53,7 @@ class BatchReading:
             self._absorb(joining)
             return states
         self._lengths = [len(tokens) for tokens in contexts]
-        is_shared = is_on("prefix") and self._goes_by_position()
-        shared = shared_length(contexts) if is_shared else 0
+        shared = shared_length(contexts) if self._goes_by_position() else 0
         if shared:
             self._forward([list(contexts[0][:shared])], [0], done=done)
             self._cache.batch_select_indices(torch.zeros(self.rows, dtype=torch.long))
