@@ -74,8 +74,8 @@ def test_a_call_upward_would_be_seen(lm, monkeypatch):
     method = tl.Greedy()
     forward = type(lm).forward
 
-    def nosy(self, *given):
-        return forward(self, *given) if method.layers(self) == () else None
+    def nosy(self, *given, **options):
+        return forward(self, *given, **options) if method.layers(self) == () else None
 
     code = type(lm).__init__.__code__
     monkeypatch.setattr(nosy, "__code__", nosy.__code__.replace(co_filename=code.co_filename))

@@ -137,7 +137,7 @@ def test_its_logits_are_those_of_transformers_up_to_its_cache_of_16_bits(
     lm, reference, contexts
 ):
     ours = logits(lm.start(), *contexts)
-    theirs = reference.head(reference.start().join(contexts).hidden)
+    theirs = reference.head(reference.start(states=True).join(contexts).hidden)
     assert (ours - theirs).abs().max() < NEAR < theirs.std()
 
 
@@ -421,7 +421,7 @@ def test_its_head_gives_its_logits_of_its_states(lm, reference, contexts):
     assert heads.distance(lm.head, hidden, own) < 1e-4
     few = torch.tensor([3, 5])
     assert torch.allclose(lm.head.at(hidden, few), lm.head(hidden)[:, few])
-    theirs = reference.start().join([tokens]).hidden
+    theirs = reference.start(states=True).join([tokens]).hidden
     ours = lm.start(states=True).join([tokens]).hidden
     assert torch.cosine_similarity(ours, theirs).min() > 0.9999
 

@@ -20,7 +20,7 @@ def counted(function, used):
 
 def test_a_cache_in_place_holds_what_a_joined_one_holds(lm):
     contexts = [[5, 6, 7, 8], [9, 10], [11, 12, 13]]
-    readings = [BatchReading(lm), BatchReading(lm)]
+    readings = [BatchReading(lm, states=True), BatchReading(lm, states=True)]
     readings[1]._cache.layers = [DynamicLayer() for _ in range(lm.depth)]  # transformers' own
     for reading in readings:
         reading.join(contexts)
@@ -43,7 +43,7 @@ def test_sliding_layers_keep_their_own_cache_and_read_no_prefix_apart(monkeypatc
         lm = tiny.language_model(name)
         with monkeypatch.context() as patch:
             patch.setattr(lm, "forward", counted(lm.forward, passes.setdefault(name, [])))
-            lm.start().join(contexts)
+            lm.start(states=True).join(contexts)
     assert {name: len(made) for name, made in passes.items()} == {
         "mistral": 1, "llama": 2, "gpt2": 1
     }  # fmt: skip
@@ -70,9 +70,9 @@ def test_what_all_prompts_begin_with_is_counted(rows, shared):
 def test_rows_that_begin_alike_are_read_as_each_is_alone(architecture):
     lm = tiny.language_model(architecture)
     rows = [[5] * 12 + [6], [5] * 12 + [7, 8]]
-    together = lm.start().join(rows)
+    together = lm.start(states=True).join(rows)
     for number, row in enumerate(rows):
-        alone = lm.start().join([row])
+        alone = lm.start(states=True).join([row])
         assert torch.allclose(together.hidden[number], alone.hidden[0], atol=1e-5)
 
 
@@ -80,7 +80,7 @@ def test_rows_that_begin_alike_are_read_as_each_is_alone(architecture):
 def test_heads_that_share_keys_read_them_as_transformers_does(architecture):
     lm = tiny.language_model(architecture)
     share_heads(lm.model)
-    reading = lm.start()
+    reading = lm.start(states=True)
     reading.join([[5, 6, 7, 8], [9, 10]])
     states = reading.extend([11, 12])
     for number, row in enumerate([[5, 6, 7, 8, 11], [9, 10, 12]]):
