@@ -32,7 +32,15 @@ class _NoRuntimeError(Exception):
 
 # What an exporter meets: an operation it does not know (RuntimeError, ValueError, TypeError), a
 # full disk (OSError).
-_EXPORT_ERRORS = (_NoRuntimeError, RuntimeError, ValueError, TypeError, OSError, ImportError)
+_EXPORT_ERRORS: tuple[type[Exception], ...] = (
+    _NoRuntimeError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    OSError,
+    ImportError,
+)
+_DAMAGE: tuple[type[Exception], ...] = (_NoRuntimeError,)
 
 
 class Runtime:
@@ -87,7 +95,7 @@ def open_runtime(encoder: Encoder, name: str, embed: EmbedBatch) -> Runtime | No
         return None
     try:
         return _open(encoder, path, embed)
-    except (*_EXPORT_ERRORS, *_load_errors()) as error:
+    except _EXPORT_ERRORS + _load_errors() as error:
         reason = (str(error).splitlines() or [""])[0]
         _say_once(
             "the embedder runs on torch, since ONNX Runtime cannot take it over "
@@ -105,7 +113,7 @@ def _open(encoder: Encoder, path: Path, embed: EmbedBatch) -> Runtime:
     if path.exists():
         try:
             return _checked(Runtime(path), sample, expected)
-        except (_NoRuntimeError, *_load_errors()) as error:
+        except _DAMAGE + _load_errors() as error:
             _log.info("%s is damaged (%s) and made anew", path, error)
     _export(encoder, path, embed, (ids, mask))
     return _checked(Runtime(path), sample, expected)
