@@ -161,7 +161,7 @@ def _forced(ours, theirs, answer):
     `gap` is how far transformers' best logit lies before its second; `move` how far the
     difference of these two logits moves from one engine to the other.
     """
-    readings = [ours.start(), theirs.start()]
+    readings = [ours.start(), theirs.start(states=True)]
     tokens = tl.Prompt().encode(answer.question, ours.tokenizer)
     found = [readings[0].join([tokens]).logits, theirs.head(readings[1].join([tokens]).hidden)]
     for token in answer.token_ids:

@@ -8,7 +8,6 @@ from measure import model, questions, space
 import trueline as tl
 from trueline.decoders.base import Rows, Step
 from trueline.prefetch import Alongside
-from trueline.shortcuts import without
 
 
 def profile(quick):
@@ -49,7 +48,4 @@ def _parts(batch, steps):
         logits = timed("head", lambda: lm.head(states.hidden))
         timed("pick", lambda: logits.argmax(-1).tolist())
         timed("adjust in all", lambda: rad.adjust(Step(rows, states, fetched=found)))
-        with without("fusion"):
-            again = Step(rows, states, fetched=found)
-            timed("adjust, fused after the head", lambda: rad.adjust(again))
     return {name: round(median(taken[2:]), 2) for name, taken in times.items()}

@@ -1,7 +1,6 @@
 """Tokens a second: RAD against greedy, greedy against transformers, RAD against the paper."""
 
 import sys
-from contextlib import nullcontext
 from itertools import pairwise
 from statistics import median
 from time import perf_counter
@@ -16,7 +15,6 @@ from trueline.decoding import Decoding
 from trueline.engines.sources import resolve
 from trueline.records import GenerateOptions
 from trueline.requests import make_request
-from trueline.shortcuts import SHORTCUTS, without
 
 
 def rates(quick):
@@ -143,27 +141,6 @@ def _against_paper(slow, length):
             times[name].append(seconds(lambda: last.update({name: next(side)})))
         theirs.append(last["paper"])
     return times, theirs == last["rad"][0].tokens
-
-
-def shortcuts(quick):
-    """RAD at batch 16 without each shortcut, against all of them on; turns token by token."""
-    length, found = 4 if quick else 16, {}
-    for name in SHORTCUTS:
-        if name == "index":  # not used at this size
-            continue
-        loops = {off: _loops("float32", questions(16), length)["rad"] for off in ((), (name,))}
-        times, tokens = {off: [] for off in loops}, {}
-        for turn in range(length):
-            for off, loop in loops.items() if turn % 2 else reversed(loops.items()):
-                with without(*off) if off else nullcontext():
-                    times[off].append(seconds(lambda: tokens.update({off: next(loop)})))
-        picked = {off: [row.tokens for row in rows] for off, rows in tokens.items()}
-        found[f"without {name}"] = {
-            "times_as_slow": round(sum(times[(name,)]) / sum(times[()]), 3),
-            "tokens_equal": picked[(name,)] == picked[()],
-        }
-        print(f"shortcuts: {name} {found[f'without {name}']}", file=sys.stderr)
-    return found
 
 
 def lengths(quick):

@@ -25,7 +25,7 @@ from edits import edits
 from engines import engines
 from page import write_page
 from profile_step import profile
-from rates import lengths, paper, rates, shortcuts
+from rates import lengths, paper, rates
 from serving import serving
 from spaces import build, growth, size
 from start import start
@@ -39,7 +39,6 @@ SECTIONS = {
     "rates": rates,
     "engines": engines,
     "paper": paper,
-    "shortcuts": shortcuts,
     "lengths": lengths,
     "size": size,
     "build": build,

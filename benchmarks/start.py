@@ -22,13 +22,12 @@ def mark(name):
     now = time.perf_counter()
     marks[name] = round(now - begun, 3)
     begun = now
-from trueline.engines import claim_process, load
-claim_process()  # as the command line does
+from trueline.engines import load
 import torch
 mark("import torch")
 if sys.argv[2] == "transformers":
     from trueline.engines.transformers import language
-    mark("import transformers, without what is never called")
+    mark("import transformers")
 lm = load("smollm2-135m", engine=sys.argv[2])
 mark("open the model and its tokenizer")
 import trueline as tl

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, settings
 
 import trueline as tl
 from trueline.embedders.loading import load_embedder
+from trueline.embedders.runtime import runtime_path
 from trueline.records import Example
 
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
@@ -100,11 +102,16 @@ def fill_home(home: Path) -> None:
             folder.mkdir(parents=True)
             if ALIASES[name].kind == "embedder":
                 tiny.write_embedder(folder)
+                embedder = load_embedder(folder)
             else:
                 lm = tiny.language_model("llama", chat=True)
                 lm.model.save_pretrained(folder)
                 lm.tokenizer.save_pretrained(folder)
             (folder / "source.json").write_text(json.dumps(ALIASES[name].facts), "utf-8")
+    embedder.open()  # exporting takes longer than most tests: it is kept outside this cache
+    if (kept := runtime_path(embedder.hash)).exists():
+        (home / "runtimes").mkdir()
+        shutil.copy(kept, home / "runtimes")
 
 
 @pytest.fixture(scope="session")
@@ -123,6 +130,5 @@ def tiny_home(filled_home):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRUELINE_HOME", str(filled_home))
         patch.setenv("PIP_NO_INDEX", "1")
-        patch.setenv("TRUELINE_WITHOUT", "runtime")  # exporting takes longer than most tests
         yield filled_home
     torch.set_num_threads(threads)

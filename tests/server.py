@@ -58,7 +58,6 @@ def serving(home, *options, env=()):
         env={
             **os.environ,
             "TRUELINE_HOME": str(home),
-            "TRUELINE_WITHOUT": "runtime",
             "OMP_NUM_THREADS": "1",
             **dict(env),
         },

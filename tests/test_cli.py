@@ -88,7 +88,6 @@ def home(tmp_path_factory):
         for name in [name for name in os.environ if name.startswith("TRUELINE_")]:
             patch.delenv(name)
         patch.setenv("TRUELINE_HOME", str(home))
-        patch.setenv("TRUELINE_WITHOUT", "runtime")  # exporting takes longer than most tests
         patch.setenv("PIP_NO_INDEX", "1")
         patch.chdir(here)
         for options in (["facts.space", "--context", "8"], ["answers.space"]):

@@ -441,9 +441,9 @@ def test_a_second_prompt_shares_the_pass_and_keeps_its_own_cache(lm, spaces, mon
     calls = []
     forward = type(lm).forward
 
-    def count(self, inputs, *options):
+    def count(self, inputs, **options):
         calls.append(inputs["input_ids"].shape)
-        return forward(self, inputs, *options)
+        return forward(self, inputs, **options)
 
     monkeypatch.setattr(type(lm), "forward", count)
     tl.generate(lm, tl.CAD(), "Do bats sleep?", max_new_tokens=4)

@@ -326,7 +326,7 @@ def test_an_engine_that_fails_ends_what_it_read_and_what_waits_goes_on(lm, monke
         for question in tiny.QUESTIONS[:2]
     )
     with monkeypatch.context() as patch:
-        patch.setattr(type(lm), "forward", lambda *given: 1 / 0)
+        patch.setattr(type(lm), "forward", lambda *given, **options: 1 / 0)
         (row,) = decoding.step()
     assert (row.ticket, type(row.error)) == (first, ZeroDivisionError)
     ended = [row for _ in range(3) for row in decoding.step() if row.is_ended]
@@ -346,10 +346,10 @@ def test_an_engine_that_fails_on_one_row_ends_it_and_the_others_go_on(lm, monkey
     bad, forward = rows[1].tokens[-1], type(lm).forward
     assert bad not in (rows[0].tokens[-1], rows[2].tokens[-1])
 
-    def failing(self, inputs, *given):
+    def failing(self, inputs, **options):
         if (inputs["input_ids"] == bad).any() and rows[1].error is None:
             raise ZeroDivisionError
-        return forward(self, inputs, *given)
+        return forward(self, inputs, **options)
 
     monkeypatch.setattr(type(lm), "forward", failing)
     ended = {}
@@ -436,22 +436,6 @@ def test_a_long_context_and_a_long_continuation_fit_into_one_pass_of_gpt2():
     together = score_continuations(lm, tl.Greedy(), rows)
     alone = [score_continuations(lm, tl.Greedy(), [row])[0] for row in rows]
     assert [total for total, _ in together] == pytest.approx([t for t, _ in alone], abs=1e-3)
-
-
-def test_rows_are_read_apart_where_the_longest_would_decide_for_all(embedder):
-    """Phi-3's position embeddings stretch with the longest row of a batch."""
-    rope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 8.0}
-    rope |= {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
-    rope["original_max_position_embeddings"] = 64
-    lm = tiny.wrapped("Phi3", rope_parameters=rope, original_max_position_embeddings=64)
-    options = {"max_new_tokens": 6}
-    given = [TokenContext(tuple(range(5, 5 + length))) for length in (20, 90, 40)]
-    together = tl.generate(lm, tl.Greedy(), given, **options)
-    assert together == [tl.generate(lm, tl.Greedy(), one, **options) for one in given]
-    scores = tl.score(lm, tl.CAD(), "Are bats blind?", ["No.", "Yes, they are blind."])
-    alone = [tl.score(lm, tl.CAD(), "Are bats blind?", [text])[0] for text in
-             ("No.", "Yes, they are blind.")]  # fmt: skip
-    assert scores == pytest.approx(alone, abs=1e-4)
 
 
 def test_a_single_message_has_nothing_to_be_contrasted_with(lm):

@@ -29,7 +29,6 @@ from trueline.errors import (
     SpaceFormatError,
     SpaceMismatchError,
 )
-from trueline.shortcuts import without
 from trueline.space.folder import PRIVATE
 
 MORE = [
@@ -367,8 +366,6 @@ def test_a_large_segment_keeps_its_index_when_a_space_is_edited(
     again = tl.open(tmp_path / "space", embedder=space.embedder)
     assert tokens(again) == fast
     assert made == [1]  # found again under the segment's own hash
-    with without("index"):
-        assert tokens(edited) == fast
     queries = edited.question_vectors("cpu")
     near = edited.retriever("cpu").nearest(queries, 20).similarities.view(len(edited), 20)
     every = queries @ torch.from_numpy(edited.entries.keys).float().T

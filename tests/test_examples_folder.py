@@ -13,7 +13,7 @@ SCRIPTS = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_a_script_runs(script, filled_home, tmp_path):
-    given = {"TRUELINE_HOME": str(filled_home), "TRUELINE_WITHOUT": "runtime"}
+    given = {"TRUELINE_HOME": str(filled_home)}
     variables = {**os.environ, **given, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-W", "error", str(script)],

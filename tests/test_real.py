@@ -7,7 +7,6 @@ from oracle import Oracle
 import trueline as tl
 from trueline.engines.sources import resolve
 from trueline.examples import read_examples
-from trueline.shortcuts import SHORTCUTS, without
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -89,12 +88,6 @@ def test_every_form_of_rad_picks_the_tokens_of_the_oracle(
     assert tokens(smol, tl.RAD(space), questions, batch_size=1) == wanted
     stored = tl.build(smol, facts, context=8, embedder=minilm, values="logits")
     assert tokens(smol, tl.RAD(stored), questions, batch_size=16) == wanted
-
-
-@pytest.mark.parametrize("names", [*((name,) for name in SHORTCUTS), ()], ids=str)
-def test_every_shortcut_leaves_the_tokens_of_the_oracle(smol, space, questions, wanted, names):
-    with without(*names):
-        assert tokens(smol, tl.RAD(space), questions[:3]) == wanted[:3]
 
 
 def test_full_precision_picks_the_tokens_of_half_precision(

@@ -741,7 +741,6 @@ def run_until(tmp_path):
     fill_home(tmp_path / "home")
     (tmp_path / "run.toml").write_text(KILLED, "utf-8")
     alone = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PIP_NO_INDEX": "1"}
-    alone["TRUELINE_WITHOUT"] = "runtime"  # exporting the embedder takes longer than the test
     paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
     with subprocess.Popen(
         [sys.executable, "-c", RUNS],

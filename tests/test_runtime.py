@@ -10,9 +10,9 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from trueline.embedders import runtime
+from trueline.embedders.base import Tokenized
 from trueline.embedders.sentence import SentenceEmbedder
 from trueline.engines.transformers.encoder import TransformersEncoder
-from trueline.shortcuts import without
 
 
 @pytest.fixture
@@ -34,9 +34,11 @@ def is_ours(record):
 
 
 def open_for(embedder):
-    return runtime.open_runtime(
-        embedder.encoder, embedder.hash, embedder.pooling, embedder._embed_batch
-    )
+    return runtime.open_runtime(embedder.encoder, embedder.hash, embedder._embed_padded)
+
+
+def by_torch(embedder, texts):
+    return embedder.embed_tokenized(Tokenized(embedder.tokenize(texts).rows))
 
 
 def tiny_embedder(architecture, pooling="mean", **settings):
@@ -53,10 +55,8 @@ def tiny_embedder(architecture, pooling="mean", **settings):
 
 def test_the_runtime_gives_the_vectors_of_torch(embedder):
     texts = ["", "bats see well", "gold does not rust in air or water, no matter what"] * 10
-    fast = embedder.embed(texts)  # more tokens than are read at once
     assert embedder._runtime is not None
-    with without("runtime"):
-        assert torch.allclose(fast, embedder.embed(texts), atol=1e-6)
+    assert torch.allclose(embedder.embed(texts), by_torch(embedder, texts), atol=1e-6)
 
 
 @pytest.mark.slow
@@ -67,19 +67,17 @@ def test_encoders_that_count_from_their_pad_have_a_runtime_too(architecture, poo
         architecture, pooling, intermediate_size=32, max_position_embeddings=40, pad_token_id=1
     )
     texts = ["w7 w8 w9", "w10", "w11 w12 w13 w14 w15"]
-    fast = made.embed(texts)
     assert made._runtime is not None
-    with without("runtime"):
-        assert torch.allclose(fast, made.embed(texts), atol=1e-6)
+    assert torch.allclose(made.embed(texts), by_torch(made, texts), atol=1e-6)
 
 
 def test_a_damaged_runtime_that_cannot_be_made_anew_leaves_torch(
     embedder, home, said, monkeypatch
 ):
-    path = home / "runtimes" / f"{embedder.hash[:32]}-vectors.onnx"
+    path = home / "runtimes" / f"{embedder.hash[:32]}.onnx"
     path.parent.mkdir()
     path.write_bytes(b"not a graph")
-    monkeypatch.setattr(runtime, "_export", lambda encoder, path, packer: None)
+    monkeypatch.setattr(runtime, "_export", lambda *_: None)
     assert open_for(embedder) is None
     assert [line[:60] for line in said()] == [
         "the embedder runs on torch, since ONNX Runtime cannot take i"
@@ -111,15 +109,6 @@ def test_an_exporter_that_fails_is_told_in_one_line_and_leaves_no_file(
     assert "UnsupportedOperatorError" in line
     assert "\n" not in line
     assert list((home / "runtimes").iterdir()) == []
-
-
-@pytest.mark.usefixtures("home")
-def test_an_encoder_that_cannot_read_packed_texts_stays_on_torch_and_says_why(said):
-    made = tiny_embedder("Bert", intermediate_size=32)
-    made.encoder.first_positions = (3,)  # every text would begin at its fourth position
-    assert open_for(made) is None
-    assert "does not read texts one behind the other" in said()[0]
-    assert made.embed(["w7 w8", "w9"]).shape == (2, 16)
 
 
 @pytest.mark.usefixtures("home")

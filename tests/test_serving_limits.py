@@ -59,13 +59,13 @@ class Gate:
         self.reached, self.blocked = Event(), Event()
         forward = type(lm).forward
 
-        def gated(this, *given):
+        def gated(this, *given, **options):
             self.reached.set()
             if self.passes >= self.free and not self.open.is_set():
                 self.blocked.set()
                 assert self.open.wait(30)
             self.passes += 1
-            return forward(this, *given)
+            return forward(this, *given, **options)
 
         monkeypatch.setattr(type(lm), "forward", gated)
 
@@ -271,11 +271,11 @@ def test_an_engine_that_fails_on_one_request_fails_it_and_no_other(chat, space, 
     bad = chat.encode(" gold")[0]
     failed = Event()
 
-    def failing(this, inputs, *given):
+    def failing(this, inputs, **options):
         if (inputs["input_ids"] == bad).any():
             failed.set()
             raise RuntimeError("a secret of the machine at /etc/passwd")
-        return forward(this, inputs, *given)
+        return forward(this, inputs, **options)
 
     good = "Do fish sleep?"
     alone = tl.generate(chat, tl.Greedy(), messages=body(good)["messages"], max_new_tokens=40)

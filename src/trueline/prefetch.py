@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from trueline.decoders.base import Prefetch
-from trueline.shortcuts import is_on
 
 _local = local()  # whether a thread is the worker's
 
@@ -49,10 +48,10 @@ class Alongside:
 
 
 def _has_core(device: torch.device) -> bool:
-    """Whether there is a second core for the work, and it may be used."""
+    """Whether there is a second core for the work."""
     is_nested = getattr(_local, "is_worker", False)  # it would wait for its own thread
     is_free = device.type != "cpu" or torch.get_num_threads() > 1
-    return is_free and not is_nested and is_on("overlap")
+    return is_free and not is_nested
 
 
 def _result(work: Prefetch) -> Any:

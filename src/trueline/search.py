@@ -16,7 +16,6 @@ import torch
 from trueline.engines.model_cache import home
 from trueline.errors import SpaceFormatError
 from trueline.files import file_hash, open_regular, replacing, write_text
-from trueline.shortcuts import is_on
 
 _log = logging.getLogger(__name__)
 LARGE = 50_000  # entries from which an index is used: below it, all are compared exactly
@@ -136,7 +135,7 @@ def open_search(keys: torch.Tensor, name: str | None = None) -> Search:
     `name` is a hash of the file that holds the keys; without it the index is not kept. It takes
     as much room again as the keys; without FAISS all keys are compared.
     """
-    if len(keys) < LARGE or not is_on("index"):
+    if len(keys) < LARGE:
         return Exact(keys)
     try:
         import faiss

@@ -583,13 +583,13 @@ def test_positions_nobody_has_are_refused_in_words(size, embedder_folder, tmp_pa
 def test_the_first_use_of_an_embedder_says_nothing_and_mends_a_damaged_runtime(
     embedder_folder, tmp_path
 ):
-    path = tmp_path / "runtimes" / f"{load_embedder(embedder_folder).hash[:32]}-vectors.onnx"
+    path = tmp_path / "runtimes" / f"{load_embedder(embedder_folder).hash[:32]}.onnx"
     path.parent.mkdir()
     path.write_bytes(b"not a graph")
     code = "import sys, trueline.embedders.loading as l; l.load_embedder(sys.argv[1]).open()"
     done = subprocess.run(
         [sys.executable, "-c", code, str(embedder_folder)],
-        env={**os.environ, "TRUELINE_HOME": str(tmp_path), "TRUELINE_WITHOUT": ""},
+        env={**os.environ, "TRUELINE_HOME": str(tmp_path)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -699,7 +699,7 @@ def attempt(chance, what, work, ends):
 def test_a_damaged_folder_is_refused_or_a_model(
     kind, quick, long, tmp_path, request, counted, monkeypatch
 ):
-    monkeypatch.setenv("TRUELINE_WITHOUT", "runtime")
+    monkeypatch.setattr("trueline.embedders.runtime.find_spec", lambda _: None)  # no export
     base = request.getfixturevalue(f"{kind}_folder")
     for chance in rounds(f"{kind} folder", quick, long):
         folder = copied(base, tmp_path / "theirs")

@@ -73,7 +73,7 @@ def parts(tiny_home, tmp_path_factory):
 def inside(parts, monkeypatch):
     monkeypatch.chdir(parts)
     for name in [name for name in os.environ if name.startswith("TRUELINE_")]:
-        if name not in ("TRUELINE_HOME", "TRUELINE_WITHOUT"):
+        if name != "TRUELINE_HOME":
             monkeypatch.delenv(name)
 
 
@@ -709,7 +709,7 @@ def odd_environment(chance, args):
         return {}
     command = cli.commands[args[0]] if args and args[0] in cli.commands else cli
     names = [f"TRUELINE_{command.name}_{p.name}".upper() for p in command.params]
-    names += ["TRUELINE_WITHOUT", "COLUMNS"]
+    names.append("COLUMNS")
     return {chance.choice(names): as_argument(odd_text(chance))}
 
 

@@ -34,7 +34,6 @@ from trueline.cli.screen import abandon, flush, has_reader, note, one_line, sett
 from trueline.cli.serve import serve
 from trueline.cli.tune import tune
 from trueline.cli.verify import verify
-from trueline.engines import claim_process
 from trueline.errors import OutputError, TruelineError
 from trueline.visible import visible_line
 
@@ -179,11 +178,10 @@ def _shortened(text: str) -> str:
 def _settle_process() -> None:
     """Set up a process that is ours alone; what its user has set stands.
 
-    Engines import less. Garbage is looked for rarely: the millions of objects that imports make
-    are none. A thread of torch that waits for work gives its core back after 0.3 ms, not 5 ms,
-    as the embedder needs it; libgomp reads this once, when torch is imported.
+    Garbage is looked for rarely: the millions of objects that imports make are none. A thread
+    of torch that waits for work gives its core back after 0.3 ms, not 5 ms, as the embedder
+    needs it; libgomp reads this once, when torch is imported.
     """
-    claim_process()
     gc.set_threshold(_OBJECTS_UNTIL_COLLECTION, 20, 100)
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "20000")

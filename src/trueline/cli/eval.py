@@ -40,7 +40,7 @@ _DIGITS = 20  # of a number that is one; what is longer is refused as the text i
     cls=FlagEnvvarOption,
     multiple=True,
     help="facts, regimes, truthfulqa, wikiqa, alpaca, halueval-dialogue, halueval-summary, "
-    "zsre, counterfact, situatedqa, covid-faq, quebec-faq, medical-pairs, clinc150, or a file.",
+    "or a file.",
 )
 @column_option
 @click.option("--methods", help="Separated by commas, or `all`.")

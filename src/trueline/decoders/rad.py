@@ -17,7 +17,6 @@ from trueline.errors import SettingError
 from trueline.fusion import Aggregation, Fusion, aggregate, fuse, neutralize, weigh
 from trueline.search import Hits
 from trueline.settings import Between
-from trueline.shortcuts import is_on
 from trueline.space.retriever import Matches, Retriever
 from trueline.space.space import GroundingSpace
 
@@ -252,7 +251,7 @@ class RAD(Grounded):
         return lm.head(values.to(lm.dtype)).float()
 
     def _is_fused_before_head(self, lm: Engine) -> bool:
-        return self._is_linear(lm) and self.fusion != "prob" and is_on("fusion")
+        return self._is_linear(lm) and self.fusion != "prob"
 
     def _is_linear(self, lm: Engine) -> bool:
         """Whether sums of the values stand for sums of logits, by both checks of the head."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 TokenRows = list[list[int]]  # the token ids of several texts
-Pack = Mapping[str, np.ndarray]  # several texts as the inputs of one call of a runtime
+Inputs = Mapping[str, np.ndarray]  # a padded batch of texts, for a runtime
 
 
 class Embedder(Protocol):
@@ -31,7 +31,7 @@ class Tokenized:
     """Texts cut into tokens, ready for an embedder's second phase."""
 
     rows: TokenRows
-    packs: tuple[Pack, ...] | None = None  # the same rows for a runtime, if it embeds them
+    inputs: Inputs | None = None  # the same rows for a runtime, if it embeds them
 
 
 class TwoPhaseEmbedder(ABC):

@@ -6,7 +6,6 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,41 +14,39 @@ from typing import Any
 import numpy as np
 import torch
 
-from trueline.embedders.base import Pack, TokenRows
-from trueline.engines.encoders import Encoder, whole_torch
+from trueline.embedders.base import Inputs, TokenRows
+from trueline.engines.encoders import Encoder
 from trueline.engines.model_cache import home
 from trueline.files import replacing
 
-EmbedRows = Callable[[TokenRows], torch.Tensor]  # token ids -> unit vectors (texts, width)
+EmbedBatch = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # ids and mask -> vectors
 
 _log = logging.getLogger(__name__)
 _TOLERANCE = 1e-5  # how far a value of a vector may be off, in multiples of the largest one
-_PACK_TOKENS = 256  # read as one row: more, and attention between texts costs more than pads
 _SAMPLE = [[5, 6, 7, 8, 9, 10, 11], [12, 13], [14, 15, 16, 17]]
-_INPUTS = ("ids", "positions", "owners", "counted")
 
 
 class _NoRuntimeError(Exception):
     """Why an embedder has to stay on torch."""
 
 
-# What an exporter meets: an encoder without positions (TypeError) or with too few (IndexError),
-# an operation it does not know (RuntimeError, ValueError), a full disk (OSError).
+# What an exporter meets: an operation it does not know (RuntimeError, ValueError, TypeError), a
+# full disk (OSError).
 _EXPORT_ERRORS: tuple[type[Exception], ...] = (
     _NoRuntimeError,
     RuntimeError,
-    TypeError,
     ValueError,
-    IndexError,
+    TypeError,
     OSError,
     ImportError,
 )
+_DAMAGE: tuple[type[Exception], ...] = (_NoRuntimeError,)
 
 
 class Runtime:
-    """The unit vectors of texts, without pads and with one call a pack."""
+    """The unit vectors of texts, by one call for a padded batch."""
 
-    def __init__(self, path: Path, packer: _Packer) -> None:
+    def __init__(self, path: Path) -> None:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -59,39 +56,29 @@ class Runtime:
         self._session = onnxruntime.InferenceSession(
             str(path), options, providers=["CPUExecutionProvider"]
         )
-        self._packer = packer
 
-    def pack(self, rows: TokenRows) -> tuple[Pack, ...]:
-        """Make texts the inputs of as few calls as fit; this part is Python."""
-        return tuple(
-            dict(zip(_INPUTS, self._packer(batch), strict=True)) for batch in _batches(rows)
-        )
-
-    def run(self, packs: tuple[Pack, ...]) -> torch.Tensor:
-        """The unit vectors of packed texts (texts, width); this part is not."""
-        found: list[Any] = [self._session.run(None, pack)[0] for pack in packs]
-        return torch.from_numpy(found[0] if len(found) == 1 else np.concatenate(found))
+    def run(self, inputs: Inputs) -> torch.Tensor:
+        """The unit vectors of a padded batch: (texts, width)."""
+        found: Any = self._session.run(None, dict(inputs))[0]
+        return torch.from_numpy(found)
 
 
-@dataclass(frozen=True)
-class _Packer:
-    """Puts texts one behind the other."""
-
-    first: int  # the position of a text's first token
-    pooling: str  # which of its tokens make a text's vector: `first`, or all of them (`mean`)
-
-    def __call__(self, rows: TokenRows) -> tuple[np.ndarray, ...]:
-        """All ids in one row, their positions, the text of each, and whether it counts."""
-        ids = np.array([[token for row in rows for token in row]], np.int64)
-        indices = np.array([[index for row in rows for index in range(len(row))]], np.int64)
-        owners = np.array([number for number, row in enumerate(rows) for _ in row], np.int64)
-        counted = owners == np.arange(len(rows))[:, None]  # (texts, tokens)
-        if self.pooling == "first":
-            counted &= indices == 0
-        return ids, indices + self.first, owners, counted.astype(np.float32)
+def pad_rows(rows: TokenRows, pad: int) -> Inputs:
+    """Token ids (texts, tokens), padded on the right, and 1 where a token counts."""
+    ids = np.full((len(rows), max(map(len, rows))), pad, np.int64)
+    mask = np.zeros_like(ids)
+    for number, row in enumerate(rows):
+        ids[number, : len(row)] = row
+        mask[number, : len(row)] = 1
+    return {"ids": ids, "mask": mask}
 
 
-def open_runtime(encoder: Encoder, name: str, pooling: str, embed: EmbedRows) -> Runtime | None:
+def runtime_path(name: str) -> Path:
+    """Where the runtime of an embedder is kept, by the embedder's hash."""
+    return home() / "runtimes" / f"{name[:32]}.onnx"
+
+
+def open_runtime(encoder: Encoder, name: str, embed: EmbedBatch) -> Runtime | None:
     """The runtime of an embedder, kept in the cache under a name; None where there is none.
 
     There is none without the packages, on another device than a CPU, or if the exported model
@@ -99,17 +86,16 @@ def open_runtime(encoder: Encoder, name: str, pooling: str, embed: EmbedRows) ->
     """
     if encoder.device.type != "cpu":
         return None
-    path = home() / "runtimes" / f"{name[:32]}-vectors.onnx"
+    path = runtime_path(name)
     if packages := _missing("onnxruntime", *(() if path.exists() else ("onnx", "onnxscript"))):
         _say_once(
             f"the embedder runs on torch, without {', '.join(packages)}; for a faster one: "
             "pip install 'trueline[fast]'"
         )
         return None
-    trouble = _EXPORT_ERRORS + _load_errors()
     try:
-        return _open(encoder, path, pooling, embed(_SAMPLE))
-    except trouble as error:
+        return _open(encoder, path, embed)
+    except _EXPORT_ERRORS + _load_errors() as error:
         reason = (str(error).splitlines() or [""])[0]
         _say_once(
             "the embedder runs on torch, since ONNX Runtime cannot take it over "
@@ -118,55 +104,60 @@ def open_runtime(encoder: Encoder, name: str, pooling: str, embed: EmbedRows) ->
         return None
 
 
-def _open(encoder: Encoder, path: Path, pooling: str, expected: torch.Tensor) -> Runtime:
+def _open(encoder: Encoder, path: Path, embed: EmbedBatch) -> Runtime:
     """The kept runtime; a new one where there is none or a damaged one."""
-    packer = _find_packer(encoder, pooling, expected)
+    sample = pad_rows(_SAMPLE, encoder.pad_id)
+    ids, mask = (torch.from_numpy(array) for array in sample.values())
+    with torch.inference_mode():
+        expected = embed(ids, mask)
     if path.exists():
-        damage: tuple[type[Exception], ...] = (_NoRuntimeError, *_load_errors())
         try:
-            return _checked(Runtime(path, packer), expected)
-        except damage as error:
+            return _checked(Runtime(path), sample, expected)
+        except _DAMAGE + _load_errors() as error:
             _log.info("%s is damaged (%s) and made anew", path, error)
-    _export(encoder, path, packer)
-    return _checked(Runtime(path, packer), expected)
+    _export(encoder, path, embed, (ids, mask))
+    return _checked(Runtime(path), sample, expected)
 
 
-def _checked(runtime: Runtime, expected: torch.Tensor) -> Runtime:
-    if not _is_close(runtime.run(runtime.pack(_SAMPLE)), expected):
+def _checked(runtime: Runtime, sample: Inputs, expected: torch.Tensor) -> Runtime:
+    found = runtime.run(sample)
+    is_close = found.shape == expected.shape and bool(
+        (found - expected).abs().max() <= _TOLERANCE * expected.abs().max()
+    )
+    if not is_close:
         raise _NoRuntimeError("it gives other vectors than torch")
     return runtime
 
 
-@torch.no_grad()
-def _find_packer(encoder: Encoder, pooling: str, expected: torch.Tensor) -> _Packer:
-    """How an encoder is given several texts in one row."""
-    for first in encoder.first_positions:
-        packer = _Packer(first, pooling)
-        if _is_close(_PackedEncoder(encoder)(*_sample_inputs(packer)), expected):
-            return packer
-    raise _NoRuntimeError("the encoder does not read texts one behind the other")
-
-
-def _sample_inputs(packer: _Packer) -> tuple[torch.Tensor, ...]:
-    return tuple(torch.from_numpy(array) for array in packer(_SAMPLE))
-
-
-def _export(encoder: Encoder, path: Path, packer: _Packer) -> None:
+def _export(
+    encoder: Encoder, path: Path, embed: EmbedBatch, sample: tuple[torch.Tensor, ...]
+) -> None:
     """Write the graph and its weights as one file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    tokens, texts = torch.export.Dim("tokens", max=8192), torch.export.Dim("texts", max=8192)
-    with whole_torch(), _quiet_exporter():
+    sizes = {0: torch.export.Dim("texts", max=8192), 1: torch.export.Dim("tokens", max=8192)}
+    with _quiet_exporter():
         program = torch.onnx.export(
-            _PackedEncoder(encoder),
-            _sample_inputs(packer),
-            input_names=_INPUTS,
-            dynamic_shapes=({1: tokens}, {1: tokens}, {0: tokens}, {0: texts, 1: tokens}),
+            _Exported(encoder, embed),
+            sample,
+            input_names=("ids", "mask"),
+            dynamic_shapes=(sizes, sizes),
             dynamo=True,
             verbose=False,
         )
         assert program is not None
         with replacing(path) as scratch:
             program.save(str(scratch), external_data=False)
+
+
+class _Exported(torch.nn.Module):
+    """What turns a padded batch into unit vectors, as a module that holds its weights."""
+
+    def __init__(self, encoder: Encoder, embed: EmbedBatch) -> None:
+        super().__init__()
+        self.encoder, self._embed = encoder, embed
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self._embed(ids, mask)
 
 
 @contextmanager
@@ -183,42 +174,6 @@ def _quiet_exporter() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-class _PackedEncoder(torch.nn.Module):
-    """An encoder that reads texts one behind the other, each seeing itself alone."""
-
-    def __init__(self, encoder: Encoder) -> None:
-        super().__init__()
-        self.encoder = encoder
-
-    def forward(
-        self,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
-        owners: torch.Tensor,
-        counted: torch.Tensor,
-    ) -> torch.Tensor:
-        """(1, tokens) twice, (tokens,) and (texts, tokens) -> (texts, width)."""
-        far = torch.finfo(torch.float32).min
-        mask = torch.where(owners[:, None] == owners, 0.0, far)[None, None]
-        states = self.encoder(ids, mask, positions)  # (1, tokens, width)
-        return torch.nn.functional.normalize(counted @ states[0], dim=1)
-
-
-def _batches(rows: TokenRows) -> Iterator[TokenRows]:
-    """As many rows at a time as make a pack, in their order."""
-    batch: TokenRows = []
-    for row in rows:
-        if batch and sum(map(len, batch)) + len(row) > _PACK_TOKENS:
-            yield batch
-            batch = []
-        batch.append(row)
-    yield batch
-
-
-def _is_close(vectors: torch.Tensor, expected: torch.Tensor) -> bool:
-    return bool((vectors - expected).abs().max() <= _TOLERANCE * expected.abs().max())
 
 
 def _missing(*packages: str) -> list[str]:

@@ -10,9 +10,8 @@ import torch
 from tokenizers import Tokenizer
 
 from trueline.embedders.base import Tokenized, TokenRows, TwoPhaseEmbedder
-from trueline.embedders.runtime import Runtime, open_runtime
+from trueline.embedders.runtime import Runtime, open_runtime, pad_rows
 from trueline.engines.encoders import Encoder
-from trueline.shortcuts import is_on
 
 _BATCH = 64  # texts a forward pass
 _RUNTIME_MOST = 32  # texts: more keep all cores of torch busy, and the runtime has one
@@ -45,28 +44,27 @@ class SentenceEmbedder(TwoPhaseEmbedder):
         self.hash = hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     def tokenize(self, texts: Sequence[str], *, tails: bool = False) -> Tokenized:
-        """Cut texts into tokens, and pack them if the fast runtime is to embed them."""
+        """Cut texts into tokens, and pad them if the fast runtime is to embed them."""
         tokenizer = self._tails if tails else self.tokenizer
         encodings = tokenizer.encode_batch([text.strip() for text in texts])
         rows = [encoding.ids for encoding in encodings]
-        if 0 < len(rows) <= _RUNTIME_MOST and is_on("runtime") and self._runtime is not None:
-            return Tokenized(rows, self._runtime.pack(rows))
+        if 0 < len(rows) <= _RUNTIME_MOST and self._runtime is not None:
+            return Tokenized(rows, pad_rows(rows, self.encoder.pad_id))
         return Tokenized(rows)
 
     def embed_tokenized(self, tokenized: Tokenized) -> torch.Tensor:
-        """Unit vectors (texts, dimension), by the fast runtime where the texts are packed."""
-        if tokenized.packs is not None and self._runtime is not None:
-            return self._runtime.run(tokenized.packs)
+        """Unit vectors (texts, dimension), by the fast runtime where the texts are padded."""
+        if tokenized.inputs is not None and self._runtime is not None:
+            return self._runtime.run(tokenized.inputs)
         return self._embed_batches(tokenized.rows)
 
     def open(self) -> None:
         """Open its runtime, which may have to be exported first."""
-        if is_on("runtime"):
-            _ = self._runtime
+        _ = self._runtime
 
     @cached_property
     def _runtime(self) -> Runtime | None:
-        return open_runtime(self.encoder, self.hash, self.pooling, self._embed_batch)
+        return open_runtime(self.encoder, self.hash, self._embed_padded)
 
     def _embed_batches(self, rows: TokenRows) -> torch.Tensor:
         """Unit vectors by torch; texts of similar length share a pass."""
@@ -79,11 +77,13 @@ class SentenceEmbedder(TwoPhaseEmbedder):
 
     @torch.inference_mode()
     def _embed_batch(self, rows: TokenRows) -> torch.Tensor:
-        """Unit vectors by one pass of torch: (texts, dimension)."""
-        longest, pad = max(map(len, rows)), self.encoder.pad_id
-        ids = torch.tensor([row + [pad] * (longest - len(row)) for row in rows])
-        mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
-        ids, mask = ids.to(self.encoder.device), mask.to(self.encoder.device)
+        inputs = pad_rows(rows, self.encoder.pad_id).values()
+        return self._embed_padded(
+            *(torch.from_numpy(a).to(self.encoder.device) for a in inputs)
+        )
+
+    def _embed_padded(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Unit vectors of a padded batch, by one pass of torch: (texts, dimension)."""
         states = self.encoder(ids, mask).float()  # (texts, tokens, dimension)
         summed = states[:, 0] if self.pooling == "first" else (states * mask[..., None]).sum(1)
         return torch.nn.functional.normalize(summed, dim=1)

@@ -73,13 +73,6 @@ def load(
     return opened
 
 
-def claim_process() -> None:
-    """Say that this process is trueline's alone, so that engines may import less."""
-    from trueline.engines.transformers.lean import claim_process as claim
-
-    claim()
-
-
 def wrap_transformers(model: Any, tokenizer: Any) -> Engine:
     """Somebody's own model of transformers as an engine."""
     from trueline.engines.transformers.language import LanguageModel

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,7 +14,6 @@ class Encoder(Protocol):
     width: int  # of a state
     limit: int | None  # tokens it can read at most
     pad_id: int
-    first_positions: tuple[int, ...]  # where a text's first token may stand
 
     @property
     def device(self) -> torch.device:
@@ -31,15 +29,8 @@ class Encoder(Protocol):
         """A hash of its weights and settings."""
         ...
 
-    def __call__(
-        self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """(rows, tokens) of ids -> (rows, tokens, width).
-
-        The mask is one of tokens (rows, tokens), 1 where a token counts, or one of pairs
-        (rows, 1, tokens, tokens), which is added to the attention's scores. Positions are
-        given only where texts stand one behind the other in a row.
-        """
+    def __call__(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Ids (rows, tokens), and a mask with 1 where one counts -> (rows, tokens, width)."""
         ...
 
 
@@ -48,13 +39,6 @@ def open_encoder(folder: Path, device: torch.device) -> Encoder:
     from trueline.engines.transformers.encoder import open_encoder
 
     return open_encoder(folder, device)
-
-
-def whole_torch() -> AbstractContextManager[None]:
-    """A block that needs all of torch, its compiler too."""
-    from trueline.engines.transformers.lean import whole
-
-    return whole()
 
 
 def open_bert_scorer(folder: str, layers: int) -> Any:

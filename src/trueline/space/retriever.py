@@ -14,7 +14,6 @@ import torch
 from trueline.embedders.base import Embedder, PreparedTexts, embed_prepared, prepare_texts
 from trueline.engines.base import Engine
 from trueline.search import Exact, Hits, Search, check_numbers, join_hits, open_search
-from trueline.shortcuts import is_on
 from trueline.space.content import Content
 from trueline.space.segment import Entries, Part
 from trueline.space.soundness import LARGEST, row_blocks
@@ -67,15 +66,11 @@ class _Block:
         return None if self.live is None else self.live.cumsum(0) - 1 + self.start
 
     def above(self, queries: torch.Tensor, tau: float) -> Hits:
-        hits = self._searched.above(queries, tau)
+        hits = self.search.above(queries, tau)
         return self._numbered(hits if self.live is None else hits.kept(self.live[hits.entries]))
 
     def nearest(self, queries: torch.Tensor, k: int) -> Hits:
-        return self._numbered(self._searched.nearest(queries, k, self.live))
-
-    @property
-    def _searched(self) -> Search:
-        return self.search if is_on("index") else Exact(self.keys)
+        return self._numbered(self.search.nearest(queries, k, self.live))
 
     def _numbered(self, hits: Hits) -> Hits:
         if self.numbers is None:

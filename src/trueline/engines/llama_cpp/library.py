@@ -1,7 +1,7 @@
 """The shared library of llama.cpp in, its C functions out, once it is known to be right.
 
 Its parameter structs change between releases, and a wrong one crashes the process. So only the
-releases of `BUILDS` are accepted, and the defaults that the library itself gives are held
+release of `BUILD` is accepted, and the defaults that the library itself gives are held
 against what stands at the offsets there, and against the size of the structs.
 """
 
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import metadata, util
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from trueline.errors import MissingExtraError, ModelError
@@ -70,10 +69,9 @@ class Layout:
 
 @dataclass(frozen=True)
 class Build:
-    """A package that carries llama.cpp: where its library is, and its parameter structs."""
+    """A release of the package that carries llama.cpp, and its parameter structs."""
 
-    module: str
-    library: str  # a pattern of its file, in the folder of the module
+    version: str
     llama_version: str  # what llama_version() says
     model: Layout
     context: Layout
@@ -93,45 +91,35 @@ _MODEL = Layout(
 )
 
 
-def _context_layout(flags: int) -> Layout:
-    """The context parameters, whose flags begin at a byte that differs between releases."""
-    return Layout(
-        flags + 32,
-        {
-            "n_ctx": (0, "i", 512),
-            "n_batch": (4, "i", 2048),
-            "n_ubatch": (8, "i", 512),
-            "n_seq_max": (12, "i", 1),
-            "n_outputs_max": (20, "i", 0),
-            "n_outputs_max_per_seq": (24, "i", 1),
-            "n_threads": (28, "i", 4),
-            "n_threads_batch": (32, "i", 4),
-            "rope_scaling_type": (40, "i", -1),
-            "pooling_type": (44, "i", -1),
-            "attention_type": (48, "i", -1),
-            "flash_attn_type": (52, "i", -1),
-            "type_k": (104, "i", 1),
-            "type_v": (108, "i", 1),
-            "embeddings": (flags, "?", 0),
-            "offload_kqv": (flags + 1, "?", 1),
-            "no_perf": (flags + 2, "?", 1),
-            "swa_full": (flags + 4, "?", 1),
-            "kv_unified": (flags + 5, "?", 0),
-        },
-    )
-
-
-# The first that is installed is taken. A release is added once the engine's tests pass with it.
-BUILDS = MappingProxyType(
+_CONTEXT = Layout(
+    168,
     {
-        ("xllamacpp", "2026.10.11549"): Build(
-            "xllamacpp", "*xllamacpp*.*", "0.6.0-dev", _MODEL, _context_layout(136)
-        ),
-        ("llama-cpp-python", "0.3.36"): Build(
-            "llama_cpp", "lib/*llama.*", "0.5.0-dev", _MODEL, _context_layout(128)
-        ),
-    }
+        "n_ctx": (0, "i", 512),
+        "n_batch": (4, "i", 2048),
+        "n_ubatch": (8, "i", 512),
+        "n_seq_max": (12, "i", 1),
+        "n_outputs_max": (20, "i", 0),
+        "n_outputs_max_per_seq": (24, "i", 1),
+        "n_threads": (28, "i", 4),
+        "n_threads_batch": (32, "i", 4),
+        "rope_scaling_type": (40, "i", -1),
+        "pooling_type": (44, "i", -1),
+        "attention_type": (48, "i", -1),
+        "flash_attn_type": (52, "i", -1),
+        "type_k": (104, "i", 1),
+        "type_v": (108, "i", 1),
+        "embeddings": (136, "?", 0),
+        "offload_kqv": (137, "?", 1),
+        "no_perf": (138, "?", 1),
+        "swa_full": (140, "?", 1),
+        "kv_unified": (141, "?", 0),
+    },
 )
+
+
+# Another release is taken once the engine's tests pass with it.
+BUILD = Build("2026.10.11549", "0.6.0-dev", _MODEL, _CONTEXT)
+_PACKAGE = "xllamacpp"
 _LIBRARIES = (".so", ".pyd", ".dylib", ".dll")
 
 _int, _bool, _float, _text = ctypes.c_int32, ctypes.c_bool, ctypes.c_float, ctypes.c_char_p
@@ -237,28 +225,25 @@ class Library:
 
 @cache
 def open_library() -> Library:
-    """The library of an installed package that carries it, checked once a process."""
-    for package, module in {name: build.module for (name, _), build in BUILDS.items()}.items():
-        found = util.find_spec(module)
-        if found is None or not found.submodule_search_locations:
-            continue
-        version = metadata.version(package)
-        if (package, version) not in BUILDS:
-            raise ModelError(
-                f"{package} {version} is installed, and its parameter structs are not known to "
-                f"this release of trueline; install {_accepted()}"
-            )
-        folder = Path(next(iter(found.submodule_search_locations)))
-        return _opened(folder, BUILDS[package, version], f"{package} {version}")
-    raise MissingExtraError("engine='llama.cpp' needs xllamacpp: pip install 'trueline[llama]'")
-
-
-def _opened(folder: Path, build: Build, label: str) -> Library:
-    files = [path for path in sorted(folder.glob(build.library)) if path.suffix in _LIBRARIES]
+    """The library of the installed package, checked once a process."""
+    found = util.find_spec(_PACKAGE)
+    if found is None or not found.submodule_search_locations:
+        raise MissingExtraError(
+            "engine='llama.cpp' needs xllamacpp: pip install 'trueline[llama]'"
+        )
+    version = metadata.version(_PACKAGE)
+    if version != BUILD.version:
+        raise ModelError(
+            f"{_PACKAGE} {version} is installed, and its parameter structs are not known to "
+            f"this release of trueline; install {_accepted()}"
+        )
+    folder = Path(next(iter(found.submodule_search_locations)))
+    label = f"{_PACKAGE} {version}"
+    files = [path for path in sorted(folder.glob("*xllamacpp*.*")) if path.suffix in _LIBRARIES]
     if not files:
         raise ModelError(f"{folder} holds no shared library; install {label} again")
     try:
-        return Library(files[0], build)
+        return Library(files[0], BUILD)
     except (OSError, AttributeError) as error:  # it does not load, or lacks a function
         raise ModelError(
             f"the llama.cpp inside {label} cannot be used ({str(error)[:_SHOWN]}); "
@@ -321,4 +306,4 @@ def _batch_problems(library: Library) -> list[str]:
 
 
 def _accepted() -> str:
-    return " or ".join(f"{package}=={version}" for package, version in BUILDS)
+    return f"{_PACKAGE}=={BUILD.version}"

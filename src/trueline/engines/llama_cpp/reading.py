@@ -10,7 +10,6 @@ import torch
 from trueline.engines.base import IsDone, States
 from trueline.engines.llama_cpp.context import MAX_SEQUENCES, Context, Entry, Pool
 from trueline.errors import SettingError
-from trueline.shortcuts import is_on
 
 _ROOM = 128  # tokens each new row may get before the cache has to grow
 _AT_ONCE = 256  # tokens of continuations that are read before their rows are dropped
@@ -57,7 +56,7 @@ class SequenceReading:
         tokens = sum(map(len, contexts)) + _ROOM * len(contexts)
         context = self._context(tokens, len(contexts), done)
         new = self._unused(len(contexts))
-        shared = context.shareable(contexts) if is_on("prefix") else 0
+        shared = context.shareable(contexts)
         if shared:
             context.read(_entries(new[0], contexts[0][:shared]))
             for sequence in new[1:]:

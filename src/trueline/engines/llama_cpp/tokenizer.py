@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +16,6 @@ _KINDS = {1: "SentencePiece", 2: "BPE"}  # the tokenizers whose texts we can put
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1 << 0, 1 << 3, 1 << 4, 1 << 5  # llama_token_attr
 _NORMAL_TYPE, _BYTE_TYPE, _UNUSED_TYPE = 1, 6, 5  # token types of a GGUF file
 _TYPES = "tokenizer.ggml.token_type"
-_BYTE_NAME = re.compile(rb"<0x([0-9A-F]{2})>")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,20 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-
-from trueline.engines.transformers.lean import lean
-from trueline.shortcuts import is_on
-
-with lean():
-    from transformers import (
-        AttentionInterface,
-        AttentionMaskInterface,
-        DynamicCache,
-        PreTrainedModel,
-    )
-    from transformers.cache_utils import DynamicLayer
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-    from transformers.masking_utils import sdpa_mask
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    DynamicCache,
+    PreTrainedModel,
+)
+from transformers.cache_utils import DynamicLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 _NAME = "trueline"  # what transformers files our attention under
 _ROOM = 64  # tokens a buffer can take before it has to be made anew
@@ -92,11 +87,9 @@ class Cache(DynamicCache):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(config=model.config)
         self.layers: list[Any]
-        if is_on("cache"):
-            self.layers = [
-                GrowingLayer() if type(layer) is DynamicLayer else layer
-                for layer in self.layers
-            ]
+        self.layers = [
+            GrowingLayer() if type(layer) is DynamicLayer else layer for layer in self.layers
+        ]
 
     def absorb(self, other: Cache, width: int) -> None:
         """Add the rows of another cache below these; `width` is that of the wider one.
@@ -168,7 +161,7 @@ def _attend(
     groups = key.shape[1]
     plain = not any(options.get(name) for name in ("dropout", "position_bias", "softcap"))
     is_small = rows == 1 or groups == heads  # one row is read as fast either way
-    if new > 1 or is_small or not plain or not is_on("attention"):
+    if new > 1 or is_small or not plain:
         whole, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
         return whole, None
     out = torch.nn.functional.scaled_dot_product_attention(

@@ -23,8 +23,6 @@ class TransformersEncoder(torch.nn.Module):
         self.width = int(model.config.hidden_size)
         self.limit: int | None = getattr(model.config, "max_position_embeddings", None)
         self.pad_id = int(getattr(model.config, "pad_token_id", 0) or 0)
-        # Some encoders count positions from behind the id of their pad.
-        self.first_positions: tuple[int, ...] = (0, self.pad_id + 1)
 
     @property
     def device(self) -> torch.device:
@@ -42,12 +40,9 @@ class TransformersEncoder(torch.nn.Module):
         """A hash of its weights and settings."""
         return fingerprint(self.model)
 
-    def forward(
-        self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """(rows, tokens) of ids -> (rows, tokens, width)."""
-        options = {} if positions is None else {"position_ids": positions}
-        found = self.model(input_ids=ids, attention_mask=mask, **options)
+        found = self.model(input_ids=ids, attention_mask=mask)
         states: torch.Tensor = found.last_hidden_state
         return states
 

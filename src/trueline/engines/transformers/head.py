@@ -63,7 +63,7 @@ def find_head(model: PreTrainedModel, text: Sequence[int] = ()) -> TransformersH
     None where the known forms (linear, constant scale, soft cap) do not give the model's own
     logits to the bit: its forward pass is then the only way to them.
     """
-    head = untried_head(model)
+    head = _described_head(model)
     if head is None:
         return None
     vocabulary = model.config.get_text_config().vocab_size
@@ -72,17 +72,22 @@ def find_head(model: PreTrainedModel, text: Sequence[int] = ()) -> TransformersH
     with torch.no_grad():
         hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
         own = model(input_ids=ids, use_cache=False).logits
-        if own.isnan().any():
-            raise ModelError(
-                "the model's logits are not numbers: its weights are damaged, or too large for "
-                f"{str(own.dtype).removeprefix('torch.')}; fetch it again, or try float32"
-            )
+        check_numbers(own)
         if not torch.equal(head(hidden), own):
             return None
         return replace(head, is_linear=head.cap is None and _is_affine(head, hidden, own))
 
 
-def untried_head(model: PreTrainedModel, *, is_linear: bool = False) -> TransformersHead | None:
+def check_numbers(logits: torch.Tensor) -> None:
+    """Refuse a model whose logits are not numbers."""
+    if logits.isnan().any():
+        raise ModelError(
+            "the model's logits are not numbers: its weights are damaged, or too large for "
+            f"{str(logits.dtype).removeprefix('torch.')}; fetch it again, or try float32"
+        )
+
+
+def _described_head(model: PreTrainedModel) -> TransformersHead | None:
     """The head that a model's settings describe, before anybody has checked it."""
     output, config = model.get_output_embeddings(), model.config.get_text_config()
     if output is None or model.base_model is model:
@@ -92,7 +97,6 @@ def untried_head(model: PreTrainedModel, *, is_linear: bool = False) -> Transfor
         multiplier=getattr(config, "logit_scale", None) or 1.0,
         divisor=getattr(config, "logits_scaling", None) or 1.0,
         cap=getattr(config, "final_logit_softcapping", None),
-        is_linear=is_linear,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Sequence
 from functools import cached_property
@@ -14,11 +15,10 @@ from trueline.engines.base import HeadKind, IsDone, Reading, States
 from trueline.engines.devices import open_device
 from trueline.engines.sources import resolve
 from trueline.engines.transformers.fingerprint import fingerprint, weights_state
-from trueline.engines.transformers.head import TransformersHead, find_head, untried_head
-from trueline.engines.transformers.kept import Kept, keep, read_kept
+from trueline.engines.transformers.head import TransformersHead, check_numbers, find_head
 from trueline.engines.transformers.opening import open_model, open_tokenizer
 from trueline.engines.transformers.reader import TokenizerReader
-from trueline.engines.transformers.reading import BatchReading, RowByRowReading
+from trueline.engines.transformers.reading import BatchReading
 from trueline.engines.transformers.threads import leave_a_core
 from trueline.engines.weights import opening
 from trueline.errors import ModelError, SettingError
@@ -103,11 +103,6 @@ class LanguageModel(TokenizerReader):
             self._fingerprint = state, fingerprint(self.model)
         return self._fingerprint[1]
 
-    def recall(self, kept: Kept) -> None:
-        """Take over what is known of the model's folder instead of trying it again."""
-        head = untried_head(self.model, is_linear=kept.is_linear) if kept.has_head else None
-        self.__dict__.update(head=head, tokenizer_hash=kept.tokenizer_hash)
-
     @cached_property
     def stop_ids(self) -> frozenset[int]:
         """The tokens that end an answer, by the model's and the tokenizer's own account."""
@@ -144,33 +139,40 @@ class LanguageModel(TokenizerReader):
         ]
 
     def start(self, *, states: bool = False) -> Reading:
-        """An empty reading; it gives hidden states wherever the head is known."""
-        return RowByRowReading(self) if self._is_stretched else BatchReading(self)
+        """An empty reading; it gives the model's own logits until a method has used its head.
 
-    @property
-    def _is_stretched(self) -> bool:
-        """Whether the longest row of a batch decides how all its rows are read."""
-        rope = getattr(self.model.config.get_text_config(), "rope_parameters", None) or {}
-        return rope.get("rope_type") in ("longrope", "dynamic")
+        From then on, or with `states`, it gives hidden states wherever the head is known.
+        """
+        wants_states = states or "head" in self.__dict__
+        return BatchReading(self, states=wants_states and self.head is not None)
 
     @torch.inference_mode()
     def forward(
-        self, inputs: dict[str, Any], layers: Sequence[int] = (), done: IsDone | None = None
+        self,
+        inputs: dict[str, Any],
+        *,
+        states: bool,
+        layers: Sequence[int] = (),
+        every: bool = False,
+        done: IsDone | None = None,
     ) -> States:
-        """One pass: hidden states where the head is known, else logits; and earlier layers.
+        """One pass: hidden states or logits (of the last tokens or of `every` one), and layers.
 
         Layer 0 is the embedding; layer n the output of the n-th block, before the last norm.
         """
-        head = self.head
+        options: dict[str, Any] = {"output_hidden_states": True} if layers else {}
+        if not states and not every and self._has_logits_to_keep:
+            options["logits_to_keep"] = 1
         with leave_a_core(self._blocks, done, self.device):
-            if head is None:
-                return States(None, self.model(**inputs).logits)
-            if not layers:
-                return States(self.model.base_model(**inputs).last_hidden_state, None)
-            out = self.model.base_model(**inputs, output_hidden_states=True)
-        return States(
-            out.last_hidden_state, None, {layer: out.hidden_states[layer] for layer in layers}
-        )
+            out = (self.model.base_model if states else self.model)(**inputs, **options)
+        early = {layer: out.hidden_states[layer] for layer in layers}
+        if states:
+            return States(out.last_hidden_state, None, early)
+        return States(None, out.logits, early)
+
+    @cached_property
+    def _has_logits_to_keep(self) -> bool:
+        return "logits_to_keep" in inspect.signature(self.model.forward).parameters
 
     def head_kind(self, tokens: Sequence[int]) -> HeadKind:
         """What its head is, checked on the states of a real text."""
@@ -218,33 +220,23 @@ def load(
         model = open_model(source.folder, "causal", number, **options)
         share_heads(model)
         lm = LanguageModel(model.to(place).eval(), tokenizer, id=source.id)
-        if trust_remote_code:  # code that comes from elsewhere may have changed there
-            _check_trial(lm)
-        else:
-            _check_once(lm, source.folder)
+        _check_trial(lm)
     return lm
-
-
-def _check_once(lm: LanguageModel, folder: Path) -> None:
-    """Try a model when its folder is new, and remember what came of it."""
-    if kept := read_kept(folder, lm.dtype, lm.device):
-        lm.recall(kept)
-    _check_trial(lm)
-    if kept is None:
-        head = lm.head
-        is_linear = head is not None and head.is_linear
-        keep(folder, lm.dtype, lm.device, Kept(head is not None, is_linear, lm.tokenizer_hash))
 
 
 def _check_trial(lm: LanguageModel) -> None:
     """Let a model say what it is and read a first text: what is damaged shows here."""
-    for name in ("vocabulary", "depth", "limit", "stop_ids", "head"):
+    for name in ("vocabulary", "depth", "limit", "stop_ids"):
         value = getattr(lm, name)
         if isinstance(value, int) and value < 1:
             raise ModelError(f"its settings give it a {name} of {value}; fetch it again")
     if not isinstance(lm.limit, int | None):
         raise ModelError(f"its settings give it a limit of {lm.limit!r}; fetch it again")
-    lm.decode(lm.encode(_TRIAL, special=True))
+    tokens = lm.encode(_TRIAL, special=True) or [0]
+    lm.decode(tokens)
+    logits = lm.start().join([tokens]).logits
+    assert logits is not None
+    check_numbers(logits)
 
 
 def _dtype(dtype: str | torch.dtype, device: torch.device) -> str | torch.dtype:

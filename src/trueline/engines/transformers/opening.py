@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from trueline.engines.transformers.lean import lean, whole
 from trueline.engines.transformers.quiet import quiet
 from trueline.engines.weights import WeightCount, check_weights
 from trueline.errors import ModelError
@@ -34,7 +32,7 @@ def open_tokenizer(
     folder: Path, *, trust_remote_code: bool = False, **source: Any
 ) -> PreTrainedTokenizerBase:
     """Open the tokenizer of a folder, or of a GGUF file in it (`gguf_file`)."""
-    with _imports(trust_remote_code), quiet():
+    with quiet():
         from transformers import AutoTokenizer
 
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
@@ -56,7 +54,7 @@ def open_model(
     options = {"trust_remote_code": bool(trust_remote_code), **source}
     config = check_folder(folder, kind, count=count, **options)
     options |= {"config": config, "dtype": dtype, "use_safetensors": True}
-    with _imports(trust_remote_code), quiet():
+    with quiet():
         model, found = _auto_class(kind).from_pretrained(
             folder, output_loading_info=True, local_files_only=True, **options
         )
@@ -75,7 +73,7 @@ def check_folder(
 ) -> Any:
     """The settings of a model that is safe to open; whoever opens it need not be us."""
     count = count or check_weights(folder)
-    with _imports(trust_remote_code), quiet():
+    with quiet():
         from transformers import AutoConfig
 
         config = AutoConfig.from_pretrained(
@@ -85,11 +83,6 @@ def check_folder(
             _check_settings(config)
             _check_size(_auto_class(kind), config, count)
     return config
-
-
-def _imports(trust_remote_code: bool) -> AbstractContextManager[None]:
-    """Import as little as transformers needs, or all that somebody's code may want."""
-    return whole() if trust_remote_code else lean()
 
 
 def _auto_class(kind: ModelClass) -> Any:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
-from trueline.engines.base import IsDone, States, join_states, shared_length
+from trueline.engines.base import IsDone, States, shared_length
 from trueline.engines.transformers.attention import Cache
-from trueline.shortcuts import is_on
 
 if TYPE_CHECKING:
     from trueline.engines.transformers.language import LanguageModel
@@ -23,8 +21,9 @@ class BatchReading:
     row that joins is put below the others, and whichever is shorter gets pads on its left.
     """
 
-    def __init__(self, lm: LanguageModel) -> None:
+    def __init__(self, lm: LanguageModel, *, states: bool) -> None:
         self._lm = lm
+        self._states = states  # whether it gives hidden states, or else logits
         self._cache = Cache(lm.model)
         self._mask: torch.Tensor | None = None  # (rows, width); None while nothing is padded
         self._lengths: list[int] = []  # tokens read in each row, which is its next position
@@ -49,13 +48,12 @@ class BatchReading:
     ) -> States:
         """Read whole contexts as new rows behind the others: the states at their ends."""
         if self.rows:
-            joining = BatchReading(self._lm)
+            joining = BatchReading(self._lm, states=self._states)
             states = joining.join(contexts, layers=layers, done=done)
             self._absorb(joining)
             return states
         self._lengths = [len(tokens) for tokens in contexts]
-        is_shared = is_on("prefix") and self._goes_by_position()
-        shared = shared_length(contexts) if is_shared else 0
+        shared = shared_length(contexts) if self._goes_by_position() else 0
         if shared:
             self._forward([list(contexts[0][:shared])], [0], done=done)
             self._cache.batch_select_indices(torch.zeros(self.rows, dtype=torch.long))
@@ -93,10 +91,6 @@ class BatchReading:
         if self._mask is not None:
             self._mask = self._mask[index]
             self._drop_pads(self._mask)
-
-    def copy(self) -> BatchReading:
-        """Another reading of the same rows; each goes on by itself."""
-        return copy.deepcopy(self, {id(self._lm): self._lm})
 
     def read_on(
         self, continuations: Sequence[Sequence[int]], *, layers: Sequence[int] = ()
@@ -175,67 +169,6 @@ class BatchReading:
             "past_key_values": self._cache,
             "use_cache": True,
         }
-        return self._lm.forward(inputs, layers, done)
-
-
-class RowByRowReading:
-    """The same, each row in a pass of its own.
-
-    For models whose position embeddings stretch with the longest row of a batch (`longrope`,
-    `dynamic`): together, rows would not get what they get alone.
-    """
-
-    def __init__(self, lm: LanguageModel) -> None:
-        self._lm = lm
-        self._single: list[BatchReading] = []
-
-    @property
-    def rows(self) -> int:
-        """How many rows it holds."""
-        return len(self._single)
-
-    @property
-    def width(self) -> int:
-        """How many tokens the longest row has in its cache."""
-        return max((row.width for row in self._single), default=0)
-
-    def join(
-        self,
-        contexts: Sequence[Sequence[int]],
-        *,
-        layers: Sequence[int] = (),
-        done: IsDone | None = None,
-    ) -> States:
-        """Read whole contexts as new rows behind the others: the states at their ends."""
-        new = [BatchReading(self._lm) for _ in contexts]
-        self._single += new
-        pairs = zip(new, contexts, strict=True)
-        return join_states([row.join([c], layers=layers, done=done) for row, c in pairs])
-
-    def extend(
-        self, tokens: Sequence[int], *, layers: Sequence[int] = (), done: IsDone | None = None
-    ) -> States:
-        """Read one more token in every row: the states at these tokens."""
-        pairs = zip(self._single, tokens, strict=True)
-        return join_states([row.extend([t], layers=layers, done=done) for row, t in pairs])
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Keep these rows, in this order; a row may be named more than once."""
-        kept: dict[int, int] = {}
-        made = []
-        for row in rows:
-            kept[row] = kept.get(row, 0) + 1
-            made.append(self._single[row] if kept[row] == 1 else self._single[row].copy())
-        self._single = made
-
-    def read_on(
-        self, continuations: Sequence[Sequence[int]], *, layers: Sequence[int] = ()
-    ) -> States:
-        """Read a whole continuation in every row, which ends the reading."""
-        longest = max(map(len, continuations))
-        parts = []
-        for row, tokens in zip(self._single, continuations, strict=True):
-            states = row.read_on([tokens or [0]], layers=layers)
-            short = longest - max(1, len(tokens))
-            parts.append(states.map(lambda t: torch.nn.functional.pad(t, (0, 0, 0, short))))  # noqa: B023
-        return join_states(parts)
+        return self._lm.forward(
+            inputs, states=self._states, layers=layers, every=ends is not None, done=done
+        )

@@ -12,17 +12,6 @@ from typing import Any, get_args
 from trueline.errors import SettingError
 from trueline.evaluation.benchmarks.alpaca import read_alpaca
 from trueline.evaluation.benchmarks.covered import REGIMES, read_covered, read_regimes
-from trueline.evaluation.benchmarks.editing import (
-    read_counterfact,
-    read_situatedqa,
-    read_zsre,
-)
-from trueline.evaluation.benchmarks.faq import (
-    read_clinc,
-    read_covid_faq,
-    read_pairs,
-    read_quebec_faq,
-)
 from trueline.evaluation.benchmarks.halueval import read_dialogue, read_summary
 from trueline.evaluation.benchmarks.pools import Pools, Rule, choose
 from trueline.evaluation.benchmarks.truthfulqa import read_truthfulqa
@@ -51,13 +40,6 @@ BENCHMARKS: dict[str, BenchmarkSource] = {
         for name, regime in REGIMES.items()
     },
     "regimes": BenchmarkSource(read_regimes),
-    "zsre": BenchmarkSource(read_zsre),
-    "counterfact": BenchmarkSource(read_counterfact),
-    "situatedqa": BenchmarkSource(read_situatedqa),
-    "covid-faq": BenchmarkSource(read_covid_faq),
-    "quebec-faq": BenchmarkSource(read_quebec_faq),
-    "medical-pairs": BenchmarkSource(read_pairs),
-    "clinc150": BenchmarkSource(read_clinc),
     "truthfulqa": BenchmarkSource(read_truthfulqa),
     "wikiqa": BenchmarkSource(read_wikiqa),
     "alpaca": BenchmarkSource(read_alpaca, settings={"tau": 0.8}),

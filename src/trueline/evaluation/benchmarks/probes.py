@@ -14,7 +14,7 @@ from trueline.evaluation.benchmarks.data_files import DataTable, holds_table, re
 from trueline.evaluation.benchmarks.pools import Item, Pools, distinct
 from trueline.evaluation.fluency import words_of
 from trueline.evaluation.regimes import match_for
-from trueline.evaluation.samples import Match, Probe, Sample
+from trueline.evaluation.samples import Probe, Sample
 from trueline.examples.asked import LOCAL, Regime
 from trueline.records import Example
 
@@ -77,7 +77,6 @@ def probe_pools(
     questions: Iterable[ProbeQuestion],
     *,
     exact: Collection[str] | None = None,  # ids asked for in their own words; None: all
-    match: Match | None = None,  # None: as it suits the examples a question means
     counts: Mapping[str, int] | None = None,
 ) -> Pools:
     """Every example to ground with, and every question that can probe, checked and counted."""
@@ -95,7 +94,7 @@ def probe_pools(
         about = one.about or one.means
         id = one.id or _numbered("-".join([*about, one.regime.replace(" ", "-")]), numbers)
         meant = tuple(by_id[id] for id in one.means)
-        rule = match or match_for(one.regime, meant)
+        rule = match_for(one.regime, meant)
         probe = Probe(one.regime, meant, about, rule, dict(one.check), one.polarity)
         sample = Sample(
             id,

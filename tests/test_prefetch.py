@@ -1,0 +1,114 @@
+"""Work that runs beside a pass of the model: the same tokens, and the threads come back."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import tiny
+import torch
+from conftest import EXAMPLES
+
+import trueline as tl
+from trueline.engines.transformers.threads import leave_a_core
+from trueline.prefetch import Alongside, _worker
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+@pytest.mark.parametrize("method", ["rad", "knn-lm"])
+def test_tokens_are_the_same_with_windows_embedded_beside_the_model(
+    architecture, method, embedder, two_threads, monkeypatch
+):
+    lm = tiny.language_model(architecture)
+    space = tl.build(lm, EXAMPLES, context=8, embedder=embedder)
+    used = []
+    monkeypatch.setattr("trueline.prefetch._worker", counted(_worker, used))
+
+    def asked(method):
+        used.clear()
+        answers = tl.generate(lm, method, tiny.QUESTIONS[:2], max_new_tokens=4)
+        return [answer.token_ids for answer in answers], bool(used)
+
+    with_space = tl.RAD(space, tau=0.5) if method == "rad" else tl.KNNLM(space)
+    tokens, has_worker = asked(with_space)
+    assert has_worker
+    assert not asked(tl.Greedy())[1]  # nothing to look up, so no thread either
+    torch.set_num_threads(1)  # no core to spare
+    assert asked(with_space) == (tokens, False)
+
+
+def counted(function, used):
+    def call(*given, **options):
+        used.append("call")
+        return function(*given, **options)
+
+    return call
+
+
+def test_two_threads_that_decode_at_once_keep_their_tokens_and_their_threads(
+    lm, embedder, two_threads
+):
+    rad = tl.RAD(tl.build(lm, EXAMPLES, context=8, embedder=embedder), tau=0.5)
+
+    def tokens(question):
+        return tl.generate(lm, rad, question, max_new_tokens=6).token_ids
+
+    wanted = [tokens(question) for question in tiny.QUESTIONS]
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(tokens, [*tiny.QUESTIONS] * 3)) == wanted * 3
+    assert torch.get_num_threads() == 2
+
+
+class Work:
+    """A prefetch that calls a function."""
+
+    def __init__(self, run):
+        self.run = run
+
+
+def test_work_beside_the_model_leaves_it_a_thread_less_until_it_is_done(two_threads):
+    gate, layer = threading.Event(), torch.nn.Identity()
+    work = Alongside([Work(lambda: gate.wait(300) and "found"), None], CPU)
+    with leave_a_core([layer], work.done, CPU):
+        layer(torch.zeros(1))
+        assert torch.get_num_threads() == 1
+        gate.set()
+        assert work.results() == ["found", None]
+        layer(torch.zeros(1))
+        assert torch.get_num_threads() == 2
+    assert torch.get_num_threads() == 2
+    assert not layer._forward_pre_hooks  # the model is as it was
+
+
+def test_the_worker_has_one_thread_and_others_keep_theirs(two_threads):
+    seen = []
+    Alongside([Work(lambda: seen.append(torch.get_num_threads()))], CPU).results()
+    later = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+    later.start()
+    later.join()
+    assert (seen, torch.get_num_threads()) == ([1, 2], 2)
+
+
+def test_work_that_begins_work_of_its_own_does_not_wait_for_itself(two_threads):
+    inner = Work(lambda: "inner")
+    outer = Alongside([Work(lambda: Alongside([inner], CPU).results())], CPU)
+    assert outer.results() == [["inner"]]
+
+
+def test_threads_come_back_when_the_model_or_the_work_fails(two_threads):
+    with pytest.raises(ZeroDivisionError), leave_a_core([], lambda: False, CPU):
+        raise ZeroDivisionError
+    assert torch.get_num_threads() == 2
+    failing = Alongside([Work(lambda: {}["no"]), Work(lambda: "found")], CPU)
+    error, found = failing.results()
+    assert (type(error), found) == (KeyError, "found")
+    assert torch.get_num_threads() == 2
