@@ -53,7 +53,7 @@ _HEADERS = frozenset(  # of a request; the client would add those in OPENAI_CUST
 _MOST_TOKENS = 10_000_000  # counted for one request; no model reads more
 _LOCK_SECONDS = 60.0  # to wait for another process that writes to the cache
 _DAY = 86_400.0  # seconds
-_PLAIN = re.compile(r"[^\x00- \x7f-\U0010ffff@?#\\]{1,500}")  # no password, query or fragment
+_PLAIN = re.compile(r"(?:(?![@?#\\])[!-~]){1,500}")  # no password, query or fragment
 _NOT_ITS_FORM = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _TABLE = """CREATE TABLE IF NOT EXISTS responses (
     key TEXT PRIMARY KEY, judge TEXT NOT NULL, text TEXT NOT NULL,
@@ -476,7 +476,8 @@ def _address(text: str, service: Service) -> str:
     """An address in the one form in which it is compared and printed with results."""
     try:
         parts = urlsplit(text)
-        if parts.scheme in ("http", "https") and parts.hostname and _PLAIN.fullmatch(text):
+        is_web = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        if is_web and _PLAIN.fullmatch(text):
             return parts._replace(netloc=parts.netloc.lower()).geturl().rstrip("/")
     except ValueError:
         pass
