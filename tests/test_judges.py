@@ -505,11 +505,6 @@ def test_a_plan_moves_no_key_to_an_address_its_user_did_not_name(name, bound, mo
     assert KEY not in f"{caught.value} {server.requests}"
 
 
-def test_a_key_without_its_address_is_an_error_that_says_what_to_set():
-    with pytest.raises(SettingError, match=r"TRUELINE_JUDGE_URL to https://a\.example/v1"):
-        open_judge("openai:m@https://a.example/v1")
-
-
 def test_the_key_of_a_gateway_is_not_that_of_the_service_behind_it(monkeypatch):
     monkeypatch.setenv("COHERE_BASE_URL", "https://gateway.example.org")
     monkeypatch.delenv("TRUELINE_JUDGE_KEY")

@@ -284,11 +284,11 @@ class ServiceJudge:
                 prompt = waiting.popleft()
                 try:
                     found[prompt] = await self._ask(client, prompt, keys[prompt])
+                    if progress:
+                        progress(len(found), len(keys))
                 except BaseException:
                     waiting.clear()
                     raise
-                if progress:
-                    progress(len(found), len(keys))
 
         async with self._open_client() as client:
             workers = [work() for _ in range(min(self.limits.concurrency, len(waiting)))]
@@ -356,12 +356,14 @@ class ServiceJudge:
         status, text = error.status_code, self._without_key(error.response.text)
         # Gemini calls a key it does not know a bad request.
         if status in (401, 403) or (status == 400 and "API_KEY_INVALID" in text):
-            if self._key:
-                advice = (
-                    f"refused the key (HTTP {status}); set {self._key_variable} to one that "
+            if not self._key:
+                return TruelineError(
+                    f"{self._url} wants a key (HTTP {status}); {self._set_key}"
                 )
-                return TruelineError(f"{self._url} {advice}may use {self.model}")
-            return TruelineError(f"{self._url} wants a key (HTTP {status}); {self._set_key}")
+            return TruelineError(
+                f"{self._url} refused the key (HTTP {status}); set {self._key_variable} to one "
+                f"that may use {self.model}"
+            )
         reason = f"HTTP {status}: {text[:200]!r}"
         if status == 404:
             return SettingError(
@@ -393,12 +395,13 @@ class ServiceJudge:
                 trust_env=not _is_loopback(self._url),  # no proxy for this machine
                 event_hooks={"request": [sign]},
             )
-            return openai.AsyncOpenAI(
+            judge: AsyncOpenAI = openai.AsyncOpenAI(
                 base_url=self._url,
                 api_key=self._key or "none",
                 http_client=client,
                 max_retries=0,
             )
+            return judge
         except (ValueError, OSError, ImportError) as error:
             # Without the error's own words: the address of a proxy may hold a password.
             raise SettingError(
@@ -516,11 +519,6 @@ def _key_for(service: Service, url: str, own: str) -> tuple[str, str]:
                 "an https:// address, or unset the key if none is needed"
             )
         return key, name
-    if not bound and url != own and os.environ.get(_KEY, "").strip():
-        raise SettingError(
-            f"{_KEY} is set and {_URL} is not; a key goes only to the address it is meant for: "
-            f"set {_URL} to {url}, if that is the one"
-        )
     return "", ""
 
 

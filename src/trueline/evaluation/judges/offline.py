@@ -332,14 +332,11 @@ def expand(values: Floats) -> Floats:
 def regressions() -> dict[str, Regression]:
     """The regressions by the name of the rule they stand for."""
     text = (files(__package__) / "regressions.json").read_text("utf-8")
-    return {
-        rule: Regression(
-            tuple(found["names"]),
-            *(np.array(found[name]) for name in ("mean", "scale", "weights")),
-            found["bias"],
-        )
-        for rule, found in json.loads(text).items()
-    }
+    found = {}
+    for rule, one in json.loads(text).items():
+        mean, scale, weights = (np.array(one[name]) for name in ("mean", "scale", "weights"))
+        found[rule] = Regression(tuple(one["names"]), mean, scale, weights, one["bias"])
+    return found
 
 
 def broken(sample: Sample, answer: str) -> str:
