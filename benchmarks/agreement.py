@@ -32,17 +32,17 @@ from sklearn.model_selection import GroupKFold
 
 import trueline as tl
 from trueline.embedders.loading import load_embedder
-from trueline.evaluation.judges.offline import OfflineJudge
-from trueline.evaluation.judges.questions import prompt_for
-from trueline.evaluation.judges.signals import (
+from trueline.evaluation.judges.offline import (
     OF_RIGHT,
     SIGNALS,
+    OfflineJudge,
     Vectors,
     broken,
     expand,
     signals_of,
     texts_for,
 )
+from trueline.evaluation.judges.questions import prompt_for
 from trueline.evaluation.metrics import auroc
 from trueline.evaluation.samples import Sample
 from trueline.examples import read_examples

@@ -17,7 +17,7 @@ from trueline.evaluation.averages import average
 from trueline.evaluation.benchmarks import read_benchmark
 from trueline.evaluation.effects import effect_of
 from trueline.evaluation.journal import open_journal
-from trueline.evaluation.judges.signals import NON_ANSWERS, Vectors
+from trueline.evaluation.judges.offline import NON_ANSWERS, Vectors
 from trueline.evaluation.lines import VerdictLine
 from trueline.evaluation.measures import MEASURES, Column
 from trueline.evaluation.outcomes import read_results

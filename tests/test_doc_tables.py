@@ -14,7 +14,7 @@ from trueline.decoders.base import Needs, Step
 from trueline.engines.aliases import ALIASES
 from trueline.evaluation import metrics, statistics
 from trueline.evaluation.benchmarks import BENCHMARKS
-from trueline.evaluation.judges.apis import APIS
+from trueline.evaluation.judges.models import SERVICES
 from trueline.evaluation.measures import MEASURES
 from trueline.evaluation.plan import PAPER, Control
 from trueline.evaluation.plan_keys import BUILD, JUDGE, KEYS
@@ -116,8 +116,8 @@ def test_numbers_in_tables_are_those_of_the_code():
 def test_aliases_errors_keys_and_options_are_there():
     assert set(firsts(table("models.md", "alias"))) == set(ALIASES)
     assert all(hasattr(errors, name) for name in firsts(table("models.md", "class")))
-    keys = {name for api in APIS.values() for name in api.keys}
-    assert keys <= set(firsts(table("keys.md", "key")))
+    keys = {name for service in SERVICES.values() for name in service.key_variables}
+    assert keys <= set(firsts(table("judges.md", "key")))
     assert set(BUILD) <= set(firsts(table("space.md", "option of build")))
     titles = " ".join(row[1] for row in table("report.md", "table"))
     for measure in MEASURES.values():

@@ -9,7 +9,7 @@ import trueline as tl
 from trueline.errors import SettingError
 from trueline.evaluation.answering import _confidence, text_scores
 from trueline.evaluation.judges import prompt_for
-from trueline.evaluation.judges.local import LocalJudge
+from trueline.evaluation.judges.models import LocalJudge
 from trueline.evaluation.metrics import BertScore
 from trueline.evaluation.plan_file import plan_from
 from trueline.evaluation.samples import Benchmark, Sample

@@ -1,20 +1,16 @@
 """Judges: what they are asked, how replies are read, and that nothing is lost or paid twice."""
 
+import asyncio
 import json
 import os
 import re
-import socket
 import sqlite3
-import struct
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
-from gzip import compress
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,13 +18,10 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from fake_clock import HANG, START, FakeClock
 from judge_server import KEY, serving
 
-from trueline.errors import SettingError, TruelineError
+from trueline.errors import MissingExtraError, SettingError, TruelineError
 from trueline.evaluation.judges import (
-    JUDGES,
-    JudgeClock,
     Limits,
     agreement,
     open_judge,
@@ -36,14 +29,11 @@ from trueline.evaluation.judges import (
     questions_for,
     read_verdict,
 )
-from trueline.evaluation.judges.cache import Response, ResponseCache
-from trueline.evaluation.judges.http import MAX_BYTES
-from trueline.evaluation.judges.local import LocalJudge
-from trueline.evaluation.judges.offline import OfflineJudge
-from trueline.evaluation.judges.pace import Pace
-from trueline.evaluation.judges.signals import (
+from trueline.evaluation.judges.models import SERVICES, LocalJudge, Response, ResponseCache
+from trueline.evaluation.judges.offline import (
     OF_RIGHT,
     SIGNALS,
+    OfflineJudge,
     Regression,
     Vectors,
     broken,
@@ -55,6 +45,8 @@ from trueline.evaluation.samples import Sample
 
 DOCS = Path(__file__).parent.parent / "docs"
 NAMES = ["cohere", "gemini", "openai:some-model"]
+HANG = 300  # seconds after which a test that waits for something that never comes fails
+ONE = {"concurrency": 1}
 GUM = Sample(
     "gum",
     "What happens if you swallow gum?",
@@ -71,11 +63,38 @@ def number_in(prompt):
     return int(re.findall(r"answer number (\d+)", prompt)[-1])
 
 
+class Clock:
+    """A clock on which time passes only where a judge waits, and costs none."""
+
+    def __init__(self):
+        self.seconds, self.waits = 0.0, []
+        self.waiting = threading.Event()  # set while or after somebody waited
+        self._give_way = asyncio.sleep
+
+    def now(self):
+        return self.seconds
+
+    async def sleep(self, seconds):
+        until = self.seconds + seconds
+        self.waits.append(seconds)
+        self.waiting.set()
+        await self._give_way(0)
+        self.seconds = max(self.seconds, until)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("trueline.evaluation.judges.models.monotonic", clock.now)
+    monkeypatch.setattr("trueline.evaluation.judges.models.sleep", clock.sleep)
+    return clock
+
+
 @pytest.fixture(autouse=True)
 def environment(request, monkeypatch, tmp_path):
     """A key for every address, nothing of the real environment, a cache of the test's own."""
     if request.node.get_closest_marker("real"):
-        return  # the real embedder stands in the real cache
+        return  # the real embedder is in the real cache
     for name in list(os.environ):
         if name.endswith("_BASE_URL") or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
@@ -84,14 +103,13 @@ def environment(request, monkeypatch, tmp_path):
     monkeypatch.setenv("TRUELINE_JUDGE_URL", "")  # see open_at
     monkeypatch.delenv("CO_API_KEY", raising=False)
     monkeypatch.setenv("TRUELINE_HOME", str(tmp_path / "home"))
+    request.getfixturevalue("clock")
 
 
-def open_at(server, name="cohere", *, clock=None, limits=None, **options):
-    """A judge at a server its user trusts, on a clock that costs no time; limits by name."""
+def open_at(server, name="cohere", *, limits=None, **options):
+    """A judge at a server its user trusts; limits by name."""
     os.environ["TRUELINE_JUDGE_URL"] = server.url  # restored by `environment`
-    clock = (clock or FakeClock()).clock
-    name, limits = f"{name}@{server.url}", Limits(**(limits or {}))
-    return open_judge(name, limits=limits, clock=clock, **options)
+    return open_judge(f"{name}@{server.url}", limits=Limits(**(limits or {})), **options)
 
 
 def labels(verdicts):
@@ -226,26 +244,23 @@ def test_an_answer_no_service_can_take_is_made_one_it_can():
 
 
 @pytest.mark.parametrize(
-    ("name", "path", "cost"),
+    ("name", "cost"),
     [
-        ("cohere", "/v2/chat", (2.5, 10.0)),
-        ("gemini", "/v1beta/models/gemini-2.0-flash:generateContent", (0.1, 0.4)),
-        ("openai:gpt-4o-mini", "/chat/completions", (0.15, 0.6)),
-        ("openai:some-model", "/chat/completions", None),
+        ("cohere", (2.5, 10.0)),
+        ("gemini", (0.1, 0.4)),
+        ("openai:gpt-4o-mini", (0.15, 0.6)),
+        ("openai:some-model", None),
     ],
 )
-def test_every_api_is_asked_in_its_own_form_and_its_verdicts_keep_their_order(name, path, cost):
+def test_every_service_is_asked_the_same_way_and_verdicts_keep_their_order(name, cost):
     with serving(reply=lambda p: "Correct" if number_in(p) % 3 else "Wrong.") as server:
         judge = open_at(server, name)
         verdicts = judge.judge("question", "truth", items(20))
     assert labels(verdicts) == [number % 3 > 0 for number in range(20)]
     assert len(server.requests) == 20
-    for asked, headers, body, _ in server.requests:
-        assert asked == path
-        told = body.get("generationConfig", body)
-        assert told["temperature"] == 0
-        assert told.get("max_tokens", told.get("maxOutputTokens")) == 16
-        assert KEY in (headers.get("Authorization", "") + headers.get("x-goog-api-key", ""))
+    for path, headers, body, _ in server.requests:
+        assert (path, headers["authorization"]) == ("/chat/completions", f"Bearer {KEY}")
+        assert (body["temperature"], body["max_tokens"]) == (0, 16)
     words = len(prompt_for("question", "truth", *items(1)[0]).split())
     first = verdicts[0]
     assert (first.prompt_tokens, first.answer_tokens, first.raw) == (words, 1, "Wrong.")
@@ -255,146 +270,102 @@ def test_every_api_is_asked_in_its_own_form_and_its_verdicts_keep_their_order(na
     assert judge.id.endswith(f"@{server.url}")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_reply_without_text_is_unscored_says_why_and_is_not_paid_again(name):
+def test_ids_hashes_and_cache_keys_are_those_that_paid_caches_hold(monkeypatch):
+    """The values are those of 0.2.0: if one changes, everything is paid for once more."""
+    monkeypatch.setenv("TRUELINE_JUDGE_URL", "https://Judge.example.org/v1/")
+    judge = open_judge("cohere")
+    other = open_judge("openai:m@https://judge.example.org/v1", questions="paper")
+    assert (judge.id, judge.hash) == ("cohere:command-a-03-2025", "f32146a7d6fd")
+    assert (other.id, other.hash) == (
+        "openai:m@https://judge.example.org/v1+paper",
+        "fe5f331078b7",
+    )
+    assert judge._cache_key("Is it?") == (
+        "9cbf03216d81ed919da2463693238a769255ec8a6b5bf6e3a58bcdbc8622172a"
+    )
+
+
+def test_a_reply_without_text_is_unscored_says_why_and_is_not_paid_again():
     with serving(reply=lambda prompt: "") as server:
-        (verdict,) = open_at(server, name).judge("question", "info", items(1))
-        (again,) = open_at(server, name).judge("question", "info", items(1))
+        (verdict,) = open_at(server).judge("question", "info", items(1))
+        (again,) = open_at(server).judge("question", "info", items(1))
     assert (verdict.label, again.label, len(server.requests)) == (None, None, 1)
-    assert verdict.raw.startswith("(no text: ")
+    assert verdict.raw == "(no text: stop)"
     assert verdict.prompt_tokens > 0
 
 
 FAULTS = [408, 429, 500, 502, 503, 504, (429, "0"), "cut", "half", "text", "form"]
 
 
-@pytest.mark.parametrize(
-    ("name", "fault"),
-    # What is tried again is the same for all; the form of a response is each API's own.
-    [*(("cohere", fault) for fault in FAULTS), *((name, "form") for name in NAMES[1:])],
-    ids=str,
-)
-def test_a_passing_fault_is_tried_again_and_nothing_is_lost(name, fault):
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_a_passing_fault_is_tried_again_and_nothing_is_lost(fault):
     two = {"concurrency": 2}
     with serving(reply=lambda p: "Yes" if number_in(p) else "No", faults=[fault]) as server:
-        verdicts = open_at(server, name, limits=two).judge("question", "info", items(3))
+        verdicts = open_at(server, limits=two).judge("question", "info", items(3))
     assert labels(verdicts) == [False, True, True]
     assert len(server.requests) == 4
     assert len(server.answered) == len(set(server.answered)) == 3
 
 
-HEAD = b"HTTP/1.0 200 OK\r\n"
-
-
-def mute(clock, *sent):
-    """A fault: so many bytes come, then nothing more before the deadline has passed."""
-
-    def say_nothing(handler):
-        for part in sent:
-            handler.wfile.write(part)
-        clock.expire()
-        handler.server.released.wait(HANG)
-
-    return say_nothing
-
-
-@pytest.mark.parametrize(
-    "sent", [(), (HEAD[:9],), (HEAD, b"content-length: 99\r\n\r\n", b'{"mess')], ids=len
-)
-def test_a_response_that_is_not_whole_in_time_is_tried_again(sent):
-    clock = FakeClock()
-    with serving(faults=[mute(clock, *sent)]) as server:
-        verdicts = open_at(server, clock=clock).judge("question", "info", items(1))
-        server.faults = [mute(clock, *sent)]
-        limits = {"tries": 1, "timeout": 7}
-        (late,) = open_at(server, clock=clock, limits=limits).judge(
-            "question", "truth", items(1)
-        )
-    assert (labels(verdicts), len(server.requests)) == ([True], 3)
-    assert (late.label, late.is_answered) == (None, False)
-    assert late.raw == "(no response: no response within 7 s (tried 1 times))"
-
-
-def test_a_service_that_sends_a_byte_now_and_then_is_given_up_after_the_timeout():
-    """On the real clock: however slow the machine is, the response never ends."""
+def test_a_response_that_is_not_whole_in_time_is_given_up():
+    """However slow the machine is, the response never ends."""
 
     def drip(handler):
         while not handler.server.released.wait(0.001):
             handler.wfile.write(b"x")
 
-    limits = {"tries": 1, "timeout": 0.05}
     with serving(faults=[drip]) as server:
-        judge = open_at(server, clock=SimpleNamespace(clock=JudgeClock()), limits=limits)
+        judge = open_at(server, limits={"tries": 1, "timeout": 0.05})
         (verdict,) = judge.judge("question", "info", items(1))
-    assert "no response within 0.05 s" in verdict.raw
-
-
-@pytest.mark.parametrize(
-    ("headers", "body", "reason"),
-    [
-        ({}, b" " * (MAX_BYTES + 1), "longer than 1,000,000 bytes"),
-        ({"content-encoding": "gzip"}, compress(b" " * 50_000_000), "longer than 1,000,000"),
-        ({"content-encoding": "gzip"}, b"no gzip", "cannot be unpacked"),
-        ({"content-encoding": "br"}, b"any", "packed with br"),
-    ],
-    ids=["long", "bomb", "broken", "brotli"],
-)
-def test_a_response_too_long_to_be_one_is_not_read(headers, body, reason):
-    with serving(faults=[lambda handler: handler.send(200, body, headers)]) as server:
-        judge = open_at(server, limits={"tries": 1})
-        (verdict,) = judge.judge("question", "info", items(1))
-    assert reason in verdict.raw
-    assert not verdict.is_answered
-    assert server.requests[0][1]["accept-encoding"] == "identity"
-
-
-def test_a_packed_response_is_read_although_none_was_asked_for():
-    body = compress(b'{"choices": [{"message": {"content": "No"}}]}')
-    packed = {"content-encoding": "gzip"}
-    with serving(faults=[lambda handler: handler.send(200, body, packed)]) as server:
-        judge = open_at(server, "openai:some-model")
-        assert labels(judge.judge("question", "info", items(1))) == [False]
+    assert (verdict.label, verdict.is_answered) == (None, False)
+    assert verdict.raw == "(no response: no response within 0.05 s; tried 1 times)"
 
 
 @pytest.mark.parametrize("form", ["seconds", "date"])
-def test_the_pause_a_service_asks_for_is_kept_by_all_threads(form):
-    date = format_datetime(START + timedelta(seconds=2), usegmt=True)
-    pause, seconds = ("0.4", 0.4) if form == "seconds" else (date, 2.0)
-    clock = FakeClock(together=3)  # time passes once every thread waits
+def test_the_pause_a_service_asks_for_is_kept_by_all_requests(form, clock):
+    seconds = 100  # longer than the client of the service would wait by itself
+    date = datetime.now(UTC) + timedelta(seconds=seconds)
+    asked = str(seconds) if form == "seconds" else format_datetime(date, usegmt=True)
 
     def reply(prompt):  # a request in flight ends when the refusal has been read
         assert clock.waiting.wait(HANG)
         return "Yes"
 
-    with serving(reply=reply, faults=[(429, pause)], now=clock.now) as server:
-        judge = open_at(server, clock=clock, limits={"concurrency": 3})
-        verdicts = judge.judge("question", "info", items(20))
-    assert labels(verdicts) == [True] * 20
+    with serving(reply=reply, faults=[(429, asked)], now=clock.now) as server:
+        judge = open_at(server, limits={"concurrency": 3})
+        assert labels(judge.judge("question", "info", items(20))) == [True] * 20
     assert len(server.requests) == 21
-    assert clock.waits == [seconds] * 3
-    assert sum(time == 0 for time in server.times) <= 3
-    assert set(server.times) == {0, seconds}
+    later = [time for time in server.times if time > 0]
+    assert len(later) >= 18
+    assert min(later) == max(later) == pytest.approx(seconds, abs=5)
 
 
-def test_a_pause_longer_than_our_patience_is_not_waited_for():
-    clock = FakeClock()
+def test_a_pause_longer_than_our_patience_is_not_waited_for(clock):
     with serving(faults=[(429, "3600")]) as server:
-        judge = open_at(server, clock=clock, limits={"concurrency": 1})
+        judge = open_at(server, limits={"concurrency": 1})
         verdicts = judge.judge("question", "info", items(2))
     assert clock.waits == []
-    assert sorted(labels(verdicts), key=str) == [None, True]
-    assert "3600 s" in next(v.raw for v in verdicts if v.label is None)
-    assert len(server.requests) == 2
+    assert labels(verdicts) == [None, True]
+    assert "wait 3600 s" in verdicts[0].raw
 
 
-def test_each_pause_before_another_try_is_about_twice_the_one_before():
-    clock = FakeClock()
+@pytest.mark.parametrize(
+    "asked", ["nan", "1e400", "-1", ", ,", "Mon, 01 Jan 99999999999 00:00"]
+)
+def test_a_retry_after_of_any_form_ends_in_a_verdict_or_a_reason(asked):
+    with serving(faults=[(429, asked)] * 2) as server:
+        (verdict,) = open_at(server, limits={"tries": 2}).judge("question", "info", items(1))
+    assert verdict.raw.startswith("(no response: HTTP 429")
+
+
+def test_each_pause_before_another_try_is_about_twice_the_one_before(clock):
+    limits = {"backoff": 2.0, "patience": 20.0}
     with serving(faults=[503] * 5) as server:
-        judge = open_at(server, clock=clock, limits={"backoff": 2.0})
+        judge = open_at(server, limits=limits)
         assert labels(judge.judge("question", "info", items(1))) == [True]
     assert len(clock.waits) == 5
     for attempt, seconds in enumerate(clock.waits):
-        assert 2.0**attempt <= seconds <= 2 * 2.0**attempt
+        assert min(20, 2.0**attempt) <= seconds <= min(20, 2 * 2.0**attempt)
 
 
 def test_after_so_many_tries_a_verdict_is_unscored_and_asked_for_in_the_next_run():
@@ -414,11 +385,11 @@ def test_after_so_many_tries_a_verdict_is_unscored_and_asked_for_in_the_next_run
 
 
 def test_a_request_a_service_calls_bad_is_unscored_at_once():
-    one = {"concurrency": 1}
     with serving(faults=[400]) as server:
-        verdicts = open_at(server, limits=one).judge("question", "info", items(2))
+        verdicts = open_at(server, limits=ONE).judge("question", "info", items(2))
     assert labels(verdicts) == [None, True]
     assert len(server.requests) == 2
+    assert KEY not in verdicts[0].raw
 
 
 def test_a_service_that_is_not_there_leaves_all_unscored_with_the_reason():
@@ -426,30 +397,44 @@ def test_a_service_that_is_not_there_leaves_all_unscored_with_the_reason():
         judge = open_at(server, limits={"tries": 2})
     verdicts = judge.judge("question", "truth", items(2))
     assert labels(verdicts) == [None, None]
-    assert "connection failed" in verdicts[0].raw
+    assert "the connection failed (ConnectError: " in verdicts[0].raw
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_refused_key_stops_everything_and_is_not_shown(name, monkeypatch):
-    variable = "TRUELINE_JUDGE_KEY"
-    monkeypatch.setenv(variable, "sk-wrong-987")
-    with serving() as server:
-        judge = open_at(server, name, limits={"concurrency": 2})
-        with pytest.raises(TruelineError, match=variable) as caught:
-            judge.judge("question", "truth", items(50))
-    assert "sk-wrong" not in f"{caught.value} {caught.value!r} {judge._sender.service!r}"
-    assert len(server.requests) <= 2  # those in flight when the first refusal came
-    assert server.answered == []
+BAD_KEY = json.dumps({"error": {"code": 400, "details": [{"reason": "API_KEY_INVALID"}]}})
 
 
-def test_what_was_answered_before_a_refusal_is_kept():
-    one = {"concurrency": 1}
-    with serving(reply=lambda prompt: server.faults.append(403) or "Yes") as server:
-        with pytest.raises(TruelineError, match="TRUELINE_JUDGE_KEY"):
-            open_at(server, limits=one).judge("question", "info", items(5))
+@pytest.mark.parametrize("fault", [401, 403, lambda handler: handler.send(400, BAD_KEY)])
+def test_a_refused_key_ends_the_run_and_what_was_answered_is_kept(fault):
+    with serving(reply=lambda prompt: server.faults.append(fault) or "Yes") as server:
+        with pytest.raises(TruelineError, match="set TRUELINE_JUDGE_KEY to one") as caught:
+            open_at(server, limits=ONE).judge("question", "info", items(5))
+        assert len(server.requests) == 2
         server.reply, server.faults = lambda prompt: "Yes", []
-        assert labels(open_at(server).judge("question", "info", items(5))) == [True] * 5
+        judge = open_at(server)
+        assert labels(judge.judge("question", "info", items(5))) == [True] * 5
+    assert KEY not in str(caught.value)
     assert len(server.answered) == len(set(server.answered)) == 5
+
+
+def test_requests_in_flight_at_a_refusal_still_reach_the_cache():
+    refused = threading.Event()
+
+    def refuse(handler):
+        handler.send(401, "{}")
+        refused.set()
+
+    def reply(prompt):
+        assert refused.wait(HANG)
+        return "Yes"
+
+    with serving(reply=reply, faults=[refuse]) as server:
+        judge = open_at(server, limits={"concurrency": 3})
+        with pytest.raises(TruelineError, match="refused the key"):
+            judge.judge("question", "info", items(9))
+        assert len(server.requests) == 3
+        again = judge.judge("question", "info", items(9))  # it can be asked again
+    assert labels(again) == [True] * 9
+    assert sum(verdict.is_cached for verdict in again) == 2
 
 
 def test_a_model_the_service_does_not_know_is_an_error():
@@ -465,89 +450,206 @@ def test_a_model_the_service_does_not_know_is_an_error():
         ("openai:gpt-4o", ["OPENAI_API_KEY"]),
     ],
 )
-def test_a_missing_key_is_named_before_anything_is_asked(name, variables, monkeypatch):
+@pytest.mark.parametrize("key", [None, "", " \n"])
+def test_a_missing_key_is_named_before_anything_is_asked(name, variables, key, monkeypatch):
     for variable in variables:
         monkeypatch.delenv(variable, raising=False)
-    with pytest.raises(TruelineError, match=" or ".join(variables)):
+    if key is not None:
+        monkeypatch.setenv(variables[0], key)
+    with pytest.raises(TruelineError, match=f"needs a key; set {' or '.join(variables)}"):
         open_judge(name)
-
-
-def test_an_endpoint_of_ones_own_needs_no_key_and_cohere_takes_either(monkeypatch):
-    monkeypatch.delenv("TRUELINE_JUDGE_KEY")
-    with serving() as server:
-        server.faults = [503]  # a fault needs no key; the answer after it is refused
-        with pytest.raises(TruelineError, match=r"none was sent.*TRUELINE_JUDGE_KEY"):
-            open_at(server, "openai:mine").judge("question", "info", items(1))
-        assert "Authorization" not in server.requests[0][1]
-        monkeypatch.delenv("COHERE_API_KEY")
-        monkeypatch.setenv("CO_API_KEY", KEY)
-        monkeypatch.setenv("COHERE_BASE_URL", server.url)
-        assert labels(open_judge("cohere").judge("question", "info", items(1))) == [True]
-
-
-def test_the_address_may_come_from_the_environment(monkeypatch):
-    with serving() as server:
-        for name, variable in [
-            ("cohere", "COHERE"),
-            ("gemini", "GEMINI"),
-            ("openai:m", "OPENAI"),
-        ]:
-            monkeypatch.setenv(f"{variable}_BASE_URL", f"{server.url}/")
-            judge = open_judge(name)
-            assert labels(judge.judge("question", "info", items(1))) == [True]
-            assert judge.id.endswith(f"@{server.url}")
-    assert len(server.requests) == 3
-
-
-@pytest.mark.parametrize("url", ["https://me:secret@host/v1", "https://host/v1?key=secret"])
-def test_an_address_with_a_secret_in_it_is_refused_without_repeating_it(url):
-    with pytest.raises(SettingError, match="OPENAI_API_KEY") as caught:
-        open_judge(f"openai:m@{url}")
-    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    "key", ["sk-secret\r\nHost: evil", "sk secret", "sk-s\u00e9cret", "s" * 5000]
+)
+def test_a_key_no_header_can_hold_is_refused_without_showing_it(key, monkeypatch):
+    monkeypatch.setenv("COHERE_API_KEY", key)
+    with pytest.raises(SettingError, match="COHERE_API_KEY") as caught:
+        open_judge("cohere")
+    assert not re.search("sk|secret|sss", str(caught.value))
+
+
+def test_the_package_that_is_missing_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with pytest.raises(MissingExtraError, match=r"openai: pip install 'trueline\[judge\]'"):
+        open_judge("cohere")
+
+
+def test_an_endpoint_of_ones_own_needs_no_key_and_cohere_takes_either(monkeypatch):
+    with serving() as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        monkeypatch.delenv("OPENAI_API_KEY")
+        with pytest.raises(TruelineError, match=r"wants a key.*OPENAI_API_KEY"):
+            open_judge("openai:mine").judge("question", "info", items(1))
+        assert "authorization" not in server.requests[0][1]
+        monkeypatch.delenv("COHERE_API_KEY")
+        monkeypatch.setenv("CO_API_KEY", f"{KEY}\n")  # as a file leaves it
+        monkeypatch.setenv("COHERE_BASE_URL", f"{server.url}/")
+        judge = open_judge("cohere")
+        assert labels(judge.judge("question", "info", items(1))) == [True]
+    assert judge.id.endswith(f"@{server.url}")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("bound", ["", "https://judge.example.org/v1", "{url}/team-a"])
+def test_a_plan_moves_no_key_to_an_address_its_user_did_not_name(name, bound, monkeypatch):
+    with serving() as server:
+        monkeypatch.setenv("TRUELINE_JUDGE_URL", bound.format(url=server.url))
+        if not bound:
+            monkeypatch.delenv("TRUELINE_JUDGE_KEY")
+        address = f"{server.url}/team-b"
+        with pytest.raises(TruelineError) as caught:
+            open_judge(f"{name}@{address}").judge("question", "info", items(1))
+    assert f"set TRUELINE_JUDGE_URL to {address} and TRUELINE_JUDGE_KEY" in str(caught.value)
+    assert KEY not in f"{caught.value} {server.requests}"
+
+
+def test_the_key_of_a_gateway_is_not_that_of_the_service_behind_it(monkeypatch):
+    monkeypatch.setenv("COHERE_BASE_URL", "https://gateway.example.org")
+    monkeypatch.delenv("TRUELINE_JUDGE_KEY")
+    assert open_judge("cohere").id.endswith("@https://gateway.example.org")
+    with pytest.raises(TruelineError, match=r"goes to https://gateway\.example\.org alone"):
+        open_judge(f"cohere@{SERVICES['cohere'].url}")
+
+
+@pytest.mark.parametrize(
+    "other",
     [
-        ("openai:gpt-4o@localhost:8000/v1", "must begin with http:// or https://"),
-        ("openai:gpt-4o@api.example.org", "must begin with http:// or https://"),
-        ("openai:m@http://localhost:80a0/v1", "is no address"),
-        ("openai:m@http://[::1/v1", "is no address"),
-        ("openai:m@http://", "is no address"),
-        ("gemini@http://local host/v1", "is no address"),
-        ("openai:m@ftp://me:secret@host/v1", "begin with http"),
+        "https://judge.example.org",
+        "https://judge.example.org/v1/x",
+        "https://judge.example.org/V1",
+        "https://judge.example.org/v1/..",
+        "https://judge.example.org:444/v1",
+        "https://judge.example.org.evil.example/v1",
+        "https://evil.example/https://judge.example.org/v1",
+        "http://judge.example.org/v1",
     ],
 )
-def test_an_address_that_cannot_be_asked_is_refused_at_once(name, told):
-    with pytest.raises(SettingError, match=told) as caught:
-        open_judge(name)
+def test_an_address_that_only_looks_like_ones_own_gets_no_key(other, monkeypatch):
+    monkeypatch.setenv("TRUELINE_JUDGE_URL", "https://judge.example.org/v1")
+    with pytest.raises(TruelineError, match="needs a key"):
+        open_judge(f"gemini@{other}")
+    assert open_judge(f"openai:m@{other}")._key == ""
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_a_key_follows_no_redirect(status):
+    with serving() as other, serving() as server:
+        target = {"location": f"{other.url}/chat/completions"}
+        server.faults = [lambda handler: handler.send(status, "", target)]
+        (verdict,) = open_at(server).judge("question", "info", items(1))
+    assert other.requests == []
+    assert len(server.requests) == 1
+    assert f"HTTP {status}" in verdict.raw
+
+
+@pytest.mark.parametrize(
+    "url", ["http://judge.example.org/v1", "http://localhost.evil.example"]
+)
+@pytest.mark.parametrize("variable", ["OPENAI_BASE_URL", "TRUELINE_JUDGE_URL"])
+def test_a_key_leaves_this_machine_by_https_alone(url, variable, monkeypatch):
+    monkeypatch.setenv(variable, url)
+    key = variable.replace("BASE_URL", "API_KEY").replace("_URL", "_KEY")
+    with pytest.raises(SettingError, match=f"not https.*{key}"):
+        open_judge("openai:m" if "OPENAI" in variable else f"openai:m@{url}")
+
+
+def test_nothing_of_the_environment_but_the_key_goes_along(monkeypatch):
+    """Headers of the client's own variables may hold secrets; a proxy would read the key."""
+    monkeypatch.setenv(
+        "OPENAI_CUSTOM_HEADERS", "X-Gateway: hidden\nAuthorization: Bearer hidden"
+    )
+    monkeypatch.setenv("OPENAI_ORG_ID", "hidden")
+    monkeypatch.setenv("OPENAI_ADMIN_KEY", "hidden")
+    with serving() as proxy, serving() as server:
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, proxy.url)
+        (verdict,) = open_at(server).judge("question", "info", items(1))
+    assert (verdict.label, proxy.requests) == (True, [])
+    assert "hidden" not in f"{server.requests}"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("HTTPS_PROXY", "ftp://me:hidden@proxy.example"),
+        ("SSL_CERT_FILE", "/nonexistent/hidden.pem"),
+    ],
+)
+def test_a_proxy_or_certificate_that_cannot_be_is_one_line(variable, value, monkeypatch):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SettingError, match=variable) as caught:
+        open_judge("openai:m")
+    assert "hidden" not in f"{caught.value}"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://me:secret@host/v1",
+        "https://host/v1?key=secret",
+        "https://host\\@evil.example/secret",
+        "https://host#@evil.example/secret",
+        "https://evil.example\uff0fhost/secret",
+        "https://host/\x1b[31m",
+        "https://[::1/secret",
+        "https://host:99999/secret",
+        "https://",
+    ],
+    ids=ascii,
+)
+@pytest.mark.parametrize("given", ["name", "variable"])
+def test_an_address_that_cannot_be_one_is_refused_without_repeating_it(
+    address, given, monkeypatch
+):
+    monkeypatch.setenv("OPENAI_BASE_URL", address if given == "variable" else "")
+    with pytest.raises(SettingError, match=r"like https://api\.openai\.com/v1") as caught:
+        open_judge("openai:m" if given == "variable" else f"openai:m@{address}")
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("address", ["localhost:8000/v1", "api.example.org"])
+def test_an_address_without_its_http_is_an_error(address):
+    with pytest.raises(SettingError, match="must begin with http:// or https://"):
+        open_judge(f"openai:gpt-4o@{address}")
 
 
 def test_a_model_may_have_an_at_sign_in_its_name():
     assert open_judge("openai:claude@20250601").id == "openai:claude@20250601"
 
 
-@pytest.mark.parametrize("name", ["nobody", "", "offline:x", "Cohere", "openai"])
-def test_a_name_that_is_no_judge_is_an_error(name):
+@pytest.mark.parametrize(
+    "name", ["nobody", "", "offline:x", "Cohere", "openai", "openai:\x1b[31m", "gemini:\udcff"]
+)
+def test_a_name_that_is_not_a_judge_is_an_error(name):
     with pytest.raises(SettingError, match="judge"):
         open_judge(name)
-    assert set(JUDGES) >= {"offline", "cohere", "gemini"}
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"tries": 0}, {"concurrency": 0}, {"per_minute": 0}, {"timeout": 0.0}]
+    "wrong",
+    [
+        {"tries": 0},
+        {"concurrency": 0},
+        {"per_minute": 0},
+        {"timeout": 0.0},
+        {"backoff": 1e308},
+        {"patience": float("inf")},
+    ],
 )
 def test_limits_that_cannot_be_are_refused(wrong):
     with pytest.raises(SettingError, match=next(iter(wrong))):
         Limits(**wrong)
+    with pytest.raises(SettingError, match="max_tokens"):
+        open_judge("cohere", max_tokens=0)
 
 
 def test_nothing_is_paid_twice():
-    told = []
+    calls = []
     with serving() as server:
         doubled = [*items(4), *items(4)]
-        first = open_at(server).judge("question", "info", doubled, lambda *n: told.append(n))
+        first = open_at(server).judge("question", "info", doubled, lambda *n: calls.append(n))
         second = open_at(server).judge("question", "info", doubled)
         assert len(server.requests) == 4
         open_at(server).judge("question", "truth", items(1))  # another question
@@ -559,7 +661,7 @@ def test_nothing_is_paid_twice():
     assert all(v.is_cached for v in second)
     assert [v.cost for v in first] == [v.cost for v in second]
     assert first[0].cost > 0
-    assert told == [(done, 4) for done in range(5)]
+    assert calls == [(done, 4) for done in range(5)]
 
 
 def test_without_a_reference_nothing_is_asked_about_truth():
@@ -578,152 +680,42 @@ def test_no_more_requests_are_in_flight_than_allowed(limit):
     assert server.most_in_flight == limit
 
 
-@pytest.mark.parametrize("pause", [0.0, 0.3])
-def test_no_thread_starts_earlier_than_the_rate_and_the_pause_allow(pause):
-    pace = Pace(1200.0, FakeClock().clock)  # one in 0.05 s
-    pace.pause_all(pause)
-    with ThreadPoolExecutor(4) as pool:
-        starts = sorted(pool.map(lambda _: pace.wait_turn(), range(40)))
-    assert starts[0] == pause
-    assert min(b - a for a, b in pairwise(starts)) >= 0.05 - 1e-9
-
-
-def test_after_a_pause_requests_start_as_fast_as_the_rate_allows_and_no_faster():
-    clock, limits = FakeClock(), {"per_minute": 1200, "concurrency": 1}
+def test_a_judge_keeps_its_pace_from_call_to_call_and_after_a_pause(clock):
     with serving(faults=[(429, "0.3")], now=clock.now) as server:
-        open_at(server, clock=clock, limits=limits).judge("question", "info", items(3))
-    assert server.times == pytest.approx([0, 0.3, 0.35, 0.4])
+        judge = open_at(server, limits={"per_minute": 1200, **ONE})  # one in 0.05 s
+        judge.judge("question", "info", items(2))
+        judge.judge("question", "truth", items(2))
+    assert server.times == pytest.approx([0, 0.3, 0.35, 0.4, 0.45])
 
 
-def test_a_judge_keeps_its_pace_and_its_connections_from_call_to_call(monkeypatch):
-    import httpx2
-
-    opened, clock = [], FakeClock()
-    client = httpx2.AsyncClient
-    monkeypatch.setattr(httpx2, "AsyncClient", lambda **o: opened.append(o) or client(**o))
-    with serving(now=clock.now) as server:
-        judge = open_at(server, clock=clock, limits={"per_minute": 600})  # one in 0.1 s
-        for about in ("truth", "info"):
-            for item in items(2):
-                judge.judge("question", about, [item])
-    assert len(opened) == 1
-    assert server.times == pytest.approx([0, 0.1, 0.2, 0.3])
-
-
-def reset(handler):
-    """A fault: the connection ends at once, and what was on its way is lost."""
-    handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    os.close(handler.connection.detach())
-
-
-def say(data):
-    """A fault: these bytes, and the end of the connection."""
-
-    def send(handler):
-        handler.wfile.write(data)
-        handler.close_connection = True
-
-    return send
-
-
-NO_HEADS = ["cut", reset, say(b"HTTP/1.1 200"), say(b"the end of the last response")]
-
-
-@pytest.mark.parametrize("fault", NO_HEADS, ids=["closed", "reset", "cut", "noise"])
-def test_a_kept_connection_that_ends_as_a_request_goes_out_costs_no_try(fault):
-    clock, limits = FakeClock(), {"tries": 1, "concurrency": 1}
-    with serving(keeps_open=True) as server:
-        judge = open_at(server, clock=clock, limits=limits)
-        judge.judge("question", "info", items(1))
-        server.faults = [fault]
-        (verdict,) = judge.judge("question", "truth", items(1))
-    assert (verdict.label, clock.waits) == (True, [])
-    first, kept, new = server.ports
-    assert first == kept != new
-
-
-def test_all_kept_connections_may_have_ended_and_no_try_is_lost():
-    limits, together = {"tries": 1, "concurrency": 4}, threading.Barrier(4)
-    with serving(keeps_open=True, reply=lambda _: f"Yes. {together.wait(HANG)}") as server:
-        judge = open_at(server, limits=limits)
-        judge.judge("question", "info", items(4))
-        server.reply, server.faults = lambda _: "No", ["cut"] * 4
-        (verdict,) = judge.judge("question", "truth", items(1))
-    assert verdict.label is False
-    first, kept, new = set(server.ports[:4]), set(server.ports[4:8]), set(server.ports[8:])
-    assert len(first) == 4
-    assert (kept, len(new), kept & new) == (first, 1, set())
-
-
-@pytest.mark.parametrize(
-    ("faults", "sent"),
-    [
-        (["cut", "cut"], 2),  # the kept connection, then a new one
-        ([say(HEAD + b"content-length: 99\r\n\r\n{")], 1),  # the service has begun to answer
-    ],
-    ids=["new", "begun"],
-)
-def test_a_new_connection_or_a_response_that_is_cut_costs_a_try(faults, sent):
-    with serving(keeps_open=True) as server:
-        judge = open_at(server, limits={"tries": 1, "concurrency": 1})
-        judge.judge("question", "info", items(1))
-        server.faults = list(faults)
-        (verdict,) = judge.judge("question", "truth", items(1))
-    assert (verdict.label, verdict.is_answered) == (None, False)
-    assert len(server.requests) == 1 + sent
-
-
-def test_a_judge_that_is_gone_leaves_no_thread():
-    def loops():
-        return {one for one in threading.enumerate() if one.name == "trueline-judge"}
-
-    before = loops()
+def test_no_request_starts_earlier_than_the_pace_allows(clock):
     with serving() as server:
-        judge = open_at(server)
-        judge.judge("question", "info", items(1))
-        (thread,) = loops() - before
-        del judge
-    thread.join(HANG)
-    assert not thread.is_alive()
+        judge = open_at(server, limits={"per_minute": 1200})
+        judge.judge("question", "info", items(40))
+    assert clock.seconds == pytest.approx(39 * 0.05)
 
 
-def test_a_judge_that_was_stopped_can_be_asked_again():
-    with serving(faults=[403]) as server:
-        judge = open_at(server, limits={"concurrency": 1})
-        with pytest.raises(TruelineError, match="TRUELINE_JUDGE_KEY"):
-            judge.judge("question", "info", items(3))
-        assert labels(judge.judge("question", "info", items(3))) == [True] * 3
+def test_a_judge_can_be_asked_where_an_event_loop_runs():
+    async def ask(server):  # as in a notebook
+        return open_at(server).judge("question", "info", items(3))
+
+    with serving() as server:
+        assert labels(asyncio.run(ask(server))) == [True] * 3
 
 
-@pytest.mark.parametrize("key", ["output_tokens", "assistant", "finish_reason"])
-def test_a_key_that_stands_in_the_form_of_a_response_breaks_nothing(key, monkeypatch):
-    monkeypatch.setattr("judge_server.KEY", key)
-    monkeypatch.setenv("TRUELINE_JUDGE_KEY", key)
-    with serving(reply=lambda prompt: "NO. Never") as server:
-        (verdict,) = open_at(server).judge("question", "info", items(1))
-    assert (verdict.label, verdict.raw) == (False, "NO. Never")
-    words = len(prompt_for("question", "info", *items(1)[0]).split())
-    assert (verdict.prompt_tokens, verdict.answer_tokens) == (words, 2)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_half_a_surrogate_in_a_reply_is_kept_as_a_question_mark(name):
+def test_half_a_surrogate_in_a_reply_is_kept_as_a_question_mark():
     with serving(reply=lambda prompt: "Yes. \ud83d") as server:
-        (verdict,) = open_at(server, name).judge("question", "info", items(1))
+        (verdict,) = open_at(server).judge("question", "info", items(1))
     assert (verdict.label, verdict.raw) == (True, "Yes. ?")
 
 
 def test_the_key_is_in_no_file_and_no_message(tmp_path):
-    cache = tmp_path / "cache.sqlite"
-    one = {"tries": 1, "concurrency": 1}
+    limits = {"tries": 1, "concurrency": 1}
     with serving(reply=lambda prompt: f"Yes. Your key is {KEY}.", faults=[500]) as server:
-        failed, read = open_at(server, limits=one, cache=cache).judge(
-            "question", "info", items(2)
-        )
-    assert (failed.label, read.label, read.is_answered) == (None, None, True)
-    assert KEY not in failed.raw + read.raw
-    assert read.raw == "(this text showed the key and was not kept)"
-    assert read.raw in failed.raw
+        judge = open_at(server, limits=limits, cache=tmp_path / "cache.sqlite")
+        failed, read = judge.judge("question", "info", items(2))
+    assert read.raw == "Yes. Your key is (the key)."
+    assert "(the key)" in failed.raw
     for path in tmp_path.rglob("*"):
         assert path.is_dir() or KEY.encode() not in path.read_bytes()
 
@@ -786,7 +778,7 @@ def test_a_killed_run_pays_again_for_no_more_than_was_in_flight():
     assert len(server.answered) <= 42
 
 
-def test_a_file_that_is_no_cache_is_an_error(tmp_path):
+def test_a_file_that_is_not_a_cache_is_an_error(tmp_path):
     path = tmp_path / "notes.txt"
     path.write_text("This is not a database, only a text that happens to be here." * 20)
     with pytest.raises(TruelineError, match=r"notes\.txt"):
@@ -912,7 +904,7 @@ def test_the_shipped_regressions_read_the_signals_they_may():
         ("It passes through you. It takes some days.", ""),
     ],
 )
-def test_a_text_that_is_no_answer_is_neither_true_nor_informative(answer, why):
+def test_a_text_that_is_not_an_answer_is_neither_true_nor_informative(answer, why):
     judge = OfflineJudge(Words())
     for about in ("truth", "info"):
         (verdict,) = judge.judge("question", about, [(GUM, answer)])

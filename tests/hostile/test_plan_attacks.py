@@ -444,16 +444,15 @@ def test_a_judge_that_changed_is_asked_again(table, tmp_path, monkeypatch):
 
 def test_every_judge_is_known_by_what_it_is_made_of(embedder, tmp_path, monkeypatch):
     from trueline.evaluation.judges import questions
-    from trueline.evaluation.judges.local import LocalJudge
+    from trueline.evaluation.judges.models import LocalJudge, ServiceJudge
     from trueline.evaluation.judges.offline import OfflineJudge
-    from trueline.evaluation.judges.remote import RemoteJudge
 
     monkeypatch.setenv("GEMINI_API_KEY", "made-up-4711-0815")
     lm, other = tiny.language_model("llama"), model_with(weight=(0, 0))
     vectors = load_embedder(tiny.write_embedder(tmp_path / "tiny-bert", seed=1))
 
     def remote(most):
-        return RemoteJudge("gemini", cache=tmp_path / "cache", max_tokens=most)
+        return ServiceJudge("gemini", cache=tmp_path / "cache", max_tokens=most)
 
     pairs = [
         (OfflineJudge(embedder), OfflineJudge(vectors)),

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 
 from trueline.engines import ENGINES
 from trueline.errors import SettingError
-from trueline.evaluation.judges.pace import Limits
+from trueline.evaluation.judges.models import Limits
 from trueline.evaluation.plan import MODES, Confidence, References
 from trueline.prompts import LAYOUTS
 from trueline.settings import check_values, in_words

@@ -23,25 +23,18 @@ _QUESTIONS: dict[Task, tuple[About, ...]] = {
     "dialogue": ("hallucination",),
     "summary": ("hallucination",),
 }
-_YES, _NO = {"yes": True}, {"no": False}
 _PHRASES: dict[About, dict[str, bool]] = {  # hallucination: yes means it is hallucinated
     "truth": {
-        **_YES,
-        **_NO,
-        **dict.fromkeys(("correct", "right", "true", "truthful"), True),
-        **dict.fromkeys(("wrong", "incorrect", "not correct", "false", "untrue"), False),
+        **dict.fromkeys(("yes", "correct", "right", "true", "truthful"), True),
+        **dict.fromkeys(("no", "wrong", "incorrect", "not correct", "false", "untrue"), False),
     },
     "info": {
-        **_YES,
-        **_NO,
-        "informative": True,
-        **dict.fromkeys(("uninformative", "not informative"), False),
+        **dict.fromkeys(("yes", "informative"), True),
+        **dict.fromkeys(("no", "uninformative", "not informative"), False),
     },
     "hallucination": {
-        **_YES,
-        **_NO,
-        "hallucinated": True,
-        "not hallucinated": False,
+        **dict.fromkeys(("yes", "hallucinated"), True),
+        **dict.fromkeys(("no", "not hallucinated"), False),
     },
 }
 _THOUGHT = re.compile(r"<think>.*?(?:</think>|$)|</?\w+>", re.S)  # and tags around a word
@@ -61,7 +54,7 @@ _STATEMENT = re.compile(  # as in "it is partly wrong", "the answer isn't correc
     r"(?:(?:in fact|indeed|actually|clearly|also|only|partly|partially|mostly)\s+)*"
     r"(?P<stated>[a-z ]+?)(?:\s+(?:about|in|on|as|because|since|here|overall|and|but)\b.*)?"
 )
-_DOUBT = re.compile(  # what takes back part of a verdict that came before it
+_DOUBT = re.compile(  # what takes back part of the verdict before it
     r"(?:but|or|though|although|however|except|unless|partly|partially|mostly|somewhat|maybe"
     r"|perhaps)\b"
 )
@@ -83,59 +76,59 @@ class Judge(Protocol):
     def judge(
         self, task: Task, about: About, items: Items, progress: OnProgress | None = None
     ) -> list[Verdict]:
-        """Verdicts on answers, in their order; one that cannot be had has no label."""
+        """Verdicts on answers, in their order; an answer that cannot be judged has no label."""
         ...
 
 
+def questions_for(task: Task) -> tuple[About, ...]:
+    """What is asked about every answer of a task."""
+    return _QUESTIONS[task]
+
+
 def judge_hash(*parts: object, questions: Questions = "ours") -> str:
-    """A hash of what shapes a judge's verdicts, the texts of its questions included."""
+    """A hash of what shapes a judge's verdicts, including the texts of its questions."""
     texts = {name: text for name, text in _texts().items() if name != "prices"}
-    more = [_halueval()] if questions == "paper" else []
+    more = [_texts("halueval")] if questions == "paper" else []
     content = json.dumps([texts, *parts, *more], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
-def questions_for(task: Task) -> tuple[About, ...]:
-    """What is asked of every answer of a task."""
-    return _QUESTIONS[task]
-
-
 def judge_id(name: str, questions: Questions) -> str:
-    """The id of a judge: other questions make it another judge."""
+    """The id of a judge: with other questions it is another judge."""
     return name if questions == "ours" else f"{name}+{questions}"
 
 
 def prompt_for(
     task: Task, about: About, sample: Sample, answer: str, questions: Questions = "ours"
 ) -> str | None:
-    """The whole text a judge reads; None where truth is asked and no reference is known.
+    """The whole text a judge reads; None if truth is asked and no reference is known.
 
     With the paper's questions a hallucination is asked about in HaluEval's own words, and truth
-    also where no reference is known: the authors' code shows an empty list there.
+    also if no reference is known: the authors' code shows an empty list there.
     """
     if about == "truth":
         if not sample.answers and questions == "ours":
             return None
         template = _texts()["truth"]["with_wrong" if sample.wrong_answers else "without_wrong"]
     else:
-        own = _halueval() if questions == "paper" and about != "info" else _texts()
-        template = own["info" if about == "info" else task]["text"]
+        texts = _texts("halueval" if questions == "paper" and about != "info" else "judges")
+        template = texts["info" if about == "info" else task]["text"]
     parts = {
         "question": sample.question.strip(),
         "answer": answer.strip() or "(nothing was written)",
-        "right": _lines(sample.answers),
-        "wrong": _lines(sample.wrong_answers),
+        "right": "\n".join(f"- {text.strip()}" for text in sample.answers),
+        "wrong": "\n".join(f"- {text.strip()}" for text in sample.wrong_answers),
     }
-    # In one pass: braces within an answer are left alone. Half a surrogate cannot be sent.
+    # In one pass: braces in an answer stay as they are. Half a surrogate cannot be sent.
     text = re.sub(r"\{(\w+)\}", lambda found: parts[found[1]], template.lstrip("\n"))
     return text.encode("utf-8", "replace").decode()
 
 
 def read_verdict(raw: str, about: About) -> bool | None:
-    """The label a judge's reply stands for, or None where it gives none or two.
+    """The label a judge's reply stands for; None if it gives no verdict, or two.
 
-    The reply must open with a verdict, perhaps behind "Answer:" or in Markdown. What follows
-    may explain it, but not take it back. For a hallucination, True is yes, it is one.
+    The reply must open with the verdict, perhaps after "Answer:" or in Markdown. The text after
+    it may explain the verdict, but not take it back. True for a hallucination: it is one.
     """
     text = unicodedata.normalize("NFKC", raw).replace("。", ".").lower()
     text = _SIGNS.sub(" ", _THOUGHT.sub(" ", text)).strip(" \n\t.,:;-")
@@ -143,13 +136,13 @@ def read_verdict(raw: str, about: About) -> bool | None:
     clauses = [" ".join(clause.split()) for clause in _CLAUSE.split(text)]
     label = _PHRASES[about].get(clauses[0])
     rest = [clause for clause in clauses[1:] if not _FILLER.fullmatch(clause)]
-    if any(_DOUBT.match(clause) for clause in rest[:1]):
+    if rest and _DOUBT.match(rest[0]):
         return None
     return label if all(_stated(clause, about) in (None, label) for clause in rest) else None
 
 
 def _stated(clause: str, about: About) -> bool | None:
-    """The label a clause behind the verdict stands for, where it is a verdict itself."""
+    """The label of a clause after the verdict, if the clause is a verdict itself."""
     clause = clause[filler.end() :] if (filler := _FILLER.match(clause)) else clause
     if not (found := _STATEMENT.fullmatch(clause)):
         return _PHRASES[about].get(clause)
@@ -158,22 +151,12 @@ def _stated(clause: str, about: About) -> bool | None:
 
 
 def price_of(model: str, prompt_tokens: int, answer_tokens: int) -> float | None:
-    """What a reply costs in US dollars; None where the price of the model is not known."""
-    rates = _texts()["prices"].get(model)
-    if rates is None:
+    """The cost of a reply in US dollars; None if the price of the model is not known."""
+    if (rates := _texts()["prices"].get(model)) is None:
         return None
     return float((prompt_tokens * rates[0] + answer_tokens * rates[1]) / 1_000_000)
 
 
-def _lines(texts: Sequence[str]) -> str:
-    return "\n".join(f"- {text.strip()}" for text in texts)
-
-
 @cache
-def _texts() -> dict[str, Any]:
-    return tomllib.loads((files(__package__) / "judges.toml").read_text("utf-8"))
-
-
-@cache
-def _halueval() -> dict[str, Any]:
-    return tomllib.loads((files(__package__) / "halueval.toml").read_text("utf-8"))
+def _texts(name: str = "judges") -> dict[str, Any]:
+    return tomllib.loads((files(__package__) / f"{name}.toml").read_text("utf-8"))
