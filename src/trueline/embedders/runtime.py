@@ -17,6 +17,7 @@ import torch
 from trueline.embedders.base import Inputs, TokenRows
 from trueline.engines.encoders import Encoder
 from trueline.engines.model_cache import home
+from trueline.engines.weights import IMPORTING
 from trueline.files import replacing
 
 EmbedBatch = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # ids and mask -> vectors
@@ -135,7 +136,7 @@ def _export(
     """Write the graph and its weights as one file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     sizes = {0: torch.export.Dim("texts", max=8192), 1: torch.export.Dim("tokens", max=8192)}
-    with _quiet_exporter():
+    with IMPORTING, _quiet_exporter():
         program = torch.onnx.export(
             _Exported(encoder, embed),
             sample,

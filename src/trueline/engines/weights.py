@@ -8,11 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 from trueline.errors import ModelError, TruelineError
 
 WEIGHTS = "model.safetensors"  # this file, or an index of its parts, is all that is ever opened
+IMPORTING = RLock()  # transformers imports itself in circles, which breaks in two threads
 _SHOWN = 300  # characters of a reader's own words that an error repeats
 _INDEX = f"{WEIGHTS}.index.json"
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import (
-    AttentionInterface,
-    AttentionMaskInterface,
-    DynamicCache,
-    PreTrainedModel,
-)
-from transformers.cache_utils import DynamicLayer
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+
+from trueline.engines.weights import IMPORTING
+
+with IMPORTING:
+    from transformers import (
+        AttentionInterface,
+        AttentionMaskInterface,
+        DynamicCache,
+        PreTrainedModel,
+    )
+    from transformers.cache_utils import DynamicLayer
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import sdpa_mask
 
 _NAME = "trueline"  # what transformers files our attention under
 _ROOM = 64  # tokens a buffer can take before it has to be made anew

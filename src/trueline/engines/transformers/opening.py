@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from trueline.engines.transformers.quiet import quiet
-from trueline.engines.weights import WeightCount, check_weights
+from trueline.engines.weights import IMPORTING, WeightCount, check_weights
 from trueline.errors import ModelError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def open_tokenizer(
     folder: Path, *, trust_remote_code: bool = False, **source: Any
 ) -> PreTrainedTokenizerBase:
     """Open the tokenizer of a folder, or of a GGUF file in it (`gguf_file`)."""
-    with quiet():
+    with IMPORTING, quiet():
         from transformers import AutoTokenizer
 
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
@@ -54,7 +54,7 @@ def open_model(
     options = {"trust_remote_code": bool(trust_remote_code), **source}
     config = check_folder(folder, kind, count=count, **options)
     options |= {"config": config, "dtype": dtype, "use_safetensors": True}
-    with quiet():
+    with IMPORTING, quiet():
         model, found = _auto_class(kind).from_pretrained(
             folder, output_loading_info=True, local_files_only=True, **options
         )
@@ -73,7 +73,7 @@ def check_folder(
 ) -> Any:
     """The settings of a model that is safe to open; whoever opens it need not be us."""
     count = count or check_weights(folder)
-    with quiet():
+    with IMPORTING, quiet():
         from transformers import AutoConfig
 
         config = AutoConfig.from_pretrained(
