@@ -997,7 +997,7 @@ def test_offline_a_reference_is_embedded_once_whatever_is_asked():
 
 
 def test_the_agreement_told_is_that_of_the_references_a_verdict_had():
-    from trueline.evaluation.consistency import agreement_notes
+    from trueline.evaluation.findings import agreement_notes
     from trueline.evaluation.lines import VerdictLine
     from trueline.evaluation.outcomes import CellResults
 
@@ -1067,8 +1067,8 @@ def test_the_shipped_rules_that_are_to_be_trusted_are_measured_as_such():
     ],
 )
 def test_a_judge_below_75_percent_is_indicative(judge, about, basis, is_hint):
-    from trueline.evaluation.consistency import indicative
     from trueline.evaluation.lines import VerdictLine
+    from trueline.evaluation.measures import indicative
     from trueline.evaluation.outcomes import CellResults
 
     line = VerdictLine(cell="x", sample="s", judge=judge, about=about, label=True, basis=basis)

@@ -13,20 +13,21 @@ import tiny
 from conftest import EXAMPLES
 
 from trueline.errors import ExampleError
-from trueline.evaluation.averages import average
 from trueline.evaluation.benchmarks import read_benchmark
-from trueline.evaluation.fluency import (
+from trueline.evaluation.lines import AnswerLine, read_written, replace_line
+from trueline.evaluation.measures import MEASURES, Column, average
+from trueline.evaluation.metrics import (
     check_form,
     is_repeated,
     is_run_together,
     keeps_form,
+    match_for,
+    probe_scores,
+    says,
     says_wrong_polarity,
 )
-from trueline.evaluation.lines import AnswerLine, read_written, replace_line
-from trueline.evaluation.measures import MEASURES, Column
 from trueline.evaluation.outcomes import gather_cells, read_results
 from trueline.evaluation.plan_file import plan_from
-from trueline.evaluation.regimes import match_for, probe_scores, says
 from trueline.evaluation.run import run_plan
 from trueline.evaluation.samples import Probe
 from trueline.examples import to_lines

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueline.errors import SettingError
-from trueline.evaluation.fluency import words_of
 from trueline.evaluation.lines import Leak, LeaksLine, now, replace_line
+from trueline.evaluation.metrics import words_of
 from trueline.evaluation.samples import Benchmark, Sample
 from trueline.records import Example
 

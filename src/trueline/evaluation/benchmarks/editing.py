@@ -12,7 +12,7 @@ from typing import Any
 from trueline.evaluation.benchmarks.data_files import DataTable, Line, is_text, read_table
 from trueline.evaluation.benchmarks.pools import Pools
 from trueline.evaluation.benchmarks.probes import ProbeQuestion, probe_pools, read_unrelated
-from trueline.evaluation.fluency import words_of
+from trueline.evaluation.metrics import words_of
 from trueline.records import Example
 
 
