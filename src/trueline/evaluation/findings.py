@@ -17,12 +17,17 @@ from trueline.evaluation.outcomes import CellResults
 from trueline.evaluation.statistics import Difference
 
 NOT_AN_EFFECT = "not an effect of the examples"
+WITHOUT = (
+    "no controls were run, so whatever it gains may not be an effect of the examples; leave "
+    "out --no-controls, or name a swept value as a variant"
+)
 Finding = Literal["effect", "shared", "unclear"]
 Cells = Sequence[CellResults]
 _SHARE = 0.5  # of a gain: a control that has so much of it, and is not beaten, shares it
 
 
 _COMPARED = "model fingerprint dtype benchmark test task temperature seed".split()
+_SETTING = "model fingerprint dtype benchmark test task temperature max_new_tokens stop".split()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,6 @@ class Effect:
     controls: Mapping[str, float]  # the gains of those that are not beaten, by name; or of all
 
     def in_words(self, column: Column) -> str:
-        """As tables and notes print it."""
         scale = 100 if column.measure.is_percent else 1
         digits = column.measure.digits
         listed = ", ".join(f"{n} {scale * x:+.{digits}f}" for n, x in self.controls.items())
@@ -84,29 +88,37 @@ def judge_gain(
 
 def effect_notes(cells: Cells) -> list[str]:
     """What the controls of a run say, a sentence for every gain, and where none were run."""
-    plain, controls, grounded = _sorted_out(cells)
+    groups: dict[str, list[CellResults]] = {}  # of cells that need controls, by experiment
+    controls: dict[str, dict[str, list[CellResults]]] = {}  # by experiment and name
+    plain: dict[str, list[CellResults]] = {}  # by setting
+    for cell in cells:
+        if cell.head.control is not None:
+            named = controls.setdefault(cell.experiment, {})
+            named.setdefault(cell.head.control, []).append(cell)
+        elif cell.head.is_plain:
+            plain.setdefault(_setting(cell), []).append(cell)
+        elif needs_controls(cell):
+            groups.setdefault(cell.experiment, []).append(cell)
     notes = []
-    for group in grounded.values():
-        own = controls.get(group[0].experiment, {})
-        base = plain.get(_setting(group[0]), [])
+    for experiment, group in groups.items():
+        own, base = controls.get(experiment, {}), plain.get(_setting(group[0]), [])
         if not own or not base:
             notes.append(f"{group[0].description}: {WITHOUT}")
             continue
-        for column in judged_columns(group):
-            found = effect_of(group, base, own, column)
-            if found is not None:
-                scale = 100 if column.measure.is_percent else 1
-                notes.append(
-                    f"{group[0].description}: {column.id} is {scale * found.gain:.1f} better "
-                    f"than the plain model, {found.in_words(column)}"
-                )
+        notes += _gains(group, base, own)
     return notes
 
 
-WITHOUT = (
-    "no controls were run, so whatever it gains may not be an effect of the examples; leave "
-    "out --no-controls, or name a swept value as a variant"
-)
+def _gains(group: Cells, plain: Cells, controls: Mapping[str, Cells]) -> list[str]:
+    notes = []
+    for column in judged_columns(group):
+        if (found := effect_of(group, plain, controls, column)) is not None:
+            scale = 100 if column.measure.is_percent else 1
+            notes.append(
+                f"{group[0].description}: {column.id} is {scale * found.gain:.1f} better "
+                f"than the plain model, {found.in_words(column)}"
+            )
+    return notes
 
 
 def needs_controls(cell: CellResults) -> bool:
@@ -121,32 +133,9 @@ def judged_columns(cells: Cells) -> list[Column]:
     return [x for x in found if x.measure.better and x.measure.group != "Behaviour"]
 
 
-def _sorted_out(
-    cells: Cells,
-) -> tuple[
-    dict[str, list[CellResults]],
-    dict[str, dict[str, list[CellResults]]],
-    dict[str, list[CellResults]],
-]:
-    """Plain cells by setting; controls by experiment and name; grounded ones by experiment."""
-    plain: dict[str, list[CellResults]] = {}
-    controls: dict[str, dict[str, list[CellResults]]] = {}
-    grounded: dict[str, list[CellResults]] = {}
-    for cell in cells:
-        if cell.head.control is not None:
-            named = controls.setdefault(cell.experiment, {})
-            named.setdefault(cell.head.control, []).append(cell)
-        elif cell.head.is_plain:
-            plain.setdefault(_setting(cell), []).append(cell)
-        elif needs_controls(cell):
-            grounded.setdefault(cell.experiment, []).append(cell)
-    return plain, controls, grounded
-
-
 def _setting(cell: CellResults) -> str:
-    """Where a cell was run, whatever the method."""
-    names = "model fingerprint dtype benchmark test task temperature max_new_tokens stop"
-    return repr([getattr(cell.head, name) for name in names.split()])
+    """A name of where a cell was run, whatever the method."""
+    return repr([getattr(cell.head, name) for name in _SETTING])
 
 
 def _is_ahead(difference: Difference, better: int) -> bool:

@@ -172,8 +172,8 @@ def _by_text(test: list[_Text], ground: list[_Text], overlap: float) -> Iterator
             yield start + i, at + j, "equal" if is_equal else "overlap", float(shares[i, j])
     for i, text in enumerate(test):
         for j in {j for run in _runs(text.words) for j in holders.get(run, ())}:
-            words, others = {*text.words}, sets[j]
-            yield i, j, "13 words", len(words & others) / len(words | others)
+            words = {*text.words}
+            yield i, j, "13 words", len(words & sets[j]) / len(words | sets[j])
 
 
 def _runs(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

@@ -43,56 +43,60 @@ class Measure:
     is_percent: bool = True
     is_binary: bool = False  # right or wrong, one a sample: McNemar's test applies
     digits: int = 1
-    is_judged: bool = False  # whether it rests on a judge's verdicts
+    asks: tuple[About, ...] = ()  # what the judge it rests on was asked; empty: no judge
     regimes: tuple[Regime, ...] = ()  # the answers it looks at; empty: all
     score: str = ""  # the score of an answer it shows; empty: the one of its own name
 
     @property
-    def asks(self) -> tuple[About, ...]:
-        """What the judge it rests on was asked; nothing where it rests on none."""
-        return _ASKS.get(self.key, ())
-
-    @property
     def task(self) -> Mode:
-        """The task whose lines it is worked out from."""
         return "choose" if self.group == "Choices" else "generate"
 
 
-def _right(key: str, title: str, regime: Regime) -> Measure:
-    return Measure(key, title, "Regimes", 1, is_binary=True, regimes=(regime,), score="right")
-
-
-def _same(key: str, title: str, regime: Regime) -> Measure:
-    return Measure(key, title, "Regimes", 1, is_binary=True, regimes=(regime,), score=_SAME)
-
-
-def _form(key: str, title: str, better: int, score: str) -> Measure:
-    return Measure(
-        key, title, "Fluency and form", better, is_binary=True, regimes=COVERED, score=score
-    )
-
-
 _SAME = "same"  # as the plain model's answer, token for token: worked out when results are read
+_REGIMES: tuple[tuple[str, str, Regime, str], ...] = (  # key, title, regime, score
+    ("efficacy", "efficacy (exact)", "exact", "right"),
+    ("generalisation", "generalisation (paraphrase)", "paraphrase", "right"),
+    ("styled", "styled", "styled", "right"),
+    ("double", "double", "double", "right"),
+    ("mid_text", "mid-text", "mid-text", "right"),
+    ("near_miss", "locality (near miss)", "near miss", _SAME),
+    ("unrelated", "locality (unrelated)", "unrelated", _SAME),
+)
+_FORMS = (  # key, title, which way is better, score
+    ("fluency", "fluency", 1, "fluent"),
+    ("repeated", "repeats itself", -1, "repeated"),
+    ("joined", "answers run together", -1, "joined"),
+    ("cut", "cut off", -1, "cut"),
+    ("form", "form kept", 1, "form"),
+    ("wrong_polarity", "wrong yes or no", -1, "wrong_polarity"),
+)
+_ABOUT: tuple[About, ...] = get_args(About)
+_TRUTH: tuple[About, ...] = ("truth",)
 MEASURES = {
     measure.key: measure
     for measure in (
-        _right("efficacy", "efficacy (exact)", "exact"),
-        _right("generalisation", "generalisation (paraphrase)", "paraphrase"),
-        _right("styled", "styled", "styled"),
-        _right("double", "double", "double"),
-        _right("mid_text", "mid-text", "mid-text"),
-        _same("near_miss", "locality (near miss)", "near miss"),
-        _same("unrelated", "locality (unrelated)", "unrelated"),
-        _form("fluency", "fluency", 1, "fluent"),
-        _form("repeated", "repeats itself", -1, "repeated"),
-        _form("joined", "answers run together", -1, "joined"),
-        _form("cut", "cut off", -1, "cut"),
-        _form("form", "form kept", 1, "form"),
-        _form("wrong_polarity", "wrong yes or no", -1, "wrong_polarity"),
-        Measure("truth", "%Truth", "Judged", 1, is_binary=True, is_judged=True),
-        Measure("info", "%Info", "Judged", 1, is_binary=True, is_judged=True),
-        Measure("truth_info", "T*I", "Judged", 1, is_judged=True),
-        Measure("hallucination", "HalluRate", "Judged", -1, is_binary=True, is_judged=True),
+        *(
+            Measure(key, title, "Regimes", 1, is_binary=True, regimes=(regime,), score=score)
+            for key, title, regime, score in _REGIMES
+        ),
+        *(
+            Measure(
+                key,
+                title,
+                "Fluency and form",
+                better,
+                is_binary=True,
+                regimes=COVERED,
+                score=score,
+            )
+            for key, title, better, score in _FORMS
+        ),
+        Measure("truth", "%Truth", "Judged", 1, is_binary=True, asks=_TRUTH),
+        Measure("info", "%Info", "Judged", 1, is_binary=True, asks=("info",)),
+        Measure("truth_info", "T*I", "Judged", 1, asks=("truth", "info")),
+        Measure(
+            "hallucination", "HalluRate", "Judged", -1, is_binary=True, asks=("hallucination",)
+        ),
         Measure("rouge_l", "ROUGE-L", "Overlap", 1),
         Measure("bleu", "BLEU", "Overlap", 1),
         Measure("bertscore", "BERTScore", "Overlap", 1),
@@ -101,19 +105,13 @@ MEASURES = {
         Measure("mc1", "MC1", "Choices", 1, is_binary=True),
         Measure("mc2", "MC2", "Choices", 1),
         Measure("mc3", "MC3", "Choices", 1),
-        Measure("ece", "ECE", "Behaviour", -1, is_percent=False, digits=3, is_judged=True),
-        Measure("auroc", "AUROC", "Behaviour", 1, is_percent=False, digits=3, is_judged=True),
+        Measure("ece", "ECE", "Behaviour", -1, is_percent=False, digits=3, asks=_TRUTH),
+        Measure("auroc", "AUROC", "Behaviour", 1, is_percent=False, digits=3, asks=_TRUTH),
         Measure("grounded", "grounded tokens", "Behaviour", 0),
         Measure("edits", "changed tokens", "Behaviour", 0),
         Measure("speed", "tokens/s", "Behaviour", 1, is_percent=False),
         Measure("memory", "peak memory (MB)", "Behaviour", 0, is_percent=False, digits=0),
     )
-}
-_ABOUT: tuple[About, ...] = get_args(About)
-_ASKS: dict[str, tuple[About, ...]] = {
-    **{about: (about,) for about in _ABOUT},
-    "truth_info": ("truth", "info"),
-    **dict.fromkeys(("ece", "auroc"), ("truth",)),
 }
 
 
@@ -151,7 +149,7 @@ def columns_of(cells: Iterable[CellResults]) -> list[Column]:
     found: dict[Column, None] = {}
     for cell in cells:
         for measure in MEASURES.values():
-            for judge in cell.judges if measure.is_judged else ("",):
+            for judge in cell.judges if measure.asks else ("",):
                 column = Column(measure, judge)
                 series = series_of([cell], column)
                 if series.seeds or series.number is not None:
@@ -187,7 +185,6 @@ def confidences_by_sample(cell: CellResults, judge: str) -> dict[str, tuple[floa
 
 
 def confidences(cell: CellResults, judge: str) -> tuple[list[float], list[bool]]:
-    """The same as two lists."""
     pairs = confidences_by_sample(cell, judge).values()
     return [sure for sure, _ in pairs], [label for _, label in pairs]
 
@@ -229,7 +226,7 @@ def _looked_for(cell: CellResults, measure: Measure) -> int:
     if measure.regimes:
         return len(_probed(cell, measure))
     lines = cell.answers
-    return sum(not line.is_local for line in lines) if measure.is_judged else len(lines)
+    return sum(not line.is_local for line in lines) if measure.asks else len(lines)
 
 
 def _share(flags: Sequence[int]) -> float | None:
