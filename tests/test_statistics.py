@@ -18,7 +18,6 @@ from trueline.evaluation.statistics import (
     paired_statistic,
     rank_correlation,
     redrawn_interval,
-    scored_together,
 )
 
 COIN = [0.0] * 50 + [1.0] * 50
@@ -252,12 +251,6 @@ def test_a_constant_list_has_no_rank_correlation(a, b):
     assert all(isnan(value) for value in rank_correlation(a, b))
 
 
-def test_a_sample_without_one_of_its_values_leaves_every_column():
-    found = scored_together([True, None, False, True], [0.5, 1.0, None, 0.0])
-    assert found == ([1.0, 1.0], [0.5, 0.0])
-    assert scored_together([None], [1.0]) == ([], [])
-
-
 @pytest.mark.parametrize("gap", [nan, inf, -inf, None])
 def test_a_gap_among_the_values_is_refused_with_its_place(gap):
     with pytest.raises(SettingError, match="value 1 of 3"):
@@ -266,7 +259,7 @@ def test_a_gap_among_the_values_is_refused_with_its_place(gap):
 
 @pytest.mark.parametrize(
     "call",
-    [paired_difference, mean_interval, mcnemar, rank_correlation, scored_together],
+    [paired_difference, mean_interval, mcnemar, rank_correlation],
 )
 def test_lists_of_other_lengths_are_refused(call):
     with pytest.raises(SettingError, match=r"different lengths \[1, 2\]"):

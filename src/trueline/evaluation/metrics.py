@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.errors import ExampleError, SettingError, import_extra
+from trueline.errors import SettingError, import_extra
 from trueline.evaluation.samples import Match, Probe
 from trueline.evaluation.statistics import as_columns, average_ranks
 from trueline.examples.asked import Regime
@@ -415,12 +415,6 @@ def says_wrong_polarity(text: str, polarity: str) -> bool:
 def keeps_form(text: str, check: Mapping[str, Any]) -> bool:
     """Whether an answer has the form that was asked for."""
     return all(_FORMS[name](text.strip(), value) for name, value in check.items())
-
-
-def check_form(check: Mapping[str, Any]) -> None:
-    """Refuse a form that no program can check."""
-    if unknown := [name for name in check if name not in _FORMS]:
-        raise ExampleError(f"there is no form {unknown[0]!r}; there are {', '.join(_FORMS)}")
 
 
 def _starts(text: str, wanted: Sequence[str]) -> bool:
