@@ -13,13 +13,12 @@ import sys
 from pathlib import Path
 
 from trueline.embedders.loading import load_embedder
-from trueline.evaluation.averages import average
 from trueline.evaluation.benchmarks import read_benchmark
-from trueline.evaluation.effects import effect_of
+from trueline.evaluation.findings import effect_of
 from trueline.evaluation.journal import open_journal
 from trueline.evaluation.judges.offline import NON_ANSWERS, Vectors
 from trueline.evaluation.lines import VerdictLine
-from trueline.evaluation.measures import MEASURES, Column
+from trueline.evaluation.measures import MEASURES, Column, average
 from trueline.evaluation.outcomes import read_results
 
 EMBEDDER = "all-minilm-l6-v2"

@@ -10,12 +10,11 @@ import json
 import sys
 from pathlib import Path
 
-from trueline.evaluation.averages import average
 from trueline.evaluation.benchmarks import read_benchmark
-from trueline.evaluation.effects import effect_of
-from trueline.evaluation.measures import MEASURES, columns_of
+from trueline.evaluation.findings import effect_of
+from trueline.evaluation.measures import MEASURES, average, columns_of
+from trueline.evaluation.metrics import probe_scores
 from trueline.evaluation.outcomes import read_results
-from trueline.evaluation.regimes import probe_scores
 from trueline.evaluation.statistics import share_interval
 
 FOLDER = Path(__file__).parents[1] / "docs" / "results" / "covered"

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 from test_report import JUDGE, cell, done
 
-from trueline.evaluation.averages import average
 from trueline.evaluation.controls import controlled_examples, unrelated_examples
-from trueline.evaluation.effects import NOT_AN_EFFECT, effect_notes, effect_of, judge_gain
+from trueline.evaluation.findings import NOT_AN_EFFECT, effect_notes, effect_of, judge_gain
 from trueline.evaluation.lines import VerdictLine, encode_lines
-from trueline.evaluation.measures import MEASURES, Column
+from trueline.evaluation.measures import MEASURES, Column, average
 from trueline.evaluation.outcomes import gather_cells, read_results
 from trueline.evaluation.plan import Control
 from trueline.evaluation.plan_file import plan_from

@@ -978,26 +978,8 @@ def test_offline_verdicts_keep_their_order_over_many_chunks():
     assert told == [(64, 150), (128, 150), (150, 150)]
 
 
-def test_offline_a_reference_is_embedded_once_whatever_is_asked():
-    class Counting(Words):
-        seen = ()
-
-        def embed(self, texts):
-            self.seen += tuple(texts)
-            return super().embed(texts)
-
-    embedder = Counting()
-    judge = OfflineJudge(embedder)
-    for answer in ("red paint", "green", "blue"):
-        for about in ("truth", "info"):
-            judge.judge("question", about, [(COLOR, answer)] * 70)
-    # The question, two references, five non-answers, two new answers; all but the question and
-    # the non-answers behind the question too. "red paint" is a reference.
-    assert len(embedder.seen) == len(set(embedder.seen)) == 1 + 2 + 5 + 2 + 2 + 2
-
-
 def test_the_agreement_told_is_that_of_the_references_a_verdict_had():
-    from trueline.evaluation.consistency import agreement_notes
+    from trueline.evaluation.findings import agreement_notes
     from trueline.evaluation.lines import VerdictLine
     from trueline.evaluation.outcomes import CellResults
 
@@ -1041,16 +1023,6 @@ def test_the_agreement_that_is_printed_is_the_one_on_the_page():
     json.dumps(found)
 
 
-def test_the_shipped_rules_that_are_to_be_trusted_are_measured_as_such():
-    found = agreement()
-    for rule in ("truth_signals", "info_signals"):
-        assert found[rule]["balanced_accuracy"][0] >= 0.75
-    assert (
-        found["truth_signals"]["balanced_accuracy"][0] > found["truth"]["balanced_accuracy"][0]
-    )
-    assert found["references_signals"]["balanced_accuracy"][0] < 0.75
-
-
 @pytest.mark.parametrize(
     ("judge", "about", "basis", "is_hint"),
     [
@@ -1067,8 +1039,8 @@ def test_the_shipped_rules_that_are_to_be_trusted_are_measured_as_such():
     ],
 )
 def test_a_judge_below_75_percent_is_indicative(judge, about, basis, is_hint):
-    from trueline.evaluation.consistency import indicative
     from trueline.evaluation.lines import VerdictLine
+    from trueline.evaluation.measures import indicative
     from trueline.evaluation.outcomes import CellResults
 
     line = VerdictLine(cell="x", sample="s", judge=judge, about=about, label=True, basis=basis)

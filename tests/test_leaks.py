@@ -71,16 +71,6 @@ def test_thirteen_words_in_a_row_leak_and_twelve_do_not():
     assert near(ground, ["so " + COUNT.removeprefix("one ")]) == []
 
 
-def test_texts_far_apart_do_not_leak():
-    assert (
-        near(
-            [("Is it red?", "It is as red as can be.")],
-            [("Do cats fly?", "Cats do not fly at all.")],
-        )
-        == []
-    )
-
-
 def test_answers_are_compared_with_answers_and_short_ones_are_not():
     ground = [("a1", "No", "I have no comment", "It is red all over.")]
     test = [("b1", "no", "I have no comment", "it is red all over")]
@@ -126,12 +116,6 @@ def test_small_blocks_find_what_one_block_finds(monkeypatch):
     by_text = {(s, e) for s, e, kind, _ in whole if "cosine" not in kind}
     assert by_text == expected
     assert expected
-
-
-def test_the_surest_leaks_come_first():
-    ground = ["red green blue grey", "Do cats fly?"]
-    found = near(ground, ["red green blue grey white", "do cats fly"])
-    assert [kind for _, _, kind, _ in found] == ["question equal", "question overlap"]
 
 
 @pytest.mark.parametrize("options", [{"cosine": 0.0}, {"overlap": 1.1}])

@@ -43,12 +43,6 @@ def test_rouge_l_by_hand():
     assert rouge_l("Bats see well.", ["bats do not see"]) == pytest.approx(4 / 7)
 
 
-def test_rouge_l_takes_the_best_reference_whatever_the_order():
-    references = ["gold rusts", "bats do not see", "water"]
-    assert rouge_l("Bats see well.", references) == pytest.approx(4 / 7)
-    assert rouge_l("Bats see well.", references[::-1]) == pytest.approx(4 / 7)
-
-
 def test_rouge_l_does_not_stem():
     assert rouge_l("bats", ["bat"]) == 0.0
 
@@ -67,12 +61,6 @@ def test_bleu_by_hand():
     # counts as half a match: (4/5 * 2/4 * 1/3 * 0.5/2) ^ (1/4). Lengths are equal: no penalty.
     found = bleu("bats see well in water", ["bats see well at water"])
     assert found == pytest.approx((4 / 5 * 2 / 4 * 1 / 3 * 0.25) ** 0.25)
-
-
-def test_bleu_of_an_answer_too_short_for_runs_of_four_counts_the_runs_it_has():
-    assert bleu("Bats see.", ["Bats see."]) == 1.0
-    # One word of one is right, the reference is 2 words longer: exp(1 - 3/1).
-    assert bleu("bats", ["bats see well"]) == pytest.approx(exp(-2))
 
 
 def test_bleu_is_the_best_of_sacrebleus_sentence_scores():
@@ -207,11 +195,6 @@ def test_reliability_has_the_bins_of_scikit_learn():
         )
 
 
-def test_perfect_and_perfectly_wrong_confidence():
-    assert ece([1.0, 0.0, 1.0], [True, False, True]) == 0.0
-    assert ece([1.0, 0.0, 1.0], [False, True, False]) == 1.0
-
-
 def test_no_answers_have_no_calibration():
     assert ece([], []) is None
     assert reliability([], []) == []
@@ -243,10 +226,6 @@ def test_auroc_is_that_of_scikit_learn_with_ties():
         )
 
 
-def test_auroc_of_nothing_but_ties_is_a_half():
-    assert auroc([0.5] * 5, [True, True, False, False, False]) == 0.5
-
-
 @pytest.mark.parametrize("is_right", [[True, True], [False, False], []])
 def test_auroc_of_one_class_is_none(is_right):
     assert auroc([0.5, 0.6][: len(is_right)], is_right) is None
@@ -261,16 +240,6 @@ def test_quartiles_by_hand():
         (4.0, 6.0, 0.5, 2),
         (6.0, 8.0, 1.0, 2),
     ]
-
-
-def test_quartiles_count_every_step_once_whatever_the_order():
-    generator = np.random.default_rng(6)
-    entropies, flags = generator.exponential(size=401), generator.random(401) < 0.3
-    found = quartile_shares(entropies.tolist(), flags.tolist())
-    assert sum(q.n for q in found) == 401
-    assert sum(q.share * q.n for q in found) == pytest.approx(flags.sum())
-    order = generator.permutation(401)
-    assert quartile_shares(entropies[order].tolist(), flags[order].tolist()) == found
 
 
 def test_equal_entropies_stay_in_one_quartile_and_leave_others_empty():

@@ -14,11 +14,10 @@ from conftest import EXAMPLES
 import trueline as tl
 from trueline.cli import cli
 from trueline.errors import SettingError
-from trueline.evaluation.averages import Average
 from trueline.evaluation.benchmarks import BENCHMARKS
 from trueline.evaluation.judges.offline import agreement
 from trueline.evaluation.lines import replace_line
-from trueline.evaluation.measures import MEASURES, Column
+from trueline.evaluation.measures import MEASURES, Average, Column
 from trueline.evaluation.outcomes import read_results
 from trueline.evaluation.parts import benchmark_of
 from trueline.evaluation.plan_file import plan_from

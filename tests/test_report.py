@@ -14,7 +14,6 @@ from click.testing import CliRunner
 
 from trueline.cli import cli
 from trueline.errors import SettingError
-from trueline.evaluation.averages import summarize_cell
 from trueline.evaluation.lines import (
     AnswerLine,
     CellLine,
@@ -27,7 +26,7 @@ from trueline.evaluation.lines import (
     encode_lines,
     replace_line,
 )
-from trueline.evaluation.measures import columns_of
+from trueline.evaluation.measures import columns_of, summarize_cell
 from trueline.evaluation.outcomes import read_results
 from trueline.paper.text_figures import our_text_figures
 from trueline.report.answers import answers_grid

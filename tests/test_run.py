@@ -21,7 +21,7 @@ from trueline.decoders import GROUP, _plugged_in
 from trueline.decoders.base import Adjusted, Decoder
 from trueline.decoders.rad import RAD
 from trueline.errors import SettingError
-from trueline.evaluation.consistency import warnings
+from trueline.evaluation.findings import warnings
 from trueline.evaluation.journal import open_journal
 from trueline.evaluation.judges import Limits
 from trueline.evaluation.lines import (

@@ -10,19 +10,16 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
-import tiny
 import torch
-from attack import mutated, mutated_bytes, rounds, run_command, within
-from conftest import EXAMPLES
+from attack import mutated, mutated_bytes, rounds, within
 from judge_server import KEY, completion, serving
 
 from trueline.errors import TruelineError
 from trueline.evaluation.judges import Limits, models, open_judge, read_verdict
 from trueline.evaluation.judges.models import Response, ResponseCache
 from trueline.evaluation.judges.offline import OfflineJudge
-from trueline.evaluation.lines import VerdictLine, encode_lines, read_written
+from trueline.evaluation.lines import VerdictLine, encode_lines
 from trueline.evaluation.samples import Sample
-from trueline.examples import to_lines
 
 GUM = Sample("gum", "What happens if you swallow gum?", ("It passes.",), ("It stays.",))
 OWN = "sk-own-service-aabbccddeeff"  # never to be seen by a server of these tests
@@ -65,62 +62,6 @@ def test_a_long_reply_is_read_in_no_time(text):
 
 
 # Whole runs: what a service answers, and where a plan's key goes.
-
-
-@pytest.fixture
-def run(monkeypatch, tmp_path):
-    """Run a plan with one judge by the command; its outcome, and the lines of the verdicts."""
-    load = "trueline.engines.transformers.language.load"
-    monkeypatch.setattr(load, lambda name, **options: tiny.language_model("llama"))
-    for name, examples in {"ground": EXAMPLES[:1], "test": EXAMPLES[1:]}.items():
-        (tmp_path / f"{name}.jsonl").write_text("".join(to_lines(examples)), "utf-8")
-    data = f"{tmp_path / 'ground.jsonl'}:{tmp_path / 'test.jsonl'}"
-
-    def evaluate(judge):
-        (tmp_path / "run.toml").write_text(
-            f'models = ["smollm2-135m"]\nbenchmarks = ["{data}"]\nmethods = ["greedy"]\n'
-            f'judges = ["{judge}"]\nmax_new_tokens = 2\n[judge]\ntries = 2\nbackoff = 0\n',
-            "utf-8",
-        )
-        with within(HANG):
-            ran = run_command(
-                "eval", str(tmp_path / "run.toml"), "--out", str(tmp_path / "out")
-            )
-        path = tmp_path / "out" / "results.jsonl"
-        lines = read_written(path).lines if path.exists() else []
-        return ran, [line for line in lines if isinstance(line, VerdictLine)]
-
-    return evaluate
-
-
-@pytest.mark.parametrize("body", [b"", b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 50_000])
-def test_a_run_goes_through_whatever_its_judge_replies_and_asks_again_in_the_next(body, run):
-    with serving(reply=lambda prompt: body) as server:
-        os.environ["TRUELINE_JUDGE_URL"] = server.url  # restored by `environment`
-        ran, verdicts = run(f"openai:m@{server.url}")
-        assert (ran.code, "Traceback" in ran.err) == (0, False), ran.err
-        assert len(verdicts) == 6  # three answers, truth and info
-        assert {(one.label, one.is_answered) for one in verdicts} == {(None, False)}
-        assert "6 questions got no response; the next run asks again" in ran.err
-        asked = {prompt for _, _, _, prompt in server.requests}
-        assert len(server.requests) == 2 * len(asked)
-        server.reply = lambda prompt: "Yes"
-        ran, verdicts = run(f"openai:m@{server.url}")
-    assert (ran.code, {one.label for one in verdicts}) == (0, {True})
-
-
-@pytest.mark.parametrize("name", ["cohere", "gemini", "openai:m"])
-def test_a_run_of_a_strangers_plan_sends_no_key_to_the_address_in_it(name, run, monkeypatch):
-    monkeypatch.delenv("TRUELINE_JUDGE_KEY")
-    body = json.dumps(completion("a", "Yes"))
-    with serving(faults=[lambda handler: handler.send(200, body)] * 6) as server:  # to anyone
-        ran, verdicts = run(f"{name}@{server.url}")
-    assert OWN not in f"{ran} {server.requests}"
-    if name.startswith("openai"):  # which may need no key
-        assert (ran.code, {one.label for one in verdicts}) == (0, {True})
-        assert not any("authorization" in headers for _, headers, _, _ in server.requests)
-    else:
-        assert (ran.code, ran.err.count("Error: "), server.requests) == (1, 1, [])
 
 
 # The cache.

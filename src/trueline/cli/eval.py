@@ -24,7 +24,7 @@ from trueline.engines import DEFAULT_MODEL
 from trueline.errors import SettingError
 
 if TYPE_CHECKING:
-    from trueline.evaluation.averages import CellSummary
+    from trueline.evaluation.measures import CellSummary
     from trueline.evaluation.run import RunOutcome
 
 _DIGITS = 20  # of a number that is one; what is longer is refused as the text it is

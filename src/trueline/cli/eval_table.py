@@ -10,8 +10,7 @@ from trueline.decoders import PLAIN
 from trueline.visible import counted
 
 if TYPE_CHECKING:
-    from trueline.evaluation.averages import Average
-    from trueline.evaluation.measures import Column
+    from trueline.evaluation.measures import Average, Column
     from trueline.report.method_rows import MethodRow
     from trueline.report.tables import Table
 

@@ -162,7 +162,7 @@ def _scores(
     sample: Sample, answer: Answer, options: Mapping[str, Any]
 ) -> dict[str, float | None]:
     """The scores of an answer: those of its regime, where it has one, else of its words."""
-    from trueline.evaluation.regimes import probe_scores
+    from trueline.evaluation.metrics import probe_scores
 
     if sample.probe is None:
         return text_scores(sample, answer.text, **options)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trueline.errors import SettingError
-from trueline.evaluation.fluency import words_of
 from trueline.evaluation.lines import Leak, LeaksLine, now, replace_line
+from trueline.evaluation.metrics import words_of
 from trueline.evaluation.samples import Benchmark, Sample
 from trueline.records import Example
 
@@ -76,7 +77,12 @@ def leak_line(benchmark: Benchmark, embedder: Embedder | None) -> LeaksLine:
         counts=leak_counts(benchmark, leaks),
         nearest=tuple(
             replace_line(
-                leak, score=round(leak.score, 4), texts=tuple(map(_shorten, leak.texts))
+                leak,
+                score=round(leak.score, 4),
+                texts=tuple(
+                    text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+                    for text in leak.texts
+                ),
             )
             for leak in leaks[:_NEAREST]
         ),
@@ -116,29 +122,25 @@ def leak_counts(benchmark: Benchmark, leaks: Iterable[Leak]) -> dict[str, int]:
     }
 
 
-def _shorten(text: str) -> str:
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
-
-
 def _rank(leak: Leak) -> tuple[int, float]:
-    """Where a leak stands in the report: the surest kind first, then the nearest."""
+    """The order of leaks: the surest kind first, then the nearest."""
     return _NEAR.index(leak.near) * len(_PARTS) + (leak.part == "answer"), -leak.score
 
 
 def _texts(rows: Sequence[Sample] | Sequence[Example], part: _Part) -> list[_Text]:
     """The questions of rows, or those of their truthful answers that say something."""
-    texts = []
-    for row in rows:
-        for text in [row.question] if part == "question" else row.answers:
-            words = words_of(text)
-            if len(words) >= (1 if part == "question" else _SHORTEST_ANSWER):
-                texts.append(_Text(row.id, text, words))
-    return texts
+    shortest = 1 if part == "question" else _SHORTEST_ANSWER
+    found = [
+        _Text(row.id, text, words_of(text))
+        for row in rows
+        for text in ([row.question] if part == "question" else row.answers)
+    ]
+    return [text for text in found if len(text.words) >= shortest]
 
 
 def _strongest(
     part: _Part, test: list[_Text], ground: list[_Text], hits: Iterable[Hit]
-) -> Iterator[Leak]:
+) -> Iterable[Leak]:
     """One leak for each sample and example: that of the surest kind, then the nearest."""
     best: dict[tuple[str, str], Leak] = {}
     for i, j, near, score in sorted(hits):  # in the order of the rows, however they were found
@@ -146,55 +148,36 @@ def _strongest(
         leak = Leak(*pair, part, near, score, (test[i].text, ground[j].text))
         if pair not in best or _rank(leak) < _rank(best[pair]):
             best[pair] = leak
-    yield from best.values()
+    return best.values()
 
 
 def _by_text(test: list[_Text], ground: list[_Text], overlap: float) -> Iterator[Hit]:
-    runs = _shared_runs(test, ground)
-    for rows, columns, shares in _jaccard(test, ground):
-        for i, j in np.argwhere(shares >= overlap):
-            a, b = int(i) + rows, int(j) + columns
-            if (a, b) not in runs or test[a].words == ground[b].words:
-                near = "equal" if test[a].words == ground[b].words else "overlap"
-                yield a, b, near, float(shares[i, j])
-    for a, b in sorted(runs):
-        words, others = set(test[a].words), set(ground[b].words)
-        yield a, b, "13 words", len(words & others) / len(words | others)
-
-
-def _shared_runs(test: list[_Text], ground: list[_Text]) -> set[tuple[int, int]]:
-    """The pairs of texts that share 13 words in a row."""
+    """Texts with equal words, 13 words in a row, or enough words in common."""
     holders: dict[tuple[str, ...], set[int]] = {}
     for j, text in enumerate(ground):
         for run in _runs(text.words):
             holders.setdefault(run, set()).add(j)
-    return {
-        (i, j)
-        for i, text in enumerate(test)
-        for run in _runs(text.words)
-        for j in holders.get(run, ())
-    }
+    sets = [{*text.words} for text in ground]
+    for start, at in product(range(0, len(test), _BLOCK), range(0, len(ground), _BLOCK)):
+        block = [{*text.words} for text in test[start : start + _BLOCK]]
+        others = sets[at : at + _BLOCK]
+        # A word that is in no test text of the block cannot be common to two texts.
+        column_of = {word: n for n, word in enumerate(sorted(set().union(*block)))}
+        common = _table(block, column_of) @ _table(others, column_of).T  # (block, others)
+        either = np.array([[len(words)] for words in block]) - common
+        either += np.array([len(words) for words in others])
+        shares = (common / np.maximum(either, 1)).astype(np.float32)
+        for i, j in np.argwhere(shares >= overlap).tolist():
+            is_equal = test[start + i].words == ground[at + j].words
+            yield start + i, at + j, "equal" if is_equal else "overlap", float(shares[i, j])
+    for i, text in enumerate(test):
+        for j in {j for run in _runs(text.words) for j in holders.get(run, ())}:
+            words = {*text.words}
+            yield i, j, "13 words", len(words & sets[j]) / len(words | sets[j])
 
 
 def _runs(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    for start in range(len(words) - _RUN + 1):
-        yield words[start : start + _RUN]
-
-
-def _jaccard(
-    test: list[_Text], ground: list[_Text]
-) -> Iterator[tuple[int, int, NDArray[np.float32]]]:
-    """Yield the share of common words block by block, with the block's row and column."""
-    for row in range(0, len(test), _BLOCK):
-        rows = [set(text.words) for text in test[row : row + _BLOCK]]
-        # A word that is in no test text of the block cannot be common to two texts.
-        column_of = {word: n for n, word in enumerate(sorted(set().union(*rows)))}
-        left, sizes = _table(rows, column_of), np.array([[len(words)] for words in rows])
-        for column in range(0, len(ground), _BLOCK):
-            columns = [set(text.words) for text in ground[column : column + _BLOCK]]
-            common = left @ _table(columns, column_of).T  # (test, ground)
-            either = sizes + np.array([len(words) for words in columns]) - common
-            yield row, column, (common / np.maximum(either, 1)).astype(np.float32)
+    return (words[start : start + _RUN] for start in range(len(words) - _RUN + 1))
 
 
 def _table(texts: list[set[str]], column_of: dict[str, int]) -> NDArray[np.float32]:
@@ -208,17 +191,13 @@ def _table(texts: list[set[str]], column_of: dict[str, int]) -> NDArray[np.float
 def _by_cosine(
     test: list[_Text], ground: list[_Text], embedder: Embedder, cosine: float
 ) -> Iterator[Hit]:
-    left, right = _vectors(test, embedder), _vectors(ground, embedder)
-    for row in range(0, len(left), _BLOCK):
-        for column in range(0, len(right), _BLOCK):
-            block = left[row : row + _BLOCK] @ right[column : column + _BLOCK].T
-            for i, j in np.argwhere(block >= cosine):
-                yield int(i) + row, int(j) + column, "cosine", float(block[i, j])
-
-
-def _vectors(texts: list[_Text], embedder: Embedder) -> NDArray[np.float32]:
-    """The unit vectors of texts; equal texts are embedded once."""
     from trueline.embedders.base import embed_distinct
 
-    vectors = embed_distinct(embedder, [text.text for text in texts])  # (texts, dimension)
-    return np.asarray(vectors.cpu(), np.float32)
+    left, right = (
+        np.asarray(embed_distinct(embedder, [text.text for text in texts]).cpu(), np.float32)
+        for texts in (test, ground)
+    )  # (texts, dimension), unit vectors
+    for start in range(0, len(left), _BLOCK):
+        block = left[start : start + _BLOCK] @ right.T  # (block, ground)
+        for i, j in np.argwhere(block >= cosine).tolist():
+            yield start + i, j, "cosine", float(block[i, j])

@@ -1,18 +1,31 @@
-"""Cells -> a number a sample for every measure, kept apart by seed."""
+"""Cells and a column -> values by sample; their mean, interval, difference from a baseline."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, replace
+from statistics import mean, stdev
+from typing import Any, Literal, get_args
 
 from trueline.evaluation.lines import AnswerLine
 from trueline.evaluation.metrics import auroc, ece
 from trueline.evaluation.outcomes import CellResults
 from trueline.evaluation.plan import Mode
 from trueline.evaluation.samples import About
+from trueline.evaluation.statistics import (
+    Difference,
+    Interval,
+    mcnemar,
+    mean_interval,
+    paired_difference,
+    paired_statistic,
+    redrawn_interval,
+    share_interval,
+)
 from trueline.examples.asked import COVERED, Regime
 
+_TRUSTED = 0.75  # balanced accuracy against people from which on verdicts are more than a hint
 MeasureGroup = Literal[
     "Regimes", "Fluency and form", "Judged", "Overlap", "Choices", "Behaviour"
 ]
@@ -30,56 +43,60 @@ class Measure:
     is_percent: bool = True
     is_binary: bool = False  # right or wrong, one a sample: McNemar's test applies
     digits: int = 1
-    is_judged: bool = False  # whether it rests on a judge's verdicts
+    asks: tuple[About, ...] = ()  # what the judge it rests on was asked; empty: no judge
     regimes: tuple[Regime, ...] = ()  # the answers it looks at; empty: all
     score: str = ""  # the score of an answer it shows; empty: the one of its own name
 
     @property
-    def asks(self) -> tuple[About, ...]:
-        """What the judge it rests on was asked; nothing where it rests on none."""
-        return _ASKS.get(self.key, ())
-
-    @property
     def task(self) -> Mode:
-        """The task whose lines it is worked out from."""
         return "choose" if self.group == "Choices" else "generate"
 
 
-def _right(key: str, title: str, regime: Regime) -> Measure:
-    return Measure(key, title, "Regimes", 1, is_binary=True, regimes=(regime,), score="right")
-
-
-def _same(key: str, title: str, regime: Regime) -> Measure:
-    return Measure(key, title, "Regimes", 1, is_binary=True, regimes=(regime,), score=_SAME)
-
-
-def _form(key: str, title: str, better: int, score: str) -> Measure:
-    return Measure(
-        key, title, "Fluency and form", better, is_binary=True, regimes=COVERED, score=score
-    )
-
-
 _SAME = "same"  # as the plain model's answer, token for token: worked out when results are read
+_REGIMES: tuple[tuple[str, str, Regime, str], ...] = (  # key, title, regime, score
+    ("efficacy", "efficacy (exact)", "exact", "right"),
+    ("generalisation", "generalisation (paraphrase)", "paraphrase", "right"),
+    ("styled", "styled", "styled", "right"),
+    ("double", "double", "double", "right"),
+    ("mid_text", "mid-text", "mid-text", "right"),
+    ("near_miss", "locality (near miss)", "near miss", _SAME),
+    ("unrelated", "locality (unrelated)", "unrelated", _SAME),
+)
+_FORMS = (  # key, title, which way is better, score
+    ("fluency", "fluency", 1, "fluent"),
+    ("repeated", "repeats itself", -1, "repeated"),
+    ("joined", "answers run together", -1, "joined"),
+    ("cut", "cut off", -1, "cut"),
+    ("form", "form kept", 1, "form"),
+    ("wrong_polarity", "wrong yes or no", -1, "wrong_polarity"),
+)
+_ABOUT: tuple[About, ...] = get_args(About)
+_TRUTH: tuple[About, ...] = ("truth",)
 MEASURES = {
     measure.key: measure
     for measure in (
-        _right("efficacy", "efficacy (exact)", "exact"),
-        _right("generalisation", "generalisation (paraphrase)", "paraphrase"),
-        _right("styled", "styled", "styled"),
-        _right("double", "double", "double"),
-        _right("mid_text", "mid-text", "mid-text"),
-        _same("near_miss", "locality (near miss)", "near miss"),
-        _same("unrelated", "locality (unrelated)", "unrelated"),
-        _form("fluency", "fluency", 1, "fluent"),
-        _form("repeated", "repeats itself", -1, "repeated"),
-        _form("joined", "answers run together", -1, "joined"),
-        _form("cut", "cut off", -1, "cut"),
-        _form("form", "form kept", 1, "form"),
-        _form("wrong_polarity", "wrong yes or no", -1, "wrong_polarity"),
-        Measure("truth", "%Truth", "Judged", 1, is_binary=True, is_judged=True),
-        Measure("info", "%Info", "Judged", 1, is_binary=True, is_judged=True),
-        Measure("truth_info", "T*I", "Judged", 1, is_judged=True),
-        Measure("hallucination", "HalluRate", "Judged", -1, is_binary=True, is_judged=True),
+        *(
+            Measure(key, title, "Regimes", 1, is_binary=True, regimes=(regime,), score=score)
+            for key, title, regime, score in _REGIMES
+        ),
+        *(
+            Measure(
+                key,
+                title,
+                "Fluency and form",
+                better,
+                is_binary=True,
+                regimes=COVERED,
+                score=score,
+            )
+            for key, title, better, score in _FORMS
+        ),
+        Measure("truth", "%Truth", "Judged", 1, is_binary=True, asks=_TRUTH),
+        Measure("info", "%Info", "Judged", 1, is_binary=True, asks=("info",)),
+        Measure("truth_info", "T*I", "Judged", 1, asks=("truth", "info")),
+        Measure(
+            "hallucination", "HalluRate", "Judged", -1, is_binary=True, asks=("hallucination",)
+        ),
         Measure("rouge_l", "ROUGE-L", "Overlap", 1),
         Measure("bleu", "BLEU", "Overlap", 1),
         Measure("bertscore", "BERTScore", "Overlap", 1),
@@ -88,18 +105,12 @@ MEASURES = {
         Measure("mc1", "MC1", "Choices", 1, is_binary=True),
         Measure("mc2", "MC2", "Choices", 1),
         Measure("mc3", "MC3", "Choices", 1),
-        Measure("ece", "ECE", "Behaviour", -1, is_percent=False, digits=3, is_judged=True),
-        Measure("auroc", "AUROC", "Behaviour", 1, is_percent=False, digits=3, is_judged=True),
+        Measure("ece", "ECE", "Behaviour", -1, is_percent=False, digits=3, asks=_TRUTH),
+        Measure("auroc", "AUROC", "Behaviour", 1, is_percent=False, digits=3, asks=_TRUTH),
         Measure("grounded", "grounded tokens", "Behaviour", 0),
         Measure("edits", "changed tokens", "Behaviour", 0),
         Measure("speed", "tokens/s", "Behaviour", 1, is_percent=False),
     )
-}
-_ABOUT: tuple[About, ...] = get_args(About)
-_ASKS: dict[str, tuple[About, ...]] = {
-    **{about: (about,) for about in _ABOUT},
-    "truth_info": ("truth", "info"),
-    **dict.fromkeys(("ece", "auroc"), ("truth",)),
 }
 
 
@@ -137,7 +148,7 @@ def columns_of(cells: Iterable[CellResults]) -> list[Column]:
     found: dict[Column, None] = {}
     for cell in cells:
         for measure in MEASURES.values():
-            for judge in cell.judges if measure.is_judged else ("",):
+            for judge in cell.judges if measure.asks else ("",):
                 column = Column(measure, judge)
                 series = series_of([cell], column)
                 if series.seeds or series.number is not None:
@@ -173,7 +184,6 @@ def confidences_by_sample(cell: CellResults, judge: str) -> dict[str, tuple[floa
 
 
 def confidences(cell: CellResults, judge: str) -> tuple[list[float], list[bool]]:
-    """The same as two lists."""
     pairs = confidences_by_sample(cell, judge).values()
     return [sure for sure, _ in pairs], [label for _, label in pairs]
 
@@ -215,7 +225,7 @@ def _looked_for(cell: CellResults, measure: Measure) -> int:
     if measure.regimes:
         return len(_probed(cell, measure))
     lines = cell.answers
-    return sum(not line.is_local for line in lines) if measure.is_judged else len(lines)
+    return sum(not line.is_local for line in lines) if measure.asks else len(lines)
 
 
 def _share(flags: Sequence[int]) -> float | None:
@@ -239,3 +249,226 @@ _NUMBERS: Mapping[str, Callable[[CellResults, str], float | None]] = {
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
+
+
+@dataclass(frozen=True, slots=True)
+class Average:
+    """One number of a table, in its own unit: a share lies from 0 to 1."""
+
+    mean: float
+    low: float | None = None  # the 95 % interval; None where the number is no mean
+    high: float | None = None
+    n: int = 0  # samples it rests on; 0 where it is no mean
+    unscored: int = 0  # answers that were looked at and have no value
+    to_come: int = 0  # answers nobody has looked at yet
+    spread: float | None = None  # standard deviation of the seeds' means
+    difference: Difference | None = None  # from the baseline, paired
+    p: float | None = None  # of the difference: McNemar where it is right or wrong
+    p_holm: float | None = None  # corrected for the comparisons of its column (Holm)
+    effect: str = ""  # what controls say of a gain; empty: there is none, or no control
+    is_best: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CellSummary:
+    """How far a cell has come, and its means."""
+
+    cell: str
+    model: str
+    benchmark: str
+    label: str
+    task: str
+    seed: int | None
+    done: int  # samples with an answer or a choice
+    failed: int
+    samples: int  # in all
+    is_done: bool
+    means: dict[str, float]  # by column, as in rouge_l or truth@offline
+    intervals: dict[str, tuple[float, float]]  # of these, 95 %
+    unscored: dict[str, int]  # verdicts that could not be read, by column
+    seconds: float
+    cut_off: int = 0  # answers that reached the limit of new tokens
+    indicative: tuple[str, ...] = ()  # columns whose judge agrees too little with people
+
+
+def indicative_columns(
+    cells: Sequence[CellResults], columns: Sequence[Column]
+) -> frozenset[str]:
+    """The ids of the columns that are a hint alone, as their judge is not good enough."""
+    hints = indicative(cells)
+    return frozenset(
+        one.id
+        for one in columns
+        if any((one.judge, about) in hints for about in one.measure.asks)
+    )
+
+
+def summarize_cell(cell: CellResults) -> CellSummary:
+    """How far a cell has come, and every mean over its samples."""
+    columns = [one for one in columns_of([cell]) if one.measure.group != "Behaviour"]
+    found = {column.id: average([cell], column) for column in columns}
+    means = {id: value for id, value in found.items() if value is not None}
+    unread = (f"{x.about}@{x.judge}" for x in cell.verdicts if x.label is None)
+    head = cell.head
+    return CellSummary(
+        cell=head.cell,
+        model=head.model,
+        benchmark=head.benchmark,
+        label=cell.title,
+        task=head.task,
+        seed=head.seed,
+        done=len(cell.answers) + len(cell.choices),
+        failed=len(cell.failed),
+        samples=head.samples,
+        is_done=cell.done is not None,
+        means={id: value.mean for id, value in means.items()},
+        intervals={id: (x.low or 0.0, x.high or 0.0) for id, x in means.items()},
+        unscored=dict(Counter(unread)),
+        cut_off=cell.cut_off,
+        seconds=sum(x.seconds for x in cell.answers) + sum(x.seconds for x in cell.choices),
+        indicative=tuple(sorted(indicative_columns([cell], columns))),
+    )
+
+
+def average(
+    cells: Sequence[CellResults], column: Column, baseline: Sequence[CellResults] = ()
+) -> Average | None:
+    """The mean of a column over cells that differ only in seed or task; None without values.
+
+    With a baseline also the difference from it, on the samples that both have.
+    """
+    series = series_of(cells, column)
+    if series.number is not None:
+        return _of_a_statistic(series.number, cells, column, baseline)
+    if not series.seeds:
+        return None
+    factors = _factors(cells, column)
+    interval = _interval(factors, is_share=column.measure.is_binary and len(series.seeds) == 1)
+    found = Average(
+        interval.mean,
+        interval.low,
+        interval.high,
+        interval.n,
+        unscored=series.unscored,
+        to_come=series.to_come,
+        spread=_spread(cells, column),
+    )
+    lists = _paired(factors, baseline, column) if baseline else []
+    if not lists:
+        return found
+    difference = paired_difference(*lists)
+    p = difference.p
+    is_single = len(series.seeds) == 1 == len(series_of(baseline, column).seeds)
+    if column.measure.is_binary and is_single:
+        p = mcnemar(*[[x == 1.0 for x in values] for values in lists])
+    return replace(found, difference=difference, p=p)
+
+
+def difference_from(
+    baseline: Sequence[CellResults], cells: Sequence[CellResults], column: Column
+) -> Difference | None:
+    """How far cells are ahead of others on the samples that both have; None: on none."""
+    lists = _paired(_factors(cells, column), baseline, column)
+    return paired_difference(*lists) if lists else None
+
+
+def _interval(factors: Sequence[ValuesBySample], *, is_share: bool) -> Interval:
+    """The mean with its interval; a share keeps a width at 0 and 1, redrawing would not."""
+    lists = [[*factor.values()] for factor in factors]
+    if is_share:
+        return share_interval(round(sum(lists[0])), len(lists[0]))
+    return mean_interval(*lists)
+
+
+def _of_a_statistic(
+    number: float, cells: Sequence[CellResults], column: Column, baseline: Sequence[CellResults]
+) -> Average:
+    """A number that is no mean; ECE and AUROC of a single seed have an interval and a p."""
+    ours, base = (_confident(some, column.judge) for some in (cells, baseline))
+    statistic = STATISTICS.get(column.measure.key)
+    if statistic is None or not ours:
+        return Average(number)
+    low, high = redrawn_interval(statistic, *_columns(ours, [*ours])) or (None, None)
+    found = Average(number, low, high, 0 if low is None else len(ours))
+    common = [sample for sample in ours if sample in base]
+    if not common:
+        return found
+    difference = paired_statistic(statistic, _columns(ours, common), _columns(base, common))
+    p = None if difference is None else difference.p
+    return replace(found, difference=difference, p=p)
+
+
+Confident = dict[str, tuple[float, bool]]  # by sample: how sure, and whether it is true
+
+
+def _confident(cells: Sequence[CellResults], judge: str) -> Confident:
+    """Confidence and verdict by sample, where one cell alone has them."""
+    sets = [found for cell in cells if (found := confidences_by_sample(cell, judge))]
+    return sets[0] if len(sets) == 1 else {}
+
+
+def _columns(found: Confident, samples: Sequence[str]) -> tuple[list[float], list[bool]]:
+    return [found[id][0] for id in samples], [found[id][1] for id in samples]
+
+
+def _factors(cells: Sequence[CellResults], column: Column) -> list[ValuesBySample]:
+    """The values by sample: one set, or two whose means are multiplied (T*I)."""
+    keys = ("truth", "info") if column.measure.key == "truth_info" else (column.measure.key,)
+    return _aligned(
+        [series_of(cells, Column(MEASURES[key], column.judge)).pooled for key in keys]
+    )
+
+
+def _aligned(sets: Sequence[ValuesBySample]) -> list[ValuesBySample]:
+    """The samples that every set has."""
+    common = [id for id in sets[0] if all(id in values for values in sets)]
+    return [{id: values[id] for id in common} for values in sets]
+
+
+def _paired(
+    factors: Sequence[ValuesBySample], baseline: Sequence[CellResults], column: Column
+) -> list[list[float]]:
+    """The values of cells, then those of the baseline, on their common samples, if any."""
+    lists = [[*values.values()] for values in _aligned([*factors, *_factors(baseline, column)])]
+    return lists if lists[0] else []
+
+
+def _spread(cells: Sequence[CellResults], column: Column) -> float | None:
+    """How far the seeds lie apart: the standard deviation of their means."""
+    means = []
+    for seed in dict.fromkeys(cell.head.seed for cell in cells):
+        factors = _factors([cell for cell in cells if cell.head.seed == seed], column)
+        if factors[0]:
+            first, *second = (mean(values.values()) for values in factors)
+            means.append(first * second[0] if second else first)
+    return stdev(means) if len(means) > 1 else None
+
+
+def indicative(cells: Iterable[CellResults]) -> set[tuple[str, About]]:
+    """The judges and what they were asked where their verdicts are a hint, no measurement.
+
+    That is where their balanced accuracy against people is below 75 %, or is not known of a
+    rule that could have been measured.
+    """
+    found = set()
+    for judge, about, basis in rules_used(cells):
+        known = measured_agreement(judge, about, basis)
+        if known is None or known["balanced_accuracy"][0] < _TRUSTED:
+            found.add((judge, about))
+    return found
+
+
+def rules_used(cells: Iterable[CellResults]) -> list[tuple[str, About, str]]:
+    """The judges, what they were asked, and by which measured rule they answered."""
+    lines = (line for cell in cells for line in cell.verdicts if line.basis)
+    return list(dict.fromkeys((line.judge, line.about, line.basis) for line in lines))
+
+
+def measured_agreement(judge: str, about: About, basis: str) -> Mapping[str, Any] | None:
+    """How far a judge agrees with people by one rule; None where nobody measured it."""
+    from trueline.evaluation.judges import agreement
+
+    known = agreement()
+    by_rule = known if judge == known.get("judge") else known.get("others", {}).get(judge, {})
+    found: Mapping[str, Any] | None = by_rule.get(basis)
+    return found

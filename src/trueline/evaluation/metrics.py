@@ -1,8 +1,15 @@
-"""An answer and its references, or scores of candidates -> scores from 0 to 1."""
+"""An answer, its references and its regime, or scores of candidates -> scores from 0 to 1.
+
+The measures of the regimes are those of knowledge editing (GRACE 2211.11031, SERAC 2206.06520,
+IKE 2305.12740, DeCK 2405.11613): efficacy on the examples' own questions, generalisation on
+other wordings, locality on questions that no example answers, and fluency of the text.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import inf
@@ -13,11 +20,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueline.errors import SettingError, import_extra
+from trueline.evaluation.samples import Match, Probe
 from trueline.evaluation.statistics import as_columns, average_ranks
+from trueline.examples.asked import Regime
 from trueline.explain.summary import entropy_quartiles
+from trueline.records import Example
 
 _ALIKE = 0.5  # ROUGE-L from which on two texts say the same
 Score = Callable[[str, Sequence[str]], float]  # of an answer against references
+_TOLD = 0.5  # share of a truthful answer's words, in order, from which on it is told
+_FROM_ENTRY = 0.8  # share of an answer's words, in order, that are those of a long entry
+_FEWEST = 8  # words an answer from a long entry has at least
+_TARGET = 4  # words a target has at most, where nobody says what counts as right
+_ENTRY = 60  # words a long entry has at least, likewise
+_GRAM = 4  # words in a row that come twice in text that repeats itself
+_GLUED = re.compile(r"[a-z]{2}[.!?][\"')\u201d]*[A-Z][a-z]|\b([A-Z][a-z]{2,})\1")
+_LINK = re.compile(r"\S*(?:://|www\.)\S*")  # in which a capital may follow a dot
 
 
 class Bin(NamedTuple):
@@ -277,3 +295,144 @@ def _bert_scorer(folder: str, layers: int) -> Any:
     from trueline.engines.encoders import open_bert_scorer
 
     return open_bert_scorer(folder, layers)
+
+
+def probe_scores(probe: Probe, text: str, is_cut: bool) -> dict[str, float | None]:
+    """What an answer is worth in its regime; no score where there is nothing to score."""
+    # A request for two sentences or a text may well be answered with both answers of a fact.
+    is_brief = probe.regime in ("exact", "paraphrase", "double")
+    answers = [example.answers for example in probe.meant] if is_brief else []
+    scores = {
+        "repeated": is_repeated(text),
+        "joined": any(is_run_together(text, one) for one in answers or [()]),
+        "cut": is_cut,
+    }
+    scores["fluent"] = not any(scores.values())
+    if probe.meant:
+        scores["right"] = all(says(text, one, probe.match) for one in probe.meant)
+    if probe.check:
+        scores["form"] = keeps_form(text, probe.check)
+    if probe.polarity:
+        scores["wrong_polarity"] = says_wrong_polarity(text, probe.polarity)
+    return {name: float(flag) for name, flag in scores.items()}
+
+
+def says(text: str, example: Example, match: Match) -> bool:
+    """Whether an answer says what an example says, by one of four rules.
+
+    wording: its words are those of a truthful answer and nearer to it than to a wrong one.
+    told: it holds most of a truthful answer's words in order, and less of every wrong one.
+    target: it holds a truthful answer whole, and beside it no wrong one.
+    entry: at least 8 words, or as many as the entry has, and most of them are the entry's.
+    """
+    if match == "wording":
+        return is_right(text, example.answers, example.wrong_answers)
+    if match == "told":
+        true, false = (
+            max((rouge_l_sides(text, one)[1] for one in kind), default=0.0)
+            for kind in (example.answers, example.wrong_answers)
+        )
+        return true >= _TOLD and true > false
+    if match == "target":
+        return any(_hits(words_of(text), one, example) for one in example.answers)
+    length = len(words_of(text))
+    return any(
+        length >= min(_FEWEST, len(words_of(one)))
+        and rouge_l_sides(text, one)[0] >= _FROM_ENTRY
+        for one in example.answers
+    )
+
+
+def match_for(regime: Regime, examples: Sequence[Example]) -> Match:
+    """The rule that suits the examples a question means, where nobody chose one."""
+    if regime in ("styled", "double", "mid-text"):
+        return "told"
+    lengths = [len(words_of(answer)) for one in examples for answer in one.answers]
+    if lengths and max(lengths) <= _TARGET:
+        return "target"
+    return "entry" if lengths and min(lengths) >= _ENTRY else "wording"
+
+
+def _hits(said: Sequence[str], target: str, example: Example) -> bool:
+    """Whether a target stands in what was said, and no wrong answer in the rest of it."""
+    wanted = words_of(target)
+    if not wanted or not is_part(wanted, said):
+        return False
+    rest, at = list[str](), 0
+    while at < len(said):
+        if tuple(said[at : at + len(wanted)]) == wanted:
+            rest.append("")  # what stands before and behind is not one text
+            at += len(wanted)
+        else:
+            rest.append(said[at])
+            at += 1
+    return not any(
+        words and is_part(words, rest) for words in map(words_of, example.wrong_answers)
+    )
+
+
+def words_of(text: str) -> tuple[str, ...]:
+    """The words of a text; case, signs and the form of characters do not count."""
+    return tuple(re.findall(r"\w+", unicodedata.normalize("NFKC", text).casefold()))
+
+
+def is_repeated(text: str) -> bool:
+    """Whether four words in a row come twice."""
+    words = words_of(text)
+    grams = [words[start : start + _GRAM] for start in range(len(words) - _GRAM + 1)]
+    return len(set(grams)) < len(grams)
+
+
+def is_run_together(text: str, answers: Sequence[str]) -> bool:
+    """Whether two answers stand where one was asked for, or are glued without a blank.
+
+    Two of the given answers stand in a text if the words of both do, each in a row, and
+    neither is a part of the other.
+    """
+    if _GLUED.search(_LINK.sub("", text)):
+        return True
+    said = words_of(text)
+    found = [words for words in map(words_of, answers) if is_part(words, said)]
+    return any(
+        not is_part(one, other) and not is_part(other, one)
+        for index, one in enumerate(found)
+        for other in found[index + 1 :]
+    )
+
+
+def is_part(words: Sequence[str], of: Sequence[str]) -> bool:
+    """Whether words stand in a row in others."""
+    size = len(words)
+    return any(tuple(of[at : at + size]) == tuple(words) for at in range(len(of) - size + 1))
+
+
+def says_wrong_polarity(text: str, polarity: str) -> bool:
+    """Whether a question of yes or no is answered with the wrong one."""
+    first = re.match(r"\W*(yes|no)\b", text.lower())
+    return first is not None and first[1] != polarity
+
+
+def keeps_form(text: str, check: Mapping[str, Any]) -> bool:
+    """Whether an answer has the form that was asked for."""
+    return all(_FORMS[name](text.strip(), value) for name, value in check.items())
+
+
+def _starts(text: str, wanted: Sequence[str]) -> bool:
+    begins = tuple(one.lower() for one in wanted)
+    return text.lower().startswith(begins) or text.strip("\"' ").lower().startswith(begins)
+
+
+def _sentences(text: str) -> int:
+    parts = re.split(r"(?<=[.?!])[\"']*\s+", text)
+    return sum(bool(part.strip()) for part in parts)
+
+
+_FORMS: dict[str, Callable[[str, Any], bool]] = {
+    "starts_with": _starts,
+    "ends_with": lambda text, wanted: text.lower().endswith(tuple(x.lower() for x in wanted)),
+    "contains": lambda text, wanted: all(one.lower() in text.lower() for one in wanted),
+    "max_words": lambda text, most: len(text.split()) <= most,
+    "min_sentences": lambda text, least: _sentences(text) >= least,
+    "max_sentences": lambda text, most: _sentences(text) <= most,
+    "uppercase": lambda text, _: text == text.upper(),
+}

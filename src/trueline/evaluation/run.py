@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING
 
 from trueline.errors import SettingError
 from trueline.evaluation.answering import verdict_lines
-from trueline.evaluation.averages import CellSummary, summarize_cell
 from trueline.evaluation.cells import Cell, cells_of, grounding_space, machine
 from trueline.evaluation.chunks import answer_chunks
-from trueline.evaluation.consistency import agreement_notes, warnings
 from trueline.evaluation.controls import controlled_examples
-from trueline.evaluation.effects import effect_notes
+from trueline.evaluation.findings import agreement_notes, effect_notes, warnings
 from trueline.evaluation.journal import Journal, open_journal
 from trueline.evaluation.leaks import leak_line, leak_note
 from trueline.evaluation.lines import (
@@ -30,6 +28,7 @@ from trueline.evaluation.lines import (
     now,
     replace_line,
 )
+from trueline.evaluation.measures import CellSummary, summarize_cell
 from trueline.evaluation.outcomes import gather_cells
 from trueline.evaluation.parts import benchmark_of, check_scorers, judges_of, model_of
 from trueline.evaluation.plan import BuildOptions, Control, Plan, Variant

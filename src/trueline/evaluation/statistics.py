@@ -42,32 +42,21 @@ class Difference:
     n: int
 
 
-def scored_together(*columns: Sequence[float | None]) -> tuple[list[float], ...]:
-    """Keep the samples that have a value in every column; the others are unscored (None)."""
-    _check_lengths(columns)
-    rows = [row for row in zip(*columns, strict=True) if None not in row]
-    return tuple([float(row[column] or 0.0) for row in rows] for column in range(len(columns)))
-
-
 def as_columns(*columns: Sequence[float]) -> Floats:
     """Return lists of equal length as one array; a gap, NaN or infinity in them is refused."""
-    _check_lengths(columns)
-    array = np.array(columns, dtype=float)  # (columns, n); None becomes NaN
-    if len(bad := np.argwhere(~np.isfinite(array))):
-        column, index = bad[0]
-        raise SettingError(
-            f"value {index} of {array.shape[1]} is {columns[column][index]}, not a finite "
-            "number; leave unscored samples out (scored_together) before averaging"
-        )
-    return array
-
-
-def _check_lengths(columns: Sequence[Sequence[object]]) -> None:
     if len(lengths := {len(column) for column in columns}) > 1:
         raise SettingError(
             f"values that belong to the same samples have different lengths {sorted(lengths)}; "
             "give one value a sample in each list, in the same order"
         )
+    array = np.array(columns, dtype=float)  # (columns, n); None becomes NaN
+    if len(bad := np.argwhere(~np.isfinite(array))):
+        column, index = bad[0]
+        raise SettingError(
+            f"value {index} of {array.shape[1]} is {columns[column][index]}, not a finite "
+            "number; leave unscored samples out before averaging"
+        )
+    return array
 
 
 def mean_interval(*factors: Sequence[float], draws: int = 2000, seed: int = 0) -> Interval:

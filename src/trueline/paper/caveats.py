@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from trueline.evaluation.consistency import agreement_notes
+from trueline.evaluation.findings import agreement_notes
 from trueline.evaluation.outcomes import CellResults
 from trueline.paper.comparability import comparable_sentence, is_of_the_paper
 from trueline.paper.figure_pairs import blocks_for

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trueline.evaluation.averages import Average
-from trueline.evaluation.measures import MEASURES, Column
+from trueline.evaluation.measures import MEASURES, Average, Column
 from trueline.paper.figures import PaperBlock, paper
 from trueline.paper.recipes import PaperRecipe
 from trueline.report.grids import Grid, GridText, interval_lines, number, p_text

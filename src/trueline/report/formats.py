@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
-from trueline.evaluation.averages import Average
-from trueline.evaluation.measures import Column
+from trueline.evaluation.measures import Average, Column
 from trueline.report.grids import MARK, Document, Grid, GridText, Section
 from trueline.report.method_rows import MethodRow
 from trueline.report.plots import inline_svg

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import get_args
 
-from trueline.evaluation.averages import Average
-from trueline.evaluation.measures import Column, MeasureGroup
+from trueline.evaluation.measures import Average, Column, MeasureGroup
 from trueline.report.method_rows import Counts, MethodRow
 from trueline.report.tables import Table
 

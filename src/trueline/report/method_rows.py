@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trueline.evaluation.averages import Average
+from trueline.evaluation.measures import Average
 from trueline.evaluation.outcomes import CellResults
 from trueline.evaluation.plan import Mode
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from trueline.evaluation.averages import average, indicative_columns
-from trueline.evaluation.effects import effect_of, judged_columns
-from trueline.evaluation.measures import Column, columns_of
+from trueline.evaluation.findings import effect_of, judged_columns
+from trueline.evaluation.measures import Column, average, columns_of, indicative_columns
 from trueline.evaluation.outcomes import CellResults, RunResults
 from trueline.evaluation.statistics import holm
 from trueline.report.method_rows import MethodRow, baseline, rows_by_table

@@ -11,8 +11,13 @@ from typing import Any, get_args
 
 from trueline.decoders import PLAIN
 from trueline.errors import SettingError
-from trueline.evaluation.consistency import agreement_notes, warnings
-from trueline.evaluation.effects import NOT_AN_EFFECT, WITHOUT, needs_controls
+from trueline.evaluation.findings import (
+    NOT_AN_EFFECT,
+    WITHOUT,
+    agreement_notes,
+    needs_controls,
+    warnings,
+)
 from trueline.evaluation.leaks import leak_note
 from trueline.evaluation.lines import plain
 from trueline.evaluation.outcomes import CellResults, RunResults, read_results

@@ -12,8 +12,7 @@ from typing import Any, Literal
 
 from trueline.evaluation.benchmarks.data_files import DataTable, holds_table, read_table
 from trueline.evaluation.benchmarks.pools import Item, Pools, distinct
-from trueline.evaluation.fluency import words_of
-from trueline.evaluation.regimes import match_for
+from trueline.evaluation.metrics import match_for, words_of
 from trueline.evaluation.samples import Probe, Sample
 from trueline.examples.asked import LOCAL, Regime
 from trueline.records import Example

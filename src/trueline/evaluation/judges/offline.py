@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.evaluation.fluency import words_of
 from trueline.evaluation.judges.questions import NO_REFERENCE, Items, judge_hash
-from trueline.evaluation.metrics import rouge_l
+from trueline.evaluation.metrics import rouge_l, words_of
 from trueline.evaluation.samples import About, Sample, Task, Verdict
 from trueline.records import OnProgress
 
