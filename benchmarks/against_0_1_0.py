@@ -45,7 +45,7 @@ def check(point, file, test):
 )
 def controls(folder, root):
     """A method with a space has controls."""
-    from trueline.evaluation.plan_file import plan_from
+    from trueline.lab.plan import plan_from
 
     plan = plan_from({"benchmarks": ["facts"], "methods": ["greedy", "rad"]})
     found = [getattr(one, "control", None) for one in plan.variants if one.method == "rad"]
@@ -60,7 +60,7 @@ def controls(folder, root):
 )
 def wikiqa(folder, root):
     """A sentence labelled 0 is nobody's wrong answer."""
-    from trueline.evaluation.benchmarks import read_benchmark
+    from trueline.lab.benchmarks import read_benchmark
 
     (folder / "wikiqa").mkdir()
     for split, count in zip(("train", "test"), SENTENCES, strict=True):
@@ -142,7 +142,7 @@ def kate(folder, root):
 def as_paper(folder, root):
     """The settings that follow the paper are there."""
     from trueline.errors import TruelineError
-    from trueline.evaluation.plan_file import plan_from
+    from trueline.lab.plan import plan_from
 
     try:
         plan = plan_from({"benchmarks": ["facts"], "methods": ["greedy"], "as": "paper"})
@@ -188,8 +188,7 @@ def cut_keys(folder, root):
     """Of a key that is too long the end counts."""
     texts = [f"{'the long beginning of it ' * 200} {end}" for end in ("bats see", "gold")]
     try:
-        from trueline.embedders.base import embed_distinct
-        from trueline.embedders.loading import load_embedder
+        from trueline.embed import embed_distinct, load_embedder
     except ImportError:  # 0.1.0 has one way to embed
         from trueline.embedders.embedder import load_embedder
 
@@ -204,7 +203,7 @@ def cut_keys(folder, root):
 def cases(folder, root):
     """The recipe asks the paper's own questions."""
     try:
-        from trueline.paper.recipes import plans_of, recipe_named
+        from trueline.lab.paper.recipes import plans_of, recipe_named
     except ImportError:
         from trueline.report.recipes import plans_of, recipe_named
 
@@ -263,7 +262,7 @@ def step_names(folder, root):
     """What the page says of a step is there."""
     from dataclasses import fields
 
-    from trueline.decoders.base import Step
+    from trueline.methods.base import Step
 
     page = (root / "docs" / "methods.md").read_text("utf-8")
     named = re.findall(r"^\| `step\.(\w+)", page, re.M)

@@ -31,8 +31,10 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GroupKFold
 
 import trueline as tl
-from trueline.embedders.loading import load_embedder
-from trueline.evaluation.judges.offline import (
+from trueline.decode.generate import Continuation, score_continuations
+from trueline.embed import load_embedder
+from trueline.examples import read_examples
+from trueline.lab.judges.offline import (
     OF_RIGHT,
     SIGNALS,
     OfflineJudge,
@@ -42,13 +44,10 @@ from trueline.evaluation.judges.offline import (
     signals_of,
     texts_for,
 )
-from trueline.evaluation.judges.questions import prompt_for
-from trueline.evaluation.metrics import auroc
-from trueline.evaluation.samples import Sample
-from trueline.examples import read_examples
-from trueline.inputs import FilledPrompt
-from trueline.prompts import Prompt
-from trueline.scoring import Continuation, score_continuations
+from trueline.lab.judges.questions import prompt_for
+from trueline.lab.metrics import auroc
+from trueline.lab.samples import Sample
+from trueline.prompts import FilledPrompt, Prompt
 
 SEED, DRAWS = 0, 1000
 PROMPT = Prompt(template="{question}")  # what a judge is asked is the whole prompt

@@ -10,8 +10,8 @@ from measure import SEED, model, questions, rate, seconds
 from rates import _steps
 
 import trueline as tl
+from trueline.corrective.scope import find_scope
 from trueline.examples import read_examples
-from trueline.scope import find_scope
 from trueline.space import worker
 
 SIZES = (100, 100_000)  # examples of a space whose scope is timed

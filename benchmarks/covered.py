@@ -25,15 +25,13 @@ from fit_scope import read_faqs
 from scipy.stats import beta
 
 import trueline as tl
-from trueline.decoders import make_method
-from trueline.evaluation.controls import controlled_examples
-from trueline.evaluation.metrics import rouge_l
-from trueline.evaluation.plan import Control
-from trueline.evaluation.statistics import paired_difference
-from trueline.examples import read_examples
-from trueline.examples.shipped import read_questions
-from trueline.records import Example
-from trueline.scope import find_scope, threshold_for
+from trueline.corrective.scope import find_scope, threshold_for
+from trueline.examples import read_examples, read_questions
+from trueline.lab.metrics import rouge_l
+from trueline.lab.plan import Control, controlled_examples
+from trueline.lab.statistics import paired_difference
+from trueline.methods import make_method
+from trueline.types import Example
 
 FOLDER = Path(__file__).parents[1] / "docs" / "results" / "covered"
 # Two paraphrases and two near misses of each test fact by another hand, written when weights and

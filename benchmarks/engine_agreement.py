@@ -18,8 +18,8 @@ import torch
 from measure import MODEL, questions
 
 import trueline as tl
-from trueline.evaluation.statistics import share_interval
 from trueline.examples import read_examples
+from trueline.lab.statistics import share_interval
 from trueline.space.agreement import LEAST
 from trueline.space.making import cut_answers
 

@@ -23,7 +23,7 @@ from measure import MODEL, interleaved, questions, rate, rate_interval
 from rates import _steps
 
 import trueline as tl
-from trueline.engines.llama_cpp.context import Entry, _Arrays
+from trueline.engines.llama_cpp.cache import Entry, _Arrays
 from trueline.examples import read_examples
 
 TOKENS = 18  # of an answer: so long are the verified ones that are asked for

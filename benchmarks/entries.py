@@ -11,8 +11,8 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from trueline.evaluation.benchmarks import BENCHMARKS
-from trueline.paper.figures import paper
+from trueline.lab.benchmarks import BENCHMARKS
+from trueline.lab.paper.recipes import paper
 
 RULES = ("all", "answered")
 

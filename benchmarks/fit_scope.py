@@ -19,11 +19,10 @@ import numpy as np
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GroupKFold
 
-from trueline.examples import read_examples
-from trueline.examples.shipped import ShippedQuestion, read_questions
-from trueline.records import Example
-from trueline.scope import SIGNALS, ScopeModel, example_signals
+from trueline.corrective.scope import SIGNALS, ScopeModel, example_signals
+from trueline.examples import ShippedQuestion, read_examples, read_questions
 from trueline.space.build import build
+from trueline.types import Example
 
 OUT = Path(__file__).parents[1] / "src" / "trueline" / "scope.json"
 EMBEDDERS = ("all-minilm-l6-v2", "all-mpnet-base-v2")

@@ -12,14 +12,12 @@ import re
 import sys
 from pathlib import Path
 
-from trueline.embedders.loading import load_embedder
-from trueline.evaluation.benchmarks import read_benchmark
-from trueline.evaluation.findings import effect_of
-from trueline.evaluation.journal import open_journal
-from trueline.evaluation.judges.offline import NON_ANSWERS, Vectors
-from trueline.evaluation.lines import VerdictLine
-from trueline.evaluation.measures import MEASURES, Column, average
-from trueline.evaluation.outcomes import read_results
+from trueline.embed import load_embedder
+from trueline.lab.benchmarks import read_benchmark
+from trueline.lab.findings import effect_of
+from trueline.lab.judges.offline import NON_ANSWERS, Vectors
+from trueline.lab.measures import MEASURES, Column, average
+from trueline.lab.results import VerdictLine, open_journal, read_results
 
 EMBEDDER = "all-minilm-l6-v2"
 OLD, TODAY = f"nearest-reference:{EMBEDDER}", f"offline:{EMBEDDER}"

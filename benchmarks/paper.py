@@ -5,7 +5,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 import trueline as tl
-from trueline.engines.sources import resolve
+from trueline.engines.models import resolve
 
 
 class PaperDecoder:

@@ -1,4 +1,4 @@
-"""Does the truth move a model's yes or no? The rule of `trueline.polarity`, measured.
+"""Does the truth move a model's yes or no? The rule of `trueline.corrective.method`, measured.
 
     python benchmarks/polarity.py --model qwen2.5-coder-1.5b             the grounding facts
     python benchmarks/polarity.py --model qwen2.5-coder-1.5b --facts test
@@ -15,9 +15,8 @@ import torch
 from covered import share
 
 import trueline as tl
-from trueline.examples import read_examples
-from trueline.examples.shipped import read_questions
-from trueline.polarity import LEAST_EFFECT, effect_of_truth
+from trueline.corrective.method import LEAST_EFFECT, effect_of_truth
+from trueline.examples import read_examples, read_questions
 
 LEAST = (0.0, 0.1, 0.2, 0.3, 0.4, LEAST_EFFECT, 0.6, 0.8, 1.0)
 

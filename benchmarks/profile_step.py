@@ -6,8 +6,8 @@ from time import perf_counter
 from measure import model, questions, space
 
 import trueline as tl
-from trueline.decoders.base import Rows, Step
-from trueline.prefetch import Alongside
+from trueline.decode.loop import Alongside
+from trueline.methods.base import Rows, Step
 
 
 def profile(quick):

@@ -12,11 +12,12 @@ import argparse
 import json
 from pathlib import Path
 
-from trueline.evaluation.benchmarks.data_files import DataTable, is_text, read_table
-from trueline.evaluation.benchmarks.probes import ProbeQuestion
 from trueline.evaluation.fluency import words_of
+
 from trueline.examples import to_lines
-from trueline.records import Example
+from trueline.lab.benchmarks.regimes import ProbeQuestion
+from trueline.lab.benchmarks.tables import DataTable, is_text, read_table
+from trueline.types import Example
 
 
 def _table(files, columns, home):

@@ -11,10 +11,10 @@ from paper import PaperDecoder
 from transformers import AutoModelForCausalLM
 
 import trueline as tl
-from trueline.decoding import Decoding
-from trueline.engines.sources import resolve
-from trueline.records import GenerateOptions
-from trueline.requests import make_request
+from trueline.decode.generate import make_request
+from trueline.decode.loop import Decoding
+from trueline.engines.models import resolve
+from trueline.types import Sampling
 
 
 def rates(quick):
@@ -74,7 +74,7 @@ def _steps(lm, method, asked, length):
     method.check(lm)
     decoding, options = (
         Decoding(lm, max_rows=len(asked)),
-        GenerateOptions(max_new_tokens=length),
+        Sampling(max_new_tokens=length),
     )
     for index, question in enumerate(asked):
         decoding.submit(make_request(lm, method, question, options, index=index))

@@ -29,7 +29,7 @@ from measure import EMBEDDER, MODEL, where
 
 import trueline as tl
 from trueline.cluster import Cluster
-from trueline.embedders.loading import load_embedder
+from trueline.embed import load_embedder
 from trueline.examples import read_examples
 
 CPU_HOUR = 0.04  # US dollars for a virtual CPU, an assumption; two of them are one core

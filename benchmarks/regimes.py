@@ -10,12 +10,12 @@ import json
 import sys
 from pathlib import Path
 
-from trueline.evaluation.benchmarks import read_benchmark
-from trueline.evaluation.findings import effect_of
-from trueline.evaluation.measures import MEASURES, average, columns_of
-from trueline.evaluation.metrics import probe_scores
-from trueline.evaluation.outcomes import read_results
-from trueline.evaluation.statistics import share_interval
+from trueline.lab.benchmarks import read_benchmark
+from trueline.lab.findings import effect_of
+from trueline.lab.measures import MEASURES, average, columns_of
+from trueline.lab.metrics import probe_scores
+from trueline.lab.results import read_results
+from trueline.lab.statistics import share_interval
 
 FOLDER = Path(__file__).parents[1] / "docs" / "results" / "covered"
 METHODS = ("greedy", "in-prompt", "lookup", "corrective")

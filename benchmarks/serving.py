@@ -27,10 +27,10 @@ from measure import interleaved, model, questions, rate
 from page import section_tables
 
 import trueline as tl
-from trueline.embedders.loading import load_embedder
-from trueline.engines.aliases import ALIASES
+from trueline.embed import load_embedder
+from trueline.engines.models import ALIASES
 from trueline.examples import read_examples
-from trueline.inputs import read_messages
+from trueline.prompts import read_messages
 
 TESTS = Path(__file__).parent.parent / "tests"
 PAGE = Path(__file__).parent.parent / "docs" / "results" / "serving.md"
@@ -43,15 +43,15 @@ CHILD = """
 import json, sys
 from collections import Counter, deque
 import trueline as tl
-from trueline.serving.app import create_app
-from trueline.serving.limits import Limits
-from trueline.serving.process import listen, one_thread, page_address, serve
+from trueline.serve.app import create_app
+from trueline.serve.schemas import Limits
+from trueline.serve.process import listen, one_thread, page_address, serve
 opening = one_thread()
 opening.__enter__()  # as the command opens its model
 if sys.argv[1] == "tiny":
     sys.path.insert(0, sys.argv[2])
     import tiny
-    from trueline.embedders.loading import load_embedder
+    from trueline.embed import load_embedder
     lm = tiny.language_model("llama", chat=True)
     examples = [tl.Example(question, answers) for question, answers in tiny.FACTS]
     space = tl.build(None, examples, embedder=load_embedder(sys.argv[3]))

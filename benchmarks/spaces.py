@@ -13,8 +13,7 @@ from measure import SEED, interleaved, model, rate, rss, space, with_entries
 
 import trueline as tl
 from trueline import search
-from trueline.embedders.base import Tokenized
-from trueline.embedders.loading import load_embedder
+from trueline.embed import Tokenized, load_embedder
 from trueline.examples import read_examples
 from trueline.prompts import Prompt
 

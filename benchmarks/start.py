@@ -26,7 +26,7 @@ from trueline.engines import load
 import torch
 mark("import torch")
 if sys.argv[2] == "transformers":
-    from trueline.engines.transformers import language
+    from trueline.engines.transformers import model as language
     mark("import transformers")
 lm = load("smollm2-135m", engine=sys.argv[2])
 mark("open the model and its tokenizer")

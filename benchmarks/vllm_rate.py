@@ -21,7 +21,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests" / "in_vllm"))
 from served import FLAG, served
 
 import trueline as tl
-from trueline.engines.sources import resolve
+from trueline.engines.models import resolve
 from trueline.examples import read_examples
 
 BATCH, TOKENS, MUST = 16, 64, 0.90

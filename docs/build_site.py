@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src"
 COPIED = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "LICENSE", "docs")
 REFERENCE = "docs/api.md"
-CONTRACTS = ("Decoder", "Engine", "Embedder", "Judge")  # what a plug-in implements
+CONTRACTS = ("Method", "Engine", "Embedder", "Judge")  # what a plug-in implements
 
 # The sections of the page of the Python names, and what each says.
 SECTIONS = {
@@ -90,7 +90,7 @@ def reference() -> str:
         lines += ["", f"## {section}", "", about]
         for name in names[section]:
             lines += ["", f"::: {name}"]
-            if section == "Methods":  # their signature says it all; Decoder has the rest
+            if section == "Methods":  # their signature says it all; Method has the rest
                 lines += ["    options:", "      members: false"]
     return "\n".join(lines) + "\n"
 
@@ -109,7 +109,7 @@ def section_of(name: str, package: griffe.Module) -> str:
         return "Functions"
     home = package[name]
     path = home.target_path if isinstance(home, griffe.Alias) else home.path
-    return "Methods" if path.startswith("trueline.decoders.") else "Values and errors"
+    return "Methods" if path.startswith("trueline.methods.") else "Values and errors"
 
 
 def contract(name: str, package: griffe.Module) -> str:

@@ -3,7 +3,7 @@
 import torch
 
 import trueline as tl
-from trueline.corrector import lift_rows
+from trueline.corrective.votes import lift_rows
 
 
 class ToyEngine:

@@ -14,9 +14,9 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import trueline as tl
-from trueline.embedders.loading import load_embedder
-from trueline.embedders.runtime import runtime_path
-from trueline.records import Example
+from trueline.embed import load_embedder
+from trueline.onnx import runtime_path
+from trueline.types import Example
 
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
 
@@ -92,8 +92,8 @@ def fill_home(home: Path) -> None:
 
     They are opened by the code that opens the real ones, in this process and in others.
     """
-    from trueline.engines.aliases import ALIASES
-    from trueline.engines.transformers.quiet import quiet
+    from trueline.engines.models import ALIASES
+    from trueline.engines.transformers.open import quiet
 
     with pytest.MonkeyPatch.context() as patch, quiet():
         patch.setenv("TRUELINE_HOME", str(home))

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import trueline as tl
-from trueline import corrector
+from trueline.corrective import votes as corrector
 
 # Recorded.
 

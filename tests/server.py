@@ -11,7 +11,7 @@ from threading import Event, Thread
 import httpx2
 import openai
 
-from trueline.serving.process import Server, listen, page_address
+from trueline.serve.process import Server, listen, page_address
 
 
 class Running:

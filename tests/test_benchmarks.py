@@ -10,13 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from trueline.engines.aliases import ALIASES
+from trueline.engines.models import ALIASES
 from trueline.errors import ExampleError, MissingExtraError, SettingError
-from trueline.evaluation.answering import text_scores
-from trueline.evaluation.benchmarks import read_benchmark
-from trueline.evaluation.judges import prompt_for
-from trueline.evaluation.samples import Choices
 from trueline.examples import read_examples
+from trueline.lab.benchmarks import read_benchmark
+from trueline.lab.judges import prompt_for
+from trueline.lab.run import text_scores
+from trueline.lab.samples import Choices
 
 REAL = os.environ.get("TRUELINE_DATA")
 real_data = pytest.mark.skipif(

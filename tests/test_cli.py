@@ -21,7 +21,7 @@ from conftest import EXAMPLES, fill_home
 import trueline as tl
 from trueline.cli import cli, main
 from trueline.examples import read_examples, to_lines
-from trueline.records import Candidate, Neighbor, TraceStep
+from trueline.types import Candidate, Neighbor, TraceStep
 
 QUESTION = "Are bats blind?"
 SPACE = ("--space", "facts.space", "--max-new-tokens", "5")  # with entries
@@ -110,7 +110,7 @@ def no_model(monkeypatch):
     def load(*args, **options):
         pytest.fail("a model was opened", pytrace=False)
 
-    monkeypatch.setattr("trueline.engines.transformers.language.load", load)
+    monkeypatch.setattr("trueline.engines.transformers.model.load", load)
 
 
 def names(record) -> list[str]:
@@ -284,7 +284,7 @@ def test_compare_names_the_example_behind_each_changed_token():
 
 
 def test_compare_runs_every_method_there_is():
-    from trueline.decoders import method_names
+    from trueline.methods import method_names
 
     settings = ["--methods", "all", "--set", "kate.k=1", "--set", "k=3", "--json"]
     assert [*run("compare", *SPACE, *settings, QUESTION).json] == method_names()
@@ -331,7 +331,7 @@ def test_chat_keeps_what_was_said_and_asks_each_turn_in_the_prompt_of_the_space(
     import tiny
 
     import trueline as tl
-    from trueline.inputs import chat_turn
+    from trueline.prompts import chat_turn
 
     talk = run("chat", *SPACE, "--method", "greedy", stdin=f"{QUESTION}\nDo fish sleep?\n")
     lm = tiny.language_model("llama", chat=True)
@@ -609,7 +609,7 @@ def test_what_a_user_can_mend_is_one_error_and_exit_1(args, reason):
 def test_another_model_than_that_of_the_space_is_refused(tmp_path):
     import tiny
 
-    from trueline.engines.transformers.quiet import quiet
+    from trueline.engines.transformers.open import quiet
 
     other = tiny.language_model("llama", chat=True, seed=1)
     with quiet():

@@ -9,7 +9,7 @@ from conftest import EXAMPLES
 from test_cli import QUESTION, home, no_model, run  # noqa: F401  # home is a fixture
 
 import trueline as tl
-from trueline.decoders.corrective import UNKNOWN
+from trueline.corrective.method import UNKNOWN
 
 IN, OUT = ("--threshold", "0"), ("--threshold", "1")  # every near example speaks, or none
 FACT = EXAMPLES[1]  # the one that asks the question
@@ -329,7 +329,7 @@ def test_what_cannot_be_tuned_by_is_one_error_and_changes_nothing(
 
 
 def test_tuning_a_space_that_changed_meanwhile_is_refused(space, monkeypatch):
-    from trueline import tuning
+    from trueline.corrective import tune as tuning
 
     found = tuning.tune
 
@@ -345,8 +345,7 @@ def test_tuning_a_space_that_changed_meanwhile_is_refused(space, monkeypatch):
 
 
 def test_the_demo_asks_what_the_shipped_facts_know():
-    from trueline.examples import read_examples
-    from trueline.examples.asked import check_meant, read_asked
+    from trueline.examples import check_meant, read_asked, read_examples
 
     asked = read_asked(Path(__file__).parent.parent / "examples" / "questions.jsonl")
     check_meant(asked, {example.id for example in read_examples("facts")}, "the demo")

@@ -14,10 +14,9 @@ from test_cli import home  # noqa: F401  # default names mean tiny parts, in a f
 from trueline.cli import cli
 from trueline.cli.eval import _with_flags
 from trueline.errors import SettingError
-from trueline.evaluation.cells import cell_id
-from trueline.evaluation.lines import VerdictLine, read_written, replace_line
-from trueline.evaluation.plan_file import plan_from
-from trueline.evaluation.plan_keys import KEYS
+from trueline.lab.cells import cell_id
+from trueline.lab.plan import KEYS, plan_from
+from trueline.lab.results import VerdictLine, read_written, replace_line
 
 ROOT = Path(__file__).parents[1]
 SMALL = (
@@ -106,7 +105,7 @@ def test_a_mistake_shows_before_a_model_is_opened(args, told, monkeypatch):
     def load(*args, **options):
         pytest.fail("a model was opened", pytrace=False)
 
-    monkeypatch.setattr("trueline.engines.transformers.language.load", load)
+    monkeypatch.setattr("trueline.engines.transformers.model.load", load)
     ran = evaluate(*args)
     assert (ran.code, ran.out) == (1, "")
     assert ran.err.startswith("Error: ")
@@ -151,7 +150,7 @@ def test_a_flag_that_was_not_given_leaves_what_the_plan_says(monkeypatch, tmp_pa
         given.append(plan)
         raise SettingError("enough")
 
-    monkeypatch.setattr("trueline.evaluation.run.run_plan", run_plan)
+    monkeypatch.setattr("trueline.lab.run.run_plan", run_plan)
     plan = tmp_path / "run.toml"
     plan.write_text(
         'out = "x"\nbenchmarks = ["facts"]\nmethods = ["greedy"]\nstop = ["."]\n'

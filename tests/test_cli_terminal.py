@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 from test_cli import ANSWERS, QUESTION, home, run  # noqa: F401  # default names mean tiny parts
 
-from trueline.cli.answers import AnswerWriter
-from trueline.cli.progress import progress_bars, waiting
-from trueline.cli.screen import styled, tell
-from trueline.engines.aliases import ALIASES
+from trueline.cli.screen import AnswerWriter, progress_bars, styled, tell, waiting
+from trueline.engines.models import ALIASES
 
 COLOUR = re.compile("\x1b\\[[0-9]*m")
 
@@ -137,7 +135,7 @@ def test_why_tells_the_answer_that_was_given_without_another_pass(monkeypatch):
     def generate(*args, **options):
         pytest.fail("the answer was written again")
 
-    monkeypatch.setattr("trueline.generation.generate", generate)
+    monkeypatch.setattr("trueline.decode.generate.generate", generate)
     monkeypatch.setenv("COLUMNS", "100")
     ran = run("chat", *ANSWERS, stdin=f"{QUESTION}\n/why\n/new\n/why\n/quit\n")
     answer = ran.out.splitlines()[0]
@@ -189,8 +187,8 @@ def test_a_model_is_pulled_and_removed_by_name(home, monkeypatch, tmp_path):  # 
 
 
 def test_an_evaluation_is_a_table_at_a_terminal(monkeypatch, tmp_path):
-    from trueline.cli.eval_table import show_tables
-    from trueline.evaluation.outcomes import read_results
+    from trueline.cli.eval import show_tables
+    from trueline.lab.results import read_results
 
     given = ["--benchmark", "facts.jsonl", "--ground", "2", "--methods", "greedy,corrective"]
     ran = run("eval", *given, "--max-new-tokens", "3", "--out", str(tmp_path))
@@ -213,8 +211,8 @@ def test_an_evaluation_is_a_table_at_a_terminal(monkeypatch, tmp_path):
 
 
 def test_a_table_too_wide_for_the_terminal_goes_on_below(monkeypatch, tmp_path):
-    from trueline.cli.eval_table import show_tables
-    from trueline.evaluation.outcomes import read_results
+    from trueline.cli.eval import show_tables
+    from trueline.lab.results import read_results
 
     given = ["--benchmark", "facts.jsonl", "--ground", "2", "--methods", "greedy"]
     assert run("eval", *given, "--max-new-tokens", "3", "--out", str(tmp_path)).code == 0

@@ -21,25 +21,18 @@ import trueline as tl
 from trueline import cluster as clusters
 from trueline.cli import cli
 from trueline.cluster import Cluster
-from trueline.embedders.loading import load_embedder
-from trueline.engines.origins import origin_of
-from trueline.errors import (
-    ClusterError,
-    MissingExtraError,
-    SettingError,
-    SpaceMismatchError,
-)
-from trueline.evaluation.cells import cells_of
-from trueline.evaluation.chunks import Answerer
-from trueline.evaluation.lines import plain, read_written
-from trueline.evaluation.parts import benchmark_of, model_of
-from trueline.evaluation.plan_file import plan_from
-from trueline.evaluation.run import run_plan
+from trueline.embed import load_embedder
+from trueline.engines import origin_of
+from trueline.errors import ClusterError, MissingExtraError, SettingError, SpaceMismatchError
 from trueline.examples import to_lines
-from trueline.records import Example
+from trueline.lab.cells import benchmark_of, cells_of, model_of
+from trueline.lab.plan import plan_from
+from trueline.lab.results import plain, read_written
+from trueline.lab.run import Answerer, run_plan
 from trueline.space.build import build
 from trueline.space.content import Recipe
 from trueline.space.worker import Worker
+from trueline.types import Example
 
 QUESTIONS = [f"{one} {number}" for number in range(24) for one in tiny.QUESTIONS]
 EXAMPLES = [
@@ -222,7 +215,7 @@ def test_cells_that_would_be_others_are_refused(table, monkeypatch):
     pickled = pickle.dumps(
         Answerer(plan, cells_of(plan, lm, benchmark, plan.variants[0], None))
     )
-    monkeypatch.setattr("trueline.evaluation.cells._version", lambda name: "9.9")
+    monkeypatch.setattr("trueline.lab.cells._version", lambda name: "9.9")
     with pytest.raises(ClusterError, match="its versions differ"):
         pickle.loads(pickled)
 

@@ -4,8 +4,8 @@ import pytest
 import tiny
 
 import trueline as tl
+from trueline.decode.generate import first_difference
 from trueline.errors import SettingError
-from trueline.explain.difference import first_difference
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +44,8 @@ def test_the_first_difference_is_found(one, other, place):
 
 
 def test_changed_counts_places_over_the_longer_answer():
-    from trueline.comparison import _compared
-    from trueline.records import Answer
+    from trueline.decode.generate import _compared
+    from trueline.types import Answer
 
     def answer(tokens):
         return Answer("q", "", tuple(tokens), "stop", "m", 1)

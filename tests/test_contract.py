@@ -15,15 +15,19 @@ from contract import LiveStep, RecordedRequest, Recording, compare_live, engine_
 from transformers.modeling_outputs import CausalLMOutput
 
 import trueline as tl
-from trueline.decoders.corrective import UNKNOWN
+from trueline.corrective.method import UNKNOWN
+from trueline.corrective.scope import Scoped
 from trueline.engines.base import States
-from trueline.engines.transformers.reader import TokenizerReader
+from trueline.engines.transformers.model import TokenizerReader
 from trueline.integrations.transformers import FOLDER
-from trueline.integrations.vllm.arguments import check_arguments, named_spaces
-from trueline.integrations.vllm.requests import Requests
-from trueline.integrations.vllm.rows import V1Rows, V2Rows
-from trueline.records import Example
-from trueline.scope import Scoped
+from trueline.integrations.vllm.requests import (
+    Requests,
+    V1Rows,
+    V2Rows,
+    check_arguments,
+    named_spaces,
+)
+from trueline.types import Example
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
@@ -82,7 +86,7 @@ def spaces(tiny_home, tmp_path_factory):
         ]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trueline.decoders.corrective.find_scope", find)
+        patch.setattr("trueline.corrective.method.find_scope", find)
         named = ",".join(f"{name}={folder / name}" for name in SPACES)
         patch.setenv("TRUELINE_SPACES", named)
         yield {name: tl.open(folder / name) for name in SPACES}

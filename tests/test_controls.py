@@ -7,18 +7,14 @@ from pathlib import Path
 import pytest
 from test_report import JUDGE, cell, done
 
-from trueline.evaluation.controls import controlled_examples, unrelated_examples
-from trueline.evaluation.findings import NOT_AN_EFFECT, effect_notes, effect_of, judge_gain
-from trueline.evaluation.lines import VerdictLine, encode_lines
-from trueline.evaluation.measures import MEASURES, Column, average
-from trueline.evaluation.outcomes import gather_cells, read_results
-from trueline.evaluation.plan import Control
-from trueline.evaluation.plan_file import plan_from
-from trueline.evaluation.statistics import Difference
-from trueline.records import Example
-from trueline.report.formats import as_csv, as_markdown
-from trueline.report.tables import tables_of
-from trueline.report.writing import report_of
+from trueline.lab.findings import NOT_AN_EFFECT, effect_notes, effect_of, judge_gain
+from trueline.lab.measures import MEASURES, Column, average
+from trueline.lab.plan import Control, controlled_examples, plan_from, unrelated_examples
+from trueline.lab.report.pages import as_csv, as_markdown, report_of
+from trueline.lab.report.tables import tables_of
+from trueline.lab.results import VerdictLine, encode_lines, gather_cells, read_results
+from trueline.lab.statistics import Difference
+from trueline.types import Example
 
 GROUND = [
     Example("Are bats blind?", "Bats see well.", "Bats are blind.", id="bats"),

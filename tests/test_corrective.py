@@ -14,16 +14,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import trueline as tl
-from trueline.decoders.base import Rows, Step
-from trueline.decoders.corrective import UNKNOWN, lift_votes, make_plan
-from trueline.decoders.lookup import Lookup
+from trueline.corrective.method import UNKNOWN, Lookup, lift_votes, make_plan
+from trueline.corrective.scope import Scoped
+from trueline.corrective.turns import FormRequest
+from trueline.corrective.votes import END, Plan, Speaker, VerifiedAnswer, Votes, lift
 from trueline.errors import SettingError
-from trueline.fusion import lift
+from trueline.methods.base import Rows, Step
 from trueline.prompts import Prompt, encode_onward
-from trueline.records import Example, GenerateOptions
-from trueline.scope import Scoped
-from trueline.turns import Wish
-from trueline.votes import END, Plan, Speaker, Voice, Votes
+from trueline.types import Example, Sampling
 
 SKY, BATS, GOLD, FISH = (
     Example(question, answers, wrong, id=f"fact-{number}")
@@ -64,7 +62,7 @@ def chosen_scope(monkeypatch):
             for one, probability, part in sorted(SCOPES[question], key=lambda own: -own[1])
         ]
 
-    monkeypatch.setattr("trueline.decoders.corrective.find_scope", find)
+    monkeypatch.setattr("trueline.corrective.method.find_scope", find)
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +152,7 @@ def test_who_said_more_of_its_answer_weighs_more():
     # Two sentences are wanted. "ab" was told; "abc" goes on (a = 1 + 2), "d" begins (a = 1):
     # e^3 against e^1.
     three = Example("three?", ["ab", "abc", "d"])
-    votes = letters_plan((three, 0.0, 0), wish=Wish(sentences=2)).votes([A, B])
+    votes = letters_plan((three, 0.0, 0), wish=FormRequest(sentences=2)).votes([A, B])
     whole = math.e**2 + 1
     assert votes.tokens == by_hand({C: math.e**2 / whole, D: 1 / whole})
 
@@ -278,16 +276,16 @@ WORDS = [
     "4",
 ]
 WISHES = [
-    Wish(),
-    Wish(sentences=2),
-    Wish(is_text=True, sentences=2),
-    Wish(is_text=True, sentences=2, is_counted=True),
-    Wish(is_text=True, sentences=3, is_counted=True),
-    Wish(words=3),
-    Wish(opening="Well,"),
-    Wish(opening="So:", closing="Thanks!"),
-    Wish(is_upper=True),
-    Wish(is_open=True),
+    FormRequest(),
+    FormRequest(sentences=2),
+    FormRequest(is_text=True, sentences=2),
+    FormRequest(is_text=True, sentences=2, is_counted=True),
+    FormRequest(is_text=True, sentences=3, is_counted=True),
+    FormRequest(words=3),
+    FormRequest(opening="Well,"),
+    FormRequest(opening="So:", closing="Thanks!"),
+    FormRequest(is_upper=True),
+    FormRequest(is_open=True),
 ]
 
 
@@ -301,7 +299,7 @@ def tiny_tools():
     return lm, slow(lm), partial(encode_onward, tokenizer=lm.tokenizer)
 
 
-def real_plan(scope, wish=Wish()):  # noqa: B008
+def real_plan(scope, wish=FormRequest()):  # noqa: B008
     lm, _, cut = tiny_tools()
     return Plan(speakers(*scope), cut, lm.decode, wish)
 
@@ -337,7 +335,7 @@ def sayings(draw):
 
 
 @given(scopes(), sayings(), st.sampled_from(WISHES))
-@example([(Example("q?", ["Да, 😀 это так."]), 0.0, 0)], [145], Wish())
+@example([(Example("q?", ["Да, 😀 это так."]), 0.0, 0)], [145], FormRequest())
 def test_votes_are_those_of_the_oracle(scope, said, wish):
     _, oracle, _ = tiny_tools()
     wanted = oracle.votes(scope, said, form_of(wish))
@@ -586,7 +584,7 @@ def test_a_form_that_is_asked_for_is_that_of_the_oracle(space, monkeypatch):
         "Are bats blind? And who says so?": Form(is_open=True),
     }
     found = [Scoped(BATS, 0.9, 0, 0.9, "Are bats blind?", {})]
-    monkeypatch.setattr("trueline.decoders.corrective.find_scope", lambda *_: found)
+    monkeypatch.setattr("trueline.corrective.method.find_scope", lambda *_: found)
     ours = method(space, answer_rest=True)
     answers = tl.generate(lm, ours, list(forms), max_new_tokens=40)
     scope = [(BATS, odds(0.9), 0)]
@@ -615,7 +613,7 @@ def test_a_form_that_is_asked_for_is_that_of_the_oracle(space, monkeypatch):
 
 def test_nothing_in_scope_is_the_very_same_tensor_and_asks_nobody(space, monkeypatch):
     lm = tiny.language_model("llama")
-    monkeypatch.setattr("trueline.decoders.corrective.find_scope", lambda *_: [])
+    monkeypatch.setattr("trueline.corrective.method.find_scope", lambda *_: [])
     monkeypatch.setattr(Plan, "votes", lambda *_: pytest.fail("somebody was asked"))
     prompts = [prompt_of(lm, question) for question in tiny.QUESTIONS[:2]]
     rows = Rows(lm, prompts, list(map(len, prompts)), tiny.QUESTIONS[:2], [None, None])
@@ -740,7 +738,7 @@ def test_a_stop_token_of_the_request_counts_as_the_answers_end(space, chosen_sco
 # Edge cases of the alignment.
 
 
-def one_answer(*answers, wish=Wish()):  # noqa: B008
+def one_answer(*answers, wish=FormRequest()):  # noqa: B008
     return real_plan([(Example("?", list(answers)), 0.0, 0)], wish)
 
 
@@ -891,47 +889,47 @@ def test_behind_a_told_answer_nothing_is_joined_but_what_is_left():
 
 
 def test_an_opening_stands_before_the_answer():
-    opened = one_answer("Bats are not blind.", wish=Wish(opening="Well,"))
+    opened = one_answer("Bats are not blind.", wish=FormRequest(opening="Well,"))
     assert tell(opened)[0].strip().lower() == "well, bats are not blind."
-    new = one_answer("Bats are not blind.", wish=Wish(opening="My answer:"))
+    new = one_answer("Bats are not blind.", wish=FormRequest(opening="My answer:"))
     assert tell(new)[0].strip() == "My answer: Bats are not blind."
 
 
 def test_a_closing_stands_behind_the_answer():
-    plan = one_answer("Bats are not blind.", wish=Wish(closing="Ask again!"))
+    plan = one_answer("Bats are not blind.", wish=FormRequest(closing="Ask again!"))
     assert tell(plan)[0].strip() == "Bats are not blind. Ask again!"
     assert "END" not in next_texts(plan, "Bats are not blind.")
 
 
 def test_capitals_are_told_in_capitals():
-    plan = one_answer("Bats are not blind.", wish=Wish(is_upper=True))
+    plan = one_answer("Bats are not blind.", wish=FormRequest(is_upper=True))
     text, how = tell(plan)
     assert (text.strip(), how) == ("BATS ARE NOT BLIND.", "end")
 
 
 def test_two_sentences_tell_two_answers_and_no_third():
     answers = ["Bats see.", "Gold rusts.", "Fish rest."]
-    plan = one_answer(*answers, wish=Wish(sentences=2))
+    plan = one_answer(*answers, wish=FormRequest(sentences=2))
     text, how = tell(plan)
     assert how == "end"
     assert sum(answer in text for answer in answers) == 2
 
 
 def test_a_text_goes_on_where_the_facts_are_told():
-    plan = one_answer("Bats are not blind.", wish=Wish(is_text=True))
+    plan = one_answer("Bats are not blind.", wish=FormRequest(is_text=True))
     text, how = tell(plan)
     assert (text.strip(), how) == ("Bats are not blind.", "off track")
 
 
 def test_what_is_asked_beside_the_told_is_left_to_the_model():
-    text, how = tell(one_answer("Bats are not blind.", wish=Wish(is_open=True)))
+    text, how = tell(one_answer("Bats are not blind.", wish=FormRequest(is_open=True)))
     assert (text.strip(), how) == ("Bats are not blind.", "off track")
 
 
 def test_few_words_choose_the_short_answers():
-    plan = one_answer("Bats see.", "No, bats see well in the dark.", wish=Wish(words=4))
+    plan = one_answer("Bats see.", "No, bats see well in the dark.", wish=FormRequest(words=4))
     assert [voice.text for voice in plan.voices] == ["Bats see."]
-    none = one_answer("No, bats see well in the dark.", wish=Wish(words=2))
+    none = one_answer("No, bats see well in the dark.", wish=FormRequest(words=2))
     assert len(none.voices) == 1  # none is short enough: what there is is told
 
 
@@ -954,7 +952,7 @@ def test_a_plan_keeps_the_cuts_it_made():
 def test_voices_name_their_speaker_and_their_text():
     plan = one_answer("  Bats see.  ")
     (voice,) = plan.voices
-    assert isinstance(voice, Voice)
+    assert isinstance(voice, VerifiedAnswer)
     assert (voice.text, voice.writings) == ("Bats see.", ("Bats see.", "bats see."))
 
 
@@ -978,10 +976,10 @@ def test_prepare_reads_the_last_user_turn(space, chosen_scope):
 
 
 def test_options_of_a_request_reach_its_plan(space, chosen_scope):
-    from trueline.inputs import FilledPrompt
+    from trueline.prompts import FilledPrompt
 
     lm = tiny.language_model("llama")
     asked = FilledPrompt(Prompt(), tiny.QUESTIONS[0])
-    plan = method(space).prepare(lm, asked, GenerateOptions(stop_ids=(8,)))
+    plan = method(space).prepare(lm, asked, Sampling(stop_ids=(8,)))
     assert plan.ends == {8, *lm.stop_ids}
     assert plan.is_covered

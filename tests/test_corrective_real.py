@@ -4,10 +4,9 @@ import pytest
 from corrective_oracle import CorrectiveOracle, Form
 
 import trueline as tl
-from trueline.examples import read_examples
-from trueline.examples.shipped import read_questions
+from trueline.examples import read_examples, read_questions
 from trueline.prompts import Prompt
-from trueline.records import Example
+from trueline.types import Example
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -114,7 +113,7 @@ def test_a_lone_answer_a_stream_and_the_processor_pick_the_same_tokens(
 
 
 def test_unrelated_questions_are_the_models_own_to_the_bit(smol, space):
-    from trueline.decoders.base import Rows, Step
+    from trueline.methods.base import Rows, Step
 
     method = tl.Corrective(space)
     ours, plain = (

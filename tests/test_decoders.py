@@ -9,16 +9,14 @@ import torch
 import transcriptions as slow
 
 import trueline as tl
-from trueline.decoders import make_method, method_names
-from trueline.decoders.base import Rows, Step
-from trueline.decoders.corrective import UNKNOWN
-from trueline.decoders.dola import distances, penalized
-from trueline.decoders.sled import latent_knowledge
+from trueline.corrective.method import UNKNOWN
 from trueline.engines.base import States
-from trueline.engines.transformers.head import TransformersHead
+from trueline.engines.transformers.model import TransformersHead
 from trueline.errors import SettingError
-from trueline.inputs import FilledPrompt
-from trueline.prompts import prompt_sets, prompts_with
+from trueline.methods import make_method, method_names
+from trueline.methods.base import Rows, Step
+from trueline.methods.layers import distances, latent_knowledge, penalized
+from trueline.prompts import FilledPrompt, prompt_sets, prompts_with
 
 LENGTH = 10
 

@@ -10,14 +10,12 @@ import torch
 from conftest import EXAMPLES
 
 import trueline as tl
-from trueline.decoders import make_method, method_names
-from trueline.decoding import Decoding
+from trueline.decode.generate import Continuation, make_request, score_continuations
+from trueline.decode.loop import Decoding, group_rows
 from trueline.errors import SettingError
-from trueline.groups import group_rows
-from trueline.inputs import TokenContext, read_messages
-from trueline.records import GenerateOptions
-from trueline.requests import make_request
-from trueline.scoring import Continuation, score_continuations
+from trueline.methods import make_method, method_names
+from trueline.prompts import TokenContext, read_messages
+from trueline.types import Sampling
 
 ARCHITECTURES = ("llama", "gemma3", "mistral", "gpt2", "gemma2")
 SETTINGS = {"rad": {"tau": 0.5}, "kate": {"k": 1}}
@@ -27,7 +25,7 @@ SCHEDULES = 200
 def choose_options(draw):
     """Options as different as a server's users send them."""
     sampled = {"temperature": draw.choice([0.7, 1.0]), "seed": draw.randrange(99)}
-    return GenerateOptions(
+    return Sampling(
         max_new_tokens=draw.randrange(1, 9),
         **(sampled if draw.random() < 0.4 else {}),
         **({"stop": draw.choice(["e", "is", ("no", " a")])} if draw.random() < 0.3 else {}),
@@ -104,9 +102,7 @@ def test_each_request_of_a_random_schedule_gets_the_answer_it_gets_alone(askers,
 def test_requests_wait_in_their_order_for_a_free_row(lm):
     decoding = Decoding(lm, max_rows=2)
     tickets = [
-        decoding.submit(
-            make_request(lm, tl.Greedy(), question, GenerateOptions(max_new_tokens=n))
-        )
+        decoding.submit(make_request(lm, tl.Greedy(), question, Sampling(max_new_tokens=n)))
         for n, question in zip([4, 2, 2, 3, 1], tiny.QUESTIONS)
     ]
     begun = []
@@ -125,7 +121,7 @@ def test_who_waits_joins_with_others_or_within_so_many_steps(lm, join_within, be
     """Of two rows one is free after the second step, the other after the sixth."""
     decoding = Decoding(lm, max_rows=2, join_at=2, join_within=join_within)
     for n, question in zip([6, 2, 2, 2], tiny.QUESTIONS):
-        options = GenerateOptions(max_new_tokens=n)
+        options = Sampling(max_new_tokens=n)
         decoding.submit(make_request(lm, tl.Greedy(), question, options))
     begun, step = {}, 0
     while not decoding.is_idle:
@@ -139,14 +135,14 @@ def test_the_caches_never_hold_more_tokens_than_the_cap(lm):
     cap = 120
     decoding = Decoding(lm, max_rows=8, max_cached_tokens=cap)
     for question in tiny.QUESTIONS * 3:
-        decoding.submit(make_request(lm, tl.CAD(), question, GenerateOptions(max_new_tokens=9)))
+        decoding.submit(make_request(lm, tl.CAD(), question, Sampling(max_new_tokens=9)))
     most = 0
     while not decoding.is_idle:
         decoding.step()
         if (reading := decoding._reading) is not None:
             most = max(most, reading.rows * reading.width)
     assert 60 < most <= cap
-    long = make_request(lm, tl.Greedy(), "bats, " * 60, GenerateOptions(max_new_tokens=9))
+    long = make_request(lm, tl.Greedy(), "bats, " * 60, Sampling(max_new_tokens=9))
     with pytest.raises(SettingError, match="room for 120; shorten it"):
         decoding.submit(long)
 
@@ -157,9 +153,7 @@ def test_the_width_of_a_long_running_batch_comes_down_again(lm):
     widths = []
     for turn in range(40):
         decoding.submit(
-            make_request(
-                lm, tl.Greedy(), tiny.QUESTIONS[turn % 5], GenerateOptions(max_new_tokens=6)
-            )
+            make_request(lm, tl.Greedy(), tiny.QUESTIONS[turn % 5], Sampling(max_new_tokens=6))
         )
         for _ in range(3):
             decoding.step()
@@ -175,10 +169,10 @@ def test_rows_are_grouped_anew_only_when_one_joins_or_leaves(lm, monkeypatch):
         made.append(len(given[1]))
         return group_rows(*given)
 
-    monkeypatch.setattr("trueline.decoding.group_rows", counted)
+    monkeypatch.setattr("trueline.decode.loop.group_rows", counted)
     decoding = Decoding(lm, max_rows=2)
     for length in (6, 3, 2):  # the third takes the row of the second
-        options = GenerateOptions(max_new_tokens=length)
+        options = Sampling(max_new_tokens=length)
         decoding.submit(make_request(lm, tl.Greedy(), "Do fish sleep?", options))
     steps = [len(decoding.step()) for _ in range(6)]
     assert (steps, made) == ([2, 2, 2, 2, 2, 1], [2, 2, 1])
@@ -186,7 +180,7 @@ def test_rows_are_grouped_anew_only_when_one_joins_or_leaves(lm, monkeypatch):
 
 
 def test_a_cancelled_request_leaves_and_the_others_go_on(lm):
-    options = GenerateOptions(max_new_tokens=6)
+    options = Sampling(max_new_tokens=6)
     decoding = Decoding(lm, max_rows=2)
     first, second, third = (
         decoding.submit(make_request(lm, tl.Greedy(), question, options))
@@ -205,9 +199,7 @@ def test_a_cancelled_request_leaves_and_the_others_go_on(lm):
 def test_an_answer_says_what_it_read_and_wrote_and_how_long_it_took(lm):
     clock = iter(range(100)).__next__  # a second a look
     decoding = Decoding(lm, clock=clock)
-    decoding.submit(
-        make_request(lm, tl.Greedy(), "Do fish sleep?", GenerateOptions(max_new_tokens=3))
-    )
+    decoding.submit(make_request(lm, tl.Greedy(), "Do fish sleep?", Sampling(max_new_tokens=3)))
     while not decoding.is_idle:
         (row,) = decoding.step()
     answer = row.answer()
@@ -301,7 +293,7 @@ class Faulty(tl.Greedy):
 
 @pytest.mark.parametrize("where", ["adjust", "prefetch", "run"])
 def test_a_method_that_fails_ends_its_own_rows_and_no_others(where, lm):
-    options = GenerateOptions(max_new_tokens=6)
+    options = Sampling(max_new_tokens=6)
     decoding = Decoding(lm)
     good = decoding.submit(make_request(lm, tl.Greedy(), tiny.QUESTIONS[0], options))
     bad = decoding.submit(make_request(lm, Faulty(where=where), tiny.QUESTIONS[1], options))
@@ -319,7 +311,7 @@ def test_a_method_that_fails_ends_its_own_rows_and_no_others(where, lm):
 
 
 def test_an_engine_that_fails_ends_what_it_read_and_what_waits_goes_on(lm, monkeypatch):
-    options = GenerateOptions(max_new_tokens=3)
+    options = Sampling(max_new_tokens=3)
     decoding = Decoding(lm, max_rows=1)
     first, second = (
         decoding.submit(make_request(lm, tl.Greedy(), question, options))
@@ -335,7 +327,7 @@ def test_an_engine_that_fails_ends_what_it_read_and_what_waits_goes_on(lm, monke
 
 
 def test_an_engine_that_fails_on_one_row_ends_it_and_the_others_go_on(lm, monkeypatch):
-    options = GenerateOptions(max_new_tokens=5)
+    options = Sampling(max_new_tokens=5)
     decoding = Decoding(lm)
     tickets = [
         decoding.submit(make_request(lm, method, question, options))
@@ -379,7 +371,7 @@ class Picky(tl.Greedy):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_method_that_fails_on_one_row_ends_it_and_its_other_rows_go_on(lm, temperature):
     seed = {"seed": 3} if temperature else {}
-    options = GenerateOptions(max_new_tokens=4, temperature=temperature, **seed)
+    options = Sampling(max_new_tokens=4, temperature=temperature, **seed)
     decoding, method = Decoding(lm), Picky()
     for question in tiny.QUESTIONS[:3]:
         decoding.submit(make_request(lm, method, question, options))
@@ -402,7 +394,7 @@ def test_a_method_that_fails_on_one_row_ends_it_and_its_other_rows_go_on(lm, tem
 
 def test_the_log_probabilities_of_an_answer_are_those_that_score_gives(lm, embedder):
     method = tl.Corrective(tl.build(None, EXAMPLES, embedder=embedder), threshold=0.0)
-    options = GenerateOptions(max_new_tokens=6, logprobs=3)
+    options = Sampling(max_new_tokens=6, logprobs=3)
     decoding = Decoding(lm)
     request = make_request(lm, method, "Are bats blind?", options)
     decoding.submit(request)

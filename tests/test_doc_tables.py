@@ -9,17 +9,16 @@ import torch
 
 import trueline as tl
 from trueline import errors
-from trueline.decoders import built_in_names, method_class
-from trueline.decoders.base import Needs, Step
-from trueline.engines.aliases import ALIASES
-from trueline.evaluation import metrics, statistics
-from trueline.evaluation.benchmarks import BENCHMARKS
-from trueline.evaluation.judges.models import SERVICES
-from trueline.evaluation.measures import MEASURES
-from trueline.evaluation.plan import PAPER, Control
-from trueline.evaluation.plan_keys import BUILD, JUDGE, KEYS
-from trueline.paper.recipes import recipes
-from trueline.report.writing import FORMATS
+from trueline.engines.models import ALIASES
+from trueline.lab import metrics, statistics
+from trueline.lab.benchmarks import BENCHMARKS
+from trueline.lab.judges.models import SERVICES
+from trueline.lab.measures import MEASURES
+from trueline.lab.paper.recipes import recipes
+from trueline.lab.plan import BUILD, JUDGE, KEYS, PAPER, Control
+from trueline.lab.report.pages import FORMATS
+from trueline.methods import built_in_names, method_class
+from trueline.methods.base import Needs, Step
 from trueline.space.retriever import _ROUNDING
 
 ROOT = Path(__file__).parents[1]

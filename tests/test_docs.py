@@ -210,7 +210,7 @@ def test_every_field_of_a_space_on_disk_is_described(lm, embedder, tmp_path):
 def test_every_method_and_option_of_rad_is_described():
     from dataclasses import fields
 
-    from trueline.decoders import method_class, method_names
+    from trueline.methods import method_class, method_names
 
     text = (DOCS / "decoding.md").read_text("utf-8")
     assert [name for name in method_names() if f"| `{name}` | `tl." not in text] == []
@@ -223,7 +223,7 @@ def test_every_option_of_build_and_field_of_an_answer_is_described():
     from dataclasses import fields
 
     import trueline as tl
-    from trueline.records import Candidate, Neighbor, TraceStep
+    from trueline.types import Candidate, Neighbor, TraceStep
 
     space = (DOCS / "space.md").read_text("utf-8")
     options = [*inspect.signature(tl.build).parameters][2:]

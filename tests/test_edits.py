@@ -20,7 +20,7 @@ import torch
 from test_space import contents, noon
 
 import trueline as tl
-from trueline.embedders.loading import load_embedder
+from trueline.embed import load_embedder
 from trueline.errors import (
     ExampleError,
     SettingError,

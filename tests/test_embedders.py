@@ -8,8 +8,7 @@ import tiny
 import torch
 from safetensors.torch import load_file, save_file
 
-from trueline.embedders.base import embed_distinct, embed_prepared, prepare_texts
-from trueline.embedders.loading import load_embedder
+from trueline.embed import embed_distinct, embed_prepared, load_embedder, prepare_texts
 from trueline.errors import ModelError
 
 TEXTS = ["", " sky", "No, bats see well in the dark.", "unknown wörds 北京 🙂", "rust " * 200]
@@ -157,7 +156,7 @@ def test_wordllama_256_gives_the_vectors_of_its_own_library():
 def test_all_mpnet_base_v2_gives_the_vectors_of_sentence_transformers():
     from sentence_transformers import SentenceTransformer
 
-    from trueline.engines.sources import list_models, resolve
+    from trueline.engines.models import list_models, resolve
 
     if not next(row for row in list_models() if row.name == "all-mpnet-base-v2").cached:
         pytest.skip("all-mpnet-base-v2 is optional and not in the cache")
@@ -168,7 +167,7 @@ def test_all_mpnet_base_v2_gives_the_vectors_of_sentence_transformers():
 
 
 def test_of_a_window_that_is_too_long_the_end_is_embedded(embedder):
-    from trueline.embedders.base import embed_distinct
+    from trueline.embed import embed_distinct
 
     long = "bats see well . " * 40  # of 160 words, where the embedder reads 64 tokens
     same, other = f"{long} gold does rust .", f"{long} fish rest ."

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from trueline import examples as rows
 from trueline.errors import ExampleError, MissingExtraError, SettingError
-from trueline.examples import content_hash, digest, read_examples, rows, to_lines
-from trueline.records import Example
+from trueline.examples import content_hash, digest, read_examples, to_lines
+from trueline.types import Example
 
 GUM = {"question": "What happens to swallowed gum?", "answers": ["It passes.", "Nothing."]}
 SKY = {

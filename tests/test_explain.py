@@ -17,15 +17,7 @@ from trueline.errors import SettingError
 from trueline.explain import explain
 from trueline.explain.summary import Quartile, entropy_quartiles, place_pieces
 from trueline.explain.text import columns
-from trueline.records import (
-    Answer,
-    Candidate,
-    NearExample,
-    Neighbor,
-    Signal,
-    Source,
-    TraceStep,
-)
+from trueline.types import Answer, Candidate, NearExample, Neighbor, Signal, Source, TraceStep
 
 WORDS = ["", "It", " is", " not", " blue", " red", ".", "<eos>", " was", " very"]
 HOSTILE = (
@@ -434,7 +426,7 @@ def test_an_answer_that_nothing_covers_says_so_in_every_form():
 
 
 def test_the_effects_of_the_signals_add_up_to_the_log_odds(embedder):
-    from trueline.scope import find_scope, model_for, models_for
+    from trueline.corrective.scope import find_scope, model_for, models_for
 
     space = tl.build(None, EXAMPLES, embedder=embedder)
     for one in find_scope(space, "Do bats sleep, and does old gold rust?"):
@@ -465,7 +457,7 @@ def test_save_refuses_other_names_and_says_what_it_cannot_write(tmp_path):
 
 
 def test_explaining_needs_no_torch():
-    code = "import sys, trueline.records, trueline.explain; sys.exit('torch' in sys.modules)"
+    code = "import sys, trueline.types, trueline.explain; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
@@ -527,6 +519,6 @@ def test_the_command_explains_greedy_alone(home):
 
 def test_the_command_refuses_a_name_before_it_opens_a_model(home, monkeypatch):
     monkeypatch.setattr(
-        "trueline.engines.transformers.language.load", lambda *a, **o: pytest.fail("opened")
+        "trueline.engines.transformers.model.load", lambda *a, **o: pytest.fail("opened")
     )
     assert isinstance(run(home, "--out", "bats.pdf").exception, SettingError)

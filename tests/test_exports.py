@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import trueline
-from trueline.decoders import method_class, method_names
+from trueline.methods import method_class, method_names
 
 ROOT = Path(__file__).parent.parent
 HEAVY = {"torch", "transformers", "numpy", "tokenizers", "safetensors", "rich"}

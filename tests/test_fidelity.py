@@ -7,12 +7,12 @@ import tiny
 
 import trueline as tl
 from trueline.errors import SettingError
-from trueline.evaluation.answering import _confidence, text_scores
-from trueline.evaluation.judges import prompt_for
-from trueline.evaluation.judges.models import LocalJudge
-from trueline.evaluation.metrics import BertScore
-from trueline.evaluation.plan_file import plan_from
-from trueline.evaluation.samples import Benchmark, Sample
+from trueline.lab.judges import prompt_for
+from trueline.lab.judges.models import LocalJudge
+from trueline.lab.metrics import BertScore
+from trueline.lab.plan import plan_from
+from trueline.lab.run import _confidence, text_scores
+from trueline.lab.samples import Benchmark, Sample
 from trueline.prompts import Prompt, prompt_sets, prompts_with
 
 LEAST = {"benchmarks": ["facts"], "methods": ["greedy"]}

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from trueline.fusion import aggregate, entropy, fuse, move_of, neutralize, weigh
+from trueline.decode.sampling import entropy, move_of
+from trueline.rad.method import aggregate, fuse, neutralize, weigh
 
 ROW = torch.tensor([0, 0])  # both entries were hit by row 0
 SIMILARITIES = torch.tensor([0.9, 0.6])

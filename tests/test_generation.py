@@ -7,14 +7,14 @@ import tiny
 import torch
 
 import trueline as tl
-from trueline.decoders import make_method, method_names
-from trueline.decoders.base import Rows, Step
-from trueline.engines.transformers.reading import BatchReading
+from trueline.decode.generate import make_request
+from trueline.decode.sampling import draw_token, probabilities, random_source
+from trueline.engines.transformers.cache import BatchCache
 from trueline.errors import SettingError
-from trueline.inputs import TokenContext
-from trueline.pick import draw_token, probabilities, random_source
-from trueline.records import GenerateOptions
-from trueline.requests import make_request
+from trueline.methods import make_method, method_names
+from trueline.methods.base import Rows, Step
+from trueline.prompts import TokenContext
+from trueline.types import Sampling
 
 TAU = 0.8
 QUESTION = tiny.QUESTIONS[1]
@@ -191,13 +191,13 @@ def test_a_stop_string_ends_the_answer_before_it_even_across_tokens(lm):
 
 def test_rows_leave_the_batch_as_they_end(lm, monkeypatch):
     widths = []
-    extend = BatchReading.extend
+    extend = BatchCache.extend
 
     def counted(self, tokens, **options):
         widths.append(len(tokens))
         return extend(self, tokens, **options)
 
-    monkeypatch.setattr(BatchReading, "extend", counted)
+    monkeypatch.setattr(BatchCache, "extend", counted)
     free = tl.generate(lm, tl.Greedy(), tiny.QUESTIONS, max_new_tokens=10)
     assert widths == [5] * 9
     widths.clear()
@@ -227,7 +227,7 @@ def test_an_answer_may_end_at_once_and_a_prompt_may_be_one_token(lm):
 
 def test_a_draw_follows_the_probabilities():  # 1/7, 2/7, 4/7
     logits = torch.tensor([[0.0, math.log(2), math.log(4)]])
-    options = GenerateOptions(temperature=1.0, seed=0)
+    options = Sampling(temperature=1.0, seed=0)
     source = random_source(options, 0)
     draws = [draw_token(logits[0], options, source) for _ in range(3000)]
     assert [draws.count(token) / 3000 for token in range(3)] == pytest.approx(
@@ -248,7 +248,7 @@ def test_a_draw_follows_the_probabilities():  # 1/7, 2/7, 4/7
 )
 def test_temperature_and_cuts_reshape_the_distribution(settings, wanted):
     logits = torch.tensor([[0.0, math.log(2), math.log(4)]])
-    found = probabilities(logits, GenerateOptions(**settings))
+    found = probabilities(logits, Sampling(**settings))
     assert found[0].tolist() == pytest.approx(wanted)
 
 

@@ -14,12 +14,11 @@ from conftest import EXAMPLES
 from lm_eval.api.instance import Instance
 
 import trueline as tl
-from trueline.decoders import make_method
+from trueline.decode.generate import Continuation, score_continuations
 from trueline.errors import SettingError, SpaceMismatchError
-from trueline.inputs import TokenContext
-from trueline.integrations.lm_eval import LEAST, TruelineLM, main
-from trueline.integrations.lm_eval.texts import encode_finished
-from trueline.scoring import Continuation, score_continuations
+from trueline.integrations.lm_eval import LEAST, TruelineLM, encode_finished, main
+from trueline.methods import make_method
+from trueline.prompts import TokenContext
 
 TASKS = Path(__file__).parent / "harness_tasks"
 SAMPLES = [json.loads(line) for line in (TASKS / "samples.jsonl").read_text().splitlines()]

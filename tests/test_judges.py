@@ -21,7 +21,7 @@ import torch
 from judge_server import KEY, serving
 
 from trueline.errors import MissingExtraError, SettingError, TruelineError
-from trueline.evaluation.judges import (
+from trueline.lab.judges import (
     Limits,
     agreement,
     open_judge,
@@ -29,8 +29,8 @@ from trueline.evaluation.judges import (
     questions_for,
     read_verdict,
 )
-from trueline.evaluation.judges.models import SERVICES, LocalJudge, Response, ResponseCache
-from trueline.evaluation.judges.offline import (
+from trueline.lab.judges.models import SERVICES, LocalJudge, Response, ResponseCache
+from trueline.lab.judges.offline import (
     OF_RIGHT,
     SIGNALS,
     OfflineJudge,
@@ -41,7 +41,7 @@ from trueline.evaluation.judges.offline import (
     signals_of,
     texts_for,
 )
-from trueline.evaluation.samples import Sample
+from trueline.lab.samples import Sample
 
 DOCS = Path(__file__).parent.parent / "docs"
 NAMES = ["cohere", "gemini", "openai:some-model"]
@@ -85,8 +85,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr("trueline.evaluation.judges.models.monotonic", clock.now)
-    monkeypatch.setattr("trueline.evaluation.judges.models.sleep", clock.sleep)
+    monkeypatch.setattr("trueline.lab.judges.models.monotonic", clock.now)
+    monkeypatch.setattr("trueline.lab.judges.models.sleep", clock.sleep)
     return clock
 
 
@@ -722,8 +722,8 @@ def test_the_key_is_in_no_file_and_no_message(tmp_path):
 
 RUN = """
 import sys
-from trueline.evaluation.judges import Limits, open_judge
-from trueline.evaluation.samples import Sample
+from trueline.lab.judges import Limits, open_judge
+from trueline.lab.samples import Sample
 url, first, last, concurrency = sys.argv[1], *map(int, sys.argv[2:])
 sample = Sample("gum", "What happens if you swallow gum?", ("Nothing.",), ("Much.",))
 judge = open_judge(f"cohere@{url}", limits=Limits(concurrency=concurrency))
@@ -796,8 +796,8 @@ def test_a_response_in_the_cache_is_never_overwritten(tmp_path):
 
 
 def test_a_local_judge_says_what_its_model_writes():
-    from trueline.decoders.greedy import Greedy
-    from trueline.generation import generate
+    from trueline.decode.generate import generate
+    from trueline.methods.prompting import Greedy
     from trueline.prompts import Prompt
 
     lm = tiny.language_model("llama", positions=4096)
@@ -820,7 +820,7 @@ def test_a_local_judge_reads_the_first_line_and_leaves_out_what_is_too_long(monk
             for p, t in zip(prompts, said, strict=True)
         ]
 
-    monkeypatch.setattr("trueline.generation.generate", write)
+    monkeypatch.setattr("trueline.decode.generate.generate", write)
     judge = LocalJudge(tiny.language_model("llama", positions=4096))
     long = (GUM, "so " * 4000)
     unknown = (Sample("1", "Why?"), "So.")
@@ -979,9 +979,8 @@ def test_offline_verdicts_keep_their_order_over_many_chunks():
 
 
 def test_the_agreement_told_is_that_of_the_references_a_verdict_had():
-    from trueline.evaluation.findings import agreement_notes
-    from trueline.evaluation.lines import VerdictLine
-    from trueline.evaluation.outcomes import CellResults
+    from trueline.lab.findings import agreement_notes
+    from trueline.lab.results import CellResults, VerdictLine
 
     class Named(Words):
         id = "all-minilm-l6-v2"
@@ -1039,9 +1038,8 @@ def test_the_agreement_that_is_printed_is_the_one_on_the_page():
     ],
 )
 def test_a_judge_below_75_percent_is_indicative(judge, about, basis, is_hint):
-    from trueline.evaluation.lines import VerdictLine
-    from trueline.evaluation.measures import indicative
-    from trueline.evaluation.outcomes import CellResults
+    from trueline.lab.measures import indicative
+    from trueline.lab.results import CellResults, VerdictLine
 
     line = VerdictLine(cell="x", sample="s", judge=judge, about=about, label=True, basis=basis)
     found = indicative([CellResults(head=None, verdicts=(line,))])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trueline.decoders import built_in_names
+from trueline.methods import built_in_names
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "trueline"
@@ -87,8 +87,8 @@ def test_no_module_names_a_method_or_an_engine(path):
             "id"
         }  # which is also what everything else is called by
         assert not words & names, f"{name_of(path)} names a method"
-        of_methods = [name for name in imports(tree) if name.startswith("trueline.decoders.")]
-        assert set(of_methods) <= {"trueline.decoders.base"}
+        of_methods = [name for name in imports(tree) if name.startswith("trueline.methods.")]
+        assert set(of_methods) <= {"trueline.methods.base"}
     if here not in ("engines", "integrations"):
         found = all_imports(tree)
         assert not [name for name in found if name.split(".")[0] == "transformers"]

@@ -3,17 +3,12 @@ import pytest
 import torch
 
 from trueline.errors import SettingError
-from trueline.evaluation import leaks as module
-from trueline.evaluation.benchmarks import read_benchmark
-from trueline.evaluation.leaks import (
-    leak_counts,
-    leak_line,
-    leak_note,
-    leak_report,
-)
-from trueline.evaluation.lines import LeaksLine
-from trueline.evaluation.samples import Benchmark, Sample
-from trueline.records import Example
+from trueline.lab import leaks as module
+from trueline.lab.benchmarks import read_benchmark
+from trueline.lab.leaks import leak_counts, leak_line, leak_note, leak_report
+from trueline.lab.results import LeaksLine
+from trueline.lab.samples import Benchmark, Sample
+from trueline.types import Example
 
 COUNT = "one two three four five six seven eight nine ten eleven twelve thirteen"
 

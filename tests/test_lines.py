@@ -6,8 +6,7 @@ import pytest
 from test_report import GREEDY, RAD, answers, cell, choices, failed
 
 from trueline.errors import SettingError
-from trueline.evaluation.lines import Leak, LeaksLine, encode_lines, read_written
-from trueline.evaluation.outcomes import gather_cells
+from trueline.lab.results import Leak, LeaksLine, encode_lines, gather_cells, read_written
 
 LEAKS = LeaksLine(
     benchmark="facts",

@@ -12,15 +12,16 @@ import tiny
 import torch
 
 import trueline as tl
-from trueline.decoding import Decoding
-from trueline.engines import gguf_header, sources
-from trueline.engines.aliases import ALIASES
-from trueline.engines.llama_cpp import head as heads
+from trueline.decode.generate import make_request
+from trueline.decode.loop import Decoding
+from trueline.engines import models as sources
+from trueline.engines import weights as gguf_header
 from trueline.engines.llama_cpp import library as libraries
-from trueline.engines.llama_cpp.chat import render_chat
+from trueline.engines.llama_cpp import model as heads
+from trueline.engines.llama_cpp.tokenizer import render_chat
+from trueline.engines.models import ALIASES
 from trueline.errors import MissingExtraError, ModelError, SettingError, SpaceMismatchError
-from trueline.records import GenerateOptions
-from trueline.requests import make_request
+from trueline.types import Sampling
 
 if not util.find_spec("xllamacpp"):
     pytest.skip("llama.cpp is not installed: pip install xllamacpp", allow_module_level=True)
@@ -350,7 +351,7 @@ def test_what_a_step_gives_stands_in_its_memory_which_lives_as_long(file, contex
 
 
 def test_a_request_that_joins_leaves_the_running_one_its_own_logits(lm):
-    options = GenerateOptions(max_new_tokens=8)
+    options = Sampling(max_new_tokens=8)
     asked = tiny.QUESTIONS[:3]
     alone = [tl.generate(lm, tl.Greedy(), one, max_new_tokens=8).token_ids for one in asked]
     assert len(set(alone)) == len(asked)

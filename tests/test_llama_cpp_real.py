@@ -9,7 +9,7 @@ from test_llama_cpp import (
 )
 
 import trueline as tl
-from trueline.engines.aliases import ALIASES
+from trueline.engines.models import ALIASES
 from trueline.examples import read_examples
 
 

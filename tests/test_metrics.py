@@ -11,8 +11,8 @@ from sklearn.calibration import calibration_curve
 from sklearn.metrics import roc_auc_score
 
 from trueline.errors import MissingExtraError, ModelError, SettingError
-from trueline.evaluation import metrics
-from trueline.evaluation.metrics import (
+from trueline.lab import metrics
+from trueline.lab.metrics import (
     BertScore,
     auroc,
     bleu,
@@ -313,7 +313,7 @@ def test_bertscore_refuses_a_path_that_bert_score_would_take_for_a_t5(
 def test_an_encoder_without_a_last_position_is_opened(monkeypatch, tmp_path):
     from types import SimpleNamespace
 
-    from trueline.engines.transformers import bert_scorer
+    from trueline.engines.transformers import open as bert_scorer
 
     made = SimpleNamespace(
         _tokenizer=SimpleNamespace(model_max_length=512),
@@ -329,7 +329,7 @@ def test_an_encoder_without_a_last_position_is_opened(monkeypatch, tmp_path):
 @pytest.mark.real
 @pytest.mark.slow
 def test_bertscore_of_a_real_encoder_puts_a_paraphrase_above_another_fact():
-    from trueline.engines.sources import resolve
+    from trueline.engines.models import resolve
 
     folder = resolve("all-minilm-l6-v2", "embedder").folder
     answer = "Bats can see well."

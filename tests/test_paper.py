@@ -14,24 +14,26 @@ from conftest import EXAMPLES
 import trueline as tl
 from trueline.cli import cli
 from trueline.errors import SettingError
-from trueline.evaluation.benchmarks import BENCHMARKS
-from trueline.evaluation.judges.offline import agreement
-from trueline.evaluation.lines import replace_line
-from trueline.evaluation.measures import MEASURES, Average, Column
-from trueline.evaluation.outcomes import read_results
-from trueline.evaluation.parts import benchmark_of
-from trueline.evaluation.plan_file import plan_from
-from trueline.evaluation.samples import Benchmark
 from trueline.examples import to_lines
-from trueline.paper.caveats import caveats
-from trueline.paper.comparability import agreement_with_paper, comparable_sentence
-from trueline.paper.figure_pairs import figure_pairs, row_for
-from trueline.paper.figures import paper
-from trueline.paper.recipes import plans_of, recipe_named, recipes
-from trueline.paper.reproduce import reproduce
-from trueline.paper.space_costs import MEASURED, measure_spaces, retrieval_seconds
-from trueline.records import Example
-from trueline.report.tables import tables_of
+from trueline.lab.benchmarks import BENCHMARKS
+from trueline.lab.cells import benchmark_of
+from trueline.lab.judges.offline import agreement
+from trueline.lab.measures import MEASURES, Average, Column
+from trueline.lab.paper.compare import (
+    agreement_with_paper,
+    caveats,
+    comparable_sentence,
+    figure_pairs,
+    row_for,
+)
+from trueline.lab.paper.recipes import paper, plans_of, recipe_named, recipes
+from trueline.lab.paper.reproduce import reproduce
+from trueline.lab.paper.spaces import MEASURED, measure_spaces, retrieval_seconds
+from trueline.lab.plan import plan_from
+from trueline.lab.report.tables import tables_of
+from trueline.lab.results import read_results, replace_line
+from trueline.lab.samples import Benchmark
+from trueline.types import Example
 
 NAMES = """main halueval ood sizes training-size chunk-size tau alpha embedder exact-match
     interventions reliability latency second-judge lexical cases""".split()
@@ -101,7 +103,7 @@ def test_what_two_tables_give_of_one_run_is_the_same():
 
 
 def test_what_the_text_says_follows_from_the_tables():
-    from trueline.evaluation.statistics import rank_correlation
+    from trueline.lab.statistics import rank_correlation
 
     main, second = figures("main"), figures("second-judge")
     methods = [row for model, name, row in second if name == "truthfulqa"]
@@ -536,8 +538,7 @@ def test_spaces_are_weighed_and_timed(name, tiny_home, tmp_path, monkeypatch):
 
 
 def test_the_paper_s_sizes_stand_beside_ours():
-    from trueline.paper.space_costs import SpaceCosts
-    from trueline.paper.space_grid import space_figure, space_grid
+    from trueline.lab.paper.spaces import SpaceCosts, space_figure, space_grid
 
     # of the 100 the paper asks for, 90 have an answer: it is still the paper's row
     ours = SpaceCosts(

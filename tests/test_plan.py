@@ -3,8 +3,7 @@
 import pytest
 
 from trueline.errors import SettingError
-from trueline.evaluation.plan import BuildOptions, Plan, Variant
-from trueline.evaluation.plan_file import KEYS, plan_from, read_plan_table
+from trueline.lab.plan import KEYS, BuildOptions, Plan, Variant, plan_from, read_plan_table
 
 LEAST = {"benchmarks": ["facts"], "methods": ["greedy", "rad"], "controls": False}
 

@@ -7,9 +7,9 @@ from server import in_thread
 from test_page import ARGS, CHROMIUM, DESKTOP, PHONE, background, playwright
 
 import trueline as tl
-from trueline.records import Example
-from trueline.serving.app import create_app
-from trueline.serving.keys import Keys
+from trueline.serve.access import Keys
+from trueline.serve.app import create_app
+from trueline.types import Example
 
 pytestmark = pytest.mark.browser
 ADMIN, USER = "tl-admin-" + "a" * 40, "tl-user-" + "u" * 40

@@ -10,7 +10,7 @@ import pytest
 import tiny
 
 import trueline as tl
-from trueline import decoders
+from trueline import methods as decoders
 from trueline.cli import cli
 from trueline.errors import SettingError
 

@@ -9,12 +9,12 @@ import torch
 from server import in_thread
 
 import trueline as tl
-from trueline import polarity
-from trueline.polarity import LEAST_EFFECT, effect_of_truth, mean_log_probs, true_word
+from trueline.corrective import method as polarity
+from trueline.corrective.method import LEAST_EFFECT, effect_of_truth, mean_log_probs, true_word
+from trueline.corrective.scope import Scoped
 from trueline.prompts import Prompt
-from trueline.records import Example
-from trueline.scope import Scoped
-from trueline.serving.app import create_app
+from trueline.serve.app import create_app
+from trueline.types import Example
 
 BATS = Example("Are bats blind?", ["Bats see well."], ["Bats see nothing."], id="bats")
 ASKED = "are bats blind? yes or no first"
@@ -79,7 +79,7 @@ def test_the_word_opens_the_verified_answer(monkeypatch, embedder, effect):
     space = tl.build(None, [BATS], embedder=embedder)
     monkeypatch.setattr(polarity, "effect_of_truth", lambda *_: effect)
     found = [Scoped(BATS, 0.9, 0, 0.9, "are bats blind?", {})]
-    monkeypatch.setattr("trueline.decoders.corrective.find_scope", lambda *_: found)
+    monkeypatch.setattr("trueline.corrective.method.find_scope", lambda *_: found)
     method = tl.Corrective(space, threshold=0.0)
     said = tl.generate(lm, method, ASKED, max_new_tokens=24).text.strip()
     assert said == ("No. Bats see well." if effect else "Bats see well.")
@@ -92,7 +92,7 @@ def test_the_word_is_said_in_the_loop_of_transformers_too(monkeypatch, embedder)
     space = tl.build(None, [BATS], embedder=embedder)
     monkeypatch.setattr(polarity, "effect_of_truth", lambda *_: -2.0)
     found = [Scoped(BATS, 0.9, 0, 0.9, "are bats blind?", {})]
-    monkeypatch.setattr("trueline.decoders.corrective.find_scope", lambda *_: found)
+    monkeypatch.setattr("trueline.corrective.method.find_scope", lambda *_: found)
     processor = tl.Corrective(space, threshold=0.0).processor(lm.model, lm.tokenizer)
     prompt = torch.tensor([space.prompt.encode(ASKED, lm.tokenizer)])
     made = lm.model.generate(
@@ -118,7 +118,7 @@ def test_a_word_of_one_example_is_not_put_ahead_of_anothers_answer(monkeypatch, 
     space = tl.build(None, [BATS, other], embedder=embedder)
     monkeypatch.setattr(polarity, "effect_of_truth", lambda *_: 2.0)
     found = [Scoped(one, 0.9, 0, 0.9, "are bats blind?", {}) for one in (BATS, other)]
-    monkeypatch.setattr("trueline.decoders.corrective.find_scope", lambda *_: found)
+    monkeypatch.setattr("trueline.corrective.method.find_scope", lambda *_: found)
     method = tl.Corrective(space, threshold=0.0)
     said = tl.generate(lm, method, ASKED, max_new_tokens=24).text
     assert "Yes" not in said

@@ -9,8 +9,8 @@ import torch
 from conftest import EXAMPLES
 
 import trueline as tl
-from trueline.engines.transformers.threads import leave_a_core
-from trueline.prefetch import Alongside, _worker
+from trueline.decode.loop import Alongside, _worker
+from trueline.engines.transformers.cache import leave_a_core
 
 CPU = torch.device("cpu")
 
@@ -31,7 +31,7 @@ def test_tokens_are_the_same_with_windows_embedded_beside_the_model(
     lm = tiny.language_model(architecture)
     space = tl.build(lm, EXAMPLES, context=8, embedder=embedder)
     used = []
-    monkeypatch.setattr("trueline.prefetch._worker", counted(_worker, used))
+    monkeypatch.setattr("trueline.decode.loop._worker", counted(_worker, used))
 
     def asked(method):
         used.clear()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trueline.errors import ExampleError
-from trueline.evaluation.benchmarks import read_benchmark
+from trueline.lab.benchmarks import read_benchmark
 
 REAL = os.environ.get("TRUELINE_DATA")
 real_data = pytest.mark.skipif(

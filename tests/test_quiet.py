@@ -6,7 +6,7 @@ import pytest
 from huggingface_hub.utils import are_progress_bars_disabled
 from transformers.utils import logging
 
-from trueline.engines.transformers.quiet import quiet
+from trueline.engines.transformers.open import quiet
 
 
 @pytest.fixture(autouse=True)

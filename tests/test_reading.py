@@ -6,8 +6,7 @@ import torch
 from transformers.cache_utils import DynamicLayer
 
 from trueline.engines.base import shared_length
-from trueline.engines.transformers.attention import Cache, GrowingLayer, share_heads
-from trueline.engines.transformers.reading import BatchReading
+from trueline.engines.transformers.cache import BatchCache, Cache, GrowingLayer, share_heads
 
 
 def counted(function, used):
@@ -20,7 +19,7 @@ def counted(function, used):
 
 def test_a_cache_in_place_holds_what_a_joined_one_holds(lm):
     contexts = [[5, 6, 7, 8], [9, 10], [11, 12, 13]]
-    readings = [BatchReading(lm, states=True), BatchReading(lm, states=True)]
+    readings = [BatchCache(lm, states=True), BatchCache(lm, states=True)]
     readings[1]._cache.layers = [DynamicLayer() for _ in range(lm.depth)]  # transformers' own
     for reading in readings:
         reading.join(contexts)

@@ -5,7 +5,7 @@ import torch
 from oracle import Oracle
 
 import trueline as tl
-from trueline.engines.sources import resolve
+from trueline.engines.models import resolve
 from trueline.examples import read_examples
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
@@ -134,7 +134,7 @@ def test_our_embedder_gives_the_vectors_of_sentence_transformers(minilm, referen
 
 
 def test_a_bfloat16_model_gives_rad_logits_within_its_rounding(smol, space, questions):
-    from trueline.decoders.base import Rows, Step
+    from trueline.methods.base import Rows, Step
 
     half = tl.load("smollm2-135m", dtype="bfloat16")
     assert half.fingerprint == smol.fingerprint
@@ -162,7 +162,7 @@ def test_every_baseline_picks_the_tokens_of_its_transcription(
 ):
     from test_decoders import transcribed
 
-    from trueline.decoders import make_method
+    from trueline.methods import make_method
 
     method, some = make_method(name, space=full_space), questions[:2]
     found = tl.generate(smol, method, some, max_new_tokens=8)

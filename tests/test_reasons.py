@@ -2,9 +2,8 @@
 
 import torch
 
-from trueline.embedders.words import Words
-from trueline.reasons import missing_words, plain_reasons
-from trueline.records import Signal
+from trueline.corrective.scope import Words, missing_words, plain_reasons
+from trueline.types import Signal
 
 MEAN = {"question": 0.3, "own_question": 0.1, "answers": 0.2, "wrong": 0.3}
 ASKED, OWN = "What does the red light mean?", "What does the blue light mean?"

@@ -12,10 +12,10 @@ import tiny
 from conftest import EXAMPLES
 
 from trueline.errors import ExampleError
-from trueline.evaluation.benchmarks import read_benchmark
-from trueline.evaluation.lines import AnswerLine, read_written, replace_line
-from trueline.evaluation.measures import MEASURES, Column, average
-from trueline.evaluation.metrics import (
+from trueline.examples import AskedQuestion, read_asked, read_questions, to_lines
+from trueline.lab.benchmarks import read_benchmark
+from trueline.lab.measures import MEASURES, Column, average
+from trueline.lab.metrics import (
     is_repeated,
     is_run_together,
     keeps_form,
@@ -24,15 +24,18 @@ from trueline.evaluation.metrics import (
     says,
     says_wrong_polarity,
 )
-from trueline.evaluation.outcomes import gather_cells, read_results
-from trueline.evaluation.plan_file import plan_from
-from trueline.evaluation.run import run_plan
-from trueline.evaluation.samples import Probe
-from trueline.examples import to_lines
-from trueline.examples.asked import AskedQuestion, read_asked
-from trueline.examples.shipped import read_questions
-from trueline.records import Example
-from trueline.report.writing import write_report
+from trueline.lab.plan import plan_from
+from trueline.lab.report.pages import write_report
+from trueline.lab.results import (
+    AnswerLine,
+    gather_cells,
+    read_results,
+    read_written,
+    replace_line,
+)
+from trueline.lab.run import run_plan
+from trueline.lab.samples import Probe
+from trueline.types import Example
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 GUM = Example(
@@ -282,7 +285,7 @@ def finished(tmp_path_factory, embedder):
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "trueline.engines.transformers.language.load",
+            "trueline.engines.transformers.model.load",
             lambda name, **options: tiny.language_model("llama"),
         )
         patch.setattr("trueline.space.build.load_embedder", lambda name, device: embedder)

@@ -14,7 +14,31 @@ from click.testing import CliRunner
 
 from trueline.cli import cli
 from trueline.errors import SettingError
-from trueline.evaluation.lines import (
+from trueline.lab.measures import columns_of, summarize_cell
+from trueline.lab.paper.compare import our_text_figures
+from trueline.lab.report.pages import (
+    answers_grid,
+    as_csv,
+    as_html,
+    as_latex,
+    as_markdown,
+    escape_latex,
+    named_plots,
+    report_of,
+    write_report,
+)
+from trueline.lab.report.plots import as_png, as_svg, edit_quartiles, inline_svg, plots_of
+from trueline.lab.report.tables import (
+    Document,
+    Figure,
+    Grid,
+    GridText,
+    Section,
+    grids_of,
+    sweeps_of,
+    tables_of,
+)
+from trueline.lab.results import (
     AnswerLine,
     CellLine,
     ChoiceLine,
@@ -24,18 +48,9 @@ from trueline.evaluation.lines import (
     StopRule,
     VerdictLine,
     encode_lines,
+    read_results,
     replace_line,
 )
-from trueline.evaluation.measures import columns_of, summarize_cell
-from trueline.evaluation.outcomes import read_results
-from trueline.paper.text_figures import our_text_figures
-from trueline.report.answers import answers_grid
-from trueline.report.formats import as_csv, as_html, as_latex, as_markdown, escape_latex
-from trueline.report.grids import Document, Figure, Grid, GridText, Section, grids_of
-from trueline.report.plots import as_png, as_svg, edit_quartiles, inline_svg, plots_of
-from trueline.report.sweeps import sweeps_of
-from trueline.report.tables import tables_of
-from trueline.report.writing import named_plots, report_of, write_report
 
 JUDGE = "offline:tiny"
 SAMPLES = ["q1", "q2", "q3", "q4"]
@@ -47,7 +62,7 @@ BUILD = {"context": 8, "window": "all", "embedder": "tiny-bert", "values": "auto
 def few_samples_make_a_curve(monkeypatch):
     """The runs of these tests are small."""
     for name in ("plots", "writing"):
-        monkeypatch.setattr(f"trueline.report.{name}.FEWEST", 1)
+        monkeypatch.setattr(f"trueline.lab.report.{name}.FEWEST", 1)
 
 
 def cell(id, method="greedy", *, settings=None, build=None, **given):
@@ -251,7 +266,7 @@ def test_a_report_shows_answers_and_marks_the_wrong_ones(tmp_path):
 
 def test_few_samples_make_no_curve_and_the_report_says_so(tmp_path, monkeypatch):
     for name in ("plots", "writing"):
-        monkeypatch.setattr(f"trueline.report.{name}.FEWEST", 30)
+        monkeypatch.setattr(f"trueline.lab.report.{name}.FEWEST", 30)
     results = read_results(write(tmp_path, *GREEDY, *RAD))
     tables = tables_of(results)
     assert not [name for some in named_plots(tables) for name, *_ in some if "reliab" in name]
@@ -492,7 +507,7 @@ def test_settings_hashes_and_the_worth_of_the_offline_judge_stand_below(tmp_path
 def test_the_agreement_told_is_that_on_what_the_judge_was_asked(tmp_path, monkeypatch):
     figures = {"accuracy": [0.71, 0.6, 0.8], "balanced_accuracy": [0.7], "always": 0.58}
     measured = {"judge": JUDGE, "truth": figures}
-    monkeypatch.setattr("trueline.evaluation.judges.agreement", lambda: measured)
+    monkeypatch.setattr("trueline.lab.judges.agreement", lambda: measured)
     asked = {"truth": GREEDY, "hallucination": hallucinations("g", "greedy", [True] * 4)}
     told = {}
     for about, lines in asked.items():
@@ -512,7 +527,7 @@ def test_the_agreement_told_is_that_on_what_the_judge_was_asked(tmp_path, monkey
 def test_columns_of_a_judge_below_75_percent_are_marked(tmp_path, monkeypatch, reached, mark):
     good = {"accuracy": [0.9], "balanced_accuracy": [0.9], "always": 0.5}
     measured = {"judge": JUDGE, "truth": {**good, "balanced_accuracy": [reached]}, "info": good}
-    monkeypatch.setattr("trueline.evaluation.judges.agreement", lambda: measured)
+    monkeypatch.setattr("trueline.lab.judges.agreement", lambda: measured)
     results = read_results(write(tmp_path, *GREEDY, *RAD))
     (table,) = tables_of(results)
     head = grids_of(table)[0].head
@@ -785,7 +800,7 @@ def test_a_report_opens_no_model_no_space_no_method_and_not_the_paper(tmp_path):
     write(tmp_path, *GREEDY, *RAD)
     formats = ["md", "html", "csv", "latex"]
     program = f"""import sys
-from trueline.report.writing import write_report
+from trueline.lab.report.pages import write_report
 write_report({str(tmp_path)!r}, formats={formats}, plots=["svg"])
 print(*sys.modules)"""
     done = subprocess.run(
@@ -793,7 +808,13 @@ print(*sys.modules)"""
     )
     loaded = done.stdout.split()
     assert {"report.md", "report.tex"} < {path.name for path in tmp_path.iterdir()}
-    banned = ("torch", "transformers", "trueline.paper", "trueline.space", "trueline.decoders.")
+    banned = (
+        "torch",
+        "transformers",
+        "trueline.lab.paper",
+        "trueline.space",
+        "trueline.methods.",
+    )
     assert [name for name in loaded if name.startswith(banned)] == []
 
 

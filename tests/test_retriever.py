@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from trueline.errors import SpaceMismatchError
 from trueline.prompts import Prompt
-from trueline.records import Example
 from trueline.space.content import Content, Recipe
 from trueline.space.segment import Entries, Part, Segment
 from trueline.space.space import space_of as space_of_content
 from trueline.space.windows import window_hash, window_tokens
+from trueline.types import Example
 
 
 class Compass:

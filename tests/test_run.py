@@ -17,34 +17,35 @@ import tiny
 import torch
 from conftest import EXAMPLES, fill_home
 
-from trueline.decoders import GROUP, _plugged_in
-from trueline.decoders.base import Adjusted, Decoder
-from trueline.decoders.rad import RAD
 from trueline.errors import SettingError
-from trueline.evaluation.findings import warnings
-from trueline.evaluation.journal import open_journal
-from trueline.evaluation.judges import Limits
-from trueline.evaluation.lines import (
+from trueline.examples import to_lines
+from trueline.lab.findings import warnings
+from trueline.lab.judges import Limits
+from trueline.lab.plan import plan_from
+from trueline.lab.report.pages import report_of, write_report
+from trueline.lab.report.tables import tables_of
+from trueline.lab.results import (
     AnswerLine,
     CellLine,
     ChoiceLine,
     LeaksLine,
     StopRule,
     VerdictLine,
+    gather_cells,
+    open_journal,
     plain,
+    read_results,
     read_written,
     replace_line,
 )
-from trueline.evaluation.outcomes import gather_cells, read_results
-from trueline.evaluation.plan_file import plan_from
-from trueline.evaluation.run import run_plan
-from trueline.evaluation.samples import Verdict
-from trueline.examples import to_lines
+from trueline.lab.run import run_plan
+from trueline.lab.samples import Verdict
+from trueline.methods import GROUP, _plugged_in
+from trueline.methods.base import Adjusted, Method
 from trueline.prompts import Prompt
-from trueline.records import Example
-from trueline.report.tables import tables_of
-from trueline.report.writing import report_of, write_report
+from trueline.rad.method import RAD
 from trueline.settings import Between
+from trueline.types import Example
 
 TEST = [
     Example(question, f"No, {question.lower()}", [f"Yes, {question.lower()}"], id=f"t{number}")
@@ -83,9 +84,9 @@ def parts(embedder, monkeypatch):
         FakeJudge.options = options
         return FakeJudge()
 
-    monkeypatch.setattr("trueline.engines.transformers.language.load", load)
+    monkeypatch.setattr("trueline.engines.transformers.model.load", load)
     monkeypatch.setattr("trueline.space.build.load_embedder", lambda name, device: embedder)
-    monkeypatch.setattr("trueline.evaluation.judges.open_judge", open_judge)
+    monkeypatch.setattr("trueline.lab.judges.open_judge", open_judge)
     monkeypatch.setattr(FakeJudge, "asked", 0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # faster than two for parts this small
@@ -290,7 +291,7 @@ class SilentJudge(FakeJudge):
 def test_a_question_that_got_no_response_is_asked_again_in_the_next_run(
     table, tmp_path, monkeypatch
 ):
-    judge = "trueline.evaluation.judges.open_judge"
+    judge = "trueline.lab.judges.open_judge"
     monkeypatch.setattr(judge, lambda name, **options: SilentJudge())
     monkeypatch.setattr(SilentJudge, "silent", 3)
     monkeypatch.setattr(SilentJudge, "asked", 0)
@@ -359,7 +360,7 @@ def test_a_judge_on_this_machine_shares_the_model_of_the_run(table, tmp_path, mo
         loaded.append((name, options["dtype"]))
         return tiny.language_model("llama", positions=4096)
 
-    monkeypatch.setattr("trueline.engines.transformers.language.load", load)
+    monkeypatch.setattr("trueline.engines.transformers.model.load", load)
     plan = {**table, "judges": ["local:tiny"], "dtype": "float32", "test": 1}
     run(plan, tmp_path)
     assert loaded == [("tiny", "float32")]
@@ -367,7 +368,7 @@ def test_a_judge_on_this_machine_shares_the_model_of_the_run(table, tmp_path, mo
 
 
 def test_what_grounding_gives_away_is_found_once_and_told(table, data, tmp_path, monkeypatch):
-    from trueline.evaluation import run as module
+    from trueline.lab import run as module
 
     near = replace(TEST[0], question=EXAMPLES[0].question, id="near")
     test = tmp_path / "test.jsonl"
@@ -401,7 +402,7 @@ def test_an_encoder_that_is_not_there_is_told_before_a_model_is_opened(
 ):
     from trueline.errors import ModelError
 
-    monkeypatch.setattr("trueline.engines.transformers.language.load", None)
+    monkeypatch.setattr("trueline.engines.transformers.model.load", None)
     with pytest.raises(ModelError, match=r"must hold its weights as .* and has none"):
         run({**table, "bertscore": str(tmp_path), "bertscore_layers": 1}, tmp_path / "out")
 
@@ -440,7 +441,7 @@ def test_a_sample_that_cannot_be_asked_is_a_counted_failure(table, data, tmp_pat
 
 def test_a_sample_that_failed_takes_no_time_from_the_others(table, data, tmp_path, monkeypatch):
     clock = iter(range(1000))  # a second at every look
-    monkeypatch.setattr("trueline.evaluation.answering.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("trueline.lab.run.perf_counter", lambda: next(clock))
     long = Example("Is it " + "so very true " * 40 + "?", "No.", "Yes.", id="long")
     test = tmp_path / "test.jsonl"
     test.write_text("".join(to_lines([TEST[0], long, *TEST[1:3]])), "utf-8")
@@ -487,7 +488,7 @@ def test_seeds_are_cells_where_there_is_sampling_and_draws_go_with_the_sample(ta
 
 
 def test_the_threshold_of_a_benchmark_holds_where_none_is_set(table, tmp_path, monkeypatch):
-    from trueline.evaluation import benchmarks
+    from trueline.lab import benchmarks
 
     read = benchmarks.read_benchmark
     monkeypatch.setattr(
@@ -508,7 +509,7 @@ def test_another_chat_template_is_another_cell(table, tmp_path, monkeypatch):
     def load(name, **options):
         return tiny.language_model("llama", chat=True)  # the same weights and vocabulary
 
-    monkeypatch.setattr("trueline.engines.transformers.language.load", load)
+    monkeypatch.setattr("trueline.engines.transformers.model.load", load)
     second = run(plan, tmp_path)
     heads = lines_in(tmp_path, CellLine)
     assert len({head.fingerprint for head in heads}) == 1
@@ -516,7 +517,7 @@ def test_another_chat_template_is_another_cell(table, tmp_path, monkeypatch):
 
 
 @dataclass(frozen=True)
-class Shift(Decoder):
+class Shift(Method):
     """Plain decoding that puts one token ahead: a method of another package."""
 
     prompt: Prompt = Prompt()
@@ -589,7 +590,7 @@ def test_methods_of_another_package_are_run_and_reported_also_when_it_is_gone(
 def test_the_settings_of_a_benchmark_hold_for_every_method_that_has_them(
     plugged_in, table, tmp_path, monkeypatch
 ):
-    from trueline.evaluation import benchmarks
+    from trueline.lab import benchmarks
 
     read = benchmarks.read_benchmark
     monkeypatch.setattr(
@@ -715,8 +716,8 @@ import os, sys
 import sacrebleu, torch
 import rouge_score.rouge_scorer
 import transformers.models.bert.modeling_bert, transformers.models.llama.modeling_llama
-import trueline.evaluation.judges.offline, trueline.evaluation.run, trueline.generation
-import trueline.scoring, trueline.space.build
+import trueline.lab.judges.offline, trueline.lab.run, trueline.decode.generate
+import trueline.decode.generate, trueline.space.build
 from kill_points import KillPoints
 from trueline.cli import main
 

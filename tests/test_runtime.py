@@ -9,10 +9,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from trueline.embedders import runtime
-from trueline.embedders.base import Tokenized
-from trueline.embedders.sentence import SentenceEmbedder
-from trueline.engines.transformers.encoder import TransformersEncoder
+from trueline import onnx as runtime
+from trueline.embed import SentenceEmbedder, Tokenized
+from trueline.engines.transformers.open import TransformersEncoder
 
 
 @pytest.fixture

@@ -9,11 +9,7 @@ import tiny
 import torch
 
 import trueline as tl
-from trueline.embedders.words import words_of
-from trueline.prompts import Prompt
-from trueline.questions import find_question
-from trueline.records import Example
-from trueline.scope import (
+from trueline.corrective.scope import (
     SIGNALS,
     Scoped,
     example_signals,
@@ -22,15 +18,18 @@ from trueline.scope import (
     models_for,
     scope_models,
     threshold_for,
+    words_of,
 )
-from trueline.turns import (
-    Wish,
+from trueline.corrective.turns import (
+    FormRequest,
     asked_for,
     leaves_open,
     read_turn,
     read_wish,
     wants_yes_or_no,
 )
+from trueline.prompts import Prompt, find_question
+from trueline.types import Example
 
 # Turns.
 
@@ -111,31 +110,34 @@ def test_a_text_asks_for_one_kind_of_thing(text, wanted):
 @pytest.mark.parametrize(
     ("text", "wish"),
     [
-        ("Are bats blind?", Wish()),
-        ("When do bats begin to fly?", Wish()),
-        ("What ends a bat's sleep?", Wish()),
-        ("What are the capitals of Europe?", Wish()),
-        ("What is spoken in capitals of Asia?", Wish()),
-        ("Write about bats.", Wish(sentences=2, is_text=True)),
-        ("Please describe bats in three sentences.", Wish(3, True, is_text=True)),
-        ("I teach. Write two sentences on bats.", Wish(2, True, is_text=True)),
-        ("Are bats blind? Write in capitals.", Wish(is_upper=True)),
-        ("Are bats blind? Use 2 sentences.", Wish(sentences=2, is_counted=True)),
-        ("In a few sentences, are bats blind?", Wish(sentences=3)),
-        ("Are bats blind? Answer in at most 12 words.", Wish(words=12)),
-        ("Begin with 'Well,'. Are bats blind?", Wish(opening="Well,")),
-        ('Start your answer with the words "My answer:".', Wish(opening="My answer:")),
-        ("Are bats blind? End with 'So long!'", Wish(closing="So long!")),
-        ('Finish with "Ask again."', Wish(closing="Ask again.")),
-        ("Please address me as Professor Lind.", Wish(opening="Professor Lind,")),
-        ("Address me as Priya. Are bats blind?", Wish(opening="Priya,")),
-        ("Call me Captain in your reply.", Wish(opening="Captain,")),
-        ("Are bats blind? CAPITAL LETTERS ONLY.", Wish(is_upper=True)),
-        ("all caps please. are bats blind", Wish(is_upper=True)),
-        ("Write it in capitals.", Wish(sentences=2, is_text=True, is_upper=True)),
-        ("Repeat my question, then answer: Are bats blind?", Wish(opening="Are bats blind?")),
-        ("Are bats blind? Let your first word be 'Well,'", Wish(opening="Well,")),
-        ("Yes or no: are bats blind?", Wish()),  # neither word is said
+        ("Are bats blind?", FormRequest()),
+        ("When do bats begin to fly?", FormRequest()),
+        ("What ends a bat's sleep?", FormRequest()),
+        ("What are the capitals of Europe?", FormRequest()),
+        ("What is spoken in capitals of Asia?", FormRequest()),
+        ("Write about bats.", FormRequest(sentences=2, is_text=True)),
+        ("Please describe bats in three sentences.", FormRequest(3, True, is_text=True)),
+        ("I teach. Write two sentences on bats.", FormRequest(2, True, is_text=True)),
+        ("Are bats blind? Write in capitals.", FormRequest(is_upper=True)),
+        ("Are bats blind? Use 2 sentences.", FormRequest(sentences=2, is_counted=True)),
+        ("In a few sentences, are bats blind?", FormRequest(sentences=3)),
+        ("Are bats blind? Answer in at most 12 words.", FormRequest(words=12)),
+        ("Begin with 'Well,'. Are bats blind?", FormRequest(opening="Well,")),
+        ('Start your answer with the words "My answer:".', FormRequest(opening="My answer:")),
+        ("Are bats blind? End with 'So long!'", FormRequest(closing="So long!")),
+        ('Finish with "Ask again."', FormRequest(closing="Ask again.")),
+        ("Please address me as Professor Lind.", FormRequest(opening="Professor Lind,")),
+        ("Address me as Priya. Are bats blind?", FormRequest(opening="Priya,")),
+        ("Call me Captain in your reply.", FormRequest(opening="Captain,")),
+        ("Are bats blind? CAPITAL LETTERS ONLY.", FormRequest(is_upper=True)),
+        ("all caps please. are bats blind", FormRequest(is_upper=True)),
+        ("Write it in capitals.", FormRequest(sentences=2, is_text=True, is_upper=True)),
+        (
+            "Repeat my question, then answer: Are bats blind?",
+            FormRequest(opening="Are bats blind?"),
+        ),
+        ("Are bats blind? Let your first word be 'Well,'", FormRequest(opening="Well,")),
+        ("Yes or no: are bats blind?", FormRequest()),  # neither word is said
     ],
 )
 def test_a_wish_is_read_from_known_words(text, wish):
@@ -157,7 +159,7 @@ def test_a_wish_is_read_from_known_words(text, wish):
     ],
 )
 def test_what_is_not_wished_is_not_done(text):
-    assert read_wish(text) == Wish()
+    assert read_wish(text) == FormRequest()
 
 
 @pytest.mark.parametrize(
@@ -174,27 +176,30 @@ def test_what_is_not_wished_is_not_done(text):
     ],
 )
 def test_what_others_say_is_no_wish(text):
-    assert read_wish(text) == Wish()
+    assert read_wish(text) == FormRequest()
 
 
 @pytest.mark.parametrize(
     ("text", "wish"),
     [
-        ("Don't start with 'Sure', start with 'Well,'", Wish(opening="Well,")),
-        ("Don't be shy and begin with 'Well,'", Wish(opening="Well,")),
-        ("Don't begin with anything but 'Well,'", Wish(opening="Well,")),
-        ("Could you start with 'Well,' and say if bats are blind?", Wish(opening="Well,")),
-        ("are bats blind, begin with 'Well,'", Wish(opening="Well,")),
-        ("Do begin with 'Well,'. Are bats blind?", Wish(opening="Well,")),
-        ("The first words should be 'Well now'.", Wish(opening="Well now")),
-        ("Tell me why bats are not blind in all caps.", Wish(is_upper=True)),
+        ("Don't start with 'Sure', start with 'Well,'", FormRequest(opening="Well,")),
+        ("Don't be shy and begin with 'Well,'", FormRequest(opening="Well,")),
+        ("Don't begin with anything but 'Well,'", FormRequest(opening="Well,")),
+        (
+            "Could you start with 'Well,' and say if bats are blind?",
+            FormRequest(opening="Well,"),
+        ),
+        ("are bats blind, begin with 'Well,'", FormRequest(opening="Well,")),
+        ("Do begin with 'Well,'. Are bats blind?", FormRequest(opening="Well,")),
+        ("The first words should be 'Well now'.", FormRequest(opening="Well now")),
+        ("Tell me why bats are not blind in all caps.", FormRequest(is_upper=True)),
         (
             "Repeat the question before you answer. I am a nurse. Are bats blind?",
-            Wish(opening="Are bats blind?"),
+            FormRequest(opening="Are bats blind?"),
         ),
         (
             "Repeat my question first: did Mr. Fox meet J. K. Rowling?",
-            Wish(opening="did Mr. Fox meet J. K. Rowling?"),
+            FormRequest(opening="did Mr. Fox meet J. K. Rowling?"),
         ),
     ],
 )
@@ -242,7 +247,7 @@ def test_the_two_words_are_said_where_they_are_asked_for(text, wanted):
 )
 def test_a_long_turn_takes_a_time_that_grows_with_its_length(text):
     start = time.process_time()
-    assert (read_wish(text), wants_yes_or_no(text)) == (Wish(), False)
+    assert (read_wish(text), wants_yes_or_no(text)) == (FormRequest(), False)
     assert time.process_time() - start < 5
 
 
@@ -288,7 +293,7 @@ def one_hot(monkeypatch):
             torch.tensor(seen.setdefault(word, len(seen))), 64
         ).float()
 
-    monkeypatch.setattr("trueline.embedders.words._hashed", vector)
+    monkeypatch.setattr("trueline.corrective.scope._hashed", vector)
 
 
 BATS = Example("Are bats blind?", ["Bats see."], ["Bats are blind."], id="bats")
@@ -415,7 +420,7 @@ def test_an_example_is_cut_into_words_once_for_scope_and_explanation(one_hot, mo
         cut.append(text)
         return words_of(embedder, text)
 
-    monkeypatch.setattr("trueline.scope.words_of", cut_words)
+    monkeypatch.setattr("trueline.corrective.scope.words_of", cut_words)
     (near,) = tl.Corrective(space).near_examples(None, "Are bats gold?")
     assert near.example == BATS.id
     asked = ["Are bats gold?"] * 2  # for its signals, and for what it has and the example lacks

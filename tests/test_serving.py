@@ -15,7 +15,7 @@ from conftest import EXAMPLES
 from server import drained, serving
 
 import trueline as tl
-from trueline.inputs import TokenContext, read_messages
+from trueline.prompts import TokenContext, read_messages
 
 BATS = [{"role": "user", "content": "Are bats blind?"}]
 GROUNDED, PLAIN = "smollm2-135m+facts", "smollm2-135m"

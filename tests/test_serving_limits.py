@@ -18,10 +18,10 @@ from server import drained, in_thread, serving
 
 import trueline as tl
 from trueline.errors import SettingError
-from trueline.serving.app import create_app
-from trueline.serving.keys import Keys, new_key, read_keys
-from trueline.serving.limits import Limits
-from trueline.serving.process import check_host
+from trueline.serve.access import Keys, new_key, read_keys
+from trueline.serve.app import create_app
+from trueline.serve.process import check_host
+from trueline.serve.schemas import Limits
 from trueline.space.space import read_space
 
 NAME = "tiny-llama"

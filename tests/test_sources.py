@@ -17,10 +17,11 @@ import pytest
 from safetensors import SafetensorError
 from safetensors.numpy import save
 
-from trueline.engines import DEFAULT_EMBEDDER, DEFAULT_MODEL, model_cache, sources
-from trueline.engines import download as wheels
-from trueline.engines.aliases import ALIASES, Alias
-from trueline.engines.sources import ListedModel, list_models, resolve
+from trueline.engines import DEFAULT_EMBEDDER, DEFAULT_MODEL
+from trueline.engines import fetch as model_cache
+from trueline.engines import fetch as wheels
+from trueline.engines import models as sources
+from trueline.engines.models import ALIASES, Alias, ListedModel, list_models, resolve
 from trueline.errors import DownloadError, MissingExtraError, ModelError, UnknownModelError
 
 VECTORS = save({"embeddings": np.eye(4, dtype=np.float32)})
@@ -290,7 +291,7 @@ def test_the_default_names_are_aliases_of_their_kind():
 MAKER = """
 import sys
 from pathlib import Path
-from trueline.engines.model_cache import prepare
+from trueline.engines.fetch import prepare
 
 def make(folder, scratch):
     with open(sys.argv[2], "a") as log:
@@ -390,7 +391,7 @@ def test_the_cache_is_in_the_users_own_unless_the_environment_says_otherwise(mon
 
 
 def test_importing_the_names_loads_nothing_heavy():
-    check = "import sys, trueline.engines.sources; print(*sys.modules)"
+    check = "import sys, trueline.engines.models; print(*sys.modules)"
     run = subprocess.run(
         [sys.executable, "-c", check], capture_output=True, text=True, check=True
     )

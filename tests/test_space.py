@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from test_retriever import with_arrays
 
 import trueline as tl
-from trueline.embedders.loading import load_embedder
+from trueline.embed import load_embedder
 from trueline.errors import (
     ExampleError,
     SettingError,

@@ -7,9 +7,9 @@ import pytest
 from scipy import stats
 
 from trueline.errors import SettingError
-from trueline.evaluation import statistics
-from trueline.evaluation.metrics import auroc, ece
-from trueline.evaluation.statistics import (
+from trueline.lab import statistics
+from trueline.lab.metrics import auroc, ece
+from trueline.lab.statistics import (
     average_ranks,
     holm,
     mcnemar,

@@ -6,12 +6,12 @@ import pytest
 from conftest import EXAMPLES
 
 import trueline as tl
-from trueline import tuning
+from trueline.corrective import tune as tuning
+from trueline.corrective.scope import MeasuredScope, Scoped, ScopeModel
+from trueline.corrective.tune import FEWEST, tune
 from trueline.errors import ExampleError, SettingError, SpaceConflictError, SpaceFormatError
-from trueline.evaluation.statistics import share_interval
-from trueline.examples.asked import AskedQuestion, read_asked
-from trueline.scope import MeasuredScope, Scoped, ScopeModel
-from trueline.tuning import FEWEST, tune
+from trueline.examples import AskedQuestion, read_asked
+from trueline.lab.statistics import share_interval
 
 FITTED = 0.7
 

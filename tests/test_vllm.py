@@ -11,16 +11,17 @@ import torch
 from test_contract import BATS, ENDS, FISH, TOKENIZER, Params, spaces  # noqa: F401  # a fixture
 
 import trueline as tl
-from trueline.corrector import Correction
+from trueline.corrective.votes import Correction
 from trueline.errors import SettingError
 from trueline.integrations import vllm
-from trueline.integrations.vllm.arguments import (
+from trueline.integrations.vllm.requests import (
+    Requests,
+    V1Rows,
+    V2Rows,
     check_arguments,
     named_spaces,
     read_arguments,
 )
-from trueline.integrations.vllm.requests import Requests
-from trueline.integrations.vllm.rows import V1Rows, V2Rows
 
 COVERED, OTHER = "Are bats blind?", "Does water boil?"
 LOGITS = torch.zeros(1, len(TOKENIZER))
@@ -217,7 +218,7 @@ def test_a_space_is_reloaded_between_requests_and_a_request_goes_on_as_it_began(
 def test_prompts_in_which_no_question_can_be_found_are_told_of_at_the_start(
     caplog, monkeypatch
 ):
-    monkeypatch.setattr("trueline.corrector.find_question", lambda *_: None)
+    monkeypatch.setattr("trueline.corrective.votes.find_question", lambda *_: None)
     Requests(named_spaces(), TOKENIZER)
     assert "only requests that give trueline_question" in caplog.text
 

@@ -19,8 +19,8 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
-from trueline.engines.transformers.attention import share_heads
-from trueline.engines.transformers.language import LanguageModel
+from trueline.engines.transformers.cache import share_heads
+from trueline.engines.transformers.model import LanguageModel
 
 CHAT = (
     "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}"

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import trueline as tl
-from trueline.decoders.base import Adjusted, Decoder, Step
+from trueline.methods.base import Adjusted, Method, Step
 from trueline.settings import Between
 
 
 @dataclass(frozen=True)
-class Hesitant(Decoder):
+class Hesitant(Method):
     """Level the two best tokens where they are close.
 
     final = base, but the first two tokens get their mean if they differ by less than `margin`

@@ -6,62 +6,62 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trueline.comparison import compare as compare
-    from trueline.decoders.adacad import AdaCAD as AdaCAD
-    from trueline.decoders.cad import CAD as CAD
-    from trueline.decoders.corrective import Corrective as Corrective
-    from trueline.decoders.dola import DoLa as DoLa
-    from trueline.decoders.greedy import Greedy as Greedy
-    from trueline.decoders.instructive import Instructive as Instructive
-    from trueline.decoders.kate import KATE as KATE
-    from trueline.decoders.knn_lm import KNNLM as KNNLM
-    from trueline.decoders.lookup import Lookup as Lookup
-    from trueline.decoders.rad import RAD as RAD
-    from trueline.decoders.sled import SLED as SLED
+    from trueline.corrective.method import Corrective as Corrective
+    from trueline.corrective.method import Lookup as Lookup
+    from trueline.decode.generate import compare as compare
+    from trueline.decode.generate import generate as generate
+    from trueline.decode.generate import score as score
+    from trueline.decode.generate import stream as stream
     from trueline.engines import load as load
-    from trueline.engines.transformers.language import LanguageModel as LanguageModel
+    from trueline.engines.transformers.model import LanguageModel as LanguageModel
     from trueline.errors import TruelineError as TruelineError
-    from trueline.generation import generate as generate
-    from trueline.generation import stream as stream
+    from trueline.methods.contrast import CAD as CAD
+    from trueline.methods.contrast import AdaCAD as AdaCAD
+    from trueline.methods.contrast import Instructive as Instructive
+    from trueline.methods.layers import SLED as SLED
+    from trueline.methods.layers import DoLa as DoLa
+    from trueline.methods.prompting import KATE as KATE
+    from trueline.methods.prompting import Greedy as Greedy
     from trueline.prompts import Prompt as Prompt
-    from trueline.records import Answer as Answer
-    from trueline.records import Example as Example
-    from trueline.records import GenerateOptions as GenerateOptions
-    from trueline.records import Piece as Piece
-    from trueline.scoring import score as score
+    from trueline.rad.method import KNNLM as KNNLM
+    from trueline.rad.method import RAD as RAD
     from trueline.space.build import build as build
     from trueline.space.space import GroundingSpace as GroundingSpace
     from trueline.space.space import merge as merge
     from trueline.space.space import read_space as open  # noqa: F401
+    from trueline.types import Answer as Answer
+    from trueline.types import Example as Example
+    from trueline.types import Piece as Piece
+    from trueline.types import Sampling as Sampling
 
 _LAZY = {  # public name -> where it lives, opened when first asked for: --help stays instant
-    "AdaCAD": "trueline.decoders.adacad",
-    "CAD": "trueline.decoders.cad",
-    "Corrective": "trueline.decoders.corrective",
-    "DoLa": "trueline.decoders.dola",
-    "Instructive": "trueline.decoders.instructive",
-    "KATE": "trueline.decoders.kate",
-    "KNNLM": "trueline.decoders.knn_lm",
-    "Lookup": "trueline.decoders.lookup",
-    "Answer": "trueline.records",
-    "Example": "trueline.records",
-    "Greedy": "trueline.decoders.greedy",
-    "GenerateOptions": "trueline.records",
+    "AdaCAD": "trueline.methods.contrast",
+    "CAD": "trueline.methods.contrast",
+    "Corrective": "trueline.corrective.method",
+    "DoLa": "trueline.methods.layers",
+    "Instructive": "trueline.methods.contrast",
+    "KATE": "trueline.methods.prompting",
+    "KNNLM": "trueline.rad.method",
+    "Lookup": "trueline.corrective.method",
+    "Answer": "trueline.types",
+    "Example": "trueline.types",
+    "Greedy": "trueline.methods.prompting",
+    "Sampling": "trueline.types",
     "GroundingSpace": "trueline.space.space",
-    "LanguageModel": "trueline.engines.transformers.language",
-    "Piece": "trueline.records",
+    "LanguageModel": "trueline.engines.transformers.model",
+    "Piece": "trueline.types",
     "Prompt": "trueline.prompts",
-    "RAD": "trueline.decoders.rad",
-    "SLED": "trueline.decoders.sled",
+    "RAD": "trueline.rad.method",
+    "SLED": "trueline.methods.layers",
     "TruelineError": "trueline.errors",
     "build": "trueline.space.build",
-    "compare": "trueline.comparison",
-    "generate": "trueline.generation",
+    "compare": "trueline.decode.generate",
+    "generate": "trueline.decode.generate",
     "load": "trueline.engines",
     "merge": "trueline.space.space",
     "open": "trueline.space.space:read_space",
-    "score": "trueline.scoring",
-    "stream": "trueline.generation",
+    "score": "trueline.decode.generate",
+    "stream": "trueline.decode.generate",
 }
 __all__ = sorted(_LAZY)
 __version__ = "0.2.0"

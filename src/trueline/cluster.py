@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 from trueline.errors import ClusterError, SettingError, import_extra
 from trueline.settings import Between, check_values
-from trueline.visible import shown
+from trueline.text import shown
 
 HERE = "ray"  # a new cluster on this machine
 # What computes: another version of one of these may give other numbers.

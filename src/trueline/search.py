@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from trueline.engines.model_cache import home
+from trueline.engines.fetch import home
 from trueline.errors import SpaceFormatError
 from trueline.files import file_hash, open_regular, replacing, write_text
 

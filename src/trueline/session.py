@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -10,17 +10,24 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from trueline.decoders import PLAIN, check_settings, make_method, method_class, settings_fields
-from trueline.decoders.base import Decoder
 from trueline.engines import DEFAULT_MODEL, load
 from trueline.engines.base import Engine
-from trueline.engines.model_cache import home, locked
-from trueline.engines.sources import check_named
+from trueline.engines.fetch import home, locked
+from trueline.engines.models import check_name, check_named
 from trueline.errors import ModelError, SettingError, SpaceMismatchError
+from trueline.methods import (
+    PLAIN,
+    check_method_name,
+    check_settings,
+    make_method,
+    method_class,
+    settings_fields,
+)
+from trueline.methods.base import Method
 from trueline.prompts import Prompt
-from trueline.records import OnProgress
 from trueline.space.build import build
 from trueline.space.space import GroundingSpace, read_space
+from trueline.types import OnProgress
 
 _CONTEXT = 8  # of the entries of the shipped facts
 
@@ -31,7 +38,7 @@ class Session:
 
     lm: Engine
     space: GroundingSpace | None  # None: no method needs one, and none was named
-    methods: Mapping[str, Decoder] = field(default_factory=dict)
+    methods: Mapping[str, Method] = field(default_factory=dict)
     is_shipped: bool = False  # whether the space is that of the shipped facts
 
     @property
@@ -45,7 +52,7 @@ class Session:
         settings: Mapping[str, Any] | None = None,
         *,
         prompt: Prompt | None = None,
-    ) -> Decoder:
+    ) -> Method:
         """A method on the model and the space, or on a prompt if it needs no space."""
         space, needs = self.space, method_class(name).needs
         if needs.context is not None and (space is None or self.is_shipped):
@@ -205,3 +212,27 @@ def _meant_for(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         if key.startswith(f"{name}.") and key.removeprefix(f"{name}.") in known
     }
     return {**shared, **own}
+
+
+def check_parts(
+    methods: Iterable[str],
+    *,
+    space: Path | None = None,
+    model: str | None = None,
+    embedder: str | None = None,
+) -> str:
+    """Refuse a name that is no method's, space's, model's or embedder's; say which model."""
+    for name in methods:
+        check_method_name(name)
+    for given, kind in ((model, "language"), (embedder, "embedder")):
+        if given is not None:
+            check_name(given, kind)  # type: ignore[arg-type]  # kind is a literal
+    named = "" if space is None else named_model(space)
+    return model or named or DEFAULT_MODEL
+
+
+def named_model(space: Path) -> str:
+    """The model that a space names, which may be none; a folder without a space is refused."""
+    from trueline.space.storage import read_manifest
+
+    return read_manifest(space).recipe.model

@@ -18,7 +18,7 @@ from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from trueline.errors import SettingError
-from trueline.visible import shown
+from trueline.text import shown
 
 _ENDLESS = 1 << 1023  # a whole number from here on is no float
 

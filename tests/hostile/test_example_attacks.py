@@ -11,7 +11,7 @@ from conftest import EXAMPLES
 
 from trueline.errors import ExampleError, SettingError
 from trueline.examples import read_examples, to_lines
-from trueline.records import Example
+from trueline.types import Example
 
 ROWS = [
     {"question": one.question, "answers": list(one.answers), "id": one.id, "source": "x"}

@@ -15,11 +15,11 @@ from attack import mutated, mutated_bytes, rounds, within
 from judge_server import KEY, completion, serving
 
 from trueline.errors import TruelineError
-from trueline.evaluation.judges import Limits, models, open_judge, read_verdict
-from trueline.evaluation.judges.models import Response, ResponseCache
-from trueline.evaluation.judges.offline import OfflineJudge
-from trueline.evaluation.lines import VerdictLine, encode_lines
-from trueline.evaluation.samples import Sample
+from trueline.lab.judges import Limits, models, open_judge, read_verdict
+from trueline.lab.judges.models import Response, ResponseCache
+from trueline.lab.judges.offline import OfflineJudge
+from trueline.lab.results import VerdictLine, encode_lines
+from trueline.lab.samples import Sample
 
 GUM = Sample("gum", "What happens if you swallow gum?", ("It passes.",), ("It stays.",))
 OWN = "sk-own-service-aabbccddeeff"  # never to be seen by a server of these tests

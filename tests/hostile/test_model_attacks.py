@@ -21,15 +21,14 @@ from transformers import PreTrainedTokenizerFast
 
 import trueline as tl
 from trueline.cli import main
-from trueline.embedders.loading import load_embedder
-from trueline.engines.encoders import open_bert_scorer
-from trueline.engines.sources import resolve
-from trueline.engines.transformers.quiet import quiet
+from trueline.embed import load_embedder
+from trueline.engines.models import resolve
+from trueline.engines.transformers.open import quiet
 from trueline.errors import ModelError, SettingError, TruelineError, UnknownModelError
-from trueline.inputs import chat_turn, read_messages
-from trueline.prompts import Prompt, encode_plain
-from trueline.records import Example
+from trueline.onnx import open_bert_scorer
+from trueline.prompts import Prompt, chat_turn, encode_plain, read_messages
 from trueline.session import open_session
+from trueline.types import Example
 
 SOURCE = Path(tl.__file__).parent
 MEMORY = 1 << 30  # bytes that opening a tiny folder may never take
@@ -586,7 +585,7 @@ def test_the_first_use_of_an_embedder_says_nothing_and_mends_a_damaged_runtime(
     path = tmp_path / "runtimes" / f"{load_embedder(embedder_folder).hash[:32]}.onnx"
     path.parent.mkdir()
     path.write_bytes(b"not a graph")
-    code = "import sys, trueline.embedders.loading as l; l.load_embedder(sys.argv[1]).open()"
+    code = "import sys, trueline.embed as l; l.load_embedder(sys.argv[1]).open()"
     done = subprocess.run(
         [sys.executable, "-c", code, str(embedder_folder)],
         env={**os.environ, "TRUELINE_HOME": str(tmp_path)},
@@ -699,7 +698,7 @@ def attempt(chance, what, work, ends):
 def test_a_damaged_folder_is_refused_or_a_model(
     kind, quick, long, tmp_path, request, counted, monkeypatch
 ):
-    monkeypatch.setattr("trueline.embedders.runtime.find_spec", lambda _: None)  # no export
+    monkeypatch.setattr("trueline.onnx.find_spec", lambda _: None)  # no export
     base = request.getfixturevalue(f"{kind}_folder")
     for chance in rounds(f"{kind} folder", quick, long):
         folder = copied(base, tmp_path / "theirs")
@@ -763,7 +762,7 @@ def test_an_odd_name_is_refused(tmp_path, monkeypatch):
 def test_a_large_model_with_masks_of_its_own_is_no_damaged_one():
     from transformers import AutoModelForCausalLM, GPTNeoConfig
 
-    from trueline.engines.transformers.opening import _check_size
+    from trueline.engines.transformers.open import _check_size
     from trueline.engines.weights import WeightCount
 
     config = GPTNeoConfig(num_layers=24, attention_types=[[["global", "local"], 12]])

@@ -24,11 +24,11 @@ from conftest import EXAMPLES
 
 import trueline as tl
 from trueline.cli import cli
-from trueline.decoders import make_method, method_names
 from trueline.errors import ExampleError, SettingError
 from trueline.examples import read_examples, to_lines
-from trueline.records import GenerateOptions
-from trueline.visible import shown, visible, visible_json, visible_line
+from trueline.methods import make_method, method_names
+from trueline.text import shown, visible, visible_json, visible_line
+from trueline.types import Sampling
 
 CLI = Path(sys.modules["trueline.cli"].__file__).parent
 QUESTION = "Are bats blind?"
@@ -178,7 +178,7 @@ def test_an_answer_is_exact_in_a_pipe_and_safe_in_a_terminal(monkeypatch):
     def stream(*_, **__):
         yield from (tl.Piece(text, ()) for text in ("\x1b[1m", "bold\u202e"))
 
-    monkeypatch.setattr("trueline.generation.stream", stream)
+    monkeypatch.setattr("trueline.decode.generate.stream", stream)
     assert run_command("ask", *SHORT, QUESTION).out == "\x1b[1mbold\u202e\n"
     assert run_command("ask", *SHORT, QUESTION, terminal=True).out == "\\x1b[1mbold\\u202e\n"
 
@@ -192,7 +192,7 @@ def test_a_cell_forges_neither_cells_nor_lines(capsys):
 
 
 def test_a_label_of_a_bar_is_plain_text():
-    from trueline.cli.progress import progress_bars
+    from trueline.cli.screen import progress_bars
 
     for kind in (io.StringIO, Terminal):
         with pytest.MonkeyPatch.context() as patch:
@@ -220,7 +220,7 @@ def test_a_warning_is_one_safe_line(monkeypatch):
 
 
 def test_the_library_itself_says_nothing_that_steers(capsys):
-    from trueline.engines.model_cache import say
+    from trueline.engines.fetch import say
 
     say(f"converting {EVIL}.gguf")
     assert steering(capsys.readouterr().err) == []
@@ -264,7 +264,7 @@ def test_the_library_itself_says_nothing_that_steers(capsys):
     ids=lambda options: shown(options)[:60],
 )
 def test_an_option_that_cannot_be_is_refused_by_its_name(options):
-    for call in (GenerateOptions, lambda **given: tl.generate(lm(), tl.Greedy(), "q", **given)):
+    for call in (Sampling, lambda **given: tl.generate(lm(), tl.Greedy(), "q", **given)):
         with pytest.raises(SettingError) as caught:
             call(**options)
         message = str(caught.value)
@@ -278,14 +278,14 @@ def lm():
 
 
 def test_numbers_of_numpy_are_numbers():
-    options = GenerateOptions(
+    options = Sampling(
         max_new_tokens=np.int64(3),
         temperature=np.float32(0.5),
         top_p=np.float64(0.5),
         seed=np.uint8(7),
         stop_ids=np.array([1, 2]),
     )
-    assert options == GenerateOptions(
+    assert options == Sampling(
         max_new_tokens=3, temperature=0.5, top_p=0.5, seed=7, stop_ids=(1, 2)
     )
     assert type(options.max_new_tokens) is int
@@ -400,11 +400,11 @@ def test_what_a_call_cannot_take_is_one_line(call):
 
 
 def test_the_smallest_nucleus_is_the_best_token():
-    from trueline.pick import probabilities
+    from trueline.decode.sampling import probabilities
 
     logits = torch.tensor([[0.0, 3.0, 1.0]])
     for p in (1e-300, 5e-324, 1e-45, 1e-8):
-        found = probabilities(logits, GenerateOptions(temperature=1.0, top_p=p, seed=0))
+        found = probabilities(logits, Sampling(temperature=1.0, top_p=p, seed=0))
         assert found.tolist() == [[0.0, 1.0, 0.0]]
 
 
@@ -590,7 +590,7 @@ def test_a_reader_that_leaves_in_the_middle_is_no_failure(parts):
     """More than a pipe holds is written, inside of the command."""
     script = (
         "import sys; from trueline.cli import main, screen;"
-        "import trueline.engines.sources as s; one = s.list_models()[0];"
+        "import trueline.engines.models as s; one = s.list_models()[0];"
         "s.list_models = lambda: [one] * 5000; sys.argv = ['trueline', 'models']; main()"
     )
     command = f'{sys.executable} -c "{script}" | head -1; echo ${{PIPESTATUS[0]}}'

@@ -20,18 +20,17 @@ from conftest import EXAMPLES
 
 import trueline as tl
 from trueline.cli import cli
-from trueline.embedders.loading import load_embedder
-from trueline.engines.transformers.language import LanguageModel
+from trueline.embed import load_embedder
+from trueline.engines.transformers.model import LanguageModel
 from trueline.errors import ExampleError, SettingError, TruelineError
-from trueline.evaluation import cells as module
-from trueline.evaluation.cells import cells_of
-from trueline.evaluation.lines import AnswerLine, CellLine, VerdictLine, read_written
-from trueline.evaluation.parts import benchmark_of
-from trueline.evaluation.plan_file import plan_from, read_plan_table
-from trueline.evaluation.run import run_plan
-from trueline.evaluation.samples import Verdict
 from trueline.examples import to_lines
-from trueline.records import Example
+from trueline.lab import cells as module
+from trueline.lab.cells import benchmark_of, cells_of
+from trueline.lab.plan import plan_from, read_plan_table
+from trueline.lab.results import AnswerLine, CellLine, VerdictLine, read_written
+from trueline.lab.run import run_plan
+from trueline.lab.samples import Verdict
+from trueline.types import Example
 
 PLAN = """
 out = "results"
@@ -101,10 +100,10 @@ class FakeJudge:
 @pytest.fixture(autouse=True)
 def parts(embedder, monkeypatch):
     """Names stand for tiny parts."""
-    load = "trueline.engines.transformers.language.load"
+    load = "trueline.engines.transformers.model.load"
     monkeypatch.setattr(load, lambda name, **options: tiny.language_model("llama"))
     monkeypatch.setattr("trueline.space.build.load_embedder", lambda name, device: embedder)
-    judge = "trueline.evaluation.judges.open_judge"
+    judge = "trueline.lab.judges.open_judge"
     monkeypatch.setattr(judge, lambda name, **options: FakeJudge())
     monkeypatch.setattr(FakeJudge, "hash", "one")
     monkeypatch.setattr(FakeJudge, "asked", 0)
@@ -338,7 +337,7 @@ def test_a_plugged_in_method_is_known_by_its_source_too(table, tmp_path, monkeyp
     source = (
         "from dataclasses import dataclass\n"
         "from typing import ClassVar\n"
-        "from trueline.decoders.greedy import Greedy\n"
+        "from trueline.methods.prompting import Greedy\n"
         "@dataclass(frozen=True)\n"
         "class Mine(Greedy):\n"
         "    name: ClassVar[str] = 'mine'\n"
@@ -347,7 +346,7 @@ def test_a_plugged_in_method_is_known_by_its_source_too(table, tmp_path, monkeyp
     monkeypatch.syspath_prepend(tmp_path)
     point = SimpleNamespace(name="mine", value="attack_method:Mine")
     point.load = lambda: __import__("attack_method").Mine
-    monkeypatch.setattr("trueline.decoders._plugged_in", lambda: {"mine": point})
+    monkeypatch.setattr("trueline.methods._plugged_in", lambda: {"mine": point})
     mine = {**table, "methods": ["mine"]}
     before = id_of(mine)
     assert before != id_of(table)
@@ -385,7 +384,7 @@ def test_the_hash_of_a_judge_is_read_once_a_chunk(table, tmp_path, monkeypatch):
         def judge(self, task, about, items, progress=None):
             return [Verdict(self.id, about, True, "said") for _ in items]
 
-    monkeypatch.setattr("trueline.evaluation.judges.open_judge", lambda *_, **__: Slow())
+    monkeypatch.setattr("trueline.lab.judges.open_judge", lambda *_, **__: Slow())
     for _ in range(2):
         run_plan(plan_from({**table, "judges": ["slow"], "test": 3}), tmp_path)
     found = [x for x in read_written(tmp_path / "results.jsonl").lines if hasattr(x, "about")]
@@ -409,7 +408,7 @@ def test_an_encoder_of_bertscore_is_known_by_its_files(table, embedder_folder, t
 
 def test_another_chat_template_is_asked_anew_end_to_end(table, tmp_path, monkeypatch):
     """On 0.1.0 the second run kept the answers of the first."""
-    load = "trueline.engines.transformers.language.load"
+    load = "trueline.engines.transformers.model.load"
     for chat in (None, tiny.CHAT):
         lm = model_with(chat=chat)
         monkeypatch.setattr(load, lambda name, lm=lm, **options: lm)
@@ -443,9 +442,9 @@ def test_a_judge_that_changed_is_asked_again(table, tmp_path, monkeypatch):
 
 
 def test_every_judge_is_known_by_what_it_is_made_of(embedder, tmp_path, monkeypatch):
-    from trueline.evaluation.judges import questions
-    from trueline.evaluation.judges.models import LocalJudge, ServiceJudge
-    from trueline.evaluation.judges.offline import OfflineJudge
+    from trueline.lab.judges import questions
+    from trueline.lab.judges.models import LocalJudge, ServiceJudge
+    from trueline.lab.judges.offline import OfflineJudge
 
     monkeypatch.setenv("GEMINI_API_KEY", "made-up-4711-0815")
     lm, other = tiny.language_model("llama"), model_with(weight=(0, 0))
@@ -556,7 +555,7 @@ def mistakes_of(text) -> str:
 
 def test_a_wrong_value_at_every_key_is_named_with_its_place():
     """Each key takes few of these; each of the others is named, alone and all together."""
-    from trueline.evaluation.plan_keys import BUILD, JUDGE, KEYS
+    from trueline.lab.plan import BUILD, JUDGE, KEYS
 
     least = {"benchmarks": '["facts"]', "methods": '["greedy"]'}
     keys = [*KEYS, *(f"judge.{key}" for key in JUDGE), *(f"build.{key}" for key in BUILD)]
@@ -618,7 +617,7 @@ def test_a_plan_alone_cannot_have_code_run(data, tmp_path, monkeypatch):
         given.append(options["trust_remote_code"])
         return tiny.language_model("llama")
 
-    monkeypatch.setattr("trueline.engines.transformers.language.load", load)
+    monkeypatch.setattr("trueline.engines.transformers.model.load", load)
     with pytest.raises(SettingError, match=r"a plan alone may not; .* --trust-remote"):
         asked("eval", path, "--out", tmp_path / "out")
     assert given == []
@@ -670,8 +669,8 @@ def test_odd_paths_and_numbers_of_eval_are_one_line(flags, told, tmp_path, monke
 
 
 def test_a_plan_takes_of_a_judge_what_its_limits_take():
-    from trueline.evaluation.judges import Limits
-    from trueline.evaluation.plan_keys import JUDGE
+    from trueline.lab.judges import Limits
+    from trueline.lab.plan import JUDGE
 
     odd = [-1, 0, 1e-4, 1e-3, 0.5, 1, 100, 101, 1_000, 1_001, 86_400, 86_401, 1e9, 1e10]
     for name in ("concurrency", "per_minute", "tries", "timeout"):

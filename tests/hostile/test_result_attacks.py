@@ -20,17 +20,21 @@ from test_report import GREEDY, RAD, answers, cell, done, failed, verdicts
 
 from trueline.cli import cli
 from trueline.errors import SettingError, TruelineError
-from trueline.evaluation.journal import open_journal
-from trueline.evaluation.lines import encode_lines, plain, read_written, replace_line
-from trueline.evaluation.outcomes import read_results
-from trueline.evaluation.plan_file import plan_from
-from trueline.evaluation.run import run_plan
-from trueline.evaluation.samples import Verdict
 from trueline.examples import to_lines
-from trueline.records import Example
-from trueline.report.grids import MARK
-from trueline.report.output import write_files
-from trueline.report.writing import write_report
+from trueline.lab.plan import plan_from
+from trueline.lab.report.pages import write_files, write_report
+from trueline.lab.report.tables import MARK
+from trueline.lab.results import (
+    encode_lines,
+    open_journal,
+    plain,
+    read_results,
+    read_written,
+    replace_line,
+)
+from trueline.lab.run import run_plan
+from trueline.lab.samples import Verdict
+from trueline.types import Example
 
 TEST = [
     Example(question, f"No, {question.lower()}", [f"Yes, {question.lower()}"], id=f"t{number}")
@@ -64,8 +68,8 @@ def real(tmp_path_factory, embedder):
         "batch_size": 2,
         "controls": False,
     }
-    load = "trueline.engines.transformers.language.load"
-    judge = "trueline.evaluation.judges.open_judge"
+    load = "trueline.engines.transformers.model.load"
+    judge = "trueline.lab.judges.open_judge"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(load, lambda name, **options: tiny.language_model("llama"))
         patch.setattr("trueline.space.build.load_embedder", lambda name, device: embedder)
@@ -263,7 +267,7 @@ def test_a_torn_end_is_dropped_counted_and_shown(real, tmp_path):
 
 
 def test_a_run_tells_how_many_lines_a_kill_cost(real, tmp_path, monkeypatch):
-    from trueline.evaluation import run as module
+    from trueline.lab import run as module
 
     lines = real.splitlines(keepends=True)
     put(tmp_path, b"".join(lines[:4]) + lines[4][:30])
@@ -472,7 +476,7 @@ def test_the_command_takes_overwrite_and_refuses_a_folder_of_that_name(tmp_path)
 
 @pytest.mark.parametrize("name", ["reproduce.md", "facts-tiny-alpha.svg"])
 def test_reproduce_refuses_a_file_of_others_before_it_runs(name, tmp_path, monkeypatch):
-    monkeypatch.setattr("trueline.paper.reproduce.reproduce", None)  # it is not called
+    monkeypatch.setattr("trueline.lab.paper.reproduce.reproduce", None)  # it is not called
     (tmp_path / name).write_text("mine")
     flags = ["reproduce", "alpha", "--benchmark", "facts", "--out", str(tmp_path)]
     with pytest.raises(SettingError, match=re.escape(f"{name} would be replaced")):
@@ -487,7 +491,7 @@ def test_reproduce_refuses_a_file_of_others_before_it_runs(name, tmp_path, monke
 FULL = """
 import resource, sys
 from trueline.errors import SettingError
-from trueline.report.writing import write_report
+from trueline.lab.report.pages import write_report
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]),) * 2)
 try:
     write_report(sys.argv[1], out=sys.argv[2], formats=["md", "html", "csv", "latex"], plots=[])
@@ -581,7 +585,7 @@ def test_what_was_there_is_as_it_was_only_where_no_file_was_placed(
         placed.append(Path(target).name)
         real(source, target)
 
-    monkeypatch.setattr("trueline.report.output.os.replace", refused)
+    monkeypatch.setattr("trueline.lab.report.pages.os.replace", refused)
     with pytest.raises(SettingError) as caught:
         write_files(tmp_path, dict.fromkeys(names, b"new"), overwrite=True)
     is_old = [(tmp_path / name).read_bytes() == b"old" for name in names]

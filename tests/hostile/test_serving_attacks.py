@@ -11,9 +11,9 @@ from conftest import EXAMPLES
 from server import in_thread
 
 import trueline as tl
-from trueline.serving.app import create_app
-from trueline.serving.keys import Keys
-from trueline.serving.limits import Limits
+from trueline.serve.access import Keys
+from trueline.serve.app import create_app
+from trueline.serve.schemas import Limits
 
 ADMIN = "tl-admin-" + "a" * 40
 NAME = "tiny-llama+facts"

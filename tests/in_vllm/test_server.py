@@ -11,10 +11,10 @@ from contract import LiveStep, compare_live, engine_noise
 from served import FLAG, served
 
 import trueline as tl
-from trueline.engines.sources import resolve
+from trueline.engines.models import resolve
 from trueline.examples import read_examples
 from trueline.integrations.vllm import Corrective, Plugin
-from trueline.records import Example
+from trueline.types import Example
 
 COVERED = [
     "Where does swallowed chewing gum go?",

@@ -14,28 +14,19 @@ from typing import Any
 import click
 
 from trueline import __version__
-from trueline.cli.add import add
 from trueline.cli.ask import ask
-from trueline.cli.build import build
 from trueline.cli.chat import chat
-from trueline.cli.compact import compact
 from trueline.cli.compare import compare
 from trueline.cli.eval import evaluate
 from trueline.cli.explain import explain
-from trueline.cli.info import info
-from trueline.cli.log import log
-from trueline.cli.merge import merge
 from trueline.cli.models import models
 from trueline.cli.options import WrappingGroup, check_texts
-from trueline.cli.remove import remove
-from trueline.cli.report import report
-from trueline.cli.reproduce import reproduce
+from trueline.cli.report import report, reproduce
 from trueline.cli.screen import abandon, flush, has_reader, note, one_line, settle_streams, show
 from trueline.cli.serve import serve
-from trueline.cli.tune import tune
-from trueline.cli.verify import verify
+from trueline.cli.spaces import add, build, compact, info, log, merge, remove, tune, verify
 from trueline.errors import OutputError, TruelineError
-from trueline.visible import visible_line
+from trueline.text import visible_line
 
 _STRAY_BREAK = re.compile(r"\n(?!  |\(see `)")  # in a message: part of a name it quotes
 _LONGEST = 500  # characters of what click says of a wrong command line, which it quotes whole

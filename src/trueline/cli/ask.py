@@ -17,12 +17,12 @@ from trueline.cli.options import (
     method_option,
 )
 from trueline.errors import SettingError
-from trueline.visible import visible_line
+from trueline.text import visible_line
 
 if TYPE_CHECKING:
-    from trueline.decoders.base import Decoder
     from trueline.engines.base import Engine
-    from trueline.records import Answer
+    from trueline.methods.base import Method
+    from trueline.types import Answer
 
 _STDIN = "-"  # stands for standard input, as with other commands
 _COLUMNS = ("question", "covered", "from", "answer")
@@ -75,9 +75,9 @@ def ask(
       trueline ask --space facts.space --file questions.txt
     """
     from trueline.cli.screen import is_terminal, print_json
-    from trueline.records import GenerateOptions
+    from trueline.types import Sampling
 
-    GenerateOptions(**options)  # refused before anything is opened
+    Sampling(**options)  # refused before anything is opened
     if trace and not as_json:
         raise SettingError(
             "--trace is for --json; to read why an answer says what it says, use: trueline "
@@ -85,7 +85,7 @@ def ask(
         )
     asked = _asked(question, file)
     session = asking.open([method])
-    from trueline.generation import generate  # torch is open by now
+    from trueline.decode.generate import generate  # torch is open by now
 
     lm, decoder = session.lm, session.methods[method]
     options["max_new_tokens"] = asking.max_new_tokens
@@ -106,7 +106,7 @@ def ask(
 def _asked(question: str | None, file: Path | None) -> list[str]:
     """The question of the command line, or those of a file or of standard input."""
     from trueline.cli.screen import has_piped_input, read_lines
-    from trueline.examples.asked import read_questions
+    from trueline.examples import read_questions
     from trueline.prompts import check_question
 
     if file is not None:
@@ -135,12 +135,11 @@ def _as_json(answer: Answer) -> dict[str, Any]:
     return told if answer.trace is None else {**told, **known}
 
 
-def _answer(lm: Engine, method: Decoder, question: str, options: Mapping[str, Any]) -> None:
+def _answer(lm: Engine, method: Method, question: str, options: Mapping[str, Any]) -> None:
     """Stream an answer, and say below who spoke."""
-    from trueline.cli.answers import AnswerWriter
-    from trueline.cli.screen import tell
-    from trueline.explain.sources import source_lines
-    from trueline.generation import stream
+    from trueline.cli.screen import AnswerWriter, tell
+    from trueline.decode.generate import stream
+    from trueline.explain.text import source_lines
 
     writer = AnswerWriter()
     for piece in stream(lm, method, question, **options):  # the last one says who spoke
@@ -151,7 +150,7 @@ def _answer(lm: Engine, method: Decoder, question: str, options: Mapping[str, An
 
 
 def _show_answers(
-    lm: Engine, method: Decoder, asked: Sequence[str], options: Mapping[str, Any]
+    lm: Engine, method: Method, asked: Sequence[str], options: Mapping[str, Any]
 ) -> None:
     """Stream answers below their questions."""
     from trueline.cli.screen import tell
@@ -162,11 +161,11 @@ def _show_answers(
 
 
 def _write_rows(
-    lm: Engine, method: Decoder, asked: Sequence[str], options: Mapping[str, Any]
+    lm: Engine, method: Method, asked: Sequence[str], options: Mapping[str, Any]
 ) -> None:
     """Write a line for each question as soon as it is answered."""
     from trueline.cli.screen import flush, write
-    from trueline.generation import generate
+    from trueline.decode.generate import generate
 
     write("\t".join(_COLUMNS) + "\n")
     for question in asked:

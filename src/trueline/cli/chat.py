@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trueline.cli.answers import AnswerWriter
 from trueline.cli.options import Asking, asking_options, method_option, read_settings
-from trueline.cli.screen import one_line, read_line, tell, text_width
-from trueline.decoders import PLAIN, names_in_words
+from trueline.cli.screen import AnswerWriter, one_line, read_line, tell, text_width
 from trueline.errors import OutputError, TruelineError
-from trueline.visible import counted, visible_line
+from trueline.methods import PLAIN, names_in_words
+from trueline.text import counted, visible_line
 
 if TYPE_CHECKING:
-    from trueline.decoders.base import Decoder
-    from trueline.inputs import ModelInput
-    from trueline.records import Answer
+    from trueline.methods.base import Method
+    from trueline.prompts import ModelInput
     from trueline.session import Session
+    from trueline.types import Answer
 
 HELP = """\
 A line is a question; the model sees those before it, with their answers. A line that begins
@@ -48,7 +47,7 @@ class Chat:
     answer: Answer | None = None  # the last one, with its trace
 
     @property
-    def method(self) -> Decoder:
+    def method(self) -> Method:
         """The method that answers now."""
         return self.session.method(self.name, self.settings)
 
@@ -134,14 +133,14 @@ class Chat:
         return self._input(self.turns[-1][0], self.turns[:-1])
 
     def _input(self, question: str, earlier: list[tuple[str, str]]) -> ModelInput:
-        from trueline.inputs import chat_turn
+        from trueline.prompts import chat_turn
 
         return chat_turn(self.method.question_prompt, question, earlier)
 
-    def _write(self, method: Decoder, given: ModelInput) -> Answer:
+    def _write(self, method: Method, given: ModelInput) -> Answer:
         """Stream an answer, and return it with its trace, which /why tells."""
-        from trueline.explain.sources import short_source_lines
-        from trueline.generation import stream
+        from trueline.decode.generate import stream
+        from trueline.explain.text import short_source_lines
 
         writer, length = AnswerWriter(), self.length
         for piece in stream(self.session.lm, method, given, max_new_tokens=length, trace=True):

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trueline.cli.options import PATH, Asking, asking_options, check_questions, json_option
-from trueline.decoders import DEFAULT, PLAIN, built_in_names, method_names
 from trueline.errors import SettingError
+from trueline.methods import DEFAULT, PLAIN, built_in_names, method_names
 
 if TYPE_CHECKING:
-    from trueline.comparison import Compared
-    from trueline.examples.asked import AskedQuestion
-    from trueline.records import Answer, Example
+    from trueline.decode.generate import Compared
+    from trueline.examples import AskedQuestion
+    from trueline.types import Answer, Example
 
 
 _RULE = (
@@ -61,9 +61,8 @@ def compare(
       trueline compare --space facts.space --flips "What happens if you swallow gum?"
       trueline compare --methods all --set kate.k=4 "What happens if you swallow gum?"
     """
-    from trueline.cli.progress import progress_bars
-    from trueline.cli.screen import print_json
-    from trueline.preflight import check_parts
+    from trueline.cli.screen import print_json, progress_bars
+    from trueline.session import check_parts
 
     given = _asked(questions, file)
     asked = [one.question for one in given]
@@ -72,8 +71,8 @@ def compare(
     check_parts(names, space=asking.space)
     meant = _meant(given, asking.space)
     session = asking.open(names)
-    from trueline.comparison import compare as run  # torch is open by now
-    from trueline.generation import generate
+    from trueline.decode.generate import compare as run  # torch is open by now
+    from trueline.decode.generate import generate
 
     lm, decoders = session.lm, session.methods
     length = asking.max_new_tokens
@@ -92,7 +91,7 @@ def compare(
 
 
 def _asked(given: tuple[str, ...], file: Path | None) -> list[AskedQuestion]:
-    from trueline.examples.asked import AskedQuestion, read_questions
+    from trueline.examples import AskedQuestion, read_questions
 
     asked = [AskedQuestion(text.strip()) for text in given]
     asked += [] if file is None else read_questions(file, needs_ids=True)
@@ -103,12 +102,11 @@ def _asked(given: tuple[str, ...], file: Path | None) -> list[AskedQuestion]:
 
 def _meant(asked: Sequence[AskedQuestion], space: Path | None) -> list[Example | None]:
     """The example that answers each question; an id that none has is refused."""
-    from trueline.examples import read_examples
-    from trueline.examples.asked import check_meant
+    from trueline.examples import check_meant, read_examples
 
     if not any(one.id for one in asked):
         return [None] * len(asked)
-    from trueline.evaluation.metrics import check_rouge
+    from trueline.lab.metrics import check_rouge
 
     check_rouge()
     from trueline.space.storage import read_content
@@ -121,7 +119,7 @@ def _meant(asked: Sequence[AskedQuestion], space: Path | None) -> list[Example |
 
 def _judged(answers: Sequence[Answer], meant: Sequence[Example | None]) -> list[bool | None]:
     """Whether each answer is right; None where no example says what is."""
-    from trueline.evaluation.metrics import is_right
+    from trueline.lab.metrics import is_right
 
     return [
         None if one is None else is_right(answer.text, one.answers, one.wrong_answers)
@@ -157,10 +155,8 @@ def _show(
     right: Mapping[str, list[bool | None]],
 ) -> None:
     """One block a question: its answers, whether right, and their sources; then the sums."""
-    from trueline.cli.answers import ShownAnswer, print_answers
-    from trueline.cli.screen import print_table, tell
-    from trueline.explain.moves import moves
-    from trueline.explain.sources import source_lines
+    from trueline.cli.screen import ShownAnswer, print_answers, print_table, tell
+    from trueline.explain.text import moves, source_lines
 
     is_judged = any(verdict is not None for verdict in next(iter(right.values())))
     for place, question in enumerate(asked):

@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from trueline.cli.example_options import column_option, columns_as_flags, read_columns
 from trueline.cli.options import (
     PATH,
     FlagEnvvarOption,
     cluster_options,
+    column_option,
+    columns_as_flags,
     json_option,
     read_cluster,
+    read_columns,
     read_settings,
 )
-from trueline.decoders import DEFAULT
 from trueline.engines import DEFAULT_MODEL
 from trueline.errors import SettingError
+from trueline.methods import DEFAULT, PLAIN
+from trueline.text import counted
 
 if TYPE_CHECKING:
-    from trueline.evaluation.measures import CellSummary
-    from trueline.evaluation.run import RunOutcome
+    from trueline.lab.measures import Average, CellSummary, Column
+    from trueline.lab.report.tables import MethodRow, Table
+    from trueline.lab.run import RunOutcome
+
 
 _DIGITS = 20  # of a number that is one; what is longer is refused as the text it is
 
@@ -132,8 +137,8 @@ def evaluate(
       trueline eval run.toml
       trueline eval --benchmark facts --methods greedy,rad --test 20 --out results/first
     """
-    from trueline.cli.progress import progress_bars
-    from trueline.evaluation.plan_file import plan_from, read_plan_table
+    from trueline.cli.screen import progress_bars
+    from trueline.lab.plan import plan_from, read_plan_table
 
     trusts = bool(flags["trust_remote_code"])
     table = {} if plan is None else read_plan_table(plan, trust_remote_code=trusts)
@@ -147,7 +152,7 @@ def evaluate(
     with progress_bars("samples", f"opening {_named(table)}") as progress, columns_as_flags():
         with _mistakes_as_flags(is_wanted=plan is None):
             checked = plan_from(table, "the command" if plan is None else str(plan))
-        from trueline.evaluation.run import run_plan
+        from trueline.lab.run import run_plan
 
         limits: dict[str, Any] = {"minutes": minutes, "max_samples": max_samples}
         done = run_plan(checked, folder, on=cluster, progress=progress, **limits)
@@ -159,8 +164,8 @@ def _check_early(table: Mapping[str, Any]) -> None:
 
     What is of another form is left to the check of the plan, which names every mistake.
     """
-    from trueline.evaluation.benchmarks import check_benchmark_name
-    from trueline.preflight import check_parts
+    from trueline.lab.benchmarks import check_benchmark_name
+    from trueline.session import check_parts
 
     with columns_as_flags():
         for name in _texts(table.get("benchmarks")):
@@ -229,7 +234,7 @@ def _words(text: str) -> list[str]:
 
 
 def _methods(text: str) -> list[str]:
-    from trueline.decoders import method_names
+    from trueline.methods import method_names
 
     return method_names() if text.strip() == "all" else _words(text)
 
@@ -286,7 +291,6 @@ def _show(done: RunOutcome, as_json: bool) -> None:
     """A table for people or a line a cell, then what to beware of, then how to go on."""
     from dataclasses import asdict
 
-    from trueline.cli.eval_table import show_tables
     from trueline.cli.screen import is_terminal, note, print_json, print_table
 
     if as_json:
@@ -318,3 +322,84 @@ def _row(cell: CellSummary) -> list[str]:
     seed = "" if cell.seed is None else str(cell.seed)
     names = [cell.model, cell.benchmark, cell.label, cell.task, seed]
     return [*names, str(cell.done), ", ".join(state), means]
+
+
+def show_tables(folder: Path, cells: Sequence[str]) -> None:
+    """Print a table for each model and benchmark of these cells, and how to read on."""
+    from dataclasses import replace
+
+    from trueline.cli.screen import show_line, terminal_width
+    from trueline.lab.report.tables import tables_of
+    from trueline.lab.results import read_results
+
+    results = read_results(folder)
+    kept = [cell for cell in results.cells if cell.head.cell in cells]
+    tables = tables_of(replace(results, cells=tuple(kept)))
+    for table in tables:
+        _show_eval_table(table, terminal_width())
+    if any(value.difference for t in tables for row in t.rows for value in row.values.values()):
+        show_line(f"Below a mean: the difference from {PLAIN}, and its 95 % interval.")
+    show_line(f"More, with the answers: trueline report {folder}")
+
+
+def _show_eval_table(table: Table, width: int) -> None:
+    """One table, in as many pieces as its measures need at this width."""
+    from trueline.cli.screen import print_stacked, show_line
+
+    columns = [one for one in table.columns if one.measure.group != "Behaviour"]
+    judges = list(dict.fromkeys(column.judge for column in columns if column.judge))
+    judged = f", judged by {', '.join(judges)}" if judges else ""
+    samples = counted(max(row.first.head.samples for row in table.rows), "sample")
+    show_line(f"{table.title}: {samples}{judged}")
+    names = [_name(row) for row in table.rows]
+    left = max(map(len, ["method", *names])) + 2
+    while columns:
+        piece: list[Column] = []
+        room = width - left
+        while columns and (not piece or room >= _width(table, columns[0], judges)):
+            room -= _width(table, columns[0], judges)
+            piece.append(columns.pop(0))
+        head = ["method", *(_title(column, judges) for column in piece)]
+        rows = [
+            [(name,), *(_lines(row.values.get(column.id), column) for column in piece)]
+            for name, row in zip(names, table.rows, strict=True)
+        ]
+        print_stacked(head, rows)
+        show_line("")
+
+
+def _name(row: MethodRow) -> str:
+    """The method, and how many samples it rests on where some are missing."""
+    told = [
+        f"{counts.answered} of {counts.wanted}"
+        for counts in row.counts.values()
+        if counts.answered != counts.wanted
+    ]
+    return f"{row.label} ({', '.join(told)})" if told else row.label
+
+
+def _title(column: Column, judges: Sequence[str]) -> str:
+    judge = f" by {column.judge}" if column.judge and len(judges) > 1 else ""
+    return f"{column.measure.title}{judge}"
+
+
+def _width(table: Table, column: Column, judges: Sequence[str]) -> int:
+    """How wide a column is, with the gap before it."""
+    texts = [_title(column, judges)]
+    for row in table.rows:
+        texts += _lines(row.values.get(column.id), column)
+    return 2 + max(map(len, texts))
+
+
+def _lines(value: Average | None, column: Column) -> tuple[str, ...]:
+    """A mean, and below it the difference from the plain model with its interval."""
+    from trueline.lab.report.tables import number
+
+    if value is None:
+        return ("\N{EN DASH}",)
+    if value.difference is None:
+        return (number(value.mean, column),)
+    change = value.difference
+    low, high = (number(x, column, sign=True) for x in (change.low, change.high))
+    mean = number(change.mean, column, sign=True)
+    return (number(value.mean, column), mean, f"{low} to {high}")

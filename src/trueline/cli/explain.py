@@ -15,13 +15,13 @@ from trueline.cli.options import (
     json_option,
     method_option,
 )
-from trueline.decoders import PLAIN, default_settings
-from trueline.visible import counted
+from trueline.methods import PLAIN, default_settings
+from trueline.text import counted
 
 if TYPE_CHECKING:
-    from trueline.decoders.base import Decoder
-    from trueline.records import Answer
+    from trueline.methods.base import Method
     from trueline.space.space import GroundingSpace
+    from trueline.types import Answer
 
 
 @click.command()
@@ -58,12 +58,12 @@ def explain(
     """
     from trueline.cli.screen import print_json, show, show_line, text_width
     from trueline.explain import check_explanation_path
-    from trueline.explain.sources import coverage_lines
+    from trueline.explain.text import coverage_lines
 
     if out is not None:
         check_explanation_path(out, overwrite=overwrite)  # before a model is opened
     session = asking.open(list(dict.fromkeys([method, PLAIN])))
-    from trueline.generation import generate  # torch is open by now
+    from trueline.decode.generate import generate  # torch is open by now
 
     lm, methods = session.lm, session.methods
     length = asking.max_new_tokens
@@ -95,7 +95,7 @@ def _held(space: GroundingSpace | None) -> dict[str, int]:
     return {name: count for name, count in space.counts().items() if name != "wrong" and count}
 
 
-def _settings(decoder: Decoder) -> dict[str, Any]:
+def _settings(decoder: Method) -> dict[str, Any]:
     """The numbers of a method, and whatever else is not as it comes."""
     known = default_settings(decoder.name)
     return {

@@ -22,7 +22,7 @@ def models(ctx: click.Context, as_json: bool) -> None:
       trueline models rm gemma3-270m
     """
     from trueline.cli.screen import print_json, print_table, size
-    from trueline.engines.sources import list_models
+    from trueline.engines.models import list_models
 
     if ctx.invoked_subcommand is not None:
         return
@@ -56,7 +56,7 @@ def pull(name: str) -> None:
       trueline models pull gemma3-270m
     """
     from trueline.cli.screen import show_line, size
-    from trueline.engines.sources import fetch_alias, folder_size
+    from trueline.engines.models import fetch_alias, folder_size
 
     folder = fetch_alias(name)
     show_line(f"{name} is here: {folder}, {size(folder_size(folder))}")
@@ -72,7 +72,7 @@ def rm(name: str) -> None:
       trueline models rm gemma3-270m
     """
     from trueline.cli.screen import show_line, size
-    from trueline.engines.sources import remove_alias
+    from trueline.engines.models import remove_alias
 
     freed = remove_alias(name)
     show_line(

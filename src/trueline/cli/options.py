@@ -5,23 +5,25 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from trueline.cli.progress import progress_bar
-from trueline.cli.screen import note
-from trueline.decoders import DEFAULT, names_in_words
+from trueline.cli.screen import note, progress_bar
 from trueline.engines import DEFAULT_MODEL, ENGINES
-from trueline.errors import SettingError
-from trueline.visible import has_half_character, shown
+from trueline.errors import ColumnError, ExampleError, SettingError
+from trueline.methods import DEFAULT, names_in_words
+from trueline.text import has_half_character, shown
 
 if TYPE_CHECKING:
     from trueline.cluster import Cluster
     from trueline.session import Session
+    from trueline.types import Example
 
 
 _LONGEST_HELP = 500  # characters of a command's first sentence
@@ -124,7 +126,6 @@ model_options = _all(
     ),
     *_WEIGHTS,
 )
-
 cluster_options = _all(
     click.option(
         "--on",
@@ -186,10 +187,10 @@ class Asking:
 
     def open(self, names: Sequence[str]) -> Session:
         """The model, the space and the methods of these names."""
-        from trueline.preflight import check_parts
-        from trueline.records import GenerateOptions
+        from trueline.session import check_parts
+        from trueline.types import Sampling
 
-        GenerateOptions(max_new_tokens=self.max_new_tokens)  # refused before anything is opened
+        Sampling(max_new_tokens=self.max_new_tokens)  # refused before anything is opened
         if not names:
             raise SettingError(f"name a method: {names_in_words()}")
         model = check_parts(names, space=self.space, model=self.model, embedder=self.embedder)
@@ -291,3 +292,66 @@ def _value(text: str) -> object:
         except (ValueError, RecursionError):
             continue
     return text
+
+
+column_option = click.option(
+    "--column",
+    "columns",
+    cls=FlagEnvvarOption,
+    multiple=True,
+    metavar="FIELD=COLUMN",
+    help="Which column holds a field: question, answers, wrong_answers, id, source.",
+)
+_OPTIONS = (
+    column_option,
+    click.option("--separator", help="Split an answers cell at this text."),
+    click.option("--split", default="train", show_default=True, help="Of a hub dataset."),
+    click.option("--config", help="Of a hub dataset."),
+    click.option("--limit", type=int, help="Take the first N examples only."),
+)
+_NAMES = ("columns", "separator", "split", "config", "limit")
+
+
+def example_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options of reading; the command gets `read`, a function from EXAMPLES to examples."""
+
+    @functools.wraps(command)
+    def gathered(**given: Any) -> None:
+        options = {name: given.pop(name) for name in _NAMES}
+        command(read=functools.partial(_read, options), **given)
+
+    decorated: Callable[..., None] = gathered
+    for option in reversed(_OPTIONS):
+        decorated = option(decorated)
+    return decorated
+
+
+def _read(options: dict[str, Any], source: str) -> list[Example]:
+    from trueline.examples import read_examples
+
+    with columns_as_flags():
+        return read_examples(source, **{**options, "columns": read_columns(options["columns"])})
+
+
+def read_columns(texts: Sequence[str]) -> dict[str, str] | None:
+    """The columns of --column by the field they hold; None where none is given."""
+    return dict(map(_pair, texts)) or None
+
+
+@contextmanager
+def columns_as_flags() -> Iterator[None]:
+    """Let an error about columns say what to write on the command line."""
+    try:
+        yield
+    except ColumnError as error:
+        flags = " ".join(f"--column {f}={quote(name)}" for f, name in error.say.items())
+        raise ExampleError(f"{error.problem}; say which hold them:\n  {flags}") from error
+
+
+def _pair(text: str) -> tuple[str, str]:
+    field, sign, column = text.partition("=")
+    if not sign:
+        raise SettingError(
+            f"--column takes FIELD=COLUMN, such as question=Question; got {text!r}"
+        )
+    return field, column

@@ -1,6 +1,6 @@
 """What the commands print: pretty in a terminal, plain when piped; all writing goes through it.
 
-All text goes through `trueline.visible`: no question, id or file name steers a terminal. Two
+All text goes through `trueline.text`: no question, id or file name steers a terminal. Two
 things stay as they are in a pipe: JSON, which spells such signs in its own way, and the answer
 of a model, which is what was asked for.
 """
@@ -14,17 +14,20 @@ import re
 import select
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from threading import Event, Thread
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO
 
 from trueline.errors import OutputError
 from trueline.files import reason
-from trueline.visible import counted, visible, visible_json, visible_line
+from trueline.text import counted, visible, visible_json, visible_line
 
 if TYPE_CHECKING:
     from rich.console import Console
+
 
 _STYLES = {"dim": "2", "prompt": "36"}  # SGR numbers of a terminal
 _PLAIN_WIDTH = 100  # columns of text that no terminal shows
@@ -288,3 +291,200 @@ def size(count: int) -> str:
             return f"{amount:.0f} {unit}" if unit == "bytes" else f"{amount:.1f} {unit}"
         amount /= 1000
     return f"{amount:.1f} GB"
+
+
+@contextmanager
+def waiting(text: str) -> Iterator[Callable[[], None]]:
+    """Tell a terminal at once what takes a while, and for how long, until the wait is over."""
+    if not is_screen(sys.stderr):  # a script waits for an answer or one error, and for no more
+        yield lambda: None
+        return
+    text, begun, is_over = visible_line(text), monotonic(), Event()
+
+    def tick() -> None:
+        while not is_over.is_set():
+            line = f"{text} ... {monotonic() - begun:.0f} s"[: terminal_width() - 1]
+            to_stderr(f"\x1b[K{line}\r")  # what comes next begins where it began
+            is_over.wait(1)
+
+    clock = Thread(target=tick, daemon=True)
+    clock.start()
+
+    def end() -> None:
+        if not is_over.is_set():
+            is_over.set()
+            clock.join()
+            to_stderr("\x1b[K")
+
+    try:
+        yield end
+    finally:
+        end()
+
+
+@contextmanager
+def progress_bars(unit: str, first: str = "") -> Iterator[Callable[[str, int, int], None]]:
+    """Bars on stderr, one a label; `first` says what takes a while before there is any."""
+    with ExitStack() as stack:
+        end_wait = stack.enter_context(waiting(first)) if first else lambda: None
+        bars: list[Callable[[str, int, int], None]] = []
+
+        def tell(label: str, done: int, total: int) -> None:
+            if not bars:
+                end_wait()
+                bars.append(stack.enter_context(_bars(unit)))
+            bars[0](label, done, total)
+
+        yield tell
+
+
+@contextmanager
+def _bars(unit: str) -> Iterator[Callable[[str, int, int], None]]:
+    """Bars that a terminal sees; elsewhere a line now and then."""
+    if not is_screen(sys.stderr):
+        yield _lines(unit)
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TaskID,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    label_column = TextColumn("{task.description}", markup=False)
+    bars: dict[str, TaskID] = {}
+    with Progress(
+        label_column,
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(unit),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    ) as bar:
+
+        def tell(label: str, done: int, total: int) -> None:
+            if label not in bars:
+                bars[label] = bar.add_task(visible_line(label))
+            bar.update(bars[label], completed=done, total=total)
+
+        yield tell
+
+
+@contextmanager
+def progress_bar(
+    label: str, unit: str, first: str = ""
+) -> Iterator[Callable[[int, int], None]]:
+    """One bar."""
+    with progress_bars(unit, first) as tell:
+        yield lambda done, total: tell(label, done, total)
+
+
+def _lines(unit: str) -> Callable[[str, int, int], None]:
+    told: dict[str, int] = {}
+
+    def tell(label: str, done: int, total: int) -> None:
+        tenth = 10 * done // max(1, total)
+        if tenth > told.get(label, -1):
+            told[label] = tenth
+            note(f"{visible_line(label)}: {done:,} of {total:,} {unit}")
+
+    return tell
+
+
+_MARKS = {"right": "green", "wrong": "bold red", "not judged": "dim"}
+_WORDS = re.compile(r"\s*[^\s]+|\s+")  # a word with the blanks before it
+
+
+class AnswerWriter:
+    """Writes an answer as it comes: exactly as it is in a pipe, safe in a terminal.
+
+    A terminal breaks a line wherever its margin is; here a word that does not fit goes to the
+    next line whole, so a word is shown when it is complete.
+    """
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stdout.isatty()
+        self._width = terminal_width()
+        self._column = 0  # where the next character goes
+        self._word = ""  # what is not shown yet: blanks, then the beginning of a word
+
+    def write(self, text: str) -> None:
+        """Write a part of the answer."""
+        if not self._is_terminal:
+            write(text)
+        else:
+            *done, self._word = _WORDS.findall(self._word + visible(text)) or [""]
+            for word in done:
+                self._place(word)
+        flush()
+
+    def end(self) -> None:
+        """Write what is left, and end the line."""
+        self._place(self._word)
+        self._word, self._column = "", 0
+        write("\n")
+        flush()
+
+    def _place(self, word: str) -> None:
+        from trueline.explain.text import columns
+
+        if "\n" in word:
+            self._column = 0
+        elif self._column and self._column + columns(word) > self._width:
+            write("\n")
+            self._column, word = 0, word.lstrip()
+        write(word)
+        self._column += columns(word.rpartition("\n")[2])
+
+
+class ShownAnswer(NamedTuple):
+    """What a method answers."""
+
+    name: str
+    mark: str  # `right`, `wrong`, `not judged` or nothing
+    text: str
+    notes: Sequence[str]  # where it comes from
+
+
+def print_answers(question: str, answers: Sequence[ShownAnswer]) -> None:
+    """A question, what each method answers, and notes below; wrapped and hung in a terminal."""
+    question = visible_line(question)
+    shown = [
+        ShownAnswer(
+            visible_line(one.name),
+            one.mark,
+            visible_line(" ".join(one.text.split())),
+            [visible_line(note) for note in one.notes],
+        )
+        for one in answers
+    ]
+    is_marked = any(one.mark for one in shown)
+    if not sys.stdout.isatty():
+        lines = [question]
+        for one in shown:
+            lines.append("\t".join([f"  {one.name}", *([one.mark] * is_marked), one.text]))
+            lines += [f"    {note}" for note in one.notes]
+        write("\n".join(lines) + "\n\n")
+        return
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    screen = console()
+    screen.print(Text(question, style="bold"))
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="cyan", no_wrap=True)
+    if is_marked:
+        table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for one in shown:
+        mark = [Text(one.mark, style=_MARKS.get(one.mark, ""))] if is_marked else []
+        table.add_row(Text(one.name), *mark, Text(one.text))
+        for note in one.notes:
+            table.add_row("", *([""] * is_marked), Text(note.strip(), style="dim"))
+    screen.print(Padding(table, (0, 0, 0, 2)))
+    screen.print()

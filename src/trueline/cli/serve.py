@@ -14,8 +14,8 @@ from trueline.engines import DEFAULT_MODEL
 from trueline.errors import SettingError, import_extra
 
 if TYPE_CHECKING:
-    from trueline.serving.catalog import Catalog
-    from trueline.serving.keys import Keys
+    from trueline.serve.access import Keys
+    from trueline.serve.catalog import Catalog
 
 
 _PACKAGES = ("msgspec", "starlette", "uvicorn", "prometheus_client")
@@ -102,17 +102,17 @@ def serve(
       trueline serve --space facts.space --host 0.0.0.0 --keys keys.txt
     """
     from trueline.cli.screen import note, show
-    from trueline.preflight import check_parts
-    from trueline.serving.keys import new_key as make_key
-    from trueline.serving.keys import read_keys
+    from trueline.serve.access import new_key as make_key
+    from trueline.serve.access import read_keys
+    from trueline.session import check_parts
 
     if new_key is not None:
         show("\n".join(make_key(new_key)))
         return
     for package in _PACKAGES:
         import_extra(package, "the server", "serve")
-    from trueline.serving.limits import Limits
-    from trueline.serving.process import check_host, is_loopback, listen, page_address, serve
+    from trueline.serve.process import check_host, is_loopback, listen, page_address, serve
+    from trueline.serve.schemas import Limits
 
     keys = read_keys(key_file, os.environ)
     check_host(host, keys)
@@ -120,8 +120,8 @@ def serve(
     check_parts((), model=model)
     with listen(host, port) as bound:  # a port that is taken shows before a model is opened
         catalog = _open(model, spaces, name=name, dtype=dtype, device=device)
-        from trueline.serving.app import LOOPBACK, create_app
-        from trueline.serving.watching import log_line
+        from trueline.serve.app import LOOPBACK, create_app
+        from trueline.serve.metrics import log_line
 
         keys, made = _with_admin(keys) if is_loopback(host) else (keys, "")
         app = create_app(
@@ -152,11 +152,11 @@ def _started(names: list[str], address: str, made: str) -> str:
 
 def _open(model: str | None, spaces: tuple[str, ...], **options: Any) -> Catalog:
     """The model and the spaces, with a bar where the shipped facts are built first."""
-    from trueline.cli.progress import progress_bar
+    from trueline.cli.screen import progress_bar
 
     with progress_bar("building the space of the facts", "", "opening the model") as progress:
-        from trueline.serving.catalog import open_catalog
-        from trueline.serving.process import one_thread
+        from trueline.serve.catalog import open_catalog
+        from trueline.serve.process import one_thread
 
         with one_thread():
             return open_catalog(model, spaces, progress=progress, **options)
@@ -167,7 +167,7 @@ def _with_admin(keys: Keys) -> tuple[Keys, str]:
 
     What changes spaces is never open to everybody.
     """
-    from trueline.serving.keys import new_key
+    from trueline.serve.access import new_key
 
     if keys.has("admin"):
         return keys, ""

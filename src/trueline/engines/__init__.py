@@ -5,27 +5,57 @@ Each engine has a folder of its own, which nothing outside `engines` and `integr
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
+from weakref import WeakKeyDictionary
 
-from trueline.engines.origins import lasting_name, remember
+import torch
+
 from trueline.errors import SettingError
 
 if TYPE_CHECKING:
     import torch
 
     from trueline.engines.base import Engine, TokenReader
-    from trueline.engines.transformers.language import LanguageModel
-    from trueline.engines.transformers.processor import AdjustScores
+    from trueline.engines.transformers.model import AdjustScores, LanguageModel
+
+
+Origin = Callable[[], Any]
+_ORIGINS: WeakKeyDictionary[object, Origin] = WeakKeyDictionary()
+
+
+def remember(opened: object, origin: Origin) -> None:
+    """Keep how something was opened for as long as it is held."""
+    _ORIGINS[opened] = origin
+
+
+def origin_of(opened: Any) -> Origin:
+    """What opens the same in another process; refused where it has no name."""
+    if opened not in _ORIGINS:
+        raise SettingError(
+            f"{opened.id} was not opened by name, so no other process can open it; take one "
+            "that tl.load or the name of an embedder gives, or work on this machine"
+        )
+    return _ORIGINS[opened]
+
+
+def lasting_name(name: str | Path) -> str:
+    """A name that means the same from any folder: a path becomes an absolute one."""
+    path = Path(name)
+    try:
+        return str(path.resolve()) if path.exists() else str(name)
+    except OSError:  # too long for a path
+        return str(name)
+
 
 DEFAULT_MODEL = "smollm2-135m"  # these two come from the package registry: no hub is needed
 DEFAULT_EMBEDDER = "all-minilm-l6-v2"
 ENGINES = {  # each has a `load`
-    "transformers": "trueline.engines.transformers.language",
-    "llama.cpp": "trueline.engines.llama_cpp.language",
+    "transformers": "trueline.engines.transformers.model",
+    "llama.cpp": "trueline.engines.llama_cpp.model",
 }
 
 
@@ -75,7 +105,7 @@ def load(
 
 def wrap_transformers(model: Any, tokenizer: Any) -> Engine:
     """Somebody's own model of transformers as an engine."""
-    from trueline.engines.transformers.language import LanguageModel
+    from trueline.engines.transformers.model import LanguageModel
 
     return LanguageModel(model, tokenizer)
 
@@ -89,13 +119,34 @@ def wrap_tokenizer(tokenizer: Any, stop_ids: Iterable[int] | None = None) -> Tok
     if hasattr(type(tokenizer), "tokenizer_hash"):
         reader: TokenReader = tokenizer
         return reader
-    from trueline.engines.transformers.reader import TokenizerReader
+    from trueline.engines.transformers.model import TokenizerReader
 
     return TokenizerReader(tokenizer, None if stop_ids is None else frozenset(stop_ids))
 
 
 def as_logits_processor(adjust: AdjustScores) -> Any:
     """A function of tokens and scores as a logits processor of transformers."""
-    from trueline.engines.transformers.processor import ScoreProcessor
+    from trueline.engines.transformers.model import ScoreProcessor
 
     return ScoreProcessor(adjust)
+
+
+_SHOWN = 200  # characters of what torch says; of some devices it writes pages
+
+
+def open_device(name: str | torch.device | None) -> torch.device:
+    """The device of that name; None is the best there is."""
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+        if device.type == "meta":
+            raise RuntimeError("it holds shapes without values")
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError, ImportError) as error:
+        reason = (str(error).splitlines() or [""])[0][:_SHOWN]
+        raise SettingError(
+            f"device {str(name)!r} cannot be used here ({reason}); "
+            "leave it out for the best there is"
+        ) from error
+    return device

@@ -121,7 +121,7 @@ def shared_length(contexts: Sequence[Sequence[int]]) -> int:
     return same if same >= _WORTH_SHARING else 0
 
 
-class Reading(Protocol):
+class KVCache(Protocol):
     """What a batch of rows has read so far, with the engine's caches; rows join and leave.
 
     It belongs to one decoding loop and ends with it. A row's states do not depend on the rows
@@ -265,7 +265,7 @@ class Engine(TokenReader, Protocol):
         """The text of each token by itself, special ones by their name."""
         ...
 
-    def start(self, *, states: bool = False) -> Reading:
+    def start(self, *, states: bool = False) -> KVCache:
         """An empty reading.
 
         With `states` it gives the hidden states where the head is known; without, it may give

@@ -23,8 +23,8 @@ from trueline.explain.summary import (
 )
 from trueline.explain.text import WIDTH, as_text
 from trueline.files import reason, replacing
-from trueline.records import NearExample, Source, TraceStep
-from trueline.visible import shown
+from trueline.text import shown
+from trueline.types import NearExample, Source, TraceStep
 
 __all__ = ["Explanation", "OtherAnswer", "check_explanation_path", "explain"]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import fsum
 from statistics import quantiles
 
-from trueline.explain.difference import first_difference
-from trueline.records import Candidate, Neighbor, TraceStep
+from trueline.decode.generate import first_difference
+from trueline.types import Candidate, Neighbor, TraceStep
 
 _BROKEN = "\ufffd"  # what part of a character decodes to
 _REACH = 16  # characters a run of such parts may stand for

@@ -4,17 +4,74 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 from unicodedata import category, combining, east_asian_width
 
-from trueline.explain.sources import coverage_lines, share_text
 from trueline.explain.summary import Cited, ExplainedStep, Quartile, Summary
-from trueline.records import NearExample, Signal
-from trueline.visible import counted
-from trueline.visible import visible_line as safe
+from trueline.text import counted
+from trueline.text import visible_line as safe
+from trueline.types import NearExample, Neighbor, Signal, Source, TraceStep
 
 if TYPE_CHECKING:
     from trueline.explain import Explanation
+
+
+NOT_COVERED = "not covered by your examples"
+SILENT = "covered by your examples, but none of them spoke"
+
+
+class Spoken(Protocol):
+    """What is read of an answer, or of the last piece of one."""
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        """The examples that spoke, with their share."""
+        ...
+
+    @property
+    def is_covered(self) -> bool | None:
+        """Whether one was in scope; None: the method has no scope."""
+        ...
+
+
+def source_lines(answer: Spoken) -> list[str]:
+    """Two lines for each example that spoke: who, and what it said; or one that none did."""
+    return coverage_lines(answer) or [
+        line
+        for one in answer.sources
+        for line in (
+            f"{share_text(one.share)} from {one.example}: {one.question}",
+            "  " + " ".join([f'"{one.answer}"', *_bracketed(one.source)]),
+        )
+    ]
+
+
+def short_source_lines(answer: Spoken) -> list[str]:
+    """The same in one line an example."""
+    return coverage_lines(answer) or [
+        " ".join([f"{share_text(one.share)} from {one.example}", *_bracketed(one.source)])
+        for one in answer.sources
+    ]
+
+
+def coverage_lines(answer: Spoken) -> list[str]:
+    """One line that says why no example spoke; none if one did, or if the method has no scope.
+
+    An example may be in scope and say nothing, as with a strength of 0.
+    """
+    if answer.is_covered is None or answer.sources:
+        return []
+    return [SILENT if answer.is_covered else NOT_COVERED]
+
+
+def share_text(share: float) -> str:
+    """The part of an answer's tokens that were picked with an example's votes."""
+    return f"{share:.0%}" if share >= 0.005 else "<1%"
+
+
+def _bracketed(source: str) -> list[str]:
+    return [f"[{source}]"] if source else []
+
 
 WIDTH = 100  # columns, where nobody says how many there are
 _NARROWEST = 40  # columns that are always taken
@@ -209,3 +266,23 @@ def _wrapped(head: str, text: str, width: int) -> Iterator[str]:
             yield head + part
             head, line = " " * columns(head), line[len(part) :]
     yield head + line
+
+
+def moves(trace: Sequence[TraceStep] | None) -> list[str]:
+    """What each changed token was, and the example that pushed most."""
+    lines = []
+    for number, step in enumerate(trace or (), 1):
+        if step.flipped and step.neighbors:
+            best = max(step.neighbors, key=lambda neighbor: neighbor.push)
+            lines.append(
+                f"token {number}: {step.base[0].text!r} became {step.text!r}, moved by "
+                f"{best.example} ({best.question} {best.nearness} {best.similarity:.2f}, "
+                f"{best.push:+.2f}; {_heard(step.hits, best)})"
+            )
+    return lines
+
+
+def _heard(count: int, best: Neighbor) -> str:
+    """How many had a say: entries that were near, or answers that voted."""
+    one = "hit" if best.nearness == "cosine" else "vote"
+    return f"{count} {one}" if count == 1 else f"{count} {one}s"

@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trueline.cluster import Cluster
-from trueline.embedders.base import Embedder
-from trueline.embedders.loading import load_embedder
+from trueline.embed import Embedder, load_embedder
 from trueline.engines import DEFAULT_EMBEDDER
 from trueline.engines.base import Engine
 from trueline.errors import SettingError, SpaceFormatError, SpaceMismatchError
 from trueline.examples import read_examples
 from trueline.prompts import Prompt
-from trueline.records import OnProgress
 from trueline.settings import check_values, plain
 from trueline.space.content import Content, Recipe, utc_now
 from trueline.space.folder import clear, clear_others, working
@@ -26,6 +24,7 @@ from trueline.space.space import Examples, GroundingSpace, Now, read_space, spac
 from trueline.space.storage import check_vacant, commit, read_manifest
 from trueline.space.windows import Context, Window
 from trueline.space.worker import Worker
+from trueline.types import OnProgress
 
 Values = Literal["auto", "hidden", "logits"]
 Dtype = Literal["auto", "float32", "float16"]

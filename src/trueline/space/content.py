@@ -10,19 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from trueline.errors import SpaceMismatchError
 from trueline.prompts import Prompt
-from trueline.records import Example
-from trueline.space.segment import (
-    QUESTIONS,
-    Entries,
-    Part,
-    join_entries,
-    no_entries,
-)
+from trueline.space.segment import QUESTIONS, Entries, Part, join_entries, no_entries
 from trueline.space.windows import Context, Window
-from trueline.visible import counted
+from trueline.text import counted
+from trueline.types import Example
 
 if TYPE_CHECKING:
-    from trueline.embedders.base import Embedder
+    from trueline.embed import Embedder
     from trueline.engines.base import Engine
 
 

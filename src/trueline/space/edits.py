@@ -7,9 +7,9 @@ from difflib import get_close_matches
 
 from trueline.errors import ExampleError, SpaceError, SpaceMismatchError
 from trueline.examples import content_hash
-from trueline.records import Example
 from trueline.space.content import Content
 from trueline.space.segment import Part, join_parts
+from trueline.types import Example
 
 _LISTED = 10  # ids that an error lists
 

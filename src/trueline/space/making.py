@@ -14,17 +14,17 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from trueline.cluster import Run
-from trueline.embedders.base import Embedder
+from trueline.embed import Embedder
 from trueline.engines.base import Engine
 from trueline.errors import SettingError, SpaceMismatchError
 from trueline.examples import digest
 from trueline.files import replacing
 from trueline.prompts import Prompt
-from trueline.records import Example, OnProgress
 from trueline.space.content import Content, Recipe
 from trueline.space.passages import ROWS, Passage, batches, passages
 from trueline.space.segment import VECTORS, Entries, Segment, join_entries
 from trueline.space.worker import Arrays, Worker, passage_length
+from trueline.types import Example, OnProgress
 
 _EXAMPLES_AT_ONCE = 512  # examples that are embedded before their vectors are kept
 

@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from trueline.embedders.base import Embedder
-from trueline.embedders.loading import load_embedder
-from trueline.embedders.sentence import SentenceEmbedder
+from trueline.embed import Embedder, SentenceEmbedder, load_embedder
 from trueline.engines.base import Engine
-from trueline.engines.sources import check_named
+from trueline.engines.models import check_named
 from trueline.errors import SpaceMismatchError
 from trueline.search import LARGE, Search, check_numbers, open_search
 from trueline.space.agreement import agreement, check_agreement, is_of_another_engine

@@ -9,7 +9,7 @@ from itertools import groupby
 from trueline.engines.base import Engine
 from trueline.errors import ExampleError
 from trueline.prompts import Prompt
-from trueline.records import Example
+from trueline.types import Example
 
 ROWS = 32  # answers in one pass
 

@@ -14,13 +14,13 @@ from typing import Any
 from trueline import files
 from trueline.errors import ExampleError, SpaceFormatError
 from trueline.examples import EXAMPLE_FIELDS
-from trueline.records import Example
 from trueline.space.arrays import arrays_in
 from trueline.space.content import Recipe
 from trueline.space.json_text import parse_json
 from trueline.space.manifest import SegmentRecord
 from trueline.space.segment import Entries, FileRecord, Segment
 from trueline.space.soundness import form_flaw, number_flaw, vector_flaw
+from trueline.types import Example
 
 IN_MEMORY = 64 << 20  # bytes of a file that is read; a larger one is mapped
 _LONGEST_LINE = 16 << 20  # characters of one example

@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from trueline.embedders.base import Embedder, PreparedTexts, embed_prepared, prepare_texts
+from trueline.embed import Embedder, PreparedTexts, embed_prepared, prepare_texts
 from trueline.engines.base import Engine
 from trueline.search import Exact, Hits, Search, check_numbers, join_hits, open_search
 from trueline.space.content import Content

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from trueline.records import Example
+from trueline.types import Example
 
 Array = np.ndarray[Any, np.dtype[Any]]
 # The arrays of a segment's vectors: of each example's question, and the mean of its truthful

@@ -11,13 +11,11 @@ from typing import Any
 
 import torch
 
-from trueline.embedders.base import Embedder
-from trueline.embedders.loading import load_embedder
+from trueline.embed import Embedder, load_embedder
 from trueline.engines.base import Engine
 from trueline.errors import SettingError
 from trueline.examples import read_examples
 from trueline.prompts import Prompt
-from trueline.records import Example, OnProgress
 from trueline.search import forget_index
 from trueline.space import edits
 from trueline.space.content import Commit, Content, utc_now
@@ -35,6 +33,7 @@ from trueline.space.storage import (
     tidy,
     verify_content,
 )
+from trueline.types import Example, OnProgress
 
 Examples = str | Path | Sequence[Example]
 Now = Callable[[], datetime]

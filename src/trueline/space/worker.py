@@ -8,15 +8,15 @@ from itertools import groupby
 import numpy as np
 import torch
 
-from trueline.embedders.base import Embedder, embed_distinct
+from trueline.embed import Embedder, embed_distinct
+from trueline.engines import Origin, origin_of
 from trueline.engines.base import Engine, read_continuations
-from trueline.engines.origins import Origin, origin_of
 from trueline.errors import SettingError, SpaceMismatchError
-from trueline.records import Example
 from trueline.space.content import Recipe
 from trueline.space.passages import Passage
 from trueline.space.segment import ANSWERS, QUESTIONS, VECTORS, WRONG_ANSWERS, Array, Entries
 from trueline.space.windows import window_hash, window_tokens
+from trueline.types import Example
 
 Arrays = dict[str, Array]  # by the name under which they are stored
 

@@ -3,14 +3,66 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from datetime import datetime
+from functools import cached_property, lru_cache
 from typing import Any
 
-from trueline.engines.llama_cpp.chat import render_chat
-from trueline.engines.llama_cpp.weights import Weights
-from trueline.errors import ModelError
+from jinja2 import Template, TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from trueline.engines.llama_cpp.library import Weights
+from trueline.errors import ModelError, SettingError
+
+
+class _Generation(Extension):
+    """`generation` marks what the assistant says, for training; it stands for its content."""
+
+    tags = {"generation"}  # noqa: RUF012  # as jinja has it
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        """What stands inside."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def render_chat(
+    template: str,
+    messages: Sequence[Mapping[str, str]],
+    add_generation_prompt: bool,
+    special: Mapping[str, str],
+) -> str:
+    """The messages as one text; `special` names the tokens that begin and end one."""
+    return _compiled(template).render(
+        messages=messages, add_generation_prompt=add_generation_prompt, **special
+    )
+
+
+@lru_cache(maxsize=16)
+def _compiled(template: str) -> Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+    )
+    environment.filters["tojson"] = _json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    try:
+        return environment.from_string(template)
+    except TemplateError as error:
+        raise SettingError(f"the model's chat template cannot be read ({error})") from error
+
+
+def _json(value: Any, indent: int | None = None, **_: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _refuse(message: str) -> None:
+    raise SettingError(message)
+
 
 _KINDS = {1: "SentencePiece", 2: "BPE"}  # the tokenizers whose texts we can put together
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1 << 0, 1 << 3, 1 << 4, 1 << 5  # llama_token_attr

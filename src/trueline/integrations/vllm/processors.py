@@ -14,9 +14,13 @@ from vllm.v1.sample.logits_processor.interface import LogitsProcessor as V1Proce
 from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as V2Processor
 
 from trueline.errors import SettingError
-from trueline.integrations.vllm.arguments import check_arguments, named_spaces
-from trueline.integrations.vllm.requests import Requests
-from trueline.integrations.vllm.rows import V1Rows, V2Rows
+from trueline.integrations.vllm.requests import (
+    Requests,
+    V1Rows,
+    V2Rows,
+    check_arguments,
+    named_spaces,
+)
 
 
 class CorrectiveV1(V1Processor):

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from trueline.decoders import DEFAULT, make_method
 from trueline.errors import SettingError
+from trueline.methods import DEFAULT, make_method
 from trueline.space.space import GroundingSpace, read_space
 
 

@@ -1,0 +1,282 @@
+"""What a user says -> its parts, what each of them asks for, and in which form.
+
+Rules for English. In other languages a turn is cut at its sentences all the same, and no part
+asks for anything in particular.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Asked = Literal[
+    "yes or no", "quantity", "time", "person", "place", "reason", "manner", "thing", "unknown"
+]
+_SENTENCES = re.compile(r"(?<=[.?!])[\"')\]]*\s+|\n+")
+_CLAUSES = re.compile(
+    r"[,;:]?\s+(?:and|plus)\s+(?:also\s+)?|[;:]\s+(?:also\s+)?|,\s+also\s+", re.I
+)
+_SHORTEST = 3  # words of a clause that may ask something by itself
+_MOST = 8  # parts of a turn that are looked at
+_BE = "is|are|was|were|am|do|does|did|can|could|will|would|should|has|have|had|may|might|must"
+_LEAD = r"(?:so|but|and|ok|okay|hey|well|also|then)\W+|in [^,]{3,30}, ?"
+_OPENING = re.compile(rf"(?:{_LEAD})*(?:{_BE})(?:n't)?\b")
+_ASKING = re.compile(
+    rf"(?:{_OPENING.pattern}|(?:{_LEAD})*(?:what|which|who|whose|where|when|why|how)\b)"
+)
+_VERB = re.compile(rf"\b(?:{_BE}|true|myth)\b")
+_AMOUNT = "many|much|long|often|far|tall|old|big|high|deep|fast|hot|cold|heavy|large|wide"
+_ASKED: tuple[tuple[Asked, re.Pattern[str]], ...] = (
+    (
+        "quantity",
+        re.compile(rf"\bhow (?:{_AMOUNT})\b|\bwhat (?:percent|number|age|temp)|\bat what\b"),
+    ),
+    (
+        "time",
+        re.compile(
+            r"\bwhen\b|\bwhat (?:year|day|date|month|time)\b|\bwhich (?:year|century)\b"
+        ),
+    ),
+    ("person", re.compile(r"\bwho(?:m|se)?\b")),
+    ("place", re.compile(r"\bwhere\b")),
+    ("reason", re.compile(r"\bwhy\b|\bhow come\b|\bwhat (?:makes?|made|causes?|caused)\b")),
+    ("manner", re.compile(r"\bhow\b")),
+    ("thing", re.compile(r"\bwhat(?:'?s)?\b|\bwhich\b")),
+)
+_NUMBERS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6}
+_TASK = re.compile(
+    r"(?:please |can you |could you )?"
+    r"(?:write|draft|compose|prepare|create|make|describe|explain)\b",
+    re.I,
+)
+_TOPIC = re.compile(
+    r"\b(?:about|on|of|comparing|regarding|how|what|why|whether)\s+(.{8,})", re.S
+)
+_SENTENCES_WANTED = re.compile(
+    r"\b(\d|two|three|four|five|six|a few|several)(?: \w+)? sentences\b|\b(?:a|one) paragraph\b"
+)
+_WORDS_WANTED = re.compile(
+    r"\b(?:at most|no more than|up to|under|within|in|max(?:imum)?)\s+(\d{1,3})\s+words\b"
+)
+_QUOTED = r"[^.?!'\"]{0,60}?(?:'(?P<single>.+?)'|\"(?P<double>.+?)\")(?!\w)"
+_FORM = "(?:answer|reply|response|bullet|point|item|line|sentence|paragraph)"
+_OPENING_WANTED = re.compile(
+    r"(?:(?<!\bthe )\b(?:begin|start|open|lead)"
+    rf"|\b{_FORM} (?:(?:that|which) )?(?:begin|start|open|lead)s"
+    rf"|(?:^|(?<=[,;:] )|\b{_FORM} )(?:beginn|start|open|lead)ing"
+    rf"|\byour first words?|\bfirst words? (?:of (?:your|the) {_FORM}|must|should|to)"
+    rf"|\b(?:let|make|use) the first words?)\b{_QUOTED}",
+    re.I,
+)
+_CLOSING_WANTED = re.compile(
+    r"(?:(?<!\bthe )\b(?:end|finish|close|conclude)"
+    rf"|\byour last words?|\blast words? (?:of (?:your|the) {_FORM}|must|should|to)"
+    rf"|\b(?:let|make|use) the last words?)\b{_QUOTED}",
+    re.I,
+)
+_REPEAT_WANTED = re.compile(
+    r"\brepeat (?:my|the) question\b[^:.?!]{0,80}[:.]\s+([^?]{1,2000}\?)", re.I | re.S
+)
+_STOPS = re.compile(  # of sentences, and not of titles and initials
+    r"(?<=[.!])(?<![A-Z]\.)(?<!\b[DM]r\.)(?<!\bM[rs]s\.)\s+|\n+"
+)
+_NAME_WANTED = re.compile(
+    r"(?<!['\"])\b(?:[Aa]ddress|[Cc]all) me (?:as )?([A-Z]\w+(?: [A-Z]\w+)?)"
+)
+_CAPITALS_WANTED = re.compile(
+    r"\b(?:capital letters|all caps|(?:in|all|only) capitals(?! of)|upper ?case)\b", re.I
+)
+_WORD = r"(?<!than )(?<!than a )(?:yes or (?:a )?no|yes/no)\b"
+_WORD_WANTED = re.compile(
+    rf"\b(?:just|only|please|first word)\b(?:\s+\w+){{0,4}}?\s+{_WORD}"
+    rf"|(?:^|[.?!,;:(\n])[\"')\]]{{0,3}}\s{{0,9}}(?:an? (?:\w+ )?)?{_WORD}"  # begins a clause
+    rf"|\b{_WORD}\W*(?:first|only|please|before|up front)\b"
+    rf"|(?<!vote )(?<!voted )(?<!said )(?<!say )(?<!mean )\b{_WORD}\W*$",
+    re.I,
+)
+_WORD_TOLD = re.compile(
+    r"\b(?:answer|say|give|reply|respond|tell|start|begin|open|lead|want|need)\b"
+    rf"(?:\s+\w+){{0,4}}?\s+{_WORD}",
+    re.I,
+)
+_BREAKS = re.compile(r"[.?!,;:][)\]]*\s+|[.?!]['\"]\s+|\n")
+_NEAR = 300  # characters ahead of a wish in which its clause begins
+_BETWEEN = (
+    "a|an|the|any|my|your|it|you|me|to|with|in|by|for|or|as|be|ever|even|just|only|simply"
+    "|always|please|use|using|write|writing|say|saying|give|giving|have|need|want|like"
+    "|looking|after|begin|start|open|lead|end|finish|close|words?|all"
+    f"|{_FORM}s?|['\"][^'\"]*['\"]"
+)
+_REFUSED = re.compile(  # what stands ahead of a wish that is not to be granted
+    r"(?:\bnot|n['\u2019]t|\bdont|\bnever|\bwithout|\bno need|\bavoid|\brather than"
+    rf"|\binstead of|(?:^|\b(?:use|with|want)\s+)no)(?:\s+(?:{_BETWEEN}))*\s+$",
+    re.I,
+)
+_EXCEPTED = re.compile(r"\b(?:but|except)(?: with)?(?: an?)? (?:yes\b|['\"])", re.I)
+_TO_US = re.compile(  # what a question says that leads over to a wish
+    rf"\byou\b|\byour {_FORM}\b"
+    r"|(?:\b(?:and|then|but|please)\s+(?:\w+\s+)?|^do(?:n't| not)?\s+)\Z",
+    re.I,
+)
+PARTICULAR = ("quantity", "time", "person", "place")  # what few answers happen to hold
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a user says, and its parts: each may ask something of its own."""
+
+    text: str
+    parts: tuple[str, ...]  # one or more, in order
+    sentences: tuple[str, ...]
+    topic: str  # what a text is wanted about; empty where an answer is wanted
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All that may be a question: the whole, its sentences, parts and topic, each once."""
+        topic = (self.topic,) if self.topic else ()
+        return tuple(dict.fromkeys((self.text, *self.sentences, *self.parts, *topic)))
+
+    def sentence_of(self, part: int) -> str:
+        """The sentence that a part stands in."""
+        found = (sentence for sentence in self.sentences if self.parts[part] in sentence)
+        return next(found, self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class FormRequest:
+    """The form in which an answer is wanted."""
+
+    sentences: int = 1  # how many
+    is_counted: bool = False  # whether their number was named
+    is_text: bool = False  # whether a text is wanted, which goes on where the facts are told
+    words: int | None = None  # at most so many
+    opening: str = ""  # what it is to begin with
+    closing: str = ""  # what it is to end with
+    is_upper: bool = False  # whether it is wanted in capital letters
+    is_open: bool = False  # whether more is asked than is to be told: see `leaves_open`
+
+
+def read_turn(text: str) -> Turn:
+    """Cut a turn at its sentences, and a sentence where `and` joins two that could stand."""
+    whole = text.strip()
+    sentences = [one.strip() for one in _SENTENCES.split(whole) if one.strip()][:_MOST]
+    parts = [part for sentence in sentences for part in _clauses(sentence)][:_MOST]
+    task = _find_task(whole)
+    topic = None if task is None else _TOPIC.search(whole, task)
+    return Turn(
+        whole, tuple(parts) or (whole,), tuple(sentences), topic[1].strip() if topic else ""
+    )
+
+
+def wants_text(text: str) -> bool:
+    """Whether a turn asks for a text to be written, and not only for an answer."""
+    return _find_task(text.strip()) is not None
+
+
+def wants_yes_or_no(text: str) -> bool:
+    """Whether a turn asks for one of the two words."""
+    told = (match for match in _wishes(_WORD_TOLD, text) if not _is_asked(match))
+    return any(told) or any(_wishes(_WORD_WANTED, text))
+
+
+def leaves_open(turn: Turn, answered: Sequence[tuple[str, int]]) -> bool:
+    """Whether a turn asks several things, and one of them is not answered.
+
+    `answered` are texts of the turn, each with the number of the part that is answered best: of
+    a text that asks several questions only the sentence with that part counts.
+    """
+    texts = [
+        text if _count_questions(turn, text) < 2 else turn.sentence_of(part)
+        for text, part in answered
+    ]
+    asking = [part for part in turn.parts if part.endswith("?") or _ASKING.match(part.lower())]
+    is_open = [not any(part in text for text in texts) for part in asking]
+    return any(is_open) and not all(is_open)
+
+
+def _count_questions(turn: Turn, text: str) -> int:
+    return sum(sentence.endswith("?") for sentence in turn.sentences if sentence in text)
+
+
+def _find_task(text: str) -> int | None:
+    """Where the first sentence begins that asks for a text; None: none does.
+
+    Behind a question, "write it in two lines" is about its form.
+    """
+    starts = [0, *(match.end() for match in _SENTENCES.finditer(text))]
+    ahead = (start for start in starts if "?" not in text[:start])
+    return next((start for start in ahead if _TASK.match(text, start)), None)
+
+
+def _clauses(sentence: str) -> list[str]:
+    clauses = [one.strip() for one in _CLAUSES.split(sentence) if one.strip()]
+    is_split = all(len(clause.split()) >= _SHORTEST for clause in clauses)
+    return clauses if is_split and len(clauses) > 1 else [sentence]
+
+
+def asked_for(text: str) -> Asked:
+    """What kind of thing the last question of a text asks for."""
+    found = [one for one in _SENTENCES.split(text.lower().strip()) if one.strip()]
+    last = ([one for one in found if one.rstrip(" \"')").endswith("?")] or found or [""])[-1]
+    if _OPENING.match(last):
+        return "yes or no"
+    places = [
+        (match.start(), n) for n, (_, p) in enumerate(_ASKED) if (match := p.search(last))
+    ]
+    if places:
+        return _ASKED[min(places)[1]][0]
+    return "yes or no" if _VERB.search(last) else "unknown"
+
+
+def read_wish(text: str) -> FormRequest:
+    """The form that a turn asks for, where its words are known; the rest is the model's."""
+    lower = text.lower().strip()
+    is_text = wants_text(text)
+    sentences, words, is_counted = 1 + is_text, None, False
+    if found := _SENTENCES_WANTED.search(lower):
+        number = found[1] or "3"
+        sentences = int(number) if number.isdigit() else _NUMBERS.get(number, 3)
+        is_counted = found[1] is not None and (number.isdigit() or number in _NUMBERS)
+    if found := _WORDS_WANTED.search(lower):
+        words = int(found[1])
+    name = next(_wishes(_NAME_WANTED, text), None)
+    repeated = next(_wishes(_REPEAT_WANTED, text), None)
+    opening = f"{name[1]}," if name else _STOPS.split(repeated[1])[-1] if repeated else ""
+    return FormRequest(
+        sentences=max(1, sentences),
+        is_counted=is_counted,
+        is_text=is_text,
+        words=words,
+        opening=_quoted(_OPENING_WANTED, text) or opening,
+        closing=_quoted(_CLOSING_WANTED, text),
+        is_upper=any(_wishes(_CAPITALS_WANTED, text)),
+    )
+
+
+def _quoted(pattern: re.Pattern[str], text: str) -> str:
+    """What an answer is to begin or end with, word for word."""
+    found = next((match for match in _wishes(pattern, text) if not _is_asked(match)), None)
+    return "" if found is None else (found["single"] or found["double"]).strip()
+
+
+def _wishes(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
+    """The places where a wish is uttered, and not its contrary: "do not repeat" it."""
+    for match in pattern.finditer(text):
+        if not _REFUSED.search(_clause_ahead(match)) or _EXCEPTED.search(match[0]):
+            yield match
+
+
+def _is_asked(match: re.Match[str]) -> bool:
+    """Whether a wish is part of what is asked: "which tales begin with 'Once'?"."""
+    ahead = _clause_ahead(match)
+    own = re.split("['\"]", match[0])[0]  # without what is quoted
+    is_to_us = _TO_US.search(ahead) or _TO_US.search(own)
+    return _ASKING.match(ahead.lower()) is not None and not is_to_us
+
+
+def _clause_ahead(match: re.Match[str]) -> str:
+    """What stands ahead of a match in its clause."""
+    start = match.start()
+    return _BREAKS.split(match.string[max(0, start - _NEAR) : start])[-1].lstrip()

@@ -1,0 +1,550 @@
+"""Questions, messages or tokens in, answers out: whole, or piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from time import perf_counter
+from typing import overload
+
+import torch
+
+from trueline.decode.loop import Decoding, Request, Row
+from trueline.engines.base import Engine, States, read_continuations
+from trueline.errors import SettingError
+from trueline.methods import PLAIN
+from trueline.methods.base import Method, Rows, Step
+from trueline.prompts import (
+    FilledPrompt,
+    ModelInput,
+    TokenContext,
+    check_question,
+    check_text,
+    read_messages,
+)
+from trueline.settings import whole_number
+from trueline.text import shown
+from trueline.types import Answer, OnProgress, Piece, Sampling, several
+
+
+def make_request(
+    lm: Engine,
+    method: Method,
+    given: str | ModelInput,
+    options: Sampling | None = None,
+    *,
+    index: int = 0,
+) -> Request:
+    """Check what is asked against a method and a model, and cut it into tokens.
+
+    The method itself is checked against the model by `method.check`, once for all requests.
+    """
+    options = options or Sampling()
+    given = as_input(method, given, f"question {index + 1}")
+    inputs = model_inputs(method, given)
+    contexts = tuple(tuple(one.encode(lm.tokenizer)) for one in inputs)
+    check_contexts(lm, contexts, f"question {index + 1}")
+    longest, room = max(map(len, contexts)), options.max_new_tokens
+    if lm.limit is not None:
+        room = min(room, lm.limit - longest)
+    if room < 1:
+        raise SettingError(
+            f"question {index + 1} makes {method.name} read a prompt of {longest} tokens, "
+            f"{lm.id} reads {lm.limit} at most; shorten it, or what the method puts ahead "
+            f"of it: {(given.question or '')[:60]!r}"
+        )
+    hashes = tuple(one.hash for one in inputs)
+    prepared = method.prepare(lm, given, options)
+    is_explained = options.trace and given.question is not None
+    near = method.near_examples(lm, given.question or "") if is_explained else None
+    return Request(method, given, contexts, hashes, options, room, index, prepared, near)
+
+
+def check_method(method: object, lm: Engine) -> None:
+    """Refuse what is no method, and a method that cannot work with the model."""
+    if not isinstance(method, Method):
+        raise SettingError(
+            "the method must be an object such as tl.Greedy() or tl.RAD(space), got "
+            f"{shown(method)}"
+        )
+    method.check(lm)
+
+
+def check_contexts(lm: Engine, contexts: Sequence[Sequence[int]], what: str) -> None:
+    """Refuse a context without tokens, or with one the model does not have."""
+    for context in contexts:
+        if not context:
+            raise SettingError(f"{what} makes an empty prompt")
+        if min(context) < 0 or max(context) >= lm.vocabulary:
+            raise SettingError(
+                f"{what} holds tokens from {min(context)} to {max(context)}; {lm.id} has those "
+                f"from 0 to {lm.vocabulary - 1}"
+            )
+
+
+def as_input(method: Method, given: object, what: str) -> ModelInput:
+    """What is asked as a model reads it: a question goes into the method's own prompt."""
+    if hasattr(given, "encode_answer") and hasattr(given, "question"):
+        if given.question is not None:
+            check_question(given.question, what)
+        return given  # type: ignore[return-value]
+    check_question(given, what)
+    return FilledPrompt(method.question_prompt, str(given))
+
+
+def model_inputs(method: Method, given: ModelInput) -> tuple[ModelInput, ...]:
+    """What a method has the model read; one that rewrites prompts is refused bare tokens."""
+    needs = method.needs
+    if isinstance(given, TokenContext) and (needs.own_prompt or needs.second_prompt):
+        raise SettingError(
+            f"{method.name} writes a prompt of its own around the question, and only tokens "
+            "were given; give a question or messages, or choose another method"
+        )
+    if needs.question and given.question is None:
+        raise SettingError(
+            f"{method.name} goes by the question, and none is known; "
+            "give a question or messages"
+        )
+    return method.inputs(given)
+
+
+Messages = Sequence[Mapping[str, str]]
+Given = str | ModelInput  # a question for the method's own prompt, or what the model reads
+
+
+@overload
+def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str too
+    lm: Engine,
+    method: Method,
+    questions: str | ModelInput,
+    *,
+    max_new_tokens: int = ...,
+    temperature: float = ...,
+    top_k: int | None = ...,
+    top_p: float | None = ...,
+    seed: int | None = ...,
+    stop: str | Sequence[str] = ...,
+    stop_ids: Sequence[int] = ...,
+    trace: bool = ...,
+    batch_size: int = ...,
+    progress: OnProgress | None = ...,
+) -> Answer: ...
+
+
+@overload
+def generate(
+    lm: Engine,
+    method: Method,
+    questions: Sequence[str] | Sequence[ModelInput],
+    *,
+    max_new_tokens: int = ...,
+    temperature: float = ...,
+    top_k: int | None = ...,
+    top_p: float | None = ...,
+    seed: int | None = ...,
+    stop: str | Sequence[str] = ...,
+    stop_ids: Sequence[int] = ...,
+    trace: bool = ...,
+    batch_size: int = ...,
+    progress: OnProgress | None = ...,
+) -> list[Answer]: ...
+
+
+@overload
+def generate(
+    lm: Engine,
+    method: Method,
+    questions: None = ...,
+    *,
+    messages: Messages,
+    max_new_tokens: int = ...,
+    temperature: float = ...,
+    top_k: int | None = ...,
+    top_p: float | None = ...,
+    seed: int | None = ...,
+    stop: str | Sequence[str] = ...,
+    stop_ids: Sequence[int] = ...,
+    trace: bool = ...,
+) -> Answer: ...
+
+
+def generate(
+    lm: Engine,
+    method: Method,
+    questions: Given | Sequence[str] | Sequence[ModelInput] | None = None,
+    *,
+    messages: Messages | None = None,
+    max_new_tokens: int = 64,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+    stop: str | Sequence[str] = (),
+    stop_ids: Sequence[int] = (),
+    trace: bool = False,
+    batch_size: int = 16,
+    progress: OnProgress | None = None,
+) -> Answer | list[Answer]:
+    """Answer one question or many, or a conversation; a list comes back in its order.
+
+    Greedy unless temperature is above 0. A question's draws depend on the seed and its index in
+    the list, not on the batch it falls into.
+    """
+    options = Sampling(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        stop=several(stop),
+        stop_ids=several(stop_ids),
+        trace=trace,
+    )
+    given = _given(questions, messages)
+    answers = answer_all(
+        lm,
+        method,
+        given if isinstance(given, list) else [given],
+        options,
+        batch_size=batch_size,
+        progress=progress,
+    )
+    return answers if isinstance(given, list) else answers[0]
+
+
+def answer_all(
+    lm: Engine,
+    method: Method,
+    given: Sequence[Given],
+    options: Sampling,
+    *,
+    batch_size: int = 16,
+    progress: OnProgress | None = None,
+) -> list[Answer]:
+    """`generate` with its options as one value."""
+    batch_size = whole_number(batch_size, "batch_size")
+    check_method(method, lm)
+    requests = [make_request(lm, method, one, options, index=i) for i, one in enumerate(given)]
+    # Contexts of like length together keep padding small; a quarter of the rows joins at once.
+    decoding = Decoding(lm, max_rows=batch_size, join_at=max(1, batch_size // 4))
+    tickets = {
+        decoding.submit(request): request.index
+        for request in sorted(requests, key=lambda request: len(request.contexts[0]))
+    }
+    answers: dict[int, Answer] = {}
+    while not decoding.is_idle:
+        for row in decoding.step():
+            if row.is_ended:
+                answers[tickets[row.ticket]] = row.answer()
+        if progress:
+            progress(len(answers), len(requests))
+    return [answers[index] for index in range(len(requests))]
+
+
+def stream(
+    lm: Engine,
+    method: Method,
+    question: Given | None = None,
+    *,
+    messages: Messages | None = None,
+    max_new_tokens: int = 64,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+    stop: str | Sequence[str] = (),
+    stop_ids: Sequence[int] = (),
+    trace: bool = False,
+) -> Iterator[Piece]:
+    """Yield the answer piece by piece; the pieces together are the text `generate` gives.
+
+    Text is held back while it may be half a character or the beginning of a stop string.
+    """
+    options = Sampling(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        stop=several(stop),
+        stop_ids=several(stop_ids),
+        trace=trace,
+    )
+    given = _given(question, messages)
+    if isinstance(given, list):
+        raise SettingError(f"stream takes one question, got {len(given)}; generate takes many")
+    check_method(method, lm)
+    return _pieces(lm, make_request(lm, method, given, options))
+
+
+def _pieces(lm: Engine, request: Request) -> Iterator[Piece]:
+    """The growing text of one request, as far as it can no longer change."""
+    decoding = Decoding(lm, max_rows=1)
+    decoding.submit(request)
+    text_sent = tokens_sent = 0
+    while not decoding.is_idle:
+        (row,) = decoding.step()
+        text, ready = settled_text(lm, row)
+        if ready > text_sent or row.is_ended:
+            yield Piece(
+                text=text[text_sent:ready],
+                token_ids=tuple(row.tokens[tokens_sent:]),
+                finish=row.finish if row.is_ended else None,
+                steps=tuple(row.steps[tokens_sent:]),
+                sources=row.sources() if row.is_ended else (),
+                is_covered=(
+                    request.method.is_covered(request.prepared) if row.is_ended else None
+                ),
+                answer=row.answer() if row.is_ended else None,
+            )
+            text_sent, tokens_sent = ready, len(row.tokens)
+
+
+def settled_text(lm: Engine, row: Row) -> tuple[str, int]:
+    """The text of a row so far, and how much of it is sure to stay."""
+    if row.text is not None:
+        return row.text, len(row.text)
+    text = lm.decode_settled(row.tokens)
+    settled = text.rstrip("\ufffd")  # half a character decodes to a replacement sign
+    ready = len(settled)
+    for string in row.request.options.stop_strings:
+        for length in range(min(len(string) - 1, len(settled)), 0, -1):
+            if settled.endswith(string[:length]):
+                ready = min(ready, len(settled) - length)
+                break
+    return text, ready
+
+
+def _given(
+    questions: Given | Sequence[str] | Sequence[ModelInput] | None, messages: Messages | None
+) -> Given | list[Given]:
+    """What is asked: one thing, or several in a list."""
+    if (questions is None) == (messages is None):
+        raise SettingError("give either questions or messages, one of the two")
+    if messages is not None:
+        return read_messages(messages)
+    is_many = isinstance(questions, Iterable) and not isinstance(
+        questions, str | bytes | Mapping
+    )
+    return list(questions) if is_many else questions  # type: ignore[arg-type,return-value]
+
+
+_POSITIONS = 64  # positions that are scored in one batch
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """What a model reads, and the tokens whose probability behind it is asked for."""
+
+    given: ModelInput
+    contexts: tuple[tuple[int, ...], ...]  # under each prompt of the method
+    tokens: tuple[int, ...]
+
+
+def score(
+    lm: Engine,
+    method: Method,
+    question: str | ModelInput | None = None,
+    candidates: Sequence[str] = (),
+    *,
+    messages: Messages | None = None,
+) -> list[float]:
+    """The log-probability of each candidate answer under the method, summed over its tokens."""
+    check_method(method, lm)
+    texts = several(candidates)
+    if not isinstance(texts, tuple):
+        raise SettingError(f"candidates must be a list of answers, got {shown(candidates)}")
+    for number, candidate in enumerate(texts, 1):
+        check_text(candidate, f"candidate {number}")
+        if not candidate.strip():
+            raise SettingError(f"candidate {number} is empty; leave it out")
+    if not texts:
+        return []
+    if (question is None) == (messages is None):
+        raise SettingError("give either a question or messages, one of the two")
+    asked = question if messages is None else read_messages(messages)
+    given = as_input(method, asked, "the question")
+    inputs = model_inputs(method, given)
+    contexts = tuple(tuple(one.encode(lm.tokenizer)) for one in inputs)
+    check_contexts(lm, contexts, "the question")
+    answers = [tuple(inputs[0].encode_answer(text, lm.tokenizer)) for text in texts]
+    longest = max(map(len, contexts)) + max(map(len, answers))
+    if lm.limit is not None and longest > lm.limit:
+        raise SettingError(
+            f"the longest prompt and candidate are {longest} tokens, {lm.id} reads {lm.limit}"
+        )
+    rows = [Continuation(given, contexts, answer) for answer in answers]
+    return [total for total, _ in score_continuations(lm, method, rows)]
+
+
+@torch.inference_mode()
+def score_continuations(
+    lm: Engine, method: Method, rows: Sequence[Continuation]
+) -> list[tuple[float, bool]]:
+    """The log-probability of each continuation, and whether the method itself would write it.
+
+    Rows with the same contexts share one reading of them.
+    """
+    totals, is_own = [0.0] * len(rows), [True] * len(rows)
+    for batch, log_probs in _positions(lm, method, rows):
+        for (row, at), line, best in zip(batch, log_probs, log_probs.argmax(-1), strict=True):
+            token = rows[row].tokens[at]
+            totals[row] += float(line[token])
+            is_own[row] &= int(best) == token
+    return list(zip(totals, is_own, strict=True))
+
+
+def _positions(
+    lm: Engine, method: Method, rows: Sequence[Continuation]
+) -> Iterator[tuple[list[tuple[int, int]], torch.Tensor]]:
+    """Every position of every row, and the log-probabilities there (positions, vocabulary)."""
+    first, second = _read(lm, method, rows)
+    distinct = dict.fromkeys((row.contexts, row.given) for row in rows)
+    prepared = {key: method.prepare(lm, key[1], Sampling()) for key in distinct}
+    spots = [(row, at) for row, one in enumerate(rows) for at in range(len(one.tokens))]
+    for start in range(0, len(spots), _POSITIONS):
+        batch = spots[start : start + _POSITIONS]
+        which, steps = [row for row, _ in batch], [at for _, at in batch]
+        step = Step(
+            Rows(
+                lm,
+                [[*rows[row].contexts[0], *rows[row].tokens[:at]] for row, at in batch],
+                [len(rows[row].contexts[0]) for row in which],
+                [rows[row].given.question for row in which],
+                [prepared[rows[row].contexts, rows[row].given] for row in which],
+            ),
+            first.map(lambda tensor: tensor[which, steps]),  # noqa: B023
+            None if second is None else second.map(lambda tensor: tensor[which, steps]),  # noqa: B023
+            is_probability=True,
+        )
+        yield batch, method.adjust(step).logits.float().log_softmax(-1)
+
+
+def _read(
+    lm: Engine, method: Method, rows: Sequence[Continuation]
+) -> tuple[States, States | None]:
+    """The states before each token of each row (rows, longest, ...), under each prompt."""
+    streams = len(rows[0].contexts)
+    distinct = {row.contexts: None for row in rows}
+    index = {contexts: number for number, contexts in enumerate(distinct)}
+    read = [contexts[stream] for stream in range(streams) for contexts in distinct]
+    own = [index[row.contexts] for row in rows]
+    which = [stream * len(distinct) + number for stream in range(streams) for number in own]
+    states = read_continuations(
+        lm, read, which, [row.tokens for row in rows] * streams, layers=method.read_layers(lm)
+    )
+    first = states.map(lambda tensor: tensor[: len(rows)])
+    second = states.map(lambda tensor: tensor[len(rows) :])
+    return first, second if streams > 1 else None
+
+
+def first_difference(one: Sequence[object], other: Sequence[object]) -> int | None:
+    """The index at which two sequences first differ, or one of them ends; None if nowhere."""
+    missing = object()
+    for index, (a, b) in enumerate(zip_longest(one, other, fillvalue=missing)):
+        if a is missing or b is missing or a != b:
+            return index
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One method over all questions."""
+
+    name: str
+    answers: list[Answer]
+    seconds: float
+    changed: float | None  # share of tokens that differ from the plain model's, in all answers
+    diverges: list[int | None]  # the first token of each answer that differs; None: none does
+
+    @property
+    def tokens_per_second(self) -> float:
+        """How fast its answers came, prompts included."""
+        return sum(len(answer.token_ids) for answer in self.answers) / self.seconds
+
+    @property
+    def did_nothing(self) -> bool:
+        """Whether every answer is the plain model's own."""
+        return self.changed == 0.0
+
+
+def compare(
+    lm: Engine,
+    methods: Mapping[str, Method] | Sequence[Method],
+    questions: Sequence[str],
+    *,
+    max_new_tokens: int = 64,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+    stop: str | Sequence[str] = (),
+    stop_ids: Sequence[int] = (),
+    batch_size: int = 16,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> dict[str, Compared]:
+    """Answer every question with every method, timed; changes are counted against greedy.
+
+    Methods come as a list, or under names of one's own.
+    """
+    named = _named(methods)
+    asked = several(questions)
+    if not isinstance(asked, tuple) or not asked:
+        raise SettingError(f"questions must be a list of one or more, got {shown(questions)}")
+    options = Sampling(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        stop=several(stop),
+        stop_ids=several(stop_ids),
+    )
+    for method in named.values():
+        check_method(method, lm)  # all of them before the first answers
+    found = {}
+    for name, method in named.items():
+        answer_all(lm, method, asked[:1], replace(options, max_new_tokens=1))  # warms up
+        begun = perf_counter()
+        answers = answer_all(
+            lm,
+            method,
+            asked,
+            options,
+            batch_size=batch_size,
+            progress=None if progress is None else _under(progress, name),
+        )
+        found[name] = (answers, perf_counter() - begun)
+    plain = found[PLAIN][0] if PLAIN in found else None
+    return {name: _compared(name, *run, plain) for name, run in found.items()}
+
+
+def _named(methods: Mapping[str, Method] | Sequence[Method]) -> Mapping[str, Method]:
+    if isinstance(methods, Mapping):
+        return methods
+    given = several(methods)
+    if not isinstance(given, tuple) or not all(isinstance(one, Method) for one in given):
+        raise SettingError(
+            f"methods must be a list such as [tl.Greedy(), tl.RAD(space)], got {shown(methods)}"
+        )
+    named = {method.name: method for method in given}
+    if len(named) < len(given):
+        raise SettingError("two methods have one name; give them as {name: method}")
+    return named
+
+
+def _compared(
+    name: str, answers: list[Answer], seconds: float, plain: list[Answer] | None
+) -> Compared:
+    if plain is None:
+        return Compared(name, answers, seconds, None, [None] * len(answers))
+    pairs = [(a.token_ids, b.token_ids) for a, b in zip(answers, plain, strict=True)]
+    longest = sum(max(len(one), len(other)) for one, other in pairs)
+    same = sum(a == b for one, other in pairs for a, b in zip(one, other, strict=False))
+    diverges = [first_difference(one, other) for one, other in pairs]
+    return Compared(name, answers, seconds, 1 - same / longest, diverges)
+
+
+def _under(progress: Callable[[str, int, int], None], name: str) -> Callable[[int, int], None]:
+    return lambda done, total: progress(name, done, total)

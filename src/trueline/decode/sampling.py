@@ -1,0 +1,125 @@
+"""Logits in, one token a row out: the most probable one, or drawn."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from trueline.engines.base import Engine
+from trueline.methods.base import Adjusted, Step
+from trueline.types import Candidate, Sampling, TokenLogprobs, TraceStep
+
+
+def random_source(options: Sampling, index: int) -> torch.Generator | None:
+    """The source of chance of one request; its draws go with the seed and its index alone."""
+    if not options.is_sampled:
+        return None
+    source = torch.Generator()
+    if options.seed is None:
+        source.seed()
+    else:
+        source.manual_seed(options.seed + index)
+    return source
+
+
+def best_tokens(logits: torch.Tensor) -> list[int]:
+    """The first of the largest logits of each row (rows, vocabulary).
+
+    NumPy finds it nine times as fast.
+    """
+    if logits.device.type == "cpu" and logits.dtype == torch.float32:
+        return [int(token) for token in logits.numpy().argmax(-1)]
+    return [int(token) for token in logits.argmax(-1).tolist()]
+
+
+def draw_token(logits: torch.Tensor, options: Sampling, source: torch.Generator | None) -> int:
+    """A token drawn from logits (vocabulary,) by the options of its request."""
+    shares = probabilities(logits[None], options)[0].cpu()
+    return int(torch.multinomial(shares, 1, generator=source))
+
+
+def probabilities(logits: torch.Tensor, options: Sampling) -> torch.Tensor:
+    """What is drawn from: temperature, the k best and the nucleus of mass p."""
+    logits = logits.float() / options.temperature
+    if options.top_k is not None:
+        least = logits.topk(min(options.top_k, logits.shape[-1])).values[:, -1:]
+        logits = logits.masked_fill(logits < least, -torch.inf)
+    if options.top_p is not None:
+        ranked, order = logits.sort(descending=True, stable=True)
+        before = ranked.softmax(-1).cumsum(-1) - ranked.softmax(-1)  # mass above each token
+        is_out = before >= options.top_p
+        is_out[:, 0] = False  # in float32 the smallest p are 0: the best token stays
+        out = is_out.scatter(-1, order, is_out)
+        logits = logits.masked_fill(out, -torch.inf)
+    return logits.softmax(-1)
+
+
+def token_logprobs(log_probs: torch.Tensor, token: int, count: int) -> TokenLogprobs:
+    """The log-probability of a token, and the `count` best of (vocabulary,) beside it."""
+    values, tokens = log_probs.topk(min(count, len(log_probs)))
+    best = tuple(zip(tokens.tolist(), values.tolist(), strict=True))
+    return TokenLogprobs(token, float(log_probs[token]), best)
+
+
+def move_of(base: torch.Tensor, final: torch.Tensor, picked: int, rival: int) -> float:
+    """How far picked moved from its rival, in the logits (vocabulary,) of one row.
+
+    move = (final[picked] - final[rival]) - (base[picked] - base[rival])
+
+    Where the rival was ruled out, it is the least that put picked ahead.
+    """
+    lead = float(base[picked] - base[rival])
+    move = float(final[picked] - final[rival]) - lead
+    if math.isfinite(move):
+        return move
+    return max(0.0, -lead) if math.isfinite(lead) else 0.0
+
+
+def entropy(logits: torch.Tensor) -> torch.Tensor:
+    """The entropy of each row's distribution, in nats: (rows, vocabulary) -> (rows,)."""
+    log_probs = logits.float().log_softmax(-1)
+    return -(log_probs.exp() * log_probs).nan_to_num(0.0).sum(-1)
+
+
+_BEST = 5  # candidates and neighbors kept
+
+
+def trace_step(step: Step, adjusted: Adjusted, row: int, token: int) -> TraceStep:
+    """What the model wanted in one row, what was picked, and which examples moved it."""
+    base, final = step.logits[row], adjusted.logits[row]
+    own = _best(step.lm, base, base.float().softmax(-1))
+    stretch = 1.0 if adjusted.stretch is None else float(adjusted.stretch[row])
+    probabilities = (final.float() / stretch).softmax(-1)  # of logits that are not stretched
+    first = int(base.argmax())  # as greedy picks it; topk may order ties otherwise
+    rival = first
+    if token == first:
+        rival = next((best.token for best in own if best.token != token), token)
+    neighbors = [
+        neighbor
+        for found in adjusted.evidence
+        for neighbor in found.neighbors(row, token, rival, most=_BEST)
+    ]
+    return TraceStep(
+        token=token,
+        text=step.lm.pieces([token])[0],
+        base=own,
+        final=_best(step.lm, final, probabilities),
+        rival=rival,
+        move=move_of(base, final, token, rival),
+        hits=sum(found.count(row) for found in adjusted.evidence),
+        neighbors=tuple(neighbors),
+        entropy=float(entropy(base[None])),
+        flipped=token != first,
+        probability=float(probabilities[token]),
+    )
+
+
+def _best(
+    lm: Engine, logits: torch.Tensor, probabilities: torch.Tensor
+) -> tuple[Candidate, ...]:
+    tokens = logits.topk(min(_BEST, len(logits))).indices.tolist()
+    return tuple(
+        Candidate(token, text, float(logits[token]), float(probabilities[token]))
+        for token, text in zip(tokens, lm.pieces(tokens), strict=True)
+    )

@@ -1,0 +1,384 @@
+"""Keys and values of the tokens read so far: kept in place, and read without a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import Lock, get_ident
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trueline.engines.base import IsDone, States, shared_length
+from trueline.engines.weights import IMPORTING
+
+if TYPE_CHECKING:
+    from trueline.engines.transformers.model import LanguageModel
+
+
+with IMPORTING:
+    from transformers import (
+        AttentionInterface,
+        AttentionMaskInterface,
+        DynamicCache,
+        PreTrainedModel,
+    )
+    from transformers.cache_utils import DynamicLayer
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import sdpa_mask
+_NAME = "trueline"  # what transformers files our attention under
+_ROOM = 64  # tokens a buffer can take before it has to be made anew
+
+
+class GrowingLayer(DynamicLayer):
+    """The cache of one layer in a buffer with room at its end.
+
+    transformers' own joins old and new into a new tensor at every step, which copies all.
+    """
+
+    keys: torch.Tensor  # (rows, heads, tokens, width), a view into the buffer
+    values: torch.Tensor
+    is_initialized: bool
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the new tokens behind the old; all keys and values so far come back."""
+        if not self.is_initialized:
+            self.dtype, self.device = key_states.dtype, key_states.device
+            self._length = 0
+            self._buffers = [
+                state.new_empty(*state.shape[:2], 0, state.shape[3])
+                for state in (key_states, value_states)
+            ]
+            self.is_initialized = True
+        new = key_states.shape[2]
+        start, self._length = self._length, self._length + new
+        if self._length > self._buffers[0].shape[2]:
+            self._buffers = [self._larger(buffer, start) for buffer in self._buffers]
+        for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
+            buffer.narrow(2, start, new).copy_(states)
+        self._show()
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep these rows, in this order; a row may be named more than once."""
+        if self.is_initialized:
+            self._buffers = [buffer[indices] for buffer in self._buffers]
+            self._show()
+
+    def absorb(self, other: GrowingLayer, width: int) -> None:
+        """Add the rows of another layer below these, all padded on the left to `width`."""
+        pairs = zip((self.keys, self.values), (other.keys, other.values), strict=True)
+        self._buffers = [stack_right(pair, width, room=_ROOM) for pair in pairs]
+        self._length = width
+        self._show()
+
+    def drop_left(self, count: int) -> None:
+        """Forget the first tokens of every row."""
+        self._buffers = [buffer[:, :, count:] for buffer in self._buffers]
+        self._length -= count
+        self._show()
+
+    def _larger(self, buffer: torch.Tensor, used: int) -> torch.Tensor:
+        """(rows, heads, tokens, width) with room for half as many tokens again."""
+        size = max(self._length + _ROOM, self._length * 3 // 2)
+        made = buffer.new_empty(*buffer.shape[:2], size, buffer.shape[3])
+        made[:, :, :used] = buffer[:, :, :used]
+        return made
+
+    def _show(self) -> None:
+        self.keys = self._buffers[0].narrow(2, 0, self._length)
+        self.values = self._buffers[1].narrow(2, 0, self._length)
+
+
+class Cache(DynamicCache):
+    """The cache of a model; layers with a sliding window keep transformers' own kind."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(config=model.config)
+        self.layers: list[Any]
+        self.layers = [
+            GrowingLayer() if type(layer) is DynamicLayer else layer for layer in self.layers
+        ]
+
+    def absorb(self, other: Cache, width: int) -> None:
+        """Add the rows of another cache below these; `width` is that of the wider one.
+
+        Every row ends at the same place: what is short gets pads on its left.
+        """
+        for ours, theirs in zip(self.layers, other.layers, strict=True):
+            if not ours.is_initialized:
+                continue  # it reads the keys of another layer
+            if isinstance(ours, GrowingLayer):
+                ours.absorb(theirs, width)
+                continue
+            held = min(width, ours.sliding_window - 1) if ours.is_sliding else width
+            ours.keys = stack_right((ours.keys, theirs.keys), held)
+            ours.values = stack_right((ours.values, theirs.values), held)
+            if ours.is_sliding:
+                ours.cumulative_length = width
+
+    def drop_left(self, count: int) -> None:
+        """Forget the first tokens of every row, which are pads in all of them."""
+        for layer in self.layers:
+            if isinstance(layer, GrowingLayer) and layer.is_initialized:
+                layer.drop_left(count)
+            elif layer.is_initialized:
+                gone = count
+                if layer.is_sliding:  # it has forgotten some by itself
+                    gone -= min(count, layer.cumulative_length - layer.keys.shape[2])
+                    layer.cumulative_length -= count
+                layer.keys, layer.values = layer.keys[:, :, gone:], layer.values[:, :, gone:]
+
+
+def stack_right(
+    parts: tuple[torch.Tensor, torch.Tensor], width: int, *, room: int = 0
+) -> torch.Tensor:
+    """Rows of (rows, heads, tokens, size) below rows, ending at the same token; zeros are pads.
+
+    `room` tokens more are left free behind them.
+    """
+    rows = sum(len(part) for part in parts)
+    first = parts[0]
+    made = first.new_zeros(rows, first.shape[1], width + room, first.shape[3])
+    start = 0
+    for part in parts:
+        made[start : start + len(part), :, width - part.shape[2] : width] = part
+        start += len(part)
+    return made
+
+
+def share_heads(model: PreTrainedModel) -> None:
+    """Let a model that uses torch's attention read shared keys without copies."""
+    if model.config._attn_implementation == "sdpa":
+        model.set_attn_implementation(_NAME)
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention of one new token: the heads of a group become the queries of their keys.
+
+    (rows, heads, 1, width) is read as (rows, groups, heads a group, width): the same products,
+    and the keys (rows, groups, tokens, width) are not repeated for each head.
+    """
+    rows, heads, new, width = query.shape
+    groups = key.shape[1]
+    plain = not any(options.get(name) for name in ("dropout", "position_bias", "softcap"))
+    is_small = rows == 1 or groups == heads  # one row is read as fast either way
+    if new > 1 or is_small or not plain:
+        whole, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        return whole, None
+    out = torch.nn.functional.scaled_dot_product_attention(
+        query.reshape(rows, groups, heads // groups, width),
+        key,
+        value,
+        attn_mask=attention_mask,
+        scale=options.get("scaling"),
+    )  # (rows, groups, heads a group, width)
+    return out.reshape(rows, 1, heads, width), None
+
+
+AttentionInterface.register(_NAME, _attend)
+AttentionMaskInterface.register(_NAME, sdpa_mask)
+
+
+class BatchCache:
+    """The rows of one batch; contexts of unequal length are padded on the left and masked.
+
+    What all new contexts begin with is read once. All rows end at the same cached token, so a
+    row that joins is put below the others, and whichever is shorter gets pads on its left.
+    """
+
+    def __init__(self, lm: LanguageModel, *, states: bool) -> None:
+        self._lm = lm
+        self._states = states  # whether it gives hidden states, or else logits
+        self._cache = Cache(lm.model)
+        self._mask: torch.Tensor | None = None  # (rows, width); None while nothing is padded
+        self._lengths: list[int] = []  # tokens read in each row, which is its next position
+        self._width = 0
+
+    @property
+    def rows(self) -> int:
+        """How many rows it holds."""
+        return len(self._lengths)
+
+    @property
+    def width(self) -> int:
+        """How many tokens are cached for each row, pads included."""
+        return self._width
+
+    def join(
+        self,
+        contexts: Sequence[Sequence[int]],
+        *,
+        layers: Sequence[int] = (),
+        done: IsDone | None = None,
+    ) -> States:
+        """Read whole contexts as new rows behind the others: the states at their ends."""
+        if self.rows:
+            joining = BatchCache(self._lm, states=self._states)
+            states = joining.join(contexts, layers=layers, done=done)
+            self._absorb(joining)
+            return states
+        self._lengths = [len(tokens) for tokens in contexts]
+        shared = shared_length(contexts) if self._goes_by_position() else 0
+        if shared:
+            self._forward([list(contexts[0][:shared])], [0], done=done)
+            self._cache.batch_select_indices(torch.zeros(self.rows, dtype=torch.long))
+        self._width = max(self._lengths)
+        gaps = [self._width - length for length in self._lengths]
+        if any(gaps):
+            pairs = zip(gaps, self._lengths, strict=True)
+            rows = [[1] * shared + [0] * gap + [1] * (length - shared) for gap, length in pairs]
+            self._mask = torch.tensor(rows, device=self._lm.device)
+        ids = [
+            [0] * gap + list(tokens[shared:])
+            for gap, tokens in zip(gaps, contexts, strict=True)
+        ]
+        states = self._forward(ids, [shared - gap for gap in gaps], layers=layers, done=done)
+        return states.map(lambda tensor: tensor[:, -1])
+
+    def extend(
+        self, tokens: Sequence[int], *, layers: Sequence[int] = (), done: IsDone | None = None
+    ) -> States:
+        """Read one more token in every row: the states at these tokens."""
+        self._grow_mask(1)
+        ids = [[token] for token in tokens]
+        states = self._forward(ids, self._lengths, layers=layers, done=done)
+        self._lengths = [length + 1 for length in self._lengths]
+        self._width += 1
+        return states.map(lambda tensor: tensor[:, -1])
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keep these rows, in this order; a row may be named more than once."""
+        if list(rows) == list(range(self.rows)):
+            return
+        index = torch.tensor(rows, device=self._lm.device)
+        self._lengths = [self._lengths[row] for row in rows]
+        self._cache.batch_select_indices(index)
+        if self._mask is not None:
+            self._mask = self._mask[index]
+            self._drop_pads(self._mask)
+
+    def read_on(
+        self, continuations: Sequence[Sequence[int]], *, layers: Sequence[int] = ()
+    ) -> States:
+        """Read a whole continuation in every row, in one pass, which ends the reading."""
+        longest = max(map(len, continuations))
+        ids = [list(tokens) + [0] * (longest - len(tokens)) for tokens in continuations]
+        self._grow_mask(longest)
+        pairs = zip(self._lengths, continuations, strict=True)
+        ends = [max(0, length + len(tokens) - 1) for length, tokens in pairs]
+        return self._forward(ids, self._lengths, layers=layers, ends=ends)
+
+    def _absorb(self, other: BatchCache) -> None:
+        """Put the rows of another reading below these."""
+        width = max(self._width, other._width)
+        if self._width != other._width or self._mask is not None or other._mask is not None:
+            masks = [reading._padded_mask(width) for reading in (self, other)]
+            self._mask = torch.cat(masks)
+        self._cache.absorb(other._cache, width)
+        self._lengths, self._width = self._lengths + other._lengths, width
+
+    def _padded_mask(self, width: int) -> torch.Tensor:
+        """Which tokens of each row are no pads, were it `width` tokens wide."""
+        mask = self._mask
+        if mask is None:
+            shape = (self.rows, self._width)
+            mask = torch.ones(shape, dtype=torch.long, device=self._lm.device)
+        return torch.nn.functional.pad(mask, (width - self._width, 0))
+
+    def _drop_pads(self, mask: torch.Tensor) -> None:
+        """Forget what is a pad in every row on the left, so that the width can come down."""
+        pads = int(mask.any(0).long().argmax())
+        if pads:
+            self._cache.drop_left(pads)
+            self._width -= pads
+        self._mask = None if bool(mask[:, pads:].all()) else mask[:, pads:]
+
+    def _goes_by_position(self) -> bool:
+        """Whether pads between a shared prefix and the rest change nothing.
+
+        A sliding window or a bias by distance counts cached tokens, pads too.
+        """
+        if any(self._cache.is_sliding):
+            return False
+        config = self._lm.model.config.get_text_config()
+        is_rotary = getattr(config, "rope_parameters", None) is not None
+        return is_rotary or len(set(self._lengths)) == 1
+
+    def _grow_mask(self, width: int) -> None:
+        if self._mask is not None:
+            ones = self._mask.new_ones(len(self._mask), width)
+            self._mask = torch.cat([self._mask, ones], 1)
+
+    def _forward(
+        self,
+        ids: list[list[int]],
+        first: Sequence[int],
+        *,
+        layers: Sequence[int] = (),
+        done: IsDone | None = None,
+        ends: Sequence[int] | None = None,
+    ) -> States:
+        """Run the model over ids (rows, tokens), the first token of each at its position.
+
+        Pads behind a row's end are read at its last position: a model may know no further one.
+        """
+        device = self._lm.device
+        steps = torch.arange(len(ids[0]), device=device)
+        positions = (torch.tensor(first, device=device)[:, None] + steps).clamp(min=0)
+        if ends is not None:
+            positions = positions.minimum(torch.tensor(ends, device=device)[:, None])
+        inputs = {
+            "input_ids": torch.tensor(ids, device=device),
+            "attention_mask": self._mask,
+            "position_ids": positions,
+            "past_key_values": self._cache,
+            "use_cache": True,
+        }
+        return self._lm.forward(
+            inputs, states=self._states, layers=layers, every=ends is not None, done=done
+        )
+
+
+_turn = Lock()  # the number of torch's threads is one for the whole process
+
+
+@contextmanager
+def leave_a_core(
+    layers: Sequence[torch.nn.Module], done: IsDone | None, device: torch.device
+) -> Iterator[None]:
+    """Run a pass with one thread less until the work is done, then between two layers with all.
+
+    Threads that wait for each other at every operation, as torch's do, lose more than a core
+    where another thread takes one from them. The number of threads is restored in any case.
+    """
+    threads = torch.get_num_threads()
+    is_shared = done is not None and device.type == "cpu" and threads > 1
+    if done is None or not is_shared or not _turn.acquire(blocking=False):
+        yield
+        return
+
+    owner = get_ident()  # the layers may be shared with a pass in another thread
+
+    def before_layer(*_: object) -> None:
+        if get_ident() == owner and torch.get_num_threads() < threads and done():
+            torch.set_num_threads(threads)
+
+    hooks = [layer.register_forward_pre_hook(before_layer) for layer in layers]
+    try:
+        torch.set_num_threads(threads - 1)
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        for hook in hooks:
+            hook.remove()
+        _turn.release()

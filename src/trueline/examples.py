@@ -1,0 +1,587 @@
+"""A file, the shipped facts, a hub dataset or a list -> checked examples, each with an id."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import os
+import re
+import sys
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from importlib import resources
+from importlib.resources import files
+from io import TextIOWrapper
+from itertools import chain, islice
+from os.path import isdir, lexists  # unlike those of Path, they never raise
+from pathlib import Path
+from reprlib import repr as short
+from typing import Any, Literal, TextIO, get_args
+
+from trueline.errors import ColumnError, ExampleError, SettingError, import_extra
+from trueline.files import (
+    capped_lines,
+    foreign_encoding,
+    open_unpacked,
+    read_text,
+    reason,
+    refusal,
+)
+from trueline.settings import fits, in_words, whole_number
+from trueline.text import half_character, has_half_character, shown
+from trueline.types import Example
+
+TableRow = dict[str, Any]
+Found = tuple[
+    int | str, TableRow | str
+]  # the line, else the row's number; the row or its problem
+_MOST_JSON = 256_000_000  # characters of a JSON list, which is read as a whole
+_SHIPPED = {"facts": "ground", "facts:ground": "ground", "facts:test": "test"}
+
+
+def rows_of(source: str | os.PathLike[str], split: str, config: str | None) -> Iterator[Found]:
+    """Find the reader for a source and yield what it finds."""
+    name, path = os.fspath(source), Path(source)
+    is_path = not isinstance(source, str) or _format(path) in _FORMATS or lexists(path.parent)
+    if source in _SHIPPED:
+        shipped = resources.files("trueline") / "facts" / f"{_SHIPPED[name]}.jsonl"
+        with resources.as_file(shipped) as file:
+            yield from _file_rows(file)
+    elif name and isdir(path):
+        yield from _dataset_rows(str(path.absolute()), split, config)
+    elif not is_path and re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        yield from _dataset_rows(name, split, config)
+    else:
+        yield from _file_rows(path)
+
+
+def _format(path: Path) -> str:
+    """Return a file's extension in lower case, without the .gz of a packed file."""
+    return Path(path.name.lower().removesuffix(".gz")).suffix
+
+
+def _file_rows(path: Path) -> Iterator[Found]:
+    """Yield the rows of one file, read in the format its name tells."""
+    if _is_missing(path):
+        is_fact, others = path.name.startswith("facts:"), path.parent.glob("*")
+        near = get_close_matches(path.name, _SHIPPED if is_fact else [x.name for x in others])
+        meant = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise ValueError(f"there is no such file{meant}")
+    if problem := refusal(path):
+        raise ValueError(problem)
+    if _format(path) not in _FORMATS:
+        raise ValueError(f"its name must end in one of {[*_FORMATS]}, or a text form with .gz")
+    if (reader := _FORMATS[_format(path)]) is None:
+        with import_extra("pyarrow.parquet", str(path), "data").ParquetFile(path) as table:
+            parts = table.iter_batches()
+            yield from enumerate((row for part in parts for row in part.to_pylist()), start=1)
+        return
+    with open_unpacked(path) as data:
+        if problem := foreign_encoding(data.peek(4)):
+            raise ValueError(problem)
+        yield from reader(TextIOWrapper(data, "utf-8-sig", "surrogateescape", newline=""))
+
+
+def _is_missing(path: Path) -> bool:
+    """Whether nothing has that name, in a folder that can be looked into."""
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError):  # the system does not take it for a name
+        return False
+    return False
+
+
+def _jsonl_rows(file: TextIO) -> Iterator[Found]:
+    """Yield one row per line; blank lines only count."""
+    for number, line in enumerate(capped_lines(file), start=1):
+        if line.strip():
+            yield number, _not_utf8(line)[1] or _parse(line)
+
+
+def _json_rows(file: TextIO) -> Iterator[Found]:
+    """Yield one row per item of a JSON list, at the line where the item starts."""
+    text = file.read(_MOST_JSON + 1)
+    if len(text) > _MOST_JSON:
+        raise ValueError(f"it has more than {_MOST_JSON:,} characters; write it as .jsonl")
+    if not text.lstrip().startswith("["):
+        raise ValueError(f"expected a list, got {short(text)}; one object a line is .jsonl")
+    line, at, end, number = 1, 0, text.find("[") + 1, 0
+    try:
+        while (solid := re.compile(r"[^\s,]").search(text, end)) and solid[0] != "]":
+            end = json.JSONDecoder().raw_decode(text, start := solid.start())[1]
+            lines, at, number = text.count("\n", at, start), start, number + 1
+            line += lines
+            down, problem = _not_utf8(text[start:end])
+            where = line + down if lines or number == 1 else f"{line} (item {number})"
+            yield where, problem or _parse(text[start:end])
+        json.loads(text)  # finds what the search skips: stray commas, a missing end
+    except (ValueError, RecursionError) as error:
+        yield getattr(error, "lineno", line), f"this is not JSON: {error}"
+
+
+def _parse(text: str) -> TableRow | str:
+    """Return the object that a piece of JSON holds, or say what is wrong with it."""
+    try:
+        item = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return f"this is not JSON: {error}".replace(": line 1 ", ": ")
+    return item if isinstance(item, dict) else f"expected an object {{...}}, got {short(item)}"
+
+
+def _not_utf8(text: str) -> tuple[int, str]:
+    """Return how many lines down the first byte that is not UTF-8 stands, and its problem."""
+    bad = half_character(text)  # as such a byte comes through
+    if bad is None:
+        return 0, ""
+    problem = f"the byte 0x{ord(bad[0]) & 0xFF:02x} is not UTF-8; save the file as UTF-8"
+    return text.count("\n", 0, bad.start()), problem
+
+
+def _csv_rows(file: TextIO, delimiter: str = ",") -> Iterator[Found]:
+    """Yield one row per record below the header, at the line where the record starts.
+
+    Where the comma is a decimal sign, spreadsheets write a semicolon in its place.
+    """
+    lines = capped_lines(file)
+    first = next(lines, "")
+    if delimiter == "," and ";" in first and "," not in first:
+        delimiter = ";"
+    reader = csv.reader(chain([first], lines), delimiter=delimiter, strict=True)
+    header = [name.strip() for name in next(filter(None, reader), [])]
+    twice = [f"{name!r} is there twice" for name in header if name and header.count(name) > 1]
+    if problem := _not_utf8("".join(header))[1] or "".join(twice[:1]):
+        raise ValueError(f"in the header, line {reader.line_num}, {problem}")
+    cells: list[str] | None = []
+    while cells is not None:
+        line = reader.line_num + 1
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            yield line, f"the cells cannot be told apart ({error}); check the quotes"
+            continue
+        down, problem = _not_utf8(delimiter.join(cells or ()))
+        if cells and not problem and len(cells) != len(header):
+            problem = f"it has {len(cells)} cells, the header {len(header)}; check the quotes"
+        if cells:
+            yield line + down, problem or dict(zip(header, cells, strict=True))
+
+
+def _dataset_rows(name: str, split: str, config: str | None) -> Iterator[Found]:
+    """Yield the rows of a dataset on the hub or in a folder."""
+    datasets = import_extra("datasets", name, "data")
+    try:
+        with _hidden_bars(datasets, isdir(name) or not sys.stderr.isatty()):
+            dataset = datasets.load_dataset(name, config, split=split)
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+        LookupError,  # what it makes of the folder /
+        datasets.exceptions.DatasetsError,
+    ) as error:
+        why = error.__cause__ or error
+        why = reason(why) if isinstance(why, OSError) else why
+        raise ValueError(f"{why}; check name, split and config, or give a file") from error
+    parts = dataset.with_format("arrow").iter(1000)  # as Arrow tables, no image is decoded
+    yield from enumerate((row for part in parts for row in part.to_pylist()), start=1)
+
+
+@contextmanager
+def _hidden_bars(datasets: Any, is_hidden: bool) -> Iterator[None]:
+    """Let the library draw its bars only where somebody waits for a download."""
+    if not is_hidden or datasets.are_progress_bars_disabled():
+        yield
+        return
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        datasets.enable_progress_bars()
+
+
+_FORMATS: dict[str, Callable[[TextIO], Iterator[Found]] | None] = {
+    ".jsonl": _jsonl_rows,
+    ".ndjson": _jsonl_rows,
+    ".json": _json_rows,
+    ".csv": _csv_rows,
+    ".tsv": lambda file: _csv_rows(file, "\t"),
+    ".parquet": None,  # not a text form
+}
+
+
+Columns = dict[str, tuple[str, ...]]  # our field -> the columns that may hold it, best first
+_COLUMNS: Columns = {
+    "id": ("id",),
+    "question": ("question",),
+    "answers": ("answers", "answer"),
+    "wrong_answers": ("wrong_answers", "wrong", "incorrect_answers"),
+    "source": ("source",),
+}
+_SOUNDS_LIKE = {  # how people call the columns of a FAQ
+    "question": r"quest|query|\bask|^q$|prompt|title",
+    "answers": r"^(?!.*(wrong|incorrect)).*(answer|repl|respon|^a$|solution|\bsay)",
+    "wrong_answers": r"wrong|incorrect|false",
+}
+EXAMPLE_FIELDS = tuple(_COLUMNS)  # in the order of a line; the id is the first
+_NAME_DIGITS = 12  # of the hash of its content, the name of an example without an id
+
+
+def read_examples(
+    source: str | os.PathLike[str] | Iterable[Example],
+    *,
+    columns: Mapping[str, str | None] | None = None,  # our field -> their column; None: none
+    separator: str | None = None,  # splits an answers cell that is one string
+    split: str = "train",
+    config: str | None = None,
+    limit: int | None = None,  # the first rows only; what follows is not looked at
+) -> list[Example]:
+    """Read and check examples; every row that cannot be used is named in one ExampleError."""
+    limit = None if limit is None else min(whole_number(limit, "limit"), sys.maxsize)
+    texts = (("separator", separator, str | None), ("config", config, str | None))
+    for option, value, hint in (*texts, ("split", split, str)):
+        if not fits(value, hint):
+            raise SettingError(f"{option} must be {in_words(hint)}; got {shown(value)}")
+    if not isinstance(source, str | os.PathLike):
+        if isinstance(source, bytes | Mapping) or not isinstance(source, Iterable):
+            wanted = "a file, a hub dataset or a list of Example"
+            raise ExampleError(f"examples must be {wanted}; got {shown(source)}")
+        given = (x if isinstance(x, Example) else f"not an Example: {short(x)}" for x in source)
+        return _collect("examples", enumerate(islice(given, limit), start=1))
+    name = os.fspath(source)
+    if not name:
+        raise ExampleError("the name of the examples is empty; give a file, or `facts`")
+    try:
+        found = list(islice(rows_of(source, split, config), limit))
+    except OSError as error:
+        raise ExampleError(f"{name} cannot be read: {reason(error)}") from error
+    except (EOFError, ValueError, NotImplementedError, zlib.error, csv.Error) as error:
+        raise ExampleError(f"{name} cannot be read: {error}") from error
+    chosen = _choose(name, [row for _, row in found if isinstance(row, dict)], columns or {})
+    return _collect(name, ((line, _example(row, chosen, separator)) for line, row in found))
+
+
+def to_lines(examples: Iterable[Example]) -> Iterator[str]:
+    """Yield each example, checked and with its id, as a line of JSON ending in a newline."""
+    for example in read_examples(examples):
+        yield json.dumps(as_record(example), ensure_ascii=False) + "\n"
+
+
+def as_record(example: Example) -> dict[str, Any]:
+    """An example as plain values, by field."""
+    return {field: getattr(example, field) for field in EXAMPLE_FIELDS}
+
+
+def digest(examples: Iterable[Example]) -> str:
+    """Return the SHA-256 of the examples' lines: the same for equal examples in equal order."""
+    return hashlib.sha256("".join(to_lines(examples)).encode("utf-8")).hexdigest()
+
+
+def content_hash(example: Example) -> str:
+    """Return the SHA-256 of all but the id: it tells whether an example changed."""
+    content = {field: getattr(example, field) for field in EXAMPLE_FIELDS[1:]}
+    return hashlib.sha256(json.dumps(content, ensure_ascii=False).encode()).hexdigest()
+
+
+def _choose(name: str, rows: list[TableRow], columns: Mapping[str, str | None]) -> Columns:
+    """Settle the columns each field is read from; one that no row has is an error."""
+    is_map = isinstance(columns, Mapping)
+    if not is_map or not all(isinstance(x, str | None) for x in columns.values()):
+        raise SettingError(f"columns maps our fields to names of columns, got {shown(columns)}")
+    known = [*dict.fromkeys(key for row in rows for key in row)]
+    there = f"its columns are {', '.join(map(repr, known))}"
+    if unknown := [field for field in columns if field not in _COLUMNS]:
+        near = [one for field in unknown for one in get_close_matches(str(field), _COLUMNS, 1)]
+        wanted = f"there is no field {' or '.join(map(shown, unknown))}" + (
+            f" (did you mean {' or '.join(near)}?)" if near else ""
+        )
+        wanted += f"; an example has {', '.join(_COLUMNS)}"
+        raise SettingError(f"{name}: {wanted}; {there}" if known else f"{name}: {wanted}")
+    chosen = _COLUMNS | {field: (name,) if name else () for field, name in columns.items()}
+    missing = []
+    for field in dict.fromkeys(("question", "answers", *columns)):
+        cells = ((row, column) for row in rows for column in chosen[field])
+        has = any(column in row or _cell(row, column) is not None for row, column in cells)
+        if rows and chosen[field] and not has:
+            missing.append(field)
+    if missing:
+        wanted = " and ".join(
+            f"no column {' or '.join(map(repr, chosen[field]))}"
+            + (f" for {field}" if field in columns else "")
+            for field in missing
+        )
+        taken = {name for field in columns if field not in missing for name in chosen[field]}
+        free = [column for column in known if column not in taken]
+        raise ColumnError(f"{name} has {wanted}; {there}", _guesses(missing, free))
+    return chosen
+
+
+def _guesses(fields: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
+    """The column that each field may be in, by its name; `...` where none sounds like it."""
+    found: dict[str, str] = {}
+    for field in fields:
+        sounds = re.compile(_SOUNDS_LIKE.get(field, re.escape(field)), re.IGNORECASE)
+        likely = [column for column in columns if sounds.search(column)]
+        found[field] = next((one for one in likely if one not in found.values()), "...")
+    return found
+
+
+def _cell(row: TableRow, column: str) -> Any:
+    """Return a cell; the column `answers.text` is the part text of the column answers."""
+    value: Any = row
+    for part in [column] if column in row else column.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def _example(row: TableRow | str, chosen: Columns, separator: str | None) -> Example | str:
+    """Make an example of a row, or say why it is none."""
+    if isinstance(row, str):
+        return row
+    fields: TableRow = {}
+    for field, columns in chosen.items():
+        cells = [cell for column in columns if (cell := _cell(row, column)) is not None]
+        if not cells and field in ("question", "answers"):
+            return f"{' or '.join(columns) or field} is missing"
+        fields[field] = next((cell for cell in cells if cell not in ("", [])), "")
+    if isinstance(fields["id"], int) and not isinstance(fields["id"], bool):
+        fields["id"] = str(fields["id"])
+    try:
+        for field in ("answers", "wrong_answers"):
+            fields[field] = _texts(fields[field], field, separator)
+        return Example(**fields)
+    except ExampleError as problem:
+        return str(problem)
+
+
+def _texts(cell: Any, field: str, separator: str | None) -> list[str]:
+    """Return the texts of a cell: a list, a JSON list of texts in a string, or one string."""
+    if isinstance(cell, str) and re.fullmatch(r"\s*\[\s*(['\"].*)?\]\s*", cell, re.DOTALL):
+        try:
+            cell = json.loads(cell)
+        except (ValueError, RecursionError):
+            raise ExampleError(f'{field} is no JSON list ["a", "b"]: {short(cell)}') from None
+    if isinstance(cell, str):
+        whole = cell.strip().removesuffix(separator.strip()) if separator else cell
+        parts = [part.strip() for part in whole.split(separator)] if separator else [cell]
+        cell = [part for part in parts if part.strip()]
+    if not isinstance(cell, list | tuple) or not all(isinstance(text, str) for text in cell):
+        raise ExampleError(f"{field} must be a text or a list of texts, got {short(cell)}")
+    return list(cell)
+
+
+def _collect(name: str, rows: Iterable[tuple[int | str, Example | str]]) -> list[Example]:
+    """Return the examples, each with an id, or raise one error that lists every problem."""
+    examples: list[Example] = []
+    problems: list[str] = []
+    first_seen: dict[str, str] = {"": ""}  # id -> where it was first seen
+    for line, row in rows:
+        problem = row if isinstance(row, str) else _flaw(row, first_seen)
+        if problem:
+            problems.append(f"  {name}:{line}: {problem}")
+        elif isinstance(row, Example):
+            examples.append(row)
+            first_seen.setdefault(row.id, f"{name}:{line}")
+    if problems:
+        bad, total = len(problems), len(problems) + len(examples)
+        head = f"{name}: {bad} of {total} rows cannot be used:"
+        tail = "  Mend or remove these rows; docs/examples.md shows how a row is written."
+        raise ExampleError("\n".join([head, *problems, tail]))
+    if not examples:
+        raise ExampleError(f"{name} holds no examples; see docs/examples.md for its form")
+    return _named(examples, set(first_seen))
+
+
+def _named(examples: list[Example], taken: set[str]) -> list[Example]:
+    """Name each example without an id by its content; of equal ones the second ends in -2."""
+    for index, example in enumerate(examples):
+        if not example.id:
+            name = id = content_hash(example)[:_NAME_DIGITS]
+            number = 1
+            while id in taken:
+                id = f"{name}-{(number := number + 1)}"
+            taken.add(id)
+            examples[index] = replace(example, id=id)
+    return examples
+
+
+def _flaw(example: Example, first_seen: Mapping[str, str]) -> str:
+    """Say what keeps an example from joining those whose ids were seen before, or nothing."""
+    texts = (example.question, example.id, example.source)
+    if half := half_character("".join((*texts, *example.answers, *example.wrong_answers))):
+        return f"the text holds {half[0]!r}, half of a character, which UTF-8 cannot keep"
+    first = first_seen.get(example.id)
+    return f"the id {example.id!r} is also that of {first}" if first else ""
+
+
+Regime = Literal[
+    "exact", "paraphrase", "styled", "double", "mid-text", "near miss", "unrelated"
+]
+COVERED: tuple[Regime, ...] = ("exact", "paraphrase", "styled", "double", "mid-text")
+LOCAL: tuple[Regime, ...] = ("near miss", "unrelated")  # no example answers: nothing may change
+NONE = "none"  # may stand for no id
+_LISTED = 10  # problems that an error lists
+_FORMS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
+
+
+@dataclass(frozen=True, slots=True)
+class AskedQuestion:
+    """A question as somebody asked it, and the example that answers it."""
+
+    question: str
+    id: str = ""  # empty: no example does
+    regime: Regime | None = None  # None: not said
+    also: tuple[str, ...] = ()  # ids of the other examples that a double question means
+
+
+def is_asked_file(path: Path) -> bool:
+    """Whether a file's name says that it is a table, with ids perhaps."""
+    return path.name.lower().removesuffix(".gz").endswith(_FORMS)
+
+
+def read_questions(path: Path, *, needs_ids: bool) -> list[AskedQuestion]:
+    """Read a file of questions, one a line, or a table of them as `read_asked` does."""
+    if is_asked_file(path):
+        return read_asked(path, needs_ids=needs_ids)
+    lines = read_text(path, "--file").split("\n")
+    asked = [AskedQuestion(line.strip()) for line in lines if line.strip()]
+    if not asked:
+        raise ExampleError(f"{path} holds no questions; write one a line")
+    return asked
+
+
+def read_asked(path: str | os.PathLike[str], *, needs_ids: bool = True) -> list[AskedQuestion]:
+    """Read a JSONL or CSV file with the columns `question` and `id`; bad rows are all named.
+
+    Where no ids are needed, `question` is the only column that is read.
+    """
+    name = os.fspath(path)
+    if not is_asked_file(Path(name)):
+        raise ExampleError(f"{name}: questions come in a file that ends in {', '.join(_FORMS)}")
+    try:
+        rows = list(rows_of(Path(name), "", None))
+    except OSError as error:
+        raise ExampleError(f"{name} cannot be read: {reason(error)}") from error
+    except (EOFError, ValueError, zlib.error, csv.Error) as error:
+        raise ExampleError(f"{name} cannot be read: {error}") from error
+    found = [(line, _asked(row, needs_ids)) for line, row in rows]
+    problems = [f"  {name}:{line}: {one}" for line, one in found if isinstance(one, str)]
+    if problems:
+        head = f"{name}: {len(problems)} of {len(found)} rows cannot be used:"
+        more = len(problems) - _LISTED
+        tail = [f"  and {more} more"] if more > 0 else []
+        raise ExampleError("\n".join([head, *problems[:_LISTED], *tail]))
+    if not found:
+        raise ExampleError(
+            f"{name} holds no questions; write one a row, in the column question"
+        )
+    return [one for _, one in found if isinstance(one, AskedQuestion)]
+
+
+def holds_questions(path: Path) -> bool:
+    """Whether a file holds questions with ids: a table whose rows have no answers."""
+    if not is_asked_file(path):
+        return False
+    try:
+        rows = (row for _, row in rows_of(path, "", None) if isinstance(row, dict))
+        first = next(rows, {})
+    except (OSError, EOFError, ValueError, zlib.error, csv.Error):
+        return False  # whoever reads it says what is wrong with it
+    return "id" in first and not {"answers", "answer"} & first.keys()
+
+
+def check_meant(asked: Sequence[AskedQuestion], known: Collection[str], where: str) -> None:
+    """Refuse ids that no example has, with names near to them."""
+    meant = ((one, id) for one in asked for id in (one.id, *one.also))
+    if unknown := [(one, id) for one, id in meant if id and id not in known]:
+        one, id = unknown[0]
+        near = get_close_matches(id, known)
+        raise ExampleError(
+            f"{where}: no example has the id {shown(id)}, which "
+            f"{shown(one.question)} is to mean (as {len(unknown)} of {len(asked)} "
+            f"questions); near names: {', '.join(map(shown, near)) or 'none'}; leave the "
+            "id empty where no example answers"
+        )
+
+
+def _asked(row: TableRow | str, needs_ids: bool) -> AskedQuestion | str:
+    """A question from a row, or what is wrong with it."""
+    if isinstance(row, str):
+        return row
+    question = row.get("question")
+    if not isinstance(question, str) or not question.strip():
+        return "question is missing or empty"
+    if needs_ids and "id" not in row:
+        return "id is missing; leave it empty where no example answers"
+    ids = _ids(row["id"]) if needs_ids else []
+    if ids is None:
+        return f"id must be a text, got {shown(row['id'])}"
+    if has_half_character("".join([question, *ids])):
+        return "the text holds half of a character, which UTF-8 cannot keep"
+    if not needs_ids:
+        return AskedQuestion(question.strip())
+    regime = row.get("regime") or None
+    if problem := _regime_problem(regime, ids):
+        return problem
+    first, *others = ids or [""]
+    return AskedQuestion(question.strip(), first, regime, tuple(others))
+
+
+def _ids(cell: Any) -> list[str] | None:
+    """The ids in a cell: a text, a number, nothing, or a list of them; None: it is no such."""
+    found = []
+    for id in cell if isinstance(cell, list) else [cell]:
+        if isinstance(id, int) and not isinstance(id, bool):
+            id = str(id)
+        if not isinstance(id, str | None):
+            return None
+        meant = (id or "").strip()
+        found += [meant] if meant and meant.lower() != NONE else []
+    return found
+
+
+def _regime_problem(regime: Any, ids: Sequence[str]) -> str:
+    """What is wrong with a regime and the ids of its question, in words."""
+    if regime is not None and regime not in get_args(Regime):
+        return f"regime must be one of {', '.join(get_args(Regime))}; got {shown(regime)}"
+    if regime in LOCAL and ids:
+        return f"a question of the regime {regime} means no example, but its id is {ids[0]}"
+    if regime in COVERED and not ids:
+        return f"a question of the regime {regime} means an example; its id is empty"
+    if len(ids) > 1 and regime != "double":
+        return "id names several examples, which only the regime double does"
+    return ""
+
+
+Side = Literal[
+    "ground", "test"
+]  # the facts they are about: what is fitted, what is reported on
+
+
+@dataclass(frozen=True, slots=True)
+class ShippedQuestion:
+    """A question about the shipped facts."""
+
+    id: str
+    regime: Regime
+    question: str
+    means: tuple[str, ...]  # the facts that answer it; none for a near miss
+    about: tuple[str, ...]  # the facts it is about
+    instruction: str  # the form that is asked for, in words
+    check: Mapping[str, Any]  # what a program can check of that form
+    polarity: Literal["", "yes", "no"]  # the true answer to a question of yes or no
+
+
+def read_questions_shipped(side: Side) -> list[ShippedQuestion]:
+    """The questions about the grounding facts, or about the test facts."""
+    text = (files("trueline") / "facts" / f"{side}_questions.jsonl").read_text("utf-8")
+    found = [json.loads(line) for line in text.splitlines()]
+    return [
+        ShippedQuestion(**{**row, "means": tuple(row["means"]), "about": tuple(row["about"])})
+        for row in found
+    ]

@@ -1,0 +1,89 @@
+"""A name -> a judge of answers: by known answers, by a service or by a local model."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trueline.errors import SettingError
+from trueline.lab.judges.models import SERVICES, Limits, LocalJudge, ServiceJudge
+from trueline.lab.judges.offline import OfflineJudge, agreement
+from trueline.lab.judges.questions import (
+    Judge,
+    Questions,
+    prompt_for,
+    questions_for,
+    read_verdict,
+)
+
+if TYPE_CHECKING:
+    from trueline.embed import Embedder
+    from trueline.engines.base import Engine
+
+
+__all__ = [
+    "JUDGES",
+    "Judge",
+    "Limits",
+    "agreement",
+    "open_judge",
+    "prompt_for",
+    "questions_for",
+    "read_verdict",
+]
+JUDGES = {  # how a judge is named -> what it is
+    "offline": "a regression on how near known answers are; needs no key",
+    "cohere": "command-a-03-2025, or cohere:MODEL; key in COHERE_API_KEY or CO_API_KEY",
+    "gemini": "gemini-2.0-flash, or gemini:MODEL; key in GEMINI_API_KEY",
+    "openai:MODEL": "OpenAI's API; key in OPENAI_API_KEY",
+    "openai:MODEL@BASE_URL": "any server of OpenAI's form; its key, if it needs one, in "
+    "TRUELINE_JUDGE_KEY, with the address in TRUELINE_JUDGE_URL",
+    "local:MODEL": "a model on this machine, through trueline's own loop",
+}
+_NAME = re.compile(r"([a-z]+)(?::(.+?))?(?:@(https?://.*))?")  # kind, model, address
+
+
+def open_judge(
+    name: str = "offline",
+    *,
+    lm: Engine | None = None,
+    embedder: Embedder | None = None,
+    cache: Path | None = None,
+    limits: Limits | None = None,
+    max_tokens: int | None = None,
+    questions: Questions = "ours",
+) -> Judge:
+    """Open a judge by its name in JUDGES; the key of a service must be in the environment.
+
+    `embedder` is for the offline judge; `lm` for a local judge named without a model or with
+    this model's id; `cache` and `limits` for services; `questions` for all but the offline one.
+    """
+    found = _NAME.fullmatch(name)
+    kind, model, url = found.groups(default="") if found else ("", "", "")
+    if name == "offline":
+        from trueline.embed import load_embedder
+
+        return OfflineJudge(embedder or load_embedder())
+    if kind == "local":
+        model = name.removeprefix("local").removeprefix(":")
+        if lm is None or model not in ("", lm.id):
+            if not model:
+                raise SettingError("a local judge needs a model, as in local:smollm2-135m")
+            from trueline.engines import load
+
+            lm = load(model)
+        return LocalJudge(
+            lm, max_new_tokens=8 if max_tokens is None else max_tokens, questions=questions
+        )
+    if kind in SERVICES:
+        if re.search(r"@(?:localhost|[^@]*[.:/])", model):
+            raise SettingError(
+                "the address of a judge must begin with http:// or https://, as in "
+                f"{kind}:MODEL@http://localhost:8000/v1"
+            )
+        tokens = 16 if max_tokens is None else max_tokens
+        return ServiceJudge(
+            kind, model, url, cache=cache, limits=limits, max_tokens=tokens, questions=questions
+        )
+    raise SettingError(f"{name!r} is not a judge; there are {', '.join(JUDGES)}")

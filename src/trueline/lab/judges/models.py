@@ -1,0 +1,550 @@
+"""Answers -> verdicts by a language model: on this machine, or behind a service's address."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import math
+import os
+import random
+import re
+import sqlite3
+from asyncio import sleep
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from time import monotonic, time
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
+
+from trueline.engines.fetch import home
+from trueline.errors import SettingError, TruelineError, import_extra
+from trueline.lab.judges.questions import (
+    NO_REFERENCE,
+    Items,
+    Questions,
+    judge_hash,
+    judge_id,
+    price_of,
+    prompt_for,
+    read_verdict,
+)
+from trueline.lab.samples import About, Task, Verdict
+from trueline.prompts import Prompt
+from trueline.settings import Between, check_values, whole_number
+from trueline.types import OnProgress
+
+if TYPE_CHECKING:
+    from openai import APIStatusError, AsyncOpenAI
+
+    from trueline.engines.base import Engine
+
+
+_KEY, _URL = "TRUELINE_JUDGE_KEY", "TRUELINE_JUDGE_URL"  # a key, and the address it is for
+_PROMPT = Prompt(template="{question}")  # of a local judge: the question is the whole prompt
+_HEADERS = frozenset(  # of a request; the client would add those in OPENAI_CUSTOM_HEADERS
+    "host accept accept-encoding connection content-length content-type user-agent".split()
+)
+_MOST_TOKENS = 10_000_000  # counted for one request; no model reads more
+_LOCK_SECONDS = 60.0  # to wait for another process that writes to the cache
+_DAY = 86_400.0  # seconds
+_PLAIN = re.compile(r"(?:(?![@?#\\])[!-~]){1,500}")  # no password, query or fragment
+_NOT_ITS_FORM = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
+_TABLE = """CREATE TABLE IF NOT EXISTS responses (
+    key TEXT PRIMARY KEY, judge TEXT NOT NULL, text TEXT NOT NULL,
+    prompt_tokens INTEGER NOT NULL, answer_tokens INTEGER NOT NULL, time TEXT NOT NULL
+) WITHOUT ROWID"""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A service in OpenAI's form; its keys go to its own address alone."""
+
+    url: str
+    url_variable: str  # the environment variable for another address of the same service
+    key_variables: tuple[str, ...]
+    default_model: str  # empty: a model must be named
+
+
+SERVICES = {
+    "cohere": Service(
+        "https://api.cohere.ai/compatibility/v1",
+        "COHERE_BASE_URL",
+        ("COHERE_API_KEY", "CO_API_KEY"),
+        "command-a-03-2025",
+    ),
+    "gemini": Service(
+        "https://generativelanguage.googleapis.com/v1beta/openai",
+        "GEMINI_BASE_URL",
+        ("GEMINI_API_KEY",),
+        "gemini-2.0-flash",
+    ),
+    "openai": Service("https://api.openai.com/v1", "OPENAI_BASE_URL", ("OPENAI_API_KEY",), ""),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How many requests a service is sent, and how long each may take."""
+
+    concurrency: Annotated[int, Between(1, 1000)] = 8  # requests in flight at once
+    # Requests started in a minute; None: no limit.
+    per_minute: Annotated[float, Between(0.001, 1e9)] | None = None
+    tries: Annotated[int, Between(1, 100)] = 6  # of one request, before it is given up
+    timeout: Annotated[float, Between(0, _DAY, above=True)] = 60.0  # seconds of one try
+    # Seconds before the second try; twice that before the third.
+    backoff: Annotated[float, Between(0, _DAY)] = 1.0
+    # Seconds of the longest pause; if a service asks for a longer one, the request is given up.
+    patience: Annotated[float, Between(0, _DAY)] = 120.0
+
+    def __post_init__(self) -> None:
+        check_values(Limits, asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What a judge wrote, and how many tokens the service counted."""
+
+    text: str
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
+
+
+class _Failed(Exception):
+    """A try has no usable response; says why."""
+
+    def __init__(self, reason: str, pause: float | None = None) -> None:
+        super().__init__(reason)
+        self.pause = pause  # seconds the service asked for; inf: another try is of no use
+
+
+_Outcome = tuple[Response | str, bool]  # or why there is none; is it from the cache
+
+
+class LocalJudge:
+    """A language model on this machine that writes a few tokens, by plain decoding."""
+
+    def __init__(
+        self,
+        lm: Engine,
+        *,
+        max_new_tokens: int = 8,
+        batch_size: int = 8,
+        questions: Questions = "ours",
+    ) -> None:
+        whole_number(max_new_tokens, "max_tokens")
+        self.id, self._questions = judge_id(f"local:{lm.id}", questions), questions
+        self._lm, self._max_new_tokens, self._batch_size = lm, max_new_tokens, batch_size
+
+    @property
+    def hash(self) -> str:
+        lm = self._lm
+        model = (lm.fingerprint, lm.tokenizer_hash, str(lm.dtype), lm.device.type)
+        return judge_hash(*model, self._max_new_tokens, questions=self._questions)
+
+    def judge(
+        self, task: Task, about: About, items: Items, progress: OnProgress | None = None
+    ) -> list[Verdict]:
+        """Verdicts in the order of the items; equal questions are asked once."""
+        from trueline.decode.generate import generate
+        from trueline.methods import PLAIN, make_method
+
+        prompts = [prompt_for(task, about, *item, self._questions) for item in items]
+        reasons = {prompt: self._problem(prompt) for prompt in dict.fromkeys(prompts)}
+        answers = generate(
+            self._lm,
+            make_method(PLAIN, prompt=_PROMPT),
+            [text for text, reason in reasons.items() if text is not None and not reason],
+            max_new_tokens=self._max_new_tokens,
+            batch_size=self._batch_size,
+            progress=progress,
+        )
+        by_prompt = {answer.question: answer for answer in answers}
+        verdicts = []
+        for prompt in prompts:
+            if prompt is None or prompt not in by_prompt:
+                verdicts.append(Verdict(self.id, about, None, reasons[prompt]))
+                continue
+            answer = by_prompt[prompt]
+            # A model that only continues text goes on with a question of its own.
+            first = next(iter(answer.text.strip().splitlines()), "")
+            label = read_verdict(first, about)
+            tokens = (answer.prompt_tokens, len(answer.token_ids))
+            verdicts.append(Verdict(self.id, about, label, answer.text, *tokens, basis=about))
+        return verdicts
+
+    def _problem(self, prompt: str | None) -> str:
+        """Why the model cannot be asked this; empty if it can."""
+        if prompt is None:
+            return NO_REFERENCE
+        length, limit = len(_PROMPT.encode(prompt, self._lm.tokenizer)), self._lm.limit
+        if limit is not None and length + self._max_new_tokens > limit:
+            return f"the question is {length} tokens, {self._lm.id} reads {limit}"
+        return ""
+
+
+class ServiceJudge:
+    """A model behind the address of a service; every response is paid for once.
+
+    A response is written to the cache before anything else is done with it. A verdict's cost is
+    what its response cost when it was bought, also if it comes from the cache.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        model: str = "",
+        url: str = "",
+        *,
+        cache: Path | None = None,
+        limits: Limits | None = None,
+        max_tokens: int = 16,  # a verdict is one word; models that think first need more
+        questions: Questions = "ours",
+    ) -> None:
+        service = SERVICES[kind]
+        self.model = model or service.default_model
+        if not self.model or len(self.model) > 200 or not self.model.isprintable():
+            raise SettingError(
+                f"the {kind} judge needs a model of at most 200 printable characters, as in "
+                f"{kind}:MODEL@BASE_URL"
+            )
+        whole_number(max_tokens, "max_tokens")
+        own = _address(os.environ.get(service.url_variable, "").strip() or service.url, service)
+        self._url = _address(url, service) if url else own
+        self._key, self._key_variable = _key_for(service, self._url, own)
+        names = " or ".join(service.key_variables)
+        self._set_key = f"set {names}"
+        if self._url != own:
+            self._set_key = f"{names} goes to {own} alone: set {_URL} to {self._url} and {_KEY}"
+        if not self._key and (self._url == service.url or kind != "openai"):
+            raise TruelineError(
+                f"the {kind} judge needs a key; {self._set_key}, or use the judge `offline`, "
+                "which needs none"
+            )
+        name = f"{kind}:{self.model}" + (f"@{self._url}" if self._url != service.url else "")
+        self.id, self._questions = judge_id(name, questions), questions
+        self.limits, self._max_tokens = limits or Limits(), max_tokens
+        self._cache, self._free_at = ResponseCache(cache), monotonic()
+        self._open_client()  # a missing package or a wrong proxy shows before anything is paid
+
+    @property
+    def hash(self) -> str:
+        return judge_hash(self.id, self._max_tokens, questions=self._questions)
+
+    def judge(
+        self, task: Task, about: About, items: Items, progress: OnProgress | None = None
+    ) -> list[Verdict]:
+        """Verdicts in the order of the items; equal questions are asked once."""
+        prompts = [prompt_for(task, about, *item, self._questions) for item in items]
+        keys = {prompt: self._cache_key(prompt) for prompt in prompts if prompt is not None}
+        known = self._cache.read(keys.values())
+        found: dict[str, _Outcome] = {
+            prompt: (known[key], True) for prompt, key in keys.items() if key in known
+        }
+        if progress and keys:
+            progress(len(found), len(keys))
+        if len(found) < len(keys):
+            _run(self._ask_all(keys, found, progress))
+        verdicts, seen = [], set()
+        for prompt in prompts:
+            if prompt is None:
+                verdicts.append(Verdict(self.id, about, None, NO_REFERENCE))
+                continue
+            response, is_cached = found[prompt]
+            verdicts.append(self._verdict(about, response, is_cached or prompt in seen))
+            seen.add(prompt)
+        return verdicts
+
+    def _verdict(self, about: About, found: Response | str, is_cached: bool) -> Verdict:
+        if isinstance(found, str):
+            return Verdict(self.id, about, None, found, is_answered=False)
+        tokens = (found.prompt_tokens, found.answer_tokens)
+        label, cost = read_verdict(found.text, about), price_of(self.model, *tokens)
+        return Verdict(self.id, about, label, found.text, *tokens, cost, is_cached)
+
+    def _cache_key(self, prompt: str) -> str:
+        """A name of exactly this question to exactly this judge."""
+        parameters = {"temperature": 0, "max_tokens": self._max_tokens}
+        parts = json.dumps([self.id, self.model, prompt, parameters], sort_keys=True)
+        return hashlib.sha256(parts.encode()).hexdigest()
+
+    async def _ask_all(
+        self, keys: dict[str, str], found: dict[str, _Outcome], progress: OnProgress | None
+    ) -> None:
+        """Ask what is not found yet; after an error that ends the run, no request is begun."""
+        waiting = deque(prompt for prompt in keys if prompt not in found)
+
+        async def work() -> None:
+            while waiting:
+                prompt = waiting.popleft()
+                try:
+                    found[prompt] = await self._ask(client, prompt, keys[prompt])
+                    if progress:
+                        progress(len(found), len(keys))
+                except BaseException:
+                    waiting.clear()
+                    raise
+
+        async with self._open_client() as client:
+            workers = [work() for _ in range(min(self.limits.concurrency, len(waiting)))]
+            # A request in flight is paid for: its response still goes to the cache.
+            for ended in await asyncio.gather(*workers, return_exceptions=True):
+                if ended:
+                    raise ended
+
+    async def _ask(self, client: AsyncOpenAI, prompt: str, key: str) -> _Outcome:
+        """The response to a question, or why there is none; and whether it was in the cache."""
+        if known := self._cache.read([key]):  # another process has asked it meanwhile
+            return known[key], True
+        limits, attempt = self.limits, 0
+        while True:
+            attempt += 1
+            await self._wait_turn()
+            try:
+                response = await self._try(client, prompt)
+            except _Failed as failed:
+                # Chance: requests that failed together do not come back together.
+                backoff = limits.backoff * 2 ** (attempt - 1) * random.uniform(0.5, 1.0)
+                pause = min(backoff, limits.patience) if failed.pause is None else failed.pause
+                if attempt == limits.tries or pause > limits.patience:
+                    return f"(no response: {failed}; tried {attempt} times)", False
+                if failed.pause is None:
+                    await sleep(pause)
+                else:  # for all requests
+                    self._free_at = max(self._free_at, monotonic() + pause)
+            else:
+                self._cache.write(key, self.id, response)
+                return response, False
+
+    async def _wait_turn(self) -> None:
+        """Wait until the pace, and the pauses the service asked for, allow a request."""
+        while (left := self._free_at - monotonic()) > 0:
+            await sleep(left)
+        self._free_at = monotonic() + 60 / (self.limits.per_minute or math.inf)
+
+    async def _try(self, client: AsyncOpenAI, prompt: str) -> Response:
+        """Send a question once. TruelineError: every other request would fail in this way."""
+        import openai
+
+        try:
+            async with asyncio.timeout(self.limits.timeout):
+                completion = await client.chat.completions.create(
+                    model=self.model,
+                    messages=[{"role": "user", "content": prompt}],
+                    temperature=0,
+                    max_tokens=self._max_tokens,
+                )
+            return _read(completion, self._without_key)
+        except TimeoutError:
+            raise _Failed(f"no response within {self.limits.timeout:g} s") from None
+        except openai.APIStatusError as error:
+            raise self._failure(error) from None
+        except openai.APIConnectionError as error:
+            cause = error.__cause__
+            reason = self._without_key(f"{type(cause).__name__}: {cause}")
+            raise _Failed(f"the connection failed ({reason})") from None
+        except (openai.OpenAIError, *_NOT_ITS_FORM):
+            raise _Failed("the response is not of this API's form") from None
+
+    def _failure(self, error: APIStatusError) -> Exception:
+        """What a status other than 200 means."""
+        status, text = error.status_code, self._without_key(error.response.text)
+        # Gemini calls a key it does not know a bad request.
+        if status in (401, 403) or (status == 400 and "API_KEY_INVALID" in text):
+            if not self._key:
+                return TruelineError(
+                    f"{self._url} wants a key (HTTP {status}); {self._set_key}"
+                )
+            return TruelineError(
+                f"{self._url} refused the key (HTTP {status}); set {self._key_variable} to one "
+                f"that may use {self.model}"
+            )
+        reason = f"HTTP {status}: {text[:200]!r}"
+        if status == 404:
+            return SettingError(
+                f"{self._url} does not know the model or address; check the name of the judge "
+                f"({reason})"
+            )
+        if status not in (408, 409, 429) and status < 500:
+            return _Failed(reason, math.inf)
+        pause = _pause_in(error.response.headers.get("retry-after"))
+        return _Failed(reason if pause is None else f"{reason}, wait {pause:.0f} s", pause)
+
+    def _without_key(self, text: str) -> str:
+        # A server on this machine may want any short word as a key: that is not a secret.
+        return text.replace(self._key, "(the key)") if len(self._key) >= 12 else text
+
+    def _open_client(self) -> AsyncOpenAI:
+        openai = import_extra("openai", "a judge behind an API", "judge")
+
+        async def sign(request: Any) -> None:
+            for name in {*request.headers} - _HEADERS:
+                del request.headers[name]
+            if self._key:
+                request.headers["authorization"] = f"Bearer {self._key}"
+
+        try:
+            client = openai.DefaultAsyncHttpxClient(
+                timeout=None,  # each try has its own
+                follow_redirects=False,  # the key is for this address
+                trust_env=not _is_loopback(self._url),  # no proxy for this machine
+                event_hooks={"request": [sign]},
+            )
+            judge: AsyncOpenAI = openai.AsyncOpenAI(
+                base_url=self._url,
+                api_key=self._key or "none",
+                http_client=client,
+                max_retries=0,
+            )
+            return judge
+        except (ValueError, OSError, ImportError) as error:
+            # Without the error's own words: the address of a proxy may hold a password.
+            raise SettingError(
+                f"{self._url} cannot be asked ({type(error).__name__}); check the proxy and "
+                "certificates in HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and SSL_CERT_FILE"
+            ) from None
+
+
+class ResponseCache:
+    """Responses by key, in one SQLite file; every write is done when it returns.
+
+    Each call opens the file anew, so threads, forks and other processes can share it.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = Path(path) if path is not None else home() / "judge-cache.sqlite"
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.touch(0o600)  # questions and answers may be private
+        except (OSError, ValueError) as error:
+            raise self._unusable(error) from error
+        with self._open() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            tables = connection.execute("SELECT name FROM sqlite_master").fetchall()
+            if tables and ("responses",) not in tables:
+                raise self._unusable("it is a database of another program")
+            connection.execute(_TABLE)
+            connection.execute("PRAGMA user_version = 1")  # fails if nothing can be written
+
+    def read(self, keys: Iterable[str]) -> dict[str, Response]:
+        """The responses that are known to these keys."""
+        query = "SELECT text, prompt_tokens, answer_tokens FROM responses WHERE key = ?"
+        with self._open() as connection:
+            rows = {key: connection.execute(query, (key,)).fetchone() for key in keys}
+        return {key: Response(*row) for key, row in rows.items() if row is not None}
+
+    def write(self, key: str, judge: str, response: Response) -> None:
+        """Keep a response for good; one that is there already stays."""
+        counts = (response.prompt_tokens, response.answer_tokens)
+        time = datetime.now(UTC).isoformat(timespec="seconds")
+        with self._open() as connection:
+            connection.execute(
+                "INSERT OR IGNORE INTO responses VALUES (?, ?, ?, ?, ?, ?)",
+                (key, judge, response.text, *counts, time),
+            )
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        try:
+            opened = sqlite3.connect(self.path, timeout=_LOCK_SECONDS, isolation_level=None)
+            with closing(opened) as connection, connection:
+                yield connection
+        except sqlite3.Error as error:
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: Exception | str) -> TruelineError:
+        return TruelineError(
+            f"{self.path} cannot be used as the judges' cache ({error}); "
+            "name another file, or move this one away"
+        )
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    """Run to the end, also in a notebook, whose thread has a running event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        asyncio.run(work)
+        return
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, work).result()
+
+
+def _address(text: str, service: Service) -> str:
+    """An address in the one form in which it is compared and printed with results."""
+    try:
+        parts = urlsplit(text)
+        is_web = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        if is_web and _PLAIN.fullmatch(text):
+            return parts._replace(netloc=parts.netloc.lower()).geturl().rstrip("/")
+    except ValueError:
+        pass
+    raise SettingError(  # the text is not repeated: it may hold a password
+        "the address of a judge must begin with http:// or https:// and a host, in plain ASCII "
+        f"without a password or query, like {service.url}; the key belongs in "
+        f"{service.key_variables[0]}"
+    )
+
+
+def _is_loopback(url: str) -> bool:
+    return urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
+
+
+def _key_for(service: Service, url: str, own: str) -> tuple[str, str]:
+    """The key for an address, and its environment variable; two empty texts if there is none.
+
+    The keys of a service go to its own address, or to the one its user put into the variable
+    for it; TRUELINE_JUDGE_KEY goes to TRUELINE_JUDGE_URL. A plan alone moves no key.
+    """
+    bound = os.environ.get(_URL, "").strip()
+    names = service.key_variables if url == own else ()
+    if bound and url == _address(bound, service):
+        names = (*names, _KEY)
+    for name in names:
+        if not (key := os.environ.get(name, "").strip()):
+            continue
+        if not re.fullmatch(r"[!-~]{1,4000}", key):
+            raise SettingError(
+                f"the key in {name} holds a space, a line break or a character that is not "
+                "ASCII, or is too long; set it again, as the service gave it"
+            )
+        if not (url.startswith("https://") or _is_loopback(url)):
+            raise SettingError(
+                f"{url} is not https, so anyone on the way could read the key in {name}; use "
+                "an https:// address, or unset the key if none is needed"
+            )
+        return key, name
+    return "", ""
+
+
+def _read(completion: Any, without_key: Callable[[str], str]) -> Response:
+    """The text and the token counts of a completion, whatever a service made of its form."""
+    choice, usage = completion.choices[0], completion.usage
+    text = choice.message.content or ""
+    if not text.strip():  # paid for like any other
+        text = f"(no text: {choice.message.refusal or choice.finish_reason})"
+    text = without_key(text).encode("utf-8", "replace").decode()  # half a surrogate
+    counts = [getattr(usage, name, 0) or 0 for name in ("prompt_tokens", "completion_tokens")]
+    for count in counts:
+        if type(count) not in (int, float) or not 0 <= count <= _MOST_TOKENS or count % 1:
+            raise ValueError("a count of tokens is none")
+    return Response(text, *map(int, counts))
+
+
+def _pause_in(retry_after: str | None) -> float | None:
+    """The seconds a Retry-After header asks for; it holds seconds or a date."""
+    try:
+        return max(0.0, float(retry_after or ""))
+    except ValueError:
+        pass
+    try:
+        date = parsedate_to_datetime(retry_after or "")
+        return max(0.0, date.timestamp() - time())
+    except (ValueError, OverflowError):  # not a date, or one in the year 10^30
+        return None

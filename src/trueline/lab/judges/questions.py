@@ -1,0 +1,162 @@
+"""A sample and an answer -> the question for a judge; its reply -> a label."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tomllib
+import unicodedata
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal, Protocol
+
+from trueline.lab.samples import About, Sample, Task, Verdict
+from trueline.types import OnProgress
+
+Questions = Literal["ours", "paper"]  # whose questions a judge is asked
+Items = Sequence[tuple[Sample, str]]  # samples, each with the answer to judge
+NO_REFERENCE = "no reference answer to judge by"
+_QUESTIONS: dict[Task, tuple[About, ...]] = {
+    "question": ("truth", "info"),
+    "dialogue": ("hallucination",),
+    "summary": ("hallucination",),
+}
+_PHRASES: dict[About, dict[str, bool]] = {  # hallucination: yes means it is hallucinated
+    "truth": {
+        **dict.fromkeys(("yes", "correct", "right", "true", "truthful"), True),
+        **dict.fromkeys(("no", "wrong", "incorrect", "not correct", "false", "untrue"), False),
+    },
+    "info": {
+        **dict.fromkeys(("yes", "informative"), True),
+        **dict.fromkeys(("no", "uninformative", "not informative"), False),
+    },
+    "hallucination": {
+        **dict.fromkeys(("yes", "hallucinated"), True),
+        **dict.fromkeys(("no", "not hallucinated"), False),
+    },
+}
+_THOUGHT = re.compile(r"<think>.*?(?:</think>|$)|</?\w+>", re.S)  # and tags around a word
+_SIGNS = re.compile("[*_`'\"#\\[\\](){}<>\\\\\u201c\u201d\u2018\u2019]")  # marks around a word
+_OF = r"(?:answer|verdict|judge?ment|response|reply|summary|label|assessment|statement)"
+_LEAD = re.compile(
+    rf"(?:(?:(?:my|the|your|final|given|above)\s+)*{_OF}"
+    r"(?:\s+to judge)?\s*(?:is\s*[:=-]?|[:=-])\s*)+"
+)
+_CLAUSE = re.compile("[.,;:!?/\n\u2013\u2014]+|\\s-+\\s")
+_FILLER = re.compile(
+    r"(?:(?:and|also|then|so|but|because|since|i think|i believe|indeed)\b\s*)+"
+)
+_STATEMENT = re.compile(  # as in "it is partly wrong", "the answer isn't correct"
+    rf"(?:it|this|that|(?:(?:the|this|that|your|given)\s+)+{_OF})\s+"
+    r"(?:is|s|was|seems|looks)(?P<denied>n t| not)?\s+"
+    r"(?:(?:in fact|indeed|actually|clearly|also|only|partly|partially|mostly)\s+)*"
+    r"(?P<stated>[a-z ]+?)(?:\s+(?:about|in|on|as|because|since|here|overall|and|but)\b.*)?"
+)
+_DOUBT = re.compile(  # what takes back part of the verdict before it
+    r"(?:but|or|though|although|however|except|unless|partly|partially|mostly|somewhat|maybe"
+    r"|perhaps)\b"
+)
+
+
+class Judge(Protocol):
+    """Says whether answers are truthful, informative or hallucinated."""
+
+    @property
+    def id(self) -> str:
+        """Its name, with the model it runs on."""
+        ...
+
+    @property
+    def hash(self) -> str:
+        """A hash of all that can change its verdicts: weights, prompts, settings."""
+        ...
+
+    def judge(
+        self, task: Task, about: About, items: Items, progress: OnProgress | None = None
+    ) -> list[Verdict]:
+        """Verdicts on answers, in their order; an answer that cannot be judged has no label."""
+        ...
+
+
+def questions_for(task: Task) -> tuple[About, ...]:
+    """What is asked about every answer of a task."""
+    return _QUESTIONS[task]
+
+
+def judge_hash(*parts: object, questions: Questions = "ours") -> str:
+    """A hash of what shapes a judge's verdicts, including the texts of its questions."""
+    texts = {name: text for name, text in _texts().items() if name != "prices"}
+    more = [_texts("halueval")] if questions == "paper" else []
+    content = json.dumps([texts, *parts, *more], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:12]
+
+
+def judge_id(name: str, questions: Questions) -> str:
+    """The id of a judge: with other questions it is another judge."""
+    return name if questions == "ours" else f"{name}+{questions}"
+
+
+def prompt_for(
+    task: Task, about: About, sample: Sample, answer: str, questions: Questions = "ours"
+) -> str | None:
+    """The whole text a judge reads; None if truth is asked and no reference is known.
+
+    With the paper's questions a hallucination is asked about in HaluEval's own words, and truth
+    also if no reference is known: the authors' code shows an empty list there.
+    """
+    if about == "truth":
+        if not sample.answers and questions == "ours":
+            return None
+        template = _texts()["truth"]["with_wrong" if sample.wrong_answers else "without_wrong"]
+    else:
+        texts = _texts("halueval" if questions == "paper" and about != "info" else "judges")
+        template = texts["info" if about == "info" else task]["text"]
+    parts = {
+        "question": sample.question.strip(),
+        "answer": answer.strip() or "(nothing was written)",
+        "right": "\n".join(f"- {text.strip()}" for text in sample.answers),
+        "wrong": "\n".join(f"- {text.strip()}" for text in sample.wrong_answers),
+    }
+    # In one pass: braces in an answer stay as they are. Half a surrogate cannot be sent.
+    text = re.sub(r"\{(\w+)\}", lambda found: parts[found[1]], template.lstrip("\n"))
+    return text.encode("utf-8", "replace").decode()
+
+
+def read_verdict(raw: str, about: About) -> bool | None:
+    """The label a judge's reply stands for; None if it gives no verdict, or two.
+
+    The reply must open with the verdict, perhaps after "Answer:" or in Markdown. The text after
+    it may explain the verdict, but not take it back. True for a hallucination: it is one.
+    """
+    text = unicodedata.normalize("NFKC", raw).replace("。", ".").lower()
+    text = _SIGNS.sub(" ", _THOUGHT.sub(" ", text)).strip(" \n\t.,:;-")
+    text = text[lead.end() :] if (lead := _LEAD.match(text)) else text
+    clauses = [" ".join(clause.split()) for clause in _CLAUSE.split(text)]
+    label = _PHRASES[about].get(clauses[0])
+    rest = [clause for clause in clauses[1:] if not _FILLER.fullmatch(clause)]
+    if rest and _DOUBT.match(rest[0]):
+        return None
+    return label if all(_stated(clause, about) in (None, label) for clause in rest) else None
+
+
+def _stated(clause: str, about: About) -> bool | None:
+    """The label of a clause after the verdict, if the clause is a verdict itself."""
+    clause = clause[filler.end() :] if (filler := _FILLER.match(clause)) else clause
+    if not (found := _STATEMENT.fullmatch(clause)):
+        return _PHRASES[about].get(clause)
+    label = _PHRASES[about].get(found["stated"])
+    return None if label is None else label != bool(found["denied"])
+
+
+def price_of(model: str, prompt_tokens: int, answer_tokens: int) -> float | None:
+    """The cost of a reply in US dollars; None if the price of the model is not known."""
+    if (rates := _texts()["prices"].get(model)) is None:
+        return None
+    return float((prompt_tokens * rates[0] + answer_tokens * rates[1]) / 1_000_000)
+
+
+@cache
+def _texts(name: str = "judges") -> dict[str, Any]:
+    return tomllib.loads((files(__package__) / f"{name}.toml").read_text("utf-8"))

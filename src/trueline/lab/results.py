@@ -1,0 +1,608 @@
+"""results.jsonl <-> typed lines: every kind of line, how it is written and how it is read."""
+
+from __future__ import annotations
+
+import codecs
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from trueline.errors import MissingExtraError, SettingError
+from trueline.examples import LOCAL, Regime
+from trueline.files import read_bytes, reason, replacing, sync
+from trueline.lab.plan import Control, Mode
+from trueline.lab.samples import About
+from trueline.text import shown
+
+try:
+    import msgspec
+    from msgspec import Meta
+except ImportError as error:
+    raise MissingExtraError("results need msgspec: pip install 'trueline[eval]'") from error
+RESULTS = "results.jsonl"
+_HEAD = b'{"kind"'  # how every line begins
+_IN_ROW_LABEL = ("context", "embedder")  # build options a report tells only where they vary
+_LARGEST_FILE = 2_000_000_000  # bytes of results; a line has about 1,000
+_ADVICE = "mend or remove the line, move the file away, or name another folder with --out"
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Positive = Annotated[int, Meta(ge=1, le=2**53)]
+Flag = Annotated[int, Meta(ge=0, le=1)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+# A share, or BERTScore: a cosine, which a baseline may push far below 0.
+Score = Annotated[float, Meta(ge=-100, le=1)]
+Amount = Annotated[float, Meta(ge=0, le=1e9)]  # of seconds, megabytes, dollars, entropy
+LogProbability = Annotated[float, Meta(ge=-1e9, le=1e9)]
+
+
+class ResultLine(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"
+):
+    """One line of results."""
+
+
+class PartOfCell(ResultLine, frozen=True, kw_only=True):
+    """A line that belongs to one cell."""
+
+    cell: str  # the cell's id
+
+
+class StopRule(msgspec.Struct, frozen=True):
+    """What ends an answer besides its length."""
+
+    strings: tuple[str, ...]
+    ids: tuple[Count, ...]
+
+
+class SpaceFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The grounding space of a cell."""
+
+    hash: str  # of what the method sees of it
+    entries: Count
+    build: dict[str, Any]  # the options it was asked for
+    default_build: dict[str, Any]  # what they are for this method if nobody says anything
+    built: dict[str, Any]  # what came of them: `auto` is resolved
+
+
+class CellLine(PartOfCell, frozen=True, kw_only=True, tag="cell"):
+    """How one cell is run: all that shapes its results, and all that a report tells."""
+
+    task: Mode
+    samples: Count  # how many lines of answers, choices or failures will follow
+    batch_size: Positive
+    max_new_tokens: Positive | None
+    temperature: Amount
+    stop: StopRule | None
+    seed: Count | None
+    method: str
+    is_plain: bool  # whether it is the model as it is, which the others are compared with
+    has_own_prompt: bool  # whether the method rewrites the prompt for each question
+    settings: dict[str, Any]
+    defaults: dict[str, Any]  # the settings if nobody says anything, on this benchmark
+    prompt_hashes: Annotated[tuple[str, ...], Meta(min_length=1)]
+    space: SpaceFacts | None
+    model: str
+    fingerprint: str
+    tokenizer_hash: str  # of the tokenizer and its chat template
+    dtype: str
+    device: str
+    benchmark: str
+    data_hash: str
+    counts: dict[str, Count]  # rows read, kept, left out
+    ground_from: str | None
+    ground: Count
+    test: Count
+    draw: Count | None
+    rule: str
+    bertscore: tuple[str, Positive] | None  # the encoder's folder and layer
+    versions: dict[str, str]
+    bertscore_hash: str = ""  # of the encoder's files
+    fidelity: dict[str, Any] = {}  # how answers were measured, where it is not as usual
+    control: Control | None = None  # what was taken out; None: it is the method itself
+    is_instead: bool = False  # whether it is there as what a user would do instead of a method
+    machine: dict[str, Any] = {}  # every line gets one of its own
+    time: str = ""
+
+    @property
+    def label(self) -> str:
+        """Its method and what differs from the defaults: `rad alpha=0.3 window=answer`.
+
+        Context and embedder are left out: a report adds them where rows differ in them.
+        """
+        told = (f"{name}={_short(value)}" for name, value in self.changed.items())
+        return " ".join([self.method, *told])
+
+    @property
+    def changed(self) -> dict[str, Any]:
+        """The settings of the method and its space that differ from the defaults."""
+        found = _changed(self.settings, self.defaults)
+        if self.space is not None:
+            build = _changed(self.space.build, self.space.default_build)
+            found |= {name: x for name, x in build.items() if name not in _IN_ROW_LABEL}
+        return found
+
+    @property
+    def context(self) -> int | str | None:
+        """How many tokens a window of its space has; None without entries."""
+        return None if self.space is None else self.space.built.get("context")
+
+    @property
+    def embedder(self) -> str | None:
+        """The embedder of its space; None without a space."""
+        return None if self.space is None else self.space.built.get("embedder")
+
+
+class AnswerLine(PartOfCell, frozen=True, kw_only=True, tag="answer"):
+    """An answer to one sample; `hits`, `flipped` and `entropy` have a number a token."""
+
+    sample: str
+    index: Count  # its place in the benchmark
+    question: str
+    text: str
+    tokens: Count
+    finish: str
+    prompt_tokens: Count
+    prompt_hashes: tuple[str, ...]
+    seconds: Amount  # its share of its chunk's, all told
+    decoding_seconds: Amount | None = None  # of these, from the chunk's first token on
+    scores: dict[str, Score | None]
+    confidence: Share | None
+    hits: tuple[Count, ...]
+    flipped: tuple[Flag, ...]
+    entropy: tuple[Amount | None, ...]
+    regime: Regime | None = None  # how its question stands to the grounding examples
+    token_hash: str = ""  # of the tokens: equal where two answers are, token for token
+    time: str = ""
+
+    def __post_init__(self) -> None:
+        if not len(self.hits) == len(self.flipped) == len(self.entropy):
+            raise ValueError("hits, flipped and entropy of different lengths")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether no example answers its question, so that there is nothing to judge."""
+        return self.regime in LOCAL
+
+
+class ChoiceLine(PartOfCell, frozen=True, kw_only=True, tag="choice"):
+    """The scored candidates of one sample."""
+
+    sample: str
+    index: Count
+    single: tuple[LogProbability | None, ...]
+    multiple: tuple[LogProbability | None, ...]
+    mc1: Share | None
+    mc2: Share | None
+    mc3: Share | None
+    seconds: Amount
+    time: str = ""
+
+
+class FailedLine(PartOfCell, frozen=True, kw_only=True, tag="failed"):
+    """A sample that could not be asked."""
+
+    sample: str
+    index: Count
+    reason: str
+    time: str = ""
+
+
+class VerdictLine(PartOfCell, frozen=True, kw_only=True, tag="verdict"):
+    """What a judge said of one answer."""
+
+    sample: str
+    judge: str
+    about: About
+    label: bool | None
+    basis: str = ""  # under which name the judge's agreement with people was measured
+    raw: str = ""
+    prompt_tokens: Count = 0
+    answer_tokens: Count = 0
+    cost: Amount | None = None
+    is_cached: bool = False
+    is_answered: bool = True
+    judge_hash: str = ""  # of all that can change the judge's verdicts
+    time: str = ""
+
+
+class DoneLine(PartOfCell, frozen=True, kw_only=True, tag="done", omit_defaults=True):
+    """The end of a cell."""
+
+    seconds: Amount
+    time: str = ""
+
+
+class Leak(msgspec.Struct, frozen=True):
+    """A test text and a grounding text that are near each other."""
+
+    sample: str  # its id
+    example: str  # its id
+    part: str  # `question` or `answer`
+    near: str  # how they are near: equal, 13 words, overlap or cosine
+    score: Score  # share of common words, or the cosine
+    texts: tuple[str, str]  # of the test, of the grounding example
+
+    @property
+    def kind(self) -> str:
+        """Its part and how the texts are near."""
+        return f"{self.part} {self.near}"
+
+
+class LeaksLine(ResultLine, frozen=True, kw_only=True, tag="leaks"):
+    """What the grounding examples of a benchmark give away, whatever is run on it."""
+
+    benchmark: str
+    data_hash: str
+    embedder: str | None
+    ground: Count
+    counts: dict[str, Count]
+    nearest: tuple[Leak, ...]
+    time: str = ""
+
+
+StructT = TypeVar("StructT", bound=msgspec.Struct)
+SampleLine = AnswerLine | ChoiceLine | FailedLine  # what a sample of a cell can end in
+AnyLine = CellLine | SampleLine | VerdictLine | DoneLine | LeaksLine
+_READER: msgspec.json.Decoder[AnyLine] = msgspec.json.Decoder(AnyLine)
+
+
+def encode_lines(lines: Iterable[AnyLine]) -> bytes:
+    """The bytes of lines, each with its newline."""
+    return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenLines:
+    """What a results file holds."""
+
+    lines: list[AnyLine]
+    sizes: list[int]  # the bytes of each
+    torn: bool  # whether one more was cut off at the end, as by a kill
+
+
+def read_written(path: Path) -> WrittenLines:
+    """Read a results file; a line that is none is refused with its number."""
+    *pieces, torn = _content(path).split(b"\n")
+    lines = [_line(path, number, piece) for number, piece in enumerate(pieces, 1)]
+    if torn[: len(_HEAD)] != _HEAD[: len(torn)]:  # a run never begins a line otherwise
+        raise SettingError(
+            f"{path}:{len(pieces) + 1} ends in something that is no line of results; {_ADVICE}"
+        )
+    return WrittenLines(lines, [len(piece) + 1 for piece in pieces], bool(torn))
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a results file, none where it is not there."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return b""
+    except OSError:
+        pass  # to read it says the same
+    try:
+        return read_bytes(path, "the results", most=_LARGEST_FILE)
+    except SettingError as error:
+        raise SettingError(f"{error}; mend that, or name another folder with --out") from error
+
+
+def _line(path: Path, number: int, piece: bytes) -> AnyLine:
+    if number == 1:
+        piece = piece.removeprefix(codecs.BOM_UTF8)  # some editors put one there
+    try:
+        return _READER.decode(piece)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise SettingError(
+            f"{path}:{number} is no line of results of this release ({error}); {_ADVICE}"
+        ) from error
+
+
+def plain(line: object) -> dict[str, Any]:
+    """A line as JSON has it."""
+    found: dict[str, Any] = msgspec.to_builtins(line)
+    return found
+
+
+def replace_line(line: StructT, **changes: Any) -> StructT:
+    """A line with other values in some of its fields."""
+    return msgspec.structs.replace(line, **changes)
+
+
+def now() -> str:
+    """The time of a line."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _changed(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    return {n: x for n, x in values.items() if n not in defaults or x != defaults[n]}
+
+
+def _short(value: object) -> str:
+    if isinstance(value, tuple | list):
+        return ",".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def check_lines(path: Path, lines: Sequence[AnyLine]) -> None:
+    """Refuse the first line that repeats an earlier one, or belongs to none."""
+    seen: dict[object, int] = {}  # the number of the line with this key
+    for number, line in enumerate(lines, 1):
+        problem = _orphan(line, seen)
+        for key in _keys(line):
+            if (first := seen.setdefault(key, number)) != number and not problem:
+                problem = f"says again what line {first} says"
+        if problem:
+            raise SettingError(
+                f"{path}:{number} {problem}; mend or remove the line, move the file away, or "
+                "name another folder with --out"
+            )
+
+
+def _orphan(line: AnyLine, seen: dict[object, int]) -> str:
+    """What a line lacks that must stand before it, in words."""
+    if isinstance(line, CellLine | LeaksLine):
+        return ""
+    if (CellLine, line.cell) not in seen:
+        return f"belongs to the cell {shown(line.cell)}, which no line before it describes"
+    task = {AnswerLine: "generate", ChoiceLine: "choose"}.get(type(line))
+    if task and (CellLine, line.cell, task) not in seen:
+        return f"belongs to a cell with another task than {task}"
+    if isinstance(line, VerdictLine) and (AnswerLine, line.cell, line.sample) not in seen:
+        return f"judges {shown(line.sample)}, to which its cell has no answer before it"
+    return ""
+
+
+def _keys(line: AnyLine) -> list[object]:
+    """What no other line may have."""
+    if isinstance(line, LeaksLine):
+        return []
+    if isinstance(line, VerdictLine):
+        return [(VerdictLine, line.cell, line.sample, line.judge, line.about)]
+    if isinstance(line, AnswerLine | ChoiceLine | FailedLine):
+        sample = ("sample", line.cell, line.sample)
+        own = [(AnswerLine, line.cell, line.sample)] if isinstance(line, AnswerLine) else []
+        return [sample, ("index", line.cell, line.index), *own]
+    if isinstance(line, CellLine):
+        return [(CellLine, line.cell), (CellLine, line.cell, line.task)]
+    return [(DoneLine, line.cell)]
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """The results of a folder while a run holds it."""
+
+    path: Path
+    lines: list[AnyLine]
+    dropped: int = 0  # lines that a kill left behind, of a chunk that is not whole
+
+    def append(self, lines: Sequence[AnyLine]) -> None:
+        """Add the lines of one chunk in one write that is on the disk when this returns."""
+        try:
+            with self.path.open("ab", buffering=0) as file:
+                rest = memoryview(encode_lines(lines))
+                while rest:
+                    rest = rest[file.write(rest) :]
+            sync(self.path)
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        self.lines.extend(lines)
+
+    def drop(self, lines: Sequence[AnyLine]) -> None:
+        """Take lines out again; the old file stands until the new one is whole."""
+        dropped = {id(line) for line in lines}
+        if not dropped:
+            return
+        kept = [line for line in self.lines if id(line) not in dropped]
+        try:
+            with replacing(self.path) as scratch:
+                scratch.write_bytes(encode_lines(kept))
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        self.lines[:] = kept
+
+    def samples_of(self, cell: str) -> list[SampleLine]:
+        """The answers, choices and failures of a cell, in their order."""
+        return [x for x in self.lines if isinstance(x, SampleLine) and x.cell == cell]
+
+    def has(self, cell: str, kind: type[PartOfCell]) -> bool:
+        """Whether there is a line of this kind for a cell."""
+        return any(isinstance(line, kind) and line.cell == cell for line in self.lines)
+
+
+@contextmanager
+def open_journal(folder: Path) -> Iterator[Journal]:
+    """Hold a folder of results; a second run on it is refused at once."""
+    from filelock import FileLock, Timeout
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / ".lock", timeout=0)
+        lock.acquire()
+    except Timeout as error:
+        raise SettingError(
+            f"another run is writing to {folder}; wait for it, or name another with --out"
+        ) from error
+    except OSError as error:
+        raise SettingError(
+            f"{folder} cannot hold results ({reason(error)}); name another with --out"
+        ) from error
+    try:
+        yield _mend(folder / RESULTS)
+    finally:
+        lock.release()
+
+
+def _mend(path: Path) -> Journal:
+    """The results as they stand, less a torn line and the chunk it belongs to."""
+    written = read_written(path)
+    lines = written.lines
+    check_lines(path, lines)
+    unfinished = _unfinished(lines)
+    whole = len(lines) - unfinished
+    if unfinished or written.torn:
+        try:
+            os.truncate(path, sum(written.sizes[:whole]))
+            sync(path)
+        except OSError as error:
+            raise _unwritable(path, error) from error
+    return Journal(path, lines[:whole], unfinished + written.torn)
+
+
+def _unfinished(lines: list[AnyLine]) -> int:
+    """How many lines at the end belong to a chunk that is not whole."""
+    if not lines or not isinstance(last := lines[-1], SampleLine):
+        return 0
+    head = next(x for x in lines if isinstance(x, CellLine) and x.cell == last.cell)
+    count = sum(isinstance(x, SampleLine) and x.cell == last.cell for x in lines)
+    return 0 if count == head.samples else count % head.batch_size
+
+
+def _unwritable(path: Path, error: OSError) -> SettingError:
+    return SettingError(
+        f"{path} cannot be written ({reason(error)}); what was finished is kept; mend that "
+        "and run the same again"
+    )
+
+
+_CONDITIONS = (
+    "fingerprint tokenizer_hash dtype device benchmark task temperature seed max_new_tokens "
+    "stop fidelity"
+).split()
+_SHARED = (
+    "model fingerprint dtype benchmark test task temperature method changed ground ground_from "
+    "max_new_tokens stop fidelity"
+).split()
+LineT = TypeVar("LineT", bound=PartOfCell)
+
+
+@dataclass(frozen=True, slots=True)
+class CellResults:
+    """One cell of a run: how it was run, and every line that was written for it."""
+
+    head: CellLine
+    answers: tuple[AnswerLine, ...] = ()  # in the order of the samples
+    choices: tuple[ChoiceLine, ...] = ()
+    failed: tuple[FailedLine, ...] = ()
+    verdicts: tuple[VerdictLine, ...] = ()
+    done: DoneLine | None = None  # None: the cell has not come to its end
+    # The token hashes of the plain model's answers under the same conditions, by sample.
+    plain: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        """A short hash of everything that shapes the results."""
+        return self.head.cell
+
+    @property
+    def cut_off(self) -> int:
+        """How many answers reached the limit of new tokens before they ended."""
+        return sum(line.finish == "length" for line in self.answers)
+
+    @property
+    def judges(self) -> tuple[str, ...]:
+        """The judges that gave verdicts, in the order they first did."""
+        return tuple(dict.fromkeys(line.judge for line in self.verdicts))
+
+    def labels(self, about: About, judge: str) -> dict[str, bool | None]:
+        """A judge's verdicts by sample; None where one could not be read."""
+        wanted = (judge, about)
+        return {x.sample: x.label for x in self.verdicts if (x.judge, x.about) == wanted}
+
+    @property
+    def description(self) -> str:
+        """What was run on what, in words."""
+        words = [self.title, f"({self.head.task})"]
+        if self.head.seed is not None:
+            words.append(f"seed {self.head.seed}")
+        return f"{self.head.model} on {self.head.benchmark}: {' '.join(words)}"
+
+    @property
+    def title(self) -> str:
+        """The method, what differs from its defaults, its space's context, its control."""
+        context, control = self.head.context, self.head.control
+        told = self.head.label + ("" if context is None else f" context={context}")
+        return told if control is None else f"{told}, control: {control}"
+
+    @property
+    def experiment(self) -> str:
+        """What a method and its controls share: everything but the control and the seed."""
+        names = (*_SHARED, "context", "embedder")
+        return repr([getattr(self.head, name) for name in names])
+
+
+@dataclass(frozen=True, slots=True)
+class RunResults:
+    """What a run has written so far."""
+
+    folder: Path
+    cells: tuple[CellResults, ...]  # in the order they were begun
+    leaks: tuple[LeaksLine, ...] = ()  # what the grounding examples of a benchmark give away
+    torn: bool = False  # whether the last line was cut off, as by a kill; it does not count
+
+
+def read_results(folder: str | Path) -> RunResults:
+    """Read a run, also one that is still going; a last line that was cut off does not count."""
+    path = Path(folder)
+    try:
+        path = path / RESULTS if path.is_dir() or not path.suffix else path
+        is_there = path.exists()
+    except OSError as error:
+        raise SettingError(f"{path} cannot be read ({reason(error)})") from error
+    if not is_there:
+        raise SettingError(
+            f"there is no {path}; give the folder of a run that `trueline eval` has begun"
+        )
+    written = read_written(path)
+    lines = written.lines
+    check_lines(path, lines)
+    cells = gather_cells(lines)
+    if not cells:
+        raise SettingError(f"{path} holds no results yet; run `trueline eval` first")
+    leaks = tuple(line for line in lines if isinstance(line, LeaksLine))
+    return RunResults(path.parent, cells, leaks, written.torn)
+
+
+def gather_cells(lines: Iterable[AnyLine]) -> tuple[CellResults, ...]:
+    """The lines by cell; one that is written again replaces the first."""
+    kept: dict[str, dict[object, PartOfCell]] = {}
+    for line in lines:
+        if isinstance(line, PartOfCell):
+            names = ("sample", "judge", "about")
+            key = (type(line), *(getattr(line, name, None) for name in names))
+            kept.setdefault(line.cell, {})[key] = line
+    found = [
+        _gather(head, list(parts.values()))
+        for parts in kept.values()
+        for head in parts.values()
+        if isinstance(head, CellLine)
+    ]
+    plain: dict[str, dict[str, str]] = {}
+    for cell in found:
+        if cell.head.is_plain:
+            hashes = {x.sample: x.token_hash for x in cell.answers if x.token_hash}
+            plain.setdefault(_conditions(cell.head), {}).update(hashes)
+    return tuple(replace(x, plain=plain.get(_conditions(x.head), {})) for x in found)
+
+
+def _conditions(head: CellLine) -> str:
+    """All but the method that shapes an answer."""
+    return repr([getattr(head, name) for name in _CONDITIONS])
+
+
+def _gather(head: CellLine, lines: list[PartOfCell]) -> CellResults:
+    order = {line.sample: line.index for line in lines if isinstance(line, SampleLine)}
+
+    def ordered(kind: type[LineT]) -> tuple[LineT, ...]:
+        found = [line for line in lines if isinstance(line, kind)]
+        return tuple(sorted(found, key=lambda line: order.get(getattr(line, "sample", ""), 0)))
+
+    return CellResults(
+        head,
+        ordered(AnswerLine),
+        ordered(ChoiceLine),
+        ordered(FailedLine),
+        ordered(VerdictLine),
+        next(iter(ordered(DoneLine)), None),
+    )

@@ -1,0 +1,155 @@
+"""Decoding methods by name: the built-in ones, and those that other packages plug in.
+
+Nothing heavy is imported before a method is asked for. A package adds methods of its own
+through the entry-point group `trueline.methods`: name = "module:Class" (docs/methods.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from difflib import get_close_matches
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from trueline.errors import SettingError
+from trueline.settings import plain
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+    from trueline.methods.base import Method
+    from trueline.prompts import Prompt
+    from trueline.space.space import GroundingSpace
+
+
+GROUP = "trueline.methods"
+PLAIN = "greedy"  # the model as it is, which every method is compared with
+DEFAULT = "corrective"  # what answers where there is a space and no method is named
+_BUILT_IN = {
+    "greedy": "trueline.methods.prompting:Greedy",
+    "corrective": "trueline.corrective.method:Corrective",
+    "rad": "trueline.rad.method:RAD",
+    "knn-lm": "trueline.rad.method:KNNLM",
+    "cad": "trueline.methods.contrast:CAD",
+    "adacad": "trueline.methods.contrast:AdaCAD",
+    "id": "trueline.methods.contrast:Instructive",
+    "dola": "trueline.methods.layers:DoLa",
+    "sled": "trueline.methods.layers:SLED",
+    "kate": "trueline.methods.prompting:KATE",
+    "lookup": "trueline.corrective.method:Lookup",
+}
+_NO_SETTINGS = ("space", "prompt")  # what a method works with, not how
+
+
+def built_in_names() -> list[str]:
+    """The names of the methods that come with trueline; looks at no other package."""
+    return [*_BUILT_IN]
+
+
+def method_names() -> list[str]:
+    """The names of all methods, the built-in ones first."""
+    return [*_BUILT_IN, *(name for name in _plugged_in() if name not in _BUILT_IN)]
+
+
+def check_method_name(name: str) -> None:
+    """Refuse a name that no method has; the error lists all names, and nothing is imported."""
+    if name not in _BUILT_IN and name not in _plugged_in():
+        near = get_close_matches(name, method_names(), n=1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        raise SettingError(
+            f"there is no method {name!r}; {meant}there are {', '.join(method_names())}"
+        )
+
+
+def method_class(name: str) -> type[Method]:
+    """The class of a method; an unknown name is refused, and the error lists all names."""
+    check_method_name(name)
+    if name in _BUILT_IN:
+        module, _, attribute = _BUILT_IN[name].partition(":")
+        found: type[Method] = getattr(import_module(module), attribute)
+        return found
+    return _load(_plugged_in()[name])
+
+
+def settings_fields(name: str) -> dict[str, Field[Any]]:
+    """The settings of a method by name: every field but the space and the prompt."""
+    own = fields(method_class(name))  # type: ignore[arg-type]
+    return {field.name: field for field in own if field.name not in _NO_SETTINGS}
+
+
+def default_settings(name: str) -> dict[str, Any]:
+    """What each setting of a method is if nobody says anything."""
+    found = settings_fields(name)
+    return {key: field.default for key, field in found.items() if field.default is not MISSING}
+
+
+def make_method(
+    name: str,
+    *,
+    space: GroundingSpace | None = None,
+    prompt: Prompt | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Method:
+    """A method by its name; lists among the settings count as tuples, as JSON has no others."""
+    cls = method_class(name)
+    given = {key: _frozen(value) for key, value in (settings or {}).items()}
+    check_settings(name, given)
+    if cls.needs.space:
+        if space is None:
+            raise SettingError(f"{name} needs a grounding space, and there is none")
+        return cls(space, **given)  # type: ignore[call-arg]
+    asked = prompt or (space.prompt if space is not None else None)
+    return cls(**({"prompt": asked} if asked is not None else {}), **given)
+
+
+def check_settings(name: str, settings: Mapping[str, Any]) -> None:
+    """Refuse an unknown method, a setting it does not have, or a value it does not take."""
+    known = settings_fields(name)
+    for setting in settings:
+        if setting not in known:
+            has = f"it has {', '.join(known)}" if known else "it has none"
+            raise SettingError(f"{name} has no setting {setting!r}; {has}")
+    given = {key: _frozen(value) for key, value in settings.items()}
+    method_class(name).check_settings({**default_settings(name), **given})
+
+
+@cache
+def _plugged_in() -> dict[str, EntryPoint]:
+    from importlib.metadata import entry_points
+
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def _load(point: EntryPoint) -> type[Method]:
+    from trueline.methods.base import Method
+
+    try:
+        found = point.load()
+    except Exception as error:  # whatever the import of another package raises
+        raise SettingError(
+            f"the method {point.name!r} of {point.value} cannot be imported "
+            f"({type(error).__name__}: {error}); mend or remove the package that brings it"
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Method) and is_dataclass(found)):
+        raise SettingError(
+            f"the method {point.name!r} is {point.value}, which is no subclass of "
+            "trueline.methods.base.Method that is a dataclass"
+        )
+    if found.name != point.name:
+        raise SettingError(
+            f"the method {point.name!r} is {point.value}, which calls itself {found.name!r}; "
+            "give both the same name"
+        )
+    return found
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else plain(value)
+
+
+def names_in_words() -> str:
+    """The built-in names as a sentence has them: `greedy, rad or dola`."""
+    *first, last = built_in_names()
+    return f"{', '.join(first)} or {last}"
