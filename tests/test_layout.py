@@ -1,4 +1,4 @@
-"""The layout is the flow: no stage names a method or an engine, and nothing is misplaced."""
+"""The layout is the flow of the data: ten layers, each of which imports only from earlier ones."""
 
 import ast
 import re
@@ -13,7 +13,21 @@ from trueline.methods import built_in_names
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "trueline"
 README = ROOT / "README.md"
-PAPERS = ("decoders", "paper")  # where a method may be named
+LAYERS = [
+    layer.split()
+    for layer in """errors text settings types files
+        examples prompts
+        engines
+        embed onnx search cluster
+        store space
+        methods/base decode
+        methods corrective rad
+        session explain
+        serve integrations lab
+        cli""".splitlines()
+]
+SHORTHANDS = {("types", "explain"), ("space", "rad/entries")}  # Answer.explain; the attachment
+METHODS = ("methods", "corrective", "rad", "lab/paper")  # where a method may be named
 MODULES = sorted(SOURCE.rglob("*.py"))
 
 
@@ -76,20 +90,50 @@ def listed_files(text: str) -> list[str]:
     return paths
 
 
+def layer_of(name: str) -> int:
+    """The layer of a module, by its path below the package, or of the folder it is in."""
+    for part in (name, name.split("/")[0]):
+        for number, layer in enumerate(LAYERS):
+            if part in layer:
+                return number
+    raise AssertionError(f"{name} is in no layer")
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if not is_root(path)], ids=name_of)
+def test_imports_come_from_the_same_layer_or_an_earlier_one(path):
+    here = path.relative_to(SOURCE).with_suffix("").as_posix()
+    later = {
+        there
+        for name in imports(tree_of(path))
+        if (there := name.removeprefix("trueline").lstrip(".").replace(".", "/"))
+        and there != "__version__"  # the one name that the package itself gives
+        and (here, there) not in SHORTHANDS
+        and layer_of(there) > layer_of(here)
+    }
+    assert later == set()
+
+
+def test_only_the_lab_and_the_commands_import_the_lab():
+    importers = {
+        path.relative_to(SOURCE).parts[0]
+        for path in MODULES
+        if any(name.startswith("trueline.lab") for name in imports(tree_of(path)))
+    }
+    assert importers <= {"lab", "cli"}
+
+
 @pytest.mark.parametrize("path", [path for path in MODULES if not is_root(path)], ids=name_of)
 def test_no_module_names_a_method_or_an_engine(path):
     """Methods and engines are asked for by what they can do, so that others can be added."""
-    here = path.relative_to(SOURCE).parts[0]
+    here = path.relative_to(SOURCE).as_posix()
     tree = tree_of(path)
-    if here not in PAPERS:
+    if not here.startswith(METHODS):
         words = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
-        names = set(built_in_names()) - {
-            "id"
-        }  # which is also what everything else is called by
+        names = set(built_in_names()) - {"id"}  # many things have an id
         assert not words & names, f"{name_of(path)} names a method"
         of_methods = [name for name in imports(tree) if name.startswith("trueline.methods.")]
         assert set(of_methods) <= {"trueline.methods.base"}
-    if here not in ("engines", "integrations"):
+    if not here.startswith(("engines", "integrations", "embed", "onnx")):
         found = all_imports(tree)
         assert not [name for name in found if name.split(".")[0] == "transformers"]
         assert not [name for name in found if name.startswith("trueline.engines.transformers")]
