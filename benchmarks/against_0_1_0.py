@@ -278,11 +278,11 @@ def numbers(folder, root):
     """The page has the number of the code."""
     import torch
 
-    from trueline.space.retriever import _ROUNDING
+    from trueline.rad.retrieve import ROUNDING
 
     page = (root / "docs" / "retrieval.md").read_text("utf-8")
     told = float(re.search(r"at least (0\.\d+) with keys in half precision", page)[1])
-    code = 1 - _ROUNDING[torch.float16]
+    code = 1 - ROUNDING[torch.float16]
     return told == round(code, 4), f"the page says {told}, the code {code:.4f}"
 
 

@@ -85,7 +85,7 @@ def main():
     }
     parts = [
         f"# Negative space\n\n`python benchmarks/beyond.py`, SmolLM2-135M in "
-        f"float32, {len(space.entries):,} entries and {len(space.wrong):,} wrong ones from the 100 "
+        f"float32, {len(space.entries):,} entries and {len(space.entries.wrong):,} wrong ones from the 100 "
         f"grounding facts, {len(test)} test facts, {options.threads} threads, seed {SEED}, "
         f"torch {torch.__version__}, Python {platform.python_version()}.",
         "## Multiple choice\n\n" + markdown(choice_table(lm, choosing, test)),

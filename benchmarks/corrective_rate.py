@@ -10,9 +10,9 @@ from measure import SEED, model, questions, rate, seconds
 from rates import _steps
 
 import trueline as tl
+from trueline import space as spaces
 from trueline.corrective.scope import find_scope
 from trueline.examples import read_examples
-from trueline.space import worker
 
 SIZES = (100, 100_000)  # examples of a space whose scope is timed
 
@@ -75,7 +75,7 @@ def scope(quick):
     facts, found = read_examples("facts:ground"), {}
     asked = [fact.question for fact in read_examples("facts:test")][: 10 if quick else 60]
     for size in SIZES[:1] if quick else SIZES:
-        with patch.object(worker, "embed_examples", _random_vectors):
+        with patch.object(spaces, "embed_examples", _random_vectors):
             space = tl.build(
                 None,
                 [
@@ -90,7 +90,7 @@ def scope(quick):
     return found
 
 
-def _random_vectors(examples, embedder):
+def _random_vectors(examples, embedder, **_):
     """Unit vectors for the questions and answers of examples."""
     drawn = np.random.default_rng(len(examples))
     made = {}

@@ -20,8 +20,7 @@ from measure import MODEL, questions
 import trueline as tl
 from trueline.examples import read_examples
 from trueline.lab.statistics import share_interval
-from trueline.space.agreement import LEAST
-from trueline.space.making import cut_answers
+from trueline.rad.build import tokenized_answers
 
 PAGE = Path(__file__).parent.parent / "docs" / "results" / "engine_agreement.md"
 NOISES = (0.01, 0.02, 0.05, 0.1)  # of each weight matrix's own deviation
@@ -75,7 +74,7 @@ def noise(lm, asked):
 def states(ours, theirs):
     """Last states of verified answers: the other engine's, and those of weights with noise."""
     examples = read_examples("facts:ground")[:STATE_ANSWERS]
-    answers = cut_answers(theirs, examples, tl.Prompt(), wrong=False)[0][:STATE_ANSWERS]
+    answers = tokenized_answers(theirs, examples, tl.Prompt(), wrong=False)[0][:STATE_ANSWERS]
     own = _states(theirs, answers)
     found = {"llama.cpp, 4 bits": _likeness(theirs, own, _states(ours, answers))}
     torch.manual_seed(measure.SEED)
@@ -219,8 +218,7 @@ def page(found, options, where):
 In scope answers may have {WHOLE} tokens, within which every verified answer ends; at 16, most would be cut before their end and so be no verified answer to the letter. What is told there is lifted until it leads by far more than
 the engines differ. Out of scope the answer is each engine's own: where the two best logits lie closer than that difference either may win (the last row), and from there on the two read different texts.
 
-Last states of {next(iter(found["states"].values()))["tokens"]} tokens of verified answers, against those of transformers. RAD's entries are used with another
-engine from a mean cosine of {LEAST} on:
+Last states of {next(iter(found["states"].values()))["tokens"]} tokens of verified answers, against those of transformers, and of weights with noise:
 
 | | mean cosine | least | same best token |
 | --- | --- | --- | --- |

@@ -21,7 +21,7 @@ from sklearn.model_selection import GroupKFold
 
 from trueline.corrective.scope import SIGNALS, ScopeModel, example_signals
 from trueline.examples import ShippedQuestion, read_examples, read_questions
-from trueline.space.build import build
+from trueline.space import build
 from trueline.types import Example
 
 OUT = Path(__file__).parents[1] / "src" / "trueline" / "scope.json"

@@ -16,7 +16,8 @@ import torch
 
 import trueline as tl
 from trueline.examples import read_examples
-from trueline.space.segment import Entries, Part
+from trueline.rad.entries import Entries, RadEntries
+from trueline.store import Commit
 
 SEED = 0
 ENTRIES = 5_000  # the size of space the budgets are stated for
@@ -106,17 +107,15 @@ def space() -> tl.GroundingSpace:
     examples = [*read_examples("facts:ground"), *read_examples("facts:test")]
     built = tl.build(model(), examples[: ENTRIES // 30], context=8)  # each makes more than 30
     assert len(built.entries) >= ENTRIES
-    cut = {name: array[:ENTRIES] for name, array in built.entries.arrays().items()}
+    cut = {name: array[:ENTRIES] for name, array in built.entries.truthful.arrays().items()}
     return with_entries(built, cut)
 
 
-def with_entries(space: tl.GroundingSpace, arrays: dict, **recipe: str) -> tl.GroundingSpace:
-    """A space of one segment with other arrays of entries, and a recipe that fits them."""
-    (part,) = space.parts
-    segment = replace(part.segment, entries=Entries(**arrays), records={})
-    return replace(
-        space, recipe=replace(space.recipe, **recipe), parts=(Part(segment),), folder=None
-    )
+def with_entries(space: tl.GroundingSpace, arrays: dict, **settings: str) -> tl.GroundingSpace:
+    """A space with other arrays of entries, and settings that fit them."""
+    made = RadEntries(replace(space.entries.settings, **settings), Entries(**arrays))
+    commit = Commit("build", "2026-01-01T00:00:00Z", len(space), len(space), len(made))
+    return replace(space, entries=made, commits=(commit,), folder=None, state=None)
 
 
 def questions(count: int) -> list[str]:

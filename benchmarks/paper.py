@@ -16,8 +16,8 @@ class PaperDecoder:
         self.embedder = SentenceTransformer(
             str(resolve("all-minilm-l6-v2", "embedder").folder), device="cpu"
         )
-        self.keys = np.asarray(space.entries.keys, np.float32)
-        hidden = torch.from_numpy(np.asarray(space.entries.values, np.float32))
+        self.keys = np.asarray(space.entries.truthful.keys, np.float32)
+        hidden = torch.from_numpy(np.asarray(space.entries.truthful.values, np.float32))
         self.logits = torch.cat([lm.head(some) for some in hidden.split(256)])
 
     @torch.no_grad()

@@ -16,6 +16,7 @@ from trueline import search
 from trueline.embed import Tokenized, load_embedder
 from trueline.examples import read_examples
 from trueline.prompts import Prompt
+from trueline.rad.retrieve import open_retriever
 
 TAU = 0.7
 
@@ -27,7 +28,7 @@ def size(quick):
     """
     ground = read_examples("facts:ground", limit=10 if quick else None)
     full = tl.build(model(), ground, context=8, dtype="float32")
-    arrays = full.entries.arrays()
+    arrays = full.entries.truthful.arrays()
     halves = {name: arrays[name].astype(np.float16) for name in ("keys", "values")}
     half = with_entries(full, arrays | halves, dtype="float16")
     test = [example.question for example in read_examples("facts:test")]
@@ -44,7 +45,7 @@ def size(quick):
         asked = asked[:16]
     with tempfile.TemporaryDirectory() as folder:
         half.save(folder)
-        on_disk = sum(path.stat().st_size for path in Path(folder).glob("entries-*"))
+        on_disk = sum(path.stat().st_size for path in Path(folder).glob("g-*/rad/*"))
     return {
         "entries": len(full.entries),
         "float32_bytes_per_entry": full.info()["bytes_per_entry"],
@@ -133,13 +134,12 @@ def _grown(count, folder, queries):
     rad.look_up_by(lm, queries[:1], [""])
     first = perf_counter() - begun
     used = rss() - before
-    retriever = opened.retriever(lm.device)
-    every = search.Exact(retriever.blocks[0].keys)
+    retriever = open_retriever(opened, lm.device)
+    every = search.Exact(torch.from_numpy(opened.entries.truthful.keys))
     caught, wanted, hits, nearest = 0.0, 0.0, [], []
     for query in queries:
-        near = retriever.above(query[None], [""], tau=TAU)
-        close = retriever.nearest(query[None], 1024)
-        exact, closest = every.above(query[None], TAU), every.nearest(query[None], 1024)
+        near, close = _found(retriever, query)
+        exact, closest = _found(every, query)
         caught += float(near.similarities.sum())
         wanted += float(exact.similarities.sum())
         hits.append(len(exact))
@@ -154,6 +154,11 @@ def _grown(count, folder, queries):
     }
 
 
+def _found(keys, query):
+    """Everything above tau, and the nearest."""
+    return keys.above(query[None], tau=TAU), keys.nearest(query[None], 1024)
+
+
 def _taken(rad, query):
     """The seconds to retrieve and fuse for one row."""
     lm, begun = model(), perf_counter()
@@ -164,7 +169,7 @@ def _taken(rad, query):
 
 def _mixed(chance, count):
     """Unit vectors about real keys: two of them mixed, and noise (count, dimension)."""
-    keys = np.asarray(space().entries.keys, np.float32)
+    keys = np.asarray(space().entries.truthful.keys, np.float32)
     one, other = chance.integers(0, len(keys), (2, count))
     noise = chance.standard_normal((count, keys.shape[1]), np.float32)
     noise /= np.linalg.norm(noise, axis=1, keepdims=True)
@@ -180,6 +185,8 @@ def enlarged(count):
         [_mixed(chance, min(50_000, count - n)) for n in range(0, count, 50_000)]
     )
     rows = chance.integers(0, len(real.entries), count)
-    arrays = {name: array[rows] for name, array in real.entries.arrays().items()}
+    arrays = {name: array[rows] for name, array in real.entries.truthful.arrays().items()}
     arrays |= {"keys": keys, "values": arrays["values"].astype(np.float16)}
+    arrays |= {name: np.zeros(count, np.int32) for name in ("examples", "answers")}
+    arrays["steps"] = np.arange(count, dtype=np.int32)  # as if one answer were as long
     return with_entries(real, arrays, dtype="float16")

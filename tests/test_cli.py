@@ -132,7 +132,7 @@ def test_build_prints_one_line_and_its_progress_elsewhere(tmp_path):
     out = str(tmp_path / "new.space")
     built = run("build", "facts.jsonl", "--out", out, "--limit", "2", "--context", "full")
     space = tl.open(out)
-    assert (len(space.examples), space.recipe.context) == (2, "full")
+    assert (len(space.examples), space.info()["context"]) == (2, "full")
     assert built.out.startswith(f"{out}: 2 examples, {len(space.entries)} entries, ")
     assert len(built.out.splitlines()) == 1
     assert f"{len(space.entries)} of {len(space.entries)} entries" in built.err
@@ -148,10 +148,11 @@ def test_build_passes_its_options_on(tmp_path):
     assert (
         run("build", "facts.jsonl", "--out", out, "--limit", "1", *options, *prompt).code == 0
     )
-    recipe = tl.open(out).recipe
-    assert (recipe.window, recipe.end, recipe.values) == ("answer", True, "logits")
-    assert recipe.dtype == "float16"
-    assert recipe.prompt == tl.Prompt("{question} Say:", system="Be brief.")
+    space = tl.open(out)
+    made = space.entries.settings
+    assert (made.window, made.end, made.values) == ("answer", True, "logits")
+    assert made.dtype == "float16"
+    assert space.prompt == tl.Prompt("{question} Say:", system="Be brief.")
 
 
 def test_info_and_verify_tell_what_the_library_tells():
@@ -172,7 +173,7 @@ def edited(monkeypatch, tmp_path):
     monkeypatch.chdir(shutil.copytree(Path.cwd(), tmp_path / "here"))
 
 
-def test_add_remove_and_compact_change_the_space_and_the_log_tells(edited):
+def test_add_and_remove_change_the_space_and_the_log_tells(edited):
     added = run("add", "facts.space", "more.jsonl")
     space = tl.open("facts.space")
     counted = f"{len(space)} examples, {len(space.entries)} entries"
@@ -184,11 +185,10 @@ def test_add_remove_and_compact_change_the_space_and_the_log_tells(edited):
     assert run("add", "facts.space", "more.jsonl", "--replace").code == 0
     assert run("remove", "facts.space", "fact-2", "fact-3").code == 0
     assert "near names: 'fact-4', 'fact-1'" in run("remove", "facts.space", "fact-2").err
-    assert run("compact", "facts.space").out.endswith("in one segment\n")
     left = tl.open("facts.space")
     assert [example.id for example in left.examples] == ["fact-1", "fact-4", "sleep"]
     lines = run("log", "facts.space", "--json").json
-    assert [line["what"] for line in lines] == ["build", "add", "remove", "compact"]
+    assert [line["what"] for line in lines] == ["build", "add", "remove"]
     rows = [line.split("\t") for line in run("log", "facts.space").out.splitlines()]
     assert [row[1] for row in rows] == ["what", *(line["what"] for line in lines)]
 
@@ -504,7 +504,7 @@ def test_bad_rows_are_all_listed_before_a_model_is_opened(tmp_path, no_model):
 def damaged(tmp_path):
     """A copy of the space with one byte of its entries changed."""
     tl.open("facts.space").save(tmp_path / "damaged.space")
-    file = next((tmp_path / "damaged.space").glob("entries-*"))
+    file = next((tmp_path / "damaged.space").glob("g-*/vectors*"))
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
@@ -515,7 +515,7 @@ def damaged(tmp_path):
 def test_a_damaged_space_is_one_line_that_names_the_file(args, damaged, no_model):
     ran = run(*args, damaged)
     assert (ran.code, ran.out) == (1, "")
-    assert re.fullmatch(r"Error: .*entries-\w+\.safetensors was changed.*\n", ran.err)
+    assert re.fullmatch(r"Error: .*vectors\.safetensors was changed.*\n", ran.err)
 
 
 RAD = (*SPACE, "--method", "rad")
@@ -715,7 +715,7 @@ def test_an_interrupted_command_says_what_goes_on(monkeypatch):
     def interrupted(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("trueline.space.storage.read_content", interrupted)
+    monkeypatch.setattr("trueline.space.read_space", interrupted)
     assert run("info", "facts.space") == (130, "", "\nError: stopped\n")
     monkeypatch.setattr("trueline.examples.read_examples", interrupted)
     assert run("build", "facts.jsonl", "--out", "x.space") == (

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -29,9 +30,9 @@ from trueline.lab.cells import benchmark_of, cells_of, model_of
 from trueline.lab.plan import plan_from
 from trueline.lab.results import plain, read_written
 from trueline.lab.run import Answerer, run_plan
-from trueline.space.build import build
-from trueline.space.content import Recipe
-from trueline.space.worker import Worker
+from trueline.rad.build import EntryWorker
+from trueline.rad.entries import EntrySettings
+from trueline.space import VectorWorker, build
 from trueline.types import Example
 
 QUESTIONS = [f"{one} {number}" for number in range(24) for one in tiny.QUESTIONS]
@@ -90,7 +91,7 @@ def made(parts, out, **options):
 
 
 def files(folder) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture(scope="module")
@@ -150,25 +151,16 @@ def test_a_model_without_a_name_cannot_go_elsewhere():
 
 def test_a_worker_in_another_process_is_the_same(parts):
     lm, embedder = tl.load(parts / "model"), load_embedder(parts / "embedder")
-    recipe = Recipe(
-        embedder=embedder.id,
-        embedder_hash=embedder.hash,
-        prompt=tl.Prompt(),
-        model=lm.id,
-        model_fingerprint=lm.fingerprint,
-    )
-    worker = Worker(lm, embedder, recipe)
-    there = pickle.loads(pickle.dumps(worker))
-    assert there.lm is not lm
-    ours, theirs = worker.vectors(EXAMPLES[:3]), there.vectors(EXAMPLES[:3])
+    ours = VectorWorker(embedder)
+    theirs = pickle.loads(pickle.dumps(ours))
+    assert theirs.embedder is not embedder
+    ours, theirs = ours.vectors(EXAMPLES[:3]), theirs.vectors(EXAMPLES[:3])
     assert all((ours[name] == theirs[name]).all() for name in ours)
-    other = Worker(lm, embedder, Recipe(**{**_fields(recipe), "model_fingerprint": "other"}))
+    settings = EntrySettings(context=4).settled(lm, "linear")
+    assert pickle.loads(pickle.dumps(EntryWorker(lm, embedder, settings))).lm is not lm
+    other = EntryWorker(lm, embedder, replace(settings, model_fingerprint="other"))
     with pytest.raises(SpaceMismatchError, match="other weights there"):
         pickle.loads(pickle.dumps(other))
-
-
-def _fields(recipe):
-    return {name: getattr(recipe, name) for name in recipe.__dataclass_fields__}
 
 
 @pytest.fixture
@@ -252,7 +244,7 @@ def test_a_build_outlives_its_killed_driver(ray, parts, alone, tmp_path):
         driver = subprocess.Popen([*command, "--wrong", *given], stderr=stderr)
         try:
             deadline = time.monotonic() + 120
-            while len(kept := list(folder.glob(".trueline/build-*/0*.safetensors"))) < 3:
+            while len(kept := list(folder.glob(".trueline/work-*/entries-*.safetensors"))) < 3:
                 assert driver.poll() is None, told.read_text()
                 assert time.monotonic() < deadline, "the driver has made nothing"
                 time.sleep(0.01)
@@ -260,7 +252,7 @@ def test_a_build_outlives_its_killed_driver(ray, parts, alone, tmp_path):
             driver.kill()
             driver.wait()
     assert re.search(r"building: [\d,]+ of [\d,]+ entries", told.read_text())
-    assert not (folder / "manifest.json").exists()
+    assert not (folder / "space.json").exists()
     begun = {path: path.stat().st_mtime_ns for path in kept}
     seen = []
 

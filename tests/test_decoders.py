@@ -171,13 +171,9 @@ def test_dola_takes_the_candidate_layers_that_transformers_documents(
 
 
 def test_knn_lm_gives_the_mass_of_the_neighbors_to_their_next_tokens():
-    from dataclasses import replace
+    from test_rad_entries import space_of
 
-    from test_retriever import space_of, with_arrays
-
-    space = space_of([0, 90, 180])
-    tokens = torch.tensor([1, 2, 1], dtype=torch.int32).numpy()
-    space = with_arrays(space, entries=replace(space.entries, tokens=tokens))
+    space = space_of([0, 90, 180], tokens=[1, 2, 1])
     step = toy_step([0.0, 0.0, 0.0, 0.0], tokens=[0])  # window "0": at 0 degrees
     weights = [math.exp(-d) for d in (0, 2, 4)]  # squared distances on the unit circle
     total = sum(weights)
@@ -189,7 +185,7 @@ def test_knn_lm_gives_the_mass_of_the_neighbors_to_their_next_tokens():
 
 
 def test_rad_leaves_the_steps_alone_whose_window_reaches_into_the_prompt():
-    from test_retriever import space_of
+    from test_rad_entries import space_of
 
     space = space_of([0, 5], values=[[0.0, 9.0, 0.0, 0.0]] * 2)
     rows = Rows(Toy(), [[0], [0, 0], [0, 0, 0]], [1, 1, 1])  # steps 0, 1 and 2 of an answer
@@ -203,12 +199,10 @@ def test_rad_leaves_the_steps_alone_whose_window_reaches_into_the_prompt():
 
 def test_a_wrong_context_pushes_its_logits_away():
     # (0 0 1 0) + 0.5 * (2 0 0 0) - 0.25 * (0 0 4 0)
-    from test_retriever import space_of, with_arrays
+    from test_rad_entries import space_of
 
-    truthful = space_of([0], values=[[2.0, 0.0, 0.0, 0.0]])
     wrong = space_of([5], values=[[0.0, 0.0, 4.0, 0.0]])
-    examples = [tl.Example("0?", "0.", ["5."], id="0")]
-    space = with_arrays(truthful, wrong=wrong.entries, examples=examples)
+    space = space_of([0], values=[[2.0, 0.0, 0.0, 0.0]], wrong=wrong)
     step = toy_step([0.0, 0.0, 1.0, 0.0])
     found = tl.RAD(space, alpha=0.5, beta=0.25).adjust(step)
     assert found.logits[0].tolist() == pytest.approx([1.0, 0.0, 0.0, 0.0])
@@ -363,11 +357,12 @@ def test_wrong_entries_are_kept_apart_and_come_back_from_disk(lm, embedder, tmp_
         lm, examples, context=8, embedder=embedder, wrong=True, out=tmp_path / "space"
     )
     assert len(space.entries) == len(plain.entries)
-    assert np.array_equal(space.entries.keys, plain.entries.keys)
+    assert np.array_equal(space.entries.truthful.keys, plain.entries.truthful.keys)
     again = tl.open(tmp_path / "space")
-    assert set(again.wrong.examples.tolist()) == {0}
-    assert np.array_equal(again.wrong.values, space.wrong.values)
-    assert again.verify()["wrong"] == len(space.wrong)
+    ours, theirs = space.entries.wrong, again.entries.wrong
+    assert set(theirs.examples.tolist()) == {0}
+    assert np.array_equal(theirs.values, ours.values)
+    assert again.verify()["wrong"] == len(ours)
 
 
 def test_beta_without_wrong_entries_is_refused(lm, examples, embedder):

@@ -19,7 +19,7 @@ from trueline.lab.plan import BUILD, JUDGE, KEYS, PAPER, Control
 from trueline.lab.report.pages import FORMATS
 from trueline.methods import built_in_names, method_class
 from trueline.methods.base import Needs, Step
-from trueline.space.retriever import _ROUNDING
+from trueline.rad.retrieve import ROUNDING
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -108,8 +108,8 @@ def test_a_fidelity_setting_has_the_value_the_page_gives():
 
 def test_numbers_in_tables_are_those_of_the_code():
     page = (DOCS / "retrieval.md").read_text("utf-8")
-    assert f"at least {1 - _ROUNDING[torch.float16]:.4f} with keys in half precision" in page
-    assert _ROUNDING[torch.float32] == 1e-6
+    assert f"at least {1 - ROUNDING[torch.float16]:.4f} with keys in half precision" in page
+    assert ROUNDING[torch.float32] == 1e-6
 
 
 def test_aliases_errors_keys_and_options_are_there():

@@ -195,16 +195,15 @@ def test_every_field_of_a_space_on_disk_is_described(lm, embedder, tmp_path):
     tl.build(lm, [fact], context=8, embedder=embedder, wrong=True).save(
         tmp_path / "facts.space"
     )
-    manifest = json.loads((tmp_path / "facts.space" / "manifest.json").read_text("utf-8"))
+    manifest = json.loads((tmp_path / "facts.space" / "space.json").read_text("utf-8"))
     text = (DOCS / "format.md").read_text("utf-8")
-    (segment,), (commit,) = manifest["segments"], manifest["history"]
-    file = segment["files"]["vectors"]
-    named = [*manifest, *manifest["entries"], *manifest["prompt"], *segment, *file, *commit]
-    for kind in ("vectors", "entries", "wrong"):
-        path = tmp_path / "facts.space" / segment["files"][kind]["name"]
+    (commit,), files = manifest["history"], manifest["files"]
+    file = files["vectors.safetensors"]
+    named = [*manifest, *manifest["entries"], *manifest["prompt"], *file, *commit, *files]
+    for name in set(files) - {"examples.jsonl"}:
+        path = tmp_path / "facts.space" / manifest["folder"] / name
         named += safe_open(path, framework="np").keys()
-    assert [name for name in [*named, *segment["counts"]] if f"`{name}`" not in text] == []
-    assert [kind for kind in segment["files"] if f"{kind}-<h>" not in text] == []
+    assert [name for name in named if f"`{name}`" not in text] == []
 
 
 def test_every_method_and_option_of_rad_is_described():

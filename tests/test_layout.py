@@ -1,4 +1,4 @@
-"""The layout is the flow of the data: ten layers, each of which imports only from earlier ones."""
+"""The layout is the flow of the data: ten layers, and each imports only from earlier ones."""
 
 import ast
 import re
@@ -26,7 +26,11 @@ LAYERS = [
         serve integrations lab
         cli""".splitlines()
 ]
-SHORTHANDS = {("types", "explain"), ("space", "rad/entries")}  # Answer.explain; the attachment
+SHORTHANDS = {  # Answer.explain; RAD's entries, which a space carries and never looks into
+    ("types", "explain"),
+    ("space", "rad/entries"),
+    ("space", "rad/build"),
+}
 METHODS = ("methods", "corrective", "rad", "lab/paper")  # where a method may be named
 MODULES = sorted(SOURCE.rglob("*.py"))
 

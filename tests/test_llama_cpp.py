@@ -461,40 +461,12 @@ def test_packed_tensors_are_read_as_gguf_packs_them(tmp_path):
         assert np.array_equal(found, expected.reshape(3, 64))
 
 
-@pytest.fixture(scope="module")
-def spaces(lm, reference, embedder):
-    from conftest import EXAMPLES
-
-    return [tl.build(one, EXAMPLES, context=8, embedder=embedder) for one in (lm, reference)]
-
-
-def test_rad_entries_of_one_engine_serve_the_other(lm, reference, spaces):
-    for space in spaces:
-        assert (space.recipe.values, space.recipe.head) == ("hidden", "linear")
-        answers = [
-            tl.generate(engine, tl.RAD(space), tiny.QUESTIONS[1], max_new_tokens=4, trace=True)
-            for engine in (lm, reference)
-        ]
-        hits = [[step.hits for step in answer.trace] for answer in answers]
-        assert hits[0][0] == hits[1][0] > 0  # the windows of the first step are the same
-
-
-def test_states_of_other_weights_are_refused_with_their_cosine(
-    spaces, reference, tmp_path, examples
-):
-    def noisy(name, weight):
-        import numpy as np
-
-        drawn = np.random.default_rng(1).normal(size=weight.shape).astype(np.float32)
-        return weight + drawn * weight.std() * 0.3 if "ffn" in name else weight
-
-    other = tl.load(tiny.write_gguf(tmp_path / "o.gguf", change=noisy), engine="llama.cpp")
-    for space in spaces:
-        with pytest.raises(SpaceMismatchError, match=r"mean cosine .* is 0\.\d+, and 0\.99 is"):
-            tl.generate(other, tl.RAD(space), "Are bats blind?")
-    more = [tl.Example("Is ice warm?", ["Ice is cold."])]
-    with pytest.raises(SpaceMismatchError, match="fingerprint gguf-"):
-        spaces[0].add(more, reference)  # entries of two engines are not mixed
+def test_rad_entries_belong_to_the_engine_that_made_them(lm, reference, embedder, examples):
+    space = tl.build(lm, examples, context=8, embedder=embedder)
+    assert (space.info()["values"], space.info()["head"]) == ("hidden", "linear")
+    tl.generate(lm, tl.RAD(space), tiny.QUESTIONS[1], max_new_tokens=1)
+    with pytest.raises(SpaceMismatchError, match=r"\(fingerprint gguf-.*build it anew"):
+        tl.generate(reference, tl.RAD(space), "Are bats blind?")
 
 
 def test_methods_that_need_layers_are_refused_by_name(lm):

@@ -67,7 +67,7 @@ def told(tmp_path_factory):
     here = tmp_path_factory.mktemp("here")
     (here / "faq.csv").write_text("Customer asks,We reply\nOpen?,At nine.\n", "utf-8")
     (here / "faq.space").mkdir()
-    (here / "faq.space" / "manifest.json").write_text("{}", "utf-8")
+    (here / "faq.space" / "space.json").write_text("{}", "utf-8")
     env = {name: x for name, x in os.environ.items() if not name.startswith("TRUELINE_")}
     done = subprocess.run(
         [sys.executable, "-c", CHILD],

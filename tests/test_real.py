@@ -94,7 +94,7 @@ def test_full_precision_picks_the_tokens_of_half_precision(
     smol, minilm, facts, space, questions, wanted
 ):
     full = tl.build(smol, facts, context=8, embedder=minilm, dtype="float32")
-    assert (space.recipe.dtype, full.recipe.dtype) == ("float16", "float32")
+    assert (space.info()["dtype"], full.info()["dtype"]) == ("float16", "float32")
     assert tokens(smol, tl.RAD(full), questions) == wanted
 
 

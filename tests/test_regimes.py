@@ -288,7 +288,7 @@ def finished(tmp_path_factory, embedder):
             "trueline.engines.transformers.model.load",
             lambda name, **options: tiny.language_model("llama"),
         )
-        patch.setattr("trueline.space.build.load_embedder", lambda name, device: embedder)
+        patch.setattr("trueline.space.load_embedder", lambda name, device: embedder)
         run_plan(plan, folder / "out")
     return folder / "out"
 

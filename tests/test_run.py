@@ -85,7 +85,7 @@ def parts(embedder, monkeypatch):
         return FakeJudge()
 
     monkeypatch.setattr("trueline.engines.transformers.model.load", load)
-    monkeypatch.setattr("trueline.space.build.load_embedder", lambda name, device: embedder)
+    monkeypatch.setattr("trueline.space.load_embedder", lambda name, device: embedder)
     monkeypatch.setattr("trueline.lab.judges.open_judge", open_judge)
     monkeypatch.setattr(FakeJudge, "asked", 0)
     threads = torch.get_num_threads()
@@ -717,7 +717,7 @@ import sacrebleu, torch
 import rouge_score.rouge_scorer
 import transformers.models.bert.modeling_bert, transformers.models.llama.modeling_llama
 import trueline.lab.judges.offline, trueline.lab.run, trueline.decode.generate
-import trueline.decode.generate, trueline.space.build
+import trueline.decode.generate, trueline.space
 from kill_points import KillPoints
 from trueline.cli import main
 

@@ -1,35 +1,21 @@
-"""The nearest entries, compared one by one or through an index that misses almost nothing."""
+"""Searches: all keys exactly, or through an index that is kept and never believed blindly."""
 
+import json
+import shutil
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tiny
 import torch
-from conftest import EXAMPLES
+from forged import sha256
+from test_store import STANDINS, within
 
 import trueline as tl
+from trueline import search
+from trueline.rad.retrieve import open_retriever
 from trueline.search import LARGE, Exact, Index, open_search
-
-CPU = torch.device("cpu")
-
-
-@pytest.mark.parametrize("method", [tl.RAD, tl.KNNLM])
-def test_tokens_are_the_same_through_an_index_of_which_all_is_searched(
-    method, lm, embedder, monkeypatch, tmp_path
-):
-    space = tl.build(lm, EXAMPLES, context=8, embedder=embedder)
-    settings = {"tau": 0.5} if method is tl.RAD else {}
-    plain = method(space, **settings)
-    slow = tl.generate(lm, plain, tiny.QUESTIONS, max_new_tokens=6)
-    monkeypatch.setattr("trueline.search.home", lambda: tmp_path)
-    monkeypatch.setattr("trueline.search.LARGE", 30)
-    monkeypatch.setattr("trueline.search.PROBE_FACTOR", 9)  # every list: nothing is missed
-    space = tl.build(lm, EXAMPLES, context=8, embedder=embedder)
-    indexed = method(space, **settings)
-    fast = tl.generate(lm, indexed, tiny.QUESTIONS, max_new_tokens=6)
-    assert isinstance(space.retriever(CPU).blocks[0].search, Index)
-    assert [a.token_ids for a in fast] == [a.token_ids for a in slow]
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +58,7 @@ def test_the_index_finds_the_nearest_first(many, index):
     assert (near.entries == exact.entries).float().mean() > 0.95
 
 
-def test_the_index_is_made_once(many, index, tmp_path):
+def test_the_index_is_made_once_and_only_where_there_are_many(many, index, tmp_path):
     keys, _ = many
     (path,) = (tmp_path / "indexes").glob("*.faiss")
     made = path.stat().st_mtime_ns
@@ -99,18 +85,6 @@ def test_a_damaged_index_is_made_anew_and_one_that_cannot_be_kept_is_used(
     assert torch.equal(open_search(keys, "a-name").nearest(queries, 3).entries, wanted)
 
 
-def test_the_index_skips_what_is_not_left(many, index):
-    keys, queries = many
-    live = torch.rand(len(keys), generator=torch.Generator().manual_seed(0)) > 0.5
-    near, exact = index.nearest(queries, 10, live), Exact(keys).nearest(queries, 10, live)
-    assert live[near.entries].all()
-    assert live[exact.entries].all()
-    assert (near.entries == exact.entries).float().mean() > 0.95
-    few = torch.zeros(len(keys), dtype=torch.bool)
-    few[:3] = True
-    assert len(index.nearest(queries[:2], 10, few)) == 2 * 3
-
-
 def test_the_index_keeps_the_bounds_of_an_exact_search(many, index):
     keys, queries = many
     assert len(index.above(keys[:8], 1.0)) == 0
@@ -134,3 +108,115 @@ def test_blocks_of_keys_give_the_hits_of_all_keys_at_once(many, monkeypatch):
         assert torch.equal(one.rows, rows)
         assert torch.equal(one.entries, entries)
     assert len(whole.above(queries, 2.0)) == 0
+
+
+@pytest.mark.parametrize("method", [tl.RAD, tl.KNNLM])
+def test_tokens_are_the_same_through_an_index_of_which_all_is_searched(
+    method, lm, examples, embedder, monkeypatch, tmp_path
+):
+    space = tl.build(lm, examples, context=8, embedder=embedder)
+    settings = {"tau": 0.5} if method is tl.RAD else {}
+    slow = tl.generate(lm, method(space, **settings), tiny.QUESTIONS, max_new_tokens=6)
+    monkeypatch.setattr("trueline.search.home", lambda: tmp_path)
+    monkeypatch.setattr("trueline.search.LARGE", 30)
+    monkeypatch.setattr("trueline.search.PROBE_FACTOR", 9)  # every list: nothing is missed
+    space.save(tmp_path / "space")
+    again = tl.open(tmp_path / "space", embedder=embedder)
+    indexed = method(again, **settings)
+    fast = tl.generate(lm, indexed, tiny.QUESTIONS, max_new_tokens=6)
+    assert isinstance(open_retriever(again, "cpu").search, Index)
+    assert [a.token_ids for a in fast] == [a.token_ids for a in slow]
+    (kept,) = (tmp_path / "indexes").glob("*.faiss")
+    assert kept.name.startswith(again.file_hash("rad/truthful.safetensors")[:32])
+    again.remove("fact-2")  # the index holds its keys
+    assert not list((tmp_path / "indexes").iterdir())
+
+
+# The kept index
+
+
+def unit(seed, count=64, width=8):
+    chance = torch.Generator().manual_seed(seed)
+    return torch.nn.functional.normalize(torch.randn(count, width, generator=chance), dim=1)
+
+
+@pytest.fixture
+def kept(monkeypatch, tmp_path):
+    """Keys with a kept index, and the same of another space; what FAISS reads is noted."""
+    faiss = pytest.importorskip("faiss")
+    monkeypatch.setattr(search, "LARGE", 30)
+    monkeypatch.setattr(search, "home", lambda: tmp_path)
+    keys, other = unit(0), unit(1)
+    search.open_search(keys, "a" * 64)
+    search.open_search(other, "b" * 64)
+    (mine,), (theirs,) = (sorted((tmp_path / "indexes").glob(f"{x}*.faiss")) for x in "ab")
+    good, read, real = sha256(mine.read_bytes()), [], faiss.read_index
+    monkeypatch.setattr(
+        faiss,
+        "read_index",
+        lambda path, *how: read.append(sha256(Path(path).read_bytes())) or real(path, *how),
+    )
+    return keys, mine, theirs, good, read
+
+
+def resealed(path, **seal):
+    path.with_suffix(".json").write_text(json.dumps(seal))
+
+
+def odd_header(position, number):
+    def changed(mine, theirs):
+        data = bytearray(mine.read_bytes())
+        data[position : position + 8] = number.to_bytes(8, "little")
+        mine.write_bytes(data)
+
+    return changed
+
+
+def swapped(mine, theirs):
+    shutil.copy(theirs, mine)
+    shutil.copy(theirs.with_suffix(".json"), mine.with_suffix(".json"))
+
+
+def stand_in(which, standin):
+    def changed(mine, theirs):
+        path = mine if which == "index" else mine.with_suffix(".json")
+        path.rename(path.with_name("elsewhere"))
+        STANDINS[standin](path, path.with_name("elsewhere"))
+
+    return changed
+
+
+INDEXES = {
+    "cut": lambda mine, theirs: mine.write_bytes(mine.read_bytes()[:-9]),
+    "emptied": lambda mine, theirs: mine.write_bytes(b""),
+    "flipped": lambda mine, theirs: mine.write_bytes(mine.read_bytes()[:-1] + b"\x77"),
+    "noise": lambda mine, theirs: mine.write_bytes(bytes(range(256)) * 9),
+    "another number of vectors": odd_header(8, 2**40),
+    "another number of lists": odd_header(37, 2**62),
+    "of another space": lambda mine, theirs: shutil.copy(theirs, mine),
+    "of another space, with its seal": swapped,
+    "a seal of another file": lambda mine, theirs: resealed(
+        mine, keys="a" * 64, sha256="0" * 64
+    ),
+    "a seal without a name": lambda mine, theirs: resealed(mine, sha256="0" * 64),
+    "a seal that is a list": lambda mine, theirs: mine.with_suffix(".json").write_text("[]"),
+    "a seal without end": lambda mine, theirs: mine.with_suffix(".json").write_text(
+        "[" * 10**6
+    ),
+    "a seal of no text": lambda mine, theirs: mine.with_suffix(".json").write_bytes(b"\xff"),
+    **{
+        f"the {which} is {standin}": stand_in(which, standin)
+        for which in ("index", "seal")
+        for standin in STANDINS
+    },
+}
+
+
+@pytest.mark.parametrize("kind", INDEXES)
+def test_an_index_that_is_not_what_was_kept_is_not_even_read(kind, kept, caplog):
+    keys, mine, theirs, good, read = kept
+    INDEXES[kind](mine, theirs)
+    with within(60):
+        found = search.open_search(keys, "a" * 64).nearest(keys, 1)
+    assert found.entries.tolist() == list(range(len(keys)))
+    assert set(read) <= {good}  # FAISS read what we wrote, or nothing

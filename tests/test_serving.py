@@ -397,7 +397,7 @@ def test_what_another_process_commits_is_in_the_next_answer(client, folder):
         [one["example"] for one in each.trueline["scope"]] for each in (before, after, again)
     ]
     assert ["zebra" in names for names in near] == [False, True, False]
-    assert after.trueline["state"] == changed.state.hash[:12]
+    assert after.trueline["state"] == changed.state.sha256[:12]
     assert again.choices == before.choices
 
 

@@ -22,7 +22,7 @@ from trueline.serve.access import Keys, new_key, read_keys
 from trueline.serve.app import create_app
 from trueline.serve.process import check_host
 from trueline.serve.schemas import Limits
-from trueline.space.space import read_space
+from trueline.space import read_space
 
 NAME = "tiny-llama"
 ADMIN, USER = "tl-admin-" + "a" * 40, "tl-user-" + "u" * 40
@@ -483,8 +483,8 @@ def test_a_change_on_disk_is_picked_up_and_a_damaged_space_serves_its_last_state
         assert states[0] != states[1]
         assert http.get("/v1/spaces").json()["data"][0]["examples"] == 3
         path = "/v1/spaces/facts/examples"
-        kept = (on_disk / "manifest.json").read_bytes()
-        (on_disk / "manifest.json").write_text("{", "utf-8")
+        kept = (on_disk / "space.json").read_bytes()
+        (on_disk / "space.json").write_text("{", "utf-8")
         answer = post(running, asked)
         assert answer.status_code == 200
         assert answer.json()["trueline"]["state"] == states[1]
@@ -496,7 +496,7 @@ def test_a_change_on_disk_is_picked_up_and_a_damaged_space_serves_its_last_state
         shutil.move(on_disk, on_disk.with_name("moved"))
         assert post(running, asked).status_code == 200
         shutil.move(on_disk.with_name("moved"), on_disk)
-        (on_disk / "manifest.json").write_bytes(kept)
+        (on_disk / "space.json").write_bytes(kept)
         assert http.delete(path, params={"id": "fact-1"}).status_code == 200
         assert http.get("/ready").json()["unreadable_spaces"] == []
 
@@ -504,7 +504,7 @@ def test_a_change_on_disk_is_picked_up_and_a_damaged_space_serves_its_last_state
 def test_a_full_disk_changes_nothing_and_is_told(chat, reopen, monkeypatch):
     import errno
 
-    from trueline.space import storage
+    from trueline import store
 
     def full(*given):
         raise OSError(errno.ENOSPC, "No space left on device", "/a/secret/path")
@@ -513,7 +513,7 @@ def test_a_full_disk_changes_nothing_and_is_told(chat, reopen, monkeypatch):
     path = "/v1/spaces/facts/examples"
     with up(chat, reopen(), keys=Keys().also("admin", ADMIN)) as running:
         with monkeypatch.context() as patch:
-            patch.setattr(storage, "save_file", full)
+            patch.setattr(store, "save_file", full)
             refused = post(running, new, path, ADMIN)
         assert refused.status_code == 507
         assert "secret" not in refused.text

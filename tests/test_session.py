@@ -89,7 +89,9 @@ def test_entries_are_made_only_for_a_method_that_needs_them(lm, built):
     session = open_session(["corrective", "kate"], model=lm)
     assert built == [("facts.space", None)]
     assert session.is_shipped
-    assert session.method("rad").space.recipe.context == 8  # as when a chat changes its method
+    assert (
+        session.method("rad").space.info()["context"] == 8
+    )  # as when a chat changes its method
     assert session.method("corrective").space is session.space
     assert len(built) == 2
     both = open_session(["corrective", "rad"], model=lm)

@@ -1,8 +1,8 @@
-"""A space on disk: what was written is read, damage is refused, a kill loses nothing."""
+"""Spaces: what is built is what is read; each edit equals one build."""
 
 import copy
-import json
 import os
+import pickle
 import random
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -12,27 +12,63 @@ import numpy as np
 import pytest
 import tiny
 import torch
-import transformers
-from safetensors import SafetensorError
-from test_retriever import with_arrays
+from click.testing import CliRunner
 
 import trueline as tl
+from trueline.cli import cli
 from trueline.embed import load_embedder
 from trueline.errors import (
     ExampleError,
     SettingError,
+    SpaceConflictError,
     SpaceError,
     SpaceFormatError,
     SpaceMismatchError,
 )
-from trueline.examples import to_lines
-from trueline.space import manifest as manifests
-from trueline.space.folder import PRIVATE
+from trueline.session import open_session
+from trueline.store import PRIVATE
+
+MORE = [
+    tl.Example("Is water wet?", ["Water is wet.", "Yes."], ["No, water is dry."], id="water"),
+    tl.Example("Do owls see?", "Owls see well in the dark.", id="owls"),
+    tl.Example("Is air blue?", ["Air is not blue."], ["Air is blue."], id="air"),
+]
+BATS = tl.Example("Are bats blind?", ["No, bats see."], ["Bats are blind."], id="fact-2")
+
+
+def noon():
+    """A clock that stands still."""
+    return datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def contents(folder):
+    """Everything in a folder: files by their bytes, folders by their names."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() if path.is_file() else None
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def ids(space):
+    return [example.id for example in space.examples]
+
+
+@pytest.fixture(scope="module")
+def build(embedder):
+    """Builds with the tiny parts and a clock that stands still."""
+
+    def made(examples, **options):
+        lm = tiny.language_model("llama")
+        return tl.build(
+            lm, examples, **{"context": 8, "embedder": embedder, "now": noon, **options}
+        )
+
+    return made
 
 
 @pytest.fixture
-def space(lm, examples, embedder):
-    return tl.build(lm, examples, context=8, embedder=embedder, now=noon)
+def space(build, examples):
+    return build(examples)
 
 
 @pytest.fixture
@@ -41,418 +77,170 @@ def folder(space, tmp_path):
     return tmp_path / "facts.space"
 
 
-def contents(folder):
-    """Every file but those of the locks, which stay."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and not path.name.endswith("lock")
-    }
+def same(one, other):
+    """Whether two spaces hold the same examples and entries, vectors up to rounding."""
+    pairs = [(one.vectors, other.vectors)]
+    if one.entries is not None:
+        sets = zip(one.entries.sets(), other.entries.sets(), strict=True)
+        pairs += [(mine.arrays(), theirs.arrays()) for (_, mine), (_, theirs) in sets]
+    for mine, theirs in pairs:
+        for name, array in mine.items():
+            if array.dtype == np.float16:
+                assert np.allclose(array, theirs[name], rtol=2e-3, atol=2e-3), name
+            else:
+                assert np.array_equal(array, theirs[name]), name
+    return one.examples == other.examples
 
 
-def noon():
-    """A clock that stands still."""
-    return datetime(2026, 1, 1, 12, tzinfo=UTC)
+# Building
 
 
-def test_there_is_one_entry_for_every_token_of_every_answer(lm, space, examples):
-    lengths = [
-        len(tl.Prompt().encode_answer(example.question, answer, lm.tokenizer))
-        for example in examples
-        for answer in example.answers
-    ]
-    assert (len(space), len(space.entries)) == (len(examples), sum(lengths))
-    assert space.entries.steps.tolist() == [
-        step for length in lengths for step in range(length)
-    ]
+def test_examples_alone_are_enough_in_every_form(examples, embedder, tmp_path, monkeypatch):
+    monkeypatch.setattr("trueline.space.load_embedder", lambda *given, **options: embedder)
+    (tmp_path / "facts.jsonl").write_text('{"question": "Is it?", "answer": "Yes."}\n')
+    assert len(tl.build(tmp_path / "facts.jsonl")) == 1
+    assert len(tl.build(str(tmp_path / "facts.jsonl"))) == 1
+    assert len(tl.build(examples)) == len(tl.build(None, examples)) == 4
+    lm = tiny.language_model("llama")
+    plain, full = tl.build(lm, examples), tl.build(lm, examples, context="full")
+    assert plain.info()["entries"] == 0
+    assert full.info()["entries"] == tl.build(lm, examples, context=8).info()["entries"] > 0
 
 
-def test_entries_remember_the_token_that_followed(lm, space, examples):
-    first = space.entries.tokens[: space.entries.answers.tolist().index(1)]
-    wanted = tl.Prompt().encode_answer(
-        examples[0].question, examples[0].answers[0], lm.tokenizer
-    )
-    assert first.tolist() == wanted
-
-
-def test_end_adds_one_entry_an_answer_and_it_names_the_stop_token(
-    lm, space, examples, embedder
-):
-    longer = tl.build(lm, examples, context=8, embedder=embedder, end=True)
-    answers = sum(len(example.answers) for example in examples)
-    assert len(longer.entries) == len(space.entries) + answers
-    assert (longer.entries.tokens == lm.tokenizer.eos_token_id).sum() == answers
-
-
-def test_an_answer_given_twice_counts_once(lm, embedder):
-    twice = tl.Example("Are bats blind?", ["Bats see.", "Bats see."])
-    once = tl.Example("Are bats blind?", ["Bats see."])
-    sizes = [
-        len(tl.build(lm, [x], context=8, embedder=embedder).entries) for x in (twice, once)
-    ]
-    assert sizes[0] == sizes[1]
-
-
-def test_hidden_states_through_the_head_are_the_stored_logits(lm, space, examples, embedder):
-    stored = tl.build(lm, examples, context=8, embedder=embedder, values="logits")
-    states = tl.build(lm, examples, context=8, embedder=embedder, dtype="float32")
-    assert (space.recipe.values, stored.recipe.values) == ("hidden", "logits")
-    with torch.no_grad():
-        logits = lm.head(torch.from_numpy(states.entries.values)).numpy()
-    assert np.allclose(logits, stored.entries.values, atol=1e-5)
+def test_a_space_of_examples_is_small_and_serves_any_model(embedder, examples):
+    space = tl.build(examples, embedder=embedder)
+    assert (len(space), space.counts()) == (4, {"entries": 0, "examples": 4})
+    assert space.info()["bytes_per_example"] < 2000
+    lm = tiny.language_model("qwen2")
+    assert tl.generate(lm, tl.KATE(space, k=2), "Are bats blind?", max_new_tokens=3).token_ids
+    with pytest.raises(SpaceMismatchError, match=r"rad needs entries.*context=8"):
+        tl.RAD(space)
+    wanted = embedder.embed([example.question for example in examples])
+    assert torch.allclose(space.question_vectors("cpu"), wanted, atol=1e-3)
 
 
 @pytest.mark.parametrize(
-    ("architecture", "head"), [("llama", "linear"), ("phi", "linear"), ("gemma2", "nonlinear")]
+    ("setting", "value"),
+    [
+        ("context", 0),
+        ("context", "all"),
+        ("window", "half"),
+        ("values", "x"),
+        ("dtype", "int8"),
+        ("end", 1),
+    ],
 )
-def test_the_manifest_says_how_the_head_was_found_to_be(architecture, head, examples, embedder):
-    space = tl.build(tiny.language_model(architecture), examples, context=8, embedder=embedder)
-    assert (space.recipe.values, space.recipe.head) == ("hidden", head)
+def test_a_setting_that_cannot_be_is_refused_by_name(setting, value, build, examples):
+    with pytest.raises(SettingError, match=setting):
+        build(examples, **{setting: value})
 
 
-def odd_copy(lm, odd_class=None):
-    """The same weights in another class."""
-    model = (odd_class or type(lm.model))(lm.model.config)
-    model.load_state_dict(lm.model.state_dict())
-    return tl.LanguageModel(model.eval(), lm.tokenizer, id="odd")
+def test_options_of_entries_are_refused_where_none_are_made(embedder, examples):
+    with pytest.raises(SettingError, match=r"wrong=True is about entries.*context, such as 8"):
+        tl.build(examples, embedder=embedder, wrong=True)
+    with pytest.raises(SettingError, match="entries need a model"):
+        tl.build(examples, embedder=embedder, context=8)
+    with pytest.raises(TypeError, match="no 'tau'"):
+        tl.build(examples, embedder=embedder, tau=1)
 
 
-class OddForward(transformers.LlamaForCausalLM):
-    """Its logits cannot be told from its hidden states by any known rule."""
-
-    def forward(self, *args, **options):
-        out = super().forward(*args, **options)
-        out.logits = out.logits - out.logits.mean(-1, keepdim=True).abs()
-        return out
-
-
-class OddHead(torch.nn.Linear):
-    """A head that calls itself linear and is not."""
-
-    def forward(self, hidden):
-        return super().forward(hidden).abs()
+def test_progress_counts_every_entry_and_a_finished_build_is_not_done_again(
+    build, examples, tmp_path
+):
+    seen = []
+    options = {"out": tmp_path / "space", "progress": lambda *now: seen.append(now)}
+    count = len(build(examples, **options).entries)
+    assert (seen[0], seen[-1]) == ((0, count), (count, count))
+    seen.clear()
+    assert len(build(examples, **options)) == 4
+    assert seen == []
 
 
-def test_a_head_of_no_known_form_makes_the_space_keep_logits(lm, examples, embedder):
-    odd = odd_copy(lm, OddForward)
-    assert odd.head is None
-    space = tl.build(odd, examples, context=8, embedder=embedder)
-    assert (space.recipe.values, space.recipe.head) == ("logits", "opaque")
-    answer = tl.generate(odd, tl.RAD(space, tau=0.8), "Is the sea blue?", max_new_tokens=9)
-    plain = tl.generate(odd, tl.Greedy(), "Is the sea blue?", max_new_tokens=9)
-    assert answer.token_ids != plain.token_ids
-    with pytest.raises(SettingError, match="no known form"):
-        tl.build(odd, examples, context=8, embedder=embedder, values="hidden")
-
-
-def test_a_head_that_only_calls_itself_linear_goes_entry_by_entry(lm, examples, embedder):
-    odd = odd_copy(lm)
-    plain = odd.model.lm_head
-    odd.model.lm_head = OddHead(plain.in_features, plain.out_features, bias=False)
-    odd.model.lm_head.weight = plain.weight
-    hidden = tl.build(odd, examples, context=8, embedder=embedder)
-    logits = tl.build(odd, examples, context=8, embedder=embedder, values="logits")
-    assert (hidden.recipe.values, hidden.recipe.head) == ("hidden", "nonlinear")
-    one, other = (
-        tl.generate(odd, tl.RAD(space, tau=0.8), tiny.QUESTIONS, max_new_tokens=9)
-        for space in (hidden, logits)
-    )
-    assert [answer.token_ids for answer in one] == [answer.token_ids for answer in other]
-
-
-def test_a_space_reads_back_as_it_was_written(space, folder):
-    again = tl.open(folder)
-    assert again.recipe == space.recipe
-    assert list(again.examples) == list(space.examples)
-    for name, array in space.entries.arrays().items():
-        assert np.array_equal(again.entries.arrays()[name], array), name
-    assert again.verify() == {"files": 3, "entries": len(space.entries), "examples": 4}
-
-
-def test_two_builds_give_the_same_bytes(lm, examples, embedder, tmp_path):
+def test_two_builds_and_a_save_give_the_same_bytes(build, examples, folder, tmp_path):
     for name in ("one", "two"):
-        tl.build(lm, examples, context=8, embedder=embedder, out=tmp_path / name, now=noon)
-    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+        build(examples, out=tmp_path / name)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two") == contents(folder)
 
 
-def test_building_to_disk_and_saving_give_the_same_bytes(
-    lm, examples, embedder, folder, tmp_path
-):
-    tl.build(lm, examples, context=8, embedder=embedder, out=tmp_path / "direct", now=noon)
-    assert contents(tmp_path / "direct") == contents(folder)
-
-
-def test_no_path_of_the_machine_is_written_into_a_space(folder, tmp_path):
-    for name, content in contents(folder).items():
-        assert str(tmp_path).encode() not in content, name
-        assert str(Path.home()).encode() not in content, name
-
-
-def test_a_space_may_replace_another_and_leaves_nothing_behind(lm, examples, embedder, folder):
-    before = set(contents(folder))
-    space = tl.build(lm, examples[:2], context=8, embedder=embedder, out=folder, overwrite=True)
-    assert len(tl.open(folder)) == len(space)
-    assert len(contents(folder)) == len(before)
-    assert before & set(contents(folder)) == {"manifest.json", f"{PRIVATE}/mark"}
-
-
-def test_a_folder_of_something_else_is_never_written_to(space, tmp_path):
-    (tmp_path / "letters.txt").write_text("dear")
-    with pytest.raises(SpaceError, match="not empty and holds no space"):
-        space.save(tmp_path)
-    assert contents(tmp_path) == {"letters.txt": b"dear"}
-
-
-@pytest.mark.parametrize("name", ["building", PRIVATE])
-def test_a_folder_that_only_holds_a_name_like_ours_is_never_touched(name, space, tmp_path):
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "letters.txt").write_text("dear")
-    with pytest.raises(SpaceError, match="holds no space"):
-        space.save(tmp_path)
-    assert contents(tmp_path) == {f"{name}/letters.txt": b"dear"}
-
-
-def test_only_names_we_made_are_ever_deleted(lm, examples, embedder, folder):
-    kept = {
-        "notes.txt",
-        "entries-notes.safetensors",
-        "examples-0123.jsonl",
-        "a-0123456789abcdef",
+def test_a_folder_holds_space_json_and_one_folder_and_nothing_else(folder, tmp_path):
+    held = contents(folder)
+    (generation,) = folder.glob("g-*")
+    assert set(held) == {
+        "space.json",
+        generation.name,
+        *(
+            f"{generation.name}/{name}"
+            for name in (
+                "examples.jsonl",
+                "vectors.safetensors",
+                "rad",
+                "rad/truthful.safetensors",
+            )
+        ),
     }
-    for name in kept:
-        (folder / name).write_text("mine")
-    (folder / "entries-0123456789abcdef.safetensors").write_text("left by a kill")
-    (folder / ".manifest.json.17-42.tmp").write_text("left by a kill")
-    tl.build(
-        lm, examples[:2], context=8, embedder=embedder, out=folder, overwrite=True
-    ).compact()
-    found = {path.name for path in folder.iterdir()}
-    assert kept <= found
-    assert not found & {"entries-0123456789abcdef.safetensors", ".manifest.json.17-42.tmp"}
+    for name, content in held.items():  # and no path of this machine
+        assert str(tmp_path).encode() not in (content or b""), name
+        assert str(Path.home()).encode() not in (content or b""), name
 
 
-def test_a_build_clears_the_work_that_others_left_but_not_what_somebody_is_at(
-    lm, examples, embedder, folder
+def test_a_space_reads_back_as_it_was_written(space, folder, embedder):
+    again = tl.open(folder, embedder=embedder)
+    assert again.made_with() == space.made_with()
+    assert again.plan == space.plan
+    assert again.history() == space.history()
+    assert same(again, space)
+    assert again.verify() == {"files": 3, "entries": len(space.entries), "examples": 4}
+    assert again.info() == space.info()
+
+
+def test_a_build_leaves_another_space_alone_unless_told(build, examples, lm, tmp_path):
+    space = build(examples, out=tmp_path / "space").remove("fact-2")
+    for attempt in (
+        lambda **options: build(examples, out=tmp_path / "space", **options),
+        lambda **options: tl.merge(
+            build(MORE[:1]), build(MORE[1:2]), out=tmp_path / "space", **options
+        ),
+    ):
+        with pytest.raises(
+            SpaceError, match=r"holds another space \(3 examples, last changed by "
+        ):
+            attempt()
+    assert tl.open(tmp_path / "space").history() == space.history()
+    assert len(build(examples, out=tmp_path / "space", overwrite=True)) == 4
+    assert not (tmp_path / "space" / PRIVATE).exists()
+
+
+def test_another_precision_is_another_plan(lm, build, examples, embedder, tmp_path):
+    half = tl.LanguageModel(copy.deepcopy(lm.model).bfloat16(), lm.tokenizer, id=lm.id)
+    assert half.fingerprint == lm.fingerprint
+    build(examples, out=tmp_path / "space")
+    options = {"context": 8, "embedder": embedder, "out": tmp_path / "space"}
+    again = tl.build(half, examples, overwrite=True, **options)
+    assert again.entries.settings.computed == "bfloat16"
+
+
+def test_a_space_goes_to_another_process_with_its_embedder_by_name(
+    build, examples, embedder_folder
 ):
-    from filelock import FileLock
-
-    left, held = (folder / PRIVATE / f"{kind}-{'0' * 16}" for kind in ("build", "edit"))
-    for work in (left, held):
-        work.mkdir()
-        (work / "00000.safetensors").write_bytes(b"half")
-    with FileLock(f"{held}.lock"):
-        tl.build(lm, examples[:2], context=8, embedder=embedder, out=folder, overwrite=True)
-    assert (left.exists(), held.exists()) == (False, True)
-    tl.open(folder).compact()
-    assert not held.exists()
+    space = build(examples, embedder=embedder_folder, wrong=True)
+    there = pickle.loads(pickle.dumps(space))
+    assert same(there, space)
+    assert there.embedder is not space.embedder
+    assert there.plan == space.plan
 
 
-def point_to(folder, name):
-    """Let the manifest name another file for the entries."""
-    (segment,) = json.loads((folder / "manifest.json").read_text())["segments"]
-    files = segment["files"]
-    files["entries"] = files["entries"] | {"name": name}
-    change_segment(folder, files=files)
+# Refused models and embedders
 
 
-@pytest.mark.parametrize(
-    "name", ["../x/entries", "/etc/passwd", "..", "", "sub/entries", "manifest.json", "CON"]
-)
-def test_a_name_that_leads_out_of_the_folder_is_refused(name, folder):
-    point_to(folder, name)
-    with pytest.raises(SpaceFormatError, match="no name of a file of ours"):
-        tl.open(folder)
-
-
-@pytest.mark.parametrize("kind", ["manifest", "entries", "examples", "vectors"])
-@pytest.mark.parametrize("made", ["link", "pipe", "folder"])
-def test_what_is_no_regular_file_is_refused(kind, made, folder, tmp_path):
-    (path,) = folder.glob(f"{kind}*")
-    path.rename(tmp_path / "elsewhere")
-    if made == "link":
-        path.symlink_to(tmp_path / "elsewhere")
-    elif made == "pipe":
-        os.mkfifo(path)
-    else:
-        path.mkdir()
-    with pytest.raises(SpaceFormatError, match="no regular file"):
-        tl.open(folder)
-
-
-def test_a_space_of_the_first_format_is_refused_with_the_command_that_makes_it_anew(
-    lm, examples, embedder, embedder_folder, tmp_path
-):
-    folder = tmp_path / "old.space"
-    folder.mkdir()
-    lines = f"examples-{'0' * 12}.jsonl"
-    (folder / lines).write_text("".join(to_lines(examples)), "utf-8")
-    (folder / f"entries-{'0' * 12}.safetensors").write_bytes(b"")
-    recipe = {
-        **{
-            "model": "tiny-llama",
-            "embedder": "all-minilm-l6-v2",
-            "context": 8,
-            "window": "all",
-        },
-        **{"end": True, "wrong": False, "values": "hidden", "head": "linear"},
-        "dtype": "float16",
-        "prompt": {"template": "Say: {question}", "system": None, "chat": None},
-    }
-    old = {"format_version": 1, "recipe": recipe, "files": {lines: {}}, "plan": ""}
-    content = {**old, "sha256": manifests.manifest_hash(old)}
-    (folder / "manifest.json").write_text(json.dumps(content))
-    command = (
-        f"trueline build {folder / lines} --model tiny-llama "
-        "--embedder all-minilm-l6-v2 --context 8 --template 'Say: {question}' --end "
-        f"--out {folder}"
-    )
-    with pytest.raises(SpaceFormatError, match="has format 1") as caught:
-        tl.open(folder)
-    assert f"`{command}`" in str(caught.value)
-    tl.build(lm, folder / lines, context=8, embedder=embedder, out=folder)
-    assert list(tl.open(folder).examples) == list(examples)
-    assert not list(folder.glob("*-000000000000*"))
-
-
-def test_removed_ids_that_were_never_there_are_refused(folder):
-    change_segment(folder, removed=["nobody"])
-    with pytest.raises(SpaceFormatError, match="never there"):
-        tl.open(folder)
-
-
-def test_an_in_memory_space_that_is_saved_has_this_folder_from_then_on(space, folder, lm):
-    assert space.folder == folder
-    space.remove("fact-1")
-    assert len(tl.open(folder)) == 3
-
-
-def test_a_read_that_is_overtaken_by_a_commit_starts_again(folder, monkeypatch):
-    from trueline.space import storage
-
-    opened, read = tl.open(folder), storage._open
-
-    def overtaken(*given):
-        monkeypatch.setattr(storage, "_open", read)
-        opened.remove("fact-1").compact()  # what the manifest just read names is gone
-        return read(*given)
-
-    monkeypatch.setattr(storage, "_open", overtaken)
-    assert len(tl.open(folder)) == 3
-
-
-def files_of(folder):
-    return sorted(path.name for path in folder.iterdir())
-
-
-@pytest.mark.parametrize("kind", ["manifest", "entries", "wrong", "examples", "vectors"])
-@pytest.mark.parametrize("damage", ["cut", "emptied", "flipped", "removed", "swapped"])
-def test_a_damaged_file_is_refused_with_its_name(
-    kind, damage, lm, examples, embedder, tmp_path
-):
-    folder, other = tmp_path / "facts.space", tmp_path / "other.space"
-    tl.build(lm, examples, context=8, embedder=embedder, wrong=True).save(folder)
-    tl.build(lm, examples[1:], embedder=embedder, context=4, wrong=True).save(other)
-    (path,) = folder.glob(f"{kind}*")
-    good = path.read_bytes()
-    if damage == "cut":
-        path.write_bytes(good[: len(good) // 2])
-    elif damage == "emptied":
-        path.write_bytes(b"")
-    elif damage == "removed":
-        path.unlink()
-    elif damage == "swapped":
-        (theirs,) = other.glob(f"{kind}*")
-        path.write_bytes(theirs.read_bytes())
-    else:
-        return flip_bits(folder, path, good)
-    with pytest.raises(SpaceFormatError) as caught:
-        tl.open(folder)
-    assert str(folder) in str(caught.value)
-
-
-def flip_bits(folder, path, good):
-    """Forty single bits, spread over the file; each is noticed."""
-    chance = random.Random(0)
-    for _ in range(40):
-        bad = bytearray(good)
-        bad[chance.randrange(len(bad))] ^= 1 << chance.randrange(8)
-        path.write_bytes(bad)
-        with pytest.raises(SpaceFormatError):
-            tl.open(folder)
-    path.write_bytes(good)
-    tl.open(folder)
-
-
-def rewrite(folder, **changes):
-    """A manifest with other content and a right checksum."""
-    path = folder / "manifest.json"
-    manifest = json.loads(path.read_text()) | changes
-    manifest.pop("sha256")
-    path.write_text(json.dumps({**manifest, "sha256": manifests.manifest_hash(manifest)}))
-
-
-def test_a_manifest_from_the_future_says_so(folder):
-    rewrite(folder, format_version=99)
-    with pytest.raises(SpaceFormatError, match=r"format 99.*install a newer trueline"):
-        tl.open(folder)
-
-
-def change_segment(folder, **changes):
-    """A manifest that says something else of its one segment."""
-    (segment,) = json.loads((folder / "manifest.json").read_text())["segments"]
-    rewrite(folder, segments=[segment | changes])
-
-
-def test_a_manifest_whose_counts_lie_is_refused(folder):
-    change_segment(folder, counts={"examples": 4, "entries": 1})
-    with pytest.raises(SpaceFormatError, match="manifest says"):
-        tl.open(folder)
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"format_version": "x"}', "\x00"])
-def test_a_manifest_that_is_none_is_refused(text, folder):
-    (folder / "manifest.json").write_text(text)
-    with pytest.raises(SpaceFormatError):
-        tl.open(folder)
-
-
-def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(SpaceFormatError, match=r"there is no space at .*nowhere"):
-        tl.open(tmp_path / "nowhere")
-
-
-def test_verify_sees_numbers_that_mean_nothing(space):
-    keys = space.entries.keys.copy()
-    keys[3] *= 2
-    with pytest.raises(SpaceFormatError, match="unit length"):
-        with_arrays(space, entries=replace(space.entries, keys=keys)).verify()
-    values = space.entries.values.copy()
-    values[3, 0] = np.nan
-    with pytest.raises(SpaceFormatError, match="not finite"):
-        with_arrays(space, entries=replace(space.entries, values=values)).verify()
-    vectors = space.parts[0].segment.vectors
-    assert set(vectors) == {"questions", "answers", "wrong_answers"}
-    for name in vectors:
-        with pytest.raises(SpaceFormatError, match=f"vectors of {name} .*unit length"):
-            with_arrays(space, vectors={**vectors, name: 2 * vectors[name]}).verify()
-
-
-def test_another_model_is_refused_with_both_names(space):
+def test_another_model_or_tokenizer_is_refused(lm, space):
     other = tiny.language_model("llama", seed=1)
     with pytest.raises(SpaceMismatchError, match=r"model tiny-llama .*trueline build --model"):
         tl.generate(other, tl.RAD(space), "Are bats blind?")
-
-
-def test_one_changed_weight_makes_it_another_model(lm, space):
     model = copy.deepcopy(lm.model)
     with torch.no_grad():
         model.model.layers[1].mlp.up_proj.weight[5, 7] += 0.01
-    other = tl.LanguageModel(model, lm.tokenizer)
     with pytest.raises(SpaceMismatchError):
-        tl.generate(other, tl.RAD(space), "Are bats blind?")
-
-
-def test_another_tokenizer_is_refused(lm, space):
+        tl.generate(tl.LanguageModel(model, lm.tokenizer), tl.RAD(space), "Are bats blind?")
     other = tl.LanguageModel(lm.model, tiny.tokenizer(chat=True), id=lm.id)
     with pytest.raises(SpaceMismatchError, match="another tokenizer"):
         tl.generate(other, tl.RAD(space), "Are bats blind?")
@@ -464,116 +252,282 @@ def test_a_padded_tokenizer_is_the_same_tokenizer(lm):
     assert tl.LanguageModel(lm.model, lm.tokenizer).tokenizer_hash == before
 
 
-def test_another_embedder_is_refused(lm, space, tmp_path):
+def test_another_embedder_is_refused(folder, tmp_path):
     other = load_embedder(tiny.write_embedder(tmp_path / "tiny-bert", seed=1))
     with pytest.raises(SpaceMismatchError, match="embedder tiny-bert"):
-        tl.generate(lm, tl.RAD(replace(space, embedder=other)), "Are bats blind?")
+        tl.open(folder, embedder=other)
 
 
-def test_another_prompt_is_refused(space):
-    space.check_prompt(tl.Prompt())
-    with pytest.raises(SpaceMismatchError, match="built with the prompt"):
-        space.check_prompt(tl.Prompt("{question}"))
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("context", 0),
-        ("context", "all"),
-        ("window", "half"),
-        ("values", "x"),
-        ("dtype", "int8"),
-    ],
-)
-def test_a_setting_that_cannot_be_is_refused_by_name(setting, value, lm, examples, embedder):
-    with pytest.raises(SettingError, match=setting):
-        tl.build(lm, examples, embedder=embedder, **{"context": 8, setting: value})
-
-
-def test_every_example_too_long_for_the_model_is_named(lm, embedder):
-    long = [tl.Example(f"Is it {n}?", "word " * 600, id=f"no-{n}") for n in range(2)]
-    with pytest.raises(ExampleError, match=r"at most 512 tokens(?s:.*)no-0(?s:.*)no-1"):
-        tl.build(lm, long, context=8, embedder=embedder)
-
-
-def test_hidden_states_are_kept_in_half_precision_and_logits_are_not(
-    lm, examples, embedder, space
+@pytest.mark.parametrize("field", ["model", "embedder"])
+def test_what_only_a_space_names_is_not_fetched_from_the_hub(
+    field, folder, tmp_path, monkeypatch
 ):
-    full = tl.build(lm, examples, context=8, embedder=embedder, dtype="float32")
-    logits = tl.build(lm, examples, context=8, embedder=embedder, values="logits")
-    assert (space.recipe.dtype, logits.recipe.dtype) == ("float16", "float32")
-    assert space.entries.values.nbytes * 2 == full.entries.values.nbytes
-    assert space.entries.keys.nbytes * 2 == full.entries.keys.nbytes
-    assert np.allclose(space.entries.values, full.entries.values, rtol=1e-3, atol=1e-3)
+    from forged import Forged
+
+    asked = []
+
+    def snapshot_download(name, **options):
+        asked.append(options)
+        raise FileNotFoundError(name)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    forged = Forged.of(folder)
+    part = forged.manifest if field == "embedder" else forged.manifest["entries"]
+    part[field] = "somebody/else"
+    space = tl.open(forged.write(tmp_path / "theirs.space"))
+    use = {
+        "model": lambda: open_session(["rad"], space=space),
+        "embedder": lambda: space.open_embedder("cpu"),
+    }[field]
+    with pytest.raises(tl.TruelineError, match=f"because a space names it.*--{field}"):
+        use()
+    assert asked == [{"local_files_only": True}]
 
 
-def test_progress_counts_every_entry(lm, examples, embedder, space):
-    seen = []
-    tl.build(lm, examples, context=8, embedder=embedder, progress=lambda *now: seen.append(now))
-    count = len(space.entries)
-    assert (seen[0], seen[-1]) == ((0, count), (count, count))
+# Edits
 
 
-def test_a_damaged_space_is_built_anew_where_that_is_asked_for(
-    lm, examples, embedder, tmp_path
-):
-    out = tmp_path / "space"
-    tl.build(lm, examples, context=8, embedder=embedder, out=out, now=noon)
-    good = contents(out)
-    for path in sorted(path for path in out.iterdir() if path.is_file()):
-        path.write_bytes(path.read_bytes()[:-7])
-        with pytest.raises(SpaceError, match="--overwrite"):
-            tl.build(lm, examples, context=8, embedder=embedder, out=out, now=noon)
-        tl.build(lm, examples, context=8, embedder=embedder, out=out, now=noon, overwrite=True)
-        assert contents(out) == good
+class Edits:
+    """Draws edits that a space allows."""
+
+    def __init__(self, seed, lm, build):
+        self.chance, self.lm, self.build, self.made = random.Random(seed), lm, build, 0
+
+    def example(self, id=None):
+        self.made += 1
+        question, given = self.chance.choice(tiny.FACTS)
+        wrong = self.chance.choice(tiny.WRONG)[: self.chance.randrange(3)]
+        id = id or f"new-{self.made}"
+        return tl.Example(f"{question} {self.made}", given[: 1 + self.made % 2], wrong, id=id)
+
+    def step(self, space):
+        kind = self.chance.choice(["add", "remove", "replace", "merge"])
+        if kind == "add":
+            new = [self.example() for _ in range(self.chance.choice([1, 2]))]
+            return space.add(new, lm=self.lm)
+        if kind == "remove" and len(space) > 1:
+            return space.remove(self.chance.sample(ids(space), 1))
+        if kind == "merge":
+            wrong = replace(self.example(), wrong_answers=["No."])
+            both = [wrong, self.chance.choice(space.examples)]
+            other = self.build(both, wrong=space.entries.settings.wrong)
+            return tl.merge(space, other, out=space.folder)
+        return space.replace([self.example(self.chance.choice(ids(space)))], self.lm)
 
 
-def test_a_manifest_of_something_else_is_never_written_over(space, tmp_path):
-    (tmp_path / "manifest.json").write_text('{"name": "an extension", "version": "1"}')
-    with pytest.raises(SpaceError, match="holds no space"):
-        space.save(tmp_path)
+def answers(lm, space):
+    found = tl.generate(lm, tl.RAD(space, tau=0.5), tiny.QUESTIONS[:3], max_new_tokens=4)
+    return [answer.token_ids for answer in found]
 
 
-def test_another_precision_is_another_plan(lm, examples, embedder, tmp_path):
+@pytest.mark.parametrize("seed", range(6))
+def test_any_sequence_of_edits_equals_one_build(seed, build, lm, tmp_path):
+    edits = Edits(seed, lm, build)
+    begun = [edits.example(), replace(edits.example(), wrong_answers=["No."]), *MORE]
+    out = tmp_path / "space" if seed % 2 else None
+    space = build(begun, wrong=seed % 3 == 0, out=out)
+    for _ in range(7):
+        before = (space, ids(space), answers(lm, space))
+        space = edits.step(space)
+        assert (ids(before[0]), answers(lm, before[0])) == before[1:]  # it goes on as it was
+    has_wrong = any(example.wrong_answers for example in space.examples)
+    fresh = build(space.examples, wrong=space.entries.settings.wrong and has_wrong)
+    assert same(space, fresh)
+    assert answers(lm, space) == answers(lm, fresh)
+    if out is not None:
+        again = tl.open(out, embedder=space.embedder)
+        assert same(again, fresh)
+        assert again.history() == space.history()
+        again.verify()
+        assert len(list(out.iterdir())) == 2
+
+
+def test_edits_of_a_space_without_entries_need_no_model(embedder, examples, tmp_path):
+    space = tl.build(examples, embedder=embedder, out=tmp_path / "space")
+    space = space.add(MORE).remove(["owls", "fact-1"]).replace([BATS])
+    left = tl.build(space.examples, embedder=embedder)
+    assert same(space, left)
+    assert same(tl.open(tmp_path / "space", embedder=embedder), left)
+
+
+def test_entries_are_only_made_with_the_model_they_belong_to(build, examples, lm):
+    space = build(examples)
+    with pytest.raises(SettingError, match=r"lm=tl\.load\('tiny-llama'\)"):
+        space.add(MORE)
+    with pytest.raises(SpaceMismatchError, match="built with the model"):
+        space.add(MORE, tiny.language_model("llama", seed=1))
     half = tl.LanguageModel(copy.deepcopy(lm.model).bfloat16(), lm.tokenizer, id=lm.id)
-    assert half.fingerprint == lm.fingerprint
-    tl.build(lm, examples, context=8, embedder=embedder, out=tmp_path / "space")
-    again = tl.build(
-        half, examples, context=8, embedder=embedder, out=tmp_path / "space", overwrite=True
-    )
-    assert again.recipe.computed == "bfloat16"
+    with pytest.raises(SpaceMismatchError, match="load it with dtype='float32'"):
+        space.add(MORE, half)
 
 
-def test_a_full_disk_is_one_error(space, tmp_path, monkeypatch):
-    def full(*_):
-        raise SafetensorError("I/O error: No space left on device (os error 28)")
-
-    monkeypatch.setattr("trueline.space.storage.save_file", full)
-    with pytest.raises(SpaceError, match=r"No space left on device.*free some room"):
-        space.save(tmp_path / "full")
-
-
-def test_a_finished_build_is_not_done_again(lm, examples, embedder, tmp_path):
-    tl.build(lm, examples, context=8, embedder=embedder, out=tmp_path / "space")
-    seen = []
-    tl.build(
-        lm,
-        examples,
-        context=8,
-        embedder=embedder,
-        out=tmp_path / "space",
-        progress=lambda *n: seen.append(n),
-    )
-    assert seen == []
+def test_an_id_that_is_taken_is_refused_and_names_replace(build, examples, lm):
+    space = build(examples)
+    with pytest.raises(ExampleError, match=r"'fact-2' \(0 of these 1 .*space\.replace"):
+        space.add([BATS], lm)
+    with pytest.raises(ExampleError, match=r"'fact-2' \(1 of these 1 with this very content"):
+        space.add([examples[1]], lm)
+    assert space.replace([examples[1]], lm) is space  # nothing changed
+    changed = space.replace([BATS], lm)
+    assert changed.example("fact-2") == BATS
+    assert ids(changed) == ["fact-1", "fact-3", "fact-4", "fact-2"]
 
 
-def test_two_builds_do_not_write_to_one_folder(lm, examples, embedder, tmp_path):
-    from filelock import FileLock
+def test_an_unknown_id_is_refused_with_near_names(build, examples, lm):
+    space = build(examples)
+    with pytest.raises(ExampleError, match=r"the id 'fact-22'.*near names: 'fact-2'"):
+        space.remove(["fact-1", "fact-22"])
+    with pytest.raises(ExampleError, match=r"'owls'.*space\.add"):
+        space.replace([MORE[1]], lm)
+    with pytest.raises(SpaceError, match="nothing would be left"):
+        space.remove(ids(space))
+    assert len(space) == 4
+    assert space.remove([]) is space
+    changed = [replace(one, source="new") for one in examples]
+    assert len(space.replace(changed, lm)) == 4  # all at once, too
 
-    tl.build(lm, examples[:1], context=8, embedder=embedder, out=tmp_path / "space")
-    with (
-        FileLock(tmp_path / "space" / PRIVATE / "build.lock"),
-        pytest.raises(SpaceError, match="another build"),
-    ):
-        tl.build(lm, examples, context=8, embedder=embedder, out=tmp_path / "space")
+
+def test_a_removed_example_is_gone_from_every_answer_and_every_byte(build, lm, tmp_path):
+    secret = tl.Example("Who is Xyzzyx?", "Xyzzyx is a secret.", id="xyzzyx-id")
+    space = build([*MORE, secret], out=tmp_path / "space")
+    assert b"Xyzzyx" in b"".join(filter(None, contents(tmp_path / "space").values()))
+    old = answers(lm, space)
+    left = space.remove("xyzzyx-id")
+    assert b"yzzyx" not in b"".join(filter(None, contents(tmp_path / "space").values()))
+    assert answers(lm, space) == old  # what is open stays as it was
+    for method in (tl.RAD(left, tau=-1.0), tl.KNNLM(left, k=5000), tl.KNNLM(left, k=7)):
+        answer = tl.generate(lm, method, "Are bats blind?", max_new_tokens=2, trace=True)
+        spoke = {near.example for step in answer.trace for near in step.neighbors}
+        assert "xyzzyx-id" not in spoke
+        assert spoke
+    assert "xyzzyx-id" not in [one.id for one in tl.KATE(left, k=99).nearest("Who is it?")]
+
+
+def test_spaces_merge_if_they_were_made_alike_and_agree(build, examples, embedder, lm):
+    space = build(examples)
+    both = tl.merge(space, build([examples[1], *MORE]))
+    assert ids(both) == [*ids(space), "water", "owls", "air"]
+    assert same(both, build([*examples, *MORE]))
+    assert (both.folder, both.history()[-1].what) == (None, "merge")
+    with pytest.raises(ExampleError, match="under one id: 'fact-2'"):
+        tl.merge(space, build([BATS]))
+    for options, reason in [
+        ({"context": 4}, "context 8 and 4"),
+        ({"prompt": tl.Prompt("{question}")}, "prompt"),
+        ({"end": True}, "end False and True"),
+        ({"context": None}, "only one of them has RAD entries"),
+    ]:
+        with pytest.raises(SpaceMismatchError, match=f"not made alike: {reason}"):
+            tl.merge(space, build(MORE, **options))
+    other = tl.build(tiny.language_model("llama", seed=1), MORE, context=8, embedder=embedder)
+    with pytest.raises(SpaceMismatchError, match="model_fingerprint"):
+        tl.merge(space, other)
+
+
+def test_merging_into_the_second_folder_loses_no_commit_that_came_meanwhile(
+    build, examples, lm, tmp_path
+):
+    one = build(examples[:2], out=tmp_path / "one")
+    other = build(MORE[:1], out=tmp_path / "other")
+    other.add(MORE[1:2], lm)  # `other` goes on as it was
+    with pytest.raises(SpaceConflictError):
+        tl.merge(one, other, out=tmp_path / "other")
+    newest = other.current()
+    made = tl.merge(one, newest, out=tmp_path / "other")
+    assert {*ids(made)} == {*ids(one), *ids(newest)}
+    assert len(tl.open(tmp_path / "other", embedder=one.embedder)) == 4
+    assert len(tl.open(tmp_path / "one", embedder=one.embedder)) == 2
+
+
+def test_history_says_what_was_committed(build, examples, lm, tmp_path):
+    space = build(examples, out=tmp_path / "space").add(MORE, lm).remove("air")
+    space = space.tune({"threshold": 0.5})
+    lines = [(one.what, one.changed, one.examples) for one in space.history()]
+    assert lines == [("build", 4, 4), ("add", 3, 7), ("remove", 1, 6), ("tune", 0, 6)]
+    assert {one.time for one in space.history()} == {"2026-01-01T12:00:00Z"}
+    assert space.history()[-1].entries == len(space.entries)
+
+
+def test_tuning_writes_no_array_anew_and_refuses_what_no_method_can_use(space, folder):
+    before = {path: path.stat().st_ino for path in folder.glob("g-*/*")}
+    tuned = space.tune({"threshold": 0.5, "from": "mine.jsonl"})
+    assert {path: path.stat().st_ino for path in folder.glob("g-*/*")} == before
+    assert tl.open(folder).tuned == tuned.tuned
+    assert tuned.tune(tuned.tuned) is tuned
+    assert tuned.tune({}).tuned == {}
+    for odd in ({"threshold": 2}, {"k": [1]}, {"k": float("nan")}, {1: 2}):
+        with pytest.raises(SettingError, match="tuned"):
+            tuned.tune(odd)
+
+
+def test_a_reader_moves_to_the_newest_state_and_shares_the_embedder(build, lm, tmp_path):
+    space = build(MORE, out=tmp_path / "space")
+    reader = tl.open(tmp_path / "space", embedder=space.embedder)
+    assert reader.current() is reader
+    reader.open_embedder("cpu")
+    added = space.add([BATS], lm)
+    now = reader.current()
+    assert (ids(reader), ids(now)) == (ids(space), ids(added))
+    assert now.open_embedder("cpu") is reader.open_embedder("cpu")
+    assert now.current() is now
+    os.utime(tmp_path / "space" / "space.json")  # copied back, or touched
+    assert now.current() is now
+
+
+def test_a_space_in_memory_that_is_saved_has_this_folder_from_then_on(space, tmp_path, lm):
+    space.save(tmp_path / "one")
+    assert space.folder == tmp_path / "one"
+    space.save(tmp_path / "copy")
+    assert space.folder == tmp_path / "one"
+    space.remove("fact-1")
+    assert [len(tl.open(tmp_path / name)) for name in ("one", "copy")] == [3, 4]
+
+
+# Spaces of 0.2.0
+
+
+def old_space(folder, examples):
+    """The examples of a space as 0.2.0 wrote it, in two segments, with one removed."""
+    import hashlib
+    import json
+
+    from trueline.examples import to_lines
+
+    folder.mkdir()
+    segments = []
+    for part, removed in ((examples[:2], []), (examples[2:], [examples[-1].id])):
+        data = "".join(to_lines(part)).encode()
+        digest = hashlib.sha256(data).hexdigest()
+        name = f"examples-{digest[:16]}.jsonl"
+        (folder / name).write_bytes(data)
+        file = {"name": name, "sha256": digest, "bytes": len(data)}
+        segments.append({"name": "x", "files": {"examples": file}, "removed": removed})
+    manifest = {"format": "trueline grounding space", "format_version": 2, "segments": segments}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_a_space_of_0_2_0_is_refused_with_the_command_that_takes_its_examples(
+    examples, embedder, tmp_path, tiny_home
+):
+    old_space(tmp_path / "old.space", examples)
+    before = contents(tmp_path / "old.space")
+    with pytest.raises(SpaceFormatError, match=r"0\.2\.0") as caught:
+        tl.open(tmp_path / "old.space")
+    assert f"`trueline build {tmp_path / 'old.space'} --out NEW.space`" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    taken = tl.build(str(tmp_path / "old.space"), embedder=embedder)
+    assert list(taken.examples) == examples[:-1]
+    with pytest.raises(SpaceError, match="holds no space of this release"):
+        tl.build(examples, embedder=embedder, out=tmp_path / "old.space", overwrite=True)
+    command = ["build", str(tmp_path / "old.space"), "--out", str(tmp_path / "new.space")]
+    done = CliRunner().invoke(cli, command, catch_exceptions=False)
+    assert done.exit_code == 0
+    assert list(tl.open(tmp_path / "new.space").examples) == examples[:-1]
+    assert list(tl.build(tmp_path / "new.space", embedder=embedder).examples) == examples[:-1]
+    assert contents(tmp_path / "old.space") == before
+    (lines,) = [
+        p for p in (tmp_path / "old.space").glob("*.jsonl") if b"fact-1" in p.read_bytes()
+    ]
+    lines.write_bytes(lines.read_bytes().replace(b"bats", b"cats"))
+    with pytest.raises(SpaceFormatError, match="its checksum differs"):
+        tl.build(tmp_path / "old.space", embedder=embedder)

@@ -66,7 +66,7 @@ def test_the_recall_of_the_shipped_questions_is_that_of_the_next_measured_thresh
 ):
     rows = (MeasuredScope(0.6, 0.1, 0.9), MeasuredScope(0.7, 0.02, 0.8))
     model = ScopeModel(0.0, {}, 0.65, 0.65, measured=rows)
-    monkeypatch.setattr(tuning, "scope_models", lambda: {space.recipe.embedder: {}})
+    monkeypatch.setattr(tuning, "scope_models", lambda: {space.embedder_id: {}})
     assert tuning._shipped_recall(space, model, 0.65) == 0.8
     assert tuning._shipped_recall(space, model, 0.71) is None
 
@@ -152,12 +152,9 @@ def test_settings_that_no_method_can_go_by_are_refused(space, settings):
 
 
 def test_a_manifest_with_such_settings_is_refused(embedder, tmp_path, monkeypatch):
-    from trueline.space import manifest
-
     space = tl.build(None, EXAMPLES, embedder=embedder)
     with monkeypatch.context() as patch:
-        patch.setattr("trueline.space.space.check_tuned", lambda given: None)
-        patch.setattr(manifest, "check_tuned", lambda given: None)
+        patch.setattr("trueline.store.check_tuned", lambda given: None)
         space.tune({"threshold": -1}).save(tmp_path / "bad.space")
     with pytest.raises(SpaceFormatError, match=r"tuned threshold must lie in \[0, 1\]"):
         tl.open(tmp_path / "bad.space", embedder=embedder)

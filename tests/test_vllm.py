@@ -210,7 +210,7 @@ def test_a_space_is_reloaded_between_requests_and_a_request_goes_on_as_it_began(
     tl.open(tmp_path / "space").remove(["bats"])
     assert requests.begin(Params(), prompt(COVERED)) is None
     assert torch.equal(begun.lift([], LOGITS[0]), before)
-    (tmp_path / "space" / "manifest.json").write_text("{}")
+    (tmp_path / "space" / "space.json").write_text("{}")
     assert requests.begin(Params(), prompt("Do fish ever sleep?")) is not None
     assert "the space facts stays as it was" in caplog.text
 

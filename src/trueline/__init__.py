@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from trueline.prompts import Prompt as Prompt
     from trueline.rad.method import KNNLM as KNNLM
     from trueline.rad.method import RAD as RAD
-    from trueline.space.build import build as build
-    from trueline.space.space import GroundingSpace as GroundingSpace
-    from trueline.space.space import merge as merge
-    from trueline.space.space import read_space as open  # noqa: F401
+    from trueline.space import GroundingSpace as GroundingSpace
+    from trueline.space import build as build
+    from trueline.space import merge as merge
+    from trueline.space import read_space as open  # noqa: F401
     from trueline.types import Answer as Answer
     from trueline.types import Example as Example
     from trueline.types import Piece as Piece
@@ -47,19 +47,19 @@ _LAZY = {  # public name -> where it lives, opened when first asked for: --help 
     "Example": "trueline.types",
     "Greedy": "trueline.methods.prompting",
     "Sampling": "trueline.types",
-    "GroundingSpace": "trueline.space.space",
+    "GroundingSpace": "trueline.space",
     "LanguageModel": "trueline.engines.transformers.model",
     "Piece": "trueline.types",
     "Prompt": "trueline.prompts",
     "RAD": "trueline.rad.method",
     "SLED": "trueline.methods.layers",
     "TruelineError": "trueline.errors",
-    "build": "trueline.space.build",
+    "build": "trueline.space",
     "compare": "trueline.decode.generate",
     "generate": "trueline.decode.generate",
     "load": "trueline.engines",
-    "merge": "trueline.space.space",
-    "open": "trueline.space.space:read_space",
+    "merge": "trueline.space",
+    "open": "trueline.space:read_space",
     "score": "trueline.decode.generate",
     "stream": "trueline.decode.generate",
 }

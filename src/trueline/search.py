@@ -14,20 +14,17 @@ import numpy as np
 import torch
 
 from trueline.engines.fetch import home
-from trueline.errors import SpaceFormatError
 from trueline.files import file_hash, open_regular, replacing, write_text
 
 _log = logging.getLogger(__name__)
-LARGE = 50_000  # entries from which an index is used: below it, all are compared exactly
-_BLOCK = 4_096  # keys compared at once: what is widened to float32 stays in the cache
+LARGE = 50_000  # keys from which an index is used: below it, all are compared exactly
 PROBE_FACTOR = (
     1.5  # times the root of the number of lists: how many are searched, docs/speed.md
 )
+_BLOCK = 4_096  # keys compared at once: what is widened to float32 stays in the cache
 _NAMED = 32  # digits of the hash of some keys in the name of their index
 _TRAINED = 40  # keys a list is made from
 _LONGEST_SEAL = 1_000  # bytes; a seal has two hundred
-_LARGEST = torch.finfo(torch.float32).max
-_ASKED = 64  # keys that an index must find before it is used
 
 
 @dataclass(frozen=True)
@@ -57,11 +54,8 @@ class Search(Protocol):
         """Every entry whose cosine with a query exceeds tau; entries ascend within a row."""
         ...
 
-    def nearest(self, queries: torch.Tensor, k: int, live: torch.Tensor | None = None) -> Hits:
-        """The k nearest entries of each query, or all there are; the nearest first.
-
-        With `live` (entries,) only entries that it marks as true.
-        """
+    def nearest(self, queries: torch.Tensor, k: int) -> Hits:
+        """The k nearest entries of each query, or all there are; the nearest first."""
         ...
 
 
@@ -77,16 +71,12 @@ class Exact:
             similarities = self._similarities(queries, start)  # (queries, block)
             rows, entries = (similarities > tau).nonzero(as_tuple=True)
             found.append(Hits(rows, entries + start, similarities[rows, entries]))
-        if len(found) == 1:
-            return found[0]
-        return join_hits(found, queries)
+        return found[0] if len(found) == 1 else _join(found, queries)
 
-    def nearest(self, queries: torch.Tensor, k: int, live: torch.Tensor | None = None) -> Hits:
+    def nearest(self, queries: torch.Tensor, k: int) -> Hits:
         starts = range(0, len(self._keys), _BLOCK)
         similarities = torch.cat([self._similarities(queries, start) for start in starts], 1)
-        if live is not None:
-            similarities = similarities.masked_fill(~live, -torch.inf)
-        best = similarities.topk(min(k, len(self._keys) if live is None else int(live.sum())))
+        best = similarities.topk(min(k, len(self._keys)))
         rows = torch.arange(len(queries), device=queries.device)
         return Hits(
             rows.repeat_interleave(best.values.shape[1]),
@@ -114,13 +104,11 @@ class Index:
         hits = _hits(rows[order], entries[order], cosines[order], queries.device)
         return hits.kept(hits.similarities > tau)  # a cosine of 1 may have been rounded up
 
-    def nearest(self, queries: torch.Tensor, k: int, live: torch.Tensor | None = None) -> Hits:
+    def nearest(self, queries: torch.Tensor, k: int) -> Hits:
         import faiss
 
-        count = self._index.ntotal if live is None else int(live.sum())
-        given, k = queries.cpu().numpy(), min(k, count)
-        settings, selector = faiss.SearchParametersIVF(), _selector(faiss, live)
-        settings.sel = selector
+        given, k = queries.cpu().numpy(), min(k, self._index.ntotal)
+        settings = faiss.SearchParametersIVF()
         for settings.nprobe in (self._index.nprobe, self._index.nlist):
             cosines, entries = self._index.search(given, k, params=settings)
             if (entries >= 0).all():  # else: fewer than k in those lists, search all of them
@@ -157,58 +145,11 @@ def open_search(keys: torch.Tensor, name: str | None = None) -> Search:
         with replacing(path) as scratch:
             faiss.write_index(index, str(scratch))
             seal = {"keys": name, "sha256": file_hash(scratch)}
-        write_text(_seal_path(path), json.dumps(seal))
+        write_text(path.with_suffix(".json"), json.dumps(seal))
     except (OSError, RuntimeError) as error:  # no room, or not ours to write
         _log.warning("the index of %d entries cannot be kept (%s)", len(keys), error)
         return Index(index)
     return _kept(faiss, path, keys, name) or Index(index)
-
-
-def _kept(faiss: Any, path: Path, keys: torch.Tensor, name: str) -> Index | None:
-    """The index that is kept under a name, if it is whole and of these keys.
-
-    FAISS believes what it reads, so it reads only what its seal vouches for.
-    """
-    try:
-        with open_regular(_seal_path(path)) as file:
-            seal = json.loads(file.read(_LONGEST_SEAL))
-        with open_regular(path) as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        if seal != {"keys": name, "sha256": sha256}:
-            raise ValueError("it is not what was kept for these keys")
-        index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
-        _check_index(faiss, index, keys)
-        return Index(index)
-    except FileNotFoundError:
-        return None
-    except (OSError, RuntimeError, ValueError) as error:
-        _log.warning("the index %s is damaged (%s) and is made anew", path.name, error)
-        return None
-
-
-def _check_index(faiss: Any, index: Any, keys: torch.Tensor) -> None:
-    """Refuse an index of other keys: it must find some of these where they are."""
-    form = type(index), getattr(index, "nlist", 0), index.ntotal, index.d
-    if form != (faiss.IndexIVFScalarQuantizer, _lists(len(keys)), *keys.shape):
-        raise ValueError("it is of another form")
-    rows = torch.linspace(0, len(keys) - 1, _ASKED).long()
-    asked = keys[rows.to(keys.device)].float().cpu().numpy()
-    _, lists = index.quantizer.search(asked, 1)
-    found = [_ids_in(faiss, index.invlists, int(number)) for (number,) in lists]
-    if not all(row in ids for row, ids in zip(rows.tolist(), found, strict=True)):
-        raise ValueError("it is of other keys")
-
-
-def _ids_in(faiss: Any, lists: Any, number: int) -> Any:
-    """The keys in a list of an index."""
-    return faiss.rev_swig_ptr(lists.get_ids(number), lists.list_size(number))
-
-
-def _index_path(keys: torch.Tensor, name: str) -> Path:
-    """Where the index of some keys is kept: their hash, and how it is made."""
-    made = f"{len(keys)} {keys.dtype} {_lists(len(keys))} {_TRAINED}"
-    how = hashlib.sha256(made.encode()).hexdigest()[:8]
-    return home() / "indexes" / f"{name[:_NAMED]}-{how}.faiss"
 
 
 def forget_index(name: str) -> None:
@@ -217,16 +158,35 @@ def forget_index(name: str) -> None:
         path.unlink(missing_ok=True)
 
 
-def _seal_path(path: Path) -> Path:
-    """Where the checksum of an index is kept."""
-    return path.with_suffix(".json")
+def _kept(faiss: Any, path: Path, keys: torch.Tensor, name: str) -> Index | None:
+    """The index that is kept under a name, if it is whole and of these keys.
 
-
-def _selector(faiss: Any, live: torch.Tensor | None) -> Any:
-    """What keeps FAISS to the entries that are left; None: all are."""
-    if live is None:
+    FAISS believes what it reads, so it reads only what its seal vouches for.
+    """
+    try:
+        with open_regular(path.with_suffix(".json")) as file:
+            seal = json.loads(file.read(_LONGEST_SEAL))
+        with open_regular(path) as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        if seal != {"keys": name, "sha256": sha256}:
+            raise ValueError("it is not what was kept for these keys")
+        index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+        form = type(index), getattr(index, "nlist", 0), index.ntotal, index.d
+        if form != (faiss.IndexIVFScalarQuantizer, _lists(len(keys)), *keys.shape):
+            raise ValueError("it is of another form")
+        return Index(index)
+    except FileNotFoundError:
         return None
-    return faiss.IDSelectorBitmap(np.packbits(live.cpu().numpy(), bitorder="little"))
+    except (OSError, RuntimeError, ValueError) as error:
+        _log.warning("the index %s is damaged (%s) and is made anew", path.name, error)
+        return None
+
+
+def _index_path(keys: torch.Tensor, name: str) -> Path:
+    """Where the index of some keys is kept: their hash, and how it is made."""
+    made = f"{len(keys)} {keys.dtype} {_lists(len(keys))} {_TRAINED}"
+    how = hashlib.sha256(made.encode()).hexdigest()[:8]
+    return home() / "indexes" / f"{name[:_NAMED]}-{how}.faiss"
 
 
 def _lists(count: int) -> int:
@@ -240,26 +200,10 @@ def _index(faiss: Any, keys: torch.Tensor) -> Any:
     index = faiss.index_factory(dimension, f"IVF{lists},SQfp16", faiss.METRIC_INNER_PRODUCT)
     index.cp.max_points_per_centroid, index.cp.niter = _TRAINED, 8
     sample = np.random.default_rng(0).choice(count, min(count, _TRAINED * lists), replace=False)
-    index.train(_numbers(keys[np.sort(sample)]))
+    index.train(keys[np.sort(sample)].float().cpu().numpy())
     for start in range(0, count, _BLOCK):
-        index.add(_numbers(keys[start : start + _BLOCK]))
+        index.add(keys[start : start + _BLOCK].float().cpu().numpy())
     return index
-
-
-def check_numbers(found: torch.Tensor, what: str, largest: float = _LARGEST) -> None:
-    """Refuse float32 numbers of a space with NaN or infinity among them, or larger ones."""
-    if not bool((found <= largest).all() and (found > -torch.inf).all()):  # no NaN is either
-        raise SpaceFormatError(
-            f"some {what} of the space are no numbers: it is damaged; check it with `trueline "
-            "verify`, restore it from a copy or build it anew"
-        )
-
-
-def _numbers(keys: torch.Tensor) -> Any:
-    """Keys for FAISS, which takes what is no number for one."""
-    wide = keys.float()
-    check_numbers(wide, "keys")
-    return wide.cpu().numpy()
 
 
 def _hits(rows: torch.Tensor, entries: Any, cosines: Any, device: torch.device) -> Hits:
@@ -267,8 +211,8 @@ def _hits(rows: torch.Tensor, entries: Any, cosines: Any, device: torch.device) 
     return Hits(rows.to(device), torch.from_numpy(entries).to(device), values.to(device))
 
 
-def join_hits(found: list[Hits], queries: torch.Tensor) -> Hits:
-    """The hits of several searches, whose entries ascend from one to the next, row by row."""
+def _join(found: list[Hits], queries: torch.Tensor) -> Hits:
+    """The hits of several blocks of entries, row by row."""
     empty = torch.empty(0, dtype=torch.long, device=queries.device)
     hits = Hits(
         torch.cat([empty, *(hits.rows for hits in found)]),

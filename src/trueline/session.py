@@ -25,8 +25,7 @@ from trueline.methods import (
 )
 from trueline.methods.base import Method
 from trueline.prompts import Prompt
-from trueline.space.build import build
-from trueline.space.space import GroundingSpace, read_space
+from trueline.space import GroundingSpace, build, read_space
 from trueline.types import OnProgress
 
 _CONTEXT = 8  # of the entries of the shipped facts
@@ -67,7 +66,7 @@ class Session:
 
     @cached_property
     def _shipped_with_entries(self) -> GroundingSpace:
-        if self.space is not None and self.space.recipe.context is not None:
+        if self.space is not None and self.space.entries is not None:
             return self.space
         return shipped_space(self.lm)
 
@@ -187,17 +186,18 @@ def shipped_space(
 
 def _load(model: str | None, space: GroundingSpace | None, **options: Any) -> Engine:
     engine: str = options.pop("engine")
-    if space is None:
+    if space is None or space.entries is None:
         return load(model or DEFAULT_MODEL, engine=engine, **options)
+    made = space.entries.settings.model
     try:
         if model is None:
-            check_named(space.recipe.model, "--model")
-        return load(model or space.recipe.model or DEFAULT_MODEL, engine=engine, **options)
+            check_named(made, "--model")
+        return load(model or made, engine=engine, **options)
     except ModelError as error:
         if model is not None:
             raise
         raise SpaceMismatchError(
-            f"{space.folder or 'the space'} was built with the model {space.recipe.model!r}, "
+            f"{space.folder or 'the space'} was built with the model {made!r}, "
             f"which cannot be opened by that name; say where it is with --model ({error})"
         ) from error
 
@@ -233,6 +233,7 @@ def check_parts(
 
 def named_model(space: Path) -> str:
     """The model that a space names, which may be none; a folder without a space is refused."""
-    from trueline.space.storage import read_manifest
+    from trueline.store import read_manifest
 
-    return read_manifest(space).recipe.model
+    entries = read_manifest(space).entries or {}
+    return str(entries.get("model", ""))

@@ -36,7 +36,7 @@ SHORT = ("--space", "odd.space", "--max-new-tokens", "3")
 RAD, BOTH = ("--method", "rad"), ("--methods", "greedy,rad,corrective")
 EVIL = "\x1b]0;owned\x07\x1b[2J\u202e\x9b31m\ufeff\u2066\r"
 WRITES = re.compile(r"(click\.)?(secho|echo)|print|input|.*std(out|err)\.\w+")
-WRITING = ("build", "add", "remove", "merge", "compact", "explain", "eval", "report")
+WRITING = ("build", "add", "remove", "merge", "explain", "eval", "report")
 WITH_MODELS = ("eval", "reproduce")  # whose own borders are attacked elsewhere
 
 
@@ -213,7 +213,7 @@ def test_a_warning_is_one_safe_line(monkeypatch):
             warnings.warn(f"beware of {EVIL}", stacklevel=1)
         raise SettingError("enough")
 
-    monkeypatch.setattr("trueline.space.storage.read_content", info)
+    monkeypatch.setattr("trueline.space.read_space", info)
     ran = run_command("info", "odd.space")
     assert steering(ran.err) == []
     assert [line.partition(":")[0] for line in ran.err.splitlines()] == ["note", "Error"]
@@ -660,7 +660,7 @@ def as_argument(text):
 PATHS = """odd.space facts.space odd.jsonl facts.jsonl faq.csv marked.txt latin.txt wide.txt
     empty.txt folder dangling loop fifo new.space folder/new.space folder/new.html new.json
     /dev/null /dev/zero /dev/full /proc/self/mem /proc/self/environ ~nouser ~nouser/x . .. /
-    faq.csv/x folder/../new.txt odd.space/manifest.json""".split()
+    faq.csv/x folder/../new.txt odd.space/space.json""".split()
 
 
 def odd_text(chance):

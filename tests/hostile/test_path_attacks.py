@@ -175,7 +175,7 @@ def test_chat_goes_on_after_an_error_of_the_system(tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError(13, "Permission denied", "some/file")
 
-    monkeypatch.setattr("trueline.space.space.read_space", refuse)
+    monkeypatch.setattr("trueline.space.read_space", refuse)
     line = ["chat", "--method", "greedy", "--max-new-tokens", "3"]
     ran = run_command(*line, stdin=f"/space x\n{QUESTION}\n")
     assert (ran.code, bool(ran.out.strip())) == (0, True)
@@ -186,7 +186,7 @@ def test_what_no_border_foresaw_is_still_one_line(monkeypatch):
     def refuse(*_):
         raise OSError(5, "Input/output error", "x\ny\x1b")
 
-    monkeypatch.setattr("trueline.space.storage.read_content", refuse)
+    monkeypatch.setattr("trueline.space.read_space", refuse)
     ran = run_command("info", "plain.space")
     assert ran == (1, "", "Error: x\\ny\\x1b: Input/output error\n")
 

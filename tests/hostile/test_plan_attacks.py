@@ -102,7 +102,7 @@ def parts(embedder, monkeypatch):
     """Names stand for tiny parts."""
     load = "trueline.engines.transformers.model.load"
     monkeypatch.setattr(load, lambda name, **options: tiny.language_model("llama"))
-    monkeypatch.setattr("trueline.space.build.load_embedder", lambda name, device: embedder)
+    monkeypatch.setattr("trueline.space.load_embedder", lambda name, device: embedder)
     judge = "trueline.lab.judges.open_judge"
     monkeypatch.setattr(judge, lambda name, **options: FakeJudge())
     monkeypatch.setattr(FakeJudge, "hash", "one")

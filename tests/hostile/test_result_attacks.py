@@ -72,7 +72,7 @@ def real(tmp_path_factory, embedder):
     judge = "trueline.lab.judges.open_judge"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(load, lambda name, **options: tiny.language_model("llama"))
-        patch.setattr("trueline.space.build.load_embedder", lambda name, device: embedder)
+        patch.setattr("trueline.space.load_embedder", lambda name, device: embedder)
         patch.setattr(judge, lambda name, **options: FakeJudge())
         run_plan(plan_from(table), folder / "out")
     content = (folder / "out" / "results.jsonl").read_bytes()

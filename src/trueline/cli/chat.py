@@ -107,7 +107,7 @@ class Chat:
 
     def open(self, folder: str) -> None:
         """Answer from another space from now on."""
-        from trueline.space.space import read_space
+        from trueline.space import read_space
 
         space = read_space(folder, embedder=self.embedder)
         self.session = self.session.on(space)

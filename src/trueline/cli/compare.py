@@ -109,9 +109,9 @@ def _meant(asked: Sequence[AskedQuestion], space: Path | None) -> list[Example |
     from trueline.lab.metrics import check_rouge
 
     check_rouge()
-    from trueline.space.storage import read_content
+    from trueline.space import read_space
 
-    examples = read_examples("facts") if space is None else read_content(space).examples
+    examples = read_examples("facts") if space is None else read_space(space).examples
     known = {example.id: example for example in examples}
     check_meant(asked, known, "--file")
     return [known[one.id] if one.id else None for one in asked]

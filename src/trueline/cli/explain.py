@@ -20,7 +20,7 @@ from trueline.text import counted
 
 if TYPE_CHECKING:
     from trueline.methods.base import Method
-    from trueline.space.space import GroundingSpace
+    from trueline.space import GroundingSpace
     from trueline.types import Answer
 
 

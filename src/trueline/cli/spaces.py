@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from trueline.cli.options import (
     PATH,
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from trueline.corrective.tune import Tuning
     from trueline.engines.base import Engine
     from trueline.lab.statistics import Interval
-    from trueline.space.space import GroundingSpace
-    from trueline.space.windows import Context
+    from trueline.rad.entries import Context
+    from trueline.space import GroundingSpace
     from trueline.types import Example
 
 
@@ -107,33 +107,35 @@ def build(
     """Build a grounding space from EXAMPLES.
 
     No model is needed, and any may use the space; only --context runs one over every answer.
-    EXAMPLES is a JSONL, CSV or Parquet file, a hub dataset (owner/name), or `facts`, which come
-    with trueline. An interrupted build goes on when the same command is run again.
+    EXAMPLES is a JSONL, CSV or Parquet file, a hub dataset (owner/name), `facts`, which come
+    with trueline, or another space, also one of version 0.2.0. An interrupted build goes on
+    when the same command is run again.
 
     \b
     Examples:
       trueline build facts --out facts.space
       trueline build faq.csv --column question=Q --column answers=A --out faq.space
       trueline build facts.jsonl --context 8 --out rad.space
+      trueline build OLD.space --out NEW.space
       trueline build facts.jsonl --context 8 --on ray --workers 4 --out rad.space
     """
     from trueline.cli.screen import progress_bar, show_line
     from trueline.engines import DEFAULT_MODEL, load
     from trueline.prompts import Prompt, prompt_sets
     from trueline.session import check_parts
-    from trueline.space.folder import check_space_folder
+    from trueline.store import check_folder, examples_of_space
 
-    check_space_folder(out)  # this and what follows before anything heavy is imported
+    check_folder(out)  # this and what follows before anything heavy is imported
     template = template or prompt_sets()[task].base.template
     prompt = Prompt(template, system=system, chat=False if no_chat else None)
     tokens, lm = _context(context), None
     cluster = read_cluster(on, workers, device)
     _check_weights(tokens, model, dtype, device, trust_remote_code)
     check_parts((), model=model, embedder=options["embedder"])
-    found = read(examples)
+    found = examples_of_space(examples) or read(examples)
     unit = "examples" if tokens is None else "entries"
     with progress_bar("building", unit, f"opening {options['embedder']}") as progress:
-        from trueline.space.build import build as build_space
+        from trueline.space import build as build_space
 
         if tokens is not None:
             weights: dict[str, Any] = {"dtype": dtype, "device": device, "engine": engine}
@@ -224,7 +226,7 @@ def add(
     check_parts((), space=folder, model=model, embedder=embedder)
     found = read(examples)
     with progress_bar("adding", "", f"opening {folder}") as progress:
-        from trueline.space.space import read_space
+        from trueline.space import read_space
 
         space = read_space(folder, embedder=embedder)
         known = [example for example in found if replace and example.id in space]
@@ -243,10 +245,10 @@ def _model(space: GroundingSpace, name: str | None, options: dict[str, Any]) -> 
     """The model of a space with entries, in the type they were computed in."""
     from trueline.engines import load
 
-    recipe = space.recipe
-    if recipe.context is None:
+    if space.entries is None:
         return None
-    found: Engine = load(name or recipe.model, dtype=recipe.computed, **options)
+    made = space.entries.settings
+    found: Engine = load(name or made.model, dtype=made.computed, **options)
     return found
 
 
@@ -256,14 +258,14 @@ def _model(space: GroundingSpace, name: str | None, options: dict[str, Any]) -> 
 def remove(folder: Path, ids: tuple[str, ...]) -> None:
     """Remove examples from the grounding space in FOLDER, by their ids.
 
-    No answer sees them from then on; `trueline compact` also drops their bytes.
+    They leave the folder at once, and no answer sees them from then on.
 
     \b
     Example:
       trueline remove facts.space health-001 health-002
     """
     from trueline.cli.screen import holdings, show_line
-    from trueline.space.space import read_space
+    from trueline.space import read_space
 
     counts = read_space(folder).remove(ids).counts()
     show_line(f"{folder}: {holdings(counts)}")
@@ -289,30 +291,14 @@ def merge(first: Path, second: Path, out: Path, overwrite: bool) -> None:
       trueline merge facts.space more.space --out both.space
     """
     from trueline.cli.screen import holdings, show_line
-    from trueline.space.folder import check_space_folder
-    from trueline.space.space import merge as merge_spaces
-    from trueline.space.space import read_space
+    from trueline.space import merge as merge_spaces
+    from trueline.space import read_space
+    from trueline.store import check_folder
 
-    check_space_folder(out)
+    check_folder(out)
     spaces = read_space(first), read_space(second)
     counts = merge_spaces(*spaces, out=out, overwrite=overwrite).counts()
     show_line(f"{out}: {holdings(counts)}")
-
-
-@click.command()
-@click.argument("folder", type=PATH)
-def compact(folder: Path) -> None:
-    """Write the grounding space in FOLDER anew as one segment; removed examples leave the disk.
-
-    \b
-    Example:
-      trueline compact facts.space
-    """
-    from trueline.cli.screen import holdings, show_line, size
-    from trueline.space.space import read_space
-
-    facts = read_space(folder).compact().info()
-    show_line(f"{folder}: {holdings(facts)}, {size(facts['bytes'])} in one segment")
 
 
 @click.command()
@@ -326,9 +312,9 @@ def log(folder: Path, as_json: bool) -> None:
       trueline log facts.space
     """
     from trueline.cli.screen import print_json, print_table
-    from trueline.space.storage import read_manifest
+    from trueline.store import read_manifest
 
-    lines = [asdict(commit) for commit in read_manifest(folder).history]
+    lines = [msgspec.structs.asdict(commit) for commit in read_manifest(folder).history]
     if as_json:
         print_json(lines)
     else:
@@ -350,18 +336,18 @@ def info(folder: Path, examples: bool, as_json: bool) -> None:
     """
     from trueline.cli.screen import print_facts, print_json, print_table
     from trueline.examples import as_record
-    from trueline.space.storage import read_content
+    from trueline.space import read_space
 
-    content = read_content(folder)
+    space = read_space(folder)
     if examples and as_json:
-        print_json([as_record(example) for example in content.examples])
+        print_json([as_record(example) for example in space.examples])
     elif examples:
-        rows = [(one.id, one.question, one.answers[0]) for one in content.examples]
+        rows = [(one.id, one.question, one.answers[0]) for one in space.examples]
         print_table(("id", "question", "answer"), rows)
     elif as_json:
-        print_json(content.info())
+        print_json(space.info())
     else:  # what is about RAD's entries says nothing where there are none
-        facts = content.info()
+        facts = space.info()
         print_facts({name: facts[name] for name in facts if facts[name] is not None})
 
 
@@ -376,9 +362,11 @@ def verify(folder: Path, as_json: bool) -> None:
       trueline verify facts.space
     """
     from trueline.cli.screen import holdings, print_json, show_line
-    from trueline.space.storage import verify_folder
+    from trueline.space import read_space
 
-    checked = verify_folder(folder)
+    space = read_space(folder)  # which checks all there is to check
+    assert space.state is not None
+    checked = {"files": len(space.state.files), **space.counts()}
     if as_json:
         print_json(checked)
     else:
@@ -431,7 +419,7 @@ def tune(
         raise SettingError("--undo takes no --questions: it only forgets what was tuned")
     asked = None if questions is None else read_asked(questions)
     check_parts((), space=folder, embedder=embedder)
-    from trueline.space.space import read_space  # takes a while: behind what can be wrong
+    from trueline.space import read_space  # takes a while: behind what can be wrong
 
     space = read_space(folder, embedder=embedder)
     if undo:

@@ -35,7 +35,7 @@ from trueline.errors import SettingError
 from trueline.methods.base import Adjusted, Needs, Rows, SpaceMethod, Step
 from trueline.prompts import ModelInput, encode_onward, find_question
 from trueline.settings import Between
-from trueline.space.space import GroundingSpace
+from trueline.space import GroundingSpace
 from trueline.types import Example, NearExample, Neighbor, Sampling
 
 if TYPE_CHECKING:

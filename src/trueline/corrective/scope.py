@@ -30,7 +30,7 @@ from trueline.embed import Embedder, SentenceEmbedder, StaticEmbedder
 from trueline.types import Example, NearExample, Signal
 
 if TYPE_CHECKING:
-    from trueline.space.space import GroundingSpace
+    from trueline.space import GroundingSpace
 
 
 _WORD = re.compile(r"\w+")
@@ -330,7 +330,7 @@ def threshold_for(space: GroundingSpace, example: Example, question: str = "") -
 
 def model_for(space: GroundingSpace, example: Example) -> ScopeModel:
     """The weights that an example of a space is judged by."""
-    return models_for(space.recipe.embedder)[_kind(example)]
+    return models_for(space.embedder_id)[_kind(example)]
 
 
 def _kind(example: Example) -> str:
@@ -343,7 +343,7 @@ def find_scope(space: GroundingSpace, question: str) -> list[Scoped]:
     asked = _read_texts(space, turn.texts)
     near = space.nearest_examples(asked.vectors, _NEAREST)
     parts = [turn.texts.index(part) for part in turn.parts]
-    models = models_for(space.recipe.embedder)
+    models = models_for(space.embedder_id)
     found = [_scoped(space, number, asked, parts, models) for number in near]
     return sorted(found, key=lambda one: -one.probability)
 

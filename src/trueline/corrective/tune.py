@@ -23,7 +23,7 @@ from trueline.errors import SettingError
 from trueline.examples import AskedQuestion, check_meant
 from trueline.lab.statistics import Interval, share_interval
 from trueline.settings import Between, plain
-from trueline.space.space import GroundingSpace
+from trueline.space import GroundingSpace
 from trueline.text import shown
 from trueline.types import Example, OnProgress
 
@@ -191,7 +191,7 @@ def _usual_model(space: GroundingSpace) -> ScopeModel:
 
 def _shipped_recall(space: GroundingSpace, model: ScopeModel, threshold: float) -> float | None:
     """The recall on the shipped questions at the next threshold that was measured."""
-    if space.recipe.embedder not in scope_models():
+    if space.embedder_id not in scope_models():
         return None
     return next((row.recall for row in model.measured if row.threshold >= threshold), None)
 

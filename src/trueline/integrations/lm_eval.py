@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from trueline.engines.base import Engine
     from trueline.prompts import TokenContext, Tokenizer
-    from trueline.space.space import GroundingSpace
+    from trueline.space import GroundingSpace
     from trueline.types import Sampling
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from trueline.engines.base import Engine
     from trueline.lab.judges import Judge
     from trueline.methods.base import Method
-    from trueline.space.space import GroundingSpace
+    from trueline.space import GroundingSpace
 
 
 _PACKAGES = ("trueline", "torch", "transformers", "tokenizers", "numpy")
@@ -133,7 +133,7 @@ def grounding_space(
 ) -> GroundingSpace:
     """The space of a benchmark, built once in a folder named by all that shapes it."""
     from trueline.examples import digest
-    from trueline.space.build import build
+    from trueline.space import build
 
     has_wrong = any(example.wrong_answers for example in benchmark.ground)
     options = replace(options, wrong=options.wrong and has_wrong)
@@ -164,8 +164,10 @@ def space_hash(space: GroundingSpace, with_wrong: bool) -> str:
     """
     from trueline.examples import digest
 
-    recipe = asdict(space.recipe) | {"model": "", "embedder": "", "wrong": with_wrong}
-    return _hash([recipe, digest(space.examples)])
+    made = space.made_with() | {"embedder": ""}
+    if made["entries"] is not None:
+        made["entries"] |= {"model": "", "wrong": with_wrong}
+    return _hash([made, digest(space.examples)])
 
 
 def versions(module: str = "trueline", others: Sequence[str] = ()) -> dict[str, str]:
@@ -269,12 +271,13 @@ def _versions(decoder: Method, space: GroundingSpace | None, task: Mode) -> dict
 def _space_facts(variant: Variant, space: GroundingSpace) -> SpaceFacts:
     given, usual = variant.build, default_build(variant.method)
     build, default = ({name: getattr(one, name) for name in _BUILT} for one in (given, usual))
+    facts = space.info()
     return SpaceFacts(
         hash=space_hash(space, variant.needs_wrong),
-        entries=space.info()["entries"],
+        entries=facts["entries"],
         build=build,
         default_build=default,
-        built={name: getattr(space.recipe, name) for name in _BUILT},
+        built={name: facts.get(name) for name in _BUILT},
     )
 
 

@@ -57,9 +57,7 @@ if TYPE_CHECKING:
     from trueline.engines import Origin
     from trueline.engines.base import Engine
     from trueline.lab.judges import Judge
-    from trueline.space.content import Recipe
-    from trueline.space.segment import Segment
-    from trueline.space.space import GroundingSpace
+    from trueline.space import GroundingSpace
     from trueline.types import Answer, TraceStep
 
 
@@ -313,11 +311,8 @@ class Answerer:
         from trueline.engines import origin_of
 
         cells = list(self.cells.values())
-        spaces = {id(cell.space): cell.space for cell in cells if cell.space is not None}
-        packed = {key: _packed(space) for key, space in spaces.items()}
-        made_of = [(cell.head, cell.variant, id(cell.space)) for cell in cells]
-        origin, benchmark = origin_of(cells[0].lm), cells[0].benchmark
-        return _reopened, (self.plan, origin, benchmark, made_of, packed)
+        made_of = [(cell.head, cell.variant, cell.space) for cell in cells]
+        return _reopened, (self.plan, origin_of(cells[0].lm), cells[0].benchmark, made_of)
 
     def lines(self, chunk: Chunk) -> list[SampleLine]:
         """The lines of a chunk of samples, one each and in their order."""
@@ -329,45 +324,18 @@ class Answerer:
         return sample_lines(cell, cell.samples[start : start + plan.batch_size], scorer)
 
 
-@dataclass(frozen=True, slots=True)
-class _PackedSpace:
-    """A space without what is open in it."""
-
-    recipe: Recipe
-    segment: Segment
-    embedder: Origin
-
-
-def _packed(space: GroundingSpace) -> _PackedSpace:
-    from trueline.engines import origin_of
-    from trueline.space.segment import join_parts
-
-    return _PackedSpace(space.recipe, join_parts(space.parts), origin_of(space.embedder))
-
-
-def _unpacked(packed: _PackedSpace) -> GroundingSpace:
-    from trueline.space.content import Content
-    from trueline.space.segment import Part
-    from trueline.space.space import space_of
-
-    content = Content(packed.recipe, (Part(packed.segment),))
-    return space_of(content, embedder=packed.embedder())
-
-
 def _reopened(
     plan: Plan,
     origin: Origin,
     benchmark: Benchmark,
-    made_of: Sequence[tuple[CellLine, Variant, int]],
-    packed: dict[int, _PackedSpace],
+    made_of: Sequence[tuple[CellLine, Variant, GroundingSpace | None]],
 ) -> Answerer:
     """The same cells in another process."""
     lm: Engine = origin()
-    spaces = {key: _unpacked(space) for key, space in packed.items()}
     found: dict[str, Cell] = {}
-    for head, variant, key in made_of:
+    for head, variant, space in made_of:
         if head.cell not in found:
-            cells = cells_of(plan, lm, benchmark, variant, spaces.get(key))
+            cells = cells_of(plan, lm, benchmark, variant, space)
             found |= {cell.id: cell for cell in cells}
             _check_same(head, cells)
     return Answerer(plan, [found[head.cell] for head, _, _ in made_of])
@@ -526,7 +494,7 @@ def _find_leaks(
         for line in run.journal.lines
         if isinstance(line, LeaksLine)
         and line.data_hash == benchmark.hash
-        and (space is None or line.embedder == space.recipe.embedder)
+        and (space is None or line.embedder == space.embedder_id)
     ]
     if not known:
         embedder = None if space is None else space.open_embedder(lm.device)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from trueline.methods.base import Method
     from trueline.prompts import Prompt
-    from trueline.space.space import GroundingSpace
+    from trueline.space import GroundingSpace
 
 
 GROUP = "trueline.methods"

@@ -14,7 +14,7 @@ from trueline.engines.base import Engine, States
 from trueline.errors import SettingError
 from trueline.prompts import ModelInput, Prompt
 from trueline.settings import check_values, plain
-from trueline.space.space import GroundingSpace
+from trueline.space import GroundingSpace
 from trueline.types import NearExample, Neighbor, Sampling
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from trueline.methods.base import Adjusted, Method, Needs, SpaceMethod, Step
 from trueline.prompts import ModelInput, Prompt, prompts_with
 from trueline.settings import Between
-from trueline.space.space import GroundingSpace
+from trueline.space import GroundingSpace
 from trueline.types import Example
 
 

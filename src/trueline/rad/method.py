@@ -15,11 +15,66 @@ from trueline.engines import as_logits_processor, wrap_transformers
 from trueline.engines.base import Engine
 from trueline.errors import SettingError
 from trueline.methods.base import Adjusted, Needs, Rows, SpaceMethod, Step
+from trueline.rad.entries import EntrySettings, entries_of
+from trueline.rad.retrieve import Matches, Retriever, open_retriever, window_texts
 from trueline.search import Hits
 from trueline.settings import Between
-from trueline.space.retriever import Matches, Retriever, window_texts
-from trueline.space.space import GroundingSpace
+from trueline.space import GroundingSpace
 from trueline.types import Neighbor
+
+# What some entries say of some tokens: (n,), (tokens,) -> (n, tokens).
+Says = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class RetrievedEvidence:
+    """What was retrieved in one step, and with which weight it went into the result."""
+
+    space: GroundingSpace
+    retriever: Retriever
+    hits: Hits
+    weights: torch.Tensor  # (hits,), summing to 1 in each row
+    strength: float  # what the weighted values are multiplied with before they are added
+    says: Says
+    is_wrong: bool = False  # whether the entries stand in wrong answers
+    scale: torch.Tensor | None = None  # (rows,) what each row's sum is multiplied with at last
+
+    def count(self, row: int) -> int:
+        """How many entries one row hit."""
+        return int((self.hits.rows == row).sum())
+
+    def neighbors(self, row: int, picked: int, rival: int, *, most: int) -> list[Neighbor]:
+        """The neighbors of one row that moved picked and rival apart, the strongest first."""
+        places = (self.hits.rows == row).nonzero()[:, 0]
+        entries = self.hits.entries[places]
+        said = self.says(entries, torch.tensor([picked, rival], device=entries.device))
+        pushes = self.strength * self.weights[places] * (said[:, 0] - said[:, 1])
+        if self.scale is not None:
+            pushes = pushes * self.scale[row]
+        best = pushes.abs().argsort(descending=True, stable=True)[:most]
+        columns = (entries, self.hits.similarities[places], self.weights[places], pushes)
+        return [
+            self._neighbor(*values)
+            for values in zip(*(column[best].tolist() for column in columns), strict=True)
+        ]
+
+    def _neighbor(self, entry: int, similarity: float, weight: float, push: float) -> Neighbor:
+        assert self.space.entries is not None
+        number, answer, step = self.space.entries.source(entry, wrong=self.is_wrong)
+        example = self.space.examples[number]
+        answers = example.wrong_answers if self.is_wrong else example.answers
+        return Neighbor(
+            example=example.id,
+            question=example.question,
+            answer=answers[answer],
+            source=example.source,
+            step=step,
+            similarity=similarity,
+            weight=weight,
+            push=push,
+            is_wrong=self.is_wrong,
+        )
+
 
 Aggregation = Literal["weighted", "mean"]
 Fusion = Literal["add", "mix", "prob"]
@@ -79,54 +134,6 @@ Says = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class RetrievedEvidence:
-    """What was retrieved in one step, and with which weight it went into the result."""
-
-    space: GroundingSpace
-    retriever: Retriever
-    hits: Hits
-    weights: torch.Tensor  # (hits,), summing to 1 in each row
-    strength: float  # what the weighted values are multiplied with before they are added
-    says: Says
-    is_wrong: bool = False  # whether the entries stand in wrong answers
-    scale: torch.Tensor | None = None  # (rows,) what each row's sum is multiplied with at last
-
-    def count(self, row: int) -> int:
-        """How many entries one row hit."""
-        return int((self.hits.rows == row).sum())
-
-    def neighbors(self, row: int, picked: int, rival: int, *, most: int) -> list[Neighbor]:
-        """The neighbors of one row that moved picked and rival apart, the strongest first."""
-        places = (self.hits.rows == row).nonzero()[:, 0]
-        entries = self.hits.entries[places]
-        said = self.says(entries, torch.tensor([picked, rival], device=entries.device))
-        pushes = self.strength * self.weights[places] * (said[:, 0] - said[:, 1])
-        if self.scale is not None:
-            pushes = pushes * self.scale[row]
-        best = pushes.abs().argsort(descending=True, stable=True)[:most]
-        columns = (entries, self.hits.similarities[places], self.weights[places], pushes)
-        return [
-            self._neighbor(*values)
-            for values in zip(*(column[best].tolist() for column in columns), strict=True)
-        ]
-
-    def _neighbor(self, entry: int, similarity: float, weight: float, push: float) -> Neighbor:
-        example, answer, step = self.space.source_of(entry, wrong=self.is_wrong)
-        answers = example.wrong_answers if self.is_wrong else example.answers
-        return Neighbor(
-            example=example.id,
-            question=example.question,
-            answer=answers[answer],
-            source=example.source,
-            step=step,
-            similarity=similarity,
-            weight=weight,
-            push=push,
-            is_wrong=self.is_wrong,
-        )
-
-
-@dataclass(frozen=True)
 class StepHits:
     """What a method found for a step."""
 
@@ -156,11 +163,12 @@ class Grounded(SpaceMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.space.check_entries(self.name, self.needs.context or "full")
+        entries_of(self.space, self.name, self.needs.context or "full")
 
     def check(self, lm: Engine) -> None:
         """Refuse a model the entries say nothing of; open what will be looked into."""
-        self.space.check_use(lm)
+        assert self.space.entries is not None
+        self.space.entries.check_model(lm)
         self.retriever(lm)
 
     def prefetch(self, rows: Rows) -> WindowPrefetch:
@@ -177,9 +185,15 @@ class Grounded(SpaceMethod):
         """What is near some windows, whose embeddings are given."""
         raise NotImplementedError
 
+    @property
+    def made(self) -> EntrySettings:
+        """How the entries of the space were made."""
+        assert self.space.entries is not None
+        return self.space.entries.settings
+
     def retriever(self, lm: Engine) -> Retriever:
         """The entries of the space, opened on the device of a model."""
-        return self.space.retriever(lm.device)
+        return open_retriever(self.space, lm.device)
 
 
 _CHUNK = 64  # entries that go through a head that is not linear at once
@@ -214,7 +228,7 @@ class RAD(Grounded):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.beta and not self.space.recipe.wrong:
+        if self.beta and not self.made.wrong:
             raise SettingError(
                 "beta subtracts what stands in wrong answers, and this space holds none; "
                 "build it with wrong=True (`trueline build --wrong`)"
@@ -241,7 +255,7 @@ class RAD(Grounded):
     def look_up_by(self, lm: Engine, queries: torch.Tensor, windows: Sequence[str]) -> StepHits:
         """What is near some windows, whose embeddings are given: truthful, then wrong."""
         found = [
-            retriever.above(queries, windows, tau=self.tau, matches=self.matches)
+            retriever.above(queries, tau=self.tau, matches=self.matches)
             for retriever, _ in self._sets(lm)
         ]
         return StepHits(len(windows), tuple(found))
@@ -286,7 +300,7 @@ class RAD(Grounded):
         found = [(self.retriever(lm), self.alpha)]
         if not self.beta:
             return found
-        return [*found, (self.space.retriever(lm.device, wrong=True), -self.beta)]
+        return [*found, (open_retriever(self.space, lm.device, wrong=True), -self.beta)]
 
     def after_head(
         self,
@@ -314,7 +328,7 @@ class RAD(Grounded):
         """
         lm = wrap_transformers(model, tokenizer)
         self.check(lm)
-        asks = self.space.recipe.window == "answer" or self.from_step
+        asks = self.made.window == "answer" or self.from_step
         if asks and prompt_length is None:
             raise SettingError(
                 "a space built with window='answer', and from_step, need to know where the "
@@ -380,7 +394,7 @@ class RAD(Grounded):
 
         def says(entries: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
             values = retriever.values(entries)
-            if self.space.recipe.values == "logits" or lm.head is None:
+            if self.made.values == "logits" or lm.head is None:
                 return values[:, tokens]
             return lm.head.at(values.to(lm.dtype), tokens).float()
 
@@ -395,7 +409,7 @@ class RAD(Grounded):
 
     def _pulled_logits(self, lm: Engine, found: RetrievedEvidence, rows: int) -> torch.Tensor:
         """sum_i w_i l_i by the shortest way the head allows: (rows, vocabulary)."""
-        if self.space.recipe.values == "logits" or self._is_linear(lm):
+        if self.made.values == "logits" or self._is_linear(lm):
             return self._logits(lm, self._pull(found, rows))
         total = torch.zeros(rows, lm.vocabulary, device=lm.device)
         hits = found.hits
@@ -407,7 +421,7 @@ class RAD(Grounded):
 
     def _logits(self, lm: Engine, values: torch.Tensor) -> torch.Tensor:
         """Stored values as logits."""
-        if self.space.recipe.values == "logits":
+        if self.made.values == "logits":
             return values
         assert lm.head is not None
         return lm.head(values.to(lm.dtype)).float()
@@ -417,9 +431,9 @@ class RAD(Grounded):
 
     def _is_linear(self, lm: Engine) -> bool:
         """Whether sums of the values stand for sums of logits, by both checks of the head."""
-        recipe = self.space.recipe
-        is_shown = recipe.head == "linear" and lm.head is not None and lm.head.is_linear
-        return is_shown and recipe.values == "hidden"
+        made = self.made
+        is_shown = made.head == "linear" and lm.head is not None and lm.head.is_linear
+        return is_shown and made.values == "hidden"
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from trueline.serve.metrics import METRICS_TYPE, Log
 from trueline.serve.schemas import Limits
 from trueline.serve.service import Front, Service, json_bytes
 from trueline.serve.spaces import Spaces
-from trueline.space.space import GroundingSpace
+from trueline.space import GroundingSpace
 
 
 async def page_response(request: Request) -> Response:

@@ -22,7 +22,7 @@ from trueline.methods import (
 from trueline.methods.base import Method
 from trueline.serve.access import Refusal
 from trueline.session import Session, open_session
-from trueline.space.space import GroundingSpace, read_space
+from trueline.space import GroundingSpace, read_space
 from trueline.text import shown
 from trueline.types import OnProgress
 
@@ -240,7 +240,7 @@ def _check_name(name: str) -> None:
 
 def _fits(space: GroundingSpace, context: object) -> bool:
     """Whether a space has the entries a method needs, if it needs any."""
-    return context is None or space.recipe.context == context
+    return context is None or space.info()["context"] == context
 
 
 def _of_request(check: Callable[[], Any], param: str) -> Any:

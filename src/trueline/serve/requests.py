@@ -159,7 +159,7 @@ def method_of(catalog: Catalog, body: Shared) -> tuple[str, str | None, Method]:
 def state_of(method: Method) -> str | None:
     """Which commit of its space a method shows."""
     state = getattr(getattr(method, "space", None), "state", None)
-    return None if state is None else str(state.hash)[:12]
+    return None if state is None else str(state.sha256)[:12]
 
 
 def _prepare(

@@ -15,7 +15,7 @@ from trueline.serve.access import Refusal
 from trueline.serve.catalog import ServedSpace
 from trueline.serve.schemas import NewExamples, parse
 from trueline.serve.service import Service, json_bytes, need_admin, read_body
-from trueline.space.space import GroundingSpace
+from trueline.space import GroundingSpace
 from trueline.types import Example
 
 _SHOWN, _MOST = 20, 200  # examples of one page: usually, and at most
@@ -58,7 +58,7 @@ class Spaces:
         edit = "replace" if body.replace else "add"
 
         def change(space: GroundingSpace) -> GroundingSpace:
-            lm = None if space.recipe.context is None else self._service.catalog.lm
+            lm = None if space.entries is None else self._service.catalog.lm
             changed: GroundingSpace = getattr(space, edit)(examples, lm)
             return changed
 
@@ -85,7 +85,7 @@ class Spaces:
     ) -> GroundingSpace:
         """Commit a change; where the model has to read the examples, between two steps."""
         work = partial(served.edit, change)
-        if served.space.recipe.context is None:
+        if served.space.entries is None:
             return await self._service.on_spaces(work)
         return await self._service.with_model(work)
 
@@ -104,8 +104,8 @@ def _about(served: ServedSpace) -> dict[str, Any]:
         "object": "space",
         "examples": len(space),
         "entries": space.counts()["entries"],
-        "embedder": space.recipe.embedder,
-        "state": None if space.state is None else space.state.hash[:12],
+        "embedder": space.embedder_id,
+        "state": None if space.state is None else space.state.sha256[:12],
         "is_readable": not served.trouble,
     }
 

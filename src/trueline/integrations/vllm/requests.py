@@ -18,7 +18,7 @@ from trueline.errors import SettingError, TruelineError
 from trueline.methods import DEFAULT, check_settings, make_method, method_class, settings_fields
 from trueline.methods.base import Method
 from trueline.prompts import check_question
-from trueline.space.space import GroundingSpace, read_space
+from trueline.space import GroundingSpace, read_space
 from trueline.text import shown
 
 SPACES = "TRUELINE_SPACES"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trueline.embed import Embedder
     from trueline.engines.base import Engine
     from trueline.lab.samples import Benchmark
-    from trueline.space.space import GroundingSpace
+    from trueline.space import GroundingSpace
 
 
 MEASURED = "spaces.json"  # what was measured in a folder, by all that shapes it
@@ -132,7 +132,7 @@ def _keep(path: Path, known: dict[str, SpaceCosts]) -> None:
 def _measure(
     task: _SpaceToMeasure, folder: Path, progress: OnLabelledProgress | None
 ) -> SpaceCosts:
-    from trueline.space.build import build
+    from trueline.space import build
 
     lm, benchmark = task.lm, task.benchmark
     label = f"building {benchmark.name}, {len(benchmark.ground)} examples"
@@ -189,7 +189,8 @@ def _windows(lm: Engine, space: GroundingSpace, benchmark: Benchmark) -> list[tu
     """Stretches of the examples' text, as long as a window and all different."""
     texts = [text for one in benchmark.ground for text in (one.question, *one.answers)]
     tokens = lm.encode(" ".join(texts))
-    context = space.recipe.context if isinstance(space.recipe.context, int) else 64
+    context = space.info()["context"]
+    context = context if isinstance(context, int) else 64
     places = range(max(1, len(tokens) - context))
     return list(dict.fromkeys(tuple(tokens[n : n + context]) for n in places))[:_WINDOWS]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from trueline.errors import SettingError
 from trueline.methods import DEFAULT, make_method
-from trueline.space.space import GroundingSpace, read_space
+from trueline.space import GroundingSpace, read_space
 
 
 def generate(

@@ -1,0 +1,342 @@
+"""RAD's entries: contexts and what the model predicts in them, attached to a space.
+
+A space knows four things of them: `kept` (without some examples), `joined` (with those of
+another space; rad.build adds those of new examples), `write` and `flaw`; and `open_entries`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+import numpy as np
+
+from trueline.errors import SettingError, SpaceMismatchError
+from trueline.settings import check_values, plain
+from trueline.store import Array, Arrays, Read, are_unit, arrays_in, write_arrays
+from trueline.types import Example
+
+if TYPE_CHECKING:
+    from trueline.engines.base import Engine
+    from trueline.space import GroundingSpace
+
+Context = int | Literal["full"]  # M: how many tokens a window holds
+Window = Literal["all", "answer"]  # whether it may reach into the prompt
+TRUTHFUL, WRONG = "rad/truthful.safetensors", "rad/wrong.safetensors"
+_LARGEST = 1e30  # no hidden state is larger; sums of such numbers are still numbers
+_BLOCK = 1 << 22  # bytes of an array that are checked at once
+
+
+def window_tokens(
+    tokens: Sequence[int], start: int, context: Context, window: Window
+) -> Sequence[int]:
+    """The last M of the tokens so far; `start` is where the answer begins among them."""
+    first = start if window == "answer" else 0
+    if context != "full":
+        first = max(first, len(tokens) - context)
+    return tokens[first:]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntrySettings:
+    """How entries are made: what a build is asked for, and what the space keeps of it.
+
+    The build settles what is "auto", and fills in the fields from `model` on.
+    """
+
+    context: Context
+    window: Window = "all"
+    end: bool = False  # whether there is an entry after the last token of each answer
+    wrong: bool = False  # whether the wrong answers make a second set of entries
+    values: Literal["auto", "hidden", "logits"] = "auto"
+    dtype: Literal["auto", "float32", "float16"] = "auto"  # of keys and values at rest
+    model: str = ""
+    model_fingerprint: str = ""
+    vocabulary: int = 0
+    tokenizer_hash: str = ""
+    head: Literal["", "linear", "nonlinear", "opaque"] = ""
+    computed: Literal["", "float64", "float32", "bfloat16", "float16"] = ""  # by the model
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "context", plain(self.context))
+        check_values(EntrySettings, asdict(self))
+        if isinstance(self.context, int) and self.context < 1:
+            raise SettingError(f"context must be 1 or more, 'full' or None; got {self.context}")
+        if self.values == "hidden" and self.head == "opaque":
+            raise SettingError(
+                "this model's head is of no known form: its hidden states do not give its "
+                "logits; use values='auto' or 'logits'"
+            )
+
+    def settled(self, lm: Engine, head: str) -> EntrySettings:
+        """The settings of the entries that a model makes, whose head has some form."""
+        values, dtype = self.values, self.dtype
+        if values == "auto":
+            values = "logits" if head == "opaque" else "hidden"
+        if dtype == "auto":  # half precision leaves the tokens as they are (docs/speed.md)
+            dtype = "float16" if values == "hidden" else "float32"
+        computed = str(lm.dtype).removeprefix("torch.")
+        found: dict[str, Any] = {"values": values, "dtype": dtype, "head": head}
+        return replace(
+            self,
+            model=lm.id,
+            model_fingerprint=lm.fingerprint,
+            vocabulary=lm.vocabulary,
+            tokenizer_hash=lm.tokenizer_hash,
+            **found | {"computed": computed},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """One set of entries; row i of each array is entry i."""
+
+    keys: Array  # (n, dimension), unit length
+    values: Array  # (n, d) hidden states or (n, vocabulary) logits
+    tokens: Array  # (n,) int32, the answer's own next token
+    examples: Array  # (n,) int32, the number of the example among the examples
+    answers: Array  # (n,) int32, which of its answers
+    steps: Array  # (n,) int32, which token of that answer
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def arrays(self) -> Arrays:
+        """The arrays by the name under which they are stored."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def kept(self, examples: Array) -> Entries:
+        """Without the entries of some examples; `examples` (count,) says which are kept."""
+        rows = examples[self.examples]
+        arrays = {name: array[rows] for name, array in self.arrays().items()}
+        numbers = np.cumsum(examples) - 1
+        return Entries(**arrays | {"examples": numbers[arrays["examples"]].astype(np.int32)})
+
+    def joined(self, other: Entries, first: int) -> Entries:
+        """With those of another set, whose examples are numbered from `first` on."""
+        shifted = replace(other, examples=(other.examples + first).astype(np.int32))
+        pairs = {name: (mine, getattr(shifted, name)) for name, mine in self.arrays().items()}
+        return Entries(**{name: np.concatenate(pair) for name, pair in pairs.items()})
+
+
+@dataclass(frozen=True, eq=False)
+class RadEntries:
+    """The entries of a space: of truthful answers, and perhaps of the wrong ones."""
+
+    settings: EntrySettings
+    truthful: Entries
+    wrong: Entries | None = None
+    # What was opened of them, by device: every method and setting shares it.
+    opened: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return RadEntries, (self.settings, self.truthful, self.wrong)
+
+    def __len__(self) -> int:
+        return len(self.truthful)
+
+    def kept(self, examples: Array) -> RadEntries:
+        """Without the entries of some examples; `examples` (count,) says which are kept."""
+        wrong = None if self.wrong is None else self.wrong.kept(examples)
+        return RadEntries(self.settings, self.truthful.kept(examples), wrong)
+
+    def joined(self, other: RadEntries, first: int) -> RadEntries:
+        """With other entries made alike, whose examples are numbered from `first` on."""
+        wrong = self.wrong
+        if wrong is not None and other.wrong is not None:
+            wrong = wrong.joined(other.wrong, first)
+        return RadEntries(self.settings, self.truthful.joined(other.truthful, first), wrong)
+
+    def write(self, folder: Path) -> None:
+        """Write the files of the entries."""
+        (folder / "rad").mkdir()
+        for name, entries in self.sets():
+            write_arrays(folder / name, entries.arrays())
+
+    def stored(self) -> dict[str, Any]:
+        """How they were made, as plain values."""
+        return asdict(self.settings)
+
+    def flaw(self, examples: Sequence[Example], dimension: int) -> str:
+        """What is wrong with these entries of some examples; "" if nothing is."""
+        if (self.wrong is not None) != self.settings.wrong:
+            return "its wrong entries are not those its settings ask for"
+        for name, entries in self.sets():
+            is_wrong = name == WRONG
+            answers = [len(x.wrong_answers if is_wrong else x.answers) for x in examples]
+            settings = self.settings
+            found = _form_flaw(entries, settings, dimension)
+            found = found or _number_flaw(entries, settings, answers)
+            if found := found or _value_flaw(entries, settings):
+                return f"{name}: {found}"
+        return ""
+
+    def sets(self) -> Iterator[tuple[str, Entries]]:
+        """The sets of entries by the name of their file."""
+        yield TRUTHFUL, self.truthful
+        if self.wrong is not None:
+            yield WRONG, self.wrong
+
+    def source(self, entry: int, *, wrong: bool = False) -> tuple[int, int, int]:
+        """The number of the example of an entry, which of its answers, and which token."""
+        entries = self.wrong if wrong else self.truthful
+        assert entries is not None
+        columns = entries.examples, entries.answers, entries.steps
+        example, answer, step = (int(column[entry]) for column in columns)
+        return example, answer, step
+
+    def info(self) -> dict[str, Any]:
+        """What `GroundingSpace.info` says of them."""
+        size = sum(array.nbytes for array in self.truthful.arrays().values())
+        settings = asdict(self.settings)
+        names = ("model", "context", "window", "end", "values", "head", "dtype")
+        return {
+            **{name: settings[name] for name in names},
+            "model_fingerprint": self.settings.model_fingerprint[:16],
+            "entries": len(self),
+            "wrong_entries": 0 if self.wrong is None else len(self.wrong),
+            "width": self.truthful.values.shape[1],
+            "bytes_per_entry": round(size / max(1, len(self))),
+            "logits_would_be": 4 * self.settings.vocabulary,
+        }
+
+    def differences(self, other: RadEntries) -> list[str]:
+        """In what entries made otherwise differ; the name of the model does not count."""
+        mine, theirs = asdict(self.settings), asdict(other.settings)
+        return [
+            f"{name} {mine[name]!r} and {theirs[name]!r}"
+            for name in mine
+            if name != "model" and mine[name] != theirs[name]
+        ]
+
+    def check_model(self, lm: Engine) -> None:
+        """Refuse a model or tokenizer the entries were not made with, or a head they miss."""
+        made = self.settings
+        again = f"build it anew with `trueline build --model {lm.id}`"
+        if (lm.fingerprint, lm.vocabulary) != (made.model_fingerprint, made.vocabulary):
+            if lm.id == made.model:
+                again = (
+                    "the name is the same, the weights or their precision are not (float32 and "
+                    f"bfloat16 count as one, float16 does not); {again}"
+                )
+            raise SpaceMismatchError(
+                f"the space was built with the model {made.model} "
+                f"(fingerprint {made.model_fingerprint[:12]}, vocabulary {made.vocabulary}), "
+                f"this is {lm.id} (fingerprint {lm.fingerprint[:12]}, vocabulary "
+                f"{lm.vocabulary}); {again}"
+            )
+        if lm.tokenizer_hash != made.tokenizer_hash:
+            raise SpaceMismatchError(
+                "the space was built with another tokenizer "
+                f"(hash {made.tokenizer_hash[:12]}, this one has {lm.tokenizer_hash[:12]}): "
+                f"the same text would become other tokens; {again}"
+            )
+        if made.values == "hidden" and not self._fit_head(lm):
+            raise SpaceMismatchError(
+                f"the space keeps hidden states that the head of {lm.id} does not take; {again}"
+            )
+
+    def _fit_head(self, lm: Engine) -> bool:
+        """Whether the model's head takes its hidden states, tried on one of them."""
+        import torch
+
+        if lm.head is None:
+            return False
+        state = torch.zeros(1, self.truthful.values.shape[1], dtype=lm.dtype, device=lm.device)
+        try:
+            lm.head.at(state, torch.zeros(1, dtype=torch.long, device=lm.device))
+        except RuntimeError:  # torch says so where the widths differ
+            return False
+        return True
+
+
+def open_entries(stored: Mapping[str, Any], read: Read) -> RadEntries:
+    """The entries of a space, from how they were made and a reader of its files."""
+    settings = msgspec.convert(dict(stored), EntrySettings)
+    is_made = "auto" not in (settings.values, settings.dtype) and settings.vocabulary > 0
+    if not (is_made and settings.head and settings.computed and asdict(settings) == stored):
+        raise ValueError("it does not say how its entries were made")
+    forms = dict.fromkeys(("keys", "values"), (str(settings.dtype), 2))
+    forms |= dict.fromkeys(("tokens", "examples", "answers", "steps"), ("int32", 1))
+    names = [TRUTHFUL, WRONG][: 1 + settings.wrong]
+    return RadEntries(settings, *(Entries(**arrays_in(read(name), forms)) for name in names))
+
+
+def entries_of(space: GroundingSpace, method: str, context: Context) -> RadEntries:
+    """The entries of a space; refused where a method needs them and there are none."""
+    if space.entries is None:
+        raise SpaceMismatchError(
+            f"{method} needs entries, and this space holds examples only; build it with "
+            f"context={context!r} (`trueline build --context {context}`)"
+        )
+    return space.entries
+
+
+def _form_flaw(entries: Entries, settings: EntrySettings, dimension: int) -> str:
+    if {len(array) for array in entries.arrays().values()} != {len(entries)}:
+        return "its arrays have different numbers of rows"
+    if entries.keys.shape[1] != dimension:
+        return f"keys have {entries.keys.shape[1]} numbers, vectors {dimension}"
+    width = entries.values.shape[1]
+    if not width or (settings.values == "logits" and width != settings.vocabulary):
+        return f"values have {width} numbers, which the model's have not"
+    return ""
+
+
+def _number_flaw(entries: Entries, settings: EntrySettings, answers: list[int]) -> str:
+    """Which whole numbers are out of range or order."""
+    if not len(entries):
+        return ""
+    least = -1 if settings.end else 0  # an end without a token of its own
+    if not _lie_in(entries.tokens, least, settings.vocabulary):
+        return "it has a token that the model does not have"
+    if not _lie_in(entries.examples, 0, len(answers)):
+        return "it names an example that is not there"
+    most = np.array(answers, np.int64)[entries.examples]
+    if not ((entries.answers >= 0) & (entries.answers < most)).all():
+        return "it names an answer that is not there"
+    examples, numbers, steps = entries.examples, entries.answers, entries.steps
+    is_same = examples[1:] == examples[:-1]
+    is_next = (examples[1:] > examples[:-1]) | (is_same & (numbers[1:] > numbers[:-1]))
+    is_same &= numbers[1:] == numbers[:-1]
+    wanted = np.where(is_same, steps[:-1] + 1, 0)
+    if steps[0] or not (is_same | is_next).all() or not (steps[1:] == wanted).all():
+        return "it is not sorted by example, answer and step"
+    return ""
+
+
+def _value_flaw(entries: Entries, settings: EntrySettings) -> str:
+    """Whether keys are of unit length and values can be computed with."""
+    if not are_unit(entries.keys):
+        return "some keys are not of unit length"
+    least = -_LARGEST if settings.values == "hidden" else float(np.finfo(np.float32).min)
+    rows = max(1, _BLOCK // max(1, entries.values[:1].nbytes))
+    for start in range(0, len(entries), rows):
+        block = entries.values[start : start + rows]
+        if block.dtype == np.float16:  # none is too large, and comparing is seven times slower
+            is_sound = bool(np.isfinite(block).all())
+        else:  # comparing finds NaN too
+            is_sound = least <= float(block.min()) and float(block.max()) <= _LARGEST
+        if not is_sound:
+            return "some values are not finite, or larger than any are"
+    return ""
+
+
+def _lie_in(numbers: Array, low: int, end: int) -> bool:
+    return bool(low <= numbers.min() and numbers.max() < end)
+
+
+def check_entry_options(context: Context | None, options: Mapping[str, Any]) -> None:
+    """Refuse options about entries where none are made."""
+    usual = {each.name: each.default for each in fields(EntrySettings)}
+    for name, value in options.items():
+        if name not in usual:
+            raise TypeError(f"build takes no {name!r}")
+        if context is None and value != usual[name]:
+            raise SettingError(
+                f"{name}={value!r} is about entries, and context=None makes none; leave it out "
+                "or give a context, such as 8"
+            )

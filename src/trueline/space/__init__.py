@@ -1,1 +1,0 @@
-"""Grounding spaces: examples with their vectors and entries, built, stored and edited."""

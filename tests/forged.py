@@ -1,0 +1,98 @@
+"""A space taken apart, changed at will, and put together with right or wrong checksums."""
+
+import hashlib
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from safetensors.numpy import load, save
+
+KINDS = {
+    "examples": "examples.jsonl",
+    "vectors": "vectors.safetensors",
+    "truthful": "rad/truthful.safetensors",
+    "wrong": "rad/wrong.safetensors",
+}
+
+
+def sha256(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+def signed_text(manifest):
+    """The text of space.json with the checksum of itself, by the words of docs/format.md."""
+    text = json.dumps(manifest | {"sha256": "0" * 64}, ensure_ascii=False, allow_nan=True)
+    try:
+        data = msgspec.json.format(text.encode("utf-8", "surrogatepass"), indent=1) + b"\n"
+    except (msgspec.MsgspecError, RecursionError):
+        data = text.encode("utf-8", "surrogatepass")
+    at = data.rfind(b'"sha256": "' + b"0" * 64) + 11
+    return data if at < 11 else data[:at] + sha256(data).encode() + data[at + 64 :]
+
+
+@dataclass
+class Forged:
+    """What space.json says as plain values, and the files by kind."""
+
+    manifest: dict
+    files: dict
+
+    @classmethod
+    def of(cls, folder):
+        manifest = json.loads((folder / "space.json").read_text("utf-8"))
+        generation = folder / manifest["folder"]
+        files = {kind: generation / name for kind, name in KINDS.items()}
+        found = {kind: path.read_bytes() for kind, path in files.items() if path.exists()}
+        return cls(manifest, found)
+
+    def change(self, kind, change):
+        """Change the arrays of a file, given by name, in place or by what is returned."""
+        arrays = load(self.files[kind])
+        found = change(arrays)
+        self.files[kind] = save(arrays if found is None else found)
+
+    def set(self, kind, name, make):
+        """Put another array in the place of one."""
+        self.change(kind, lambda arrays: arrays | {name: make(arrays[name])})
+
+    def poke(self, kind, name, index, value):
+        """Change one number of an array."""
+
+        def poked(array):
+            array = array.copy()
+            array[index] = value
+            return array
+
+        self.set(kind, name, poked)
+
+    def line(self, change, number=0):
+        """Change one example, given as an object, in place or by what is returned."""
+        lines = self.files["examples"].decode("utf-8").split("\n")
+        record = json.loads(lines[number])
+        record = change(record) or record
+        lines[number] = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+        self.files["examples"] = "\n".join(lines).encode("utf-8", "surrogatepass")
+
+    def write(self, folder, *, is_signed=True, text=None):
+        """Write it all into a folder; `text` stands in for space.json's own."""
+        shutil.rmtree(folder, ignore_errors=True)
+        where = Path(str(self.manifest.get("folder")))
+        where = where if where.name.startswith("g-") and len(where.parts) == 1 else Path("g-x")
+        for kind, data in self.files.items():
+            path = folder / where / KINDS[kind]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+            if is_signed and isinstance(self.manifest.get("files"), dict):
+                record = {"sha256": sha256(data), "bytes": len(data)}
+                if KINDS[kind] in self.manifest["files"]:
+                    self.manifest["files"][KINDS[kind]] = record
+        if text is None and is_signed:
+            text = signed_text(self.manifest)
+        if text is None:
+            text = json.dumps(self.manifest, ensure_ascii=False).encode(
+                "utf-8", "surrogatepass"
+            )
+        (folder / "space.json").write_bytes(text)
+        return folder

@@ -1,0 +1,1046 @@
+"""The folder of a space: kills and races lose nothing, damage and foreign data are refused."""
+
+import errno
+import io
+import json
+import math
+import os
+import random
+import resource
+import shutil
+import signal
+import socket
+import sys
+from collections import Counter
+from contextlib import contextmanager, suppress
+from copy import deepcopy
+from itertools import count
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from forged import KINDS, Forged, signed_text
+from safetensors.numpy import load, save
+from test_space import MORE, contents, ids, noon
+
+import trueline as tl
+from trueline import files, store
+from trueline.cli import main
+from trueline.embed import load_embedder
+from trueline.errors import SpaceConflictError, SpaceError, SpaceFormatError, TruelineError
+from trueline.store import PRIVATE
+
+sys.path.insert(0, str(Path(__file__).parent / "hostile"))
+from attack import mutated, mutated_bytes, rounds, within
+
+LM = tiny.language_model("llama")
+OTHER = [tl.Example("Do fish swim?", ["Fish swim."], ["Fish fly."], id="fish")]
+OWLS = tl.Example("Do owls see?", ["Owls see."], ["Owls are blind."], id="owls")
+
+
+@pytest.fixture(scope="module")
+def build(embedder):
+    def made(examples, **options):
+        usual = {"context": 8, "embedder": embedder, "now": noon, "wrong": True, "end": True}
+        return tl.build(LM, examples, **{**usual, **options})
+
+    made.embedder = embedder
+    return made
+
+
+@pytest.fixture(scope="module")
+def origin(build, tmp_path_factory):
+    """A space that was edited; nobody changes it."""
+    folder = tmp_path_factory.mktemp("origin") / "facts.space"
+    build(MORE[:2], out=folder).add(MORE[2:], LM).remove("water")
+    return folder
+
+
+@pytest.fixture
+def folder(origin, tmp_path):
+    shutil.copytree(origin, tmp_path / "facts.space")
+    return tmp_path / "facts.space"
+
+
+def opened(build, folder):
+    return tl.open(folder, embedder=build.embedder, now=noon)
+
+
+ACTS = {  # all that writes to a folder of a space
+    "build": lambda build, folder: build(OTHER, out=folder, overwrite=True),
+    "save": lambda build, folder: build(OTHER).save(folder),
+    "merge": lambda build, folder: tl.merge(opened(build, folder), build(OTHER), out=folder),
+    "add": lambda build, folder: opened(build, folder).add(OTHER, LM),
+    "replace": lambda build, folder: opened(build, folder).replace([OWLS], LM),
+    "remove": lambda build, folder: opened(build, folder).remove("owls"),
+    "tune": lambda build, folder: opened(build, folder).tune({"threshold": 0.5}),
+}
+
+
+# Kills
+
+
+class Killed(BaseException):
+    """The process is gone: nothing it would still do happens."""
+
+
+@contextmanager
+def killed_at(moment, monkeypatch):
+    """Let the n-th change of the disk be the last thing that happens, done or half done.
+
+    From then on every further change fails, so that no `finally` tidies up, as after a kill.
+    """
+    changes = 0
+
+    def watched(function, done):
+        def call(*given, **options):
+            nonlocal changes
+            changes += 1
+            if changes <= moment:
+                return function(*given, **options)
+            if changes == moment + 1:
+                done(*given)
+            raise Killed
+
+        return call
+
+    def nothing(*_):
+        pass
+
+    def cut(arrays, path):
+        Path(path).write_bytes(b"cut short")
+
+    def half(path, data):
+        write(path, data[: len(data) // 2])
+
+    write = Path.write_bytes
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", watched(write, half))
+        for name in ("replace", "rename", "fsync", "unlink", "mkdir", "rmdir"):
+            patch.setattr(os, name, watched(getattr(os, name), nothing))
+        patch.setattr(store, "save_file", watched(store.save_file, cut))
+        with suppress(Killed):
+            yield lambda: changes > moment
+
+
+# How many points there are at least; with those of a first build, more than two hundred.
+LEAST = dict(build=45, save=28, merge=28, add=42, replace=42, remove=28, tune=8)
+
+
+@pytest.mark.parametrize("kind", ACTS)
+def test_killed_at_any_point_it_is_the_old_state_or_the_new_one(
+    kind, build, origin, tmp_path, monkeypatch
+):
+    shutil.copytree(origin, tmp_path / "wanted")
+    ACTS[kind](build, tmp_path / "wanted")
+    old, new = contents(origin), contents(tmp_path / "wanted")
+    for moment in count():
+        folder = tmp_path / f"killed-{moment}"
+        shutil.copytree(origin, folder)
+        with killed_at(moment, monkeypatch) as is_killed:
+            ACTS[kind](build, folder)
+        if not is_killed():
+            break
+        held = contents(folder)
+        state = old if held["space.json"] == old["space.json"] else new
+        assert state.items() <= held.items(), moment  # space.json, and every file it names
+        again = opened(build, folder)
+        again.verify()
+        if state is old:
+            ACTS[kind](build, folder)
+        else:
+            again.save(folder)
+        assert contents(folder) == new, moment  # and nothing is left over
+        shutil.rmtree(folder)
+    assert moment >= LEAST[kind], moment
+
+
+def test_a_first_build_killed_at_any_point_goes_on_to_the_same_bytes(
+    build, tmp_path, monkeypatch
+):
+    build(MORE, out=tmp_path / "wanted")
+    wanted = contents(tmp_path / "wanted")
+    for moment in count():
+        folder = tmp_path / f"killed-{moment}"
+        with killed_at(moment, monkeypatch) as is_killed:
+            build(MORE, out=folder)
+        if not is_killed():
+            break
+        if (folder / "space.json").exists():
+            tl.open(folder).verify()
+        else:
+            with pytest.raises(SpaceFormatError):
+                tl.open(folder)
+        build(MORE, out=folder)
+        assert contents(folder) == wanted, moment
+    assert moment >= 40
+
+
+MANY = [
+    tl.Example(f"{question} {n}", answers)
+    for n in range(10)
+    for question, answers in tiny.FACTS
+]
+
+
+def build_many(embedder_folder, out):
+    """What a child process runs until it is killed."""
+    torch.set_num_threads(1)
+    embedder, lm = load_embedder(embedder_folder), tiny.language_model("llama")
+    tl.build(lm, MANY, context=8, embedder=embedder, out=out, overwrite=True, now=noon)
+
+
+@pytest.fixture(scope="module")
+def children():
+    """Children forked from a server that has imported everything: no start-up cost."""
+    with pytest.MonkeyPatch.context() as patch:
+        paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+        fork = get_context("forkserver")
+        fork.set_forkserver_preload(["test_store"])
+        yield fork
+
+
+@pytest.mark.slow
+def test_a_build_that_is_really_killed_resumes_to_the_same_bytes(
+    build, embedder_folder, tmp_path, children
+):
+    def start(out):
+        child = children.Process(target=build_many, args=(embedder_folder, out))
+        child.start()
+        return child
+
+    build(MORE, out=tmp_path / "old")
+    start(tmp_path / "whole").join()
+    wanted = contents(tmp_path / "whole")
+    assert "space.json" in wanted
+    for batches in (0, 1, 2):  # how many batches are kept when the kill comes
+        out = tmp_path / f"run-{batches}"
+        if batches % 2:  # one of the runs replaces an older space
+            shutil.copytree(tmp_path / "old", out)
+        child = start(out)
+        kept = f"{PRIVATE}/work-*/entries-*.safetensors"
+        while child.is_alive() and len(list(out.glob(kept))) < batches:
+            child.join(0.001)
+        child.kill()
+        child.join()
+        assert child.exitcode in (0, -signal.SIGKILL)
+        if (out / "space.json").exists():
+            tl.open(out)  # old or new, it is whole
+        else:
+            with pytest.raises(SpaceFormatError):
+                tl.open(out)
+        start(out).join()
+        assert contents(out) == wanted
+
+
+# Races
+
+
+def race(folder, embedder_folder, number, turns):
+    """What a child runs: commits of its own until all are in, whoever comes in between."""
+    torch.set_num_threads(1)
+    lm, embedder = tiny.language_model("llama"), load_embedder(embedder_folder)
+    space = tl.open(folder, embedder=embedder)
+    for turn in range(turns):
+        example = tl.Example(f"Is it {turn}?", "Yes, it is.", id=f"{number}-{turn}")
+        while True:
+            try:
+                space = space.current().add([example], lm)
+                break
+            except SpaceConflictError:
+                continue
+
+
+@pytest.mark.slow
+def test_writers_that_race_lose_nothing_and_readers_see_whole_states(
+    build, embedder_folder, tmp_path, children
+):
+    space = build(MORE, out=tmp_path / "space")
+    runs = [
+        children.Process(target=race, args=(tmp_path / "space", embedder_folder, number, 5))
+        for number in range(3)
+    ]
+    for run in runs:
+        run.start()
+    sizes = [len(space)]
+    while any(run.is_alive() for run in runs):
+        space = space.current()
+        sizes.append(len(space))
+    assert sizes == sorted(sizes)
+    space = tl.open(tmp_path / "space")
+    wanted = {f"{number}-{turn}" for number in range(3) for turn in range(5)}
+    assert {*ids(space)} == wanted | {one.id for one in MORE}
+    assert len(space.history()) == 16
+    space.verify()
+    assert len(contents(tmp_path / "space")) == 7  # nothing is left over
+
+
+def test_a_writer_that_comes_second_is_told_and_goes_on(build, tmp_path, monkeypatch):
+    first = build(MORE[:2], out=tmp_path / "space")
+    second = opened(build, tmp_path / "space")
+    first.add(OTHER, LM)
+    with pytest.raises(SpaceConflictError, match=r"add of 1 example at 2026.*current\(\)"):
+        second.add(MORE[2:], LM)
+    for edit in (lambda: second.remove("water"), lambda: second.tune({"threshold": 1})):
+        with pytest.raises(SpaceConflictError):
+            edit()
+    assert ids(tl.open(tmp_path / "space")) == ["water", "owls", "fish"]
+
+    def passes(*_):
+        pytest.fail("the model ran again for what was computed before")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("trueline.rad.build.EntryWorker.entries", passes)
+        done = second.current().add(MORE[2:], LM)
+    assert ids(done) == ["water", "owls", "fish", "air"]
+    assert not (tmp_path / "space" / PRIVATE).exists()
+
+
+def test_a_build_notices_an_edit_that_came_in_between(build, examples, tmp_path):
+    space = build(MORE, out=tmp_path / "space")
+    edits = iter([lambda: space.remove("owls")])
+
+    def meanwhile(done, total):
+        next(edits, lambda: None)()
+
+    with pytest.raises(SpaceConflictError, match="remove of 1 example"):
+        build(examples, out=tmp_path / "space", overwrite=True, progress=meanwhile)
+    assert ids(tl.open(tmp_path / "space")) == ["water", "air"]
+    build(examples, out=tmp_path / "space", overwrite=True)
+    assert ids(tl.open(tmp_path / "space")) == [one.id for one in examples]
+
+
+def test_a_read_that_is_overtaken_by_a_commit_starts_again(build, folder, monkeypatch):
+    space, read = opened(build, folder), store.read_file
+
+    def overtaken(*given):
+        monkeypatch.setattr(store, "read_file", read)
+        space.remove("owls")  # the folder that was just named is gone
+        return read(*given)
+
+    monkeypatch.setattr(store, "read_file", overtaken)
+    assert ids(tl.open(folder)) == ["air"]
+
+
+def test_a_space_that_is_gone_takes_no_edit(build, folder):
+    space = opened(build, folder)
+    shutil.rmtree(folder)
+    with pytest.raises(SpaceConflictError, match="gone or damaged"):
+        space.remove("owls")
+    with pytest.raises(SpaceFormatError, match="no space at"):
+        space.current()
+
+
+def test_two_builds_alike_do_not_write_to_one_folder(build, tmp_path):
+    out, tries = tmp_path / "space", []
+
+    def meanwhile(done, total):
+        if not tries:
+            tries.append(1)
+            with pytest.raises(SpaceError, match="another build or edit like this one"):
+                build(MORE, out=out)
+
+    build(MORE, out=out, progress=meanwhile)
+    assert tries
+    assert not (out / PRIVATE).exists()
+
+
+def test_a_build_clears_the_work_that_others_left_but_not_what_somebody_is_at(build, folder):
+    left, held = (folder / PRIVATE / f"work-{digit * 16}" for digit in "01")
+    for work in (left, held):
+        work.mkdir(parents=True)
+        (work / "entries-00000.safetensors").write_bytes(b"half")
+    with store.locked(held / "lock", 0.0):
+        build(OTHER, out=folder, overwrite=True)
+        assert (left.exists(), held.exists()) == (False, True)
+    build(MORE, out=folder, overwrite=True)
+    assert not (folder / PRIVATE).exists()
+
+
+# Folders and links of others
+
+
+def plant(folder, texts):
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+def snapshot(folder):
+    """Everything in a folder: its links as links, its files to the byte."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink():
+            found[str(path)] = ("link", os.readlink(path))
+        elif path.is_file():
+            found[str(path)] = ("file", path.read_bytes())
+        else:
+            found[str(path)] = ("other", path.lstat().st_mode)
+    return found
+
+
+G = f"g-{'0' * 16}"
+FOREIGN = {
+    "a file": {"letters.txt": "dear"},
+    "a private folder of somebody else": {f"{PRIVATE}/letters.txt": "dear"},
+    "letters in a folder like ours": {f"{G}/letters.txt": "dear"},
+    "letters in work like ours": {f"{PRIVATE}/work-{'0' * 16}/letters.txt": "dear"},
+    "letters beside a folder like ours": {f"{G}/examples.jsonl": "x", "letters.txt": "dear"},
+    "a space.json of something else": {"space.json": '{"name": "x", "version": "1"}'},
+    "a space.json without end": {"space.json": "[" * 100_000},
+    "a manifest of something else": {"manifest.json": '{"format": "x"}'},
+    "another form of our name": {"space.json": json.dumps({"format": store.FORMAT})},
+}
+NEW = {
+    "build": ACTS["build"],
+    "save": ACTS["save"],
+    "build without overwrite": lambda build, folder: build(OTHER, out=folder),
+    "merge": lambda build, folder: tl.merge(build(OTHER), build(MORE), out=folder),
+}
+
+
+@pytest.mark.parametrize("act", NEW)
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_nothing_is_changed_in_a_folder_of_somebody_else(kind, act, build, tmp_path):
+    plant(tmp_path, FOREIGN[kind])
+    before = snapshot(tmp_path)
+    with pytest.raises(SpaceError, match="holds no space"):
+        NEW[act](build, tmp_path)
+    assert snapshot(tmp_path) == before
+
+
+def link(name, target="letters.txt"):
+    def planted(folder, outside):
+        (folder / name).parent.mkdir(exist_ok=True, parents=True)
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(outside / target)
+
+    return planted
+
+
+def hard_link(name):
+    def planted(folder, outside):
+        (folder / name).parent.mkdir(exist_ok=True, parents=True)
+        (folder / name).unlink(missing_ok=True)
+        os.link(outside / "letters.txt", folder / name)
+
+    return planted
+
+
+def pipe(name):
+    def planted(folder, outside):
+        (folder / name).parent.mkdir(exist_ok=True, parents=True)
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+
+    return planted
+
+
+def strays(folder, outside):
+    """Links and letters where only what a kill left is deleted."""
+    for number, target in enumerate(("private", "letters.txt")):
+        (folder / f"g-{number:016d}").symlink_to(outside / target)
+    plant(folder / f"g-{'2' * 16}", {"letters.txt": "dear", "examples.jsonl": "left"})
+    (folder / f"g-{'2' * 16}" / "rad").symlink_to(outside / "private")
+    plant(folder, {"letters.txt": "dear", "g-0123/examples.jsonl": "dear letters"})
+
+
+def linked_generation(folder, outside):
+    """The folder of the files is a link to the same files elsewhere."""
+    (generation,) = folder.glob("g-*")
+    shutil.move(generation, outside / generation.name)
+    generation.symlink_to(outside / generation.name)
+
+
+REFUSED, DONE = "refused", "done"
+PLANTED = {  # what is planted into a space of ours, and what becomes of an edit there
+    "the private folder is a link": (link(PRIVATE, "private"), REFUSED),
+    "the lock is a link": (link(f"{PRIVATE}/lock"), REFUSED),
+    "the lock is a link to nothing": (link(f"{PRIVATE}/lock", "new"), REFUSED),
+    "the lock is a pipe": (pipe(f"{PRIVATE}/lock"), REFUSED),
+    "the new state is a link": (link(f"{PRIVATE}/new", "private"), REFUSED),
+    "the new space.json is a link": (link(f"{PRIVATE}/space.json"), REFUSED),
+    "a file of the new state is a link": (link(f"{PRIVATE}/new/examples.jsonl"), REFUSED),
+    "work is a link": (link(f"{PRIVATE}/work-{'0' * 16}", "private"), REFUSED),
+    "space.json is a link": (link("space.json"), REFUSED),
+    "space.json is a pipe": (pipe("space.json"), REFUSED),
+    "the lock is a hard link": (hard_link(f"{PRIVATE}/lock"), DONE),
+    "the new space.json is a hard link": (hard_link(f"{PRIVATE}/space.json"), DONE),
+    "a file of the new state is a hard link": (
+        hard_link(f"{PRIVATE}/new/examples.jsonl"),
+        DONE,
+    ),
+    "links and letters named like strays": (strays, DONE),
+}
+
+
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("kind", PLANTED)
+def test_nothing_is_written_or_deleted_through_a_link(kind, act, build, folder, tmp_path):
+    outside = tmp_path / "outside"
+    plant(outside, {"letters.txt": "dear", "private/examples.jsonl": "dear"})
+    planted, outcome = PLANTED[kind]
+    planted(folder, outside)
+    foreign = {
+        path: content
+        for path, content in snapshot(folder).items()
+        if content[0] == "link" or b"dear" in str(content[1]).encode()
+    }
+    if outcome == DONE:
+        foreign = {path: content for path, content in foreign.items() if PRIVATE not in path}
+    before = snapshot(outside)
+    with within(60):
+        if outcome == REFUSED:
+            with pytest.raises(SpaceError) as caught:
+                ACTS[act](build, folder)
+            assert "\n" not in str(caught.value)
+        else:
+            ACTS[act](build, folder)
+            tl.open(folder).verify()
+    assert snapshot(outside) == before
+    assert foreign.items() <= snapshot(folder).items()
+
+
+def test_files_behind_a_linked_folder_are_not_read_and_not_written(build, folder, tmp_path):
+    (tmp_path / "outside").mkdir()
+    linked_generation(folder, tmp_path / "outside")
+    before = snapshot(tmp_path)
+    with pytest.raises(SpaceFormatError, match="no folder of the space"):
+        tl.open(folder)
+    forged_save = opened(build, shutil.copytree(tmp_path / "facts.space", tmp_path / "copy"))
+    with pytest.raises(SpaceError, match="cannot be written"):
+        forged_save.save(folder)  # it would have that very name
+    assert before.items() <= snapshot(tmp_path).items()
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_no_writer_of_ours_changes_a_file_in_place(act, build, folder, tmp_path):
+    copy = tmp_path / "hard-links"  # a backup that shares every file with the folder
+    shutil.copytree(folder, copy, copy_function=os.link)
+    before = snapshot(copy)
+    ACTS[act](build, folder)
+    assert snapshot(copy) == before
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "file/below", "file"])
+def test_a_path_that_can_hold_no_space_is_one_error(name, build, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for act in (tl.open, lambda folder: build(OTHER).save(folder)):
+        with pytest.raises(SpaceError) as caught:
+            act(tmp_path / name)
+        assert "\n" not in str(caught.value)
+    assert snapshot(tmp_path) == {str(tmp_path / "file"): ("file", b"mine")}
+
+
+def test_a_missing_folder_is_named_with_what_is_like_it(folder):
+    with pytest.raises(SpaceFormatError, match=r"no space at .*did you mean facts\.space\?"):
+        tl.open(folder.with_name("fakts.space"))
+
+
+# Disks that are full or fail
+
+
+@contextmanager
+def full_disk(most):
+    """No file may grow beyond some bytes: the system says so in the middle of a write."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("act", ["first build", *ACTS])
+def test_a_full_disk_leaves_the_old_state_and_the_same_call_goes_on(
+    act, build, folder, tmp_path
+):
+    do = ACTS.get(act, lambda build, folder: build(OTHER, out=folder))
+    if act == "first build":
+        shutil.rmtree(folder)
+        do(build, tmp_path / "wanted")
+    else:
+        do(build, shutil.copytree(folder, tmp_path / "wanted"))
+    wanted, before = contents(tmp_path / "wanted"), contents(folder)
+    new = [data for name, data in wanted.items() if data and data != before.get(name)]
+    for most in [0, *sorted({len(data) - 1 for data in new})]:
+        with full_disk(most), pytest.raises(SpaceError, match="cannot be written") as caught:
+            do(build, folder)
+        assert "\n" not in str(caught.value)
+        assert before.items() <= contents(folder).items()
+        if before:
+            tl.open(folder).verify()
+        else:
+            with pytest.raises(SpaceFormatError):
+                tl.open(folder)
+    do(build, folder)
+    assert contents(folder) == wanted  # and nothing is left over
+
+
+class FailingFile(io.BufferedReader):
+    """A file on a disk that opens, and fails when it is read."""
+
+    def read(self, *_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_a_disk_that_fails_while_it_is_read_is_one_error_of_the_space(folder, monkeypatch):
+    space, regular = tl.open(folder), files.open_regular
+
+    def failing(path):
+        file = regular(path)
+        return file if path.name == "space.json" else FailingFile(file.detach())
+
+    monkeypatch.setattr(files, "open_regular", failing)
+    for act in (lambda: tl.open(folder), space.verify):
+        with pytest.raises(SpaceFormatError, match=r"cannot be read .*Input/output error"):
+            act()
+
+
+# Damage
+
+
+def put_socket(path, outside):
+    here = os.getcwd()
+    os.chdir(path.parent)  # the name of a socket is short
+    try:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.bind(path.name)
+    finally:
+        os.chdir(here)
+
+
+STANDINS = {
+    "a link": lambda path, outside: path.symlink_to(outside),
+    "a link to a device": lambda path, outside: path.symlink_to("/dev/zero"),
+    "a link to itself": lambda path, outside: path.symlink_to(path),
+    "a pipe": lambda path, outside: os.mkfifo(path),
+    "a folder": lambda path, outside: path.mkdir(),
+    "a socket": put_socket,
+    "nothing": lambda path, outside: None,
+}
+
+
+@pytest.mark.parametrize("name", ["space.json", *(f"g-*/{name}" for name in KINDS.values())])
+@pytest.mark.parametrize("standin", STANDINS)
+def test_what_is_no_regular_file_is_refused_at_once(standin, name, folder, tmp_path):
+    space = tl.open(folder)
+    (path,) = folder.glob(name)
+    path.rename(tmp_path / "elsewhere")
+    STANDINS[standin](path, tmp_path / "elsewhere")
+    for act in (lambda: tl.open(folder), space.verify):
+        with within(30), pytest.raises(SpaceFormatError) as caught:
+            act()
+        assert str(folder) in str(caught.value)
+
+
+@pytest.mark.parametrize("standin", ["a link to a device", "a pipe", "a folder", "a socket"])
+def test_what_is_swapped_between_look_and_open_is_refused_too(standin, tmp_path, monkeypatch):
+    regular = tmp_path / "regular"
+    regular.write_text("x")
+    stat = regular.stat()
+    STANDINS[standin](tmp_path / "swapped", regular)
+    monkeypatch.setattr(Path, "lstat", lambda self: stat)  # the look saw a regular file
+    with (
+        within(30),
+        pytest.raises(OSError, match=r"regular file|symbolic links|No such device"),
+    ):
+        files.open_regular(tmp_path / "swapped")
+
+
+@pytest.mark.parametrize("name", ["space.json", *(f"g-*/{name}" for name in KINDS.values())])
+def test_any_damage_is_noticed_and_replaced_only_where_that_is_asked_for(
+    name, build, examples, tmp_path
+):
+    folder, other = tmp_path / "facts.space", tmp_path / "other.space"
+    build(examples, out=folder)
+    build(examples[1:], context=4).save(other)
+    wanted, chance = contents(folder), random.Random(0)
+    (path,), (theirs,) = folder.glob(name), other.glob(name)
+    good = path.read_bytes()
+    damaged = [good[: len(good) // 2], good[:-7], b"", theirs.read_bytes(), b"\xff" + good]
+    for _ in range(40):
+        bad = bytearray(good)
+        bad[chance.randrange(len(bad))] ^= 1 << chance.randrange(8)
+        damaged.append(bytes(bad))
+    for number, bad in enumerate(damaged):
+        path.write_bytes(bad)
+        with pytest.raises(SpaceFormatError) as caught:
+            tl.open(folder)
+        assert str(folder) in str(caught.value)
+        assert "\n" not in str(caught.value)
+        if number > 5:
+            continue
+        with pytest.raises(SpaceError, match=r"nothing was written.*--overwrite"):
+            build(examples, out=folder)
+        build(examples, out=folder, overwrite=True)
+        assert contents(folder) == wanted
+
+
+def test_a_space_does_not_feel_what_becomes_of_its_files(build, folder):
+    space = opened(build, folder)
+    wanted = tl.generate(LM, tl.RAD(space, tau=0.2), "Are bats blind?", max_new_tokens=4)
+    for path in folder.glob("g-*/**/*.*"):
+        os.truncate(path, 0)
+    again = tl.generate(LM, tl.RAD(space, tau=0.2), "Are bats blind?", max_new_tokens=4)
+    assert again.token_ids == wanted.token_ids
+    with pytest.raises(SpaceFormatError, match="has 0 bytes"):
+        space.verify()
+
+
+def test_verify_sees_numbers_that_mean_nothing(build, examples):
+    space = build(examples)
+    entries = space.entries.truthful
+    for array, number in (
+        (entries.keys, 2),
+        (entries.values, np.nan),
+        (space.vectors["answers"], 2),
+    ):
+        good, array[1, 0] = array[1, 0], number
+        with pytest.raises(SpaceFormatError, match=r"unit length|not finite"):
+            space.verify()
+        array[1, 0] = good
+    space.verify()
+
+
+# Broken spaces, signed anew
+
+
+def top(**changes):
+    return lambda forged: forged.manifest.update(changes)
+
+
+def entries(**changes):
+    return lambda forged: forged.manifest["entries"].update(changes)
+
+
+def poke(kind, name, index, value):
+    return lambda forged: forged.poke(kind, name, index, value)
+
+
+def make(kind, name, change):
+    return lambda forged: forged.set(kind, name, change)
+
+
+def line(change):
+    return lambda forged: forged.line(change)
+
+
+def file_bytes(kind, change):
+    return lambda forged: forged.files.update({kind: change(forged.files[kind])})
+
+
+def text(old, new):
+    """Another text of space.json, signed as if it had been written so."""
+
+    def changed(forged):
+        forged.manifest["tuned"] = {"k": "HERE"}
+        data = signed_text(forged.manifest).replace(b'"HERE"', b"HERE")
+        return signed_again(data.replace(old, new))
+
+    return changed
+
+
+def signed_again(data):
+    import hashlib
+
+    at = data.rindex(b'"sha256": "') + 11
+    blank = data[:at] + b"0" * 64 + data[at + 64 :]
+    return data[:at] + hashlib.sha256(blank).hexdigest().encode() + data[at + 64 :]
+
+
+def swap_rows(forged):
+    forged.change("truthful", lambda arrays: {n: a[::-1].copy() for n, a in arrays.items()})
+
+
+BROKEN = {  # one row a check
+    "another format": (top(format="a space"), "does not say"),
+    "a newer format": (top(format_version=99), "format 99.*install a newer trueline"),
+    "an older format": (top(format_version=3), "format"),
+    "a field more": (top(more=1), "unknown field"),
+    "a prompt without a question": (top(prompt={"template": "Answer!"}), "needs {question}"),
+    "tuned beyond 1": (top(tuned={"threshold": 2}), r"tuned threshold must lie in \[0, 1\]"),
+    "tuned with a list": (top(tuned={"k": [1]}), "tuned"),
+    "a folder elsewhere": (top(folder="../g-x"), "folder"),
+    "a file elsewhere": (
+        lambda forged: forged.manifest["files"].update(
+            {"../x": {"sha256": "0" * 64, "bytes": 1}}
+        ),
+        "has the files",
+    ),
+    "no history": (top(history=[]), "history"),
+    "a commit of another word": (
+        lambda forged: forged.manifest["history"][-1].update(what="burn"),
+        "Invalid enum",
+    ),
+    "a commit at no time": (
+        lambda forged: forged.manifest["history"][-1].update(time="noon"),
+        "time",
+    ),
+    "other counts": (
+        lambda forged: forged.manifest["history"][-1].update(examples=99),
+        "it holds 2 examples",
+    ),
+    "a key twice": (text(b'"k": HERE', b'"k": 1,\n  "k": 1'), "checksum"),
+    "a number that is none": (text(b"HERE", b"NaN"), "malformed"),
+    "a number without end": (text(b"HERE", b"1e999"), "out of range"),
+    "a number in another form": (text(b"HERE", b"1.50"), "checksum"),
+    "half a character": (text(b"HERE", b'"\\ud800"'), "cannot be read"),
+    "other spaces between": (text(b'"k": HERE', b'"k":  1'), "checksum"),
+    "nested without end": (text(b"HERE", b"[" * 9000), "nested too deeply|cannot be read"),
+    "bytes that are no text": (text(b"HERE", b'"\xff"'), "cannot be read"),
+    "entries of no form": (entries(values="states"), "values"),
+    "entries of no context": (entries(context=0), "context must be 1 or more"),
+    "entries not settled": (entries(dtype="auto"), "does not say how"),
+    "hidden states of an opaque head": (entries(head="opaque"), "no known form"),
+    "no entries beside entries": (top(entries=None), "has the files"),
+    "wrong entries that are not said": (entries(wrong=False), "has the files"),
+    "a vocabulary smaller than a token": (entries(vocabulary=9), "does not have"),
+    "an array of another type": (
+        make("truthful", "tokens", lambda a: a.astype(np.int64)),
+        "arrays are",
+    ),
+    "an array of another form": (
+        make("vectors", "questions", lambda a: a[:, None]),
+        "arrays are",
+    ),
+    "an array more": (
+        lambda forged: forged.change("truthful", lambda a: a | {"more": a["tokens"]}),
+        "arrays are",
+    ),
+    "fewer vectors than examples": (
+        make("vectors", "answers", lambda a: a[:1].copy()),
+        "shape",
+    ),
+    "vectors half as long": (make("vectors", "questions", lambda a: a / 2), "unit length"),
+    "fewer rows of one array": (make("truthful", "tokens", lambda a: a[:-1].copy()), "rows"),
+    "keys narrower than vectors": (
+        make("wrong", "keys", lambda a: a[:, :16].copy()),
+        "numbers",
+    ),
+    "values of no width": (make("truthful", "values", lambda a: a[:, :0].copy()), "numbers"),
+    "a token of a million": (poke("wrong", "tokens", 3, 10**6), "a token that"),
+    "example 99": (poke("truthful", "examples", -1, 99), "an example that is not there"),
+    "answer -1": (poke("truthful", "answers", 0, -1), "an answer that is not there"),
+    "step 99": (poke("truthful", "steps", 1, 99), "not sorted"),
+    "rows in another order": (swap_rows, "not sorted"),
+    "a key that is no number": (poke("truthful", "keys", (3, 0), np.nan), "unit length"),
+    "a value without end": (poke("wrong", "values", (0, 0), np.inf), "not finite"),
+    "bytes behind the arrays": (
+        file_bytes("truthful", lambda data: data + b"x"),
+        "cannot be read",
+    ),
+    "a header nested without end": (
+        file_bytes("vectors", lambda data: (9000).to_bytes(8, "little") + b"[" * 9000),
+        "cannot be read",
+    ),
+    "an empty question": (line(lambda record: record.update(question=" ")), "cannot be read"),
+    "answers as a text": (line(lambda record: record.update(answers="x")), "cannot be read"),
+    "an answer twice": (line(lambda r: r.update(answers=["a", "a"])), "as trueline writes it"),
+    "no id": (line(lambda record: record.update(id="")), "one without an id"),
+    "one id twice": (line(lambda record: record.update(id="air")), "two with one id"),
+    "a field more in a line": (line(lambda r: r.update(more=1)), "as trueline writes it"),
+    "a last line without its end": (file_bytes("examples", lambda d: d[:-1]), "as trueline"),
+    "an example more": (
+        file_bytes("examples", lambda d: d + d.replace(b"air", b"sea").split(b"\n")[1] + b"\n"),
+        "shape",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_space_that_is_signed_anew_is_refused_when_it_is_opened(
+    kind, origin, tmp_path
+):
+    change, reason = BROKEN[kind]
+    forged = Forged.of(origin)
+    found = change(forged)
+    forged.write(tmp_path / "broken", text=found if isinstance(found, bytes) else None)
+    with within(60), pytest.raises(SpaceFormatError, match=reason) as caught:
+        tl.open(tmp_path / "broken")
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 2_000
+
+
+@pytest.mark.parametrize("command", ["verify", "info", "log"])
+def test_a_broken_space_is_one_line_on_the_command_line(
+    command, origin, tmp_path, monkeypatch, capsys
+):
+    forged = Forged.of(origin)
+    BROKEN["a commit of another word"][0](forged)
+    folder = forged.write(tmp_path / "broken")
+    monkeypatch.setattr("sys.argv", ["trueline", command, str(folder)])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    told = capsys.readouterr()
+    assert (caught.value.code, told.out) == (1, "")
+    assert told.err.startswith("Error: ")
+    assert told.err.count("\n") == 1
+
+
+def test_another_program_reads_a_space_with_numpy_and_json_alone(build, folder):
+    space = opened(build, folder)
+    manifest = json.loads((folder / "space.json").read_text("utf-8"))
+    generation = folder / manifest["folder"]
+    lines = (generation / "examples.jsonl").read_text("utf-8").splitlines()
+    assert [json.loads(each)["id"] for each in lines] == ids(space)
+    for name, wanted in (
+        ("vectors.safetensors", space.vectors),
+        ("rad/truthful.safetensors", space.entries.truthful.arrays()),
+        ("rad/wrong.safetensors", space.entries.wrong.arrays()),
+    ):
+        data = (generation / name).read_bytes()
+        size = int(np.frombuffer(data, "<u8", 1)[0])
+        for key, array in json.loads(data[8 : 8 + size]).items():
+            begin, end = array["data_offsets"]
+            code = {"F16": "<f2", "I32": "<i4"}[array["dtype"]]
+            flat = np.frombuffer(data[8 + size + begin : 8 + size + end], code)
+            assert np.array_equal(flat.reshape(array["shape"]), wanted[key])
+
+
+# The fuzzers
+
+
+def fingerprint(space):
+    """All that a space says."""
+    arrays = [*space.vectors.values()]
+    arrays += [a for _, each in space.entries.sets() for a in each.arrays().values()]
+    told = [space.made_with(), space.examples, space.commits, dict(space.tuned)]
+    return repr(told), [array.tobytes() for array in arrays]
+
+
+def is_sound(space):
+    """Ask with every method that looks into a space; tokens and reasons must be real ones."""
+    for method in (
+        tl.Corrective(space, threshold=0.0),
+        tl.RAD(space, tau=0.2, beta=0.1),
+        tl.KNNLM(space, k=8),
+        tl.KATE(space, k=2),
+        tl.Lookup(space, threshold=0.0),
+    ):
+        answer = tl.generate(LM, method, "Are bats blind?", max_new_tokens=2, trace=True)
+        assert all(0 <= token < LM.vocabulary for token in answer.token_ids)
+        for step in answer.trace:
+            best = [c.logit for c in (*step.base, *step.final) if c.probability]
+            near = [(n.similarity, n.weight, n.push) for n in step.neighbors]
+            assert all(map(math.isfinite, best)), step
+            assert all(math.isfinite(x) for each in near for x in each), step
+
+
+def outcome(folder, embedder, wanted, *, is_signed):
+    """What becomes of a space: refused when opened, or used soundly."""
+    with within(120):
+        try:
+            space = tl.open(folder, embedder=embedder)
+        except SpaceError as error:
+            return one_line(error, "refused")
+        space.verify()
+        json.dumps(space.info(), allow_nan=False)
+        if not is_signed:
+            assert fingerprint(space) == wanted, "unsigned damage was used"
+            return "the same as before"
+        try:
+            is_sound(space)
+        except TruelineError as error:
+            return one_line(error, "refused in use")
+        return "sound"
+
+
+def one_line(error, word):
+    assert "\n" not in str(error)
+    return word
+
+
+def run_rounds(border, origin, embedder, folder, change):
+    """Change the space in every round, and count what became of it."""
+    wanted = fingerprint(tl.open(origin, embedder=embedder))
+    whole, counted = Forged.of(origin), Counter()
+    for chance in rounds(border, 75, 5_000):
+        forged, is_signed = deepcopy(whole), chance.random() < 0.7
+        said = "not changed"
+        try:
+            said = change(chance, forged, is_signed, folder)
+            found = outcome(folder, embedder, wanted, is_signed=is_signed)
+        except BaseException as error:
+            raise AssertionError(f"{chance.name}, signed: {is_signed}: {said}") from error
+        counted["signed" if is_signed else "unsigned", found] += 1
+    return counted
+
+
+def test_mutated_space_json_is_refused_or_sound(origin, embedder, tmp_path):
+    def change(chance, forged, is_signed, folder):
+        data = None
+        if not is_signed and chance.random() < 0.5:
+            data = mutated_bytes(chance, (origin / "space.json").read_bytes())
+        else:
+            for _ in range(chance.choice([1, 1, 1, 2, 3])):
+                found = mutated(chance, forged.manifest)
+                forged.manifest = found if isinstance(found, dict) else forged.manifest
+        forged.write(folder, is_signed=is_signed, text=data)
+        return (folder / "space.json").read_bytes()[:20_000]
+
+    found = run_rounds("space.json", origin, embedder, tmp_path / "space", change)
+    assert found["signed", "refused"]
+    assert found["unsigned", "refused"]
+
+
+def test_mutated_files_are_refused_or_sound(origin, embedder, tmp_path):
+    def change(chance, forged, is_signed, folder):
+        kind = chance.choice(["examples", "examples", "vectors", "truthful", "wrong"])
+        data, way = forged.files[kind], chance.randrange(3)
+        if way == 0:
+            data = mutated_bytes(chance, data)
+        elif kind == "examples":
+            data = mutated_lines(chance, data)
+        else:
+            data = mutated_arrays(chance, data)
+        forged.files[kind] = data
+        forged.write(folder, is_signed=is_signed)
+        return kind, way, data[:5_000]
+
+    found = run_rounds("files", origin, embedder, tmp_path / "space", change)
+    assert found["signed", "refused"]
+    assert found["signed", "sound"]
+    assert found["unsigned", "refused"]
+
+
+def mutated_lines(chance, data):
+    lines = data.decode("utf-8").split("\n")
+    number = chance.randrange(len(lines) - 1)
+    found = mutated(chance, json.loads(lines[number]))
+    separators = (",", ":") if chance.random() < 0.8 else None
+    lines[number] = json.dumps(found, ensure_ascii=False, separators=separators)
+    return "\n".join(lines).encode("utf-8", "surrogatepass")
+
+
+@np.errstate(all="ignore")
+def mutated_arrays(chance, data):
+    """Arrays with numbers poked, of another type or shape, dropped, doubled or swapped."""
+    arrays = load(data)
+    name = chance.choice(sorted(arrays))
+    array, way = arrays[name].copy(), chance.randrange(8)
+    if way <= 3:
+        place = chance.randrange(array.size)
+        array.reshape(-1)[place] = odd_number(chance, array.dtype)
+    elif way == 4:
+        kinds = [np.float16, np.float32, np.float64, np.int32, np.int64, np.uint8, np.bool_]
+        array = array.astype(chance.choice(kinds))
+    elif way == 5:
+        array = chance.choice([array[:-1], array[:, None], array[::-1], array[..., :1]])
+    elif way == 6:
+        array = array[np.array([chance.randrange(len(array)) for _ in array])]
+    else:
+        arrays[f"{name}2"] = arrays.pop(name) if chance.random() < 0.5 else array
+        return save(arrays)
+    return save(arrays | {name: np.ascontiguousarray(array)})
+
+
+def odd_number(chance, dtype):
+    if dtype.kind == "f":
+        return dtype.type(chance.choice([np.nan, np.inf, -np.inf, 0, -1, 1, 6e4, 1e-7]))
+    limits = np.iinfo(dtype)
+    return chance.choice([limits.min, limits.max, -1, 0, 1, 2, 3, 99, LM.vocabulary])
