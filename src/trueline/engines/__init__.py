@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     import torch
 
     from trueline.engines.base import Engine, TokenReader
-    from trueline.engines.transformers.model import AdjustScores, LanguageModel
+    from trueline.engines.transformers.model import LanguageModel
+    from trueline.engines.transformers.processor import AdjustScores
 
 
 Origin = Callable[[], Any]
@@ -126,7 +127,7 @@ def wrap_tokenizer(tokenizer: Any, stop_ids: Iterable[int] | None = None) -> Tok
 
 def as_logits_processor(adjust: AdjustScores) -> Any:
     """A function of tokens and scores as a logits processor of transformers."""
-    from trueline.engines.transformers.model import ScoreProcessor
+    from trueline.engines.transformers.processor import ScoreProcessor
 
     return ScoreProcessor(adjust)
 

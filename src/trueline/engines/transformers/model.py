@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import LogitsProcessor
 
 from trueline.engines import open_device
 from trueline.engines.base import HeadKind, IsDone, KVCache, States
@@ -378,19 +377,3 @@ def _dtype(dtype: str | torch.dtype, device: torch.device) -> str | torch.dtype:
     if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise SettingError(f"dtype must be auto, {', '.join(_DTYPES)}; got {dtype!r}")
     return _DTYPES[dtype]
-
-
-# The tokens of each row so far and their scores (rows, vocabulary) -> the scores to pick from.
-AdjustScores = Callable[[list[list[int]], torch.Tensor], torch.Tensor]
-
-
-class ScoreProcessor(LogitsProcessor):
-    """Answers every call from its arguments alone: batches, beams, streamers in any order."""
-
-    def __init__(self, adjust: AdjustScores) -> None:
-        self._adjust = adjust
-
-    @torch.no_grad()
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """The adjusted scores (rows, vocabulary)."""
-        return self._adjust(input_ids.tolist(), scores)
