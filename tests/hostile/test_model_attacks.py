@@ -25,7 +25,7 @@ from trueline.embed import load_embedder
 from trueline.engines.models import resolve
 from trueline.engines.transformers.open import quiet
 from trueline.errors import ModelError, SettingError, TruelineError, UnknownModelError
-from trueline.onnx import open_bert_scorer
+from trueline.engines import open_bert_scorer
 from trueline.prompts import Prompt, chat_turn, encode_plain, read_messages
 from trueline.session import open_session
 from trueline.types import Example

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import LogitsProcessor
 
 from trueline.engines import open_device
 from trueline.engines.base import HeadKind, IsDone, KVCache, States
@@ -24,11 +23,14 @@ from trueline.engines.transformers.open import (
     tokenizer_hash,
     weights_state,
 )
-from trueline.engines.weights import opening
+from trueline.engines.weights import IMPORTING, opening
 from trueline.errors import ModelError, SettingError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+with IMPORTING:
+    from transformers import LogitsProcessor
 
 _PROBE = 24  # tokens of the text that a head is first checked on
 _TRIAL = "Is the sky blue?"  # the first text a model reads
