@@ -102,7 +102,7 @@ def alone(parts, tmp_path_factory):
 
 
 def workers_of(parent: int) -> list[int]:
-    """The processes of Ray Data's workers, in the cluster that a process has started."""
+    """The processes of the workers, in the cluster that a process has started."""
     children: dict[int, list[tuple[int, bytes]]] = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -114,7 +114,7 @@ def workers_of(parent: int) -> list[int]:
             continue
     raylets = [pid for pid, _ in children.get(parent, ())]
     found = [one for raylet in raylets for one in children.get(raylet, ())]
-    return [pid for pid, command in found if command.startswith(b"ray::MapWorker")]
+    return [pid for pid, command in found if command.startswith(b"ray::_Worker")]
 
 
 @pytest.mark.parametrize("address", ["", "spark", "host", "ray://host:10001", "host:port"])

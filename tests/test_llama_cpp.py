@@ -20,7 +20,7 @@ from trueline.engines.llama_cpp import library as libraries
 from trueline.engines.llama_cpp import model as heads
 from trueline.engines.llama_cpp.tokenizer import render_chat
 from trueline.engines.models import ALIASES
-from trueline.errors import MissingExtraError, ModelError, SettingError, SpaceMismatchError
+from trueline.errors import MissingExtraError, ModelError, SettingError
 from trueline.types import Sampling
 
 if not util.find_spec("xllamacpp"):
@@ -251,11 +251,11 @@ def test_packed_continuations_are_what_each_is_alone(packed, contexts):
     many = packed.start()
     many.join([start])
     many.keep([0] * len(after))
-    found = many.read_on(after).logits
+    found = many.extend_many(after).logits
     for row, tokens in zip(found, after):
         alone = packed.start()
         alone.join([start])
-        assert torch.equal(alone.read_on([tokens]).logits[0], row[: len(tokens)])
+        assert torch.equal(alone.extend_many([tokens]).logits[0], row[: len(tokens)])
 
 
 def test_a_batch_of_packed_weights_gives_each_question_its_logits_alone(packed):
@@ -368,7 +368,7 @@ def test_reading_on_is_reading_token_by_token(lm, contexts):
     after = [[5, 6, 7], [8], []]
     whole = lm.start()
     whole.join(contexts[:3])
-    found = whole.read_on(after).logits
+    found = whole.extend_many(after).logits
     assert found.shape == (3, 3, lm.vocabulary)
     for row, tokens in enumerate(after):
         reading = lm.start()
@@ -432,9 +432,9 @@ def test_a_head_is_found_by_the_form_that_gives_its_logits(lm, contexts):
     scaled = replace(lm.weights.header, settings={**lm.weights.header.settings})
     scaled.settings.update({"llama.logit_scale": 4.0, "llama.final_logit_softcapping": 2.0})
     weights = type("Stand", (), {**vars(lm.weights), "header": scaled})
-    assert heads.find_head(weights, hidden, own).scale == 1.0
-    assert heads.find_head(weights, hidden, own * 4).scale == 4.0
-    assert heads.find_head(weights, hidden, own / 4).scale == 0.25
+    for given, multiplier, divisor in [(own, 1, 1), (own * 4, 4, 1), (own / 4, 1, 4)]:
+        head = heads.find_head(weights, hidden, given)
+        assert (head.multiplier, head.divisor) == (multiplier, divisor)
     capped = heads.find_head(weights, hidden, torch.tanh(own / 2) * 2)
     assert (capped.cap, capped.is_linear) == (2.0, False)
     assert heads.find_head(weights, hidden, own.flip(1)) is None
@@ -459,42 +459,6 @@ def test_packed_tensors_are_read_as_gguf_packs_them(tmp_path):
         found = heads.read_tensor(weights, header.tensors[kind.name]).numpy()
         expected = quants.dequantize(quants.quantize(values, kind), kind)
         assert np.array_equal(found, expected.reshape(3, 64))
-
-
-@pytest.fixture(scope="module")
-def spaces(lm, reference, embedder):
-    from conftest import EXAMPLES
-
-    return [tl.build(one, EXAMPLES, context=8, embedder=embedder) for one in (lm, reference)]
-
-
-def test_rad_entries_of_one_engine_serve_the_other(lm, reference, spaces):
-    for space in spaces:
-        assert (space.recipe.values, space.recipe.head) == ("hidden", "linear")
-        answers = [
-            tl.generate(engine, tl.RAD(space), tiny.QUESTIONS[1], max_new_tokens=4, trace=True)
-            for engine in (lm, reference)
-        ]
-        hits = [[step.hits for step in answer.trace] for answer in answers]
-        assert hits[0][0] == hits[1][0] > 0  # the windows of the first step are the same
-
-
-def test_states_of_other_weights_are_refused_with_their_cosine(
-    spaces, reference, tmp_path, examples
-):
-    def noisy(name, weight):
-        import numpy as np
-
-        drawn = np.random.default_rng(1).normal(size=weight.shape).astype(np.float32)
-        return weight + drawn * weight.std() * 0.3 if "ffn" in name else weight
-
-    other = tl.load(tiny.write_gguf(tmp_path / "o.gguf", change=noisy), engine="llama.cpp")
-    for space in spaces:
-        with pytest.raises(SpaceMismatchError, match=r"mean cosine .* is 0\.\d+, and 0\.99 is"):
-            tl.generate(other, tl.RAD(space), "Are bats blind?")
-    more = [tl.Example("Is ice warm?", ["Ice is cold."])]
-    with pytest.raises(SpaceMismatchError, match="fingerprint gguf-"):
-        spaces[0].add(more, reference)  # entries of two engines are not mixed
 
 
 def test_methods_that_need_layers_are_refused_by_name(lm):
@@ -526,7 +490,7 @@ def test_an_alias_is_opened_from_its_own_gguf_and_nothing_is_converted(
     folder.mkdir(parents=True)
     (folder / "model.gguf").symlink_to(file)
     (folder / "source.json").write_text(json.dumps(alias.facts), "utf-8")
-    monkeypatch.setattr(sources, "convert_gguf", None)
+    monkeypatch.setattr(sources, "_convert", None)
     lm = tl.load(alias.name, engine="llama.cpp")
     assert lm.id == alias.name
     assert not alias.folder.exists()

@@ -230,7 +230,7 @@ def test_parts_are_joined_in_order_and_held_to_the_checksum_of_the_whole(shelf, 
         (folder / WEIGHTS).write_bytes(VECTORS)
         (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
 
-    monkeypatch.setattr(sources, "convert_gguf", convert_gguf)
+    monkeypatch.setattr(sources, "_convert", convert_gguf)
     whole = hashlib.sha256(b"GGUF one two").hexdigest()
     monkeypatch.setitem(ALIASES, "tiny", split_alias(shelf, gguf_sha256=whole))
     folder = resolve("tiny", "language").folder
@@ -476,7 +476,7 @@ def conversions(monkeypatch):
         for path in (folder / "new").iterdir():
             path.rename(folder / path.name)
 
-    monkeypatch.setattr(sources, "convert_gguf", convert_gguf)
+    monkeypatch.setattr(sources, "_convert", convert_gguf)
     return calls
 
 
@@ -594,7 +594,7 @@ def test_a_terminal_gets_a_bar(monkeypatch):
     terminal = io.StringIO()
     terminal.isatty = lambda: True
     monkeypatch.setattr(sys, "stderr", terminal)
-    with wheels._bar("tiny", 1000) as advance:
+    with wheels._progress_bar("tiny", 1000) as advance:
         advance(500)
     assert "fetching tiny" in terminal.getvalue()
 
@@ -604,7 +604,7 @@ def test_a_terminal_gets_a_bar(monkeypatch):
 )
 def test_pip_is_asked_for_readable_progress_where_it_has_it(version, kind, monkeypatch):
     monkeypatch.setattr(wheels.metadata, "version", lambda name: version)
-    assert wheels._progress() == ["--progress-bar", kind]
+    assert wheels._progress_kind() == kind
 
 
 @pytest.mark.real

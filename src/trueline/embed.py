@@ -61,7 +61,7 @@ class TwoPhaseEmbedder:
         return self.embed_tokenized(self.tokenize(texts))
 
     def tokenize(self, texts: Sequence[str], *, tails: bool = False) -> TokenRows:
-        """The first phase; of a text that is too long the start is kept, with `tails` the end."""
+        """The first phase; of a long text the start is kept, with `tails` the end."""
         raise NotImplementedError
 
     def embed_tokenized(self, rows: TokenRows) -> torch.Tensor:
@@ -229,7 +229,11 @@ class StaticEmbedder(TwoPhaseEmbedder):
         tensors = [t for t in load_file(folder / WEIGHTS).values() if t.dim() == 2]
         if len(tensors) != 1:
             raise ModelError(f"{id} holds {len(tensors)} matrices; word vectors are one")
-        self.id, self.hash, self.vectors = id, _hash_files(folder), tensors[0].float().to(device)
+        self.id, self.hash, self.vectors = (
+            id,
+            _hash_files(folder),
+            tensors[0].float().to(device),
+        )
         self.dimension = int(self.vectors.shape[1])
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.no_truncation()
@@ -267,7 +271,9 @@ def load_embedder(
             embedder = SentenceEmbedder(source.id, source.folder, place)
             rows = embedder.tokenize([_TRIAL])
             is_exported = runtime_path(embedder.hash).exists()
-            vectors = (embedder.embed_tokenized if is_exported else embedder.embed_by_torch)(rows)
+            vectors = (embedder.embed_tokenized if is_exported else embedder.embed_by_torch)(
+                rows
+            )
         else:
             embedder = StaticEmbedder(source.id, source.folder, place)
             vectors = embedder.embed([_TRIAL])

@@ -59,9 +59,7 @@ def runtime_path(name: str) -> Path:
     return home() / "runtimes" / f"{name[:32]}.onnx"
 
 
-def open_runtime(
-    name: str, make: Callable[[], torch.nn.Module], *, pad: int
-) -> Runtime | None:
+def open_runtime(name: str, make: Callable[[], torch.nn.Module], *, pad: int) -> Runtime | None:
     """The exported encoder of that name; `make` gives the torch module if there is none yet.
 
     None if packages are missing, or if the export fails or gives other vectors than torch; a

@@ -1,7 +1,7 @@
 """Make text of others safe to print: what would steer a terminal is escaped.
 
 Questions, answers, ids and file names come from others. An escape sequence in them can clear a
-screen or forge a line, and U+202E reverses the text after it; they are printed as \\x1b, \\u202e.
+screen or forge a line, and U+202E reverses the text after it; \\x1b or \\u202e is printed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ def has_half_character(text: str) -> bool:
 def is_safe(character: str) -> bool:
     """Whether a character is printed as it is."""
     return (
-        character.isprintable()
-        or character in _JOINERS
-        or category(character) not in _STEERING
+        character.isprintable() or character in _JOINERS or category(character) not in _STEERING
     )
 
 

@@ -38,6 +38,44 @@ class Head(Protocol):
 
 
 @dataclass(frozen=True)
+class ScaledHead:
+    """logits = cap * tanh(scale * (W h + b) / cap), without the parts the model lacks."""
+
+    output: torch.nn.Module  # W and b
+    multiplier: float = 1.0
+    divisor: float = 1.0
+    cap: float | None = None
+    is_linear: bool = False
+
+    @torch.inference_mode()
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._scaled(self.output(hidden))
+
+    @torch.inference_mode()
+    def at(self, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        if type(self.output) is not torch.nn.Linear:  # such as quantized weights
+            return self(hidden)[:, tokens]
+        bias = None if self.output.bias is None else self.output.bias[tokens]
+        return self._scaled(
+            torch.nn.functional.linear(hidden, self.output.weight[tokens], bias)
+        )
+
+    def _scaled(self, logits: torch.Tensor) -> torch.Tensor:
+        if self.multiplier != 1.0:
+            logits = logits * self.multiplier
+        if self.divisor != 1.0:
+            logits = logits / self.divisor
+        if self.cap is not None:
+            logits = torch.tanh(logits / self.cap) * self.cap
+        return logits
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        bias = getattr(self.output, "bias", None)
+        return None if bias is None else bias.detach() * self.multiplier / self.divisor
+
+
+@dataclass(frozen=True)
 class States:
     """What a pass computed for each row, at its last token or at several."""
 

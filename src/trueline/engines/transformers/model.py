@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trueline.engines import open_device
-from trueline.engines.base import HeadKind, IsDone, KVCache, States
+from trueline.engines.base import HeadKind, IsDone, KVCache, ScaledHead, States
 from trueline.engines.models import resolve
 from trueline.engines.transformers.cache import BatchCache, leave_a_core, share_heads
 from trueline.engines.transformers.open import (
@@ -39,45 +39,7 @@ _CACHED = {"full_attention", "sliding_attention", "chunked_attention"}  # layers
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-@dataclass(frozen=True)
-class TransformersHead:
-    """logits = cap * tanh(scale * (W h + b) / cap), without the parts the model lacks."""
-
-    output: torch.nn.Module  # W and b
-    multiplier: float = 1.0
-    divisor: float = 1.0
-    cap: float | None = None
-    is_linear: bool = False
-
-    @torch.inference_mode()
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._scaled(self.output(hidden))
-
-    @torch.inference_mode()
-    def at(self, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        if type(self.output) is not torch.nn.Linear:  # such as quantized weights
-            return self(hidden)[:, tokens]
-        bias = None if self.output.bias is None else self.output.bias[tokens]
-        return self._scaled(
-            torch.nn.functional.linear(hidden, self.output.weight[tokens], bias)
-        )
-
-    def _scaled(self, logits: torch.Tensor) -> torch.Tensor:
-        if self.multiplier != 1.0:
-            logits = logits * self.multiplier
-        if self.divisor != 1.0:
-            logits = logits / self.divisor
-        if self.cap is not None:
-            logits = torch.tanh(logits / self.cap) * self.cap
-        return logits
-
-    @property
-    def bias(self) -> torch.Tensor | None:
-        bias = getattr(self.output, "bias", None)
-        return None if bias is None else bias.detach() * self.multiplier / self.divisor
-
-
-def find_head(model: PreTrainedModel, text: Sequence[int] = ()) -> TransformersHead | None:
+def find_head(model: PreTrainedModel, text: Sequence[int] = ()) -> ScaledHead | None:
     """The head of a model, checked on the hidden states of a text.
 
     None where the known forms (linear, constant scale, soft cap) do not give the model's own
@@ -86,7 +48,7 @@ def find_head(model: PreTrainedModel, text: Sequence[int] = ()) -> TransformersH
     output, config = model.get_output_embeddings(), model.config.get_text_config()
     if output is None or model.base_model is model:
         return None
-    head = TransformersHead(
+    head = ScaledHead(
         output,
         multiplier=getattr(config, "logit_scale", None) or 1.0,
         divisor=getattr(config, "logits_scaling", None) or 1.0,
@@ -113,7 +75,7 @@ def check_numbers(logits: torch.Tensor) -> None:
         )
 
 
-def _is_affine(head: TransformersHead, hidden: torch.Tensor, logits: torch.Tensor) -> bool:
+def _is_affine(head: ScaledHead, hidden: torch.Tensor, logits: torch.Tensor) -> bool:
     """Whether the logits of a mean of states are the mean of their logits, up to rounding."""
     half = (hidden + hidden.flip(1)) / 2  # each state with one from the other end of the text
     difference = (head(half) - (logits + logits.flip(1)) / 2).abs().max()
@@ -165,7 +127,9 @@ class LanguageModel(TokenizerReader):
             )
         super().__init__(tokenizer)
         self.model = model
-        self._fingerprint: tuple[object, str] | None = None  # the state of the weights, its hash
+        self._fingerprint: tuple[object, str] | None = (
+            None  # the state of the weights, its hash
+        )
         self.id = id or Path(str(model.config._name_or_path)).name or model.config.model_type
 
     def __repr__(self) -> str:
@@ -201,7 +165,7 @@ class LanguageModel(TokenizerReader):
         return bool(self.model.config.get_text_config().tie_word_embeddings)
 
     @cached_property
-    def head(self) -> TransformersHead | None:
+    def head(self) -> ScaledHead | None:
         return find_head(self.model)
 
     def head_kind(self, tokens: Sequence[int]) -> HeadKind:
@@ -307,7 +271,7 @@ def load(
     device: str | torch.device | None = None,
     trust_remote_code: bool = False,
 ) -> LanguageModel:
-    """Open a model by alias, hub id, local folder or .gguf file; see `trueline.engines.load`."""
+    """Open a model of transformers; see `trueline.engines.load`."""
     place = open_device(device)
     number = _dtype(dtype, place)
     source = resolve(str(name), "language")
