@@ -109,7 +109,7 @@ def read_bytes(path: str | os.PathLike[str], what: str, *, most: int = _MOST_TEX
                 data += more
         if not is_small or len(data) > most:
             raise UnreadableError(f"it has more than {most:,} bytes")
-        if problem := foreign_encoding(data[:4]):
+        if problem := foreign_encoding(bytes(data[:4])):
             raise UnreadableError(problem)
     except (OSError, UnreadableError) as error:
         raise SettingError(

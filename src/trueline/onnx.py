@@ -21,8 +21,6 @@ TokenRows = list[list[int]]  # the token ids of several texts
 _log = logging.getLogger(__name__)
 _TOLERANCE = 1e-5  # of the largest value of a vector
 _SAMPLE = [[5, 6, 7, 8, 9, 10, 11], [12, 13], [14, 15, 16, 17]]  # what a runtime is checked on
-# An operation that the exporter does not know is the first three, a full disk an OSError.
-_ERRORS = (RuntimeError, ValueError, TypeError, OSError, ImportError)
 
 
 class Runtime:
@@ -77,11 +75,12 @@ def open_runtime(name: str, make: Callable[[], torch.nn.Module], *, pad: int) ->
         if path.exists():
             try:
                 return _checked(path, sample)
-            except (OSError, ValueError, *_runtime_errors()) as error:
+            except _errors(OSError, ValueError) as error:
                 _log.info("%s is damaged (%s) and made anew", path, error)
         _export(make(), path, sample)
         return _checked(path, sample)
-    except (*_ERRORS, *_runtime_errors()) as error:
+    except _errors(RuntimeError, ValueError, TypeError, OSError, ImportError) as error:
+        # The exporter raises one of the first three over an operation that it does not know.
         reason = (str(error).splitlines() or [""])[0]
         _warn_once(
             "the embedder runs on torch, since ONNX Runtime cannot take it over "
@@ -140,12 +139,13 @@ def _quiet_exporter() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _runtime_errors() -> tuple[type[Exception], ...]:
-    """What ONNX Runtime raises over a file it cannot use; they have no class in common."""
+def _errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
+    """These, and what ONNX Runtime raises over a file: its errors have no common class."""
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
     names = "Fail InvalidArgument InvalidGraph InvalidProtobuf NoSuchFile NotImplemented"
-    return tuple(getattr(state, name) for name in (*names.split(), "RuntimeException"))
+    own = [getattr(state, name) for name in (*names.split(), "RuntimeException")]
+    return (*others, *own)
 
 
 @cache

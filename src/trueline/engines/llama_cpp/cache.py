@@ -51,9 +51,9 @@ class _Arrays:
         first = ctypes.addressof(self._sequences)
         self._addresses = (ctypes.c_void_p * _BATCH)(*range(first, first + 4 * _BATCH, 4))
         self._outputs = (ctypes.c_int8 * _BATCH)()
-        address = ctypes.addressof
         parts = (self._positions, self._counts, self._addresses, self._outputs)
-        self._batch = Batch(0, address(self._tokens), None, *map(address, parts))
+        addresses = [ctypes.addressof(part) for part in parts]
+        self._batch = Batch(0, ctypes.addressof(self._tokens), None, *addresses)
 
     def filled(self, entries: Sequence[Entry]) -> Batch:
         for index, entry in enumerate(entries):

@@ -118,7 +118,9 @@ def find_head(
     if table is None or table.shape != (weights.vocabulary, weights.width):
         return None
     bias = tensors.get("output.bias")
-    output = torch.nn.Linear(*reversed(table.shape), bias=bias is not None, device="meta")
+    output = torch.nn.Linear(
+        weights.width, weights.vocabulary, bias=bias is not None, device="meta"
+    )
     output.weight = torch.nn.Parameter(read_tensor(weights, table), requires_grad=False)
     if bias is not None:
         output.bias = torch.nn.Parameter(read_tensor(weights, bias), requires_grad=False)
