@@ -13,10 +13,9 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from copy import deepcopy
 from pathlib import Path
-from threading import Lock
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -45,68 +44,42 @@ _NOT_IN_LOGITS = (  # settings that do not change the logits
     "initializer_range pad_token_id quantization_config torch_dtype transformers_version "
     "unk_token_id use_cache"
 ).split()
-_is_quiet: ContextVar[bool] = ContextVar("is_quiet", default=False)
-_lock = Lock()  # guards the two below
-_blocks = 0  # `quiet` blocks that run now, in all threads
-_restore: Callable[[], None]  # restores the settings that the first of them found
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
     """Make transformers log errors only and ask nothing; restore its settings afterwards.
 
-    The first block to begin changes the settings and the last to end restores them, so that
-    threads may open models at the same time. Progress bars of other threads are shown.
+    One thread at a time may be here. Progress bars of other threads are shown meanwhile. Where
+    a library does not say whether to run a folder's code, transformers asks on stdin and waits
+    for an answer; with no time to wait it refuses.
     """
-    global _blocks, _restore
-    with _lock:
-        if not _blocks:
-            _restore = _silence()
-        _blocks += 1
-    token = _is_quiet.set(True)
-    try:
-        yield
-    finally:
-        _is_quiet.reset(token)
-        with _lock:
-            _blocks -= 1
-            if not _blocks:
-                _restore()
+    with IMPORTING:
+        from transformers import dynamic_module_utils as foreign_code
+        from transformers.utils import logging
 
+        def make_bar(factory: Callable[..., Any], args: Any, options: dict[str, Any]) -> Any:
+            if get_ident() == thread:
+                return logging.EmptyTqdm(*args, **options)
+            return hook(factory, args, options) if hook else factory(*args, **options)
 
-def _silence() -> Callable[[], None]:
-    """Change the settings of transformers; a function that restores them.
-
-    Where a library does not say whether to run a folder's code, transformers asks on stdin and
-    waits for an answer; with no time to wait it refuses.
-    """
-    from transformers import dynamic_module_utils as foreign_code
-    from transformers.utils import logging
-
-    def make_bar(
-        factory: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
-    ) -> Any:
-        if _is_quiet.get():
-            return logging.EmptyTqdm(*args, **options)
-        return hook(factory, args, options) if hook else factory(*args, **options)
-
-    def restore() -> None:
-        logging.set_verbosity(level)
-        logging.set_tqdm_hook(hook)
-        foreign_code.TIME_OUT_REMOTE_CODE = patience
-
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
-    hook = logging.set_tqdm_hook(make_bar)
-    patience, foreign_code.TIME_OUT_REMOTE_CODE = foreign_code.TIME_OUT_REMOTE_CODE, 0
-    return restore
+        thread, level = get_ident(), logging.get_verbosity()
+        logging.set_verbosity_error()
+        hook = logging.set_tqdm_hook(make_bar)
+        patience, foreign_code.TIME_OUT_REMOTE_CODE = foreign_code.TIME_OUT_REMOTE_CODE, 0
+        try:
+            yield
+        finally:
+            logging.set_verbosity(level)
+            logging.set_tqdm_hook(hook)
+            foreign_code.TIME_OUT_REMOTE_CODE = patience
 
 
 def open_tokenizer(
     folder: Path, *, trust_remote_code: bool = False, **source: Any
 ) -> PreTrainedTokenizerBase:
     """Open the tokenizer of a folder, or of a GGUF file in it (`gguf_file`)."""
-    with IMPORTING, quiet():
+    with quiet():
         from transformers import AutoTokenizer
 
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
@@ -128,7 +101,7 @@ def open_model(
     options = {"trust_remote_code": bool(trust_remote_code), **source}
     config = check_folder(folder, kind, count=count, **options)
     options |= {"config": config, "dtype": dtype, "use_safetensors": True}
-    with IMPORTING, quiet():
+    with quiet():
         model, found = _auto_class(kind).from_pretrained(
             folder, output_loading_info=True, local_files_only=True, **options
         )
@@ -153,7 +126,7 @@ def check_folder(
 ) -> Any:
     """The configuration of a model, checked to be safe to open with any library."""
     count = count or check_weights(folder)
-    with IMPORTING, quiet():
+    with quiet():
         from transformers import AutoConfig
 
         config = AutoConfig.from_pretrained(
