@@ -248,15 +248,16 @@ def test_a_pickle_is_never_opened_whatever_stands_beside_it(change, kind, tmp_pa
 
 
 def test_pipes_and_devices_in_a_folder_are_not_read(model_folder, tmp_path):
-    (model_folder / "below").mkdir(exist_ok=True)
-    (model_folder / "below" / "any.json").touch()
+    base = copied(model_folder, tmp_path / "base")
+    (base / "below").mkdir()
+    (base / "below" / "any.json").touch()
     for name, make in [
         ("below/any.json", os.mkfifo),
         ("config.json", os.mkfifo),
         ("model.safetensors", os.mkfifo),
         ("tokenizer.json", lambda path: path.symlink_to("/dev/zero")),
     ]:
-        folder = copied(model_folder, tmp_path / name.replace("/", "-"))
+        folder = copied(base, tmp_path / name.replace("/", "-"))
         (folder / name).unlink()
         make(folder / name)
         with within(20), pytest.raises(ModelError, match=rf"{name} is neither"):

@@ -178,15 +178,11 @@ def resolve_gguf(name: str | Path) -> Source:
     if path.suffix == ".gguf" and not path.is_dir():
         _read_head(path)
         return Source(path.name, "language", path.parent, path)
-    packed = " or ".join(alias.name for alias in ALIASES.values() if alias.gguf_sha256)
-    if (name and path.is_dir()) or _is_hub_id(name):
-        raise ModelError(
-            f"llama.cpp reads a .gguf file, and {shown(name)} is none; convert the model with "
-            "llama.cpp's convert_hf_to_gguf.py and name the file, or open it with "
-            "engine='transformers'"
-        )
+    packed = ", ".join(alias.name for alias in ALIASES.values() if alias.gguf_sha256)
     raise UnknownModelError(
-        f"no GGUF model is called {shown(name)}; take {packed}, or a .gguf file that exists"
+        f"llama.cpp reads a .gguf file, and {shown(name)} is none; take {packed}, or convert "
+        "the model with llama.cpp's convert_hf_to_gguf.py, or open it with "
+        "engine='transformers'"
     )
 
 
