@@ -170,7 +170,7 @@ def test_of_a_window_that_is_too_long_the_end_is_embedded(embedder):
     long = "bats see well . " * 40  # of 160 words, where the embedder reads 64 tokens
     same, other = f"{long} gold does rust .", f"{long} fish rest ."
     first = embed_distinct(embedder, [same, other])
-    assert torch.equal(first[0], first[1])  # cut from the right they cannot be told apart
+    assert torch.equal(first[0], first[1])  # truncated on the right, both are the same
     last = embed_distinct(embedder, [same, other], tails=True)
     assert not torch.allclose(last[0], last[1])
     short = embed_distinct(embedder, ["gold does rust ."], tails=True)

