@@ -181,9 +181,7 @@ def cut_answers(folder, root):
     return bool(found), found[0] if found else "no word about answers cut off after 8 tokens"
 
 
-@check(
-    "6 cut keys", "test_embedders.py", "test_of_a_window_that_is_too_long_the_end_is_embedded"
-)
+@check("6 cut keys", "test_embed.py", "test_of_a_window_that_is_too_long_the_end_is_embedded")
 def cut_keys(folder, root):
     """Of a key that is too long the end counts."""
     texts = [f"{'the long beginning of it ' * 200} {end}" for end in ("bats see", "gold")]

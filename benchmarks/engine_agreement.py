@@ -94,7 +94,7 @@ def _states(lm, answers):
     for answer in answers:
         reading = lm.start(states=True)
         first = reading.join([answer.prompt]).hidden
-        parts.append(torch.cat([first, reading.read_on([answer.tokens[:-1]]).hidden[0]]))
+        parts.append(torch.cat([first, reading.extend_many([answer.tokens[:-1]]).hidden[0]]))
     return torch.cat(parts)  # (tokens, d)
 
 

@@ -13,7 +13,7 @@ from measure import SEED, interleaved, model, rate, rss, space, with_entries
 
 import trueline as tl
 from trueline import search
-from trueline.embed import Tokenized, load_embedder
+from trueline.embed import load_embedder
 from trueline.examples import read_examples
 from trueline.prompts import Prompt
 from trueline.rad.retrieve import open_retriever
@@ -94,8 +94,8 @@ def _one_by_one(examples, embedder, at_once):
             ends = range(len(asked), len(tokens) + 1)
             windows = lm.decode_all([tokens[end - 8 : end] for end in ends])
             for start in range(0, len(windows), at_once(windows)):
-                rows = embedder.tokenize(windows[start : start + at_once(windows)]).rows
-                embedder.embed_tokenized(Tokenized(rows))  # by torch, as the paper has it
+                rows = embedder.tokenize(windows[start : start + at_once(windows)])
+                embedder.embed_by_torch(rows)  # by torch, as the paper has it
 
 
 def growth(quick):

@@ -111,7 +111,8 @@ def fill_home(home: Path) -> None:
     embedder.open()  # exporting takes longer than most tests: it is kept outside this cache
     if (kept := runtime_path(embedder.hash)).exists():
         (home / "runtimes").mkdir()
-        shutil.copy(kept, home / "runtimes")
+        for path in (kept, kept.with_suffix(".npy")):
+            shutil.copy(path, home / "runtimes")
 
 
 @pytest.fixture(scope="session")

@@ -103,7 +103,7 @@ def alone(parts, tmp_path_factory):
 
 
 def workers_of(parent: int) -> list[int]:
-    """The processes of Ray Data's workers, in the cluster that a process has started."""
+    """The processes of the workers, in the cluster that a process has started."""
     children: dict[int, list[tuple[int, bytes]]] = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -115,7 +115,7 @@ def workers_of(parent: int) -> list[int]:
             continue
     raylets = [pid for pid, _ in children.get(parent, ())]
     found = [one for raylet in raylets for one in children.get(raylet, ())]
-    return [pid for pid, command in found if command.startswith(b"ray::MapWorker")]
+    return [pid for pid, command in found if command.startswith(b"ray::_Worker")]
 
 
 @pytest.mark.parametrize("address", ["", "spark", "host", "ray://host:10001", "host:port"])
@@ -216,10 +216,10 @@ def test_cells_that_would_be_others_are_refused(table, monkeypatch):
 def test_a_build_on_ray_has_the_bytes_of_one_alone_though_a_worker_is_killed(
     ray, parts, alone, tmp_path
 ):
-    told, killed = [], []
+    calls, killed = [], []
 
     def tell(done, total):
-        told.append((done, total))
+        calls.append((done, total))
         if done > total // 4 and not killed:
             killed.append(workers_of(os.getpid())[0])
             os.kill(killed[0], signal.SIGKILL)
@@ -227,31 +227,31 @@ def test_a_build_on_ray_has_the_bytes_of_one_alone_though_a_worker_is_killed(
     made(parts, tmp_path / "s", on=Cluster(workers=2), progress=tell)
     assert killed
     assert files(tmp_path / "s") == alone
-    assert [done for done, _ in told] == sorted({done for done, _ in told} | {0})
-    assert told[-1][0] == told[-1][1]
+    assert [done for done, _ in calls] == sorted({done for done, _ in calls} | {0})
+    assert calls[-1][0] == calls[-1][1]
 
 
 @pytest.mark.slow
 def test_a_build_outlives_its_killed_driver(ray, parts, alone, tmp_path):
     """The first driver is the command, on the address of the cluster; the second is alone."""
-    folder, told = tmp_path / "s", tmp_path / "stderr"
+    folder, log = tmp_path / "s", tmp_path / "stderr"
     (tmp_path / "examples.jsonl").write_text("".join(to_lines(EXAMPLES)), "utf-8")
     options = {"--model": parts / "model", "--embedder": parts / "embedder", "--context": 4}
     options |= {"--on": ray.get_runtime_context().gcs_address, "--workers": 1, "--out": folder}
     given = [str(word) for option in options.items() for word in option]
     command = [sys.executable, "-m", "trueline", "build", str(tmp_path / "examples.jsonl")]
-    with told.open("wb") as stderr:
+    with log.open("wb") as stderr:
         driver = subprocess.Popen([*command, "--wrong", *given], stderr=stderr)
         try:
             deadline = time.monotonic() + 120
             while len(kept := list(folder.glob(".trueline/work-*/entries-*.safetensors"))) < 3:
-                assert driver.poll() is None, told.read_text()
+                assert driver.poll() is None, log.read_text()
                 assert time.monotonic() < deadline, "the driver has made nothing"
                 time.sleep(0.01)
         finally:
             driver.kill()
             driver.wait()
-    assert re.search(r"building: [\d,]+ of [\d,]+ entries", told.read_text())
+    assert re.search(r"building: [\d,]+ of [\d,]+ entries", log.read_text())
     assert not (folder / "space.json").exists()
     begun = {path: path.stat().st_mtime_ns for path in kept}
     seen = []

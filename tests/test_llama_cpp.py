@@ -20,7 +20,7 @@ from trueline.engines.llama_cpp import library as libraries
 from trueline.engines.llama_cpp import model as heads
 from trueline.engines.llama_cpp.tokenizer import render_chat
 from trueline.engines.models import ALIASES
-from trueline.errors import MissingExtraError, ModelError, SettingError, SpaceMismatchError
+from trueline.errors import MissingExtraError, ModelError, SettingError
 from trueline.types import Sampling
 
 if not util.find_spec("xllamacpp"):
@@ -60,8 +60,8 @@ def contexts(reference):
     return [reference.encode(text, special=True) for text in tiny.TEXTS]
 
 
-def logits(reading, *rows):
-    return reading.join(rows).logits
+def logits(cache, *rows):
+    return cache.join(rows).logits
 
 
 def test_its_tokens_and_texts_are_those_of_transformers(lm, reference):
@@ -118,7 +118,7 @@ def test_a_chat_template_is_written_as_transformers_writes_it(template, referenc
     assert render_chat(template, messages, True, {"bos_token": "<bos>"}) == expected
 
 
-def test_a_template_that_cannot_be_read_or_that_refuses_is_told(lm):
+def test_a_template_that_cannot_be_read_or_that_refuses_is_an_error(lm):
     with pytest.raises(SettingError, match="cannot be read"):
         render_chat("{% for %}", [], True, {})
     with pytest.raises(SettingError, match="no system line"):
@@ -146,20 +146,20 @@ def test_it_picks_other_tokens_than_transformers_only_at_near_ties(lm, reference
     near = 0
     for question in tiny.QUESTIONS:
         answer = tl.generate(reference, tl.Greedy(), question, max_new_tokens=24)
-        reading = lm.start()
-        own = logits(reading, tl.Prompt().encode(question, lm.tokenizer))[0]
+        cache = lm.start()
+        own = logits(cache, tl.Prompt().encode(question, lm.tokenizer))[0]
         for token in answer.token_ids:
             if int(own.argmax()) != token:
                 assert own.max() - own[token] < NEAR
                 near += 1
-            own = reading.extend([token]).logits[0]
+            own = cache.extend([token]).logits[0]
     assert near <= 3
 
 
 def test_equal_rows_are_equal_to_the_bit(lm, contexts):
-    reading = lm.start()
+    cache = lm.start()
     for _ in range(5):
-        rows = reading.extend([7, 7, 7]) if reading.rows else reading.join([contexts[1]] * 3)
+        rows = cache.extend([7, 7, 7]) if cache.rows else cache.join([contexts[1]] * 3)
         assert torch.equal(rows.logits[0], rows.logits[1])
         assert torch.equal(rows.logits[0], rows.logits[2])
 
@@ -169,18 +169,18 @@ def moved_by_others(lm, texts, steps):
 
     Two rows begin; the eldest leaves and another joins, in gaps that rows have left.
     """
-    reading = lm.start()
-    found = {number: [row] for number, row in enumerate(logits(reading, *texts[:2]))}
-    caches, live = list(reading._held), [0, 1]
+    cache = lm.start()
+    found = {number: [row] for number, row in enumerate(logits(cache, *texts[:2]))}
+    caches, live = list(cache._held), [0, 1]
     for step in range(1, steps + 1):
-        rows = reading.extend([5 + len(found[number]) for number in live]).logits.clone()
+        rows = cache.extend([5 + len(found[number]) for number in live]).logits.clone()
         for number, row in zip(live, rows, strict=True):
             found[number].append(row)
         if step % (steps // 4) == 0 and len(found) < len(texts):
-            reading.keep(range(1, len(live)))
+            cache.keep(range(1, len(live)))
             live = [*live[1:], len(found)]
-            found[live[-1]] = [logits(reading, texts[live[-1]])[0]]
-        caches += [one for one in reading._held if one not in caches]
+            found[live[-1]] = [logits(cache, texts[live[-1]])[0]]
+        caches += [one for one in cache._held if one not in caches]
     moves = []
     for number, rows in found.items():
         alone = lm.start()
@@ -251,30 +251,30 @@ def test_packed_continuations_are_what_each_is_alone(packed, contexts):
     many = packed.start()
     many.join([start])
     many.keep([0] * len(after))
-    found = many.read_on(after).logits
+    found = many.extend_many(after).logits
     for row, tokens in zip(found, after):
         alone = packed.start()
         alone.join([start])
-        assert torch.equal(alone.read_on([tokens]).logits[0], row[: len(tokens)])
+        assert torch.equal(alone.extend_many([tokens]).logits[0], row[: len(tokens)])
 
 
 def test_a_batch_of_packed_weights_gives_each_question_its_logits_alone(packed):
-    asked = [*tiny.QUESTIONS, *(f"{one} Say why." for one in tiny.QUESTIONS)][:12]
-    asked += asked[:2]
+    questions = [*tiny.QUESTIONS, *(f"{one} Say why." for one in tiny.QUESTIONS)][:12]
+    questions += questions[:2]
     options = {"max_new_tokens": 6, "trace": True}
-    many = tl.generate(packed, tl.Greedy(), asked, batch_size=16, **options)
-    for question, answer in zip(asked, many, strict=True):
+    many = tl.generate(packed, tl.Greedy(), questions, batch_size=16, **options)
+    for question, answer in zip(questions, many, strict=True):
         assert tl.generate(packed, tl.Greedy(), question, **options).trace == answer.trace
 
 
 def test_what_looks_into_a_cache_keeps_its_model(file, contexts):
     """Or the model would be freed first, with a cache that refers to it."""
     lm = tl.load(file, engine="llama.cpp")
-    reading = lm.start()
-    reading.join([contexts[0]])
-    last = reading.extend([7])
+    cache = lm.start()
+    cache.join([contexts[0]])
+    last = cache.extend([7])
     weights = weakref.ref(lm.pool._weights)
-    del lm, reading
+    del lm, cache
     gc.collect()
     assert weights() is not None
     del last
@@ -283,12 +283,12 @@ def test_what_looks_into_a_cache_keeps_its_model(file, contexts):
 
 
 def test_a_row_kept_twice_goes_on_as_two(lm, contexts):
-    reading = lm.start()
-    reading.join([contexts[0], contexts[3]])
-    reading.keep([1, 0, 1])
-    first = reading.extend([8, 8, 8]).logits.clone()
+    cache = lm.start()
+    cache.join([contexts[0], contexts[3]])
+    cache.keep([1, 0, 1])
+    first = cache.extend([8, 8, 8]).logits.clone()
     assert torch.equal(first[0], first[2])
-    second = reading.extend([9, 9, 10]).logits
+    second = cache.extend([9, 9, 10]).logits
     expected = logits(
         lm.start(), [*contexts[3], 8, 9], [*contexts[0], 8, 9], [*contexts[3], 8, 10]
     )
@@ -309,24 +309,24 @@ def test_a_cache_that_grows_goes_on_to_the_bit(file, contexts):
     for cells in (512, 16_384):  # the first has to be moved twice, the second never
         lm = tl.load(file, engine="llama.cpp")
         lm.pool.give_back(lm.pool.take(cells, 1))
-        reading = lm.start()
-        rows = [reading.join([texts[0][:100]]).logits]
-        assert reading._held[0].cells == cells
-        reading.join([text[:300] for text in texts[1:]])
+        cache = lm.start()
+        rows = [cache.join([texts[0][:100]]).logits]
+        assert cache._held[0].cells == cells
+        cache.join([text[:300] for text in texts[1:]])
         for token in texts[0][100:140]:
-            rows.append(reading.extend([token] * 3).logits.clone())
-        reading.join([texts[2]])
-        rows.append(reading.extend([5, 6, 7, 8]).logits.clone())
+            rows.append(cache.extend([token] * 3).logits.clone())
+        cache.join([texts[2]])
+        rows.append(cache.extend([5, 6, 7, 8]).logits.clone())
         found.append(torch.cat(rows))
-        assert reading._held[0].cells == (2048 if cells == 512 else cells)
+        assert cache._held[0].cells == (2048 if cells == 512 else cells)
     assert torch.equal(*found)
 
 
-def test_a_cache_is_handed_to_the_next_reading(lm, contexts):
-    reading = lm.start()
-    first = logits(reading, contexts[2])
-    context = reading._held[0]
-    del reading
+def test_a_cache_is_used_again(lm, contexts):
+    cache = lm.start()
+    first = logits(cache, contexts[2])
+    context = cache._held[0]
+    del cache
     again = lm.start()
     assert torch.equal(logits(again, contexts[2]), first)
     assert again._held[0] is context
@@ -334,15 +334,15 @@ def test_a_cache_is_handed_to_the_next_reading(lm, contexts):
 
 def test_what_a_step_gives_stands_in_its_memory_which_lives_as_long(file, contexts):
     lm = tl.load(file, engine="llama.cpp")
-    reading = lm.start()
-    reading.join([contexts[2]])
-    first = reading.extend([7]).logits
+    cache = lm.start()
+    cache.join([contexts[2]])
+    first = cache.extend([7]).logits
     kept = first.clone()
-    second = reading.extend([8]).logits
+    second = cache.extend([8]).logits
     assert second.data_ptr() == first.data_ptr()  # no copy is made of 49,152 numbers
     assert not torch.equal(second, kept)
-    expected, memory = second.clone(), weakref.ref(reading._held[0].pointer)
-    del reading, lm, first
+    expected, memory = second.clone(), weakref.ref(cache._held[0].pointer)
+    del cache, lm, first
     gc.collect()
     assert torch.equal(second, expected)
     assert memory() is not None
@@ -352,11 +352,11 @@ def test_what_a_step_gives_stands_in_its_memory_which_lives_as_long(file, contex
 
 def test_a_request_that_joins_leaves_the_running_one_its_own_logits(lm):
     options = Sampling(max_new_tokens=8)
-    asked = tiny.QUESTIONS[:3]
-    alone = [tl.generate(lm, tl.Greedy(), one, max_new_tokens=8).token_ids for one in asked]
-    assert len(set(alone)) == len(asked)
+    questions = tiny.QUESTIONS[:3]
+    alone = [tl.generate(lm, tl.Greedy(), one, max_new_tokens=8).token_ids for one in questions]
+    assert len(set(alone)) == len(questions)
     decoding, found = Decoding(lm, max_rows=3), {}
-    for question in asked:  # each joins behind a step of those before it
+    for question in questions:  # each joins after a step of those before it
         decoding.submit(make_request(lm, tl.Greedy(), question, options))
         found |= {row.ticket: row for row in decoding.step()}
     while not decoding.is_idle:
@@ -364,17 +364,17 @@ def test_a_request_that_joins_leaves_the_running_one_its_own_logits(lm):
     assert [tuple(row.tokens) for row in found.values()] == alone
 
 
-def test_reading_on_is_reading_token_by_token(lm, contexts):
+def test_a_whole_continuation_is_read_as_token_by_token(lm, contexts):
     after = [[5, 6, 7], [8], []]
     whole = lm.start()
     whole.join(contexts[:3])
-    found = whole.read_on(after).logits
+    found = whole.extend_many(after).logits
     assert found.shape == (3, 3, lm.vocabulary)
     for row, tokens in enumerate(after):
-        reading = lm.start()
-        reading.join([contexts[row]])
+        cache = lm.start()
+        cache.join([contexts[row]])
         for step, token in enumerate(tokens):
-            assert (reading.extend([token]).logits[0] - found[row, step]).abs().max() < NEAR
+            assert (cache.extend([token]).logits[0] - found[row, step]).abs().max() < NEAR
 
 
 def test_more_candidates_than_sequences_are_scored(lm):
@@ -406,13 +406,13 @@ def test_a_batch_gives_what_each_question_gets_alone_and_streams_the_same(
 def test_a_corrective_space_serves_it_as_it_is(lm, reference, examples, embedder):
     space = tl.build(None, examples, embedder=embedder)
     method = tl.Corrective(space, threshold=0.0)
-    told = [
+    answers = [
         tl.generate(engine, method, examples[1].question, max_new_tokens=24)
         for engine in (lm, reference)
     ]
-    assert told[0].text == told[1].text
-    assert told[0].text in [text for one in examples for text in one.answers]
-    assert told[0].sources[0].example == told[1].sources[0].example
+    assert answers[0].text == answers[1].text
+    assert answers[0].text in [text for one in examples for text in one.answers]
+    assert answers[0].sources[0].example == answers[1].sources[0].example
 
 
 def test_its_head_gives_its_logits_of_its_states(lm, reference, contexts):
@@ -432,9 +432,9 @@ def test_a_head_is_found_by_the_form_that_gives_its_logits(lm, contexts):
     scaled = replace(lm.weights.header, settings={**lm.weights.header.settings})
     scaled.settings.update({"llama.logit_scale": 4.0, "llama.final_logit_softcapping": 2.0})
     weights = type("Stand", (), {**vars(lm.weights), "header": scaled})
-    assert heads.find_head(weights, hidden, own).scale == 1.0
-    assert heads.find_head(weights, hidden, own * 4).scale == 4.0
-    assert heads.find_head(weights, hidden, own / 4).scale == 0.25
+    for given, multiplier, divisor in [(own, 1, 1), (own * 4, 4, 1), (own / 4, 1, 4)]:
+        head = heads.find_head(weights, hidden, given)
+        assert (head.multiplier, head.divisor) == (multiplier, divisor)
     capped = heads.find_head(weights, hidden, torch.tanh(own / 2) * 2)
     assert (capped.cap, capped.is_linear) == (2.0, False)
     assert heads.find_head(weights, hidden, own.flip(1)) is None
@@ -498,7 +498,7 @@ def test_an_alias_is_opened_from_its_own_gguf_and_nothing_is_converted(
     folder.mkdir(parents=True)
     (folder / "model.gguf").symlink_to(file)
     (folder / "source.json").write_text(json.dumps(alias.facts), "utf-8")
-    monkeypatch.setattr(sources, "convert_gguf", None)
+    monkeypatch.setattr(sources, "_convert", None)
     lm = tl.load(alias.name, engine="llama.cpp")
     assert lm.id == alias.name
     assert not alias.folder.exists()
@@ -518,13 +518,13 @@ def test_no_model_of_torch_is_opened(file):
 def test_the_command_line_opens_it_by_option_or_variable(file, tiny_home, monkeypatch):
     from test_cli import run
 
-    asked = ["ask", "--model", str(file), "--method", "greedy", "Is air gold?"]
-    first = run(*asked, "--engine", "llama.cpp")
+    command = ["ask", "--model", str(file), "--method", "greedy", "Is air gold?"]
+    first = run(*command, "--engine", "llama.cpp")
     monkeypatch.setenv("TRUELINE_ENGINE", "llama.cpp")
-    second = run(*asked)
+    second = run(*command)
     assert (first.code, second.code) == (0, 0), first.err + second.err
     assert first.out == second.out != ""
-    refused = run(*asked, "--engine", "nothing")
+    refused = run(*command, "--engine", "nothing")
     assert refused.code
     assert "llama.cpp" in refused.err
 
@@ -541,42 +541,41 @@ def test_a_plan_opens_it(file, tiny_home, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"dtype": "bfloat16"}, "read as it is packed"),
         ({"device": "cuda"}, "runs on the CPU"),
     ],
 )
-def test_options_of_other_engines_are_refused(file, options, told):
-    with pytest.raises(SettingError, match=told):
+def test_options_of_other_engines_are_refused(file, options, message):
+    with pytest.raises(SettingError, match=message):
         tl.load(file, engine="llama.cpp", **options)
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("owner/name", r"llama\.cpp reads a \.gguf file"),
         (".", r"convert_hf_to_gguf"),
         ("missing.gguf", "cannot be opened"),
-        ("nothing-like-it", "no GGUF model is called"),
-        ("all-minilm-l6-v2", "no GGUF model is called"),
+        ("all-minilm-l6-v2", "take smollm2-135m, "),
     ],
 )
-def test_what_is_no_gguf_file_is_refused(name, told):
-    with pytest.raises(ModelError, match=told):
+def test_a_name_that_is_not_a_gguf_file_is_refused(name, message):
+    with pytest.raises(ModelError, match=message):
         tl.load(name, engine="llama.cpp")
 
 
 def changed_number(data, key, number, form="<I"):
     import struct
 
-    at = data.index(key.encode()) + len(key) + 4  # behind the type
+    at = data.index(key.encode()) + len(key) + 4  # after the type
     packed = struct.pack(form, number)
     return data[:at] + packed + data[at + len(packed) :]
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda data: data[: len(data) // 2], "llama.cpp cannot open|cut short"),
         (lambda data: data[:60], "cut short or damaged"),
@@ -591,9 +590,9 @@ def changed_number(data, key, number, form="<I"):
         ),
     ],
 )
-def test_a_damaged_file_is_refused_and_the_process_lives(change, told, file, tmp_path):
+def test_a_damaged_file_is_refused_and_the_process_lives(change, message, file, tmp_path):
     (tmp_path / "theirs.gguf").write_bytes(change(file.read_bytes()))
-    with pytest.raises(ModelError, match=told):
+    with pytest.raises(ModelError, match=message):
         tl.load(tmp_path / "theirs.gguf", engine="llama.cpp")
 
 
@@ -623,7 +622,7 @@ def test_another_version_is_refused_before_it_is_called(fresh_library, file):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda own: replace(own, llama_version="9.9"), "calls itself .*, not 9.9"),
         (
@@ -646,10 +645,10 @@ def test_another_version_is_refused_before_it_is_called(fresh_library, file):
     ],
 )
 def test_a_library_that_is_laid_out_in_another_way_is_refused(
-    change, told, fresh_library, file
+    change, message, fresh_library, file
 ):
     fresh_library.setattr(libraries, "BUILD", change(libraries.BUILD))
-    with pytest.raises(ModelError, match=told):
+    with pytest.raises(ModelError, match=message):
         tl.load(file, engine="llama.cpp")
 
 

@@ -24,8 +24,8 @@ def corrective():
 
 
 @pytest.mark.real
-def test_smollm2_cuts_texts_as_transformers_does(lm, smol):
-    """Known to differ: blanks before digits, and signs that are numbers, as ½."""
+def test_smollm2_is_tokenized_as_in_transformers(lm, smol):
+    """Known to differ: spaces before digits, and signs that are numbers, such as ½."""
     examples = read_examples("facts")
     texts = [
         text for one in examples for text in (one.question, *one.answers, *one.wrong_answers)
@@ -49,7 +49,7 @@ def test_smollm2_cuts_texts_as_transformers_does(lm, smol):
 
 
 @pytest.mark.real
-def test_smollm2_tells_a_verified_answer(lm, corrective):
+def test_smollm2_gives_a_verified_answer(lm, corrective):
     example = read_examples("facts:ground")[0]
     answer = tl.generate(lm, corrective, example.question)
     assert answer.sources[0].example == example.id
@@ -89,10 +89,10 @@ def _long_and_short(lm, lengths):
 
 @pytest.mark.real
 def test_a_batch_of_smollm2_gives_each_question_the_answer_it_gets_alone(lm, corrective):
-    asked = [example.question for example in read_examples("facts:ground")[:3]]
-    asked += ["How do I boil an egg?", "Which language do people speak in Australia?"]
+    questions = [example.question for example in read_examples("facts:ground")[:3]]
+    questions += ["How do I boil an egg?", "Which language do people speak in Australia?"]
     for method in (tl.Greedy(), corrective):
-        many = tl.generate(lm, method, asked, max_new_tokens=20, batch_size=4)
-        for question, answer in zip(asked, many, strict=True):
+        many = tl.generate(lm, method, questions, max_new_tokens=20, batch_size=4)
+        for question, answer in zip(questions, many, strict=True):
             alone = tl.generate(lm, method, question, max_new_tokens=20)
             assert alone.token_ids == answer.token_ids

@@ -1,8 +1,8 @@
-"""A function and units of work -> their results, made by the workers of a Ray cluster.
+"""Map a function over units of work on the workers of a Ray cluster.
 
-`Cluster.map` stands where `map` stands on one machine: the same results in the same order. The
+`Cluster.map` gives what `map` gives on one machine: the same results in the same order. The
 function is pickled once and opened once by every worker; units and results travel with Ray, so
-that the machines need no folder in common.
+that the machines need no common folder.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import pickle
 import socket
 import sys
-import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -22,24 +22,23 @@ from trueline.settings import Between, check_values
 from trueline.text import shown
 
 HERE = "ray"  # a new cluster on this machine
-# What computes: another version of one of these may give other numbers.
+# Another version of one of these may compute other numbers.
 _PACKAGES = ("trueline", "torch", "transformers", "tokenizers", "numpy", "onnxruntime")
-_LEFT = 0.1  # of a CPU, by which a worker asks for less: Ray Data needs some for itself
-_STARTS = 3  # of a cluster here: Ray gives a node of a busy machine up after 15 seconds
+_STARTS = 3  # of a cluster here: on a busy machine Ray gives up after 15 seconds
 _PATIENCE = 10.0  # seconds for a cluster elsewhere to answer
-_RETRIES = 4  # how often a unit is tried again after its worker died
-_BLOCKS = 4096  # in which the units are handed out: each costs this process milliseconds
+_RETRIES = 4  # of a unit whose worker died
+_AHEAD = 2  # units at a worker: one that runs, and one that waits so that no worker is idle
 
-Run = Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[Any]]  # what `map` does
+Run = Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[Any]]  # the type of `map`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """A Ray cluster, and how much of it is taken.
+    """A Ray cluster, and how much of it to use.
 
-    `ray` is one of this machine alone, for as long as the program runs. HOST:PORT is one that
+    `ray` is a cluster of this machine, for as long as the program runs. HOST:PORT is one that
     `ray start` made and that this machine has joined. A program that is connected to a cluster
-    already stays with that.
+    already uses that.
     """
 
     address: str = HERE
@@ -48,8 +47,7 @@ class Cluster:
     gpus: Annotated[int, Between(0)] = 0  # of each worker
 
     def __post_init__(self) -> None:
-        given = {name: getattr(self, name) for name in self.__slots__}
-        check_values(Cluster, given)
+        check_values(Cluster, {name: getattr(self, name) for name in self.__slots__})
         host, _, port = self.address.rpartition(":")
         if self.address != HERE and ("/" in host or not host or not port.isdecimal()):
             raise SettingError(
@@ -59,15 +57,15 @@ class Cluster:
             )
 
     def map(self, function: Callable[[Any], Any], units: Sequence[Any]) -> Iterator[Any]:
-        """The result of every unit, in the order of the units, as soon as it is there.
+        """The result of every unit, in the order of the units.
 
-        A worker that dies is replaced, and what it had not finished is done again. An error of
-        the tree of TruelineError in a worker is raised here.
+        A worker that dies is restarted, and its unfinished units are computed again. A
+        TruelineError in a worker is raised here.
         """
         if len(units) < 2:  # not worth a cluster
             yield from map(function, units)
             return
-        pickled = pickle.dumps(function)  # what cannot be opened elsewhere shows here
+        pickled = pickle.dumps(function)  # before a cluster starts: it may fail
         for kind, where, content in self._outcomes(self._connect(), pickled, units):
             if kind == "versions":
                 raise ClusterError(_version_problem(where, content, _versions(_PACKAGES)))
@@ -78,133 +76,101 @@ class Cluster:
     def _outcomes(
         self, ray: Any, function: bytes, units: Sequence[Any]
     ) -> Iterator[tuple[str, str, Any]]:
-        """What came of every unit: a kind of outcome, the machine, and the outcome."""
-        dead = (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError)
+        """Per unit a kind of outcome, the address of the machine, and the outcome."""
+        count = min(self._count_workers(ray), len(units))
+        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # see _Worker
+        options = {"num_cpus": self.threads, "num_gpus": self.gpus}
+        options |= {"max_restarts": -1, "max_task_retries": _RETRIES}
+        make = ray.remote(**options)(_Worker).remote
+        # Not an argument of the constructor: Ray loses large ones when it restarts a worker.
+        shared = ray.put(function)
+        free = [make(_versions(_PACKAGES), self.threads) for _ in range(count)] * _AHEAD
+        running, ordered = dict[Any, Any](), deque[Any]()
         try:
-            for row in self._dataset(ray, function, units).iter_rows():
-                yield pickle.loads(row["outcome"])
-        except dead as error:
+            for unit in units:
+                ordered.append(free[0].run.remote(shared, pickle.dumps(unit)))
+                running[ordered[-1]] = free.pop(0)
+                while not free:
+                    for done in ray.wait(list(running))[0]:
+                        free.append(running.pop(done))
+                    while ordered and ordered[0] not in running:
+                        yield pickle.loads(ray.get(ordered.popleft()))
+            while ordered:
+                yield pickle.loads(ray.get(ordered.popleft()))
+        except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError) as error:
             raise ClusterError(
                 f"{_RETRIES + 1} workers in turn have ended at the same work "
                 f"({_first_line(error)}); they may want memory: take fewer workers, and run "
                 "the same again to go on"
             ) from error
+        finally:  # a worker without a handle ends after its units; killing it prints an error
+            free.clear()
+            running.clear()
 
     def _connect(self) -> Any:
         """Ray, connected to the cluster."""
         ray = import_extra("ray", "--on ray", "ray")
-        import_extra("ray.data", "--on ray", "ray")
-        logging.getLogger("ray.data").setLevel(logging.ERROR)
         if ray.is_initialized():
             return ray
         options: dict[str, Any] = {"address": self.address}
-        if self.address == HERE:
-            options = {"address": "local", "include_dashboard": False}
-        # Ray would tell its makers that it is used; who wants that sets this.
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        problems: list[Exception] = []
-        try:
-            self._reach()
-        except OSError as error:
-            raise self._no_cluster(error) from error
-        for _ in range(_STARTS if self.address == HERE else 1):
-            try:
-                ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
-                return ray
-            except Exception as error:  # Ray has no narrower one for a node that does not start
-                problems.append(error)
-                ray.shutdown()
-        raise self._no_cluster(problems[-1]) from problems[-1]
-
-    def _reach(self) -> None:
-        """Find out whether anything listens at the address: Ray would wait for a minute."""
-        if self.address != HERE:
-            host, _, port = self.address.rpartition(":")
-            socket.create_connection((host, int(port)), timeout=_PATIENCE).close()
-
-    def _no_cluster(self, problem: Exception) -> ClusterError:
-        """What to say where no cluster is to be had."""
         step = (
             "see that the cluster is up and that this machine has joined it (`ray start "
             "--address=HOST:PORT`), or work on this machine alone with `ray`"
         )
         if self.address == HERE:
+            options = {"address": "local", "include_dashboard": False}
             step = "the machine may be too busy, or without memory: run the same again later"
-        return ClusterError(
-            f"no Ray cluster can be had at {self.address} ({_first_line(problem)}); {step}"
-        )
+        # Ray would report its use to its makers; users who want that set this.
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        for left in reversed(range(_STARTS if self.address == HERE else 1)):
+            try:
+                if self.address != HERE:  # without a listener there Ray would wait a minute
+                    host, _, port = self.address.rpartition(":")
+                    socket.create_connection((host, int(port)), timeout=_PATIENCE).close()
+                ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+                break
+            except Exception as error:  # Ray has no narrower one for a node that does not start
+                ray.shutdown()
+                if not left:
+                    raise ClusterError(
+                        f"no Ray cluster can be had at {self.address} "
+                        f"({_first_line(error)}); {step}"
+                    ) from error
+        return ray
 
-    def _dataset(self, ray: Any, function: bytes, units: Sequence[Any]) -> Any:
-        """The units as a dataset of their outcomes, nothing of which has run yet."""
-        import pyarrow
-
-        data = ray.data
-        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # see _Worker
-        context = data.DataContext.get_current().copy()
-        context.enable_progress_bars = False
-        context.execution_options.preserve_order = True
-        size = -(-len(units) // _BLOCKS)
-        pickled = [pickle.dumps(unit) for unit in units]
-        tables = [
-            pyarrow.table(
-                {"unit": pyarrow.array(pickled[start : start + size], pyarrow.large_binary())}
-            )
-            for start in range(0, len(pickled), size)
-        ]
-        with data.DataContext.current(context), warnings.catch_warnings():
-            # Ray 2.64 is to take other arguments by name; it names none yet for the retries.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            return data.from_blocks(tables).map_batches(
-                _Worker,
-                fn_constructor_args=(function, _versions(_PACKAGES), self.threads),
-                compute=data.ActorPoolStrategy(size=self._size(ray, len(tables))),
-                batch_format="pyarrow",
-                batch_size=1,
-                num_cpus=self.threads - _LEFT,
-                num_gpus=self.gpus,
-                max_task_retries=_RETRIES,
-            )
-
-    def _size(self, ray: Any, blocks: int) -> int:
-        """How many workers there are to be."""
-        there = ray.cluster_resources()
-        room = int(there.get("CPU", 0) // self.threads)
+    def _count_workers(self, ray: Any) -> int:
+        resources = ray.cluster_resources()
+        room = int(resources.get("CPU", 0) // self.threads)
         if self.gpus:
-            room = min(room, int(there.get("GPU", 0) // self.gpus))
-        wanted = self.workers or room
-        if not 1 <= wanted <= room:
+            room = min(room, int(resources.get("GPU", 0) // self.gpus))
+        count = self.workers or room
+        if not 1 <= count <= room:
             raise ClusterError(
                 f"the Ray cluster has room for {room} workers of {self.threads} CPUs"
-                f"{f' and {self.gpus} GPUs' if self.gpus else ''}, and {max(wanted, 1)} are "
+                f"{f' and {self.gpus} GPUs' if self.gpus else ''}, and {max(count, 1)} are "
                 "wanted; ask for fewer, or add machines to it"
             )
-        return min(wanted, blocks)
+        return count
 
 
 class _Worker:
-    """What Ray runs in its processes.
+    """An actor of Ray.
 
-    It is pickled whole, and imports nothing of trueline before the versions are known to be
-    the same: so it can tell what is wrong where trueline is another one or none.
+    It is pickled with its code, and imports trueline only when the versions are known to be
+    the same: so it can report what is wrong where trueline is another version or missing.
     """
 
-    def __init__(self, function: bytes, versions: dict[str, str], threads: int) -> None:
-        self.pickled, self.versions, self.threads = function, versions, threads
+    def __init__(self, versions: dict[str, str], threads: int) -> None:
+        self.versions, self.threads = versions, threads
         self.function: Callable[[Any], Any] | None = None
 
-    def __call__(self, table: Any) -> Any:
-        import pyarrow
-
-        found = [pickle.dumps(self._outcome(unit.as_py())) for unit in table["unit"]]
-        return pyarrow.table({"outcome": pyarrow.array(found, pyarrow.large_binary())})
-
-    def _outcome(self, unit: bytes) -> tuple[str, str, Any]:
-        """What came of a unit (a result, an error, other versions), on which machine."""
+    def run(self, function: bytes, unit: bytes) -> bytes:
+        """The pickled outcome: a result, an error or other versions, and the machine."""
         import ray
 
         where = ray.util.get_node_ip_address()
         if self.function is None and (found := _versions(self.versions)) != self.versions:
-            return "versions", where, found
+            return pickle.dumps(("versions", where, found))
         from trueline.errors import TruelineError
 
         try:
@@ -212,15 +178,15 @@ class _Worker:
                 import torch
 
                 torch.set_num_threads(self.threads)
-                self.function = pickle.loads(self.pickled)
-            return "result", where, self.function(pickle.loads(unit))
+                self.function = pickle.loads(function)
+            return pickle.dumps(("result", where, self.function(pickle.loads(unit))))
         except TruelineError as error:
-            return "error", where, error
+            return pickle.dumps(("error", where, error))
 
 
 def _versions(names: Iterable[str]) -> dict[str, str]:
-    """The installed version of each package; empty where it is not there."""
-    from importlib.metadata import PackageNotFoundError, version  # where the worker is
+    """The installed version of each package; empty if it is missing."""
+    from importlib.metadata import PackageNotFoundError, version  # of the worker's machine
 
     found = {}
     for name in names:
@@ -232,7 +198,6 @@ def _versions(names: Iterable[str]) -> dict[str, str]:
 
 
 def _version_problem(where: str, there: dict[str, str], here: dict[str, str]) -> str:
-    """What is installed otherwise on a worker, and what to do."""
     parts = [
         f"{name} is {there[name] or 'missing'} there and {here[name] or 'missing'} here"
         for name in here

@@ -1,10 +1,9 @@
-"""What an embedder is, and how texts with repeats are embedded: texts -> unit vectors."""
+"""From texts to unit vectors: a sentence encoder, or the mean of static word vectors."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -14,46 +13,43 @@ from typing import Any, Protocol
 import torch
 from tokenizers import Tokenizer
 
-from trueline.engines import DEFAULT_EMBEDDER, lasting_name, open_device, remember
-from trueline.engines.models import resolve
-from trueline.engines.weights import WEIGHTS, opening
-from trueline.errors import ModelError
-from trueline.onnx import (
-    Encoder,
-    Inputs,
-    Runtime,
-    TokenRows,
+from trueline.engines import (
+    DEFAULT_EMBEDDER,
+    lasting_name,
+    open_device,
     open_encoder,
-    open_runtime,
-    pad_rows,
+    remember,
 )
+from trueline.engines.models import resolve
+from trueline.engines.weights import WEIGHTS, opening, weight_files
+from trueline.errors import ModelError
+from trueline.files import file_hash
+from trueline.onnx import Runtime, TokenRows, open_runtime, pad_rows, runtime_path
+
+_BATCH = 64  # texts in a pass of torch
+_RUNTIME_MOST = 32  # texts: more keep all cores of torch busy, and the runtime has one
+_TRIAL = "The sky is blue."  # an embedder's first text
+_HASHED = (  # the files that determine the vectors, and the weights
+    "config.json tokenizer.json modules.json sentence_bert_config.json 1_Pooling/config.json"
+).split()
 
 
 class Embedder(Protocol):
-    """What turns a window of text into the key of an entry, or a query."""
+    """Turns texts into unit vectors."""
 
     id: str
-    hash: str  # of everything that shapes the vectors
+    hash: str  # of everything that determines the vectors
     dimension: int
 
     def embed(self, texts: Sequence[str]) -> torch.Tensor:
         """Unit vectors (texts, dimension), float32, in the order of the texts."""
-        ...
 
 
-@dataclass(frozen=True, slots=True)
-class Tokenized:
-    """Texts cut into tokens, ready for an embedder's second phase."""
+class TwoPhaseEmbedder:
+    """An embedder that runs its Python first, so that the rest can run in another thread.
 
-    rows: TokenRows
-    inputs: Inputs | None = None  # the same rows for a runtime, if it embeds them
-
-
-class TwoPhaseEmbedder(ABC):
-    """An embedder that does its Python first, so that the rest can run in another thread.
-
-    A thread that runs Python alongside the model takes time from the model's own Python; one
-    that runs compiled code does not.
+    A thread that runs Python in parallel to the model slows down the model's own Python; a
+    thread that runs compiled code does not.
     """
 
     id: str
@@ -64,44 +60,37 @@ class TwoPhaseEmbedder(ABC):
         """Unit vectors (texts, dimension), float32, in the order of the texts."""
         return self.embed_tokenized(self.tokenize(texts))
 
-    @abstractmethod
-    def tokenize(self, texts: Sequence[str], *, tails: bool = False) -> Tokenized:
-        """Cut texts into tokens: the first phase.
+    def tokenize(self, texts: Sequence[str], *, tails: bool = False) -> TokenRows:
+        """The first phase; of a long text the start is kept, with `tails` the end."""
+        raise NotImplementedError
 
-        Of a text that is longer than it reads, the beginning is kept; with `tails` the end.
-        """
-
-    @abstractmethod
-    def embed_tokenized(self, tokenized: Tokenized) -> torch.Tensor:
-        """The unit vectors of tokenized texts: the second phase, safe in another thread."""
+    def embed_tokenized(self, rows: TokenRows) -> torch.Tensor:
+        """The second phase, safe in another thread."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedTexts:
-    """Texts without their repeats, tokenized if their embedder works in two phases."""
+    """Texts without repeats, tokenized if their embedder has two phases."""
 
     distinct: list[str]
     indices: list[int]  # of each text among the distinct ones
-    tokenized: Tokenized | None
+    tokenized: TokenRows | None
 
 
 def prepare_texts(
     embedder: Embedder, texts: Sequence[str], *, tails: bool = False
 ) -> PreparedTexts:
-    """Do what an embedder can do before its model runs; `embed_prepared` does the rest.
-
-    With `tails` it is the end that counts of a text which is too long for the embedder.
-    """
+    """The first phase for texts with repeats; see `TwoPhaseEmbedder.tokenize` for `tails`."""
     index: dict[str, int] = {}
     indices = [index.setdefault(text, len(index)) for text in texts]
-    distinct = list(index)
-    phases = _two_phases(embedder)
-    tokenized = phases.tokenize(distinct, tails=tails) if phases and distinct else None
-    return PreparedTexts(distinct, indices, tokenized)
+    phases = _two_phases(embedder) if index else None
+    tokenized = phases.tokenize(list(index), tails=tails) if phases else None
+    return PreparedTexts(list(index), indices, tokenized)
 
 
 def embed_prepared(embedder: Embedder, prepared: PreparedTexts) -> torch.Tensor:
-    """The unit vectors of all prepared texts, repeats too: (texts, dimension)."""
+    """The second phase: the unit vectors of all texts, repeats too (texts, dimension)."""
     phases = _two_phases(embedder)
     if not prepared.distinct:
         return torch.zeros(0, embedder.dimension)
@@ -121,115 +110,143 @@ def embed_distinct(
 
 
 def _two_phases(embedder: Embedder) -> TwoPhaseEmbedder | None:
-    """The embedder, if a class made from it has not given it another `embed`."""
+    """The embedder, unless a subclass has its own `embed`."""
     if isinstance(embedder, TwoPhaseEmbedder):
         return embedder if type(embedder).embed is TwoPhaseEmbedder.embed else None
     return None
 
 
-_BATCH = 64  # texts a forward pass
-_RUNTIME_MOST = 32  # texts: more keep all cores of torch busy, and the runtime has one
-
-
 class SentenceEmbedder(TwoPhaseEmbedder):
-    """An encoder, and the mean of a text's states or the first of them as its vector."""
+    """An encoder in the folder layout of sentence-transformers.
 
-    def __init__(
-        self,
-        id: str,
-        encoder: Encoder,
-        tokenizer: Tokenizer,
-        *,
-        pooling: str,
-        limit: int | None,
-    ) -> None:
-        self.id, self.encoder, self.pooling = id, encoder, pooling
-        self.dimension = encoder.width
-        self.tokenizer = tokenizer
-        if limit is None:
-            tokenizer.no_truncation()
-        else:
-            tokenizer.enable_truncation(limit)
-        tokenizer.no_padding()
-        self._tails = Tokenizer.from_str(tokenizer.to_str())
-        if limit is not None:
+    Few texts at once run on ONNX Runtime, if it is installed; torch's encoder is opened only
+    to export it, or for many texts.
+    """
+
+    def __init__(self, id: str, folder: Path, device: torch.device) -> None:
+        self.id, self.folder, self.device = id, folder, device
+        config, pooling = _read(folder, "config.json"), _read(folder, "1_Pooling/config.json")
+        modules = [item["type"].rsplit(".", 1)[-1] for item in _read(folder, "modules.json")]
+        modes = [
+            key for key, on in pooling.items() if key.startswith("pooling_mode_") and on is True
+        ]
+        if modes not in (["pooling_mode_mean_tokens"], ["pooling_mode_cls_token"]) or (
+            set(modules) - {"Transformer", "Pooling", "Normalize"}
+        ):
+            raise ModelError(
+                f"{id} is built of {', '.join(modules)} with {', '.join(modes) or 'no pooling'}"
+                "; trueline runs encoders with mean or first-token pooling, such as "
+                f"{DEFAULT_EMBEDDER}"
+            )
+        self.takes_mean = "mean" in modes[0]
+        self.dimension = int(pooling["word_embedding_dimension"])
+        self.pad_id = int(config.get("pad_token_id") or 0)
+        self.hash = _hash_files(folder)
+        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.tokenizer.no_padding()
+        self.tokenizer.no_truncation()
+        self._tails = Tokenizer.from_str(self.tokenizer.to_str())
+        limits = [
+            _read(folder, "sentence_bert_config.json").get("max_seq_length"),
+            config.get("max_position_embeddings"),
+        ]
+        if limit := min(filter(None, limits), default=None):
+            self.tokenizer.enable_truncation(limit)
             self._tails.enable_truncation(limit, direction="left")
-        parts = [encoder.fingerprint(), tokenizer.to_str(), pooling]
-        self.hash = hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
-    def tokenize(self, texts: Sequence[str], *, tails: bool = False) -> Tokenized:
-        """Cut texts into tokens, and pad them if the fast runtime is to embed them."""
+    def tokenize(self, texts: Sequence[str], *, tails: bool = False) -> TokenRows:
         tokenizer = self._tails if tails else self.tokenizer
-        encodings = tokenizer.encode_batch([text.strip() for text in texts])
-        rows = [encoding.ids for encoding in encodings]
-        if 0 < len(rows) <= _RUNTIME_MOST and self._runtime is not None:
-            return Tokenized(rows, pad_rows(rows, self.encoder.pad_id))
-        return Tokenized(rows)
+        return [one.ids for one in tokenizer.encode_batch([text.strip() for text in texts])]
 
-    def embed_tokenized(self, tokenized: Tokenized) -> torch.Tensor:
-        """Unit vectors (texts, dimension), by the fast runtime where the texts are padded."""
-        if tokenized.inputs is not None and self._runtime is not None:
-            return self._runtime.run(tokenized.inputs)
-        return self._embed_batches(tokenized.rows)
+    def embed_tokenized(self, rows: TokenRows) -> torch.Tensor:
+        if 0 < len(rows) <= _RUNTIME_MOST and self._runtime is not None:
+            return self._runtime.run(pad_rows(rows, self.pad_id))
+        return self.embed_by_torch(rows)
+
+    @torch.inference_mode()
+    def embed_by_torch(self, rows: TokenRows) -> torch.Tensor:
+        """The vectors by torch; texts of similar length share a pass."""
+        order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
+        vectors = torch.empty(len(rows), self.dimension, device=self.device)
+        for start in range(0, len(order), _BATCH):
+            indices = order[start : start + _BATCH]
+            padded = pad_rows([rows[index] for index in indices], self.pad_id)
+            inputs = (torch.from_numpy(array).to(self.device) for array in padded.values())
+            vectors[indices] = self._model(*inputs)
+        return vectors
 
     def open(self) -> None:
         """Open its runtime, which may have to be exported first."""
         _ = self._runtime
 
     @cached_property
+    def word_vectors(self) -> torch.Tensor:
+        """The input embedding of its encoder (vocabulary, d), without opening the encoder."""
+        from safetensors import safe_open
+
+        for file in weight_files(self.folder):
+            with safe_open(file, framework="pt") as weights:
+                for name in weights.keys():
+                    if name.endswith("word_embeddings.weight"):
+                        table: torch.Tensor = weights.get_tensor(name).float()
+                        return table
+        found: torch.Tensor = self._model.encoder.word_vectors
+        return found
+
+    @cached_property
+    def _model(self) -> _UnitVectors:
+        return _UnitVectors(open_encoder(self.folder, self.device), self.takes_mean)
+
+    @cached_property
     def _runtime(self) -> Runtime | None:
-        return open_runtime(self.encoder, self.hash, self._embed_padded)
+        if self.device.type != "cpu":
+            return None
+        return open_runtime(self.hash, lambda: self._model, pad=self.pad_id)
 
-    def _embed_batches(self, rows: TokenRows) -> torch.Tensor:
-        """Unit vectors by torch; texts of similar length share a pass."""
-        order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
-        vectors = torch.empty(len(rows), self.dimension, device=self.encoder.device)
-        for start in range(0, len(order), _BATCH):
-            indices = order[start : start + _BATCH]
-            vectors[indices] = self._embed_batch([rows[index] for index in indices])
-        return vectors
 
-    @torch.inference_mode()
-    def _embed_batch(self, rows: TokenRows) -> torch.Tensor:
-        inputs = pad_rows(rows, self.encoder.pad_id).values()
-        return self._embed_padded(
-            *(torch.from_numpy(a).to(self.encoder.device) for a in inputs)
-        )
+class _UnitVectors(torch.nn.Module):
+    """A padded batch of ids and mask (texts, tokens) -> unit vectors (texts, d)."""
 
-    def _embed_padded(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Unit vectors of a padded batch, by one pass of torch: (texts, dimension)."""
-        states = self.encoder(ids, mask).float()  # (texts, tokens, dimension)
-        summed = states[:, 0] if self.pooling == "first" else (states * mask[..., None]).sum(1)
+    def __init__(self, encoder: Any, takes_mean: bool) -> None:
+        super().__init__()
+        self.encoder, self.takes_mean = encoder, takes_mean
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        states = self.encoder(ids, mask).float()  # (texts, tokens, d)
+        summed = (states * mask[..., None]).sum(1) if self.takes_mean else states[:, 0]
         return torch.nn.functional.normalize(summed, dim=1)
 
 
 class StaticEmbedder(TwoPhaseEmbedder):
-    """The mean of fixed word vectors: a thousand times cheaper, blind to the order of words.
+    """The mean of fixed word vectors: a thousand times cheaper, ignores the order of words.
 
     The vector of a text without a known word is zero.
     """
 
-    def __init__(
-        self, id: str, vectors: torch.Tensor, tokenizer: Tokenizer, unknown: int | None
-    ) -> None:
-        self.id, self.vectors, self.tokenizer, self.unknown = id, vectors, tokenizer, unknown
-        self.dimension = int(vectors.shape[1])
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        digest = hashlib.sha256(vectors.cpu().numpy().tobytes())
-        digest.update(tokenizer.to_str().encode())
-        self.hash = digest.hexdigest()
+    def __init__(self, id: str, folder: Path, device: torch.device) -> None:
+        from safetensors.torch import load_file
 
-    def tokenize(self, texts: Sequence[str], *, tails: bool = False) -> Tokenized:
-        """Cut texts into tokens and drop the unknown ones."""
-        encodings = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        return Tokenized(
-            [[token for token in item.ids if token != self.unknown] for item in encodings]
+        tensors = [t for t in load_file(folder / WEIGHTS).values() if t.dim() == 2]
+        if len(tensors) != 1:
+            raise ModelError(f"{id} holds {len(tensors)} matrices; word vectors are one")
+        self.id, self.hash, self.vectors = (
+            id,
+            _hash_files(folder),
+            tensors[0].float().to(device),
         )
+        self.dimension = int(self.vectors.shape[1])
+        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        self.unknown = self.tokenizer.token_to_id("[UNK]")
 
-    def embed_tokenized(self, tokenized: Tokenized) -> torch.Tensor:
-        """Unit vectors (texts, dimension); zero for a text without a known word."""
-        rows, device = tokenized.rows, self.vectors.device
+    def tokenize(self, texts: Sequence[str], *, tails: bool = False) -> TokenRows:
+        """The known tokens of each text."""
+        encodings = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [[token for token in one.ids if token != self.unknown] for one in encodings]
+
+    def embed_tokenized(self, rows: TokenRows) -> torch.Tensor:
+        device = self.vectors.device
         if not rows:
             return torch.zeros(0, self.dimension, device=device)
         ids = torch.tensor([token for row in rows for token in row], dtype=torch.long)
@@ -240,74 +257,41 @@ class StaticEmbedder(TwoPhaseEmbedder):
         return torch.nn.functional.normalize(means, dim=1)
 
 
-_TRIAL = "The sky is blue."  # an embedder's first text
-
-
 def load_embedder(
     name: str | Path = DEFAULT_EMBEDDER, *, device: str | torch.device = "cpu"
 ) -> Embedder:
     """Open an embedder by alias, hub id or local folder."""
     source = resolve(str(name), "embedder")
     place = open_device(device)
+    embedder: SentenceEmbedder | StaticEmbedder
     with opening(source.id, "an embedder"):
-        if (source.folder / "modules.json").exists() and not _is_static(source.folder):
-            opened = _tried(_sentence_embedder(source.id, source.folder, place))
+        config = source.folder / "config.json"
+        is_static = config.exists() and _read(source.folder, "config.json").get("model_type")
+        if (source.folder / "modules.json").exists() and is_static != "model2vec":
+            embedder = SentenceEmbedder(source.id, source.folder, place)
+            rows = embedder.tokenize([_TRIAL])
+            is_exported = runtime_path(embedder.hash).exists()
+            vectors = (embedder.embed_tokenized if is_exported else embedder.embed_by_torch)(
+                rows
+            )
         else:
-            opened = _tried(_static_embedder(source.id, source.folder, place))
-    remember(opened, partial(load_embedder, lasting_name(name), device=device))
-    return opened
-
-
-def _tried(embedder: SentenceEmbedder | StaticEmbedder) -> Embedder:
-    """The embedder, once it has embedded a text: what is damaged shows here."""
-    rows = [embedder.tokenizer.encode(_TRIAL).ids]
-    vectors = embedder.embed_tokenized(Tokenized(rows))
-    if vectors.shape != (1, embedder.dimension) or not vectors.isfinite().all():
-        raise ModelError(
-            f"{embedder.id} gives vectors that are not numbers; its weights are damaged: "
-            "fetch it again"
-        )
+            embedder = StaticEmbedder(source.id, source.folder, place)
+            vectors = embedder.embed([_TRIAL])
+        if vectors.shape != (1, embedder.dimension) or not vectors.isfinite().all():
+            raise ModelError(
+                f"{embedder.id} gives vectors that are not numbers; its weights are damaged: "
+                "fetch it again"
+            )
+    remember(embedder, partial(load_embedder, lasting_name(name), device=device))
     return embedder
 
 
-def _sentence_embedder(id: str, folder: Path, device: torch.device) -> SentenceEmbedder:
-    modules = [item["type"].rsplit(".", 1)[-1] for item in _read(folder / "modules.json")]
-    pooling = _read(folder / "1_Pooling" / "config.json")
-    modes = [
-        key for key, on in pooling.items() if key.startswith("pooling_mode_") and on is True
-    ]
-    if modes not in (["pooling_mode_mean_tokens"], ["pooling_mode_cls_token"]) or (
-        set(modules) - {"Transformer", "Pooling", "Normalize"}
-    ):
-        raise ModelError(
-            f"{id} is built of {', '.join(modules)} with {', '.join(modes) or 'no pooling'}; "
-            "trueline runs encoders with mean or first-token pooling, such as "
-            f"{DEFAULT_EMBEDDER}"
-        )
-    settings = _read(folder / "sentence_bert_config.json")
-    encoder = open_encoder(folder, device)
-    limits = [limit for limit in (settings.get("max_seq_length"), encoder.limit) if limit]
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    mode = "mean" if "mean" in modes[0] else "first"
-    limit = min(limits, default=None)
-    return SentenceEmbedder(id, encoder, tokenizer, pooling=mode, limit=limit)
+def _hash_files(folder: Path) -> str:
+    """A hash of the files that determine the vectors."""
+    paths = [*weight_files(folder), *(folder / name for name in _HASHED)]
+    lines = [f"{path.relative_to(folder)} {file_hash(path)}" for path in paths if path.exists()]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def _static_embedder(id: str, folder: Path, device: torch.device) -> StaticEmbedder:
-    from safetensors.torch import load_file
-
-    tensors = [t for t in load_file(folder / WEIGHTS).values() if t.dim() == 2]
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    if len(tensors) != 1:
-        raise ModelError(f"{id} holds {len(tensors)} matrices; word vectors are one")
-    unknown = tokenizer.token_to_id("[UNK]")
-    return StaticEmbedder(id, tensors[0].float().to(device), tokenizer, unknown)
-
-
-def _is_static(folder: Path) -> bool:
-    config = folder / "config.json"
-    return config.exists() and _read(config).get("model_type") == "model2vec"
-
-
-def _read(path: Path) -> Any:
-    return json.loads(path.read_text("utf-8"))
+def _read(folder: Path, name: str) -> Any:
+    return json.loads((folder / name).read_text("utf-8"))

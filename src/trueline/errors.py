@@ -1,11 +1,11 @@
-"""Every error a user can cause, as one tree; any other exception is a bug, with a traceback.
+"""The tree of errors that a user can cause; any other exception is a bug.
 
 TruelineError
 ├── SettingError          an option has a value it cannot have (also a ValueError)
 ├── ExampleError          some examples cannot be used; all are listed (also a ValueError)
 │   └── ColumnError           a file has other columns than those that are read
-├── ModelError            a model, tokenizer or embedder cannot be had or cannot be used
-│   ├── UnknownModelError     the name stands for nothing; the right ones are listed
+├── ModelError            a model, tokenizer or embedder cannot be opened or used
+│   ├── UnknownModelError     no model has this name; the right names are listed
 │   └── DownloadError         no network, a damaged file, no room
 ├── SpaceError            a grounding space cannot be used
 │   ├── SpaceFormatError      it is damaged, unfinished or from another release
@@ -30,11 +30,11 @@ class SettingError(TruelineError, ValueError):
 
 
 class ExampleError(TruelineError, ValueError):
-    """Some rows of the examples cannot be used; the message lists every one of them."""
+    """Some examples cannot be used; the message lists every one of them."""
 
 
 class ColumnError(ExampleError):
-    """A file has other columns than those that are read; `say` names the ones it may mean."""
+    """A file has other columns than those that are read; `say` suggests which to read."""
 
     def __init__(self, problem: str, say: Mapping[str, str]) -> None:
         super().__init__(f"{problem}; say which hold them: columns={dict(say)}")
@@ -42,11 +42,11 @@ class ColumnError(ExampleError):
 
 
 class ModelError(TruelineError):
-    """A model, tokenizer or embedder cannot be had or cannot be used."""
+    """A model, tokenizer or embedder cannot be opened or used."""
 
 
 class UnknownModelError(ModelError):
-    """The name stands for no model; the message lists what would have been right."""
+    """No model has this name; the message lists the names there are."""
 
 
 class DownloadError(ModelError):
@@ -82,9 +82,10 @@ class OutputError(TruelineError):
 
 
 def import_extra(name: str, what: str, extra: str) -> Any:
-    """Import a module that is needed for `what` alone, and comes with an extra."""
+    """Import a module of an optional extra, which `what` needs."""
     try:
         return import_module(name)
     except ImportError as error:
-        install = f"pip install 'trueline[{extra}]'"
-        raise MissingExtraError(f"{what} needs {name}: {install}") from error
+        raise MissingExtraError(
+            f"{what} needs {name}: pip install 'trueline[{extra}]'"
+        ) from error

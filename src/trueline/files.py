@@ -1,4 +1,4 @@
-"""Read text files as people write them; write files so that they are whole or not there."""
+"""Read regular files only; write files atomically; the folder of trueline's cache."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import gzip
 import hashlib
 import os
 import stat
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,30 +20,29 @@ from trueline.errors import SettingError
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer as Buffer
 
-_OTHER_MARKS = {  # how texts begin that are not in UTF-8; UTF-32 may begin as UTF-16 does
+_OTHER_MARKS = {  # how texts begin that are not UTF-8; UTF-32 may begin as UTF-16 does
     codecs.BOM_UTF32_LE: "UTF-32",
     codecs.BOM_UTF32_BE: "UTF-32",
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
 }
-_NAME_KEPT = 40  # characters of a name in that of its scratch file; 255 bytes is the most
-_MOST_TEXT = 16_000_000  # bytes of a text that is read as a whole
+_NAME_KEPT = 40  # characters of a name in the name of its scratch file; 255 bytes is the most
+_MOST_TEXT = 16_000_000  # bytes of a text file
 _MOST_UNPACKED = 2_000_000_000  # bytes of a table; a small packed one may hold any number
 _LONGEST_LINE = 16_000_000  # of a table; the longest of any benchmark here has 40,000
-_CHUNK = 1 << 20
 
 
 class UnreadableError(ValueError):
-    """A file that is not read, and why, in words."""
+    """A file that is not read; the message says why."""
 
 
 def reason(error: Exception) -> str:
-    """What the system says of a path, in its own words and without its numbers."""
+    """The message of an error; of an OSError without its number."""
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def refusal(path: str | os.PathLike[str]) -> str:
-    """Say why a path names no file that can be read, or nothing; no device is ever opened."""
+    """Why a path cannot be read as a file, or ''; no device is opened."""
     if "\0" in os.fspath(path):
         return "its name holds a NUL character, which no file can have"
     try:
@@ -56,20 +54,17 @@ def refusal(path: str | os.PathLike[str]) -> str:
 def _unfit(path: str | os.PathLike[str], mode: int) -> str:
     if stat.S_ISDIR(mode):
         return "it is a folder; name a file"
-    if stat.S_ISREG(mode) or _is_shell_pipe(path, mode):
+    # A shell makes a pipe for <(...), or into us; both have an end.
+    is_shell_pipe = stat.S_ISFIFO(mode) and os.fspath(path).startswith("/dev/")
+    if stat.S_ISREG(mode) or is_shell_pipe:
         return ""
     return "it is no regular file; save what it gives to one"
 
 
-def _is_shell_pipe(path: str | os.PathLike[str], mode: int) -> bool:
-    """Whether it is what a shell makes of <(...) or of a pipe into us; both have an end."""
-    return stat.S_ISFIFO(mode) and os.fspath(path).startswith("/dev/")
-
-
 def open_file(path: str | os.PathLike[str]) -> BufferedReader:
-    """Open a regular file to read it, or the one that a link leads to, or a pipe of the shell.
+    """Open a regular file, or a pipe of the shell, to read it; links are followed.
 
-    A folder, device or other pipe is an UnreadableError at once, also one put there in between.
+    Anything else is an UnreadableError at once, even if it replaces the file meanwhile.
     """
     if problem := refusal(path):
         raise UnreadableError(problem)
@@ -84,41 +79,47 @@ def open_file(path: str | os.PathLike[str]) -> BufferedReader:
     return os.fdopen(handle, "rb")
 
 
+def open_regular(path: Path) -> BufferedReader:
+    """Open a regular file to read it; a link, device, pipe or folder is an OSError at once."""
+    refused = OSError(errno.EINVAL, "it is no regular file", str(path))
+    if not stat.S_ISREG(path.lstat().st_mode):  # opening some devices does something already
+        raise refused
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):  # it was replaced meanwhile
+        os.close(handle)
+        raise refused
+    return os.fdopen(handle, "rb")
+
+
 def foreign_encoding(beginning: bytes) -> str:
-    """Say that a text which begins so is not in UTF-8, or nothing."""
+    """What to do about a text that begins like UTF-16 or UTF-32, or ''."""
     for mark, name in _OTHER_MARKS.items():
         if beginning.startswith(mark):
             return f"it is {name}; save it as UTF-8"
     return ""
 
 
-def read_bytes(path: str | os.PathLike[str], what: str, *, most: int | None = None) -> bytes:
-    """The bytes of a text file, its mark included; one that has more than `most` is refused."""
+def read_bytes(path: str | os.PathLike[str], what: str, *, most: int = _MOST_TEXT) -> bytes:
+    """The bytes of a text file; one with more than `most` is refused."""
     try:
         with open_file(path) as file:
-            data = _content(file, sys.maxsize if most is None else most)
-        if problem := foreign_encoding(data):
+            is_small = os.fstat(file.fileno()).st_size <= most  # a pipe has no size
+            data = bytearray()
+            while is_small and len(data) <= most and (more := file.read(1 << 20)):
+                data += more
+        if not is_small or len(data) > most:
+            raise UnreadableError(f"it has more than {most:,} bytes")
+        if problem := foreign_encoding(bytes(data[:4])):
             raise UnreadableError(problem)
     except (OSError, UnreadableError) as error:
         raise SettingError(
             f"{what} {os.fspath(path)} cannot be read: {reason(error)}"
         ) from error
-    return data
-
-
-def _content(file: BufferedReader, most: int) -> bytes:
-    size = os.fstat(file.fileno()).st_size
-    data = file.read(size + 1) if size <= most else b""
-    while size <= most and (more := file.read(_CHUNK)):  # written since, or of no known size
-        data += more
-        size = len(data)
-    if size > most:
-        raise UnreadableError(f"it has more than {most:,} bytes")
-    return data
+    return bytes(data)
 
 
 def read_text(path: str | os.PathLike[str], what: str, *, most: int = _MOST_TEXT) -> str:
-    """A text file as people write it: UTF-8 with or without a mark, any kind of line ends."""
+    """A text file: UTF-8 with or without a byte order mark, any kind of line ends."""
     data = read_bytes(path, what, most=most)
     try:
         text = data.decode("utf-8-sig")
@@ -133,16 +134,16 @@ def read_text(path: str | os.PathLike[str], what: str, *, most: int = _MOST_TEXT
 
 @contextmanager
 def open_unpacked(path: Path) -> Iterator[BufferedReader]:
-    """Open a table, unpacked where its name ends in .gz; one without an end is an error."""
+    """Open a table, unpacked if its name ends in .gz; one of unbounded size is an error."""
     with ExitStack() as stack:
         file: BufferedReader | gzip.GzipFile = stack.enter_context(open_file(path))
         if path.suffix.lower() == ".gz":
             file = stack.enter_context(gzip.GzipFile(fileobj=file))
-        yield stack.enter_context(BufferedReader(_Capped(file), _CHUNK))
+        yield stack.enter_context(BufferedReader(_Capped(file), 1 << 20))
 
 
 class _Capped(RawIOBase):
-    """The bytes of a file, as far as any table goes."""
+    """A file of at most _MOST_UNPACKED bytes."""
 
     def __init__(self, file: BufferedIOBase) -> None:
         self._file, self._left = file, _MOST_UNPACKED
@@ -161,7 +162,7 @@ class _Capped(RawIOBase):
 
 
 def capped_lines(file: IO[AnyStr]) -> Iterator[AnyStr]:
-    """The lines of a table; one that is longer than any can be is an error."""
+    """The lines of a table; one that is too long is an error."""
     while line := file.readline(_LONGEST_LINE + 1):
         if len(line) > _LONGEST_LINE:
             unit = "characters" if isinstance(line, str) else "bytes"
@@ -171,13 +172,13 @@ def capped_lines(file: IO[AnyStr]) -> Iterator[AnyStr]:
 
 @contextmanager
 def scratch_beside(path: Path) -> Iterator[Path]:
-    """Hand out an empty file beside `path`, which is gone after the block."""
+    """An empty file in the folder of `path`, which is removed after the block."""
     name = path.name
-    if len(name) > _NAME_KEPT:  # cut, and told from others that begin like it
+    if len(name) > _NAME_KEPT:  # shortened, and still different from others that begin alike
         name = f"{name[:_NAME_KEPT]}-{hashlib.sha256(os.fsencode(name)).hexdigest()[:8]}"
     scratch = path.with_name(f".{name}.{os.getpid()}-{threading.get_ident()}.tmp")
     scratch.unlink(missing_ok=True)
-    scratch.touch(exist_ok=False)  # ours alone: a link that somebody put there is not followed
+    scratch.touch(exist_ok=False)  # a link that somebody put there is not followed
     try:
         yield scratch
     finally:
@@ -186,10 +187,7 @@ def scratch_beside(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Hand out an empty file beside `path`; what the block writes there then takes its place.
-
-    An error in the block leaves what stood at `path` as it was, and nothing beside it.
-    """
+    """An empty file that replaces `path` after the block; an error leaves `path` unchanged."""
     with scratch_beside(path) as scratch:
         yield scratch
         sync(scratch)
@@ -197,13 +195,13 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file in UTF-8, at once or not at all."""
+    """Write a UTF-8 file atomically."""
     with replacing(path) as scratch:
         scratch.write_text(text, "utf-8", newline="\n")
 
 
 def sync(path: Path) -> None:
-    """Return when the bytes of a file are on the disk."""
+    """Wait until the bytes of a file are on the disk."""
     with path.open("rb+") as file:
         os.fsync(file.fileno())
 
@@ -212,18 +210,3 @@ def file_hash(path: Path) -> str:
     """The SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def open_regular(path: Path) -> BufferedReader:
-    """Open a regular file to read it; a link, device, pipe or folder is an OSError at once.
-
-    What is looked at is what was opened: nobody can put another file in between.
-    """
-    refused = OSError(errno.EINVAL, "it is no regular file", str(path))
-    if not stat.S_ISREG(path.lstat().st_mode):  # opening some devices does something already
-        raise refused
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise refused
-    return os.fdopen(handle, "rb")

@@ -1,8 +1,7 @@
-"""Foreign text in, text out that a terminal shows and never obeys.
+"""Make text of others safe to print: what would steer a terminal is escaped.
 
-Questions, answers, ids, names and file names come from others. An escape sequence among them
-can clear a screen or forge a line, and U+202E turns what follows it round. Every face sends
-such text through here: what steers a terminal is spelled out, as in \\x1b and \\u202e.
+Questions, answers, ids and file names come from others. An escape sequence in them can clear a
+screen or forge a line, and U+202E reverses the text after it; \\x1b or \\u202e is printed.
 """
 
 from __future__ import annotations
@@ -10,75 +9,66 @@ from __future__ import annotations
 import re
 from unicodedata import category
 
-# Cc: controls; Cf: formats, such as those that turn the direction round or are not seen at all;
-# Cs: halves of characters; Co, Cn: what means nothing, or not the same everywhere; Zl, Zp: ends
-# of lines that are no newline.
+# Cc: controls; Cf: formats, such as those that reverse text or are invisible; Cs: surrogates;
+# Co, Cn: private or unassigned; Zl, Zp: line ends other than a newline.
 _STEERING = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 _JOINERS = "\u200c\u200d"  # emoji and some scripts are not readable without these
 _SHOWN = 80  # characters of a value in a message
-_HALF = re.compile(r"[\ud800-\udfff]")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def half_character(text: str) -> re.Match[str] | None:
-    """The first half of a character (a surrogate) in a text; UTF-8 cannot hold one."""
-    return _HALF.search(text)
+    """The first surrogate in a text, as JSON can spell it; UTF-8 cannot hold one."""
+    return _SURROGATE.search(text)
 
 
 def has_half_character(text: str) -> bool:
-    """Whether a text holds half of a character, as JSON can spell it; UTF-8 cannot hold one."""
-    return _HALF.search(text) is not None
+    """Whether a text holds a surrogate."""
+    return _SURROGATE.search(text) is not None
 
 
-def is_safe(sign: str) -> bool:
-    """Whether a terminal shows a character as it is."""
-    return sign.isprintable() or sign in _JOINERS or category(sign) not in _STEERING
+def is_safe(character: str) -> bool:
+    """Whether a character is printed as it is."""
+    return (
+        character.isprintable() or character in _JOINERS or category(character) not in _STEERING
+    )
 
 
-def visible(text: str) -> str:
-    """Text of several lines; newlines and tabs stay, what steers a terminal is spelled out."""
-    return _spelled(text, "\n\t")
-
-
-def visible_line(text: str) -> str:
-    """Text on one line: newlines and tabs are spelled out too."""
-    return _spelled(text, "")
-
-
-def _spelled(text: str, kept: str) -> str:
+def visible(text: str, *, kept: str = "\n\t") -> str:
+    """Text with unsafe characters escaped; those in `kept` stay."""
     if text.isprintable():
         return text
     return "".join(
-        sign if sign in kept or is_safe(sign) else sign.encode("unicode_escape").decode()
-        for sign in text
+        one if one in kept or is_safe(one) else one.encode("unicode_escape").decode()
+        for one in text
     )
+
+
+def visible_line(text: str) -> str:
+    """Text on one line: newlines and tabs are escaped too."""
+    return visible(text, kept="")
 
 
 def visible_json(text: str) -> str:
-    """JSON with what steers a terminal spelled as JSON has it; every reader gets the same."""
-    return "\n".join(
-        line if line.isprintable() else "".join(map(_in_json, line))
-        for line in text.split("\n")
-    )
+    """JSON with unsafe characters as JSON escapes; every reader gets the same values."""
+    return "".join(one if one == "\n" or is_safe(one) else _json_escape(one) for one in text)
 
 
-def _in_json(sign: str) -> str:
-    if is_safe(sign):
-        return sign
-    units = sign.encode("utf-16-be", "surrogatepass").hex()
+def _json_escape(character: str) -> str:
+    units = character.encode("utf-16-be", "surrogatepass").hex()
     return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
 
 
 def counted(count: int, noun: str) -> str:
-    """A number and what it is of, as in `1 example` and `1,200 entries`."""
+    """A number and its noun, as in `1 example` and `1,200 entries`."""
     plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
     return f"{count:,} {noun if count == 1 else plural}"
 
 
 def shown(value: object) -> str:
-    """A value as an error message quotes it: on one line, and not much of it."""
+    """A value as an error message quotes it: on one line, and shortened."""
     try:
-        text = repr(value)
+        text = visible_line(repr(value))
     except (ValueError, RecursionError) as error:  # such as a number of 5,000 digits
         return f"a value of type {type(value).__name__} ({error})"
-    text = visible_line(text)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 20]}...{text[-17:]}"

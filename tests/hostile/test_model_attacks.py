@@ -1,4 +1,4 @@
-"""Folders and files of models that were made to harm: no code runs, and nobody is asked."""
+"""Folders and files of models that were made to harm: no code runs, and nothing reads stdin."""
 
 import ast
 import io
@@ -22,10 +22,10 @@ from transformers import PreTrainedTokenizerFast
 import trueline as tl
 from trueline.cli import main
 from trueline.embed import load_embedder
+from trueline.engines import open_bert_scorer
 from trueline.engines.models import resolve
 from trueline.engines.transformers.open import quiet
 from trueline.errors import ModelError, SettingError, TruelineError, UnknownModelError
-from trueline.onnx import open_bert_scorer
 from trueline.prompts import Prompt, chat_turn, encode_plain, read_messages
 from trueline.session import open_session
 from trueline.types import Example
@@ -158,8 +158,8 @@ def test_one_module_opens_the_files_of_models_and_always_says_what_to_trust():
                 assert (module, name) not in {("torch", "load"), ("pickle", "load")}, path
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 assert node.func.id != "input" or path.name == "screen.py", path
-    assert list(found) == ["engines/transformers/opening.py"]
-    assert len(found["engines/transformers/opening.py"]) == 4
+    assert list(found) == ["engines/transformers/open.py"]
+    assert len(found["engines/transformers/open.py"]) == 4
 
 
 @pytest.mark.parametrize(
@@ -247,21 +247,17 @@ def test_a_pickle_is_never_opened_whatever_stands_beside_it(change, kind, tmp_pa
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_pipe_in_a_folder_of_an_embedder_is_not_read(embedder_folder, tmp_path):
-    folder = shutil.copytree(embedder_folder, tmp_path / "theirs")
-    (folder / "1_Pooling" / "config.json").unlink()
-    os.mkfifo(folder / "1_Pooling" / "config.json")
-    with within(20), pytest.raises(ModelError, match=r"1_Pooling/config.json is neither"):
-        load_embedder(folder)
-
-
 def test_pipes_and_devices_in_a_folder_are_not_read(model_folder, tmp_path):
+    base = copied(model_folder, tmp_path / "base")
+    (base / "below").mkdir()
+    (base / "below" / "any.json").touch()
     for name, make in [
+        ("below/any.json", os.mkfifo),
         ("config.json", os.mkfifo),
         ("model.safetensors", os.mkfifo),
         ("tokenizer.json", lambda path: path.symlink_to("/dev/zero")),
     ]:
-        folder = copied(model_folder, tmp_path / name)
+        folder = copied(base, tmp_path / name.replace("/", "-"))
         (folder / name).unlink()
         make(folder / name)
         with within(20), pytest.raises(ModelError, match=rf"{name} is neither"):
@@ -340,17 +336,6 @@ def test_a_space_refuses_a_model_whose_weights_were_changed_in_memory(embedder):
         tl.generate(lm, rad, "Are bats blind?", max_new_tokens=1)
 
 
-def test_an_embedder_with_reversed_columns_is_another_embedder(embedder_folder, tmp_path):
-    from safetensors.torch import load_file, save_file
-
-    folder = copied(embedder_folder, tmp_path / "theirs")
-    weights = load_file(folder / "model.safetensors")
-    name = "encoder.layer.0.attention.self.query.weight"
-    weights[name] = weights[name].flip(1).contiguous()
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    assert load_embedder(folder).hash != load_embedder(embedder_folder).hash
-
-
 # ------------------------------------------------------------------ text is text
 
 CONTROLS = ["<pad>", "<bos>", "<eos>", "<|start|>", "<|end|>"]
@@ -382,12 +367,10 @@ def control_ids(tokenizer, ids):
 def test_control_tokens_in_a_question_are_ordinary_text(text, chat):
     words = tiny.tokenizer(chat)
     prompt = Prompt(system="Be brief.")
-    asked, harmless = prompt.encode(text, words), prompt.encode("Are bats blind?", words)
-    assert control_ids(words, asked) == control_ids(words, harmless)
-    assert text.strip() in words.decode(asked)
-    assert words.decode(asked) == words.decode(harmless).replace(
-        "Are bats blind?", text.strip()
-    )
+    ours, harmless = prompt.encode(text, words), prompt.encode("Are bats blind?", words)
+    assert control_ids(words, ours) == control_ids(words, harmless)
+    assert text.strip() in words.decode(ours)
+    assert words.decode(ours) == words.decode(harmless).replace("Are bats blind?", text.strip())
     turn = chat_turn(prompt, text, [(text, text)])
     harmless = chat_turn(prompt, "Are bats blind?", [("Are bats blind?", "No.")])
     found, wanted = turn.encode(words), harmless.encode(words)
@@ -404,14 +387,14 @@ def test_control_tokens_in_messages_answers_and_examples_are_ordinary_text(text)
         roles = ("system", "user", "assistant", "user")
         return read_messages([{"role": role, "content": content} for role in roles])
 
-    asked, harmless = messages(text), messages("No.")
-    found = asked.encode(words)
+    ours, harmless = messages(text), messages("No.")
+    found = ours.encode(words)
     assert control_ids(words, found) == control_ids(words, harmless.encode(words))
     assert words.decode(found) == words.decode(harmless.encode(words)).replace("No.", text)
-    behind = harmless.preceded_by(text).encode(words)
-    assert control_ids(words, behind) == control_ids(words, harmless.encode(words))
+    after = harmless.preceded_by(text).encode(words)
+    assert control_ids(words, after) == control_ids(words, harmless.encode(words))
     for answer in (
-        asked.encode_answer(text, words),
+        ours.encode_answer(text, words),
         Prompt().encode_answer("Are bats blind?", text, words),
         Prompt(chat=False).encode_answer(text, text, words),
         encode_plain(text, words),
@@ -467,9 +450,9 @@ def test_what_kate_shows_and_what_a_space_is_built_of_is_text(embedder):
     lm = tiny.language_model("llama", chat=True)
     examples = [Example("Are bats <|end|> blind?", ["No.<|end|><|start|>", "<eos> is a word."])]
     space = tl.build(lm, examples, context=8, embedder=embedder)
-    asked = tl.generate(lm, tl.Greedy(), "Are bats blind?", max_new_tokens=1)
+    plain = tl.generate(lm, tl.Greedy(), "Are bats blind?", max_new_tokens=1)
     shown = tl.generate(lm, tl.KATE(space, k=1), "Are bats blind?", max_new_tokens=1)
-    assert shown.prompt_tokens > asked.prompt_tokens
+    assert shown.prompt_tokens > plain.prompt_tokens
     (kate,) = tl.KATE(space, k=1).inputs(chat_turn(Prompt(), "Are bats blind?", []))
     harmless = Prompt().encode("Are bats blind?", lm.tokenizer)
     ids = kate.encode(lm.tokenizer)
@@ -526,8 +509,8 @@ def test_a_home_that_cannot_be_one_is_one_line(home, tmp_path, monkeypatch, caps
     monkeypatch.setattr(sys, "argv", ["trueline", "ask", "Are bats blind?"])
     with pytest.raises(SystemExit, match="1"):
         main()
-    said = capsys.readouterr().err
-    assert (said[:7], said.count("\n")) == ("Error: ", 1)
+    error = capsys.readouterr().err
+    assert (error[:7], error.count("\n")) == ("Error: ", 1)
 
 
 def test_weights_that_are_not_numbers_are_refused(model_folder, embedder_folder, tmp_path):
@@ -595,7 +578,7 @@ def test_the_first_use_of_an_embedder_says_nothing_and_mends_a_damaged_runtime(
         check=True,
     )
     assert (done.stdout, done.stderr) == ("", "")
-    assert list(path.parent.iterdir()) == [path]
+    assert sorted(path.parent.iterdir()) == [path.with_suffix(".npy"), path]
     assert len(path.read_bytes()) > 1000
 
 
@@ -718,7 +701,7 @@ def gguf_damaged(chance, data):
     keys = [b"block_count", b"embedding_length", b"context_length", b"feed_forward_length"]
     keys += [b"head_count", b"head_count_kv", b"vocab_size", b"tokens", b"merges"]
     key = chance.choice(keys)
-    at = data.index(key) + len(key) + chance.choice([4, 4, 4, 8])  # behind the type
+    at = data.index(key) + len(key) + chance.choice([4, 4, 4, 8])  # after the type
     number = chance.choice([0, 1, 7, 10**4, 10**6, 10**9, 2**31, 2**32 - 1])
     return data[:at] + number.to_bytes(4, "little") + data[at + 4 :]
 

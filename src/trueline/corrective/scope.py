@@ -64,7 +64,7 @@ class Words:
 def words_of(embedder: Embedder, text: str) -> Words:
     """The words of a text as an embedder knows them; equal words alone where it knows none."""
     if isinstance(embedder, SentenceEmbedder):
-        return _known(embedder.tokenizer, embedder.encoder.word_vectors, text)
+        return _known(embedder.tokenizer, embedder.word_vectors, text)
     if isinstance(embedder, StaticEmbedder):
         return _known(embedder.tokenizer, embedder.vectors, text)
     found = [word.lower() for word in _WORD.findall(text)]

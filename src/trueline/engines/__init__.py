@@ -1,6 +1,6 @@
-"""What reads tokens and gives states or logits, and where its weights come from.
+"""Open a model by name, or wrap one that is open, behind the protocol of `engines.base`.
 
-Each engine has a folder of its own, which nothing outside `engines` and `integrations` imports.
+Only this package and `trueline.integrations` import transformers or llama.cpp.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 from weakref import WeakKeyDictionary
 
-import torch
-
 from trueline.errors import SettingError
 
 if TYPE_CHECKING:
@@ -23,41 +21,15 @@ if TYPE_CHECKING:
     from trueline.engines.transformers.model import LanguageModel
     from trueline.engines.transformers.processor import AdjustScores
 
-
 Origin = Callable[[], Any]
 _ORIGINS: WeakKeyDictionary[object, Origin] = WeakKeyDictionary()
-
-
-def remember(opened: object, origin: Origin) -> None:
-    """Keep how something was opened for as long as it is held."""
-    _ORIGINS[opened] = origin
-
-
-def origin_of(opened: Any) -> Origin:
-    """What opens the same in another process; refused where it has no name."""
-    if opened not in _ORIGINS:
-        raise SettingError(
-            f"{opened.id} was not opened by name, so no other process can open it; take one "
-            "that tl.load or the name of an embedder gives, or work on this machine"
-        )
-    return _ORIGINS[opened]
-
-
-def lasting_name(name: str | Path) -> str:
-    """A name that means the same from any folder: a path becomes an absolute one."""
-    path = Path(name)
-    try:
-        return str(path.resolve()) if path.exists() else str(name)
-    except OSError:  # too long for a path
-        return str(name)
-
-
-DEFAULT_MODEL = "smollm2-135m"  # these two come from the package registry: no hub is needed
+DEFAULT_MODEL = "smollm2-135m"  # both come from the package registry: no hub is needed
 DEFAULT_EMBEDDER = "all-minilm-l6-v2"
-ENGINES = {  # each has a `load`
+ENGINES = {  # each module has a `load`
     "transformers": "trueline.engines.transformers.model",
     "llama.cpp": "trueline.engines.llama_cpp.model",
 }
+_SHOWN = 200  # characters of torch's message; for some devices it writes pages
 
 
 @overload
@@ -93,8 +65,8 @@ def load(
     """Open a model by alias, hub id, local folder or .gguf file.
 
     `auto` is float32 on a CPU and the checkpoint's own type elsewhere. Code that comes with a
-    model runs only with trust_remote_code=True. engine="llama.cpp" reads a .gguf file, or that
-    of an alias, as it is, on the CPU.
+    model runs only with trust_remote_code=True. engine="llama.cpp" runs a .gguf file, or the
+    one of an alias, without conversion, on the CPU.
     """
     if engine not in ENGINES:
         raise SettingError(f"there is no engine {engine!r}; there are {', '.join(ENGINES)}")
@@ -104,18 +76,42 @@ def load(
     return opened
 
 
+def remember(opened: object, origin: Origin) -> None:
+    """Store how an object was opened, for as long as the object lives."""
+    _ORIGINS[opened] = origin
+
+
+def origin_of(opened: Any) -> Origin:
+    """A function that opens the same model or embedder in another process."""
+    if opened not in _ORIGINS:
+        raise SettingError(
+            f"{opened.id} was not opened by name, so no other process can open it; take one "
+            "that tl.load or the name of an embedder gives, or work on this machine"
+        )
+    return _ORIGINS[opened]
+
+
+def lasting_name(name: str | Path) -> str:
+    """A name that is valid in any working directory: paths become absolute."""
+    path = Path(name)
+    try:
+        return str(path.resolve()) if path.exists() else str(name)
+    except OSError:  # too long for a path
+        return str(name)
+
+
 def wrap_transformers(model: Any, tokenizer: Any) -> Engine:
-    """Somebody's own model of transformers as an engine."""
+    """An open model of transformers as an engine."""
     from trueline.engines.transformers.model import LanguageModel
 
     return LanguageModel(model, tokenizer)
 
 
 def wrap_tokenizer(tokenizer: Any, stop_ids: Iterable[int] | None = None) -> TokenReader:
-    """Somebody's tokenizer of transformers, for a model that runs elsewhere.
+    """A tokenizer of transformers as a TokenReader, for a model that runs elsewhere.
 
-    `stop_ids` are the tokens that end an answer; without them, its own. What reads tokens
-    already, as an engine does, stays as it is.
+    `stop_ids` are the tokens that end an answer; the default is the tokenizer's own. A
+    TokenReader, such as an engine, is returned as it is.
     """
     if hasattr(type(tokenizer), "tokenizer_hash"):
         reader: TokenReader = tokenizer
@@ -132,11 +128,24 @@ def as_logits_processor(adjust: AdjustScores) -> Any:
     return ScoreProcessor(adjust)
 
 
-_SHOWN = 200  # characters of what torch says; of some devices it writes pages
+def open_encoder(folder: Path, device: torch.device) -> Any:
+    """The encoder in a folder, a torch module: ids and mask (rows, tokens) -> states."""
+    from trueline.engines.transformers.open import open_encoder
+
+    return open_encoder(folder, device)
+
+
+def open_bert_scorer(folder: str, layers: int) -> Any:
+    """A scorer of bert-score with the encoder in a folder."""
+    from trueline.engines.transformers.open import open_bert_scorer
+
+    return open_bert_scorer(folder, layers)
 
 
 def open_device(name: str | torch.device | None) -> torch.device:
-    """The device of that name; None is the best there is."""
+    """A torch device by name; None is the best one of this machine."""
+    import torch  # here, because `trueline models` imports this package and needs no torch
+
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

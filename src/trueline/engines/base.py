@@ -1,8 +1,7 @@
-"""The engine protocol: what the decoding loop asks of whatever runs a model.
+"""The engine protocol: what the decoding loop needs from whatever runs a model.
 
 An engine turns text into tokens and back, and reads a batch of rows step by step. It gives
-hidden states where logits are a known function of them (`head`), and logits where they are not
-or where it computes them anyway. It never calls a decoding method: the loop asks both.
+hidden states where its head is known, and logits otherwise. It never calls a decoding method.
 """
 
 from __future__ import annotations
@@ -16,42 +15,76 @@ import torch
 from trueline.prompts import Tokenizer
 
 HeadKind = Literal["linear", "nonlinear", "opaque"]
-IsDone = Callable[[], bool]  # whether the work that runs alongside a pass is done
-_WORTH_SHARING = 8  # tokens in common from which reading them once pays
+IsDone = Callable[[], bool]  # whether the work that runs in parallel to a pass has ended
+_WORTH_SHARING = 8  # common tokens from which it pays to read them once
 
 
 class Head(Protocol):
-    """A last hidden state in, logits out."""
+    """The last layer of a model: hidden states in, logits out."""
 
     @property
     def is_linear(self) -> bool:
-        """Whether a sum of hidden states gives the sum of their logits."""
-        ...
+        """Whether the logits of a sum of states are the sum of their logits."""
 
     @property
     def bias(self) -> torch.Tensor | None:
-        """What the head adds whatever the hidden state, on the scale of the logits."""
-        ...
+        """The part of the logits that does not depend on the state: (vocabulary,)."""
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """The logits of hidden states (..., d)."""
-        ...
 
     def at(self, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """The logits of a few tokens only: (n, d) -> (n, tokens)."""
-        ...
+
+
+@dataclass(frozen=True)
+class ScaledHead:
+    """logits = cap * tanh(scale * (W h + b) / cap), without the parts the model lacks."""
+
+    output: torch.nn.Module  # W and b
+    multiplier: float = 1.0
+    divisor: float = 1.0
+    cap: float | None = None
+    is_linear: bool = False
+
+    @torch.inference_mode()
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._scaled(self.output(hidden))
+
+    @torch.inference_mode()
+    def at(self, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        if type(self.output) is not torch.nn.Linear:  # such as quantized weights
+            return self(hidden)[:, tokens]
+        bias = None if self.output.bias is None else self.output.bias[tokens]
+        return self._scaled(
+            torch.nn.functional.linear(hidden, self.output.weight[tokens], bias)
+        )
+
+    def _scaled(self, logits: torch.Tensor) -> torch.Tensor:
+        if self.multiplier != 1.0:
+            logits = logits * self.multiplier
+        if self.divisor != 1.0:
+            logits = logits / self.divisor
+        if self.cap is not None:
+            logits = torch.tanh(logits / self.cap) * self.cap
+        return logits
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        bias = getattr(self.output, "bias", None)
+        return None if bias is None else bias.detach() * self.multiplier / self.divisor
 
 
 @dataclass(frozen=True)
 class States:
-    """What the model computed for a number of rows, at their last token or at several."""
+    """What a pass computed for each row, at its last token or at several."""
 
     hidden: torch.Tensor | None  # (rows, ..., d); None where logits are given
-    logits: torch.Tensor | None  # (rows, ..., vocabulary); None where hidden states are
+    logits: torch.Tensor | None  # (rows, ..., vocabulary); None where hidden states are given
     layers: Mapping[int, torch.Tensor] = field(default_factory=dict)  # (rows, ..., d) by layer
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> States:
-        """The same change to each of the tensors."""
+        """Apply a function to each tensor."""
         return States(
             None if self.hidden is None else function(self.hidden),
             None if self.logits is None else function(self.logits),
@@ -59,12 +92,12 @@ class States:
         )
 
     def take(self, rows: Sequence[int]) -> States:
-        """Some of the rows, in this order; a row may be named more than once."""
+        """These rows, in this order; repeats are allowed."""
         return self.map(lambda tensor: tensor[torch.tensor(rows, device=tensor.device)])
 
 
 def join_states(parts: Sequence[States], dim: int = 0) -> States:
-    """Several states as one: more rows (dim 0), or more tokens of the same rows (dim 1)."""
+    """Concatenate states: more rows (dim 0), or more tokens of the same rows (dim 1)."""
     if len(parts) == 1:
         return parts[0]
     hidden = [part.hidden for part in parts if part.hidden is not None]
@@ -79,11 +112,6 @@ def join_states(parts: Sequence[States], dim: int = 0) -> States:
     )
 
 
-def states_behind(last: States, after: States) -> States:
-    """The states at a last token (rows, ...), then those at the tokens that follow it."""
-    return join_states([last.map(lambda tensor: tensor[:, None]), after], dim=1)
-
-
 def read_continuations(
     lm: Engine,
     contexts: Sequence[Sequence[int]],
@@ -95,19 +123,19 @@ def read_continuations(
 ) -> States:
     """The states before each token of some continuations: (rows, longest, ...).
 
-    Continuation n stands behind the context that rows[n] names; each context is read once.
+    Continuation n follows the context with the index rows[n]; each context is read once.
     """
-    reading = lm.start(states=states)
-    first = reading.join(contexts, layers=layers).take(rows)
-    reading.keep(rows)
+    cache = lm.start(states=states)
+    first = cache.join(contexts, layers=layers).take(rows).map(lambda tensor: tensor[:, None])
+    cache.keep(rows)
     after = [tokens[:-1] for tokens in continuations]
-    if any(after):
-        return states_behind(first, reading.read_on(after, layers=layers))
-    return first.map(lambda tensor: tensor[:, None])
+    if not any(after):
+        return first
+    return join_states([first, cache.extend_many(after, layers=layers)], dim=1)
 
 
 def shared_length(contexts: Sequence[Sequence[int]]) -> int:
-    """How many tokens all contexts begin with, if it pays to read them once.
+    """The length of the common prefix of all contexts, or 0 if it does not pay to share it.
 
     The last token of a context never counts: its states are needed for each row.
     """
@@ -122,21 +150,18 @@ def shared_length(contexts: Sequence[Sequence[int]]) -> int:
 
 
 class KVCache(Protocol):
-    """What a batch of rows has read so far, with the engine's caches; rows join and leave.
+    """The keys and values of a batch of rows; rows join and leave.
 
-    It belongs to one decoding loop and ends with it. A row's states do not depend on the rows
-    beside it.
+    It belongs to one decoding loop. The states of a row do not depend on the other rows.
     """
 
     @property
     def rows(self) -> int:
-        """How many rows it holds."""
-        ...
+        """The number of rows."""
 
     @property
     def width(self) -> int:
-        """How many tokens are cached for each row, pads included."""
-        ...
+        """The number of cached tokens of a row, pads included."""
 
     def join(
         self,
@@ -145,130 +170,105 @@ class KVCache(Protocol):
         layers: Sequence[int] = (),
         done: IsDone | None = None,
     ) -> States:
-        """Read whole contexts as new rows behind the others: the states at their ends."""
-        ...
+        """Read whole contexts as new rows after the others; the states at their last tokens."""
 
     def extend(
         self, tokens: Sequence[int], *, layers: Sequence[int] = (), done: IsDone | None = None
     ) -> States:
-        """Read one more token in every row: the states at these tokens.
+        """Read one more token in every row; the states at these tokens.
 
-        They hold until the reading's next call, which may write over them.
+        They are valid until the next call, which may overwrite them.
         """
-        ...
 
-    def keep(self, rows: Sequence[int]) -> None:
-        """Keep these rows, in this order; a row may be named more than once."""
-        ...
-
-    def read_on(
+    def extend_many(
         self, continuations: Sequence[Sequence[int]], *, layers: Sequence[int] = ()
     ) -> States:
-        """Read a whole continuation in every row, in one pass, which ends the reading.
+        """Read a continuation in every row, in one pass. The cache cannot be used afterwards.
 
-        The states are (rows, longest, ...), behind each token; those past a row's own end mean
-        nothing.
+        The states are (rows, longest, ...); those after the end of a row mean nothing.
         """
-        ...
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keep these rows, in this order; repeats are allowed."""
 
 
 class TokenReader(Protocol):
-    """What turns text into tokens and back: every engine, and a tokenizer without a model."""
+    """What turns text into tokens and back: an engine, or a tokenizer without a model."""
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer."""
-        ...
+    def tokenizer(self) -> Tokenizer: ...
 
     @property
     def tokenizer_hash(self) -> str:
         """A hash of the tokenizer and its chat template."""
-        ...
 
     @property
     def stop_ids(self) -> frozenset[int]:
         """The tokens that end an answer."""
-        ...
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of some tokens, special ones dropped."""
-        ...
+        """The text of some tokens, without special tokens."""
 
 
 class Engine(TokenReader, Protocol):
-    """A language model that runs, and its tokenizer; it keeps nothing between two readings."""
+    """A language model and its tokenizer. It holds no state between two calls of `start`."""
 
     id: str
 
     @property
     def device(self) -> torch.device:
-        """Where its states are."""
-        ...
+        """The device of its states."""
 
     @property
     def dtype(self) -> torch.dtype:
         """The type of its hidden states and logits."""
-        ...
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens it chooses from."""
-        ...
+        """The number of tokens it can generate."""
 
     @property
     def limit(self) -> int | None:
-        """How many tokens it can read, context and answer together; None: it does not say."""
-        ...
+        """The most tokens it can read, context and answer together; None if unknown."""
 
     @property
     def depth(self) -> int:
-        """How many layers it has."""
-        ...
+        """The number of layers."""
 
     @property
     def gives_layers(self) -> bool:
-        """Whether it hands out the states of earlier layers."""
-        ...
+        """Whether it gives the states of earlier layers."""
 
     @property
     def is_tied(self) -> bool:
-        """Whether its head is its input embedding, so that layer 0 gives back the input."""
-        ...
+        """Whether the head is the input embedding, so that layer 0 gives back the input."""
 
     @property
     def head(self) -> Head | None:
         """Its head, or None where only its own pass gives its logits."""
-        ...
 
     @property
     def fingerprint(self) -> str:
         """A hash of all its weights."""
-        ...
 
     def head_kind(self, tokens: Sequence[int]) -> HeadKind:
-        """What its head is on the states of a real text."""
-        ...
+        """The kind of its head, checked on the states of a real text."""
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """The tokens of a text, with those that begin or end one if `special`."""
-        ...
+        """The tokens of a text, with those that begin or end a text if `special`."""
 
     def decode_all(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        """The texts of many short token lists, as `decode` gives them one by one."""
-        ...
+        """`decode` of many short token lists."""
 
     def decode_settled(self, tokens: Sequence[int]) -> str:
-        """The text of unfinished tokens, as far as further tokens cannot change it."""
-        ...
+        """The part of the text that further tokens cannot change."""
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """The text of each token by itself, special ones by their name."""
-        ...
+        """The text of each token alone; special tokens by their names."""
 
     def start(self, *, states: bool = False) -> KVCache:
-        """An empty reading.
+        """An empty cache.
 
-        With `states` it gives the hidden states where the head is known; without, it may give
-        logits instead, if that is what the engine computes anyway.
+        With `states` it gives hidden states where the head is known; without, it may give
+        logits instead, if the engine computes those anyway.
         """
-        ...

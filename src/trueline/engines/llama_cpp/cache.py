@@ -1,42 +1,48 @@
-"""Sequences of tokens in, logits or states out: one cache of llama.cpp, and a pool of them."""
+"""The cache of llama.cpp: a context with many sequences, a pool of contexts, and KVCache."""
 
 from __future__ import annotations
 
 import ctypes
 import weakref
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from threading import Lock
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from trueline.engines.base import IsDone, States, shared_length
-from trueline.engines.llama_cpp.library import Batch, Library, Pointer, Weights
+from trueline.engines.llama_cpp.library import Batch, Pointer
 from trueline.errors import ModelError, SettingError
+
+if TYPE_CHECKING:
+    from trueline.engines.llama_cpp.model import Weights
 
 MAX_SEQUENCES = 256  # what llama.cpp is built for
 _BATCH = 512  # tokens in one call
-_OUTPUTS = 128  # tokens in one call whose logits are wanted; their buffer is made for so many
-_LEAST_CELLS, _LEAST_SEQUENCES = 512, 64  # of the smallest cache
-# llama.cpp has three ways to compute attention, which round differently; it chooses by how many
-# tokens are read at once and how long the cache is. With values of another type than keys it
-# has only one, so that a row's logits do not depend on the rows beside it.
+_OUTPUTS = 128  # tokens in one call with an output; the buffer is made for so many
+_LEAST_CELLS, _LEAST_SEQUENCES = 512, 64  # of the smallest context
+# llama.cpp has three ways to compute attention, which round differently; it chooses by the
+# number of tokens in a call and the length of the cache. If values have another type than keys
+# there is only one way, so that the logits of a row do not depend on the other rows.
 _BFLOAT16 = 30
-_KEPT = 2  # caches that wait for the next reading
+_KEPT = 2  # free contexts in a pool
+_ROOM = 128  # tokens each new row may get before the context has to grow
+_AT_ONCE = 256  # tokens of continuations that are read before their sequences are dropped
+_ROWS = 32  # or so many rows, if they are short
 
 
 class Entry(NamedTuple):
-    """One token to read: where, in which sequence, and whether its logits are wanted."""
+    """A token to read."""
 
     token: int
     position: int
     sequence: int
-    is_output: bool
+    is_output: bool  # whether its logits or states are wanted
 
 
 class _Arrays:
-    """A batch of llama.cpp, filled anew for every call: making its arrays takes longer."""
+    """A batch of llama.cpp that is filled for every call: making its arrays takes longer."""
 
     def __init__(self) -> None:
         numbers = ctypes.c_int32 * _BATCH
@@ -45,18 +51,11 @@ class _Arrays:
         first = ctypes.addressof(self._sequences)
         self._addresses = (ctypes.c_void_p * _BATCH)(*range(first, first + 4 * _BATCH, 4))
         self._outputs = (ctypes.c_int8 * _BATCH)()
-        self._batch = Batch(
-            0,
-            ctypes.addressof(self._tokens),
-            None,
-            ctypes.addressof(self._positions),
-            ctypes.addressof(self._counts),
-            ctypes.addressof(self._addresses),
-            ctypes.addressof(self._outputs),
-        )
+        parts = (self._positions, self._counts, self._addresses, self._outputs)
+        addresses = [ctypes.addressof(part) for part in parts]
+        self._batch = Batch(0, ctypes.addressof(self._tokens), None, *addresses)
 
     def filled(self, entries: Sequence[Entry]) -> Batch:
-        """The batch with these tokens."""
         for index, entry in enumerate(entries):
             self._tokens[index] = entry.token
             self._positions[index] = entry.position
@@ -67,26 +66,25 @@ class _Arrays:
 
 
 class _Handle(Pointer):
-    """A cache that llama.cpp made: it is freed once nothing looks into its memory."""
+    """A context of llama.cpp; it is freed once no tensor refers to its memory."""
 
     weights: Weights
 
 
 class Context:
-    """A cache of keys and values for a number of sequences, all in the same cells."""
+    """The keys and values of a number of sequences, which share their cells."""
 
     def __init__(self, weights: Weights, cells: int, sequences: int) -> None:
         self.weights, self.cells, self.sequences = weights, cells, sequences
+        self._library = library = weights.library
         self._threads = torch.get_num_threads()
-        library = weights.library
-        self._library: Library = library
-        outputs = max(_OUTPUTS, sequences)
+        self._outputs = max(_OUTPUTS, sequences)
         values = {
             "n_ctx": cells,
             "n_batch": _BATCH,
             "n_ubatch": _BATCH,
             "n_seq_max": sequences,
-            "n_outputs_max": outputs,
+            "n_outputs_max": self._outputs,
             "n_outputs_max_per_seq": 0,
             "n_threads": self._threads,
             "n_threads_batch": self._threads,
@@ -94,77 +92,67 @@ class Context:
             "type_v": _BFLOAT16,
             "kv_unified": True,
         }
-        self._outputs = outputs
         params = library.params("context", **values)
         found = library.call("llama_init_from_model", weights.pointer, params)
         if not found:
             raise ModelError(
-                f"llama.cpp makes no cache of {cells} tokens ({library.last_words()}); "
+                f"llama.cpp makes no cache of {cells} tokens ({library.last_messages()}); "
                 "ask for fewer rows or fewer tokens, or free some memory"
             )
         self.pointer = _Handle(found)
-        self.pointer.weights = weights  # which go after it
+        self.pointer.weights = weights  # they are freed after it
         free = weakref.finalize(self.pointer, library.function("llama_free"), Pointer(found))
-        free.atexit = False  # the process gives it back
-        self._check(values)
-        self._memory = ctypes.c_void_p(library.call("llama_get_memory", self.pointer))
-        self._decode = library.function("llama_decode")
-        self._logits = library.function("llama_get_logits")
-        self._states = library.function("llama_get_embeddings")
-        self._gives_states = False
-        self._arrays = _Arrays()
-        self._seen = (0, 0, 0)  # what the view looks at: address, rows, width
-        self._view = torch.empty(0)
-
-    def _check(self, values: dict[str, int]) -> None:
-        """Refuse a library that took our parameters for others."""
+        free.atexit = False  # the system frees it
         for name in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_threads"):
-            got = self._library.call(f"llama_{name}", self.pointer)
+            got = library.call(f"llama_{name}", self.pointer)
             if got != values[name]:
                 raise ModelError(
                     f"llama.cpp was asked for {name}={values[name]} and took {got}: its "
                     "parameters are laid out in another way; install the release this one "
                     "was made for"
                 )
+        self._memory = ctypes.c_void_p(library.call("llama_get_memory", self.pointer))
+        self._decode = library.function("llama_decode")
+        self._logits = library.function("llama_get_logits")
+        self._states = library.function("llama_get_embeddings")
+        self._gives_states = False
+        self._arrays = _Arrays()
+        self._seen = (0, 0, 0)  # address, rows and width of the view
+        self._view = torch.empty(0)
 
     def read(
         self, entries: Sequence[Entry], *, states: bool = False, most: int = _BATCH
     ) -> torch.Tensor:
-        """Read tokens in their order: the logits, or the last states, at those wanted.
+        """Read tokens in order; a copy of the logits or last states at the outputs.
 
-        (outputs, vocabulary) or (outputs, d), as a copy: llama.cpp writes over its own. A call
-        of llama.cpp takes `most` tokens.
+        (outputs, vocabulary) or (outputs, d). A call of llama.cpp takes at most `most` tokens;
+        longer lists are split into parts of about the same length.
         """
-        cut = self._cut(entries, most)
-        parts = [self.read_in_place(part, states=states).clone() for part in cut]
-        found = [part for part in parts if len(part)]
-        return found[0] if len(found) == 1 else torch.cat(found or parts)
-
-    def _cut(self, entries: Sequence[Entry], most: int) -> list[Sequence[Entry]]:
-        """The entries in parts that one call takes, all about as long: see `read_rows`.
-
-        Outputs are one a row, for which there is always room, or at every token.
-        """
-        if all(entry.is_output for entry in entries):
+        if all(entry.is_output for entry in entries):  # else there is one output a row
             most = min(most, self._outputs)
         count = max(1, -(-len(entries) // most))
         edges = [len(entries) * at // count for at in range(count + 1)]
-        return [entries[start:end] for start, end in pairwise(edges)]
+        parts = [
+            self.read_in_place(entries[start:end], states=states).clone()
+            for start, end in pairwise(edges)
+        ]
+        found = [part for part in parts if len(part)]
+        return found[0] if len(found) == 1 else torch.cat(found or parts)
 
     def read_rows(
         self, rows: Sequence[Sequence[Entry]], *, states: bool = False
     ) -> torch.Tensor:
-        """Read the tokens of several rows, one row behind the other: what `read` gives.
+        """Read the tokens of several rows; the outputs of one row after the other.
 
         Where the number of tokens in a call decides how weights are multiplied, each row is
-        read by itself: how its tokens are cut then hangs on the row alone.
+        read alone: how its tokens are split then depends on this row only.
         """
         if self.weights.rows_alike is None:
-            return self.read([entry for row in rows for entry in row], states=states)
+            return self.read([*chain.from_iterable(rows)], states=states)
         return torch.cat([self.read(row, states=states) for row in rows or [[]]])
 
     def read_step(self, entries: Sequence[Entry], *, states: bool = False) -> torch.Tensor:
-        """Read one token of each row: the outputs at all of them, which may be in place."""
+        """Read one token of each row; the outputs may be in place."""
         most = self.weights.rows_alike
         if most is None or len(entries) <= most:
             return self.read_in_place(entries, states=states)
@@ -173,17 +161,17 @@ class Context:
     def read_ends(
         self, before: Sequence[Sequence[Entry]], last: Sequence[Entry], *, states: bool = False
     ) -> torch.Tensor:
-        """Read rows up to their last tokens, and then these: the outputs at the last ones."""
-        if self.weights.rows_alike is None and not states:  # all at once costs least
-            return self.read([*(entry for row in before for entry in row), *last])
-        self.read_rows(before)  # with states, all that is read in a call is put out
+        """Read rows up to their last tokens, and then these; the outputs at the last ones."""
+        if self.weights.rows_alike is None and not states:  # one call costs least
+            return self.read([*chain.from_iterable(before), *last])
+        self.read_rows(before)  # a call with states gives them for all its tokens
         return self.read(last, states=states, most=self.weights.rows_alike or _BATCH)
 
     def shareable(self, contexts: Sequence[Sequence[int]]) -> int:
-        """How many tokens at the start of all contexts may be read once for all.
+        """How many tokens at the start of all contexts may be read once.
 
-        Where the number of tokens in a call matters, what is shared and what is left of each
-        row are both to be as many as take the other way of multiplying, or nothing is shared.
+        Where the number of tokens in a call decides how weights are multiplied, the shared
+        part and the rest of each row must both be long, or nothing is shared.
         """
         shared = shared_length(contexts)
         if (alike := self.weights.rows_alike) is None:
@@ -192,26 +180,29 @@ class Context:
         return shared if shared > alike else 0
 
     def read_in_place(self, entries: Sequence[Entry], *, states: bool = False) -> torch.Tensor:
-        """The same in one call of llama.cpp, without a copy: it holds until the next call.
+        """`read` in one call and without a copy: the outputs are valid until the next call.
 
-        The tensor keeps the handle, and with it the memory it looks into.
+        The tensor holds the handle, and with it the memory of llama.cpp that it refers to.
         """
         width = self.weights.width if states else self.weights.vocabulary
         if not entries:
             return torch.empty(0, width)
         count = sum(entry.is_output for entry in entries)
-        assert not states or count in (0, len(entries)), "with states it puts out every token"
-        self._give_states(states and count > 0)
+        assert not states or count in (0, len(entries)), "states are given for every token"
+        gives_states = states and count > 0
+        if gives_states != self._gives_states:
+            self._library.call("llama_set_embeddings", self.pointer, gives_states)
+            self._gives_states = gives_states
         if code := self._decode(self.pointer, self._arrays.filled(entries)):
             raise ModelError(
                 f"llama.cpp could not read {len(entries)} tokens (code {code}; "
-                f"{self._library.last_words()})"
+                f"{self._library.last_messages()})"
             )
         if not count:
             return torch.empty(0, width)
         address = (self._states if states else self._logits)(self.pointer)
         if not address:
-            raise ModelError(f"llama.cpp gave no output ({self._library.last_words()})")
+            raise ModelError(f"llama.cpp gave no output ({self._library.last_messages()})")
         if self._seen != (address, count, width):  # llama.cpp seldom moves its memory
             values = (ctypes.c_float * (count * width)).from_address(address)
             values.handle = self.pointer  # type: ignore[attr-defined]
@@ -219,31 +210,24 @@ class Context:
             self._seen = (address, count, width)
         return self._view
 
-    def _give_states(self, wanted: bool) -> None:
-        if wanted != self._gives_states:
-            self._library.call("llama_set_embeddings", self.pointer, wanted)
-            self._gives_states = wanted
-
     def use_threads(self, threads: int) -> None:
-        """Read with so many threads from now on."""
         if threads != self._threads:
             self._library.call("llama_set_n_threads", self.pointer, threads, threads)
             self._threads = threads
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Have a sequence begin with the first tokens of another; no cell is copied."""
+        """Make a sequence share the first cells of another; no cell is copied."""
         self._library.call("llama_memory_seq_cp", self._memory, source, target, 0, length)
 
     def drop(self, sequence: int) -> None:
-        """Forget a sequence; the cells that were its alone are the next to be filled."""
+        """Drop a sequence; cells that no other sequence shares are filled next."""
         self._library.call("llama_memory_seq_rm", self._memory, sequence, -1, -1)
 
     def clear(self) -> None:
-        """Forget all."""
         self._library.call("llama_memory_clear", self._memory, False)
 
     def move(self, sequence: int, target: Context, number: int) -> None:
-        """Write a sequence into another cache, under a number of that one."""
+        """Copy a sequence into another context, under another number."""
         call = self._library.call
         size = call("llama_state_seq_get_size", self.pointer, sequence)
         data = (ctypes.c_ubyte * size)()
@@ -251,24 +235,24 @@ class Context:
         if not call("llama_state_seq_set_data", target.pointer, data, size, number):
             raise ModelError(
                 f"llama.cpp could not move {size} bytes of its cache to a larger one "
-                f"({self._library.last_words()})"
+                f"({self._library.last_messages()})"
             )
 
 
 class Pool:
-    """The caches of one model: those that wait are handed out again."""
+    """The contexts of one model; free ones are used again."""
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
-        self._waiting: list[Context] = []
+        self._free: list[Context] = []
         self._lock = Lock()
 
     def take(self, cells: int, sequences: int) -> Context:
-        """An empty cache for so many tokens in all, and so many sequences."""
+        """An empty context for so many tokens in all, and so many sequences."""
         with self._lock:
-            for context in self._waiting:
+            for context in self._free:
                 if context.cells >= cells and context.sequences >= sequences:
-                    self._waiting.remove(context)
+                    self._free.remove(context)
                     return context
         return Context(
             self._weights,
@@ -277,49 +261,39 @@ class Pool:
         )
 
     def give_back(self, context: Context) -> None:
-        """Keep a cache for the next reading."""
         context.clear()
         with self._lock:
-            self._waiting = sorted([*self._waiting, context], key=lambda one: one.cells)[
-                -_KEPT:
-            ]
+            self._free = sorted([*self._free, context], key=lambda one: one.cells)[-_KEPT:]
 
 
 def _power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-_ROOM = 128  # tokens each new row may get before the cache has to grow
-_AT_ONCE = 256  # tokens of continuations that are read before their rows are dropped
-_ROWS = 32  # rows of which that is true, whatever their length
-
-
 class SequenceCache:
     """The rows of one batch, each a sequence of llama.cpp.
 
-    A row that is named several times stays one sequence until its tokens differ. A row's keys
-    have to lie in the order of its tokens: attention adds them up as they lie, and another
-    order rounds differently. So the cells of rows that have left are not filled again; when the
-    cache is full, the rows that are left move to another one.
+    Repeats of a row share a sequence until their tokens differ. The keys of a row must lie in
+    the order of its tokens: attention adds them in the order of the cells, and another order
+    rounds differently. So the cells of rows that have left are not filled again; when the
+    context is full, the remaining rows move to another one.
     """
 
     def __init__(self, pool: Pool, *, states: bool = False) -> None:
         self._pool, self._wants_states = pool, states
-        self._held: list[Context] = []  # the one cache, once there is one
+        self._held: list[Context] = []  # the one context, once there is one
         self._rows: list[int] = []  # the sequence of each row
         self._lengths: dict[int, int] = {}  # tokens read in each sequence
-        self._cells = 0  # that are filled, those of rows that have left included
-        self._numbers = 0  # of sequences that were given out, those that have left included
+        self._cells = 0  # that are filled, also by rows that have left
+        self._numbers = 0  # of sequences used, also by rows that have left
         weakref.finalize(self, _give_back, pool, self._held).atexit = False
 
     @property
     def rows(self) -> int:
-        """How many rows it holds."""
         return len(self._rows)
 
     @property
     def width(self) -> int:
-        """How many tokens the longest row has in its cache."""
         return max(self._lengths.values(), default=0)
 
     def join(
@@ -329,7 +303,6 @@ class SequenceCache:
         layers: Sequence[int] = (),
         done: IsDone | None = None,
     ) -> States:
-        """Read whole contexts as new rows behind the others: the states at their ends."""
         _check_layers(layers)
         tokens = sum(map(len, contexts)) + _ROOM * len(contexts)
         context = self._context(tokens, len(contexts), done)
@@ -351,15 +324,11 @@ class SequenceCache:
     def extend(
         self, tokens: Sequence[int], *, layers: Sequence[int] = (), done: IsDone | None = None
     ) -> States:
-        """Read one more token in every row: the states at these tokens.
-
-        They stand in llama.cpp's own memory, until the next call.
-        """
         _check_layers(layers)
         repeated = len(self._rows) - len(self._lengths)
         context = self._context(len(tokens), repeated, done)
         if repeated:
-            self._part_rows(context)
+            self._separate_rows(context)
         lengths = self._lengths
         entries = []
         for sequence, token in zip(self._rows, tokens, strict=True):
@@ -368,8 +337,18 @@ class SequenceCache:
         self._cells += len(entries)
         return self._states(context.read_step(entries, states=self._wants_states))
 
+    def extend_many(
+        self, continuations: Sequence[Sequence[int]], *, layers: Sequence[int] = ()
+    ) -> States:
+        """Continuations are dropped once they are read, so that many need little room."""
+        _check_layers(layers)
+        longest = max(map(len, continuations))
+        rows = list(zip(self._rows, continuations, strict=True))
+        parts = [self._read_batch(batch, longest) for batch in _batches(rows)]
+        self._rows = []
+        return self._states(torch.cat(parts))
+
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep these rows, in this order; a row may be named more than once."""
         self._rows = [self._rows[row] for row in rows]
         for sequence in self._lengths.keys() - set(self._rows):
             del self._lengths[sequence]
@@ -377,26 +356,10 @@ class SequenceCache:
             self._held[0].clear()
             self._cells = self._numbers = 0
 
-    def read_on(
-        self, continuations: Sequence[Sequence[int]], *, layers: Sequence[int] = ()
-    ) -> States:
-        """Read a whole continuation in every row, which ends the reading.
-
-        Continuations are dropped as they are done, so that many of one context take little
-        room.
-        """
-        _check_layers(layers)
-        longest = max(map(len, continuations))
-        parts = []
-        for batch in _batches(list(zip(self._rows, continuations, strict=True))):
-            parts.append(self._read_batch(batch, longest))
-        self._rows = []
-        return self._states(torch.cat(parts))
-
     def _read_batch(
         self, batch: Sequence[tuple[int, Sequence[int]]], longest: int
     ) -> torch.Tensor:
-        """The outputs behind each token of some rows: (rows, longest, width)."""
+        """The outputs at each token of some continuations: (rows, longest, width)."""
         lengths = [len(tokens) for _, tokens in batch]
         context = self._context(sum(lengths), len(batch))
         sequences = range(self._numbers, self._numbers + len(batch))  # only for this batch
@@ -416,7 +379,10 @@ class SequenceCache:
         return States(outputs, None) if self._wants_states else States(None, outputs)
 
     def _context(self, tokens: int, sequences: int, done: IsDone | None = None) -> Context:
-        """The cache, with room for more tokens and sequences, and a core left to others."""
+        """The context, with room for more tokens and sequences.
+
+        It leaves a core to the work that runs in parallel until that is `done`.
+        """
         if len(self._lengths) + sequences > MAX_SEQUENCES:
             raise SettingError(
                 f"llama.cpp reads {MAX_SEQUENCES} rows at once, and "
@@ -435,7 +401,7 @@ class SequenceCache:
         return context
 
     def _moved(self, tokens: int, sequences: int) -> Context:
-        """Another cache with the rows that are left, and room for a quarter more at least."""
+        """Move the remaining rows to a context with room for a quarter more at least."""
         self._cells, self._numbers = sum(self._lengths.values()), len(self._lengths)
         numbers = self._numbers * 5 // 4 + sequences
         target = self._pool.take(self._cells * 5 // 4 + tokens, min(numbers, MAX_SEQUENCES))
@@ -449,23 +415,19 @@ class SequenceCache:
         self._rows = [renamed[sequence] for sequence in self._rows]
         return target
 
-    def _part_rows(self, context: Context) -> None:
-        """Give every row a sequence of its own."""
+    def _separate_rows(self, context: Context) -> None:
+        """Give every row its own sequence."""
         seen: set[int] = set()
-        for row, sequence in enumerate(self._rows):
-            if sequence in seen:
-                self._rows[row] = self._copied(context, sequence)
-            seen.add(sequence)
-
-    def _copied(self, context: Context, source: int) -> int:
-        """Another sequence with the same tokens."""
-        (sequence,) = self._unused(1)
-        self._lengths[sequence] = self._lengths[source]
-        context.copy(source, sequence, self._lengths[source])
-        return sequence
+        for row, source in enumerate(self._rows):
+            if source in seen:
+                (sequence,) = self._unused(1)
+                self._rows[row] = sequence
+                self._lengths[sequence] = self._lengths[source]
+                context.copy(source, sequence, self._lengths[source])
+            seen.add(source)
 
     def _unused(self, count: int) -> list[int]:
-        """The next numbers, which no sequence has had in this cache."""
+        """The next numbers, which no sequence of this context has had."""
         first = self._numbers
         self._numbers += count
         return list(range(first, self._numbers))
@@ -480,7 +442,7 @@ def _entries(
 def _batches(
     rows: Sequence[tuple[int, Sequence[int]]],
 ) -> Iterator[list[tuple[int, Sequence[int]]]]:
-    """Rows together, as many as are worth reading at once."""
+    """The rows in groups of at most _ROWS, which end at about _AT_ONCE tokens."""
     batch: list[tuple[int, Sequence[int]]] = []
     for row in rows:
         batch.append(row)

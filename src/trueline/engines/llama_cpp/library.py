@@ -1,41 +1,38 @@
-"""The shared library of llama.cpp in, its C functions out, once it is known to be right.
+"""The C functions of llama.cpp, from one pinned build that is checked before use.
 
-Its parameter structs change between releases, and a wrong one crashes the process. So only the
-release of `BUILD` is accepted, and the defaults that the library itself gives are held
-against what stands at the offsets there, and against the size of the structs.
+The parameter structs change between releases, and a wrong one crashes the process. So only the
+release of `BUILD` is accepted, and its structs are compared with the library's: the size, and
+the defaults at the offsets of the fields we use.
 """
 
 from __future__ import annotations
 
 import ctypes
 import platform
-import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata, util
-from math import inf
 from pathlib import Path
 from typing import Any
 
-from trueline.engines.weights import GgufHeader, read_gguf_header
 from trueline.errors import MissingExtraError, ModelError
 
-_LONGEST = 1024  # bytes that no parameter struct reaches
-_CANARY = 0xA5  # what they are filled with before the library writes its defaults
+_LONGEST = 1024  # bytes; no parameter struct is longer
+_CANARY = 0xA5  # fills a struct before the library writes its defaults
 _KINDS: dict[str, Any] = {"i": ctypes.c_int32, "?": ctypes.c_bool}
-_SHOWN = 300  # characters of what llama.cpp says that an error repeats
+_SHOWN = 300  # characters of llama.cpp's messages that an error repeats
 Pointer = ctypes.c_void_p
 
 
 class Params(ctypes.Structure):
-    """A parameter struct, longer than any: what is passed by value may be too long."""
+    """Any parameter struct: one that is passed by value may be too long."""
 
     _fields_ = (("bytes", ctypes.c_ubyte * _LONGEST),)
 
 
 class Batch(ctypes.Structure):
-    """llama_batch: tokens with their positions, their sequences, and whether to put out."""
+    """llama_batch: tokens, their positions and sequences, and which outputs are wanted."""
 
     _fields_ = (
         ("n_tokens", ctypes.c_int32),
@@ -50,31 +47,23 @@ class Batch(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Layout:
-    """A parameter struct: the offset, the kind and the default of the fields we know."""
+    """A parameter struct: offset, kind and default of the fields we know."""
 
     size: int
     fields: Mapping[str, tuple[int, str, int]]
 
-    def set(self, params: Params, name: str, value: int) -> None:
-        """Write one field."""
+    def field(self, params: Params, name: str) -> Any:
+        """A field as a C value that can be read and written."""
         offset, kind, _ = self.fields[name]
-        _KINDS[kind].from_buffer(params, offset).value = value
-
-    def wrong_fields(self, params: Params) -> list[str]:
-        """The fields whose defaults are not what they should be."""
-        return [
-            name
-            for name, (offset, kind, default) in self.fields.items()
-            if _KINDS[kind].from_buffer(params, offset).value != default
-        ]
+        return _KINDS[kind].from_buffer(params, offset)
 
 
 @dataclass(frozen=True)
 class Build:
-    """A release of the package that carries llama.cpp, and its parameter structs."""
+    """A release of the package that contains llama.cpp, and its parameter structs."""
 
     version: str
-    llama_version: str  # what llama_version() says
+    llama_version: str  # what llama_version() returns
     model: Layout
     context: Layout
 
@@ -115,7 +104,7 @@ _CONTEXT = Layout(
         "kv_unified": (141, "?", 0),
     },
 )
-# Another release is taken once the engine's tests pass with it.
+# To take another release, change this and run the tests of the engine.
 BUILD = Build("2026.10.11549", "0.6.0-dev", _MODEL, _CONTEXT)
 _PACKAGE = "xllamacpp"
 _LIBRARIES = (".so", ".pyd", ".dylib", ".dll")
@@ -143,8 +132,6 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {  # the result, then the arguments
     "llama_n_ubatch": (_uint, Pointer),
     "llama_n_seq_max": (_uint, Pointer),
     "llama_n_threads": (_int, Pointer),
-    "llama_n_threads_batch": (_int, Pointer),
-    "llama_pooling_type": (_int, Pointer),
     "llama_set_n_threads": (None, Pointer, _int, _int),
     "llama_set_embeddings": (None, Pointer, _bool),
     "llama_batch_get_one": (Params, Pointer, _int),
@@ -155,7 +142,6 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {  # the result, then the arguments
     "llama_memory_clear": (None, Pointer, _bool),
     "llama_memory_seq_rm": (_bool, Pointer, _int, _int, _int),
     "llama_memory_seq_cp": (None, Pointer, _int, _int, _int, _int),
-    "llama_memory_seq_pos_max": (_int, Pointer, _int),
     "llama_state_seq_get_size": (_size, Pointer, _int),
     "llama_state_seq_get_data": (_size, Pointer, Pointer, _size, _int),
     "llama_state_seq_set_data": (_size, Pointer, Pointer, _size, _int),
@@ -171,11 +157,11 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {  # the result, then the arguments
     "llama_token_to_piece": (_int, Pointer, _int, Pointer, _int, _int, _bool),
 }
 _LogCallback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, Pointer)
-_WARNING = 3  # from this level on, what llama.cpp says is kept for errors
+_WARNING = 3  # messages from this level on are kept for errors
 
 
 class Library:
-    """The C functions of llama.cpp by name, and what it said last."""
+    """The C functions of llama.cpp by name, and its last messages."""
 
     def __init__(self, path: Path, build: Build) -> None:
         self.build = build
@@ -185,10 +171,14 @@ class Library:
             function = getattr(loaded, name)
             function.restype, function.argtypes = result, arguments
             self._functions[name] = function
-        self._said: list[tuple[int, str]] = []  # the level and the words
-        self._listen = _LogCallback(self._hear)  # kept: the library calls it
+        for kind in ("model", "context"):
+            function = loaded[f"llama_{kind}_default_params"]
+            function.restype, function.argtypes = Params, ()
+            self._functions[f"llama_{kind}_default_params"] = function
         _check(self, loaded)
-        self.call("llama_log_set", ctypes.cast(self._listen, Pointer), None)
+        self._messages: list[tuple[int, str]] = []  # level and text
+        self._callback = _LogCallback(self._log)  # kept: the library calls it
+        self.call("llama_log_set", ctypes.cast(self._callback, Pointer), None)
         self.call("llama_backend_init")
 
     def call(self, name: str, *arguments: Any) -> Any:
@@ -200,24 +190,24 @@ class Library:
         return self._functions[name]
 
     def params(self, kind: str, **values: int) -> Params:
-        """A parameter struct: the library's defaults, and some fields of ours."""
+        """A parameter struct with the library's defaults, but for these values."""
         layout: Layout = getattr(self.build, kind)
-        params = _defaults(self, kind)
+        params: Params = self.call(f"llama_{kind}_default_params")
         for name, value in values.items():
-            layout.set(params, name, value)
+            layout.field(params, name).value = value
         return params
 
-    def last_words(self) -> str:
-        """The errors of llama.cpp since this was last asked, else its warnings, in one line."""
-        level = max((level for level, _ in self._said), default=0)
-        said = "".join(text for own, text in self._said if own == level)
-        self._said.clear()
-        return said.replace("\n", "; ").strip("; ")[-_SHOWN:]
+    def last_messages(self) -> str:
+        """The errors of llama.cpp since the last call, or else its warnings, in one line."""
+        worst = max((level for level, _ in self._messages), default=0)
+        found = "".join(text for level, text in self._messages if level == worst)
+        self._messages.clear()
+        return found.replace("\n", "; ").strip("; ")[-_SHOWN:]
 
-    # Names of this module are gone while the interpreter ends, and llama.cpp may speak then.
-    def _hear(self, level: int, text: bytes, _: Any, least: int = _WARNING) -> None:
+    # llama.cpp may log while the interpreter exits, when the names of this module are gone.
+    def _log(self, level: int, text: bytes, _: Any, least: int = _WARNING) -> None:
         if level >= least:
-            self._said = [*self._said[-20:], (level, text.decode("utf-8", "replace"))]
+            self._messages = [*self._messages[-20:], (level, text.decode("utf-8", "replace"))]
 
 
 @cache
@@ -228,60 +218,58 @@ def open_library() -> Library:
         raise MissingExtraError(
             "engine='llama.cpp' needs xllamacpp: pip install 'trueline[llama]'"
         )
-    version = metadata.version(_PACKAGE)
+    version, accepted = metadata.version(_PACKAGE), f"{_PACKAGE}=={BUILD.version}"
     if version != BUILD.version:
         raise ModelError(
             f"{_PACKAGE} {version} is installed, and its parameter structs are not known to "
-            f"this release of trueline; install {_accepted()}"
+            f"this release of trueline; install {accepted}"
         )
     folder = Path(next(iter(found.submodule_search_locations)))
-    label = f"{_PACKAGE} {version}"
     files = [path for path in sorted(folder.glob("*xllamacpp*.*")) if path.suffix in _LIBRARIES]
     if not files:
-        raise ModelError(f"{folder} holds no shared library; install {label} again")
+        raise ModelError(f"{folder} holds no shared library; install {accepted} again")
     try:
         return Library(files[0], BUILD)
     except (OSError, AttributeError) as error:  # it does not load, or lacks a function
         raise ModelError(
-            f"the llama.cpp inside {label} cannot be used ({str(error)[:_SHOWN]}); "
-            f"install the release this one was made for: {_accepted()}"
+            f"the llama.cpp inside {_PACKAGE} {version} cannot be used "
+            f"({str(error)[:_SHOWN]}); install the release this one was made for: {accepted}"
         ) from error
 
 
 def _check(library: Library, loaded: ctypes.CDLL) -> None:
-    """Refuse a library that is not the one its layout was written for."""
-    said, wanted = library.call("llama_version").decode(), library.build.llama_version
-    problems = [] if said == wanted else [f"it calls itself {said}, not {wanted}"]
+    """Refuse a library whose structs are not those of its build."""
+    build, problems = library.build, []
+    if (version := library.call("llama_version").decode()) != build.llama_version:
+        problems.append(f"it calls itself {version}, not {build.llama_version}")
     for kind in ("model", "context"):
-        layout: Layout = getattr(library.build, kind)
-        own = loaded[f"llama_{kind}_default_params"]
-        own.restype, own.argtypes = Params, ()
-        library._functions[f"llama_{kind}_default_params"] = own
+        layout: Layout = getattr(build, kind)
+        defaults = library.params(kind)
         problems += [
             f"{name} of its {kind} parameters is not where it should be"
-            for name in layout.wrong_fields(_defaults(library, kind))
+            for name, (_, _, default) in layout.fields.items()
+            if layout.field(defaults, name).value != default
         ]
         size = _written(loaded, f"llama_{kind}_default_params")
         if size is not None and not layout.size - 8 < size <= layout.size:
             problems.append(f"its {kind} parameters have {size} bytes, not {layout.size}")
-    problems += _batch_problems(library)
+    tokens = (ctypes.c_int32 * 2)(3, 4)
+    batch = Batch.from_buffer(library.call("llama_batch_get_one", tokens, 2))
+    others = (batch.embd, batch.pos, batch.n_seq_id, batch.seq_id, batch.logits)
+    if batch.n_tokens != 2 or batch.token != ctypes.addressof(tokens) or any(others):
+        problems.append("a batch of tokens is laid out in another way")
     if problems:
         raise ModelError(
             f"this llama.cpp is not the one trueline was made for ({'; '.join(problems)}); "
-            f"install {_accepted()}"
+            f"install {_PACKAGE}=={build.version}"
         )
 
 
-def _defaults(library: Library, kind: str) -> Params:
-    found: Params = library.call(f"llama_{kind}_default_params")
-    return found
-
-
 def _written(loaded: ctypes.CDLL, name: str) -> int | None:
-    """How many bytes a function writes where its struct goes; None: it cannot be told here.
+    """The bytes that a function writes for the struct it returns; None if unknown here.
 
-    The address of a large result is a hidden first argument on x86-64, so the function can be
-    handed a buffer that is full of canaries.
+    On x86-64 the address of a large result is a hidden first argument, so the function can be
+    given a buffer that is full of canaries.
     """
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return None
@@ -289,105 +277,3 @@ def _written(loaded: ctypes.CDLL, name: str) -> int | None:
     buffer = (ctypes.c_ubyte * _LONGEST)(*[_CANARY] * _LONGEST)
     fill(ctypes.addressof(buffer))
     return len(bytes(buffer).rstrip(bytes([_CANARY])))
-
-
-def _batch_problems(library: Library) -> list[str]:
-    """Whether a batch that the library makes reads as ours."""
-    tokens = (ctypes.c_int32 * 2)(3, 4)
-    made = library.call("llama_batch_get_one", tokens, 2)
-    batch = Batch.from_buffer(made)
-    others = (batch.embd, batch.pos, batch.n_seq_id, batch.seq_id, batch.logits)
-    if batch.n_tokens == 2 and batch.token == ctypes.addressof(tokens) and not any(others):
-        return []
-    return ["a batch of tokens is laid out in another way"]
-
-
-def _accepted() -> str:
-    return f"{_PACKAGE}=={BUILD.version}"
-
-
-_REFUSED = {  # what llama.cpp says of a model: why it cannot be used
-    "llama_model_has_encoder": "has an encoder, which trueline does not run",
-    "llama_model_is_recurrent": "keeps a running state where trueline needs a cache of keys "
-    "and values; models with attention in every layer work",
-    "llama_model_is_hybrid": "keeps a running state in some layers, where trueline needs a "
-    "cache of keys and values; models with attention in every layer work",
-    "llama_model_is_diffusion": "writes all of its answer at once, and trueline goes token by "
-    "token",
-}
-_MOST_LAYERS = 512  # what llama.cpp is built for
-# From eight tokens at once on, llama.cpp multiplies weights of these formats (Q2_K to Q8_K) in
-# another way, which rounds differently.
-_K_FORMATS = range(10, 16)
-_ALIKE = 7
-
-
-class Weights:
-    """A model of llama.cpp and its vocabulary."""
-
-    def __init__(self, file: Path, label: str) -> None:
-        self.file = file
-        self.header: GgufHeader = read_gguf_header(file, label)
-        _check_header(self.header, label)
-        self.library: Library = open_library()
-        self.pointer = self._load(label)
-        call = self.library.call
-        # Not at exit: threads may still read then, and the process gives it back anyway.
-        free = self.library.function("llama_model_free")
-        weakref.finalize(self, free, self.pointer).atexit = False
-        self.vocab = ctypes.c_void_p(call("llama_model_get_vocab", self.pointer))
-        self.vocabulary = int(call("llama_vocab_n_tokens", self.vocab))
-        self.limit = int(call("llama_model_n_ctx_train", self.pointer))
-        self.width = int(call("llama_model_n_embd", self.pointer))
-        self.depth = int(call("llama_model_n_layer", self.pointer))
-        kinds = {tensor.kind for tensor in self.header.tensors.values()}
-        # So many rows at once have the logits that each has alone; None: any number.
-        self.rows_alike = _ALIKE if kinds & set(_K_FORMATS) else None
-        self._check(label)
-
-    def _load(self, label: str) -> ctypes.c_void_p:
-        library = self.library
-        library.last_words()
-        # In its own layout, llama.cpp multiplies Q4_K weights for one row in one way and
-        # for several in another, which rounds differently: an answer would hang on the others.
-        params = library.params("model", n_gpu_layers=0, use_extra_bufts=False)
-        pointer = library.call("llama_model_load_from_file", str(self.file).encode(), params)
-        said = library.last_words()
-        if not pointer:
-            raise ModelError(
-                f"llama.cpp cannot open {label} ({said or 'it does not say why'}); fetch the "
-                "model again, or take one whose architecture this llama.cpp knows"
-            )
-        return ctypes.c_void_p(pointer)
-
-    def _check(self, label: str) -> None:
-        call = self.library.call
-        for question, why in _REFUSED.items():
-            if call(question, self.pointer):
-                raise ModelError(f"{label} {why}")
-        if not call("llama_model_has_decoder", self.pointer):
-            raise ModelError(f"{label} has no decoder: it embeds texts and writes none")
-        for name in ("vocabulary", "limit", "width", "depth"):
-            if getattr(self, name) < 1:
-                raise ModelError(
-                    f"the header of {label} gives it a {name} of {getattr(self, name)}; "
-                    "fetch the model again"
-                )
-
-
-def _check_header(header: GgufHeader, label: str) -> None:
-    """Refuse settings at which llama.cpp ends the process instead of saying what is wrong."""
-    kind = header.settings.get("general.architecture")
-    layers = header.settings.get(f"{kind}.block_count")
-    if layers is not None and not (isinstance(layers, int) and 0 < layers <= _MOST_LAYERS):
-        raise ModelError(
-            f"the header of {label} gives it {layers} layers, and llama.cpp takes from 1 to "
-            f"{_MOST_LAYERS}; fetch the model again"
-        )
-    for name in ("layer_norm_rms_epsilon", "layer_norm_epsilon"):
-        value = header.settings.get(f"{kind}.attention.{name}", 0.0)
-        if not (isinstance(value, float | int) and 0 <= value < inf):
-            raise ModelError(
-                f"the header of {label} gives it a {name} of {value}, which is no small "
-                "number; fetch the model again"
-            )

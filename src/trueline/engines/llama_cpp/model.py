@@ -1,113 +1,148 @@
-"""A GGUF file in, a language model of llama.cpp out: its weights, its tokenizer, its head."""
+"""A GGUF file as an engine of llama.cpp: its weights, its head, the model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import ctypes
+import weakref
+from collections.abc import Sequence
 from functools import cached_property
+from math import inf
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from trueline.engines.base import HeadKind, KVCache
+from trueline.engines.base import HeadKind, KVCache, ScaledHead
 from trueline.engines.llama_cpp.cache import Pool, SequenceCache
-from trueline.engines.llama_cpp.library import Weights
+from trueline.engines.llama_cpp.library import open_library
 from trueline.engines.llama_cpp.tokenizer import GgufTokenizer
 from trueline.engines.models import resolve_gguf
-from trueline.engines.weights import GgufTensor
+from trueline.engines.weights import GgufHeader, GgufTensor, read_gguf_header
 from trueline.errors import ModelError, SettingError, import_extra
 from trueline.files import file_hash
 
+_RUNNING_STATE = "where trueline needs a cache of keys and values; models with attention in "
+_RUNNING_STATE += "every layer work"
+_REFUSED = {  # what llama.cpp reports of a model: why it cannot be used
+    "llama_model_has_encoder": "has an encoder, which trueline does not run",
+    "llama_model_is_recurrent": f"keeps a running state {_RUNNING_STATE}",
+    "llama_model_is_hybrid": f"keeps a running state in some layers, {_RUNNING_STATE}",
+    "llama_model_is_diffusion": "writes all of its answer at once, and trueline goes token by "
+    "token",
+}
+_MOST_LAYERS = 512  # what llama.cpp is built for
+# From eight tokens in a call on, llama.cpp multiplies weights of these formats (Q2_K to Q8_K)
+# in another way, which rounds differently.
+_K_FORMATS = set(range(10, 16))
+_ALIKE = 7
 # llama.cpp rounds the hidden state to 8 bits before it multiplies, and we do not: the logits
-# differ by so much of their deviation at most. Another form of the head differs by far more.
+# differ by at most this share of their deviation. Another form of the head differs far more.
 TOLERANCE = 0.1
+_PROBE = 24  # tokens of the text that a head is first checked on
+_TRIAL = "Is the sky blue?"  # the first text a model reads
 
 
-@dataclass(frozen=True)
-class GgufHead:
-    """logits = cap * tanh(scale * (W h + b) / cap), less the parts the model does not have."""
+class Weights:
+    """A model of llama.cpp and its vocabulary."""
 
-    weight: torch.Tensor  # (vocabulary, d)
-    own_bias: torch.Tensor | None = None  # (vocabulary,)
-    scale: float = 1.0
-    cap: float | None = None
+    def __init__(self, file: Path, label: str) -> None:
+        self.file = file
+        self.header = read_gguf_header(file, label)
+        _check_header(self.header, label)
+        self.library = open_library()
+        self.library.last_messages()
+        # In its own layout, llama.cpp multiplies Q4_K weights for one row in one way and for
+        # several in another, which rounds differently: an answer would depend on other rows.
+        params = self.library.params("model", n_gpu_layers=0, use_extra_bufts=False)
+        call = self.library.call
+        pointer = call("llama_model_load_from_file", str(file).encode(), params)
+        if not pointer:
+            why = self.library.last_messages() or "it does not say why"
+            raise ModelError(
+                f"llama.cpp cannot open {label} ({why}); fetch the model again, or take one "
+                "whose architecture this llama.cpp knows"
+            )
+        self.library.last_messages()
+        self.pointer = ctypes.c_void_p(pointer)
+        # Not at exit: threads may still read then, and the system frees it anyway.
+        free = self.library.function("llama_model_free")
+        weakref.finalize(self, free, self.pointer).atexit = False
+        self.vocab = ctypes.c_void_p(call("llama_model_get_vocab", self.pointer))
+        self.vocabulary = int(call("llama_vocab_n_tokens", self.vocab))
+        self.limit = int(call("llama_model_n_ctx_train", self.pointer))
+        self.width = int(call("llama_model_n_embd", self.pointer))
+        self.depth = int(call("llama_model_n_layer", self.pointer))
+        # In a call with at most so many rows, each has the logits that it has alone; None: any.
+        is_k = any(tensor.kind in _K_FORMATS for tensor in self.header.tensors.values())
+        self.rows_alike = _ALIKE if is_k else None
+        for question, why in _REFUSED.items():
+            if call(question, self.pointer):
+                raise ModelError(f"{label} {why}")
+        if not call("llama_model_has_decoder", self.pointer):
+            raise ModelError(f"{label} has no decoder: it embeds texts and writes none")
+        for name in ("vocabulary", "limit", "width", "depth"):
+            if getattr(self, name) < 1:
+                raise ModelError(
+                    f"the header of {label} gives it a {name} of {getattr(self, name)}; "
+                    "fetch the model again"
+                )
 
-    @property
-    def is_linear(self) -> bool:
-        """Whether a sum of hidden states gives the sum of their logits."""
-        return self.cap is None
 
-    @property
-    def bias(self) -> torch.Tensor | None:
-        """What the head adds whatever the hidden state, on the scale of the logits."""
-        return None if self.own_bias is None else self.own_bias * self.scale
-
-    @torch.inference_mode()
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The logits of hidden states (..., d)."""
-        return self._scaled(torch.nn.functional.linear(hidden, self.weight, self.own_bias))
-
-    @torch.inference_mode()
-    def at(self, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """The logits of a few tokens only: (n, d) -> (n, tokens)."""
-        bias = None if self.own_bias is None else self.own_bias[tokens]
-        return self._scaled(torch.nn.functional.linear(hidden, self.weight[tokens], bias))
-
-    def _scaled(self, logits: torch.Tensor) -> torch.Tensor:
-        if self.scale != 1.0:
-            logits = logits * self.scale
-        if self.cap is not None:
-            logits = torch.tanh(logits / self.cap) * self.cap
-        return logits
+def _check_header(header: GgufHeader, label: str) -> None:
+    """Refuse settings at which llama.cpp ends the process instead of reporting an error."""
+    kind = header.settings.get("general.architecture")
+    layers = header.settings.get(f"{kind}.block_count")
+    if layers is not None and not (isinstance(layers, int) and 0 < layers <= _MOST_LAYERS):
+        raise ModelError(
+            f"the header of {label} gives it {layers} layers, and llama.cpp takes from 1 to "
+            f"{_MOST_LAYERS}; fetch the model again"
+        )
+    for name in ("layer_norm_rms_epsilon", "layer_norm_epsilon"):
+        value = header.settings.get(f"{kind}.attention.{name}", 0.0)
+        if not (isinstance(value, float | int) and 0 <= value < inf):
+            raise ModelError(
+                f"the header of {label} gives it a {name} of {value}, which is no small "
+                "number; fetch the model again"
+            )
 
 
-def is_tied(weights: Weights) -> bool:
-    """Whether the head is the input embedding."""
-    return "output.weight" not in weights.header.tensors
+def find_head(
+    weights: Weights, hidden: torch.Tensor, logits: torch.Tensor
+) -> ScaledHead | None:
+    """The head that gives these logits (tokens, vocabulary) for these states (tokens, d).
 
-
-def find_head(weights: Weights, hidden: torch.Tensor, logits: torch.Tensor) -> GgufHead | None:
-    """The head that gives these logits (tokens, vocabulary) of these states (tokens, d).
-
-    None where no known form (linear, constant scale, soft cap) comes near enough.
+    None where no known form (linear, constant scale, soft cap) is within TOLERANCE.
     """
-    tensors = weights.header.tensors
-    name = "token_embd.weight" if is_tied(weights) else "output.weight"
-    shape = (weights.vocabulary, weights.width)
-    if name not in tensors or tensors[name].shape != shape:
+    tensors, settings = weights.header.tensors, weights.header.settings
+    table = tensors.get("output.weight", tensors.get("token_embd.weight"))  # the second if tied
+    if table is None or table.shape != (weights.vocabulary, weights.width):
         return None
     bias = tensors.get("output.bias")
-    head = GgufHead(
-        read_tensor(weights, tensors[name]),
-        None if bias is None else read_tensor(weights, bias),
+    output = torch.nn.Linear(
+        weights.width, weights.vocabulary, bias=bias is not None, device="meta"
     )
-    best = min(_forms(weights, head), key=lambda form: distance(form, hidden, logits))
+    output.weight = torch.nn.Parameter(read_tensor(weights, table), requires_grad=False)
+    if bias is not None:
+        output.bias = torch.nn.Parameter(read_tensor(weights, bias), requires_grad=False)
+    forms = [ScaledHead(output, is_linear=True)]
+    kind = settings.get("general.architecture")
+    if scale := float(settings.get(f"{kind}.logit_scale", 0.0)):  # some models divide by it
+        forms.append(ScaledHead(output, multiplier=scale, is_linear=True))
+        forms.append(ScaledHead(output, divisor=scale, is_linear=True))
+    if cap := float(settings.get(f"{kind}.final_logit_softcapping", 0.0)):
+        forms.append(ScaledHead(output, cap=cap))
+    best = min(forms, key=lambda form: distance(form, hidden, logits))
     return best if distance(best, hidden, logits) <= TOLERANCE else None
 
 
-def distance(head: GgufHead, hidden: torch.Tensor, logits: torch.Tensor) -> float:
-    """How far the head is from the logits, against how far they deviate from their mean."""
+def distance(head: ScaledHead, hidden: torch.Tensor, logits: torch.Tensor) -> float:
+    """The error of the head, relative to the deviation of the logits from their mean."""
     error = (head(hidden) - logits).square().mean().sqrt()
     return float(error / logits.std())
 
 
-def _forms(weights: Weights, head: GgufHead) -> Iterator[GgufHead]:
-    """The head with what a file may say of it; some models multiply and some divide by it."""
-    yield head
-    settings = weights.header.settings
-    kind = settings.get("general.architecture")
-    scale = float(settings.get(f"{kind}.logit_scale", 0.0))
-    if scale:
-        yield replace(head, scale=scale)
-        yield replace(head, scale=1 / scale)
-    cap = float(settings.get(f"{kind}.final_logit_softcapping", 0.0))
-    if cap:
-        yield replace(head, cap=cap)
-
-
 def read_tensor(weights: Weights, tensor: GgufTensor) -> torch.Tensor:
-    """A tensor of the file as the float32 it stands for."""
+    """A tensor of the file in float32."""
     gguf = import_extra("gguf", "reading the head of a GGUF file", "llama")
     kind = gguf.GGMLQuantizationType(tensor.kind)
     values, size = gguf.GGML_QUANT_SIZES[kind]  # in a block
@@ -119,65 +154,35 @@ def read_tensor(weights: Weights, tensor: GgufTensor) -> torch.Tensor:
     return torch.from_numpy(np.array(found))
 
 
-_PROBE = 24  # tokens of the text a head is first checked on
-_TRIAL = "Is the sky blue?"  # the first text a model reads
-
-
 class LlamaModel:
     """A causal language model of llama.cpp and its tokenizer."""
 
+    device, dtype = torch.device("cpu"), torch.float32
+    gives_layers = False  # a callback in the middle of a pass would halve its speed
+
     def __init__(self, file: Path, *, id: str = "") -> None:
         self.id = id or file.name
-        self.weights = Weights(file, self.id)
-        self.pool = Pool(self.weights)
-        self.tokenizer = GgufTokenizer(self.weights, self.id)
+        self.weights = weights = Weights(file, self.id)
+        self.pool = Pool(weights)
+        self.tokenizer = GgufTokenizer(weights, self.id)
+        self.vocabulary, self.limit, self.depth = (
+            weights.vocabulary,
+            weights.limit,
+            weights.depth,
+        )
+        self.is_tied = "output.weight" not in weights.header.tensors
+        self.tokenizer_hash = weights.header.tokenizer_hash
+        self.stop_ids = self.tokenizer.end_ids
 
     def __repr__(self) -> str:
         return f"LlamaModel({self.id!r})"
 
-    @property
-    def device(self) -> torch.device:
-        """Where its logits are."""
-        return torch.device("cpu")
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of its logits and states, whatever its weights are packed in."""
-        return torch.float32
-
-    @property
-    def vocabulary(self) -> int:
-        """How many tokens it chooses from."""
-        return self.weights.vocabulary
-
-    @property
-    def limit(self) -> int:
-        """How many tokens it was trained to read, prompt and answer together."""
-        return self.weights.limit
-
-    @property
-    def depth(self) -> int:
-        """How many layers it has."""
-        return self.weights.depth
-
-    @property
-    def gives_layers(self) -> bool:
-        """It does not: a callback in the middle of a pass would halve its speed."""
-        return False
-
-    @property
-    def is_tied(self) -> bool:
-        """Whether its head is its input embedding."""
-        return is_tied(self.weights)
-
     @cached_property
-    def head(self) -> GgufHead | None:
-        """Its head in float32, or None where only its own pass gives its logits."""
+    def head(self) -> ScaledHead | None:
         tokens = [token % self.vocabulary for token in range(1, _PROBE + 1)]
         return find_head(self.weights, *self._probe(tokens))
 
     def head_kind(self, tokens: Sequence[int]) -> HeadKind:
-        """What its head is, checked on the states of a real text."""
         if self.head is None:
             return "opaque"
         if distance(self.head, *self._probe(tokens)) > TOLERANCE:
@@ -191,9 +196,9 @@ class LlamaModel:
         """The states (tokens, d) and the logits (tokens, vocabulary) of a text."""
         found = []
         for states in (True, False):
-            reading = SequenceCache(self.pool, states=states)
-            reading.join([tokens[:1]])
-            given = reading.read_on([tokens[1:]])
+            cache = SequenceCache(self.pool, states=states)
+            cache.join([tokens[:1]])
+            given = cache.extend_many([tokens[1:]])
             tensor = given.hidden if states else given.logits
             assert tensor is not None
             found.append(tensor[0])
@@ -201,44 +206,28 @@ class LlamaModel:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the file."""
         return f"gguf-{file_hash(self.weights.file)}"
 
-    @property
-    def tokenizer_hash(self) -> str:
-        """A hash of all that the file says of its tokenizer."""
-        return self.weights.header.tokenizer_hash
-
-    @cached_property
-    def stop_ids(self) -> frozenset[int]:
-        """The tokens that end an answer."""
-        return self.tokenizer.end_ids
-
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """The tokens of a text, with those that begin or end one if `special`."""
         return self.tokenizer.encode(text, add_special_tokens=special)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of some tokens, special ones dropped."""
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
 
     def decode_all(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        """The texts of many short token lists."""
         return [self.decode(row) for row in rows]
 
     def decode_settled(self, tokens: Sequence[int]) -> str:
-        """The text of unfinished tokens, less a last run of bytes, which may yet change."""
+        """The text without bytes at its end, which may become another character."""
         end = len(tokens)
         while end and self.tokenizer.is_byte(tokens[end - 1]):
             end -= 1
         return self.decode(tokens[:end])
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """The text of each token by itself, special ones by their name."""
         return [self.tokenizer.decode([token]) for token in tokens]
 
     def start(self, *, states: bool = False) -> KVCache:
-        """An empty reading: it gives logits, or hidden states instead."""
         return SequenceCache(self.pool, states=states and self.head is not None)
 
 
@@ -261,6 +250,7 @@ def load(
             "runs on the CPU; leave device out, or take engine='transformers'"
         )
     source = resolve_gguf(name)
-    lm = LlamaModel(source.file, id=source.id)
+    assert source.gguf_file is not None
+    lm = LlamaModel(source.gguf_file, id=source.id)
     lm.decode(lm.encode(_TRIAL, special=True))
     return lm

@@ -1,4 +1,4 @@
-"""Keys and values of the tokens read so far: kept in place, and read without a copy."""
+"""Passes of a transformers model over a batch of rows, and its cache of keys and values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from trueline.engines.weights import IMPORTING
 if TYPE_CHECKING:
     from trueline.engines.transformers.model import LanguageModel
 
-
 with IMPORTING:
     from transformers import (
         AttentionInterface,
@@ -26,14 +25,15 @@ with IMPORTING:
     from transformers.cache_utils import DynamicLayer
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import sdpa_mask
-_NAME = "trueline"  # what transformers files our attention under
-_ROOM = 64  # tokens a buffer can take before it has to be made anew
+
+_NAME = "trueline"  # of our attention among those of transformers
+_ROOM = 64  # tokens that fit into a buffer before it is made anew
 
 
 class GrowingLayer(DynamicLayer):
-    """The cache of one layer in a buffer with room at its end.
+    """The cache of one layer, in buffers with room for more tokens.
 
-    transformers' own joins old and new into a new tensor at every step, which copies all.
+    transformers' own layer concatenates at every step, which copies all keys and values.
     """
 
     keys: torch.Tensor  # (rows, heads, tokens, width), a view into the buffer
@@ -43,7 +43,7 @@ class GrowingLayer(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the new tokens behind the old; all keys and values so far come back."""
+        """Append new tokens; all keys and values so far."""
         if not self.is_initialized:
             self.dtype, self.device = key_states.dtype, key_states.device
             self._length = 0
@@ -62,38 +62,37 @@ class GrowingLayer(DynamicLayer):
         return self.keys, self.values
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keep these rows, in this order; a row may be named more than once."""
+        """Keep these rows, in this order; repeats are allowed."""
         if self.is_initialized:
             self._buffers = [buffer[indices] for buffer in self._buffers]
             self._show()
 
     def absorb(self, other: GrowingLayer, width: int) -> None:
-        """Add the rows of another layer below these, all padded on the left to `width`."""
+        """Append the rows of another layer; all rows are padded on the left to `width`."""
         pairs = zip((self.keys, self.values), (other.keys, other.values), strict=True)
         self._buffers = [stack_right(pair, width, room=_ROOM) for pair in pairs]
         self._length = width
         self._show()
 
     def drop_left(self, count: int) -> None:
-        """Forget the first tokens of every row."""
+        """Drop the first tokens of every row."""
         self._buffers = [buffer[:, :, count:] for buffer in self._buffers]
         self._length -= count
         self._show()
 
     def _larger(self, buffer: torch.Tensor, used: int) -> torch.Tensor:
-        """(rows, heads, tokens, width) with room for half as many tokens again."""
+        """A copy (rows, heads, tokens, width) with room for half as many tokens again."""
         size = max(self._length + _ROOM, self._length * 3 // 2)
         made = buffer.new_empty(*buffer.shape[:2], size, buffer.shape[3])
         made[:, :, :used] = buffer[:, :, :used]
         return made
 
     def _show(self) -> None:
-        self.keys = self._buffers[0].narrow(2, 0, self._length)
-        self.values = self._buffers[1].narrow(2, 0, self._length)
+        self.keys, self.values = (buf.narrow(2, 0, self._length) for buf in self._buffers)
 
 
 class Cache(DynamicCache):
-    """The cache of a model; layers with a sliding window keep transformers' own kind."""
+    """The cache of a model; layers with a sliding window keep transformers' own class."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(config=model.config)
@@ -103,9 +102,9 @@ class Cache(DynamicCache):
         ]
 
     def absorb(self, other: Cache, width: int) -> None:
-        """Add the rows of another cache below these; `width` is that of the wider one.
+        """Append the rows of another cache; `width` is that of the wider one.
 
-        Every row ends at the same place: what is short gets pads on its left.
+        All rows end at the same place: short ones are padded on the left.
         """
         for ours, theirs in zip(self.layers, other.layers, strict=True):
             if not ours.is_initialized:
@@ -120,13 +119,13 @@ class Cache(DynamicCache):
                 ours.cumulative_length = width
 
     def drop_left(self, count: int) -> None:
-        """Forget the first tokens of every row, which are pads in all of them."""
+        """Drop the first tokens of every row, which are pads in all of them."""
         for layer in self.layers:
             if isinstance(layer, GrowingLayer) and layer.is_initialized:
                 layer.drop_left(count)
             elif layer.is_initialized:
                 gone = count
-                if layer.is_sliding:  # it has forgotten some by itself
+                if layer.is_sliding:  # it has dropped some already
                     gone -= min(count, layer.cumulative_length - layer.keys.shape[2])
                     layer.cumulative_length -= count
                 layer.keys, layer.values = layer.keys[:, :, gone:], layer.values[:, :, gone:]
@@ -135,13 +134,12 @@ class Cache(DynamicCache):
 def stack_right(
     parts: tuple[torch.Tensor, torch.Tensor], width: int, *, room: int = 0
 ) -> torch.Tensor:
-    """Rows of (rows, heads, tokens, size) below rows, ending at the same token; zeros are pads.
+    """Concatenate the rows of (rows, heads, tokens, size), padded on the left with zeros.
 
-    `room` tokens more are left free behind them.
+    `room` more tokens are left free on the right.
     """
-    rows = sum(len(part) for part in parts)
     first = parts[0]
-    made = first.new_zeros(rows, first.shape[1], width + room, first.shape[3])
+    made = first.new_zeros(sum(map(len, parts)), first.shape[1], width + room, first.shape[3])
     start = 0
     for part in parts:
         made[start : start + len(part), :, width - part.shape[2] : width] = part
@@ -150,7 +148,7 @@ def stack_right(
 
 
 def share_heads(model: PreTrainedModel) -> None:
-    """Let a model that uses torch's attention read shared keys without copies."""
+    """Use our attention in a model that uses torch's; it does not copy shared keys."""
     if model.config._attn_implementation == "sdpa":
         model.set_attn_implementation(_NAME)
 
@@ -171,7 +169,7 @@ def _attend(
     rows, heads, new, width = query.shape
     groups = key.shape[1]
     plain = not any(options.get(name) for name in ("dropout", "position_bias", "softcap"))
-    is_small = rows == 1 or groups == heads  # one row is read as fast either way
+    is_small = rows == 1 or groups == heads  # then both ways are equally fast
     if new > 1 or is_small or not plain:
         whole, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
         return whole, None
@@ -192,8 +190,8 @@ AttentionMaskInterface.register(_NAME, sdpa_mask)
 class BatchCache:
     """The rows of one batch; contexts of unequal length are padded on the left and masked.
 
-    What all new contexts begin with is read once. All rows end at the same cached token, so a
-    row that joins is put below the others, and whichever is shorter gets pads on its left.
+    The common prefix of new contexts is read once. All rows end at the same cached token:
+    whichever is shorter when a row joins is padded on the left.
     """
 
     def __init__(self, lm: LanguageModel, *, states: bool) -> None:
@@ -202,17 +200,11 @@ class BatchCache:
         self._cache = Cache(lm.model)
         self._mask: torch.Tensor | None = None  # (rows, width); None while nothing is padded
         self._lengths: list[int] = []  # tokens read in each row, which is its next position
-        self._width = 0
+        self.width = 0
 
     @property
     def rows(self) -> int:
-        """How many rows it holds."""
         return len(self._lengths)
-
-    @property
-    def width(self) -> int:
-        """How many tokens are cached for each row, pads included."""
-        return self._width
 
     def join(
         self,
@@ -221,19 +213,18 @@ class BatchCache:
         layers: Sequence[int] = (),
         done: IsDone | None = None,
     ) -> States:
-        """Read whole contexts as new rows behind the others: the states at their ends."""
         if self.rows:
             joining = BatchCache(self._lm, states=self._states)
             states = joining.join(contexts, layers=layers, done=done)
             self._absorb(joining)
             return states
         self._lengths = [len(tokens) for tokens in contexts]
-        shared = shared_length(contexts) if self._goes_by_position() else 0
+        shared = shared_length(contexts) if self._can_share() else 0
         if shared:
             self._forward([list(contexts[0][:shared])], [0], done=done)
             self._cache.batch_select_indices(torch.zeros(self.rows, dtype=torch.long))
-        self._width = max(self._lengths)
-        gaps = [self._width - length for length in self._lengths]
+        self.width = max(self._lengths)
+        gaps = [self.width - length for length in self._lengths]
         if any(gaps):
             pairs = zip(gaps, self._lengths, strict=True)
             rows = [[1] * shared + [0] * gap + [1] * (length - shared) for gap, length in pairs]
@@ -248,29 +239,16 @@ class BatchCache:
     def extend(
         self, tokens: Sequence[int], *, layers: Sequence[int] = (), done: IsDone | None = None
     ) -> States:
-        """Read one more token in every row: the states at these tokens."""
         self._grow_mask(1)
         ids = [[token] for token in tokens]
         states = self._forward(ids, self._lengths, layers=layers, done=done)
         self._lengths = [length + 1 for length in self._lengths]
-        self._width += 1
+        self.width += 1
         return states.map(lambda tensor: tensor[:, -1])
 
-    def keep(self, rows: Sequence[int]) -> None:
-        """Keep these rows, in this order; a row may be named more than once."""
-        if list(rows) == list(range(self.rows)):
-            return
-        index = torch.tensor(rows, device=self._lm.device)
-        self._lengths = [self._lengths[row] for row in rows]
-        self._cache.batch_select_indices(index)
-        if self._mask is not None:
-            self._mask = self._mask[index]
-            self._drop_pads(self._mask)
-
-    def read_on(
+    def extend_many(
         self, continuations: Sequence[Sequence[int]], *, layers: Sequence[int] = ()
     ) -> States:
-        """Read a whole continuation in every row, in one pass, which ends the reading."""
         longest = max(map(len, continuations))
         ids = [list(tokens) + [0] * (longest - len(tokens)) for tokens in continuations]
         self._grow_mask(longest)
@@ -278,32 +256,36 @@ class BatchCache:
         ends = [max(0, length + len(tokens) - 1) for length, tokens in pairs]
         return self._forward(ids, self._lengths, layers=layers, ends=ends)
 
+    def keep(self, rows: Sequence[int]) -> None:
+        if list(rows) == list(range(self.rows)):
+            return
+        index = torch.tensor(rows, device=self._lm.device)
+        self._lengths = [self._lengths[row] for row in rows]
+        self._cache.batch_select_indices(index)
+        if self._mask is not None:
+            mask = self._mask[index]
+            pads = int(mask.any(0).long().argmax())  # on the left of every row
+            if pads:
+                self._cache.drop_left(pads)
+                self.width -= pads
+            self._mask = None if bool(mask[:, pads:].all()) else mask[:, pads:]
+
     def _absorb(self, other: BatchCache) -> None:
-        """Put the rows of another reading below these."""
-        width = max(self._width, other._width)
-        if self._width != other._width or self._mask is not None or other._mask is not None:
-            masks = [reading._padded_mask(width) for reading in (self, other)]
-            self._mask = torch.cat(masks)
+        width = max(self.width, other.width)
+        if self.width != other.width or self._mask is not None or other._mask is not None:
+            self._mask = torch.cat([cache._padded_mask(width) for cache in (self, other)])
         self._cache.absorb(other._cache, width)
-        self._lengths, self._width = self._lengths + other._lengths, width
+        self._lengths, self.width = self._lengths + other._lengths, width
 
     def _padded_mask(self, width: int) -> torch.Tensor:
-        """Which tokens of each row are no pads, were it `width` tokens wide."""
+        """The mask (rows, width) if all rows were padded to that width."""
         mask = self._mask
         if mask is None:
-            shape = (self.rows, self._width)
+            shape = (self.rows, self.width)
             mask = torch.ones(shape, dtype=torch.long, device=self._lm.device)
-        return torch.nn.functional.pad(mask, (width - self._width, 0))
+        return torch.nn.functional.pad(mask, (width - self.width, 0))
 
-    def _drop_pads(self, mask: torch.Tensor) -> None:
-        """Forget what is a pad in every row on the left, so that the width can come down."""
-        pads = int(mask.any(0).long().argmax())
-        if pads:
-            self._cache.drop_left(pads)
-            self._width -= pads
-        self._mask = None if bool(mask[:, pads:].all()) else mask[:, pads:]
-
-    def _goes_by_position(self) -> bool:
+    def _can_share(self) -> bool:
         """Whether pads between a shared prefix and the rest change nothing.
 
         A sliding window or a bias by distance counts cached tokens, pads too.
@@ -328,9 +310,9 @@ class BatchCache:
         done: IsDone | None = None,
         ends: Sequence[int] | None = None,
     ) -> States:
-        """Run the model over ids (rows, tokens), the first token of each at its position.
+        """Run the model over ids (rows, tokens), whose first tokens have these positions.
 
-        Pads behind a row's end are read at its last position: a model may know no further one.
+        Pads after the end of a row get its last position: the model may know no further one.
         """
         device = self._lm.device
         steps = torch.arange(len(ids[0]), device=device)
@@ -349,17 +331,17 @@ class BatchCache:
         )
 
 
-_turn = Lock()  # the number of torch's threads is one for the whole process
+_turn = Lock()  # torch has one number of threads for the whole process
 
 
 @contextmanager
 def leave_a_core(
     layers: Sequence[torch.nn.Module], done: IsDone | None, device: torch.device
 ) -> Iterator[None]:
-    """Run a pass with one thread less until the work is done, then between two layers with all.
+    """Run a pass with one thread less until the parallel work is done, then with all again.
 
-    Threads that wait for each other at every operation, as torch's do, lose more than a core
-    where another thread takes one from them. The number of threads is restored in any case.
+    torch's threads wait for each other at every operation, so they lose more than one core if
+    another thread takes one. The number of threads can change between two layers.
     """
     threads = torch.get_num_threads()
     is_shared = done is not None and device.type == "cpu" and threads > 1
@@ -367,7 +349,7 @@ def leave_a_core(
         yield
         return
 
-    owner = get_ident()  # the layers may be shared with a pass in another thread
+    owner = get_ident()  # another thread may run a pass over the same layers
 
     def before_layer(*_: object) -> None:
         if get_ident() == owner and torch.get_num_threads() < threads and done():

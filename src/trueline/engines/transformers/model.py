@@ -1,11 +1,11 @@
-"""A name in, a language model out: its weights, its tokenizer, its head."""
+"""A model of transformers as an engine: its head, its tokenizer, its passes."""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trueline.engines import open_device
-from trueline.engines.base import HeadKind, IsDone, KVCache, States
+from trueline.engines.base import HeadKind, IsDone, KVCache, ScaledHead, States
 from trueline.engines.models import resolve
-from trueline.engines.transformers.cache import BatchCache, leave_a_core
+from trueline.engines.transformers.cache import BatchCache, leave_a_core, share_heads
 from trueline.engines.transformers.open import (
     fingerprint,
     open_model,
@@ -23,76 +23,47 @@ from trueline.engines.transformers.open import (
     tokenizer_hash,
     weights_state,
 )
-from trueline.engines.weights import opening
+from trueline.engines.weights import IMPORTING, opening
 from trueline.errors import ModelError, SettingError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+with IMPORTING:
+    pass
 
-_PROBE = 24  # tokens of the text a head is first checked on
-
-
-@dataclass(frozen=True)
-class TransformersHead:
-    """logits = cap * tanh(scale * (W h + b) / cap), less the parts the model does not have."""
-
-    output: torch.nn.Module  # W and b
-    multiplier: float = 1.0
-    divisor: float = 1.0
-    cap: float | None = None
-    is_linear: bool = False  # whether a sum of hidden states gives the sum of their logits
-
-    @torch.inference_mode()
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The logits of hidden states (..., d), by the operations of the model's own head."""
-        return self._scaled(self.output(hidden))
-
-    @torch.inference_mode()
-    def at(self, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """The logits of a few tokens only: (n, d) -> (n, tokens)."""
-        if type(self.output) is not torch.nn.Linear:  # weights of another kind have no rows
-            return self(hidden)[:, tokens]
-        bias = None if self.output.bias is None else self.output.bias[tokens]
-        return self._scaled(
-            torch.nn.functional.linear(hidden, self.output.weight[tokens], bias)
-        )
-
-    def _scaled(self, logits: torch.Tensor) -> torch.Tensor:
-        if self.multiplier != 1.0:
-            logits = logits * self.multiplier
-        if self.divisor != 1.0:
-            logits = logits / self.divisor
-        if self.cap is not None:
-            logits = torch.tanh(logits / self.cap) * self.cap
-        return logits
-
-    @property
-    def bias(self) -> torch.Tensor | None:
-        """What the head adds whatever the hidden state, on the scale of the logits."""
-        bias = getattr(self.output, "bias", None)
-        return None if bias is None else bias.detach() * self.multiplier / self.divisor
+_PROBE = 24  # tokens of the text that a head is first checked on
+_TRIAL = "Is the sky blue?"  # the first text a model reads
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # how tokenizers with byte fallback name a byte
+_CACHED = {"full_attention", "sliding_attention", "chunked_attention"}  # layers with a KV cache
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def find_head(model: PreTrainedModel, text: Sequence[int] = ()) -> TransformersHead | None:
-    """The head of a model, checked on the hidden states of a text: what it gives, and how.
+def find_head(model: PreTrainedModel, text: Sequence[int] = ()) -> ScaledHead | None:
+    """The head of a model, checked on the hidden states of a text.
 
     None where the known forms (linear, constant scale, soft cap) do not give the model's own
-    logits to the bit: its forward pass is then the only way to them.
+    logits to the bit: then only its forward pass gives them.
     """
-    head = _described_head(model)
-    if head is None:
+    output, config = model.get_output_embeddings(), model.config.get_text_config()
+    if output is None or model.base_model is model:
         return None
-    vocabulary = model.config.get_text_config().vocab_size
-    tokens = text or [token % vocabulary for token in range(1, _PROBE + 1)]
+    head = ScaledHead(
+        output,
+        multiplier=getattr(config, "logit_scale", None) or 1.0,
+        divisor=getattr(config, "logits_scaling", None) or 1.0,
+        cap=getattr(config, "final_logit_softcapping", None),
+    )
+    tokens = text or [token % config.vocab_size for token in range(1, _PROBE + 1)]
     ids = torch.tensor([tokens], device=model.device)
     with torch.no_grad():
         hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-        own = model(input_ids=ids, use_cache=False).logits
-        check_numbers(own)
-        if not torch.equal(head(hidden), own):
+        logits = model(input_ids=ids, use_cache=False).logits
+        check_numbers(logits)
+        if not torch.equal(head(hidden), logits):
             return None
-        return replace(head, is_linear=head.cap is None and _is_affine(head, hidden, own))
+        is_linear = head.cap is None and _is_affine(head, hidden, logits)
+        return replace(head, is_linear=is_linear)
 
 
 def check_numbers(logits: torch.Tensor) -> None:
@@ -104,21 +75,8 @@ def check_numbers(logits: torch.Tensor) -> None:
         )
 
 
-def _described_head(model: PreTrainedModel) -> TransformersHead | None:
-    """The head that a model's settings describe, before anybody has checked it."""
-    output, config = model.get_output_embeddings(), model.config.get_text_config()
-    if output is None or model.base_model is model:
-        return None
-    return TransformersHead(
-        output,
-        multiplier=getattr(config, "logit_scale", None) or 1.0,
-        divisor=getattr(config, "logits_scaling", None) or 1.0,
-        cap=getattr(config, "final_logit_softcapping", None),
-    )
-
-
-def _is_affine(head: TransformersHead, hidden: torch.Tensor, logits: torch.Tensor) -> bool:
-    """Whether the head of a mean is the mean of the heads, up to rounding."""
+def _is_affine(head: ScaledHead, hidden: torch.Tensor, logits: torch.Tensor) -> bool:
+    """Whether the logits of a mean of states are the mean of their logits, up to rounding."""
     half = (hidden + hidden.flip(1)) / 2  # each state with one from the other end of the text
     difference = (head(half) - (logits + logits.flip(1)) / 2).abs().max()
     tolerance = max(1e-4, 4 * torch.finfo(logits.dtype).eps)
@@ -126,7 +84,7 @@ def _is_affine(head: TransformersHead, hidden: torch.Tensor, logits: torch.Tenso
 
 
 class TokenizerReader:
-    """A tokenizer behind the protocol `TokenReader` of `engines.base`."""
+    """A tokenizer of transformers behind the protocol `TokenReader`."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, stop_ids: frozenset[int] | None = None
@@ -136,19 +94,16 @@ class TokenizerReader:
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
-        """The tokens that end an answer: those given, or the tokenizer's own."""
         if self._given_stop_ids is not None:
             return self._given_stop_ids
-        own = self.tokenizer.eos_token_id
-        return frozenset() if own is None else frozenset({int(own)})
+        end = self.tokenizer.eos_token_id
+        return frozenset() if end is None else frozenset({int(end)})
 
     @cached_property
     def tokenizer_hash(self) -> str:
-        """A hash of the tokenizer and its chat template."""
         return tokenizer_hash(self.tokenizer)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of some tokens, special ones dropped."""
         return str(
             self.tokenizer.decode(
                 list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
@@ -156,14 +111,8 @@ class TokenizerReader:
         )
 
 
-_BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # how tokenizers with byte fallback name a byte
-_CACHED = {"full_attention", "sliding_attention", "chunked_attention"}  # layers with a KV cache
-_TRIAL = "Is the sky blue?"  # the first text a model reads
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
 class LanguageModel(TokenizerReader):
-    """A causal language model of transformers and its tokenizer: the first engine."""
+    """A causal language model of transformers and its tokenizer."""
 
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, id: str = ""
@@ -178,7 +127,9 @@ class LanguageModel(TokenizerReader):
             )
         super().__init__(tokenizer)
         self.model = model
-        self._fingerprint: tuple[object, str] | None = None  # the state it is of, and itself
+        self._fingerprint: tuple[object, str] | None = (
+            None  # the state of the weights, its hash
+        )
         self.id = id or Path(str(model.config._name_or_path)).name or model.config.model_type
 
     def __repr__(self) -> str:
@@ -186,48 +137,51 @@ class LanguageModel(TokenizerReader):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
         return torch.device(self.model.device)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of its hidden states and logits."""
         dtype: torch.dtype = self.model.dtype
         return dtype
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens it chooses from."""
         return int(self.model.config.get_text_config().vocab_size)
 
     @property
     def limit(self) -> int | None:
-        """How many tokens it can read, prompt and answer together; None if it does not say."""
         return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
 
     @property
     def depth(self) -> int:
-        """How many layers it has."""
         return int(self.model.config.get_text_config().num_hidden_layers)
 
     @property
     def gives_layers(self) -> bool:
-        """It does."""
         return True
 
     @property
     def is_tied(self) -> bool:
-        """Whether its head is its input embedding."""
         return bool(self.model.config.get_text_config().tie_word_embeddings)
 
     @cached_property
-    def head(self) -> TransformersHead | None:
-        """The model's head, or None where only its own forward pass gives its logits."""
+    def head(self) -> ScaledHead | None:
         return find_head(self.model)
+
+    def head_kind(self, tokens: Sequence[int]) -> HeadKind:
+        if self.head is None:
+            return "opaque"
+        head = find_head(self.model, tokens)
+        if head is None:
+            raise ModelError(
+                f"the head of {self.id} gives the model's logits on one text and not on "
+                "another, so it cannot be trusted; report it, please, with the model's name"
+            )
+        return "linear" if head.is_linear and self.head.is_linear else "nonlinear"
 
     @property
     def fingerprint(self) -> str:
-        """A hash of all its weights, made anew when torch says that one was changed."""
+        """A hash of all its weights, computed again when torch reports a change of one."""
         state = weights_state(self.model)
         if self._fingerprint is None or self._fingerprint[0] != state:
             self._fingerprint = state, fingerprint(self.model)
@@ -235,7 +189,7 @@ class LanguageModel(TokenizerReader):
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
-        """The tokens that end an answer, by the model's and the tokenizer's own account."""
+        """The end tokens of the generation settings and of the tokenizer."""
         generation = getattr(self.model.generation_config, "eos_token_id", None)
         found = generation if isinstance(generation, list) else [generation]
         return frozenset(
@@ -243,33 +197,30 @@ class LanguageModel(TokenizerReader):
         )
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """The tokens of a text, with those that begin or end one if `special`."""
         return list(self.tokenizer.encode(text, add_special_tokens=special))
 
     def decode_all(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        """The texts of many short token lists, as `decode` gives them one by one."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         if backend is None:
             return [self.decode(row) for row in rows]
         return list(backend.decode_batch([list(row) for row in rows], skip_special_tokens=True))
 
     def decode_settled(self, tokens: Sequence[int]) -> str:
-        """The text of unfinished tokens, less a last run of bytes, which may yet change."""
-        known = self.tokenizer.convert_ids_to_tokens(list(tokens))
+        """The text without bytes at its end, which may become another character."""
+        names = self.tokenizer.convert_ids_to_tokens(list(tokens))
         end = len(tokens)
-        while end and _BYTE.fullmatch(known[end - 1] or ""):
+        while end and _BYTE.fullmatch(names[end - 1] or ""):
             end -= 1
         return self.decode(tokens[:end])
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """The text of each token by itself, special ones by their name."""
         return [
             str(self.tokenizer.decode([token], clean_up_tokenization_spaces=False))
             for token in tokens
         ]
 
     def start(self, *, states: bool = False) -> KVCache:
-        """An empty reading; it gives the model's own logits until a method has used its head.
+        """An empty cache; it gives the model's own logits until a method has used its head.
 
         From then on, or with `states`, it gives hidden states wherever the head is known.
         """
@@ -286,7 +237,7 @@ class LanguageModel(TokenizerReader):
         every: bool = False,
         done: IsDone | None = None,
     ) -> States:
-        """One pass: hidden states or logits (of the last tokens or of `every` one), and layers.
+        """One pass: hidden states or logits (of the last token or of `every` one), and layers.
 
         Layer 0 is the embedding; layer n the output of the n-th block, before the last norm.
         """
@@ -304,27 +255,13 @@ class LanguageModel(TokenizerReader):
     def _has_logits_to_keep(self) -> bool:
         return "logits_to_keep" in inspect.signature(self.model.forward).parameters
 
-    def head_kind(self, tokens: Sequence[int]) -> HeadKind:
-        """What its head is, checked on the states of a real text."""
-        if self.head is None:
-            return "opaque"
-        head = find_head(self.model, tokens)
-        if head is None:
-            raise ModelError(
-                f"the head of {self.id} gives the model's logits on one text and not on "
-                "another, so it cannot be trusted; report it, please, with the model's name"
-            )
-        return "linear" if head.is_linear and self.head.is_linear else "nonlinear"
-
     @cached_property
     def _blocks(self) -> list[torch.nn.Module]:
-        """Its layers, as modules that are called one after the other."""
-        lists = [
-            module
-            for module in self.model.base_model.modules()
-            if isinstance(module, torch.nn.ModuleList) and len(module) == self.depth
-        ]
-        return list(lists[0]) if lists else []
+        """Its layers, in the order of a pass."""
+        for module in self.model.base_model.modules():
+            if isinstance(module, torch.nn.ModuleList) and len(module) == self.depth:
+                return list(module)
+        return []
 
 
 def load(
@@ -334,16 +271,10 @@ def load(
     device: str | torch.device | None = None,
     trust_remote_code: bool = False,
 ) -> LanguageModel:
-    """Open a model by alias, hub id, local folder or .gguf file.
-
-    `auto` is float32 on a CPU and the checkpoint's own type elsewhere. Code that comes with a
-    model runs only with trust_remote_code=True.
-    """
+    """Open a model of transformers; see `trueline.engines.load`."""
     place = open_device(device)
     number = _dtype(dtype, place)
     source = resolve(str(name), "language")
-    from trueline.engines.transformers.cache import share_heads
-
     with opening(source.id, f"a causal language model on {place}"):
         options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
         tokenizer = open_tokenizer(source.folder, **options)
@@ -355,7 +286,7 @@ def load(
 
 
 def _check_trial(lm: LanguageModel) -> None:
-    """Let a model say what it is and read a first text: what is damaged shows here."""
+    """Read a first text: damage shows here."""
     for name in ("vocabulary", "depth", "limit", "stop_ids"):
         value = getattr(lm, name)
         if isinstance(value, int) and value < 1:

