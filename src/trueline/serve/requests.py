@@ -191,7 +191,7 @@ def _make(
         made += [replace(first, index=len(made) + at) for at in range(body.n or 1)]
     asked = made[0].question
     near = None
-    if body.trueline.decode.sampling and asked is not None and len(given) == 1:
+    if body.trueline.trace and asked is not None and len(given) == 1:
         near = method.near_examples(catalog.lm, asked)
     return Asked(name, space, state_of(method), tuple(made), near)
 
@@ -236,7 +236,7 @@ def _options(body: Shared, limits: Limits, max_tokens: int, logprobs: int | None
             max_new_tokens=max_tokens,
             temperature=temperature,
             stop=_stops(body.stop),
-            trace=body.trueline.decode.sampling,
+            trace=body.trueline.trace,
             logprobs=logprobs,
             **drawn,
         ),
