@@ -298,7 +298,7 @@ def test_several_prompts_get_an_answer_each_in_their_order(client, lm):
         ({"max_tokens": 10**9}, "max_tokens", "invalid_value"),
         ({"max_tokens": 4, "max_completion_tokens": 4}, "max_tokens", "invalid_value"),
         ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
-        ({"logprobs": True, "top_logprobs": 21}, "logprobs", "invalid_value"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value"),
         ({"stop": [""]}, "stop", "invalid_value"),
         ({"trueline": {"strength": 7}}, "trueline.strength", "invalid_value"),
         ({"trueline": {"method": "magic"}}, "trueline.method", "invalid_value"),
@@ -317,7 +317,7 @@ def test_several_prompts_get_an_answer_each_in_their_order(client, lm):
                     {"role": "user", "content": [{"type": "image_url", "image_url": {}}]}
                 ]
             },
-            "messages[0].content[0].image_url",
+            "messages[0].content[0].type",
             "unsupported_parameter",
         ),
         ({"messages": [{"role": "user", "content": " "}]}, None, "invalid_value"),
