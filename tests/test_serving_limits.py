@@ -149,7 +149,7 @@ def test_rows_are_taken_on_while_the_cache_has_room_for_them(chat, space, gate):
         assert (too_long.status_code, code_of(too_long)) == (400, "invalid_value")
         answers = [later(lambda: post(running, body(max_tokens=20))) for _ in range(3)]
         until(lambda: running.service._rows == 3 and gate.reached.is_set())
-        until(lambda: engine._orders.qsize() == 2 or engine.waiting)
+        until(lambda: engine._tasks.qsize() == 2 or engine.waiting)
         most = []
         engine._on_step = lambda rows, _: most.append(len(rows))
         gate.open.set()
@@ -188,7 +188,7 @@ def test_a_request_that_finds_a_row_free_has_its_first_token_two_steps_later(cha
         until(lambda: gate.reached.is_set() or len(steps) >= 400)
         before = len(steps)
         short = later(lambda: post(running, body("Do fish sleep?", max_tokens=3)))
-        until(lambda: engine._orders.qsize() == 1)
+        until(lambda: engine._tasks.qsize() == 1)
         gate.open.set()
         assert short().status_code == 200
         first = next(n for n, rows in enumerate(steps) if len(rows) == 2)
@@ -302,7 +302,7 @@ def test_a_dead_or_stuck_engine_is_not_healthy(chat, space, gate):
         gate.open.set()
         assert stuck().status_code == 200
         assert http.get("/health").status_code == 200
-        running.service.engine._orders.put(lambda: 1 / 0)  # a bug that nothing foresaw
+        running.service.engine._tasks.put(lambda: 1 / 0)  # a bug that nothing foresaw
         until(lambda: http.get("/health").status_code == 503)
         assert http.get("/ready").status_code == 503
         for asked in (body(), body(f"Is it {NAME}?", f"{NAME}+facts", stream=True)):
@@ -369,7 +369,7 @@ def test_a_key_file_holds_hashes_and_errors_tell_no_key(tmp_path):
     assert key not in file.read_text("utf-8")
     assert (keys.role_of(key), keys.role_of(USER), keys.role_of("x")) == ("admin", "user", None)
     file.write_text(f"admin {key}\n", "utf-8")
-    with pytest.raises(SettingError, match=r"keys\.txt:1 is no key") as caught:
+    with pytest.raises(SettingError, match=r"keys\.txt:1 is not the hash") as caught:
         read_keys(file, {})
     assert key not in str(caught.value)
     with pytest.raises(SettingError, match="has 5 characters"):
@@ -380,7 +380,7 @@ def test_a_key_file_holds_hashes_and_errors_tell_no_key(tmp_path):
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org"])
 def test_other_machines_are_let_in_with_keys_only(host):
-    with pytest.raises(SettingError, match="there is no key"):
+    with pytest.raises(SettingError, match="there is not the hash"):
         check_host(host, Keys().also("admin", ADMIN))
     check_host(host, BOTH)
     for own in ("127.0.0.1", "::1", "localhost"):

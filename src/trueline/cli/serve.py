@@ -112,7 +112,8 @@ def serve(
 
     keys = access.read_keys(key_file, os.environ)
     process.check_host(host, keys)
-    values = read_settings(limits) | {k: v for k, v in named.items() if v is not None}
+    values: dict[str, Any] = read_settings(limits)
+    values |= {k: v for k, v in named.items() if v is not None}
     known = [one.name for one in fields(Limits)]
     if unknown := sorted(set(values) - set(known)):
         raise SettingError(

@@ -115,17 +115,17 @@ def _message(message: Message) -> dict[str, str]:
 
 
 def _completion_inputs(catalog: Catalog, body: CompletionBody) -> list[Input]:
-    prompts, questions = _prompts(body), body.trueline.question
-    if not isinstance(questions, list):
-        questions = [questions] * len(prompts) if questions is not None else []
-    if questions and len(questions) != len(prompts):
+    prompts, given = _prompts(body), body.trueline.question
+    questions = [*given] if isinstance(given, list) else [given] * len(prompts)
+    if len(questions) != len(prompts):
         problem = f"{len(questions)} questions for {len(prompts)} prompts"
         raise invalid("trueline.question", problem)
     for question in questions:
-        check_question(question, "trueline.question")
+        if question is not None:
+            check_question(question, "trueline.question")
     return [
         (TokenContext(_tokens(catalog, prompt), question), len(prompt))
-        for prompt, question in zip(prompts, questions or [None] * len(prompts), strict=True)
+        for prompt, question in zip(prompts, questions, strict=True)
     ]
 
 

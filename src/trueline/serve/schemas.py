@@ -17,35 +17,22 @@ from trueline.settings import Between, check_values
 from trueline.text import visible_line
 from trueline.types import Sampling
 
-# Fields of OpenAI's API that are not supported, with the values that change nothing.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "audio": (None, []),
-    "best_of": (None, 1),
-    "echo": (None, False),
-    "frequency_penalty": (None, 0),
-    "function_call": (None, "none", []),
-    "functions": (None, []),
-    "include_obfuscation": (None, False),
-    "logit_bias": (None, {}),
-    "metadata": (None, {}),
-    "modalities": (None, ["text"]),
-    "name": (None, []),
-    "parallel_tool_calls": (None, True, False),
-    "prediction": (None,),
-    "presence_penalty": (None, 0),
-    "reasoning_effort": (None,),
-    "refusal": (None, []),
-    "response_format": (None, {"type": "text"}),
-    "service_tier": (None, "auto", "default"),
-    "store": (None, False),
-    "suffix": (None, ""),
-    "tool_call_id": (None, []),
-    "tool_calls": (None, []),
-    "tool_choice": (None, "none", "auto"),
-    "tools": (None, []),
-    "top_k": (None, -1),
-    "trueline": (None,),
-    "web_search_options": (None,),
+# Fields of OpenAI's API that are not supported. They may be empty, false, 0 or null, or have
+# one of these values, which change nothing either.
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("audio", "echo", "frequency_penalty", "functions", "logit_bias"), ()),
+    **dict.fromkeys(("include_obfuscation", "metadata", "name", "prediction"), ()),
+    **dict.fromkeys(("presence_penalty", "reasoning_effort", "refusal", "store", "suffix"), ()),
+    **dict.fromkeys(("tool_call_id", "tool_calls", "tools", "web_search_options"), ()),
+    "best_of": (1,),
+    "function_call": ("none",),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True,),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "tool_choice": ("none", "auto"),
+    "top_k": (-1,),
+    "trueline": (),  # supported, and may be null
 }
 _COMPLETION_TOKENS = 16  # of a completion that names no length, as in OpenAI's API
 _YEAR = 3e7  # seconds
@@ -187,7 +174,7 @@ def read_sampling(body: ChatBody | CompletionBody, limits: Limits) -> Sampling:
             temperature=body.temperature or 1.0,  # so that top_p and seed are checked
             top_p=body.top_p,
             seed=body.seed,
-            stop=body.stop or (),
+            stop=body.stop if isinstance(body.stop, str) else tuple(body.stop or ()),
             trace=body.trueline.trace,
             logprobs=logprobs,
         )
@@ -252,9 +239,14 @@ def _not_json(reason: str) -> APIError:
 
 
 def _without_neutral(given: Any) -> Any:
+    """An object without the unsupported fields that change nothing."""
     if not isinstance(given, dict):
         return given
-    return {name: value for name, value in given.items() if value not in _NEUTRAL.get(name, ())}
+    return {
+        name: value
+        for name, value in given.items()
+        if name not in _UNSUPPORTED or (value and value not in _UNSUPPORTED[name])
+    }
 
 
 def _type_error(problem: str) -> APIError:

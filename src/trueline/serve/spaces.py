@@ -308,7 +308,8 @@ class SpaceEndpoints:
 
 
 def _search(served: ServedSpace, words: list[str], after: int, limit: int) -> dict[str, Any]:
-    at, examples, found = after, served.space.examples, []
+    found: list[dict[str, Any]] = []
+    at, examples = after, served.space.examples
     while at < len(examples) and len(found) < limit:
         one = examples[at]
         text = "\n".join((one.id, one.question, *one.answers, one.source)).casefold()
