@@ -59,7 +59,7 @@ def added(rows, *requests):
         ({"trueline_space": 3}, "no space 3"),
         ({"trueline_question": " "}, "trueline_question is empty"),
         ({"trueline_question": 7}, "trueline_question must be text"),
-        ({"trueline_method": "rad"}, "rad needs more of an engine than logits, and vLLM"),
+        ({"trueline_method": "rad"}, "rad needs more than logits, and vLLM"),
         ({"trueline_method": "nothing"}, "there is no method 'nothing'"),
     ],
 )
@@ -85,8 +85,8 @@ def test_arguments_of_others_and_none_at_all_are_left_alone():
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
-        ("facts", "must read name=folder,name=folder; 'facts' does not"),
-        ("=facts", "must read"),
+        ("facts", "must be name=folder,name=folder; "),
+        ("=facts", "must be name=folder"),
         ("a=x, a=y", "names 'a' twice"),
     ],
 )
@@ -220,7 +220,7 @@ def test_prompts_in_which_no_question_can_be_found_are_told_of_at_the_start(
 ):
     monkeypatch.setattr("trueline.corrective.votes.find_question", lambda *_: None)
     Requests(named_spaces(), TOKENIZER)
-    assert "only requests that give trueline_question" in caplog.text
+    assert "only requests with trueline_question" in caplog.text
 
 
 # What vLLM makes of it.
