@@ -133,7 +133,7 @@ def test_a_request_past_its_deadline_is_504_running_or_waiting(chat, space, gate
             (504, "deadline_passed")
         ] * 2
         gate.open.set()
-        until(lambda: running.service.engine.waiting + running.service.engine.running == 0)
+        until(lambda: running.service.engine._decoding.is_idle)
         assert running.service._rows == 0
 
 
@@ -144,7 +144,7 @@ def test_an_answer_waits_until_the_cache_has_room_for_it(chat, space, gate):
         assert (too_long.status_code, code_of(too_long)) == (400, "invalid_value")
         answers = [later(lambda: post(running, body(max_tokens=20))) for _ in range(3)]
         until(lambda: running.service._rows == 3 and gate.reached.is_set())
-        until(lambda: engine._tasks.qsize() == 2 or engine.waiting)
+        until(lambda: engine._tasks.qsize() == 2 or engine._decoding.waiting)
         most = []
         engine._on_step = lambda rows, _: most.append(len(rows))
         gate.open.set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from math import ceil
@@ -12,7 +12,7 @@ from os import cpu_count
 from queue import Empty, SimpleQueue
 from threading import Thread
 from time import monotonic, time
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -85,15 +85,9 @@ class PendingAnswer:
 class EngineThread:
     """One thread with one decoding loop; it runs the tasks it is given between two steps."""
 
-    def __init__(
-        self,
-        lm: Engine,
-        limits: Limits,
-        on_step: Callable[[Sequence[Row], float], None],
-        on_failure: Callable[[BaseException], None],
-    ) -> None:
+    def __init__(self, lm: Engine, limits: Limits, metrics: Metrics, log: Log) -> None:
         self._lm, self._stuck_seconds = lm, limits.stuck_seconds
-        self._on_step, self._on_failure = on_step, on_failure
+        self._on_step, self._log = metrics.count_step, log
         self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._decoding = Decoding(
             lm,
@@ -123,11 +117,6 @@ class EngineThread:
     def running(self) -> int:
         """The number of answers that are decoded now."""
         return self._decoding.running
-
-    @property
-    def waiting(self) -> int:
-        """The number of answers that wait for a row."""
-        return self._decoding.waiting
 
     def problem(self) -> str:
         """Why the engine cannot work; empty if it can."""
@@ -174,7 +163,8 @@ class EngineThread:
             self._is_broken = True
             for answer in self._pending.values():
                 self._send([(answer, Progress(answer.choice, error=_engine_ended()))])
-            self._on_failure(error)
+            facts = {"time": round(time(), 3), "server": "the engine ended"}
+            self._log({**facts, "trace": format_trace(error)})
             while not self._is_stopping:  # later requests fail at once
                 self._tasks.get()()
 
@@ -252,8 +242,8 @@ class Service:
 
     def __init__(self, lm: Engine, limits: Limits, log: Log, *, logs_text: bool) -> None:
         self.lm, self.limits, self.logs_text = lm, limits, logs_text
-        self.log, self.metrics = log, Metrics()
-        self.engine = EngineThread(lm, limits, self.metrics.count_step, self._log_failure)
+        self.metrics = Metrics()
+        self.engine = EngineThread(lm, limits, self.metrics, log)
         self.is_draining = False
         self._rows = 0  # answers that are prepared, waiting or running
         self._usual_seconds = 1.0  # of a request, smoothed; for Retry-After
@@ -280,18 +270,15 @@ class Service:
 
     async def in_scope_pool(self, work: Callable[[], Result]) -> Result:
         """Prepare a request."""
-        return await self._in(self._scope_pool, work)
+        return await asyncio.get_running_loop().run_in_executor(self._scope_pool, work)
 
     async def in_space_thread(self, work: Callable[[], Result]) -> Result:
         """Search or change a space, one call after the other."""
-        return await self._in(self._space_pool, work)
+        return await asyncio.get_running_loop().run_in_executor(self._space_pool, work)
 
     async def in_engine(self, work: Callable[[], Result]) -> Result:
         """Do something that needs the model, between two steps."""
         return await asyncio.wrap_future(self.engine.run(work))
-
-    async def _in(self, pool: Executor, work: Callable[[], Result]) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(pool, work)
 
     @contextmanager
     def admit(self, rows: int) -> Iterator[None]:
@@ -317,10 +304,6 @@ class Service:
         """Set the metrics that are read, not counted."""
         self.metrics.running.set(self.engine.running)
         self.metrics.waiting.set(max(0, self._rows - self.engine.running))
-
-    def _log_failure(self, error: BaseException) -> None:
-        facts: dict[str, Any] = {"time": round(time(), 3), "server": "the engine ended"}
-        self.log({**facts, "trace": format_trace(error)})
 
 
 def _start_worker() -> None:

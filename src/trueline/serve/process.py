@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import socket
 import threading
@@ -77,24 +76,7 @@ def page_address(bound: socket.socket) -> str:
 
 def serve(app: Starlette, bound: socket.socket, on_start: Callable[[], None]) -> None:
     """Serve until a signal; then finish the running answers and return."""
-    logger, handler = logging.getLogger("uvicorn.error"), _LogHandler(app.state.service)
-    logger.addHandler(handler)
-    try:
-        Server(app, on_start).run(sockets=[bound])
-    finally:
-        logger.removeHandler(handler)
-
-
-class _LogHandler(logging.Handler):
-    """Writes uvicorn's warnings into the log of requests."""
-
-    def __init__(self, service: Service) -> None:
-        super().__init__(logging.WARNING)
-        self._service = service
-
-    def emit(self, record: logging.LogRecord) -> None:
-        facts = {"time": round(record.created, 3), "server": record.getMessage()[:500]}
-        self._service.log(facts)
+    Server(app, on_start).run(sockets=[bound])
 
 
 class Server(uvicorn.Server):
