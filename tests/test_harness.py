@@ -275,11 +275,11 @@ def test_a_chat_template_that_is_not_there_is_refused(lm):
     [
         (
             {"method": "cad"},
-            "cad reads a second prompt .* there are greedy, corrective, rad, knn-lm, dola, "
+            "cad needs a second prompt, .* you can use greedy, corrective, rad, knn-lm, dola, "
             "sled, lookup",
         ),
-        ({"method": "id"}, "id reads a second prompt"),
-        ({"method": "kate"}, "kate chooses what stands in the prompt, .*--num_fewshot"),
+        ({"method": "id"}, "id needs a second prompt"),
+        ({"method": "kate"}, "kate writes its own prompt, .*--num_fewshot"),
         ({"method": "magic"}, "there is no method 'magic'"),
         ({"method": "rad", "space": None}, "rad needs a space; add space=FOLDER"),
         ({"method": "rad", "beat": 0.5}, "rad has no setting 'beat'"),
@@ -334,7 +334,7 @@ def test_a_mistake_is_one_line_on_the_command_line(monkeypatch):
     monkeypatch.chdir(TASKS)
     args = ["--model_args", "model=smollm2-135m,method=cad", "--tasks", "trueline_choice"]
     monkeypatch.setattr("sys.argv", ["trueline-lm-eval", "run", *ALWAYS, *args])
-    with pytest.raises(SystemExit, match=r"^Error: cad reads a second prompt") as caught:
+    with pytest.raises(SystemExit, match=r"^Error: cad needs a second prompt") as caught:
         main()
     assert "\n" not in caught.value.code
 

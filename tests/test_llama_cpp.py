@@ -20,7 +20,7 @@ from trueline.engines.llama_cpp import library as libraries
 from trueline.engines.llama_cpp import model as heads
 from trueline.engines.llama_cpp.tokenizer import render_chat
 from trueline.engines.models import ALIASES
-from trueline.errors import MissingExtraError, ModelError, SettingError
+from trueline.errors import MissingExtraError, ModelError, SettingError, SpaceMismatchError
 from trueline.types import Sampling
 
 if not util.find_spec("xllamacpp"):

@@ -1,4 +1,4 @@
-"""The server as a process of its own, asked by the official client and over plain HTTP."""
+"""`trueline serve` in a process, with the official client and over plain HTTP."""
 
 import json
 import math
@@ -98,7 +98,7 @@ def test_a_chat_is_what_the_library_generates_with_sources_and_usage(client, lm,
     )
 
 
-def test_nothing_covered_is_the_plain_models_answer_and_the_header_says_so(client):
+def test_an_uncovered_question_gets_the_plain_models_answer_and_the_header_says_so(client):
     messages = [{"role": "user", "content": "Who won the match last night in the big city?"}]
     raw = client.chat.completions.with_raw_response.create(
         model=GROUNDED,
@@ -139,7 +139,7 @@ def test_a_stream_is_the_whole_answer_in_pieces_with_usage_and_sources(client):
     assert {one["choice"] for one in told} == {0, 1}
 
 
-def test_the_trace_tells_of_every_token_how_far_it_moved_and_what_was_in_scope(client):
+def test_a_trace_has_every_token_and_the_scope_and_sources_can_be_left_out(client):
     whole = ask(client, max_tokens=12, trueline={"trace": True})
     steps, scope = whole.trueline["trace"], whole.trueline["scope"]
     assert len(steps) == whole.usage.completion_tokens
@@ -152,9 +152,6 @@ def test_the_trace_tells_of_every_token_how_far_it_moved_and_what_was_in_scope(c
     for chunk in chunks:
         streamed += (getattr(chunk, "trueline", None) or {}).get("trace", [])
     assert streamed == steps
-
-
-def test_sources_can_be_left_out(client):
     assert ask(client, max_tokens=4, trueline={"sources": False}).trueline["sources"] == []
 
 
@@ -186,7 +183,7 @@ def test_the_question_of_a_request_can_be_another_than_its_last_turn(client, lm,
     assert named.usage.prompt_tokens == bare.usage.prompt_tokens
 
 
-def test_messages_of_every_kind_that_is_text_are_read(client, lm, corrective):
+def test_messages_of_every_kind_of_text_are_read(client, lm, corrective):
     talk = [
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": "Is gold a metal?"},
@@ -209,7 +206,7 @@ def test_draws_go_by_the_seed_and_the_choice(client, lm, corrective):
     assert [one.message.content for one in drawn.choices] == [one.text for one in alone]
 
 
-def test_an_answer_ends_before_a_stop_string(client):
+def test_an_answer_ends_before_a_stop_string_or_at_its_length(client):
     whole = ask(client, max_tokens=12).choices[0].message.content
     word = whole.split()[2]
     cut = ask(client, max_tokens=12, stop=[word, "never"])
@@ -218,12 +215,8 @@ def test_an_answer_ends_before_a_stop_string(client):
     pieces = ask(client, max_tokens=12, stop=word, stream=True)
     text = "".join(one.choices[0].delta.content or "" for one in pieces)
     assert text == whole[: whole.index(word)]
-
-
-def test_max_completion_tokens_and_the_end_by_length(client):
-    answer = ask(client, PLAIN, max_completion_tokens=3)
-    assert answer.choices[0].finish_reason == "length"
-    assert answer.usage.completion_tokens == 3
+    short = ask(client, PLAIN, max_completion_tokens=3)
+    assert (short.choices[0].finish_reason, short.usage.completion_tokens) == ("length", 3)
 
 
 def test_log_probabilities_of_a_chat_are_those_of_the_method(client, lm, corrective):
@@ -275,96 +268,79 @@ def test_several_prompts_get_an_answer_each_in_their_order(client, lm):
     assert answer.usage.prompt_tokens == sum(a.prompt_tokens for a in alone)
 
 
+UNSUPPORTED = [
+    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"presence_penalty": 0.5}, "presence_penalty"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"stream": True, "stream_options": {"made_up": 1}}, "stream_options.made_up"),
+    ({"trueline": {"made_up": 1}}, "trueline.made_up"),
+    ({"made_up": 1}, "made_up"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        "messages[0].content[0].type",
+    ),
+]
+INVALID = [
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"n": 0}, "n"),
+    ({"n": 1000}, "n"),
+    ({"temperature": -1}, "temperature"),
+    ({"top_p": 2}, "top_p"),
+    ({"seed": -5}, "seed"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": 10**9}, "max_tokens"),
+    ({"max_tokens": 4, "max_completion_tokens": 4}, "max_tokens"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"stop": [""]}, "stop"),
+    ({"trueline": {"strength": 7}}, "trueline.strength"),
+    ({"trueline": {"method": "magic"}}, "trueline.method"),
+    ({"trueline": {"settings": {"tau": 1}}}, "trueline.tau"),
+    ({"messages": []}, None),
+    ({"messages": [{"role": "user", "content": " "}]}, None),
+]
+OTHER = [
+    ({"n": "two"}, "n", "invalid_type"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content", "missing_parameter"),
+]
+
+
 @pytest.mark.parametrize(
     ("given", "param", "code"),
     [
-        ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
-        ({"presence_penalty": 0.5}, "presence_penalty", "unsupported_parameter"),
-        ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter"),
-        (
-            {"response_format": {"type": "json_object"}},
-            "response_format",
-            "unsupported_parameter",
-        ),
-        ({"made_up": 1}, "made_up", "unsupported_parameter"),
-        ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
-        ({"n": 0}, "n", "invalid_value"),
-        ({"n": 1000}, "n", "invalid_value"),
-        ({"n": "two"}, "n", "invalid_type"),
-        ({"temperature": -1}, "temperature", "invalid_value"),
-        ({"top_p": 2}, "top_p", "invalid_value"),
-        ({"seed": -5}, "seed", "invalid_value"),
-        ({"max_tokens": 0}, "max_tokens", "invalid_value"),
-        ({"max_tokens": 10**9}, "max_tokens", "invalid_value"),
-        ({"max_tokens": 4, "max_completion_tokens": 4}, "max_tokens", "invalid_value"),
-        ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
-        ({"logprobs": True, "top_logprobs": 21}, "logprobs", "invalid_value"),
-        ({"stop": [""]}, "stop", "invalid_value"),
-        ({"trueline": {"strength": 7}}, "trueline.strength", "invalid_value"),
-        ({"trueline": {"method": "magic"}}, "trueline.method", "invalid_value"),
-        ({"trueline": {"settings": {"tau": 1}}}, "trueline.tau", "invalid_value"),
-        ({"trueline": {"made_up": 1}}, "trueline.made_up", "unsupported_parameter"),
-        ({"messages": []}, None, "invalid_value"),
-        ({"messages": [{"role": "user"}]}, "messages[0].content", "missing_parameter"),
-        (
-            {"messages": [{"role": "tool", "content": "x"}]},
-            "messages[0].role",
-            "unsupported_parameter",
-        ),
-        (
-            {
-                "messages": [
-                    {"role": "user", "content": [{"type": "image_url", "image_url": {}}]}
-                ]
-            },
-            "messages[0].content[0].image_url",
-            "unsupported_parameter",
-        ),
-        ({"messages": [{"role": "user", "content": " "}]}, None, "invalid_value"),
+        *((*one, "unsupported_parameter") for one in UNSUPPORTED),
+        *((*one, "invalid_value") for one in INVALID),
+        *OTHER,
     ],
     ids=str,
 )
-def test_what_is_not_supported_is_refused_by_name(running, given, param, code):
-    body = {"model": GROUNDED, "messages": BATS, **given}
+def test_a_wrong_parameter_is_refused_by_its_name(running, given, param, code):
     with running.http() as http:
+        body = {"model": GROUNDED, "messages": BATS, **given}
         answer = http.post("/v1/chat/completions", json=body)
-    assert answer.status_code == 400
     error = answer.json()["error"]
-    assert (error["param"], error["code"]) == (param, code)
+    assert (answer.status_code, error["param"], error["code"]) == (400, param, code)
     assert error["type"] == "invalid_request_error"
     assert error["message"]
 
 
-def test_values_that_change_nothing_are_taken(client):
-    ask(
-        client,
-        max_tokens=2,
-        presence_penalty=0,
-        frequency_penalty=0,
-        logit_bias={},
-        n=1,
-        seed=3,
-        top_p=1,
-        user="somebody",
-        tools=[],
-        response_format={"type": "text"},
-        store=False,
-    )
+def test_values_that_change_nothing_are_accepted(client):
+    neutral = {"presence_penalty": 0, "logit_bias": {}, "tools": [], "store": False}
+    neutral |= {"response_format": {"type": "text"}, "seed": 3, "top_p": 1, "user": "somebody"}
+    ask(client, max_tokens=2, n=1, **neutral)
 
 
-def test_a_model_or_space_that_is_none_is_404(client):
+def test_an_unknown_model_or_space_is_404_and_a_long_prompt_400(client):
     assert refused(lambda: ask(client, "gpt-4"), openai.NotFoundError).code == "model_not_found"
     error = refused(lambda: ask(client, trueline={"space": "none"}), openai.NotFoundError)
     assert (error.code, error.param) == ("space_not_found", "trueline.space")
-
-
-def test_a_prompt_that_is_too_long_is_refused_before_it_is_looked_into(client):
     long = [{"role": "user", "content": "bats and " * 2000}]
     error = refused(lambda: ask(client, messages=long))
     assert error.code == "context_length_exceeded"
 
 
-def test_the_figures_of_the_server_are_told(running, client):
+def test_health_and_metrics_are_shown(running, client):
     ask(client, max_tokens=2)
     with running.http() as http:
         assert http.get("/health").json() == {"status": "ok"}

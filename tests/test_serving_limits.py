@@ -1,4 +1,4 @@
-"""What a server takes on and what not: queue, deadline, clients that go, keys, faults."""
+"""The limits of a server: queue, deadline, clients that leave, keys, edits, faults."""
 
 import asyncio
 import json
@@ -125,31 +125,26 @@ def test_a_full_queue_is_429_and_says_when_to_come_back(chat, space, gate):
         assert post(running, body()).status_code == 200
 
 
-def test_a_request_past_its_deadline_is_504_and_frees_its_row(chat, space, gate):
-    with up(chat, space, limits=Limits(deadline=0.3)) as running:
-        late = post(running, body())
-        assert (late.status_code, code_of(late)) == (504, "deadline_passed")
+def test_a_request_past_its_deadline_is_504_running_or_waiting(chat, space, gate):
+    with up(chat, space, limits=Limits(rows=1, deadline=0.5)) as running:
+        both = [later(lambda: post(running, body())) for _ in range(2)]
+        late = [one() for one in both]
+        assert [(one.status_code, code_of(one)) for one in late] == [
+            (504, "deadline_passed")
+        ] * 2
         gate.open.set()
-        until(lambda: running.service.engine.running == 0)
+        until(lambda: running.service.engine._decoding.is_idle)
         assert running.service._rows == 0
 
 
-def test_a_request_that_waits_for_a_row_past_its_deadline_is_504(chat, space, gate):
-    with up(chat, space, limits=Limits(rows=1, deadline=0.5)) as running:
-        both = [later(lambda: post(running, body())) for _ in range(2)]
-        assert [one().status_code for one in both] == [504, 504]
-        gate.open.set()
-        until(lambda: running.service.engine.waiting + running.service.engine.running == 0)
-
-
-def test_rows_are_taken_on_while_the_cache_has_room_for_them(chat, space, gate):
+def test_an_answer_waits_until_the_cache_has_room_for_it(chat, space, gate):
     with up(chat, space, limits=Limits(rows=8, cached_tokens=70)) as running:
         engine = running.service.engine
         too_long = post(running, body(max_tokens=100))
         assert (too_long.status_code, code_of(too_long)) == (400, "invalid_value")
         answers = [later(lambda: post(running, body(max_tokens=20))) for _ in range(3)]
         until(lambda: running.service._rows == 3 and gate.reached.is_set())
-        until(lambda: engine._orders.qsize() == 2 or engine.waiting)
+        until(lambda: engine._tasks.qsize() == 2 or engine._decoding.waiting)
         most = []
         engine._on_step = lambda rows, _: most.append(len(rows))
         gate.open.set()
@@ -157,7 +152,7 @@ def test_rows_are_taken_on_while_the_cache_has_room_for_them(chat, space, gate):
         assert max(most) == 1  # though 8 rows are free
 
 
-def test_a_server_that_drains_takes_on_nothing(chat, space):
+def test_a_draining_server_accepts_nothing(chat, space):
     with up(chat, space) as running, running.http() as http:
         running.service.is_draining = True
         told = post(running, body())
@@ -188,7 +183,7 @@ def test_a_request_that_finds_a_row_free_has_its_first_token_two_steps_later(cha
         until(lambda: gate.reached.is_set() or len(steps) >= 400)
         before = len(steps)
         short = later(lambda: post(running, body("Do fish sleep?", max_tokens=3)))
-        until(lambda: engine._orders.qsize() == 1)
+        until(lambda: engine._tasks.qsize() == 1)
         gate.open.set()
         assert short().status_code == 200
         first = next(n for n, rows in enumerate(steps) if len(rows) == 2)
@@ -199,7 +194,7 @@ def test_a_request_that_finds_a_row_free_has_its_first_token_two_steps_later(cha
 
 @pytest.mark.parametrize("free", [0, 1, 3])
 @pytest.mark.parametrize("is_streamed", [True, False])
-def test_a_client_that_goes_frees_its_row_within_a_step(chat, space, gate, free, is_streamed):
+def test_a_client_that_leaves_frees_its_row_within_a_step(chat, space, gate, free, is_streamed):
     gate.free = free
     given = json.dumps(body(stream=is_streamed, max_tokens=450)).encode()
     with up(chat, space) as running:
@@ -230,7 +225,7 @@ def test_a_client_that_does_not_read_holds_no_row(chat, space):
             until(lambda: running.service.engine.running == 0)
 
 
-def test_who_sends_half_a_body_is_let_go(chat, space):
+def test_half_a_body_is_refused_after_a_time(chat, space):
     with up(chat, space, limits=Limits(body_seconds=0.3)) as running:
         half = (
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
@@ -240,7 +235,7 @@ def test_who_sends_half_a_body_is_let_go(chat, space):
         assert post(running, body()).status_code == 200
 
 
-def test_too_many_connections_are_told_so(chat, space):
+def test_too_many_connections_are_503(chat, space):
     asked = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     with up(chat, space, limits=Limits(connections=2)) as running:
         with ExitStack() as held:
@@ -250,7 +245,7 @@ def test_too_many_connections_are_told_so(chat, space):
         until(lambda: b"200 OK" in running.send(asked))
 
 
-def test_a_body_that_is_too_large_or_no_json_is_refused(chat, space):
+def test_a_body_that_is_too_large_or_not_json_is_refused(chat, space):
     with up(chat, space, limits=Limits(body_bytes=1000)) as running, running.http() as http:
         large = post(running, body("bats " * 1000))
         assert (large.status_code, code_of(large)) == (413, "body_too_large")
@@ -266,7 +261,7 @@ def test_a_body_that_is_too_large_or_no_json_is_refused(chat, space):
         assert (form.status_code, code_of(form)) == (415, "not_json")
 
 
-def test_an_engine_that_fails_on_one_request_fails_it_and_no_other(chat, space, monkeypatch):
+def test_a_request_on_which_the_engine_fails_fails_alone(chat, space, monkeypatch):
     forward = type(chat).forward
     bad = chat.encode(" gold")[0]
     failed = Event()
@@ -302,7 +297,7 @@ def test_a_dead_or_stuck_engine_is_not_healthy(chat, space, gate):
         gate.open.set()
         assert stuck().status_code == 200
         assert http.get("/health").status_code == 200
-        running.service.engine._orders.put(lambda: 1 / 0)  # a bug that nothing foresaw
+        running.service.engine._tasks.put(lambda: 1 / 0)  # a bug that nothing foresaw
         until(lambda: http.get("/health").status_code == 503)
         assert http.get("/ready").status_code == 503
         for asked in (body(), body(f"Is it {NAME}?", f"{NAME}+facts", stream=True)):
@@ -310,58 +305,40 @@ def test_a_dead_or_stuck_engine_is_not_healthy(chat, space, gate):
             assert (told.status_code, code_of(told)) == (503, "engine_ended")
 
 
-@pytest.fixture
-def keyed(chat, space):
-    with up(chat, space, keys=BOTH, hosts=None) as running:
-        yield running
-
-
-def test_keys_open_what_they_are_for(keyed):
-    with keyed.http() as http:
-        assert http.get("/health").status_code == 200
-        assert http.get("/").status_code == 200  # the page itself asks for the key
-        for path in ("/v1/models", "/metrics", "/v1/spaces", "/v1/spaces/facts/examples"):
-            assert (http.get(path).status_code, code_of(http.get(path))) == (
-                401,
-                "invalid_api_key",
-            )
-    with pytest.raises(openai.AuthenticationError), keyed.client("tl-wrong") as client:
-        client.models.list()
-    with keyed.client(USER) as client:
-        assert client.models.list().data
+def test_keys_open_what_they_are_for(chat, space):
     new = {"examples": [{"question": "Is water wet?", "answers": "Yes."}]}
     path = "/v1/spaces/facts/examples"
-    assert post(keyed, new, path).status_code == 401
-    assert code_of(post(keyed, new, path, USER)) == "not_admin"
-    assert post(keyed, new, path, ADMIN).status_code == 201
+    with up(chat, space, keys=BOTH, hosts=None) as keyed, keyed.http() as http:
+        assert http.get("/health").status_code == 200
+        assert http.get("/").status_code == 200  # the page itself asks for the key
+        for one in ("/v1/models", "/metrics", "/v1/spaces", path):
+            refused = http.get(one)
+            assert (refused.status_code, code_of(refused)) == (401, "invalid_api_key")
+        with pytest.raises(openai.AuthenticationError), keyed.client("tl-wrong") as client:
+            client.models.list()
+        with keyed.client(USER) as client:
+            assert client.models.list().data
+        assert post(keyed, new, path).status_code == 401
+        assert code_of(post(keyed, new, path, USER)) == "not_admin"
+        assert post(keyed, new, path, ADMIN).status_code == 201
+    with up(chat, space) as running, running.http() as http:  # without keys nobody edits
+        assert post(running, new, path).status_code == 401
+        assert http.delete(f"{path}?id=fact-1").status_code == 401
 
 
-def test_without_an_admin_key_nobody_edits(chat, space):
-    with up(chat, space) as running:
-        new = {"examples": [{"question": "Is water wet?", "answers": "Yes."}]}
-        assert post(running, new, "/v1/spaces/facts/examples").status_code == 401
-        with running.http() as http:
-            assert http.delete("/v1/spaces/facts/examples?id=fact-1").status_code == 401
-
-
-def test_a_page_of_another_name_or_site_gets_nothing(chat, space):
+def test_other_hosts_are_refused_and_other_sites_need_cors(chat, space):
+    origin = {"origin": "https://a.example", "access-control-request-method": "POST"}
     with up(chat, space) as running, running.http() as http:
         foreign = http.get("/v1/models", headers={"host": "evil.example"})
         assert (foreign.status_code, code_of(foreign)) == (421, "wrong_host")
-        asked = http.options(
-            "/v1/chat/completions",
-            headers={"origin": "https://a.example", "access-control-request-method": "POST"},
-        )
-        assert "access-control-allow-origin" not in asked.headers
+        preflight = http.options("/v1/chat/completions", headers=origin)
+        assert "access-control-allow-origin" not in preflight.headers
     with up(chat, space, cors=["https://a.example"]) as running, running.http() as http:
-        asked = http.options(
-            "/v1/chat/completions",
-            headers={"origin": "https://a.example", "access-control-request-method": "POST"},
-        )
-        assert asked.headers["access-control-allow-origin"] == "https://a.example"
+        preflight = http.options("/v1/chat/completions", headers=origin)
+        assert preflight.headers["access-control-allow-origin"] == "https://a.example"
 
 
-def test_a_key_file_holds_hashes_and_errors_tell_no_key(tmp_path):
+def test_a_key_file_holds_hashes_and_errors_show_no_key(tmp_path):
     key, line = new_key("admin")
     file = tmp_path / "keys.txt"
     file.write_text(f"# ours\n\n{line} for the editor\n", "utf-8")
@@ -369,7 +346,7 @@ def test_a_key_file_holds_hashes_and_errors_tell_no_key(tmp_path):
     assert key not in file.read_text("utf-8")
     assert (keys.role_of(key), keys.role_of(USER), keys.role_of("x")) == ("admin", "user", None)
     file.write_text(f"admin {key}\n", "utf-8")
-    with pytest.raises(SettingError, match=r"keys\.txt:1 is no key") as caught:
+    with pytest.raises(SettingError, match=r"keys\.txt:1 is not the hash") as caught:
         read_keys(file, {})
     assert key not in str(caught.value)
     with pytest.raises(SettingError, match="has 5 characters"):
@@ -379,7 +356,7 @@ def test_a_key_file_holds_hashes_and_errors_tell_no_key(tmp_path):
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org"])
-def test_other_machines_are_let_in_with_keys_only(host):
+def test_other_machines_need_keys(host):
     with pytest.raises(SettingError, match="there is no key"):
         check_host(host, Keys().also("admin", ADMIN))
     check_host(host, BOTH)
@@ -388,45 +365,36 @@ def test_other_machines_are_let_in_with_keys_only(host):
 
 
 def test_examples_are_listed_searched_added_replaced_and_removed(chat, space):
-    with (
-        up(chat, space, keys=Keys().also("admin", ADMIN)) as running,
-        running.http(ADMIN) as http,
-    ):
-        path = "/v1/spaces/facts/examples"
+    path = "/v1/spaces/facts/examples"
+    keys = Keys().also("admin", ADMIN)
+    with up(chat, space, keys=keys) as running, running.http(ADMIN) as http:
+
+        def ids(**query):
+            return [one["id"] for one in http.get(path, params=query).json()["data"]]
+
         (about,) = http.get("/v1/spaces").json()["data"]
         assert (about["id"], about["examples"], about["is_readable"]) == ("facts", 4, True)
-        found = http.get(path, params={"q": "BATS dark"}).json()
-        assert [one["id"] for one in found["data"]] == ["fact-2"]
-        page = http.get(path, params={"limit": 3}).json()
-        rest = http.get(path, params={"after": page["next"]}).json()
-        assert [one["id"] for one in (*page["data"], *rest["data"])] == [
-            f"fact-{n}" for n in range(1, 5)
-        ]
-        assert rest["next"] is None
+        assert ids(q="BATS dark") == ["fact-2"]
+        following = http.get(path, params={"limit": 3}).json()["next"]
+        assert ids(limit=3) + ids(after=following) == [f"fact-{n}" for n in range(1, 5)]
+        assert http.get(path, params={"after": following}).json()["next"] is None
         new = {"question": "Is ice cold?", "answers": ["Ice is cold."], "id": "ice"}
-        made = http.post(path, json={"examples": [new]})
-        assert (made.status_code, made.json()["ids"], made.json()["examples"]) == (
-            201,
-            ["ice"],
-            5,
-        )
+        added = http.post(path, json={"examples": [new]})
+        about = added.json()
+        assert (added.status_code, about["ids"], about["examples"]) == (201, ["ice"], 5)
         again = http.post(path, json={"examples": [new]})
-        assert (again.status_code, again.json()["error"]["code"]) == (400, "invalid_value")
+        assert (again.status_code, code_of(again)) == (400, "invalid_value")
         other = {**new, "answers": ["Very cold."]}
         assert http.post(path, json={"examples": [other], "replace": True}).status_code == 201
-        told = http.get(path, params={"q": "ice"}).json()["data"]
-        assert [one["answers"] for one in told if one["id"] == "ice"] == [["Very cold."]]
+        (held,) = http.get(path, params={"q": "ice cold"}).json()["data"]
+        assert held["answers"] == ["Very cold."]
         gone = http.delete(path, params={"id": ["ice", "fact-1"]})
         assert (gone.status_code, gone.json()["examples"]) == (200, 3)
         assert http.delete(path, params={"id": "ice"}).status_code == 400
         assert http.delete(path).status_code == 400
         assert http.get("/v1/spaces/none/examples").status_code == 404
-        for wrong in (
-            {"examples": []},
-            {"examples": [{"question": "?"}]},
-            {"examples": [{**new, "answers": []}]},
-        ):
-            assert http.post(path, json=wrong).status_code == 400
+        for wrong in ([], [{"question": "?"}], [{**new, "answers": []}]):
+            assert http.post(path, json={"examples": wrong}).status_code == 400
         for query in ({"limit": "x"}, {"limit": "999"}, {"after": "-1"}):
             assert http.get(path, params=query).status_code == 400
 
@@ -501,7 +469,7 @@ def test_a_change_on_disk_is_picked_up_and_a_damaged_space_serves_its_last_state
         assert http.get("/ready").json()["unreadable_spaces"] == []
 
 
-def test_a_full_disk_changes_nothing_and_is_told(chat, reopen, monkeypatch):
+def test_a_full_disk_is_507_and_changes_nothing(chat, reopen, monkeypatch):
     import errno
 
     from trueline import store
@@ -522,30 +490,21 @@ def test_a_full_disk_changes_nothing_and_is_told(chat, reopen, monkeypatch):
         assert len(reopen()) == 5
 
 
-def test_two_that_edit_at_once_both_get_their_commit(chat, reopen):
+def test_two_edits_at_once_are_both_committed(chat, reopen):
     path = "/v1/spaces/facts/examples"
+
+    def add(running, n):
+        one = {"question": f"Is {n} even?", "answers": "No.", "id": str(n)}
+        return later(lambda: post(running, {"examples": [one]}, path, ADMIN))
+
     with up(chat, reopen(), keys=Keys().also("admin", ADMIN)) as running:
-        edits = [
-            later(
-                lambda n=n: post(
-                    running,
-                    {
-                        "examples": [
-                            {"question": f"Is {n} even?", "answers": "No.", "id": str(n)}
-                        ]
-                    },
-                    path,
-                    ADMIN,
-                )
-            )
-            for n in range(6)
-        ]
+        edits = [add(running, n) for n in range(6)]
         assert {one().status_code for one in edits} == {201}
     assert len(reopen()) == 10
 
 
 @pytest.mark.slow
-def test_a_kill_loses_no_commit_that_was_told_and_sighup_lets_answers_end(tiny_home, tmp_path):
+def test_a_kill_loses_no_confirmed_commit_and_sighup_finishes_answers(tiny_home, tmp_path):
     folder = tmp_path / "facts.space"
     tl.build(None, EXAMPLES).save(folder)
     told = []
@@ -577,7 +536,7 @@ def test_a_kill_loses_no_commit_that_was_told_and_sighup_lets_answers_end(tiny_h
             socket.create_connection(("127.0.0.1", running.port), timeout=1)
 
 
-def test_many_streams_at_once_get_each_their_own_answer(chat, space):
+def test_many_streams_at_once_each_get_their_own_answer(chat, space):
     questions = [f"{text} {n}" for n in range(12) for text in tiny.QUESTIONS]
     method = tl.Corrective(space)
     alone = {

@@ -1,4 +1,4 @@
-"""Inside vLLM, without vLLM: what clients and servers may say, and what rows are left alone."""
+"""The vLLM processors without vLLM: arguments of requests, and which rows are changed."""
 
 import sys
 from abc import ABC, abstractmethod
@@ -43,9 +43,6 @@ def added(rows, *requests):
     rows.update_state(SimpleNamespace(removed=[], added=found, moved=[]))
 
 
-# What a client may say.
-
-
 @pytest.mark.parametrize(
     ("given", "wrong"),
     [
@@ -59,24 +56,24 @@ def added(rows, *requests):
         ({"trueline_space": 3}, "no space 3"),
         ({"trueline_question": " "}, "trueline_question is empty"),
         ({"trueline_question": 7}, "trueline_question must be text"),
-        ({"trueline_method": "rad"}, "rad needs more of an engine than logits, and vLLM"),
+        ({"trueline_method": "rad"}, "rad needs more than logits, and vLLM"),
         ({"trueline_method": "nothing"}, "there is no method 'nothing'"),
     ],
 )
-def test_an_argument_that_makes_no_sense_is_refused_by_its_name(given, wrong):
+def test_a_wrong_argument_is_refused_by_its_name(given, wrong):
     with pytest.raises(SettingError, match=wrong) as refused:
         check_arguments({"session_id": "1", **given})
     assert isinstance(refused.value, ValueError)  # which vLLM answers with 400
 
 
 @pytest.mark.parametrize("yes", [1, 1.0, True, "1", "true", "True"])
-def test_yes_comes_in_many_forms(yes):
+def test_true_has_many_spellings(yes):
     given = read_arguments({"trueline_off": yes, "trueline_only_covered": yes})
     assert given.is_off
     assert given.settings == {"only_covered": True}
 
 
-def test_arguments_of_others_and_none_at_all_are_left_alone():
+def test_arguments_of_other_processors_are_ignored():
     for given in (None, {}, {"space": 1, "kv_transfer": "x"}):
         check_arguments(given)
         assert read_arguments(given) == read_arguments(None)
@@ -85,12 +82,12 @@ def test_arguments_of_others_and_none_at_all_are_left_alone():
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
-        ("facts", "must read name=folder,name=folder; 'facts' does not"),
-        ("=facts", "must read"),
+        ("facts", "must be name=folder,name=folder; "),
+        ("=facts", "must be name=folder"),
         ("a=x, a=y", "names 'a' twice"),
     ],
 )
-def test_spaces_that_cannot_be_named_are_refused(text, wrong, monkeypatch):
+def test_wrong_names_of_spaces_are_refused(text, wrong, monkeypatch):
     monkeypatch.setenv("TRUELINE_SPACES", text)
     with pytest.raises(SettingError, match=wrong):
         named_spaces()
@@ -103,10 +100,7 @@ def test_a_server_without_spaces_or_without_a_tokenizer_is_refused():
         Requests(named_spaces(), None)
 
 
-# Which rows are lifted.
-
-
-def test_nothing_in_scope_is_the_very_same_tensor_and_asks_nobody(requests, monkeypatch):
+def test_out_of_scope_logits_are_the_same_tensor(requests, monkeypatch):
     monkeypatch.setattr(Correction, "decide", lambda *_: pytest.fail("somebody was asked"))
     rows = V1Rows(requests)
     added(rows, (Params(), prompt(OTHER), []))
@@ -121,7 +115,7 @@ def test_the_question_may_be_given_where_there_is_no_prompt(requests):
     assert requests.begin(Params({"trueline_question": OTHER}), prompt(COVERED)) is None
 
 
-def test_the_first_space_that_is_named_is_the_one_nobody_names(requests):
+def test_the_first_space_is_the_default(requests):
     def first(arguments):
         begun = requests.begin(Params(arguments), prompt(COVERED))
         return begun.told.plan.speakers[0].example.id
@@ -139,14 +133,14 @@ def test_a_request_that_ignores_the_end_is_not_ended(requests):
     assert going_on.candidates == [7]
 
 
-def test_a_hidden_token_is_refused_with_what_to_do(requests):
+def test_a_hidden_token_is_an_error_that_names_the_flag(requests):
     rows = V1Rows(requests)
     added(rows, (Params(), prompt(COVERED), [5, -1]))
     with pytest.raises(SettingError, match="--logits-processors trueline"):
         rows.apply(LOGITS)
 
 
-def test_a_row_whose_request_is_gone_is_left_alone(requests):
+def test_a_row_whose_request_has_left_is_unchanged(requests):
     rows = V1Rows(requests)
     covered = (Params(), prompt(COVERED), [])
     added(rows, covered)
@@ -171,7 +165,7 @@ def test_a_row_that_moves_leaves_its_place_to_the_other(direction, left, request
     assert changed == [*left, 1]
 
 
-def test_scope_is_asked_for_once_a_request(requests, monkeypatch):
+def test_scope_is_found_once_a_request(requests, monkeypatch):
     asked, begin = [], Requests.begin
     monkeypatch.setattr(
         Requests, "begin", lambda *given: asked.append(given[1]) or begin(*given)
@@ -215,15 +209,10 @@ def test_a_space_is_reloaded_between_requests_and_a_request_goes_on_as_it_began(
     assert "the space facts stays as it was" in caplog.text
 
 
-def test_prompts_in_which_no_question_can_be_found_are_told_of_at_the_start(
-    caplog, monkeypatch
-):
+def test_a_model_whose_prompts_hide_the_question_is_warned_of_at_the_start(caplog, monkeypatch):
     monkeypatch.setattr("trueline.corrective.votes.find_question", lambda *_: None)
     Requests(named_spaces(), TOKENIZER)
-    assert "only requests that give trueline_question" in caplog.text
-
-
-# What vLLM makes of it.
+    assert "only requests with trueline_question" in caplog.text
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is here")
@@ -308,7 +297,7 @@ def config(*, named=(), is_async=False):
 V1_GIVEN, V2_GIVEN = (torch.device("cpu"), False), (SimpleNamespace(),)
 
 
-def test_one_class_is_a_processor_to_both_runners_and_becomes_that_of_its_maker(processors):
+def test_one_class_implements_both_interfaces_and_makes_that_of_its_caller(processors):
     for cls in (processors.Corrective, processors.Plugin):
         assert issubclass(cls, V1Interface)
         assert issubclass(cls, V2Interface)
@@ -327,7 +316,9 @@ def test_one_class_is_a_processor_to_both_runners_and_becomes_that_of_its_maker(
 
 
 @pytest.mark.parametrize("why", ["no space", "named by the flag"])
-def test_the_plugin_does_nothing_where_it_is_not_wanted(why, processors, monkeypatch):
+def test_the_plugin_does_nothing_without_spaces_or_beside_the_flag(
+    why, processors, monkeypatch
+):
     if why == "no space":
         monkeypatch.delenv("TRUELINE_SPACES")
         given = config(is_async=True)

@@ -100,7 +100,7 @@ def test_arguments_are_checked_where_the_client_can_be_told(server, spaces):
         ({"trueline_space": "nobody"}, "it has facts, own"),
         ({"trueline_strenght": 1}, "there is no argument trueline_strenght"),
         ({"trueline_strength": 2}, "strength must lie in [0, 1]"),
-        ({"trueline_method": "rad"}, "rad needs more of an engine than logits"),
+        ({"trueline_method": "rad"}, "rad needs more than logits"),
     ]:
         refused = server.chat(UNRELATED[0], arguments)
         assert refused["status"] == 400

@@ -1,22 +1,17 @@
-"""`trueline serve`: a model with its verified answers behind the API every client speaks."""
+"""`trueline serve`: an OpenAI-compatible API for a model and its verified answers."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import click
 
 from trueline.cli.options import PATH, FlagEnvvarOption, read_settings
 from trueline.engines import DEFAULT_MODEL
 from trueline.errors import SettingError, import_extra
-
-if TYPE_CHECKING:
-    from trueline.serve.access import Keys
-    from trueline.serve.catalog import Catalog
-
 
 _PACKAGES = ("msgspec", "starlette", "uvicorn", "prometheus_client")
 
@@ -31,9 +26,9 @@ _PACKAGES = ("msgspec", "starlette", "uvicorn", "prometheus_client")
     cls=FlagEnvvarOption,
     multiple=True,
     metavar="[NAME=]FOLDER",
-    help="A grounding space, more than once for several; the shipped facts if left out.",
+    help="A grounding space; repeat it for more. The shipped facts if left out.",
 )
-@click.option("--name", help="What the model is called in the API; its own name if left out.")
+@click.option("--name", help="The model's name in the API; its own name if left out.")
 @click.option(
     "--dtype",
     type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
@@ -88,12 +83,13 @@ def serve(
     new_key: Literal["user", "admin"] | None,
     cors: tuple[str, ...],
     log_text: bool,
-    **limits: Any,
+    limits: tuple[str, ...],
+    **named: Any,
 ) -> None:
     """Serve a model and spaces over an OpenAI-compatible API, with a page to try them.
 
-    The log goes to stdout, a line of JSON for each request. SIGTERM and SIGHUP let answers end,
-    then the server.
+    The log goes to stdout, one line of JSON for each request. After SIGTERM or SIGHUP, running
+    answers are finished before the server ends.
 
     \b
     Examples:
@@ -101,31 +97,47 @@ def serve(
       trueline serve --new-key user
       trueline serve --space facts.space --host 0.0.0.0 --keys keys.txt
     """
-    from trueline.cli.screen import note, show
-    from trueline.serve.access import new_key as make_key
-    from trueline.serve.access import read_keys
-    from trueline.session import check_parts
+    from trueline.cli.screen import note, progress_bar, show
 
-    if new_key is not None:
-        show("\n".join(make_key(new_key)))
-        return
     for package in _PACKAGES:
         import_extra(package, "the server", "serve")
-    from trueline.serve.process import check_host, is_loopback, listen, page_address, serve
-    from trueline.serve.schemas import Limits
+    from trueline.serve import access
 
-    keys = read_keys(key_file, os.environ)
-    check_host(host, keys)
-    checked = Limits(**_limits(limits, [one.name for one in fields(Limits)]))
+    if new_key is not None:
+        show("\n".join(access.new_key(new_key)))
+        return
+    from trueline.serve import process
+    from trueline.serve.schemas import Limits
+    from trueline.session import check_parts
+
+    keys = access.read_keys(key_file, os.environ)
+    process.check_host(host, keys)
+    values: dict[str, Any] = read_settings(limits)
+    values |= {k: v for k, v in named.items() if v is not None}
+    known = [one.name for one in fields(Limits)]
+    if unknown := sorted(set(values) - set(known)):
+        raise SettingError(
+            f"there is no limit {', '.join(unknown)}; there are {', '.join(known)}"
+        )
+    checked = Limits(**values)
     check_parts((), model=model)
-    with listen(host, port) as bound:  # a port that is taken shows before a model is opened
-        catalog = _open(model, spaces, name=name, dtype=dtype, device=device)
+    with process.listen(host, port) as bound:  # fails before a model is opened
         from trueline.serve.app import LOOPBACK, create_app
         from trueline.serve.metrics import log_line
+        from trueline.serve.spaces import open_spaces
 
-        keys, made = _with_admin(keys) if is_loopback(host) else (keys, "")
+        bar = progress_bar("building the space of the facts", "", "opening the model")
+        with bar as progress, process.one_thread():
+            options = {"dtype": dtype, "device": device, "progress": progress}
+            lm, opened = open_spaces(model, spaces, **options)
+        own_key = ""
+        if process.is_loopback(host) and not keys.has("admin"):
+            own_key, _ = access.new_key("admin")  # nobody edits spaces without a key
+            keys = keys.also("admin", own_key)
         app = create_app(
-            catalog,
+            lm,
+            opened,
+            name=name or Path(model or lm.id).name,
             limits=checked,
             keys=keys,
             hosts=None if keys.has("user") else LOOPBACK,
@@ -133,53 +145,14 @@ def serve(
             log=lambda facts: show(log_line(facts)),
             logs_text=log_text,
         )
-        started = _started(list(catalog.names()), page_address(bound), made)
-        serve(app, bound, lambda: note(started))
-
-
-def _started(names: list[str], address: str, made: str) -> str:
-    """What is said once the server listens: what it serves, where, and with which key."""
-    others = f" and {len(names) - 1} other model names" if len(names) > 1 else ""
-    lines = [f"serving {names[0]}{others}", f"API:  {address}/v1"]
-    lines += [f"page: {address}/" + (f"#key={made}" if made else "")]
-    if made:
-        lines += [
-            "The key in that address lets you change examples, in this run; set "
-            "TRUELINE_ADMIN_KEY for one that stays."
-        ]
-    return "\n".join([*lines, "Ctrl-C lets running answers end, then the server."])
-
-
-def _open(model: str | None, spaces: tuple[str, ...], **options: Any) -> Catalog:
-    """The model and the spaces, with a bar where the shipped facts are built first."""
-    from trueline.cli.screen import progress_bar
-
-    with progress_bar("building the space of the facts", "", "opening the model") as progress:
-        from trueline.serve.catalog import open_catalog
-        from trueline.serve.process import one_thread
-
-        with one_thread():
-            return open_catalog(model, spaces, progress=progress, **options)
-
-
-def _with_admin(keys: Keys) -> tuple[Keys, str]:
-    """The keys with one for an admin, and that key if it was made for this run.
-
-    What changes spaces is never open to everybody.
-    """
-    from trueline.serve.access import new_key
-
-    if keys.has("admin"):
-        return keys, ""
-    key, _ = new_key("admin")
-    return keys.also("admin", key), key
-
-
-def _limits(given: dict[str, Any], known: list[str]) -> dict[str, Any]:
-    """The limits by name, from their own options and from --limit."""
-    named = read_settings(given.pop("limits"))
-    if unknown := sorted(set(named) - set(known)):
-        raise SettingError(
-            f"there is no limit {', '.join(unknown)}; there are {', '.join(known)}"
-        )
-    return {**named, **{key: value for key, value in given.items() if value is not None}}
+        names, address = list(app.state.catalog.names()), process.page_address(bound)
+        others = f" and {len(names) - 1} other model names" if len(names) > 1 else ""
+        lines = [f"serving {names[0]}{others}", f"API:  {address}/v1"]
+        lines.append(f"page: {address}/" + (f"#key={own_key}" if own_key else ""))
+        if own_key:
+            lines.append(
+                "With the key in that address you can change examples until the server ends; "
+                "set TRUELINE_ADMIN_KEY for a key that stays."
+            )
+        lines.append("Ctrl-C finishes running answers, then ends the server.")
+        process.serve(app, bound, lambda: note("\n".join(lines)))

@@ -1,15 +1,26 @@
-"""Requests of lm-evaluation-harness in, the scores and answers of a decoding method out."""
+"""A decoding method as a model of lm-evaluation-harness (docs/lm-eval.md)."""
 
 from __future__ import annotations
 
 import json
 import logging
 import sys
+from collections import defaultdict
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from trueline import __version__
 from trueline.errors import MissingExtraError, SettingError, TruelineError
 from trueline.methods import DEFAULT, built_in_names, method_class
+
+try:
+    import lm_eval.models  # noqa: F401  # the harness adds its own to an empty registry only
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.api.registry import model_registry
+except ImportError as error:
+    raise MissingExtraError(
+        f"lm-evaluation-harness is not installed ({error}); install trueline[lm-eval]"
+    ) from error
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,9 +32,14 @@ if TYPE_CHECKING:
     from trueline.space import GroundingSpace
     from trueline.types import Sampling
 
+_log = logging.getLogger(__name__)
+_OPTIONS = {"do_sample", "temperature", "top_k", "top_p", "until", "max_gen_toks"}
+_WINDOW = 2048  # tokens of a rolling window if the model names no limit, as in the harness
+LEAST = -1e30  # instead of -inf: the harness subtracts scores, which would make NaN
+
 
 def first_token(tokenizer: Tokenizer) -> int:
-    """What an empty context is read as: the token that begins a text, or else ends one."""
+    """The token that an empty context is read as: the one that begins a text, or ends one."""
     begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
     if begin is None and end is None:
         raise SettingError("the tokenizer names no token that begins or ends a text")
@@ -31,41 +47,36 @@ def first_token(tokenizer: Tokenizer) -> int:
 
 
 def encode_finished(text: str, tokenizer: Tokenizer) -> list[int]:
-    """The tokens the harness's own `hf` model would read; a text that begins itself is left."""
-    begun = text.startswith(str(tokenizer.decode([first_token(tokenizer)])))
-    return list(tokenizer.encode(text, add_special_tokens=not begun))
+    """The same tokens as the harness's `hf` model: no second token that begins the text."""
+    has_begun = text.startswith(str(tokenizer.decode([first_token(tokenizer)])))
+    return list(tokenizer.encode(text, add_special_tokens=not has_begun))
 
 
-def reason_against(name: str) -> str:
+def _problem(name: str) -> str:
     """Why a method cannot work on finished text; empty if it can."""
     needs = method_class(name).needs
     if needs.own_prompt:
-        return (
-            "chooses what stands in the prompt, which the harness does itself (--num_fewshot)"
-        )
-    if needs.second_prompt:
-        return (
-            "reads a second prompt beside the question's, and the harness gives finished text"
-        )
-    if needs.question:
-        return "goes by the question, and the harness gives finished text"
+        return "writes its own prompt, which the harness does (--num_fewshot)"
+    if needs.second_prompt or needs.question:
+        what = "a second prompt" if needs.second_prompt else "the question"
+        return f"needs {what}, and the harness gives finished text"
     return ""
 
 
 def check_method(name: str, *, has_space: bool) -> None:
-    """Refuse a method that cannot read the harness's text as it is."""
-    if reason := reason_against(name):
-        able = ", ".join(other for other in built_in_names() if not reason_against(other))
+    """Refuse a method that cannot work on the harness's text."""
+    if problem := _problem(name):
+        able = ", ".join(other for other in built_in_names() if not _problem(other))
         raise SettingError(
-            f"{name} {reason}; through lm-eval there are {able}, "
-            "and `trueline eval` runs every method"
+            f"{name} {problem}; with lm-eval you can use {able}, and every method with "
+            "`trueline eval`"
         )
     if method_class(name).needs.space and not has_space:
         raise SettingError(f"{name} needs a space; add space=FOLDER to --model_args")
 
 
 def fit_context(context: list[int], after: list[int], lm: Engine) -> list[int]:
-    """A context cut on the left so that it can be read with its continuation."""
+    """The last tokens of a context that the model can read together with a continuation."""
     if not after:
         raise SettingError("a continuation is empty, or one token with the end of its context")
     if lm.limit is None:
@@ -78,22 +89,8 @@ def fit_context(context: list[int], after: list[int], lm: Engine) -> list[int]:
     return context[-room:]
 
 
-try:
-    import lm_eval.models  # noqa: F401  # the harness adds its own to an empty registry only
-    from lm_eval.api.model import TemplateLM
-    from lm_eval.api.registry import model_registry
-except ImportError as error:
-    raise MissingExtraError(
-        f"lm-evaluation-harness is not installed ({error}); install trueline[lm-eval]"
-    ) from error
-_log = logging.getLogger(__name__)
-_PICKS = {"do_sample", "temperature", "top_k", "top_p", "until", "max_gen_toks"}
-_LENGTH = 2048  # tokens of a rolling window where the model names no limit, as the harness has
-LEAST = -1e30  # what a probability of 0 counts: the harness subtracts, and infinities make NaN
-
-
 class TruelineLM(TemplateLM):
-    """A model and a decoding method behind the interface of lm-evaluation-harness."""
+    """A model with a decoding method, for lm-evaluation-harness."""
 
     def __init__(
         self,
@@ -111,9 +108,13 @@ class TruelineLM(TemplateLM):
         seed: int = 0,
         **settings: object,
     ) -> None:
+        import torch
+
         from trueline.session import open_session
 
         super().__init__()
+        if device == "cuda:0" and not torch.cuda.is_available():
+            device = None  # the harness's default
         if not str(batch_size).isdecimal() or int(batch_size) < 1:
             raise SettingError(f"batch_size must be a whole number from 1, got {batch_size!r}")
         self.batch_size, self.max_gen_toks, self.seed = int(batch_size), max_gen_toks, seed
@@ -128,7 +129,7 @@ class TruelineLM(TemplateLM):
             settings=settings,
             engine=engine,
             dtype=dtype,
-            device=_device(device),
+            device=device,
             trust_remote_code=trust_remote_code,
         )
         self.space, self.settings, self.lm = session.space, settings, session.lm
@@ -139,7 +140,7 @@ class TruelineLM(TemplateLM):
     def create_from_arg_obj(
         cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
     ) -> TruelineLM:
-        """Open it with --model_args; --batch_size and --device stand in for what they leave."""
+        """Open it with --model_args, which win over --batch_size and --device."""
         given = {k: v for k, v in (additional_config or {}).items() if v is not None}
         return cls(**{**given, **arg_dict})
 
@@ -153,12 +154,11 @@ class TruelineLM(TemplateLM):
 
     @property
     def max_length(self) -> int:
-        """How many tokens are read at once."""
-        return self.lm.limit or _LENGTH
+        return self.lm.limit or _WINDOW
 
     @property
     def tokenizer_name(self) -> str:
-        """What the harness files prepared requests under."""
+        """The name under which the harness caches prepared requests."""
         return f"{self.lm.id}-{self.lm.tokenizer_hash[:12]}".replace("/", "__")
 
     def tok_encode(
@@ -194,7 +194,7 @@ class TruelineLM(TemplateLM):
             ) from error
 
     def get_model_info(self) -> dict[str, Any]:
-        """What the harness writes beside its results, so that they can be redone."""
+        """What the harness stores with its results, so that they can be repeated."""
         return {
             "trueline": __version__,
             "model_fingerprint": self.lm.fingerprint,
@@ -208,7 +208,7 @@ class TruelineLM(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: list[tuple[Any, list[int], list[int]]], **kwargs: Any
     ) -> list[tuple[float, bool]]:
-        """Score (texts, context, continuation); `batch_size` contexts are read at once."""
+        """Score (texts, context, continuation); `batch_size` contexts form a batch."""
         from tqdm import tqdm
 
         from trueline.decode.generate import Continuation, score_continuations
@@ -218,37 +218,35 @@ class TruelineLM(TemplateLM):
             (tuple(fit_context(context, after, self.lm)), tuple(after))
             for _, context, after in requests
         ]
-        places: dict[tuple[int, ...], list[int]] = {}
-        for place, (context, _) in enumerate(pairs):
-            places.setdefault(context, []).append(place)
-        groups = sorted(places.values(), key=lambda group: len(pairs[group[0]][0]))
-        found: dict[int, tuple[float, bool]] = {}
+        by_context: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for number, (context, _) in enumerate(pairs):
+            by_context[context].append(number)
+        groups = [by_context[context] for context in sorted(by_context, key=len)]
+        scores: dict[int, tuple[float, bool]] = {}
         with tqdm(total=len(pairs), desc="scoring", disable=kwargs.get("disable_tqdm")) as bar:
             for start in range(0, len(groups), self.batch_size):
-                batch = [
-                    place for group in groups[start:][: self.batch_size] for place in group
-                ]
+                batch = [*chain(*groups[start : start + self.batch_size])]
                 rows = [
                     Continuation(TokenContext(context), (context,), after)
-                    for context, after in (pairs[place] for place in batch)
+                    for context, after in (pairs[number] for number in batch)
                 ]
-                scores = score_continuations(self.lm, self.method, rows)
-                for place, (total, is_own) in zip(batch, scores, strict=True):
-                    score = found[place] = (max(total, LEAST), is_own)
-                    if requests[place][0] is not None:
-                        self.cache_hook.add_partial("loglikelihood", requests[place][0], score)
+                found = score_continuations(self.lm, self.method, rows)
+                for number, (total, is_greedy) in zip(batch, found, strict=True):
+                    score = scores[number] = (max(total, LEAST), is_greedy)
+                    if requests[number][0] is not None:
+                        self.cache_hook.add_partial("loglikelihood", requests[number][0], score)
                 bar.update(len(batch))
-        return [found[place] for place in range(len(pairs))]
+        return [scores[number] for number in range(len(pairs))]
 
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[float]:
-        """The log-probability of whole texts, cut as the harness cuts what is too long."""
+        """The log-probability of whole texts, with the harness's windows for long ones."""
         from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
         windows = [
-            (place, *make_disjoint_window(window))
-            for place, request in enumerate(requests)
+            (number, *make_disjoint_window(window))
+            for number, request in enumerate(requests)
             for window in get_rolling_token_windows(
                 self.tok_encode(request.args[0]), self.prefix_token_id, self.max_length, 1
             )
@@ -257,86 +255,73 @@ class TruelineLM(TemplateLM):
             [(None, context, after) for _, context, after in windows], disable_tqdm=disable_tqdm
         )
         totals = [0.0] * len(requests)
-        for (place, *_), (total, _) in zip(windows, scores, strict=True):
-            totals[place] += total
+        for (number, *_), (total, _) in zip(windows, scores, strict=True):
+            totals[number] += total
         return totals
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Continue each context up to a stop string; equal options go together."""
+        """Continue each context; requests with equal options form batches."""
         from tqdm import tqdm
 
         from trueline.decode.generate import answer_all
 
-        groups: dict[str, list[int]] = {}
-        for place, request in enumerate(requests):
-            groups.setdefault(json.dumps(request.args[1], sort_keys=True), []).append(place)
+        groups: dict[str, list[int]] = defaultdict(list)
+        for number, request in enumerate(requests):
+            groups[json.dumps(request.args[1], sort_keys=True)].append(number)
         texts = [""] * len(requests)
-        with tqdm(total=len(requests), desc="writing", disable=disable_tqdm) as bar:
-            for places in groups.values():
-                options = _generation(requests[places[0]].args[1], self.max_gen_toks, self.seed)
-                texts_read = [requests[place].args[0] for place in places]
-                contexts = self._contexts(texts_read, options.max_new_tokens)
-                answers = answer_all(
-                    self.lm, self.method, contexts, options, batch_size=self.batch_size
+        with tqdm(total=len(requests), desc="generating", disable=disable_tqdm) as bar:
+            for key, numbers in groups.items():
+                sampling = _sampling(json.loads(key), self.max_gen_toks, self.seed)
+                contexts = self._contexts(
+                    [requests[number].args[0] for number in numbers], sampling.max_new_tokens
                 )
-                for place, answer in zip(places, answers, strict=True):
-                    texts[place] = answer.text
-                    self.cache_hook.add_partial(
-                        "generate_until", requests[place].args, answer.text
-                    )
-                bar.update(len(places))
+                answers = answer_all(
+                    self.lm, self.method, contexts, sampling, batch_size=self.batch_size
+                )
+                for number, answer in zip(numbers, answers, strict=True):
+                    texts[number], request = answer.text, requests[number]
+                    self.cache_hook.add_partial("generate_until", request.args, answer.text)
+                bar.update(len(numbers))
         return texts
 
-    def _contexts(self, texts: list[str], new: int) -> list[TokenContext]:
-        """The tokens of each text; of one too long to be continued, the last ones."""
+    def _contexts(self, texts: list[str], new_tokens: int) -> list[TokenContext]:
+        """The tokens of each text; the last ones of a text that is too long."""
         from trueline.prompts import TokenContext
 
-        first = first_token(self.tokenizer)
-        read = [encode_finished(text, self.tokenizer) or [first] for text in texts]
-        if self.lm.limit is not None:
-            keep = self.lm.limit - new
+        first, limit = first_token(self.tokenizer), self.lm.limit
+        contexts = [encode_finished(text, self.tokenizer) or [first] for text in texts]
+        if limit is not None:
+            keep = limit - new_tokens
             if keep < 1:
                 raise SettingError(
-                    f"max_gen_toks is {new}, and {self.lm.id} reads {self.lm.limit} "
-                    "tokens in all"
+                    f"max_gen_toks is {new_tokens}, and {self.lm.id} reads {limit} in all"
                 )
-            cut = sum(len(tokens) > keep for tokens in read)
-            if cut:
-                _log.warning(
-                    "%d contexts are too long; their last %d tokens are read", cut, keep
-                )
-            read = [tokens[-keep:] for tokens in read]
-        return [TokenContext(tuple(tokens)) for tokens in read]
+            if too_long := sum(len(tokens) > keep for tokens in contexts):
+                message = "%d contexts are too long; their last %d tokens are read"
+                _log.warning(message, too_long, keep)
+            contexts = [tokens[-keep:] for tokens in contexts]
+        return [TokenContext(tuple(tokens)) for tokens in contexts]
 
 
-def _generation(given: dict[str, Any], max_gen_toks: int, seed: int) -> Sampling:
-    """The options of a request as those of `generate`; one without an equal is refused."""
+def _sampling(given: dict[str, Any], max_gen_toks: int, seed: int) -> Sampling:
+    """The harness's generation options as ours; an unknown one is refused."""
     from lm_eval.models.utils import normalize_gen_kwargs
 
     from trueline.types import Sampling
 
     options = dict(normalize_gen_kwargs(given, max_gen_toks))
-    if unknown := sorted(set(options) - _PICKS):
+    if unknown := sorted(set(options) - _OPTIONS):
         raise SettingError(
             f"trueline has no generation option {', '.join(unknown)}; "
-            f"it has {', '.join(sorted(_PICKS))}"
+            f"it has {', '.join(sorted(_OPTIONS))}"
         )
-    made: dict[str, Any] = {
-        "max_new_tokens": options["max_gen_toks"],
-        "stop": tuple(string for string in options["until"] if string),
-    }
+    drawn: dict[str, Any] = {}
     temperature = options.get("temperature", 1.0 if options["do_sample"] else 0.0)
-    if temperature > 0:  # the others mean nothing where the best token is taken
-        made |= {"temperature": temperature, "seed": seed}
-        made |= {name: options[name] for name in ("top_k", "top_p") if name in options}
-    return Sampling(**made)
-
-
-def _device(name: str | None) -> str | None:
-    """The device asked for; lm_eval asks for cuda:0 where nobody said anything."""
-    import torch
-
-    return None if name == "cuda:0" and not torch.cuda.is_available() else name
+    if temperature > 0:  # the other options have no effect on greedy answers
+        drawn = {name: options[name] for name in ("top_k", "top_p") if name in options}
+        drawn |= {"temperature": temperature, "seed": seed}
+    stop = tuple(text for text in options["until"] if text)
+    return Sampling(max_new_tokens=options["max_gen_toks"], stop=stop, **drawn)
 
 
 if "trueline" not in model_registry:  # a release that reads entry points has put it there
@@ -344,7 +329,7 @@ if "trueline" not in model_registry:  # a release that reads entry points has pu
 
 
 def main() -> None:
-    """Run lm_eval's own command line with `trueline` among its models."""
+    """Run the harness's command line, with `trueline` as one of its models."""
     from lm_eval.__main__ import cli_evaluate
 
     try:

@@ -1,4 +1,4 @@
-"""Keys of users and admins: made, read as hashes, and compared in constant time."""
+"""Who may send requests: host names and keys. Errors, as OpenAI's error object. The log."""
 
 from __future__ import annotations
 
@@ -7,158 +7,256 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Mapping
+import traceback
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from time import perf_counter, time
+from typing import Any, Literal
 
-from trueline.errors import (
-    ExampleError,
-    SettingError,
-    SpaceConflictError,
-    SpaceError,
-    TruelineError,
-)
+import msgspec
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from trueline.errors import ExampleError, SettingError, SpaceConflictError, SpaceError
 from trueline.files import read_text
+from trueline.serve.metrics import Log, Metrics
 
 Role = Literal["user", "admin"]
 VARIABLES: Mapping[str, Role] = {"TRUELINE_API_KEY": "user", "TRUELINE_ADMIN_KEY": "admin"}
-_SHORTEST = 20  # characters; a hash of a short key can be guessed back
-_LINE = re.compile(r"(user|admin)\s+sha256:([0-9a-f]{64})(?:\s.*)?")
+_SHORTEST_KEY = 20  # characters; a shorter key can be guessed from its hash
+_KEY_LINE = re.compile(r"(user|admin)\s+sha256:([0-9a-f]{64})(?:\s.*)?")
+_PUBLIC_PATHS = ("/", "/health", "/ready")  # need no key
+_CLIENT_LEFT = 499  # nginx's status for a client that left before its answer
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Keys:
-    """The hashes of the keys that open a server; with none of a role, it is open or shut."""
-
-    hashes: tuple[tuple[Role, str], ...] = ()
-
-    def has(self, role: Role) -> bool:
-        """Whether there is a key of a role."""
-        return any(own == role for own, _ in self.hashes)
-
-    def role_of(self, key: str) -> Role | None:
-        """Whose key it is; every hash is compared, so that time tells nothing."""
-        given, found = key_hash(key), None
-        for role, known in self.hashes:
-            if hmac.compare_digest(given, known):
-                found = role
-        return found
-
-    def also(self, role: Role, key: str) -> Keys:
-        """The same and one more."""
-        return Keys((*self.hashes, (role, key_hash(key))))
-
-
-def key_hash(key: str) -> str:
-    """What is kept of a key."""
-    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def new_key(role: Role) -> tuple[str, str]:
-    """A key that nobody can guess, and the line of a key file that lets it in."""
-    if role not in get_args(Role):
-        raise SettingError(f"a key is for a user or an admin, got {role!r}")
-    key = f"tl-{role}-{secrets.token_urlsafe(32)}"
-    return key, f"{role} sha256:{key_hash(key)}"
-
-
-def read_keys(path: Path | None, environment: Mapping[str, str]) -> Keys:
-    """The keys of a file of hashes and those of the environment; errors tell no key."""
-    found = [] if path is None else _read_file(path)
-    for variable, role in VARIABLES.items():
-        if key := environment.get(variable):
-            if len(key) < _SHORTEST:
-                raise SettingError(
-                    f"the key in {variable} has {len(key)} characters and needs {_SHORTEST}; "
-                    f"make one with `trueline serve --new-key {role}`"
-                )
-            found.append((role, key_hash(key)))
-    return Keys(tuple(found))
-
-
-def _read_file(path: Path) -> list[tuple[Role, str]]:
-    lines = read_text(path, "the key file").splitlines()
-    found: list[tuple[Role, str]] = []
-    for number, line in enumerate(map(str.strip, lines), 1):
-        if not line or line.startswith("#"):
-            continue
-        if (match := _LINE.fullmatch(line)) is None:
-            raise SettingError(
-                f"{path}:{number} is no key: a line is `user sha256:<64 hex digits>` or "
-                "`admin sha256:<64 hex digits>`, as `trueline serve --new-key user` prints it"
-            )
-        found.append(("admin" if match[1] == "admin" else "user", match[2]))
-    return found
-
-
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-_KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-
-
-class Refusal(Exception):
-    """A request that cannot be served, as its sender is told."""
+class APIError(Exception):
+    """An error that the client is shown."""
 
     def __init__(
         self,
         status: int,
         message: str,
-        *,
         code: str | None = None,
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message = status, message
-        self.code, self.param = code, param
-        self.headers = dict(headers or {})
-
-    @property
-    def kind(self) -> str:
-        """What OpenAI calls such an error."""
-        usual = "invalid_request_error" if self.status < 500 else "server_error"
-        return _KINDS.get(self.status, usual)
+        self.status, self.code, self.param, self.headers = status, code, param, headers
 
     def body(self) -> dict[str, Any]:
-        """The error object."""
+        usual = "invalid_request_error" if self.status < 500 else "server_error"
         return {
             "error": {
-                "message": self.message,
-                "type": self.kind,
+                "message": str(self),
+                "type": _ERROR_TYPES.get(self.status, usual),
                 "param": self.param,
                 "code": self.code,
             }
         }
 
 
-def refusal_of(error: Exception) -> Refusal:
-    """What a sender is told of an error; one that is not theirs is told of in the log alone."""
-    if isinstance(error, Refusal):
+def invalid(param: str, message: str) -> APIError:
+    """The error for a parameter with a value that it cannot have."""
+    return APIError(400, f"{param}: {message}", "invalid_value", param)
+
+
+def unauthorized(problem: str = "this server needs a key") -> APIError:
+    """The error for a request without a valid key."""
+    headers = {"www-authenticate": "Bearer"}
+    message = f"{problem}: send Authorization: Bearer <key>"
+    return APIError(401, message, "invalid_api_key", headers=headers)
+
+
+def to_api_error(error: Exception) -> APIError:
+    """The error that the client is shown; the details of a server's fault are only logged."""
+    if isinstance(error, APIError):
         return error
     if isinstance(error, SettingError | ExampleError):
-        return Refusal(400, str(error), code="invalid_value")
-    if _is_for_want_of_room(error):
-        return Refusal(
-            507, "there is no room to write the change; nothing was changed", code="no_room"
-        )
+        return APIError(400, str(error), "invalid_value")
+    if _is_disk_full(error):
+        return APIError(507, "the disk is full; nothing was changed", "no_room")
     if isinstance(error, SpaceConflictError):
-        return Refusal(
-            409, "another change of the space came first; try again", code="space_conflict"
-        )
+        message = "another change of the space came first; try again"
+        return APIError(409, message, "space_conflict")
     if isinstance(error, SpaceError):
-        return Refusal(
-            503,
-            "the space cannot be used as it is on disk; the server's log tells why",
-            code="space_unavailable",
-        )
-    if isinstance(error, TruelineError):
-        return Refusal(500, "the server is not set up for this; its log tells why")
-    return Refusal(500, "something is wrong in the server; its log tells what")
+        message = "the space cannot be used as it is on disk; the server's log has the reason"
+        return APIError(503, message, "space_unavailable")
+    return APIError(500, "internal server error; the server's log has the reason")
 
 
-def _is_for_want_of_room(error: BaseException | None) -> bool:
-    """Whether a disk is full or cannot be written, at the bottom of an error."""
-    if error is None:
-        return False
-    is_it = isinstance(error, OSError) and error.errno in _NO_ROOM
-    return is_it or _is_for_want_of_room(error.__cause__)
+def _is_disk_full(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _DISK_FULL:
+            return True
+        error = error.__cause__
+    return False
+
+
+def json_response(
+    value: object, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """A response in JSON; numbers that are not finite become null."""
+    return Response(msgspec.json.encode(value), status, headers, "application/json")
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The hashes of a server's keys. Without a user's key anybody may ask."""
+
+    hashes: tuple[tuple[Role, str], ...] = ()
+
+    def has(self, role: Role) -> bool:
+        return any(own == role for own, _ in self.hashes)
+
+    def role_of(self, key: str) -> Role | None:
+        """The role of a key; compared with every hash, so that the time reveals nothing."""
+        given, found = _hash(key), None
+        for role, known in self.hashes:
+            if hmac.compare_digest(given, known):
+                found = role
+        return found
+
+    def also(self, role: Role, key: str) -> Keys:
+        """These keys and one more."""
+        return Keys((*self.hashes, (role, _hash(key))))
+
+
+def _hash(key: str) -> str:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def new_key(role: Role) -> tuple[str, str]:
+    """A random key, and its line for the key file."""
+    key = f"tl-{role}-{secrets.token_urlsafe(32)}"
+    return key, f"{role} sha256:{_hash(key)}"
+
+
+def read_keys(path: Path | None, environment: Mapping[str, str]) -> Keys:
+    """The keys of a key file and of the environment; error messages contain no key."""
+    keys = Keys(() if path is None else tuple(_read_file(path)))
+    for variable, role in VARIABLES.items():
+        if key := environment.get(variable):
+            if len(key) < _SHORTEST_KEY:
+                raise SettingError(
+                    f"the key in {variable} has {len(key)} characters and needs "
+                    f"{_SHORTEST_KEY}; make one with `trueline serve --new-key {role}`"
+                )
+            keys = keys.also(role, key)
+    return keys
+
+
+def _read_file(path: Path) -> list[tuple[Role, str]]:
+    hashes: list[tuple[Role, str]] = []
+    lines = read_text(path, "the key file").splitlines()
+    for number, line in enumerate(map(str.strip, lines), 1):
+        if line and not line.startswith("#"):
+            match = _KEY_LINE.fullmatch(line)
+            if match is None:
+                raise SettingError(
+                    f"{path}:{number} is not the hash of a key; a line is `user sha256:<64 hex "
+                    "digits>`, as `trueline serve --new-key user` prints it"
+                )
+            hashes.append(("admin" if match[1] == "admin" else "user", match[2]))
+    return hashes
+
+
+def need_admin(scope: Scope) -> None:
+    """Refuse a request that came without an admin's key."""
+    if scope["trueline.role"] is None:
+        raise unauthorized("changing a space needs an admin's key")
+    if scope["trueline.role"] != "admin":
+        raise APIError(403, "this needs an admin's key", "not_admin")
+
+
+@dataclass(frozen=True, slots=True)
+class AccessMiddleware:
+    """Checks host and key of every request, gives it an id, and logs it in one line.
+
+    Endpoints add to `scope["trueline.facts"]` what the log should have.
+    """
+
+    app: ASGIApp
+    keys: Keys
+    hosts: Collection[str] | None  # None: any
+    paths: Collection[str]  # of the routes; other paths are counted together
+    metrics: Metrics
+    log: Log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started, begun, status = time(), perf_counter(), 0
+        facts: dict[str, Any] = {"id": f"req-{secrets.token_hex(8)}"}
+        scope["trueline.facts"] = facts
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = facts["id"]
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        try:
+            self._check(scope)
+            await self.app(scope, receive, send_with_headers)
+        except ConnectionError:  # the client left, or does not read
+            pass
+        except Exception as error:
+            note_error(facts, error)
+            if not status:
+                shown = to_api_error(error)
+                response = json_response(shown.body(), shown.status, shown.headers)
+                await response(scope, receive, send_with_headers)
+        finally:
+            self._log(scope, started, status or _CLIENT_LEFT, perf_counter() - begun)
+
+    def _log(self, scope: Scope, started: float, status: int, seconds: float) -> None:
+        facts = scope["trueline.facts"]
+        route = getattr(scope.get("route"), "path", None)
+        route = route or (scope["path"] if scope["path"] in self.paths else "other")
+        self.metrics.requests.labels(route, str(status)).inc()
+        if "model" in facts:
+            self.metrics.request.observe(seconds)
+        request = f"{scope['method'][:10]} {route}"
+        line = {"time": round(started, 3), "request": request, "status": status}
+        self.log({**line, "ms": round(1000 * seconds, 1), **facts})
+
+    def _check(self, scope: Scope) -> None:
+        headers = Headers(scope=scope)
+        host = headers.get("host", "").lower()
+        name = host.partition("]")[0] + "]" if host[:1] == "[" else host.partition(":")[0]
+        if self.hosts is not None and name not in self.hosts:
+            raise APIError(421, "this server does not have that host name", "wrong_host")
+        kind, _, key = headers.get("authorization", "").partition(" ")
+        is_given = kind.lower() == "bearer" and bool(key)
+        role = self.keys.role_of(key.strip()) if is_given else None
+        scope["trueline.role"] = role
+        is_public = scope["path"] in _PUBLIC_PATHS and not is_given
+        if role is None and self.keys.has("user") and not is_public:
+            raise unauthorized()
+
+
+def note_error(facts: dict[str, Any], error: Exception) -> None:
+    """Add an error to the facts of a request for the log, a bug with its traceback."""
+    shown = to_api_error(error)
+    facts["error"] = shown.code or type(error).__name__
+    if shown.status >= 500 and shown is not error:
+        facts["trace"] = format_trace(error)
+
+
+def format_trace(error: BaseException) -> str:
+    """The traceback of an error, for the log."""
+    return "".join(traceback.format_exception(error))[-4000:]

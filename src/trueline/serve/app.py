@@ -1,4 +1,4 @@
-"""A model and spaces in, the application of a server out; importing it starts nothing."""
+"""The application of a server: its routes, the model list, health, metrics and the page."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from time import time
 
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -18,18 +19,126 @@ from starlette.routing import Route
 
 from trueline.engines.base import Engine
 from trueline.explain.page import digest
-from trueline.serve.access import Keys, Refusal
-from trueline.serve.catalog import SHIPPED, Catalog
+from trueline.serve.access import AccessMiddleware, APIError, Keys, json_response
 from trueline.serve.completions import Completions
-from trueline.serve.metrics import METRICS_TYPE, Log
-from trueline.serve.schemas import Limits
-from trueline.serve.service import Front, Service, json_bytes
-from trueline.serve.spaces import Spaces
+from trueline.serve.engine import Service
+from trueline.serve.metrics import Log
+from trueline.serve.schemas import ChatBody, CompletionBody, Limits
+from trueline.serve.spaces import FACTS, Catalog, SpaceEndpoints
 from trueline.space import GroundingSpace
 
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
-async def page_response(request: Request) -> Response:
-    """The page at `/`."""
+
+def create_app(
+    lm: Engine,
+    spaces: GroundingSpace | Mapping[str, GroundingSpace] | None = None,
+    *,
+    name: str | None = None,
+    limits: Limits | None = None,
+    keys: Keys | None = None,
+    hosts: Collection[str] | None = LOOPBACK,
+    cors: Sequence[str] = (),
+    log: Log = lambda facts: None,
+    logs_text: bool = False,
+) -> Starlette:
+    """The server of a model and its spaces, for any ASGI server.
+
+    `hosts` are the host names it answers to (None: any), `cors` the origins whose pages may
+    call it. Its threads run from the start of the server to its end.
+    """
+    named = {FACTS: spaces} if isinstance(spaces, GroundingSpace) else spaces or {}
+    catalog = Catalog(lm, named, name or Path(lm.id).name)
+    service = Service(lm, limits or Limits(), log, logs_text=logs_text)
+    keys, info, edits = (
+        keys or Keys(),
+        _Info(service, catalog),
+        SpaceEndpoints(service, catalog),
+    )
+    examples = "/v1/spaces/{name}/examples"
+    chat = Completions(service, catalog, ChatBody)
+    completions = Completions(service, catalog, CompletionBody)
+    routes = [
+        Route("/", _page_response),
+        Route("/v1/models", info.models),
+        Route("/v1/models/{name:path}", info.model),
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/spaces", edits.list),
+        Route(examples, edits.search),
+        Route(examples, edits.add, methods=["POST"]),
+        Route(examples, edits.remove, methods=["DELETE"]),
+        Route("/health", info.health),
+        Route("/ready", info.ready),
+        Route("/metrics", info.metrics),
+    ]
+    paths = {route.path for route in routes}
+    middleware = [
+        Middleware(AccessMiddleware, keys, hosts, paths, service.metrics, log),
+    ]
+    if cors:
+        allowed = Middleware(
+            CORSMiddleware,
+            allow_origins=list(cors),
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["authorization", "content-type"],
+            expose_headers=["x-trueline-covered", "x-trueline-method", "x-request-id"],
+        )
+        middleware.insert(0, allowed)
+    app = Starlette(
+        routes=routes,
+        middleware=middleware,
+        lifespan=service.lifespan,
+        exception_handlers={HTTPException: _http_error},
+    )
+    app.state.service, app.state.catalog = service, catalog
+    return app
+
+
+class _Info:
+    """The endpoints that describe the server itself."""
+
+    def __init__(self, service: Service, catalog: Catalog) -> None:
+        self._service, self._catalog, self._started = service, catalog, int(time())
+
+    async def models(self, request: Request) -> Response:
+        names = await self._service.in_scope_pool(self._catalog.names)
+        data = [self._model(name, *about) for name, about in names.items()]
+        return json_response({"object": "list", "data": data})
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        names = await self._service.in_scope_pool(self._catalog.names)
+        if name not in names:
+            self._catalog.resolve(name)  # raises the error that lists all names
+        return json_response(self._model(name, *names[name]))
+
+    def _model(self, name: str, method: str, space: str | None) -> dict[str, object]:
+        about = {"object": "model", "created": self._started, "owned_by": "trueline"}
+        return {"id": name, **about, "trueline": {"method": method, "space": space}}
+
+    async def health(self, request: Request) -> Response:
+        """Whether the engine works."""
+        problem = self._service.engine.problem()
+        return json_response({"status": problem or "ok"}, 503 if problem else 200)
+
+    async def ready(self, request: Request) -> Response:
+        """Whether requests are accepted, and which spaces cannot be read on disk."""
+        service, spaces = self._service, self._catalog.spaces.values()
+        problem = service.engine.problem() or ("draining" if service.is_draining else "")
+        unreadable = [one.name for one in spaces if one.problem]
+        body = {"status": problem or "ok", "unreadable_spaces": unreadable}
+        return json_response(body, 503 if problem else 200)
+
+    async def metrics(self, request: Request) -> Response:
+        self._service.set_gauges()
+        metrics = self._service.metrics
+        for one in self._catalog.spaces.values():
+            metrics.unreadable.labels(one.name).set(1 if one.problem else 0)
+        return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+async def _page_response(request: Request) -> Response:
     text, policy = _page()
     headers = {
         "content-security-policy": policy,
@@ -41,7 +150,7 @@ async def page_response(request: Request) -> Response:
 
 @cache
 def _page() -> tuple[str, str]:
-    """The page, and the policy: its own style and script by their hashes, its own server."""
+    """The page, and a policy that allows its own style and script and this server alone."""
     text = files("trueline.serve").joinpath("page.html").read_text("utf-8")
     style, script = (
         digest(text.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0])
@@ -53,136 +162,12 @@ def _page() -> tuple[str, str]:
     )
 
 
-LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
-
-
-def create_app(
-    lm: Engine | Catalog,
-    spaces: GroundingSpace | Mapping[str, GroundingSpace] | None = None,
-    *,
-    name: str | None = None,
-    limits: Limits | None = None,
-    keys: Keys | None = None,
-    hosts: Collection[str] | None = LOOPBACK,
-    cors: Sequence[str] = (),
-    log: Log = lambda facts: None,
-    logs_text: bool = False,
-) -> Starlette:
-    """The server of a model and spaces by name, for any ASGI server to run.
-
-    `hosts` are the names it answers to (None: any), `cors` the origins whose pages may call it.
-    The engine's thread begins with the server and ends with it.
-    """
-    if isinstance(lm, Catalog):
-        catalog = lm
-    else:
-        named = {SHIPPED: spaces} if isinstance(spaces, GroundingSpace) else dict(spaces or {})
-        catalog = Catalog(lm, named, name or Path(lm.id).name)
-    service = Service(catalog, limits or Limits(), keys or Keys(), log, logs_text=logs_text)
-    routes = _routes(service)
-    paths = {route.path for route in routes}
-    middleware = [Middleware(Front, service=service, hosts=hosts, routes=paths)]
-    if cors:
-        middleware.insert(
-            0,
-            Middleware(
-                CORSMiddleware,
-                allow_origins=list(cors),
-                allow_methods=["GET", "POST", "DELETE"],
-                allow_headers=["authorization", "content-type"],
-                expose_headers=["x-trueline-covered", "x-trueline-method", "x-request-id"],
-            ),
-        )
-    app = Starlette(
-        routes=routes,
-        middleware=middleware,
-        lifespan=service.lifespan,
-        exception_handlers={HTTPException: _not_there},
-    )
-    app.state.service = service
-    return app
-
-
-def _routes(service: Service) -> list[Route]:
-    spaces, watched = Spaces(service), _Watched(service)
-    examples = "/v1/spaces/{name}/examples"
-    return [
-        Route("/", page_response),
-        Route("/v1/models", watched.models),
-        Route("/v1/models/{name:path}", watched.model),
-        Route("/v1/chat/completions", Completions(service, "chat"), methods=["POST"]),
-        Route("/v1/completions", Completions(service, "completion"), methods=["POST"]),
-        Route("/v1/spaces", spaces.list),
-        Route(examples, spaces.examples),
-        Route(examples, spaces.add, methods=["POST"]),
-        Route(examples, spaces.remove, methods=["DELETE"]),
-        Route("/health", watched.health),
-        Route("/ready", watched.ready),
-        Route("/metrics", watched.metrics),
-    ]
-
-
-class _Watched:
-    """The endpoints that tell of the server itself."""
-
-    def __init__(self, service: Service) -> None:
-        self._service, self._begun = service, int(time())
-
-    async def models(self, request: Request) -> Response:
-        """Every model name."""
-        names = await self._service.apart(self._service.catalog.names)
-        data = [self._model(name, *names[name]) for name in names]
-        return Response(json_bytes({"object": "list", "data": data}), media_type=_JSON)
-
-    async def model(self, request: Request) -> Response:
-        """One model name."""
-        name = request.path_params["name"]
-        names = await self._service.apart(self._service.catalog.names)
-        if name not in names:
-            self._service.catalog.resolve(name, None, None)  # says what there is
-        return Response(json_bytes(self._model(name, *names[name])), media_type=_JSON)
-
-    def _model(self, name: str, method: str, space: str | None) -> dict[str, object]:
-        told = {"method": method, "space": space}
-        return {
-            "id": name,
-            "object": "model",
-            "created": self._begun,
-            "owned_by": "trueline",
-            "trueline": told,
-        }
-
-    async def health(self, request: Request) -> Response:
-        """Whether the engine lives: 200, or 503 where it is dead or stuck."""
-        trouble = self._service.engine.trouble()
-        body = {"status": trouble or "ok"}
-        return Response(json_bytes(body), 503 if trouble else 200, media_type=_JSON)
-
-    async def ready(self, request: Request) -> Response:
-        """Whether requests are taken on; spaces that cannot be read on disk are named."""
-        service = self._service
-        trouble = service.engine.trouble() or ("draining" if service.is_draining else "")
-        spaces = service.catalog.spaces.values()
-        body = {
-            "status": trouble or "ok",
-            "unreadable_spaces": [one.name for one in spaces if one.trouble],
-        }
-        return Response(json_bytes(body), 503 if trouble else 200, media_type=_JSON)
-
-    async def metrics(self, request: Request) -> Response:
-        """The figures, for Prometheus."""
-        self._service.refresh_gauges()
-        return Response(self._service.watch.text(), media_type=METRICS_TYPE)
-
-
-_JSON = "application/json"
-
-
-async def _not_there(request: Request, error: Exception) -> Response:
-    """What Starlette itself refuses, in the shape of all refusals."""
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Starlette's own errors as the error object that all errors have."""
     assert isinstance(error, HTTPException)
-    words = {404: "there is nothing under this path", 405: "the path takes another method"}
-    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-    told = words.get(error.status_code, "the request cannot be served")
-    refusal = Refusal(error.status_code, told, code=code)
-    return Response(json_bytes(refusal.body()), refusal.status, error.headers, _JSON)
+    code, message = {
+        404: ("not_found", "this path does not exist"),
+        405: ("method_not_allowed", "this path needs another HTTP method"),
+    }.get(error.status_code, (None, "the request cannot be served"))
+    body = APIError(error.status_code, message, code).body()
+    return json_response(body, error.status_code, error.headers)

@@ -1,257 +1,212 @@
-"""Requests for chats and completions in, answers out, whole or streamed."""
+"""The endpoints of chats and completions: answers at once, or as a stream."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from functools import partial
-from secrets import token_hex
-from time import perf_counter, time
+from time import perf_counter
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from trueline.serve.access import Refusal, refusal_of
-from trueline.serve.engine import Line, Mailbox, Progress
-from trueline.serve.metrics import Record
-from trueline.serve.replies import DONE, Choice, Kind, Reply, event
-from trueline.serve.requests import Asked, prepare_chat, prepare_completion, rows_of
-from trueline.serve.schemas import ChatBody, CompletionBody, parse
-from trueline.serve.service import Service, read_body
+from trueline.serve.access import APIError, note_error, to_api_error
+from trueline.serve.engine import PendingAnswer, Progress, Service
+from trueline.serve.replies import Choice, Reply, event
+from trueline.serve.requests import Job, count_answers, prepare
+from trueline.serve.schemas import ChatBody, CompletionBody, read_body
+from trueline.serve.spaces import Catalog
 
 _STREAM_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-store",
-    "x-accel-buffering": "no",  # a proxy is to hand on every piece at once
+    "x-accel-buffering": "no",  # so that a proxy passes on every chunk at once
 }
 
 
 class Completions:
-    """The endpoint of chats or of completions: one request in, one answer out."""
+    """The endpoint of chats or of completions."""
 
-    def __init__(self, service: Service, kind: Kind) -> None:
-        self._service, self._kind = service, kind
+    def __init__(
+        self, service: Service, catalog: Catalog, kind: type[ChatBody] | type[CompletionBody]
+    ) -> None:
+        self._service, self._catalog, self._kind = service, catalog, kind
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request; a client that goes takes its rows with it."""
-        begun = perf_counter()
-        service, record = self._service, scope["trueline.record"]
-        content = await read_body(Request(scope, receive), service.limits)
-        body: ChatBody | CompletionBody
-        if self._kind == "chat":
-            body = parse(content, ChatBody)
-        else:
-            body = parse(content, CompletionBody)
-        record.facts |= {"model": body.model[:200], "stream": bool(body.stream)}
-        answer = _Answer(service, self._kind, body, record, send, begun)
-        with service.admitted(rows_of(body, service.limits)):
-            await _unless_gone(receive, answer.run(), record)
+        begun, service, facts = perf_counter(), self._service, scope["trueline.facts"]
+        request = Request(scope, receive)
+        body: ChatBody | CompletionBody = await read_body(request, self._kind, service.limits)
+        facts |= {"model": body.model[:200], "stream": bool(body.stream)}
+        response = _Response(service, self._catalog, body, facts, send, begun)
+        with service.admit(count_answers(body, service.limits)):
+            await _unless_disconnected(receive, response.run(), facts)
 
 
-async def _unless_gone(receive: Receive, work: Awaitable[None], record: Record) -> None:
-    """Do something unless the client leaves first."""
-    doing = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_gone(receive))
+async def _unless_disconnected(
+    receive: Receive, work: Awaitable[None], facts: dict[str, Any]
+) -> None:
+    """Do something, and stop if the client leaves."""
+
+    async def disconnected() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    tasks = [asyncio.ensure_future(one) for one in (work, disconnected())]
     try:
-        await asyncio.wait({doing, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not doing.done():
-            record.facts["gone"] = True
-            return
-        doing.result()
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if tasks[0].done():
+            tasks[0].result()
+        else:
+            facts["gone"] = True
     finally:
-        for task in (doing, leaving):
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(doing, leaving, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+async def _take(queue: asyncio.Queue[Progress]) -> list[Progress]:
+    """All progress that has arrived, at least one."""
+    arrived = [await queue.get()]
+    while not queue.empty():
+        arrived.append(queue.get_nowait())
+    for progress in arrived:
+        if progress.error is not None:
+            raise progress.error
+    return arrived
 
 
-class _Answer:
-    """One request on its way from body to answer."""
+class _Response:
+    """The response to one request, from its body to its last byte."""
 
     def __init__(
         self,
         service: Service,
-        kind: Kind,
+        catalog: Catalog,
         body: ChatBody | CompletionBody,
-        record: Record,
+        facts: dict[str, Any],
         send: Send,
         begun: float,
     ) -> None:
-        self._service, self._kind, self._body = service, kind, body
-        self._record, self._send, self._begun = record, send, begun
-        self._lines: list[Line] = []
+        self._service, self._catalog, self._body = service, catalog, body
+        self._facts, self._send, self._begun = facts, send, begun
+        self._answers: list[PendingAnswer] = []
         self._is_started = False
 
     async def run(self) -> None:
-        """Answer within the deadline, or say that it has passed."""
-        limits = self._service.limits
+        """Answer before the deadline; the last event of a stream may be an error."""
         try:
-            async with asyncio.timeout(limits.deadline):
+            async with asyncio.timeout(self._service.limits.deadline):
                 await self._answer()
         except TimeoutError:
-            late = Refusal(
-                504, f"there was no answer within {limits.deadline:g} s", code="deadline_passed"
-            )
-            await self._fail(late)
-        except Exception as error:  # of the engine, or of the way to the client
-            if isinstance(error, ConnectionError) or not self._is_started:
-                raise
-            self._record.error = error
-            await self._fail(refusal_of(error))
+            seconds = f"{self._service.limits.deadline:g} s"
+            await self._fail(APIError(504, f"no answer within {seconds}", "deadline_passed"))
+        except ConnectionError:
+            raise
+        except Exception as error:
+            await self._fail(error)
         finally:
-            for line in self._lines:
-                self._service.engine.cancel(line)
+            for answer in self._answers:
+                self._service.engine.cancel(answer)
+
+    async def _fail(self, error: Exception) -> None:
+        if not self._is_started:
+            raise error
+        note_error(self._facts, error)
+        await self._write(event(to_api_error(error).body()))
+        await self._write(b"", is_last=True)
 
     async def _answer(self) -> None:
-        body, service = self._body, self._service
-        asked = await self._prepare()
-        reply = self._reply(asked)
-        mailbox = Mailbox()
-        self._lines = [
-            Line(request, number, mailbox, bool(body.stream))
-            for number, request in enumerate(asked.requests)
+        job = await self._prepare()
+        reply = Reply(self._body, job, self._service.lm)
+        queue: asyncio.Queue[Progress] = asyncio.Queue()
+        is_streamed = bool(self._body.stream)
+        self._answers = [
+            PendingAnswer(request, n, queue, is_streamed)
+            for n, request in enumerate(job.requests)
         ]
-        for line in self._lines:
-            service.engine.submit(line)
-        choices = [Choice() for _ in self._lines]
+        for answer in self._answers:
+            self._service.engine.submit(answer)
+        choices = [Choice() for _ in self._answers]
         try:
-            await self._collect(reply, mailbox, choices)
+            await self._collect(reply, queue, choices)
         finally:
-            self._note(reply, choices)
+            usage = reply.usage(choices)
+            self._service.metrics.prompt_tokens.inc(usage["prompt_tokens"])
+            self._facts |= {
+                name: usage[name] for name in ("prompt_tokens", "completion_tokens")
+            }
+            if self._service.logs_text:
+                self._facts["answer"] = choices[0].text
 
-    async def _prepare(self) -> Asked:
-        service, body, begun = self._service, self._body, perf_counter()
-        parts = service.catalog, service.limits
-        if isinstance(body, ChatBody):
-            found = await service.apart(partial(prepare_chat, *parts, body))
-        else:
-            found = await service.apart(partial(prepare_completion, *parts, body))
-        asked = found if isinstance(found, Asked) else await service.with_model(found)
-        took = perf_counter() - begun
-        service.watch.scope.observe(took)
-        covered = {True: "true", False: "false", None: "none"}[asked.covered]
-        service.watch.coverage.labels(body.model, covered).inc(len(asked.requests))
-        self._record.facts |= {
-            "method": asked.method,
-            "space": asked.space,
-            "covered": asked.covered,
-            "scope_ms": round(1000 * took, 1),
+    async def _prepare(self) -> Job:
+        service, begun = self._service, perf_counter()
+        work = partial(prepare, self._catalog, service.limits, self._body)
+        made = await service.in_scope_pool(work)
+        job = made if isinstance(made, Job) else await service.in_engine(made)
+        seconds = perf_counter() - begun
+        service.metrics.scope.observe(seconds)
+        service.metrics.answers.labels(self._body.model, job.covered).inc(len(job.requests))
+        self._facts |= {
+            "method": job.method,
+            "space": job.space,
+            "covered": job.is_covered,
+            "scope_ms": round(1000 * seconds, 1),
         }
         if service.logs_text:
-            self._record.facts["question"] = asked.question
-        return asked
+            self._facts["question"] = job.question
+        return job
 
-    def _reply(self, asked: Asked) -> Reply:
-        body = self._body
-        options = body.stream_options
-        return Reply(
-            self._kind,
-            f"{'chatcmpl' if self._kind == 'chat' else 'cmpl'}-{token_hex(12)}",
-            int(time()),
-            body.model,
-            asked,
-            self._service.catalog.lm,
-            has_sources=body.trueline.sources,
-            has_usage=bool(options and options.include_usage),
-        )
-
-    async def _collect(self, reply: Reply, mailbox: Mailbox, choices: list[Choice]) -> None:
-        """Take pieces until every answer has ended, and send what was asked for."""
+    async def _collect(
+        self, reply: Reply, queue: asyncio.Queue[Progress], choices: list[Choice]
+    ) -> None:
+        """Take progress until every answer has ended, and send it if it is streamed."""
         is_streamed = bool(self._body.stream)
-        is_first = True
+        arrived: list[Progress] = []
         while any(choice.finish is None for choice in choices):
-            pieces = await mailbox.take()
-            if failed := next((one.error for one in pieces if one.error), None):
-                raise failed
-            parts = []
+            is_first, arrived = not arrived, await _take(queue)
             if is_first:
-                self._time_first_token(pieces[0])
-                parts = [event(one) for one in reply.opening()]
-            for piece in pieces:
-                parts.append(self._piece(reply, piece, choices[piece.choice], is_first))
-                is_first = False
+                self._note_first_token(arrived[0])
+            events = reply.first_chunks() if is_first else []
+            for n, progress in enumerate(arrived):
+                choice = choices[progress.choice]
+                events.append(
+                    reply.chunk(progress, len(choice.text), is_first=is_first and n == 0)
+                )
+                choice.add(progress)
             if is_streamed:
-                await self._stream(b"".join(parts), reply)
+                headers = {**_STREAM_HEADERS, **reply.headers}
+                await self._write(b"".join(map(event, events)), headers)
         if is_streamed:
-            await self._stream(b"".join([*map(event, reply.closing(choices)), DONE]), reply)
-            await self._put({"type": "http.response.body", "body": b"", "more_body": False})
+            events = reply.last_chunks(choices)
+            await self._write(b"".join(map(event, events)) + b"data: [DONE]\n\n")
+            await self._write(b"", is_last=True)
         else:
-            await self._respond(200, reply.whole(choices), reply.headers)
+            content = msgspec.json.encode(reply.whole(choices))
+            headers = {"content-type": "application/json", "content-length": str(len(content))}
+            await self._write(content, {**headers, **reply.headers}, is_last=True)
 
-    def _piece(self, reply: Reply, piece: Progress, choice: Choice, is_first: bool) -> bytes:
-        """Take in a piece; the event that tells of it, if the answer is streamed."""
-        made = b""
-        if self._body.stream:
-            made = event(reply.chunk(piece, len(choice.text), is_first=is_first))
-        choice.add(piece)
-        return made
+    def _note_first_token(self, progress: Progress) -> None:
+        seconds = progress.first_token_at - self._begun
+        self._service.metrics.first_token.observe(seconds)
+        self._facts["first_token_ms"] = round(1000 * seconds, 1)
 
-    def _time_first_token(self, piece: Progress) -> None:
-        took = piece.first_token_at - self._begun
-        self._service.watch.first_token.observe(took)
-        self._record.facts["first_token_ms"] = round(1000 * took, 1)
-
-    def _note(self, reply: Reply, choices: list[Choice]) -> None:
-        usage = reply.usage(choices)
-        self._service.watch.prompt_tokens.inc(usage["prompt_tokens"])
-        self._record.facts |= {k: v for k, v in usage.items() if k != "total_tokens"}
-        if self._service.logs_text:
-            self._record.facts["answer"] = choices[0].text
-
-    async def _stream(self, part: bytes, reply: Reply) -> None:
+    async def _write(
+        self, part: bytes, headers: Mapping[str, str] | None = None, *, is_last: bool = False
+    ) -> None:
+        """Send a part of the body; the first one sends the headers."""
         if not self._is_started:
             self._is_started = True
-            headers = {**_STREAM_HEADERS, **reply.headers}
-            await self._put(
-                {
-                    "type": "http.response.start",
-                    "status": 200,
-                    "headers": [(k.encode(), v.encode()) for k, v in headers.items()],
-                }
-            )
-        await self._put({"type": "http.response.body", "body": part, "more_body": True})
+            raw = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+            await self._put({"type": "http.response.start", "status": 200, "headers": raw})
+        await self._put({"type": "http.response.body", "body": part, "more_body": not is_last})
 
     async def _put(self, message: Message) -> None:
-        """Send something; who does not take it in time is let go."""
+        """Send something; a client that does not take it in time is disconnected."""
         try:
             async with asyncio.timeout(self._service.limits.write_seconds):
                 await self._send(message)
         except TimeoutError:
-            self._record.facts["slow_reader"] = True
+            self._facts["slow_reader"] = True
             raise ConnectionAbortedError("the client does not read") from None
-
-    async def _respond(
-        self, status: int, value: object, headers: dict[str, str] | None = None
-    ) -> None:
-        self._is_started = True
-        body = msgspec.json.encode(value)
-        response = Response(body, status, headers, "application/json")
-        for message in _messages(response):
-            await self._put(message)
-
-    async def _fail(self, refusal: Refusal) -> None:
-        """Say that it failed: by the status, or as the last event of a stream."""
-        if not self._is_started:
-            raise refusal
-        self._record.facts["error"] = refusal.code
-        last = event(refusal.body())
-        await self._put({"type": "http.response.body", "body": last, "more_body": True})
-        await self._put({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def _messages(response: Response) -> list[Message]:
-    """A response as the messages that send it."""
-    return [
-        {
-            "type": "http.response.start",
-            "status": response.status_code,
-            "headers": response.raw_headers,
-        },
-        {"type": "http.response.body", "body": bytes(response.body), "more_body": False},
-    ]

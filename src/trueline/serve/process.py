@@ -1,8 +1,7 @@
-"""An application in, a process that serves it out: the socket, signals, and patience."""
+"""An application -> a process that serves it: the socket, uvicorn, and signals."""
 
 from __future__ import annotations
 
-import logging
 import signal
 import socket
 import threading
@@ -17,53 +16,49 @@ from starlette.applications import Starlette
 
 from trueline.errors import SettingError
 from trueline.serve.access import Keys
-from trueline.serve.schemas import Limits
-from trueline.serve.service import Service
+from trueline.serve.engine import Service
 
-_DRAINING = [signal.SIGTERM, signal.SIGINT]
+_DRAIN_SIGNALS = [signal.SIGTERM, signal.SIGINT]
 if hasattr(signal, "SIGHUP"):  # not on every system
-    _DRAINING.append(signal.SIGHUP)
+    _DRAIN_SIGNALS.append(signal.SIGHUP)
 
 
 def check_host(host: str, keys: Keys) -> None:
     """Refuse to listen to other machines without keys."""
     if not is_loopback(host) and not keys.has("user"):
         raise SettingError(
-            f"--host {host} lets other machines in, and there is no key; make one with "
+            f"--host {host} is open to other machines, and there is no key; make one with "
             "`trueline serve --new-key user` and name its file with --keys, or set "
             "TRUELINE_API_KEY"
         )
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is this machine's own."""
-    if host == "localhost":
-        return True
+    """Whether only this machine reaches an address."""
     try:
-        return ip_address(host).is_loopback
+        return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
         return False
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket on an address, or one line that says why not."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    made = socket.socket(family)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    """A socket on an address."""
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        made.bind((host, port))
+        bound.bind((host, port))
     except (OSError, OverflowError) as error:
-        made.close()
+        bound.close()
         raise SettingError(f"cannot listen on {host}, port {port}: {error}") from None
-    return made
+    return bound
 
 
 @contextmanager
 def one_thread() -> Generator[None, None, None]:
-    """Let torch compute in one thread, as a model should be opened ahead of its server.
+    """Let torch compute in one thread while the model is opened.
 
-    Threads that torch once used in the main thread stay with it, beside those of the engine's
-    thread: more than there are cores. The server under load was measured like this.
+    Threads that torch used in the main thread stay; with those of the engine's thread they
+    would be more than there are cores.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -74,69 +69,48 @@ def one_thread() -> Generator[None, None, None]:
 
 
 def page_address(bound: socket.socket) -> str:
-    """The address of a socket as a browser takes it."""
+    """The address of a socket for a browser."""
     host, port = bound.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def serve(app: Starlette, bound: socket.socket, on_start: Callable[[], None]) -> None:
-    """Serve until a signal; then let answers end, take no new ones, and return."""
-    service: Service = app.state.service
-    logger, handler = logging.getLogger("uvicorn.error"), _ToLog(service)
-    logger.addHandler(handler)
-    try:
-        Server(app, on_start).run(sockets=[bound])
-    finally:
-        logger.removeHandler(handler)
-
-
-def _config(app: Starlette, limits: Limits) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        http="h11",
-        ws="none",
-        lifespan="on",
-        loop="asyncio",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        timeout_graceful_shutdown=limits.drain_seconds,
-        limit_concurrency=limits.connections + 1,  # it counts the one that asks, too
-        timeout_keep_alive=30,
-    )
-
-
-class _ToLog(logging.Handler):
-    """Writes what uvicorn has to say into the log of requests, where it matters."""
-
-    def __init__(self, service: Service) -> None:
-        super().__init__(logging.WARNING)
-        self._service = service
-
-    def emit(self, record: logging.LogRecord) -> None:
-        facts = {"time": round(record.created, 3), "server": record.getMessage()[:500]}
-        self._service.log(facts)
+    """Serve until a signal; then finish the running answers and return."""
+    Server(app, on_start).run(sockets=[bound])
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which also drains at SIGHUP, and ends as if it was done."""
+    """uvicorn's server, which also drains at SIGHUP, and returns instead of raising."""
 
     def __init__(self, app: Starlette, on_start: Callable[[], None]) -> None:
         self._service: Service = app.state.service
         self._on_start = on_start
-        super().__init__(_config(app, self._service.limits))
+        limits = self._service.limits
+        config = uvicorn.Config(
+            app,
+            http="h11",
+            ws="none",
+            lifespan="on",
+            loop="asyncio",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=limits.drain_seconds,
+            limit_concurrency=limits.connections + 1,  # uvicorn counts the new one, too
+            timeout_keep_alive=30,
+        )
+        super().__init__(config)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Open for requests, and say so."""
         await super().startup(sockets)
         self._on_start()
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Drain at each of the signals; another thread than the main one has none."""
+        """Drain at each of the signals; only the main thread can receive them."""
         is_main = threading.current_thread() is threading.main_thread()
-        signals = _DRAINING if is_main else []
+        signals = _DRAIN_SIGNALS if is_main else []
         before = {one: signal.signal(one, self.handle_exit) for one in signals}
         try:
             yield
@@ -145,6 +119,5 @@ class Server(uvicorn.Server):
                 signal.signal(one, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Take on nothing more."""
         self._service.is_draining = True
         super().handle_exit(sig, frame)

@@ -1,242 +1,207 @@
-"""Pieces of answers in, OpenAI's objects out: whole answers, and the chunks of a stream."""
+"""Progress of answers -> OpenAI's objects: whole answers, and the chunks of a stream."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from secrets import token_hex
+from time import time
+from typing import Any
 
 import msgspec
 
 from trueline.engines.base import Engine
 from trueline.serve.engine import Progress
-from trueline.serve.requests import Asked
+from trueline.serve.requests import Job
+from trueline.serve.schemas import ChatBody, CompletionBody
 from trueline.types import Source, TokenLogprobs, TraceStep
 
-Kind = Literal["chat", "completion"]
-DONE = b"data: [DONE]\n\n"
-_BROKEN = "\ufffd"  # what part of a character decodes to
+_HALF_CHARACTER = "\ufffd"  # what a token with a part of a character decodes to
 
 
 @dataclass(slots=True)
 class Choice:
-    """One answer as far as it has come."""
+    """One answer so far."""
 
     text: str = ""
-    token_ids: list[int] = field(default_factory=list)
+    tokens: int = 0
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     steps: list[TraceStep] = field(default_factory=list)
     sources: tuple[Source, ...] = ()
     finish: str | None = None
 
-    def add(self, piece: Progress) -> None:
-        """Take in a piece."""
-        self.text += piece.text
-        self.token_ids += piece.token_ids
-        self.logprobs += piece.logprobs
-        self.steps += piece.steps
-        self.sources = piece.sources or self.sources
-        self.finish = piece.finish or self.finish
+    def add(self, progress: Progress) -> None:
+        self.text += progress.text
+        self.tokens += len(progress.token_ids)
+        self.logprobs += progress.logprobs
+        self.steps += progress.steps
+        self.sources = progress.sources or self.sources
+        self.finish = progress.finish or self.finish
 
 
-@dataclass(frozen=True, slots=True)
 class Reply:
-    """All that the objects of one answer have in common."""
+    """Makes the objects of one response."""
 
-    kind: Kind
-    id: str
-    created: int  # seconds since 1970
-    model: str
-    asked: Asked
-    lm: Engine
-    has_sources: bool = True
-    has_usage: bool = False  # whether a stream ends with the usage
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """What a client learns before it reads the body."""
-        covered = {True: "true", False: "false", None: "none"}[self.asked.covered]
-        return {"x-trueline-covered": covered, "x-trueline-method": self.asked.method}
+    def __init__(self, body: ChatBody | CompletionBody, job: Job, lm: Engine) -> None:
+        self._is_chat = isinstance(body, ChatBody)
+        self._job, self._lm, self._has_sources = job, lm, body.trueline.sources
+        self._has_usage = bool(body.stream_options and body.stream_options.include_usage)
+        self._has_logprobs = job.requests[0].options.logprobs is not None
+        self._head = {
+            "id": f"{'chatcmpl' if self._is_chat else 'cmpl'}-{token_hex(12)}",
+            "created": int(time()),
+            "model": body.model,
+        }
+        self.headers = {"x-trueline-covered": job.covered, "x-trueline-method": job.method}
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """The object of an answer that is not streamed."""
-        told = self._about()
-        told["sources"] = self._sources(enumerate(choices))
+        about = {**self._about(), "sources": self._sources(enumerate(choices))}
         if choices[0].steps:
-            told["trace"] = [
-                step for n, choice in enumerate(choices) for step in trace(choice.steps, n)
+            about["trace"] = [
+                step for n, choice in enumerate(choices) for step in _trace(choice.steps, n)
             ]
-        name = "chat.completion" if self.kind == "chat" else "text_completion"
         return {
-            **self._head(name),
-            "choices": [self._choice(number, one) for number, one in enumerate(choices)],
+            **self._head,
+            "object": "chat.completion" if self._is_chat else "text_completion",
+            "choices": [self._choice(n, one) for n, one in enumerate(choices)],
             "usage": self.usage(choices),
-            "trueline": told,
+            "trueline": about,
         }
 
-    def opening(self) -> list[dict[str, Any]]:
-        """The first chunks of a stream: who speaks, and what is known ahead of any token."""
-        if self.kind != "chat":
-            return []  # a completion has no such chunk; the first piece tells
-        first: dict[str, Any] = {"role": "assistant", "content": ""}
+    def first_chunks(self) -> list[dict[str, Any]]:
+        """The chunks of a chat before its first token: the role, and what is known already."""
+        if not self._is_chat:
+            return []
+        delta = {"role": "assistant", "content": ""}
+        choices = [
+            {"index": n, "delta": delta, "logprobs": None, "finish_reason": None}
+            for n in range(len(self._job.requests))
+        ]
         return [
-            self._chunk([self._delta(n, first)], trueline=self._about() if n == 0 else None)
-            for n in range(len(self.asked.requests))
+            self._chunk([choice], about=self._about() if n == 0 else None)
+            for n, choice in enumerate(choices)
         ]
 
-    def chunk(self, piece: Progress, offset: int, *, is_first: bool) -> dict[str, Any]:
-        """One piece of one answer; `offset` is the number of characters before it."""
-        told = self._about() if is_first and self.kind != "chat" else {}
-        if piece.steps:
-            told["trace"] = trace(piece.steps, piece.choice)
-        if piece.finish is not None:
-            told["sources"] = self._sources([(piece.choice, piece)])
-        if self.kind == "chat":
-            delta = {"content": piece.text} if piece.text or piece.finish is None else {}
-            choice = self._delta(piece.choice, delta, piece.finish)
-            choice["logprobs"] = self._chat_logprobs(piece.logprobs)
-        else:
-            choice = {
-                "index": piece.choice,
-                "text": piece.text,
-                "logprobs": self.completion_logprobs(piece.logprobs, offset),
-                "finish_reason": piece.finish,
-            }
-        return self._chunk([choice], trueline=told or None)
+    def chunk(self, progress: Progress, offset: int, *, is_first: bool) -> dict[str, Any]:
+        """The chunk for a progress; `offset` is the number of characters before it."""
+        about = self._about() if is_first and not self._is_chat else {}
+        if progress.steps:
+            about["trace"] = _trace(progress.steps, progress.choice)
+        if progress.finish is not None:
+            about["sources"] = self._sources([(progress.choice, progress)])
+        choice = self._choice(progress.choice, progress, offset)
+        if self._is_chat:
+            del choice["message"]
+            is_empty = not progress.text and progress.finish is not None
+            choice["delta"] = {} if is_empty else {"content": progress.text}
+        return self._chunk([choice], about=about or None)
 
-    def closing(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
-        """The last chunks of a stream, where the usage was asked for."""
-        return [self._chunk([], usage=self.usage(choices))] if self.has_usage else []
+    def last_chunks(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
+        """The chunk with the usage, if the request wants it."""
+        return [self._chunk([], usage=self.usage(choices))] if self._has_usage else []
 
     def usage(self, choices: Sequence[Choice]) -> dict[str, int]:
-        """The tokens read and written."""
-        read, written = self.asked.prompt_tokens, sum(len(one.token_ids) for one in choices)
+        """The number of tokens that were read and generated."""
+        read, written = self._job.prompt_tokens, sum(one.tokens for one in choices)
         return {
             "prompt_tokens": read,
             "completion_tokens": written,
             "total_tokens": read + written,
         }
 
-    def _head(self, name: str) -> dict[str, Any]:
-        return {"id": self.id, "object": name, "created": self.created, "model": self.model}
-
     def _about(self) -> dict[str, Any]:
-        asked = self.asked
-        told = {
-            "method": asked.method,
-            "space": asked.space,
-            "state": asked.state,
-            "question": asked.question,
-            "covered": asked.covered,
+        job = self._job
+        about: dict[str, Any] = {
+            "method": job.method,
+            "space": job.space,
+            "state": job.state,
+            "question": job.question,
+            "covered": job.is_covered,
         }
-        return told if asked.near is None else {**told, "scope": [*map(asdict, asked.near)]}
+        return about if job.scope is None else {**about, "scope": [*map(asdict, job.scope)]}
 
-    def _sources(self, choices: Any) -> list[dict[str, Any]]:
-        if not self.has_sources:
-            return []
+    def _sources(
+        self, choices: Iterable[tuple[int, Choice | Progress]]
+    ) -> list[dict[str, Any]]:
         return [
-            {"choice": number, **asdict(source)}
-            for number, one in choices
+            {"choice": n, **asdict(source)}
+            for n, one in choices
+            if self._has_sources
             for source in one.sources
         ]
 
-    def _choice(self, number: int, choice: Choice) -> dict[str, Any]:
-        if self.kind == "chat":
-            return {
-                "index": number,
-                "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                "logprobs": self._chat_logprobs(choice.logprobs),
-                "finish_reason": choice.finish,
-            }
-        return {
-            "index": number,
-            "text": choice.text,
-            "logprobs": self.completion_logprobs(choice.logprobs, 0),
-            "finish_reason": choice.finish,
-        }
-
-    def _delta(
-        self, number: int, delta: dict[str, Any], finish: str | None = None
-    ) -> dict[str, Any]:
-        return {"index": number, "delta": delta, "logprobs": None, "finish_reason": finish}
+    def _choice(self, number: int, one: Choice | Progress, offset: int = 0) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": number, "finish_reason": one.finish}
+        if self._is_chat:
+            choice["message"] = {"role": "assistant", "content": one.text, "refusal": None}
+        else:
+            choice["text"] = one.text
+        # The token that ended the answer is not part of its text.
+        logprobs = one.logprobs
+        if logprobs and logprobs[-1].token in self._lm.stop_ids:
+            logprobs = logprobs[:-1]
+        choice["logprobs"] = None
+        if self._has_logprobs and self._is_chat:
+            choice["logprobs"] = self._chat_logprobs(logprobs)
+        elif self._has_logprobs:
+            choice["logprobs"] = self._completion_logprobs(logprobs, offset)
+        return choice
 
     def _chunk(
         self,
         choices: list[dict[str, Any]],
         *,
         usage: dict[str, int] | None = None,
-        trueline: dict[str, Any] | None = None,
+        about: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        name = "chat.completion.chunk" if self.kind == "chat" else "text_completion"
-        made = {**self._head(name), "choices": choices}
-        if self.has_usage:
-            made["usage"] = usage
-        return made if trueline is None else {**made, "trueline": trueline}
+        name = "chat.completion.chunk" if self._is_chat else "text_completion"
+        chunk = {**self._head, "object": name, "choices": choices}
+        if self._has_usage:
+            chunk["usage"] = usage
+        return chunk if about is None else {**chunk, "trueline": about}
 
-    def _chat_logprobs(self, found: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
-        kept = self._without_end(found)
-        if self.asked.requests[0].options.logprobs is None:
-            return None
+    def _chat_logprobs(self, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        def entry(token: int, logprob: float | None) -> dict[str, Any]:
+            (text,) = self._lm.pieces([token])
+            encoded = None if _HALF_CHARACTER in text else [*text.encode("utf-8", "replace")]
+            return {"token": text, "logprob": logprob, "bytes": encoded}
+
+        content = [
+            {
+                **entry(one.token, one.logprob),
+                "top_logprobs": [entry(*best) for best in one.best],
+            }
+            for one in logprobs
+        ]
+        return {"content": content, "refusal": None}
+
+    def _completion_logprobs(
+        self, logprobs: Sequence[TokenLogprobs], offset: int
+    ) -> dict[str, Any]:
+        """Of two tokens with the same text, the more probable one is listed."""
+        texts = self._lm.pieces([one.token for one in logprobs])
+        offsets, best = [], []
+        for text, one in zip(texts, logprobs, strict=True):
+            offsets.append(offset)
+            offset += len(text)
+            names = self._lm.pieces([token for token, _ in one.best])
+            top = dict(zip(reversed(names), (lp for _, lp in reversed(one.best)), strict=True))
+            if one.best and one.logprob is not None:
+                top[text] = max(one.logprob, top.get(text, one.logprob))
+            best.append(top)
         return {
-            "content": [
-                {
-                    **self._token(one.token, one.logprob),
-                    "top_logprobs": [self._token(*best) for best in one.best],
-                }
-                for one in kept
-            ],
-            "refusal": None,
+            "tokens": texts,
+            "token_logprobs": [one.logprob for one in logprobs],
+            "top_logprobs": best if any(best) else None,
+            "text_offset": offsets,
         }
 
-    def completion_logprobs(
-        self, found: Sequence[TokenLogprobs], offset: int
-    ) -> dict[str, Any] | None:
-        """The log-probabilities of a completion, as OpenAI's older format has them."""
-        if self.asked.requests[0].options.logprobs is None:
-            return None
-        return old_logprobs(self.lm, self._without_end(found), offset)
 
-    def _token(self, token: int, logprob: float | None) -> dict[str, Any]:
-        (text,) = self.lm.pieces([token])
-        own = None if _BROKEN in text else list(text.encode("utf-8", "replace"))
-        return {"token": text, "logprob": logprob, "bytes": own}
-
-    def _without_end(self, found: Sequence[TokenLogprobs]) -> Sequence[TokenLogprobs]:
-        """Without the token that ended the answer, which is no part of its text."""
-        is_end = bool(found) and found[-1].token in self.lm.stop_ids
-        return found[:-1] if is_end else found
-
-
-def old_logprobs(lm: Engine, found: Sequence[TokenLogprobs], offset: int) -> dict[str, Any]:
-    """Log-probabilities in the lists of OpenAI's completions.
-
-    Where two tokens have the same text, the more probable one stands for it.
-    """
-    texts = lm.pieces([one.token for one in found])
-    best: list[dict[str, float] | None] = []
-    for text, one in zip(texts, found, strict=True):
-        names = lm.pieces([token for token, _ in one.best])
-        pairs = zip(names, (value for _, value in one.best), strict=True)
-        named = dict(reversed(list(pairs)))
-        if one.logprob is not None and one.best:
-            named[text] = max(one.logprob, named.get(text, one.logprob))
-        best.append(named if one.logprob is not None else None)
-    places = [offset]
-    for text in texts:
-        places.append(places[-1] + len(text))
-    return {
-        "tokens": texts,
-        "token_logprobs": [one.logprob for one in found],
-        "top_logprobs": best if any(one.best for one in found) else None,
-        "text_offset": places[: len(texts)],
-    }
-
-
-def trace(steps: Sequence[TraceStep], choice: int) -> list[dict[str, Any]]:
-    """The evidence for each token, with how far it moved, in logits."""
+def _trace(steps: Sequence[TraceStep], choice: int) -> list[dict[str, Any]]:
     return [{"choice": choice, **asdict(step)} for step in steps]
 
 
-def event(chunk: dict[str, Any]) -> bytes:
-    """A chunk as one event of a stream; what is not finite is null."""
-    return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
+def event(value: dict[str, Any]) -> bytes:
+    """An object as one event of a stream; numbers that are not finite become null."""
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"

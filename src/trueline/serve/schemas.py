@@ -1,48 +1,75 @@
-"""The bytes of a request in, a typed body out; what is unknown or not supported is refused."""
+"""The body of a request -> a typed object, and its sampling options; the limits of a server."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, fields
-from typing import Annotated, Any, TypeVar
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
+from msgspec import Meta, Struct
+from starlette.requests import ClientDisconnect, Request
 
-from trueline.serve.access import Refusal
+from trueline.errors import SettingError
+from trueline.serve.access import APIError, invalid
 from trueline.settings import Between, check_values
-from trueline.text import has_half_character
+from trueline.text import visible_line
+from trueline.types import Sampling
 
-# What clients send though it changes nothing: these values mean "as it is", others are refused.
-_WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
-    "audio": (None,),
-    "best_of": (None, 1),
-    "echo": (None, False),
-    "frequency_penalty": (None, 0),
-    "function_call": (None, "none"),
-    "functions": (None, []),
-    "logit_bias": (None, {}),
-    "metadata": (None, {}),
-    "modalities": (None, ["text"]),
-    "parallel_tool_calls": (None, True, False),
-    "prediction": (None,),
-    "presence_penalty": (None, 0),
-    "reasoning_effort": (None,),
-    "response_format": (None, {"type": "text"}),
-    "service_tier": (None, "auto", "default"),
-    "store": (None, False),
-    "suffix": (None, ""),
-    "tool_choice": (None, "none", "auto"),
-    "tools": (None, []),
-    "top_k": (None, -1),
-    "web_search_options": (None,),
+# Fields of OpenAI's API that are not supported. They may be empty, false, 0 or null, or have
+# one of these values, which change nothing either.
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("audio", "echo", "frequency_penalty", "functions", "logit_bias"), ()),
+    **dict.fromkeys(("include_obfuscation", "metadata", "name", "prediction"), ()),
+    **dict.fromkeys(("presence_penalty", "reasoning_effort", "refusal", "store", "suffix"), ()),
+    **dict.fromkeys(("tool_call_id", "tool_calls", "tools", "web_search_options"), ()),
+    "best_of": (1,),
+    "function_call": ("none",),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True,),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "tool_choice": ("none", "auto"),
+    "top_k": (-1,),
+    "trueline": (),  # supported, and may be null
 }
-_IN_MESSAGES = ("audio", "function_call", "name", "refusal", "tool_calls", "tool_call_id")
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`")
-_WHERE = re.compile(r" - at `\$\.?(.*)`$")
+_COMPLETION_TOKENS = 16  # of a completion that names no length, as in OpenAI's API
+_YEAR = 3e7  # seconds
+_CLOSE = {"connection": "close"}  # the rest of the body is not read
 Body = TypeVar("Body")
+Logprobs = Annotated[int, Meta(ge=0, le=20)]
+Stop = Annotated[str, Meta(max_length=1000)]
 
 
-class Extras(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much a server accepts."""
+
+    rows: Annotated[int, Between(1, 4096)] = 16  # answers decoded together
+    cached_tokens: Annotated[int, Between(1)] | None = None  # of all rows; None: no limit
+    queue: Annotated[int, Between(0)] = 64  # answers that wait for a row; then 429
+    deadline: Annotated[float, Between(0, _YEAR, above=True)] = 300.0  # seconds; then 504
+    prompt_tokens: Annotated[int, Between(1)] | None = None  # None: what the model reads
+    new_tokens: Annotated[int, Between(1)] = 1024  # of one answer
+    usual_tokens: Annotated[int, Between(1)] = 256  # of a chat that names no length
+    choices: Annotated[int, Between(1)] = 16  # answers to one request: n times its prompts
+    connections: Annotated[int, Between(1)] = 1024  # then 503
+    body_bytes: Annotated[int, Between(1)] = 1 << 20
+    body_seconds: Annotated[float, Between(0, _YEAR, above=True)] = 10.0  # to send a body
+    write_seconds: Annotated[float, Between(0, _YEAR, above=True)] = 20.0  # to take a chunk
+    stuck_seconds: Annotated[float, Between(0, _YEAR, above=True)] = 120.0  # for one step
+    drain_seconds: Annotated[int, Between(1, _YEAR)] = 30  # for answers to end at shutdown
+
+    def __post_init__(self) -> None:
+        check_values(type(self), {one.name: getattr(self, one.name) for one in fields(self)})
+
+
+class _Strict(Struct, forbid_unknown_fields=True):
+    pass
+
+
+class Extras(_Strict):
     """The `trueline` object of a request."""
 
     method: str | None = None
@@ -50,79 +77,66 @@ class Extras(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     strength: float | None = None
     threshold: float | None = None
     only_covered: bool | None = None
-    settings: dict[str, Any] = {}  # any other setting of the method
+    settings: dict[str, Any] = {}  # other settings of the method
     question: str | list[str] | None = None  # of a completion: of all prompts, or of each
     sources: bool = True
     trace: bool = False
 
-    def named_settings(self) -> dict[str, Any]:
-        """The settings of the method that are given, by name."""
-        own = {
-            "strength": self.strength,
-            "threshold": self.threshold,
-            "only_covered": self.only_covered,
+    def method_settings(self) -> Mapping[str, Any]:
+        """All settings of the method that the request names."""
+        named = {
+            name: getattr(self, name) for name in ("strength", "threshold", "only_covered")
         }
-        return {**self.settings, **{k: value for k, value in own.items() if value is not None}}
+        return {**self.settings, **{k: v for k, v in named.items() if v is not None}}
 
 
-class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What a stream carries beside the text."""
-
+class StreamOptions(_Strict):
     include_usage: bool | None = None
-    include_obfuscation: bool | None = None  # only false: nothing is padded here
 
 
-class Shared(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What chats and completions have in common."""
-
+class _Shared(_Strict, kw_only=True):
     model: str
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
-    n: int | None = None
-    stop: str | list[str] | None = None
+    n: Annotated[int, Meta(ge=1)] | None = None
+    stop: Stop | Annotated[list[Stop], Meta(max_length=16)] | None = None
     seed: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None  # says who asks; changes no answer
-    safety_identifier: str | None = None  # the same
-    prompt_cache_key: str | None = None  # the same
+    user: str | None = None  # accepted, changes nothing; so do the next two
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
     trueline: Extras = msgspec.field(default_factory=Extras)
 
 
-class TextPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A part of a message; only text is read."""
-
-    type: str
+class TextPart(_Strict):
+    type: Literal["text"]
     text: str = ""
 
 
-class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One message of a chat."""
-
-    role: str
+class Message(_Strict):
+    role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
 
 
-class ChatBody(Shared):
+class ChatBody(_Shared, kw_only=True):
     """A request for a chat completion."""
 
     messages: list[Message]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Logprobs | None = None
 
 
-class CompletionBody(Shared):
+class CompletionBody(_Shared, kw_only=True):
     """A request for a completion."""
 
     prompt: str | list[str | int | list[int]]
-    logprobs: int | None = None
+    logprobs: Logprobs | None = None
 
 
-class NewExample(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """An example to be added to a space."""
-
+class NewExample(_Strict):
     question: str
     answers: str | list[str]
     wrong_answers: str | list[str] = []
@@ -130,114 +144,125 @@ class NewExample(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     source: str = ""
 
 
-class NewExamples(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Examples to be added to a space; with `replace`, in the place of those of their ids."""
+class NewExamples(_Strict):
+    """Examples to add to a space; with `replace`, they replace those with their ids."""
 
     examples: list[NewExample]
     replace: bool = False
 
 
-def parse(body: bytes, kind: type[Body]) -> Body:
-    """A request's body as what it should be, or a refusal that names the parameter."""
-    return _as_body(_read_json(body), kind)
-
-
-def _read_json(body: bytes) -> dict[str, Any]:
+def read_sampling(body: ChatBody | CompletionBody, limits: Limits) -> Sampling:
+    """The sampling options of a request under their names in the library."""
+    if body.stream_options is not None and not body.stream:
+        raise invalid("stream_options", "it needs stream to be true")
+    if isinstance(body, ChatBody):
+        if None not in (body.max_tokens, body.max_completion_tokens):
+            raise invalid("max_tokens", "give max_completion_tokens or max_tokens, not both")
+        if body.top_logprobs is not None and not body.logprobs:
+            raise invalid("top_logprobs", "it needs logprobs to be true")
+        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        given = body.max_tokens if body.max_tokens is not None else body.max_completion_tokens
+        tokens = limits.usual_tokens if given is None else given
+    else:
+        logprobs = body.logprobs
+        tokens = _COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    if tokens > limits.new_tokens:
+        raise invalid("max_tokens", f"the limit is {limits.new_tokens}, got {tokens}")
     try:
-        read = msgspec.json.decode(body)
+        sampling = Sampling(
+            max_new_tokens=tokens,
+            temperature=body.temperature or 1.0,  # so that top_p and seed are checked
+            top_p=body.top_p,
+            seed=body.seed,
+            stop=body.stop if isinstance(body.stop, str) else tuple(body.stop or ()),
+            trace=body.trueline.trace,
+            logprobs=logprobs,
+        )
+    except SettingError as error:
+        message = str(error).replace("max_new_tokens", "max_tokens")
+        names = ("max_tokens", "temperature", "top_p", "seed", "stop")
+        param = next((name for name in names if name in message), None)
+        raise APIError(400, message, "invalid_value", param) from None
+    if body.temperature:
+        return sampling
+    return replace(sampling, temperature=0.0, top_p=None, seed=None)
+
+
+async def read_body(request: Request, kind: type[Body], limits: Limits) -> Body:
+    """The body of a request; refused if it is too large, too slow or of the wrong type."""
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json":  # also keeps forms of other sites away
+        message = "the body must be JSON: send Content-Type: application/json"
+        raise APIError(415, message, "not_json")
+    message = f"the limit for a body is {limits.body_bytes} bytes"
+    too_large = APIError(413, message, "body_too_large", headers=_CLOSE)
+    length = request.headers.get("content-length", "0")
+    if length.isdecimal() and int(length[:20]) > limits.body_bytes:
+        raise too_large
+    content = bytearray()
+    try:
+        async with asyncio.timeout(limits.body_seconds):
+            async for part in request.stream():
+                content += part
+                if len(content) > limits.body_bytes:
+                    raise too_large
+    except TimeoutError:
+        message = f"the body did not arrive within {limits.body_seconds:g} s"
+        raise APIError(408, message, "slow_body", headers=_CLOSE) from None
+    except ClientDisconnect:
+        raise APIError(400, "the body ended too early", "half_body") from None
+    return _parse(bytes(content), kind)
+
+
+def _parse(content: bytes, kind: type[Body]) -> Body:
+    try:
+        given = _without_neutral(msgspec.json.decode(content))
+        if isinstance(given, dict):
+            if isinstance(messages := given.get("messages"), list):
+                given["messages"] = [_without_neutral(one) for one in messages]
+            if "stream_options" in given:
+                given["stream_options"] = _without_neutral(given["stream_options"])
     except RecursionError:
-        raise _malformed("it is nested too deep") from None
-    except msgspec.ValidationError as error:  # a number that no float holds
-        raise _malformed(_WHERE.sub("", str(error))) from None
+        raise _not_json("it is nested too deep") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _malformed(str(error)) from None
-    if not isinstance(read, dict):
-        raise _malformed(f"it must be an object, got {type(read).__name__}")
-    return read
-
-
-def _malformed(reason: str) -> Refusal:
-    return Refusal(400, f"the body is no JSON that can be read: {reason}", code="invalid_json")
-
-
-def _as_body(read: dict[str, Any], kind: type[Body]) -> Body:
-    given = {
-        name: value
-        for name, value in read.items()
-        if name not in _WITHOUT_EFFECT or not _is_neutral(name, value)
-    }
-    if isinstance(messages := given.get("messages"), list):
-        given["messages"] = [_without_neutral(message) for message in messages]
-    if given.get("trueline", 0) is None:
-        del given["trueline"]
+        raise _not_json(str(error)) from None
     try:
         return msgspec.convert(given, kind)
-    except msgspec.ValidationError as error:
-        raise _not_taken(str(error)) from None
     except RecursionError:
-        raise _malformed("it is nested too deep") from None
+        raise _not_json("it is nested too deep") from None
+    except msgspec.ValidationError as error:
+        raise _type_error(str(error)) from None
 
 
-def _is_neutral(name: str, value: Any) -> bool:
-    return any(
-        value == known and isinstance(value, bool) == isinstance(known, bool)
-        for known in _WITHOUT_EFFECT[name]
-    )
+def _not_json(reason: str) -> APIError:
+    return APIError(400, f"the body is not valid JSON: {reason}", "invalid_json")
 
 
-def _without_neutral(message: Any) -> Any:
-    """A message without fields that say nothing."""
-    if not isinstance(message, dict):
-        return message
+def _without_neutral(given: Any) -> Any:
+    """An object without the unsupported fields that change nothing."""
+    if not isinstance(given, dict):
+        return given
     return {
         name: value
-        for name, value in message.items()
-        if name not in _IN_MESSAGES or value not in (None, [])
+        for name, value in given.items()
+        if name not in _UNSUPPORTED or (value and value not in _UNSUPPORTED[name])
     }
 
 
-def _not_taken(problem: str) -> Refusal:
-    """What the check of a body found, with the parameter's name."""
-    found = _WHERE.search(problem)
-    where = found[1] if found else ""
-    what = _WHERE.sub("", problem)
-    if unknown := _UNKNOWN.match(what):
-        param = f"{where}.{unknown[1]}" if where else unknown[1]
-        param = param if not has_half_character(param) else where
-        return Refusal(
-            400,
-            f"{param[:200]} is not supported by this server, or has a value that is not",
-            code="unsupported_parameter",
-            param=param[:200],
-        )
-    named = re.fullmatch(r"Object missing required field `(.*)`", what)
-    if named:
-        param = f"{where}.{named[1]}" if where else named[1]
-        return Refusal(400, f"{param} is missing", code="missing_parameter", param=param)
-    return Refusal(400, f"{where}: {what}", code="invalid_type", param=where or None)
-
-
-_YEAR = 3e7  # seconds; what a clock can keep
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """How much a server takes on before it says no."""
-
-    rows: Annotated[int, Between(1, 4096)] = 16  # answers that are decoded together
-    cached_tokens: Annotated[int, Between(1)] | None = None  # of all rows; None: no cap
-    queue: Annotated[int, Between(0)] = 64  # answers that wait for a row; then 429
-    deadline: Annotated[float, Between(0, _YEAR, above=True)] = 300.0  # seconds; then 504
-    prompt_tokens: Annotated[int, Between(1)] | None = None  # None: what the model reads
-    new_tokens: Annotated[int, Between(1)] = 1024  # the most an answer may be asked to have
-    usual_tokens: Annotated[int, Between(1)] = 256  # of a chat that does not say how many
-    choices: Annotated[int, Between(1)] = 16  # answers of one request: n times its prompts
-    connections: Annotated[int, Between(1)] = 1024  # then 503
-    body_bytes: Annotated[int, Between(1)] = 1 << 20
-    body_seconds: Annotated[float, Between(0, _YEAR, above=True)] = 10.0  # to send a body
-    write_seconds: Annotated[float, Between(0, _YEAR, above=True)] = 20.0  # to take a piece
-    stuck_seconds: Annotated[float, Between(0, _YEAR, above=True)] = 120.0  # for one step
-    drain_seconds: Annotated[int, Between(1, _YEAR)] = 30  # for answers to end at shutdown
-
-    def __post_init__(self) -> None:
-        check_values(type(self), {one.name: getattr(self, one.name) for one in fields(self)})
+def _type_error(problem: str) -> APIError:
+    """The error for what msgspec found, such as "Expected `int`, got `str` - at `$.n`"."""
+    problem, _, path = (
+        problem.rpartition(" - at `$") if " - at `$" in problem else (problem, "", "")
+    )
+    param = path.strip(".`")
+    if "field `" in problem:
+        name = problem.partition("field `")[2].removesuffix("`")
+        param = f"{param}.{name}" if param else name
+    param = visible_line(param)[:200]
+    if problem.startswith("Object missing"):
+        return APIError(400, f"{param} is missing", "missing_parameter", param)
+    if problem.startswith(("Object contains unknown", "Invalid enum value")):
+        message = f"{param} is not supported by this server, or has a value that is not"
+        return APIError(400, message, "unsupported_parameter", param)
+    code = "invalid_type" if ", got" in problem else "invalid_value"
+    return APIError(400, f"{param or 'the body'}: {problem}", code, param or None)

@@ -1,157 +1,327 @@
-"""Spaces over HTTP: what they hold, examples added and removed while answers are written."""
+"""Model names -> methods on spaces in their newest state; spaces and examples over HTTP."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
-from functools import partial
+from functools import lru_cache, partial
+from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from trueline.errors import ExampleError
-from trueline.serve.access import Refusal
-from trueline.serve.catalog import ServedSpace
-from trueline.serve.schemas import NewExamples, parse
-from trueline.serve.service import Service, json_bytes, need_admin, read_body
-from trueline.space import GroundingSpace
+from trueline.engines.base import Engine
+from trueline.errors import ExampleError, SettingError, SpaceConflictError, TruelineError
+from trueline.methods import (
+    DEFAULT,
+    PLAIN,
+    check_settings,
+    make_method,
+    method_class,
+    method_names,
+)
+from trueline.methods.base import Method
+from trueline.serve.access import APIError, invalid, json_response, need_admin
+from trueline.serve.engine import Service
+from trueline.serve.schemas import NewExamples, read_body
+from trueline.session import open_session
+from trueline.space import GroundingSpace, read_space
+from trueline.text import shown
 from trueline.types import Example
 
-_SHOWN, _MOST = 20, 200  # examples of one page: usually, and at most
-_LONGEST = 1000  # characters of a search
+FACTS = "facts"  # the name of the shipped facts' space
+_CACHED_METHODS = 64  # of each state of a space
+_TRIES = 5  # of an edit, if other processes commit first
+_PAGE, _MAX_PAGE = 20, 200  # examples
+_MAX_QUERY = 1000  # characters of a search
+Edit = Callable[[GroundingSpace], GroundingSpace]
 
 
-class Spaces:
+class ServedSpace:
+    """A space in its newest readable state; running requests keep the state they began with."""
+
+    def __init__(self, name: str, lm: Engine, space: GroundingSpace) -> None:
+        self.name = name
+        self.problem = ""  # why the folder cannot be read now
+        self._lm, self._lock = lm, Lock()
+        self._set(space)
+
+    def _set(self, space: GroundingSpace) -> None:
+        self._space, self._method = space, _method_cache(self._lm, space)
+
+    @property
+    def space(self) -> GroundingSpace:
+        """The newest state."""
+        with self._lock:
+            return self._update()
+
+    def method(self, name: str, settings: str) -> Method:
+        """A method on the newest state; `settings` are JSON."""
+        with self._lock:
+            self._update()
+            return self._method(name, settings)
+
+    def edit(self, change: Edit) -> GroundingSpace:
+        """Commit a change; again on the newest state if another process committed first."""
+        for _ in range(_TRIES):
+            try:
+                changed = change(self.space)
+            except SpaceConflictError:
+                continue
+            with self._lock:
+                self._set(changed)
+            return changed
+        raise SpaceConflictError(f"others change {self.name} faster than it can be read")
+
+    def _update(self) -> GroundingSpace:
+        try:
+            newest, self.problem = self._space.current(), ""
+            if newest is not self._space:
+                self._set(newest)
+        except (TruelineError, OSError) as error:  # gone or damaged: serve the last state
+            self.problem = str(error)
+        return self._space
+
+    def about(self) -> dict[str, Any]:
+        """What clients are shown of it."""
+        space = self.space
+        return {
+            "id": self.name,
+            "object": "space",
+            "examples": len(space),
+            "entries": space.counts()["entries"],
+            "embedder": space.embedder_id,
+            "state": None if space.state is None else space.state.sha256[:12],
+            "is_readable": not self.problem,
+        }
+
+
+def short_state(method: Method) -> str | None:
+    """The last commit of a method's space."""
+    state = getattr(getattr(method, "space", None), "state", None)
+    return None if state is None else str(state.sha256)[:12]
+
+
+def _method_cache(lm: Engine, space: GroundingSpace | None) -> Callable[[str, str], Method]:
+    """Name and settings in JSON -> method; equal ones are one object, decoded in one batch."""
+
+    @lru_cache(_CACHED_METHODS)
+    def make(name: str, settings: str) -> Method:
+        method = make_method(name, space=space, settings=json.loads(settings))
+        method.check(lm)
+        return method
+
+    return make
+
+
+class Catalog:
+    """The model names of a server.
+
+    `model` is the plain model, `model+space` the default method on a space, `model+method` a
+    method without a space, `model+space+method` any other.
+    """
+
+    def __init__(self, lm: Engine, spaces: Mapping[str, GroundingSpace], name: str) -> None:
+        self.lm, self._name = lm, name
+        for part in (name, *spaces):
+            _check_name(part)
+        self.spaces = {key: ServedSpace(key, lm, space) for key, space in spaces.items()}
+        self._plain_method = _method_cache(lm, None)
+
+    def names(self) -> dict[str, tuple[str, str | None]]:
+        """Every model name with its method and space, the most common first."""
+        names: dict[str, tuple[str, str | None]] = {
+            f"{self._name}+{space}": (DEFAULT, space) for space in self.spaces
+        }
+        names[self._name] = PLAIN, None
+        for method in method_names():
+            needs = method_class(method).needs
+            if not needs.space and method != PLAIN:
+                names[f"{self._name}+{method}"] = method, None
+            elif needs.space and method != DEFAULT:
+                for key, served in self.spaces.items():
+                    if needs.context in (None, served.space.info()["context"]):
+                        names[f"{self._name}+{key}+{method}"] = method, key
+        return names
+
+    def resolve(
+        self, model: str, method: str | None = None, space: str | None = None
+    ) -> tuple[str, str | None]:
+        """The method and the space of a request; those it names itself come first."""
+        names = self.names()
+        if model not in names:
+            message = f"there is no model {shown(model)}; there are {', '.join(names)}"
+            raise APIError(404, message, "model_not_found", "model")
+        named_method, named_space = names[model]
+        if space is not None:
+            self.served(space)
+            if named_space is None and method is None:
+                method = DEFAULT
+        method, space = method or named_method, space or named_space
+        with _errors_of("trueline.method"):
+            needs_space = method_class(method).needs.space
+        if not needs_space:
+            return method, None
+        if space is None and len(self.spaces) != 1:
+            message = f"{method} needs a space; {self._list_spaces()}"
+            raise APIError(400, message, "missing_parameter", "trueline.space")
+        return method, space or next(iter(self.spaces))
+
+    def method(self, name: str, space: str | None, settings: Mapping[str, Any]) -> Method:
+        """A method with its settings, which are checked one by one."""
+        for key, value in settings.items():
+            with _errors_of(f"trueline.{key}"):
+                check_settings(name, {key: value})
+        given = json.dumps(settings, sort_keys=True)
+        if space is None:
+            return self._plain_method(name, given)
+        return self.spaces[space].method(name, given)
+
+    def served(self, name: str) -> ServedSpace:
+        """The space of a name."""
+        if name not in self.spaces:
+            message = f"there is no space {shown(name)}; {self._list_spaces()}"
+            raise APIError(404, message, "space_not_found", "trueline.space")
+        return self.spaces[name]
+
+    def _list_spaces(self) -> str:
+        return f"there are {', '.join(self.spaces) or 'none'}"
+
+
+@contextmanager
+def _errors_of(param: str) -> Iterator[None]:
+    try:
+        yield
+    except SettingError as error:
+        raise APIError(400, str(error), "invalid_value", param) from None
+
+
+def _check_name(name: str) -> None:
+    if not name or not name.isprintable() or len(name) > 100 or {"+", "/"} & {*name}:
+        raise SettingError(
+            f"{shown(name)} cannot be part of a model name: 1 to 100 printable characters "
+            "without '+' and '/'; choose another, as in --space NAME=FOLDER"
+        )
+    if name in method_names():
+        raise SettingError(
+            f"{name!r} is the name of a method; choose another name for the space, as in "
+            "--space NAME=FOLDER"
+        )
+
+
+def open_spaces(
+    model: str | None, given: Sequence[str], **options: Any
+) -> tuple[Engine, dict[str, GroundingSpace]]:
+    """Open a model and spaces, each FOLDER or NAME=FOLDER; without any, the shipped facts.
+
+    `options` are those of `open_session`.
+    """
+    folders: dict[str, Path] = {}
+    for text in given:
+        name, equals, folder = text.partition("=")
+        if not equals:
+            name, folder = Path(text).name.removesuffix(".space"), text
+        _check_name(name)
+        if name in folders:
+            raise SettingError(f"two spaces are called {name!r}; name one, as in x={folder}")
+        folders[name] = Path(folder)
+    first = next(iter(folders.values()), None)
+    session = open_session([DEFAULT], model=model, space=first, **options)
+    spaces = {name: read_space(folder) for name, folder in [*folders.items()][1:]}
+    assert session.space is not None
+    spaces = {next(iter(folders), FACTS): session.space, **spaces}
+    for space in spaces.values():
+        method = make_method(DEFAULT, space=space)
+        method.check(session.lm)
+        method.near_examples(session.lm, "Is it warm?")  # or the first request would be slow
+    return session.lm, spaces
+
+
+class SpaceEndpoints:
     """The endpoints of spaces."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, service: Service, catalog: Catalog) -> None:
+        self._service, self._catalog = service, catalog
 
     async def list(self, request: Request) -> Response:
         """The spaces and their sizes."""
-        spaces = self._service.catalog.spaces.values()
-        data = await self._service.on_spaces(lambda: [_about(one) for one in spaces])
-        return _json({"object": "list", "data": data})
+        spaces = self._catalog.spaces.values()
+        data = await self._service.in_space_thread(lambda: [one.about() for one in spaces])
+        return json_response({"object": "list", "data": data})
 
-    async def examples(self, request: Request) -> Response:
-        """The examples of a space that hold all words of `q`, a page of them."""
-        served = self._served(request)
-        query = request.query_params.get("q", "")[:_LONGEST]
+    async def search(self, request: Request) -> Response:
+        """A page of the examples that have all words of `q`."""
+        served = self._catalog.served(request.path_params["name"])
+        words = request.query_params.get("q", "")[:_MAX_QUERY].casefold().split()
         after = _number(request, "after", 0, 1 << 40)
-        limit = _number(request, "limit", _SHOWN, _MOST)
-        found = await self._service.on_spaces(
-            partial(_search, served, query.casefold().split(), after, limit)
-        )
-        return _json(found)
+        limit = _number(request, "limit", _PAGE, _MAX_PAGE)
+        search = partial(_search, served, words, after, limit)
+        return json_response(await self._service.in_space_thread(search))
 
     async def add(self, request: Request) -> Response:
-        """Add examples; with `replace`, in the place of those of their ids."""
+        """Add examples; with `replace`, they replace those with their ids."""
         need_admin(request.scope)
-        served = self._served(request)
-        body = parse(await read_body(request, self._service.limits), NewExamples)
+        served = self._catalog.served(request.path_params["name"])
+        body = await read_body(request, NewExamples, self._service.limits)
         if not body.examples:
-            raise Refusal(
-                400, "examples: there is none", code="invalid_value", param="examples"
-            )
-        examples = [_example(one) for one in body.examples]
-        edit = "replace" if body.replace else "add"
+            raise invalid("examples", "there are none")
+        try:
+            examples = [
+                Example(one.question, one.answers, one.wrong_answers, one.id, one.source)
+                for one in body.examples
+            ]
+        except ExampleError as error:
+            raise APIError(400, str(error), "invalid_value", "examples") from None
 
         def change(space: GroundingSpace) -> GroundingSpace:
-            lm = None if space.entries is None else self._service.catalog.lm
-            changed: GroundingSpace = getattr(space, edit)(examples, lm)
-            return changed
+            lm = None if space.entries is None else self._service.lm
+            return (space.replace if body.replace else space.add)(examples, lm)
 
-        made = await self._edit(served, change)
-        held = [made.examples[-n] for n in range(len(examples), 0, -1)]
-        request.scope["trueline.record"].facts |= {"space": served.name, "edit": edit}
-        return _json({**_about(served), "ids": [one.id for one in held]}, 201)
+        edit = "replace" if body.replace else "add"
+        changed = await self._edit(request, served, edit, change)
+        ids = [one.id for one in changed.examples[-len(examples) :]]
+        return json_response({**served.about(), "ids": ids}, 201)
 
     async def remove(self, request: Request) -> Response:
-        """Remove the examples of some ids: `?id=...&id=...`."""
+        """Remove the examples of `?id=...&id=...`."""
         need_admin(request.scope)
-        served = self._served(request)
+        served = self._catalog.served(request.path_params["name"])
         ids = request.query_params.getlist("id")
         if not ids:
-            raise Refusal(
-                400, "name what to remove: ?id=...", code="missing_parameter", param="id"
-            )
-        await self._edit(served, lambda space: space.remove(ids))
-        request.scope["trueline.record"].facts |= {"space": served.name, "edit": "remove"}
-        return _json({**_about(served), "ids": ids})
+            raise APIError(400, "name what to remove: ?id=...", "missing_parameter", "id")
+        await self._edit(request, served, "remove", lambda space: space.remove(ids))
+        return json_response({**served.about(), "ids": ids})
 
     async def _edit(
-        self, served: ServedSpace, change: Callable[[GroundingSpace], GroundingSpace]
+        self, request: Request, served: ServedSpace, name: str, change: Edit
     ) -> GroundingSpace:
-        """Commit a change; where the model has to read the examples, between two steps."""
-        work = partial(served.edit, change)
-        if served.space.entries is None:
-            return await self._service.on_spaces(work)
-        return await self._service.with_model(work)
-
-    def _served(self, request: Request) -> ServedSpace:
-        name = request.path_params["name"]
-        catalog = self._service.catalog
-        if name not in catalog.spaces:
-            raise catalog.no_space(name)
-        return catalog.spaces[name]
-
-
-def _about(served: ServedSpace) -> dict[str, Any]:
-    space = served.space
-    return {
-        "id": served.name,
-        "object": "space",
-        "examples": len(space),
-        "entries": space.counts()["entries"],
-        "embedder": space.embedder_id,
-        "state": None if space.state is None else space.state.sha256[:12],
-        "is_readable": not served.trouble,
-    }
+        """Commit a change; in the engine's thread if the model has to read the examples."""
+        has_entries = served.space.entries is not None
+        run = self._service.in_engine if has_entries else self._service.in_space_thread
+        changed = await run(partial(served.edit, change))
+        request.scope["trueline.facts"] |= {"space": served.name, "edit": name}
+        return changed
 
 
 def _search(served: ServedSpace, words: list[str], after: int, limit: int) -> dict[str, Any]:
     found: list[dict[str, Any]] = []
     at, examples = after, served.space.examples
     while at < len(examples) and len(found) < limit:
-        if _holds(examples[at], words):
-            found.append(asdict(examples[at]))
+        one = examples[at]
+        text = "\n".join((one.id, one.question, *one.answers, one.source)).casefold()
+        if all(word in text for word in words):
+            found.append(asdict(one))
         at += 1
-    return {
-        "object": "list",
-        "data": found,
-        "total": len(examples),
-        "next": at if at < len(examples) else None,
-    }
+    next_page = at if at < len(examples) else None
+    return {"object": "list", "data": found, "total": len(examples), "next": next_page}
 
 
-def _holds(example: Example, words: list[str]) -> bool:
-    if not words:
-        return True
-    texts = (example.id, example.question, *example.answers, example.source)
-    text = "\n".join(texts).casefold()
-    return all(word in text for word in words)
-
-
-def _example(given: Any) -> Example:
-    try:
-        return Example(
-            given.question, given.answers, given.wrong_answers, given.id, given.source
-        )
-    except ExampleError as error:
-        raise Refusal(400, str(error), code="invalid_value", param="examples") from None
-
-
-def _number(request: Request, name: str, usual: int, most: int) -> int:
-    given = request.query_params.get(name)
-    if given is None:
-        return usual
-    if not given.isascii() or not given.isdecimal() or len(given) > 12 or int(given) > most:
-        raise Refusal(
-            400, f"{name} must be a number up to {most}", code="invalid_value", param=name
-        )
+def _number(request: Request, name: str, default: int, limit: int) -> int:
+    given = request.query_params.get(name, str(default))
+    if not given.isascii() or not given.isdecimal() or len(given) > 12 or int(given) > limit:
+        raise invalid(name, f"it must be a number up to {limit}")
     return int(given)
-
-
-def _json(value: object, status: int = 200) -> Response:
-    return Response(json_bytes(value), status, media_type="application/json")

@@ -1,10 +1,10 @@
-"""Corrective decoding inside vLLM, as a logits processor (docs/vllm.md).
+"""Corrective decoding in vLLM, as a logits processor (docs/vllm.md).
 
     TRUELINE_SPACES=facts=facts.space vllm serve MODEL \\
         --logits-processors trueline.integrations.vllm:Corrective
 
-`Corrective` is for that flag, `Plugin` for the entry point `vllm.logits_processors`. Both are
-looked up when asked for, so that the rest of the package can be imported without vLLM.
+`Corrective` is for that flag, `Plugin` for the entry point `vllm.logits_processors`. They are
+imported at first use, so that the rest of the package works without vLLM.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def __getattr__(name: str) -> Any:
         from trueline.integrations.vllm import processors
     except ImportError as error:
         raise SettingError(
-            f"vLLM 0.32 or newer cannot be imported here ({error}); install it in an "
-            "environment of its own (docs/vllm.md)"
+            f"vLLM 0.32 or newer cannot be imported ({error}); install it in an environment of "
+            "its own (docs/vllm.md)"
         ) from error
     return getattr(processors, name)

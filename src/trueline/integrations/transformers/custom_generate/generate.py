@@ -1,4 +1,4 @@
-"""The `generate` that transformers runs for custom_generate: its own, with verified answers.
+"""What transformers runs for `custom_generate`: its own generate, with verified answers.
 
 transformers copies this file and runs the copy, so it stands alone.
 """
@@ -23,9 +23,9 @@ def generate(
     logits_processor: Any = None,
     **arguments: Any,
 ) -> Any:
-    """What model.generate gives with corrective decoding on a space, or the folder of one.
+    """The result of model.generate with corrective decoding on a space or its folder.
 
-    `settings` are those of the method, such as {"strength": 0.5}; without a question, it is the
+    `settings` are those of the method, such as {"strength": 0.5}. Without a question, it is the
     last user turn of each row.
     """
     if space is None or tokenizer is None:
