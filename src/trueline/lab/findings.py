@@ -157,7 +157,8 @@ def agreement_notes(cells: Iterable[CellResults]) -> list[str]:
         where = " where no wrong answer is known" if is_alone else ""
         notes.append(
             f"{judge} agrees with people on {known['accuracy'][0]:.0%} of {about} "
-            f"labels{where} (saying the more frequent label every time agrees on {known['always']:.0%})"
+            f"labels{where} (saying the more frequent label every time agrees on "
+            f"{known['always']:.0%})"
         )
     return notes
 
