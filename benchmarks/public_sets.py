@@ -12,7 +12,7 @@ import argparse
 import json
 from pathlib import Path
 
-from trueline.evaluation.fluency import words_of
+from trueline.lab.metrics import words_of
 
 from trueline.examples import to_lines
 from trueline.lab.benchmarks.regimes import ProbeQuestion

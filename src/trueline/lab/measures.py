@@ -59,7 +59,9 @@ def _regime(key: str, title: str, regime: Regime, score: str = "right") -> Measu
 
 def _form(key: str, title: str, better: int = -1, score: str = "") -> Measure:
     group: MeasureGroup = "Fluency and form"
-    return Measure(key, title, group, better, is_binary=True, regimes=COVERED, score=score)
+    return Measure(
+        key, title, group, better, is_binary=True, regimes=COVERED, score=score or key
+    )
 
 
 def _judged(key: str, title: str, *asks: About, better: int = 1) -> Measure:
