@@ -168,19 +168,18 @@ def answers_grid(table: Table) -> Grid | None:
     drawn = set(Random(_SEED).sample(common, min(SHOWN, len(common))))
     rows = []
     for id in (id for id in common if id in drawn):
-        for row in table.rows:
-            if (line := answers[row.label].get(id)) is not None:
-                is_first = not rows or rows[-1][0] != id
-                mark = _mark(row, line, table.columns)
-                texts = (line.question if is_first else "", row.label, line.text)
-                entries = [GridText(_shortened(text)) for text in texts]
-                rows.append((id, *entries, GridText(mark, is_bold=mark == _WRONG)))
+        answered = [row for row in table.rows if id in answers[row.label]]
+        for row in answered:
+            line = answers[row.label][id]
+            mark = _mark(row, line, table.columns)
+            texts = (line.question if row is answered[0] else "", row.label, line.text)
+            entries = [GridText(_shortened(text)) for text in texts]
+            rows.append((*entries, GridText(mark, is_bold=mark == _WRONG)))
     note = (
         f"{len(drawn)} of {len(common)} samples, drawn with the seed {_SEED}. The judge says "
         "what is wrong; where there is none, what ROUGE-L finds nearer to a wrong answer is."
     )
-    head = ("question", "method", "answer", "")
-    return Grid("Answers", head, tuple(row[1:] for row in rows), (note,))
+    return Grid("Answers", ("question", "method", "answer", ""), tuple(rows), (note,))
 
 
 def _mark(row: MethodRow, line: AnswerLine, columns: tuple[Column, ...]) -> str:
@@ -338,29 +337,16 @@ def as_markdown(document: Document, figures: str = "") -> str:
 
 def as_html(document: Document) -> str:
     """One page that needs no other file, plots included; fit for dark mode and phones."""
-    page = _render("page.html", visible_line, True, document=document, inline=inline_svg)
+    page = _render("page.html", visible_line, document=document, inline=inline_svg)
     return page + "\n"
 
 
 def as_latex(document: Document) -> str:
     """The grids as LaTeX tables for the booktabs package; intervals are in small type."""
-    marks = {"variable_start_string": "<<", "variable_end_string": ">>"}
-    marks |= {
-        "block_start_string": "<%",
-        "block_end_string": "%>",
-        "comment_start_string": "<#",
-    }
-    return _render("page.tex.j2", escape_latex, document=document, **marks)
+    return _render("page.tex.j2", escape_latex, document=document)
 
 
-def _render(
-    template: str,
-    escape: Callable[[str], str],
-    autoescape: bool = False,
-    *,
-    document: Document,
-    **more: Any,
-) -> str:
+def _render(template: str, escape: Callable[[str], str], **values: Any) -> str:
     """A template filled in; `escape` makes every text safe that is not marked as safe."""
     from jinja2 import Environment
 
@@ -368,13 +354,23 @@ def _render(
         is_text = isinstance(value, str) and not hasattr(value, "__html__")
         return escape(str(value)) if is_text else value
 
-    marks = {name: more.pop(name) for name in [*more] if name.endswith("_string")}
     environment = Environment(
-        autoescape=autoescape, trim_blocks=True, lstrip_blocks=True, finalize=safe, **marks
+        autoescape=template == "page.html",
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=safe,
     )
     environment.filters["one_line"] = one_line
+    if template == "page.tex.j2":  # braces belong to LaTeX
+        environment = environment.overlay(
+            block_start_string="<%",
+            block_end_string="%>",
+            variable_start_string="<<",
+            variable_end_string=">>",
+            comment_start_string="<#",
+        )
     source = files("trueline.lab.report").joinpath(template).read_text("utf-8")
-    return environment.from_string(source).render(document=document, mark=MARK, **more)
+    return environment.from_string(source).render(mark=MARK, **values)
 
 
 def one_line(text: str) -> str:
