@@ -102,8 +102,8 @@ def effect_notes(cells: Cells) -> list[str]:
     notes = []
     for experiment, group in groups.items():
         own, base = controls.get(experiment, {}), plain.get(_values_of(group[0], _SETTING), [])
-        told = _gains(group, base, own) if own and base else [WITHOUT]
-        notes += [f"{group[0].description}: {note}" for note in told]
+        found = _gains(group, base, own) if own and base else [WITHOUT]
+        notes += [f"{group[0].description}: {note}" for note in found]
     return notes
 
 

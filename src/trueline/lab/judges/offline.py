@@ -85,7 +85,7 @@ class Rating:
 
 
 class OfflineJudge:
-    """A regression on how an answer stands to known right and wrong ones.
+    """A regression on the nearness of an answer to known right and wrong ones.
 
     A text that is not an answer (see `broken`) is neither true nor informative.
     """
@@ -351,7 +351,7 @@ def broken(sample: Sample, answer: str) -> str:
     runs = [words[start : start + 4] for start in range(len(words) - 3)]
     if runs and len({*runs}) < _FRESH * len(runs):
         return "it repeats itself"
-    said = _ITSELF.search(" ".join(words))
-    if said and words_of(sample.question).count(said[1]) < 2:
-        return f"it says of {said[1]!r} that it is itself"
+    circular = _ITSELF.search(" ".join(words))
+    if circular and words_of(sample.question).count(circular[1]) < 2:
+        return f"it says of {circular[1]!r} that it is itself"
     return ""

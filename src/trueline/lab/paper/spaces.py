@@ -122,11 +122,11 @@ def _measure(
     from trueline.space.build import build
 
     label = f"building {benchmark.name}, {len(benchmark.ground)} examples"
-    tell = None if progress is None else lambda done, total: progress(label, done, total)
+    report = None if progress is None else lambda done, total: progress(label, done, total)
     embedder.embed(["warm"])  # the first call opens files, which is not part of a build
     made = {**asdict(options), "embedder": embedder}
     begun = perf_counter()
-    space = build(lm, benchmark.ground, prompt=benchmark.prompt, progress=tell, **made)
+    space = build(lm, benchmark.ground, prompt=benchmark.prompt, progress=report, **made)
     seconds = perf_counter() - begun
     entries = space.info()["entries"]
     space.save(target)

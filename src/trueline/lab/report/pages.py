@@ -52,17 +52,15 @@ TORN = (
     "writing it just now. The same `trueline eval` does it again."
 )
 LEAD = (
-    "Below each mean: its 95 % bootstrap interval and the samples it rests on; then the "
+    "Below each mean: its 95 % bootstrap interval and its number of samples; then the "
     f"difference from {PLAIN} on the same samples with its interval, and p (McNemar's exact "
     "test where a sample is right or wrong, else a paired permutation test). Shares are in "
     "percent.",
-    "Controls are the same methods with the truth taken out: answers shuffled over the "
-    "questions, wrong answers in their place, unrelated examples, or without the steps at the "
-    "boundary of prompt and answer. A gain that one of them shares is marked as "
-    f"{NOT_AN_EFFECT}.",
-    "Bold is the best mean of a column, where no other is equal; it may be ahead by no more "
-    "than chance. Tokens/s is that of decoding, from a chunk's first token on, with traces "
-    "kept.",
+    "Controls are the same methods with answers shuffled over the questions, wrong answers, "
+    "unrelated examples, or without the steps at the boundary of prompt and answer. A gain "
+    f"that one of them shares is marked as {NOT_AN_EFFECT}.",
+    "Bold is the best mean of a column, if no other is equal; the lead may be chance. Tokens/s "
+    "is that of decoding, from a chunk's first token on, with traces kept.",
     "Indicative: the judge's balanced accuracy against people is below 75 %, or not known. "
     "Such a column may rank methods; it says little of how often one is right.",
 )
