@@ -54,7 +54,7 @@ PROMPT = Prompt(template="{question}")  # what a judge is asked is the whole pro
 STRENGTH = 0.02  # inverse of the penalty of the regressions; picked on the train half
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "results" / "agreement.md"
-JUDGES = ROOT / "src" / "trueline" / "evaluation" / "judges"
+JUDGES = ROOT / "src" / "trueline" / "lab" / "judges"
 NUMBERS, WEIGHTS = JUDGES / "agreement.json", JUDGES / "regressions.json"
 REPORTED = 1500  # answers of the held-out half that the shipped judge is measured on
 FEWEST = 10  # answers of each half below which a language model is not reported

@@ -12,11 +12,10 @@ import argparse
 import json
 from pathlib import Path
 
-from trueline.evaluation.fluency import words_of
-
 from trueline.examples import to_lines
 from trueline.lab.benchmarks.regimes import ProbeQuestion
 from trueline.lab.benchmarks.tables import DataTable, is_text, read_table
+from trueline.lab.metrics import words_of
 from trueline.types import Example
 
 

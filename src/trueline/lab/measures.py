@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, stdev
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from trueline.examples import COVERED, Regime
 from trueline.lab.metrics import auroc, ece
@@ -15,7 +15,6 @@ from trueline.lab.results import AnswerLine, CellResults
 from trueline.lab.samples import About
 from trueline.lab.statistics import (
     Difference,
-    Interval,
     mcnemar,
     mean_interval,
     paired_difference,
@@ -24,11 +23,14 @@ from trueline.lab.statistics import (
     share_interval,
 )
 
-_TRUSTED = 0.75  # balanced accuracy against people from which on verdicts are more than a hint
+Cells = Sequence[CellResults]
+ValuesBySample = dict[str, float]
 MeasureGroup = Literal[
     "Regimes", "Fluency and form", "Judged", "Overlap", "Choices", "Behaviour"
 ]
-ValuesBySample = dict[str, float]
+STATISTICS = {"ece": ece, "auroc": auroc}  # of confidences and verdicts
+_TRUSTED = 0.75  # balanced accuracy against people below which verdicts are only indicative
+_SAME = "same"  # the plain model's answer, token for token: compared when results are read
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,64 +40,58 @@ class Measure:
     key: str
     title: str
     group: MeasureGroup
-    better: int  # 1: more is better, -1: less is, 0: neither
+    better: int  # 1: more is better, -1: less is better, 0: neither
     is_percent: bool = True
     is_binary: bool = False  # right or wrong, one a sample: McNemar's test applies
     digits: int = 1
-    asks: tuple[About, ...] = ()  # what the judge it rests on was asked; empty: no judge
+    asks: tuple[About, ...] = ()  # the verdicts it needs; empty: no judge
     regimes: tuple[Regime, ...] = ()  # the answers it looks at; empty: all
-    score: str = ""  # the score of an answer it shows; empty: the one of its own name
+    score: str = ""  # the score of an answer it shows; empty: the one named like the key
 
     @property
     def task(self) -> Mode:
         return "choose" if self.group == "Choices" else "generate"
 
 
-_SAME = "same"  # as the plain model's answer, token for token: worked out when results are read
-_REGIMES: tuple[tuple[str, str, Regime, str], ...] = (  # key, title, regime, score
-    ("efficacy", "efficacy (exact)", "exact", "right"),
-    ("generalisation", "generalisation (paraphrase)", "paraphrase", "right"),
-    ("styled", "styled", "styled", "right"),
-    ("double", "double", "double", "right"),
-    ("mid_text", "mid-text", "mid-text", "right"),
-    ("near_miss", "locality (near miss)", "near miss", _SAME),
-    ("unrelated", "locality (unrelated)", "unrelated", _SAME),
-)
-_FORMS = (  # key, title, which way is better, score
-    ("fluency", "fluency", 1, "fluent"),
-    ("repeated", "repeats itself", -1, "repeated"),
-    ("joined", "answers run together", -1, "joined"),
-    ("cut", "cut off", -1, "cut"),
-    ("form", "form kept", 1, "form"),
-    ("wrong_polarity", "wrong yes or no", -1, "wrong_polarity"),
-)
-_ABOUT: tuple[About, ...] = get_args(About)
-_TRUTH: tuple[About, ...] = ("truth",)
+def _regime(key: str, title: str, regime: Regime, score: str = "right") -> Measure:
+    return Measure(key, title, "Regimes", 1, is_binary=True, regimes=(regime,), score=score)
+
+
+def _form(key: str, title: str, better: int = -1, score: str = "") -> Measure:
+    group: MeasureGroup = "Fluency and form"
+    return Measure(
+        key, title, group, better, is_binary=True, regimes=COVERED, score=score or key
+    )
+
+
+def _judged(key: str, title: str, *asks: About, better: int = 1) -> Measure:
+    return Measure(key, title, "Judged", better, is_binary=len(asks) == 1, asks=asks)
+
+
+def _calibration(key: str, title: str, better: int) -> Measure:
+    return Measure(key, title, "Behaviour", better, is_percent=False, digits=3, asks=("truth",))
+
+
 MEASURES = {
     measure.key: measure
     for measure in (
-        *(
-            Measure(key, title, "Regimes", 1, is_binary=True, regimes=(regime,), score=score)
-            for key, title, regime, score in _REGIMES
-        ),
-        *(
-            Measure(
-                key,
-                title,
-                "Fluency and form",
-                better,
-                is_binary=True,
-                regimes=COVERED,
-                score=score,
-            )
-            for key, title, better, score in _FORMS
-        ),
-        Measure("truth", "%Truth", "Judged", 1, is_binary=True, asks=_TRUTH),
-        Measure("info", "%Info", "Judged", 1, is_binary=True, asks=("info",)),
-        Measure("truth_info", "T*I", "Judged", 1, asks=("truth", "info")),
-        Measure(
-            "hallucination", "HalluRate", "Judged", -1, is_binary=True, asks=("hallucination",)
-        ),
+        _regime("efficacy", "efficacy (exact)", "exact"),
+        _regime("generalisation", "generalisation (paraphrase)", "paraphrase"),
+        _regime("styled", "styled", "styled"),
+        _regime("double", "double", "double"),
+        _regime("mid_text", "mid-text", "mid-text"),
+        _regime("near_miss", "locality (near miss)", "near miss", _SAME),
+        _regime("unrelated", "locality (unrelated)", "unrelated", _SAME),
+        _form("fluency", "fluency", 1, "fluent"),
+        _form("repeated", "repeats itself"),
+        _form("joined", "answers run together"),
+        _form("cut", "cut off"),
+        _form("form", "form kept", 1),
+        _form("wrong_polarity", "wrong yes or no"),
+        _judged("truth", "%Truth", "truth"),
+        _judged("info", "%Info", "info"),
+        _judged("truth_info", "T*I", "truth", "info"),
+        _judged("hallucination", "HalluRate", "hallucination", better=-1),
         Measure("rouge_l", "ROUGE-L", "Overlap", 1),
         Measure("bleu", "BLEU", "Overlap", 1),
         Measure("bertscore", "BERTScore", "Overlap", 1),
@@ -104,8 +100,8 @@ MEASURES = {
         Measure("mc1", "MC1", "Choices", 1, is_binary=True),
         Measure("mc2", "MC2", "Choices", 1),
         Measure("mc3", "MC3", "Choices", 1),
-        Measure("ece", "ECE", "Behaviour", -1, is_percent=False, digits=3, asks=_TRUTH),
-        Measure("auroc", "AUROC", "Behaviour", 1, is_percent=False, digits=3, asks=_TRUTH),
+        _calibration("ece", "ECE", -1),
+        _calibration("auroc", "AUROC", 1),
         Measure("grounded", "grounded tokens", "Behaviour", 0),
         Measure("edits", "changed tokens", "Behaviour", 0),
         Measure("speed", "tokens/s", "Behaviour", 1, is_percent=False),
@@ -115,7 +111,7 @@ MEASURES = {
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A measure, and the judge it rests on if it rests on one."""
+    """A measure, and the judge it needs if it needs one."""
 
     measure: Measure
     judge: str = ""
@@ -128,12 +124,12 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """The values of one column in cells that differ in their seed or their task alone."""
+    """The values of one column in cells that differ only in their seed or task."""
 
     seeds: tuple[ValuesBySample, ...] = ()  # in the order of the cells
-    number: float | None = None  # the one number of a measure that is no mean over samples
+    number: float | None = None  # of a measure that is not a mean over samples
     unscored: int = 0  # samples that were looked at and have no value
-    to_come: int = 0  # samples nobody has looked at yet
+    to_come: int = 0  # samples that were not looked at yet
 
     @property
     def pooled(self) -> ValuesBySample:
@@ -142,135 +138,27 @@ class Series:
         return {id: _mean([seed[id] for seed in self.seeds if id in seed]) for id in ids}
 
 
-def columns_of(cells: Iterable[CellResults]) -> list[Column]:
-    """Every column that some cell has a value for, judge by judge, in the order above."""
-    found: dict[Column, None] = {}
-    for cell in cells:
-        for measure in MEASURES.values():
-            for judge in cell.judges if measure.asks else ("",):
-                column = Column(measure, judge)
-                series = series_of([cell], column)
-                if series.seeds or series.number is not None:
-                    found[column] = None
-    order = [*MEASURES]
-    return sorted(found, key=lambda column: order.index(column.measure.key))
-
-
-def series_of(cells: Sequence[CellResults], column: Column) -> Series:
-    """The values of a column over cells that differ only in their seed or their task."""
-    key, judge = column.measure.key, column.judge
-    if key in _NUMBERS:
-        numbers = [n for cell in cells if (n := _NUMBERS[key](cell, judge)) is not None]
-        return Series(number=_mean(numbers) if numbers else None)
-    seeds, unscored, to_come = [], 0, 0
-    for cell in cells:
-        looked_at = _values(cell, key, judge)
-        scored = {id: float(value) for id, value in looked_at.items() if value is not None}
-        seeds += [scored] if scored else []
-        unscored += len(looked_at) - len(scored)
-        to_come += _looked_for(cell, column.measure) - len(looked_at)
-    return Series(tuple(seeds), unscored=unscored, to_come=to_come)
-
-
-def confidences_by_sample(cell: CellResults, judge: str) -> dict[str, tuple[float, bool]]:
-    """How sure the model was of each answer that has a truth verdict, and the verdict."""
-    verdicts = cell.labels("truth", judge)
-    return {
-        line.sample: (line.confidence, label)
-        for line in cell.answers
-        if (label := verdicts.get(line.sample)) is not None and line.confidence is not None
-    }
-
-
-def confidences(cell: CellResults, judge: str) -> tuple[list[float], list[bool]]:
-    pairs = confidences_by_sample(cell, judge).values()
-    return [sure for sure, _ in pairs], [label for _, label in pairs]
-
-
-def _values(cell: CellResults, key: str, judge: str) -> Mapping[str, float | None]:
-    """Every sample that was looked at; None where there is no value to be had."""
-    if key == "truth_info":  # its samples: those with both verdicts; the product is of means
-        truth, info = cell.labels("truth", judge), cell.labels("info", judge)
-        return {id: None if info[id] is None else x for id, x in truth.items() if id in info}
-    for about in _ABOUT:
-        if key == about:
-            return cell.labels(about, judge)
-    measure = MEASURES[key]
-    if measure.score == _SAME:
-        lines = [line for line in _probed(cell, measure) if line.sample in cell.plain]
-        return {x.sample: float(x.token_hash == cell.plain[x.sample]) for x in lines}
-    if measure.regimes:
-        return {x.sample: x.scores[measure.score] for x in _probed(cell, measure)}
-    if measure.task == "choose":
-        return {line.sample: getattr(line, key) for line in cell.choices}
-    if key in ("grounded", "edits"):
-        flags = "hits" if key == "grounded" else "flipped"
-        return {line.sample: _share(getattr(line, flags)) for line in cell.answers}
-    return {line.sample: line.scores.get(key) for line in cell.answers}
-
-
-def _probed(cell: CellResults, measure: Measure) -> list[AnswerLine]:
-    """The answers of the regimes that a measure looks at."""
-    lines = [line for line in cell.answers if line.regime in measure.regimes]
-    if measure.score == _SAME:
-        return lines if cell.plain else []  # without a plain row there is nothing to compare
-    return [line for line in lines if measure.score in line.scores]
-
-
-def _looked_for(cell: CellResults, measure: Measure) -> int:
-    """How many samples will have been looked at when all is done."""
-    if measure.task == "choose":
-        return len(cell.choices)
-    if measure.regimes:
-        return len(_probed(cell, measure))
-    lines = cell.answers
-    return sum(not line.is_local for line in lines) if measure.asks else len(lines)
-
-
-def _share(flags: Sequence[int]) -> float | None:
-    return _mean([float(flag > 0) for flag in flags]) if flags else None
-
-
-def _speed(cell: CellResults, judge: str) -> float | None:
-    """Tokens a second from the first token on; older lines do not tell that, and give none."""
-    timed = [line for line in cell.answers if line.decoding_seconds is not None]
-    seconds = sum(line.decoding_seconds or 0.0 for line in timed)
-    return sum(max(0, line.tokens - 1) for line in timed) / seconds if seconds else None
-
-
-STATISTICS = {"ece": ece, "auroc": auroc}  # of confidences and verdicts
-_NUMBERS: Mapping[str, Callable[[CellResults, str], float | None]] = {
-    "ece": lambda cell, judge: ece(*confidences(cell, judge)),
-    "auroc": lambda cell, judge: auroc(*confidences(cell, judge)),
-    "speed": _speed,
-}
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
 @dataclass(frozen=True, slots=True)
 class Average:
     """One number of a table, in its own unit: a share lies from 0 to 1."""
 
     mean: float
-    low: float | None = None  # the 95 % interval; None where the number is no mean
+    low: float | None = None  # the 95 % interval; None: the number is not a mean
     high: float | None = None
-    n: int = 0  # samples it rests on; 0 where it is no mean
-    unscored: int = 0  # answers that were looked at and have no value
-    to_come: int = 0  # answers nobody has looked at yet
+    n: int = 0  # samples; 0: the number is not a mean
+    unscored: int = 0
+    to_come: int = 0
     spread: float | None = None  # standard deviation of the seeds' means
     difference: Difference | None = None  # from the baseline, paired
-    p: float | None = None  # of the difference: McNemar where it is right or wrong
+    p: float | None = None  # of the difference; McNemar's if the measure is binary
     p_holm: float | None = None  # corrected for the comparisons of its column (Holm)
-    effect: str = ""  # what controls say of a gain; empty: there is none, or no control
+    effect: str = ""  # what the controls say of a gain; empty: no gain, or no control
     is_best: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CellSummary:
-    """How far a cell has come, and its means."""
+    """The progress of a cell, and its means."""
 
     cell: str
     model: str
@@ -290,20 +178,205 @@ class CellSummary:
     indicative: tuple[str, ...] = ()  # columns whose judge agrees too little with people
 
 
-def indicative_columns(
-    cells: Sequence[CellResults], columns: Sequence[Column]
-) -> frozenset[str]:
-    """The ids of the columns that are a hint alone, as their judge is not good enough."""
-    hints = indicative(cells)
-    return frozenset(
-        one.id
-        for one in columns
-        if any((one.judge, about) in hints for about in one.measure.asks)
+def columns_of(cells: Iterable[CellResults]) -> list[Column]:
+    """Every column that some cell has a value for, in the order of MEASURES."""
+    columns: dict[Column, None] = {}
+    for cell in cells:
+        for measure in MEASURES.values():
+            for judge in cell.judges if measure.asks else ("",):
+                series = series_of([cell], column := Column(measure, judge))
+                if series.seeds or series.number is not None:
+                    columns[column] = None
+    order = [*MEASURES]
+    return sorted(columns, key=lambda column: order.index(column.measure.key))
+
+
+def series_of(cells: Cells, column: Column) -> Series:
+    """The values of a column over cells that differ only in their seed or task."""
+    measure, judge = column.measure, column.judge
+    if measure.key == "speed" or measure.key in STATISTICS:
+        found = [_speed(x) if not judge else _statistic(x, column) for x in cells]
+        numbers = [number for number in found if number is not None]
+        return Series(number=_mean(numbers) if numbers else None)
+    seeds, unscored, to_come = [], 0, 0
+    for cell in cells:
+        values = _values(cell, measure, judge)
+        scored = {id: float(value) for id, value in values.items() if value is not None}
+        seeds += [scored] if scored else []
+        unscored += len(values) - len(scored)
+        if measure.asks:
+            to_come += sum(not line.is_local for line in cell.answers) - len(values)
+        elif measure.score == _SAME and cell.plain:
+            to_come += len(_answers(cell, measure)) - len(values)
+    return Series(tuple(seeds), unscored=unscored, to_come=to_come)
+
+
+def _values(cell: CellResults, measure: Measure, judge: str) -> Mapping[str, float | None]:
+    """The value of every sample that was looked at; None if it has none."""
+    key = measure.key
+    if key == "truth_info":  # of samples with both verdicts; the product is of their means
+        truth, info = cell.labels("truth", judge), cell.labels("info", judge)
+        return {id: None if info[id] is None else x for id, x in truth.items() if id in info}
+    if measure.asks:
+        return cell.labels(measure.asks[0], judge)
+    if measure.task == "choose":
+        return {line.sample: getattr(line, key) for line in cell.choices}
+    if key in ("grounded", "edits"):
+        flags = "hits" if key == "grounded" else "flipped"
+        return {line.sample: _positive_share(getattr(line, flags)) for line in cell.answers}
+    lines = _answers(cell, measure)
+    if measure.score == _SAME:
+        plain = cell.plain
+        return {x.sample: x.token_hash == plain[x.sample] for x in lines if x.sample in plain}
+    score = measure.score or key
+    is_probed = bool(measure.regimes)  # then only answers that have the score count
+    known = [line for line in lines if not is_probed or score in line.scores]
+    return {line.sample: line.scores.get(score) for line in known}
+
+
+def _answers(cell: CellResults, measure: Measure) -> list[AnswerLine]:
+    return [x for x in cell.answers if not measure.regimes or x.regime in measure.regimes]
+
+
+def _positive_share(flags: Sequence[int]) -> float | None:
+    return sum(flag > 0 for flag in flags) / len(flags) if flags else None
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _speed(cell: CellResults) -> float | None:
+    """Tokens a second from the first token on; lines without that time do not count."""
+    timed = [line for line in cell.answers if line.decoding_seconds is not None]
+    seconds = sum(line.decoding_seconds or 0.0 for line in timed)
+    return sum(max(0, line.tokens - 1) for line in timed) / seconds if seconds else None
+
+
+def _statistic(cell: CellResults, column: Column) -> float | None:
+    return STATISTICS[column.measure.key](*confidences(cell, column.judge))
+
+
+Confident = dict[str, tuple[float, bool]]  # by sample: the confidence, and whether it is true
+
+
+def _confident(cell: CellResults, judge: str) -> Confident:
+    """The confidence of each answer with a truth verdict, and the verdict."""
+    verdicts = cell.labels("truth", judge)
+    return {
+        line.sample: (line.confidence, label)
+        for line in cell.answers
+        if (label := verdicts.get(line.sample)) is not None and line.confidence is not None
+    }
+
+
+def confidences(cell: CellResults, judge: str) -> tuple[list[float], list[bool]]:
+    """The confidences of the answers with a truth verdict, and the verdicts."""
+    found = _confident(cell, judge)
+    return _pairs(found, [*found])
+
+
+def _pairs(found: Confident, samples: Sequence[str]) -> tuple[list[float], list[bool]]:
+    return [found[id][0] for id in samples], [found[id][1] for id in samples]
+
+
+def average(cells: Cells, column: Column, baseline: Cells = ()) -> Average | None:
+    """The mean of a column over cells that differ only in seed or task; None without values.
+
+    With a baseline also the difference from it, on the samples that both have.
+    """
+    series = series_of(cells, column)
+    if series.number is not None:
+        return _of_a_statistic(series.number, cells, column, baseline)
+    if not series.seeds:
+        return None
+    factors = _factors(cells, column)
+    lists = [[*factor.values()] for factor in factors]
+    is_binary = column.measure.is_binary and len(series.seeds) == 1
+    interval = mean_interval(*lists)
+    if is_binary:  # a share keeps a width at 0 and 1
+        interval = share_interval(round(sum(lists[0])), len(lists[0]))
+    found = Average(
+        interval.mean,
+        interval.low,
+        interval.high,
+        interval.n,
+        unscored=series.unscored,
+        to_come=series.to_come,
+        spread=_spread(cells, column),
+    )
+    paired = _paired(factors, baseline, column) if baseline else []
+    if not paired:
+        return found
+    difference = paired_difference(*paired)
+    p = difference.p
+    if is_binary and len(series_of(baseline, column).seeds) == 1:
+        p = mcnemar(*[[x == 1.0 for x in values] for values in paired])
+    return replace(found, difference=difference, p=p)
+
+
+def difference_from(baseline: Cells, cells: Cells, column: Column) -> Difference | None:
+    """The mean difference of cells from others on their common samples; None without any."""
+    lists = _paired(_factors(cells, column), baseline, column)
+    return paired_difference(*lists) if lists else None
+
+
+def _of_a_statistic(number: float, cells: Cells, column: Column, baseline: Cells) -> Average:
+    """A number that is not a mean; ECE and AUROC of a single seed have an interval and a p."""
+    ours, base = (_of_one_cell(some, column.judge) for some in (cells, baseline))
+    statistic = STATISTICS.get(column.measure.key)
+    if statistic is None or not ours:
+        return Average(number)
+    low, high = redrawn_interval(statistic, *_pairs(ours, [*ours])) or (None, None)
+    found = Average(number, low, high, 0 if low is None else len(ours))
+    if not (common := [sample for sample in ours if sample in base]):
+        return found
+    difference = paired_statistic(statistic, _pairs(ours, common), _pairs(base, common))
+    p = None if difference is None else difference.p
+    return replace(found, difference=difference, p=p)
+
+
+def _of_one_cell(cells: Cells, judge: str) -> Confident:
+    """Confidences and verdicts, if exactly one cell has them."""
+    sets = [found for cell in cells if (found := _confident(cell, judge))]
+    return sets[0] if len(sets) == 1 else {}
+
+
+def _factors(cells: Cells, column: Column) -> list[ValuesBySample]:
+    """The values by sample: one set, or two whose means are multiplied (T*I)."""
+    keys = ("truth", "info") if column.measure.key == "truth_info" else (column.measure.key,)
+    return _aligned(
+        [series_of(cells, Column(MEASURES[key], column.judge)).pooled for key in keys]
     )
 
 
+def _aligned(sets: Sequence[ValuesBySample]) -> list[ValuesBySample]:
+    """The sets, reduced to the samples that all have."""
+    common = [id for id in sets[0] if all(id in values for values in sets)]
+    return [{id: values[id] for id in common} for values in sets]
+
+
+def _paired(
+    factors: Sequence[ValuesBySample], baseline: Cells, column: Column
+) -> list[list[float]]:
+    """The values of cells, then those of the baseline, on their common samples, if any."""
+    lists = [[*values.values()] for values in _aligned([*factors, *_factors(baseline, column)])]
+    return lists if lists[0] else []
+
+
+def _spread(cells: Cells, column: Column) -> float | None:
+    """The standard deviation of the seeds' means."""
+    means = []
+    for seed in dict.fromkeys(cell.head.seed for cell in cells):
+        factors = _factors([cell for cell in cells if cell.head.seed == seed], column)
+        if factors[0]:
+            first, *second = (mean(values.values()) for values in factors)
+            means.append(first * second[0] if second else first)
+    return stdev(means) if len(means) > 1 else None
+
+
 def summarize_cell(cell: CellResults) -> CellSummary:
-    """How far a cell has come, and every mean over its samples."""
+    """The progress of a cell, and every mean over its samples."""
     columns = [one for one in columns_of([cell]) if one.measure.group != "Behaviour"]
     found = {column.id: average([cell], column) for column in columns}
     means = {id: value for id, value in found.items() if value is not None}
@@ -329,125 +402,18 @@ def summarize_cell(cell: CellResults) -> CellSummary:
     )
 
 
-def average(
-    cells: Sequence[CellResults], column: Column, baseline: Sequence[CellResults] = ()
-) -> Average | None:
-    """The mean of a column over cells that differ only in seed or task; None without values.
-
-    With a baseline also the difference from it, on the samples that both have.
-    """
-    series = series_of(cells, column)
-    if series.number is not None:
-        return _of_a_statistic(series.number, cells, column, baseline)
-    if not series.seeds:
-        return None
-    factors = _factors(cells, column)
-    interval = _interval(factors, is_share=column.measure.is_binary and len(series.seeds) == 1)
-    found = Average(
-        interval.mean,
-        interval.low,
-        interval.high,
-        interval.n,
-        unscored=series.unscored,
-        to_come=series.to_come,
-        spread=_spread(cells, column),
+def indicative_columns(cells: Cells, columns: Sequence[Column]) -> frozenset[str]:
+    """The ids of the columns that need a judge whose verdicts are only indicative."""
+    hints = indicative(cells)
+    return frozenset(
+        x.id for x in columns if any((x.judge, about) in hints for about in x.measure.asks)
     )
-    lists = _paired(factors, baseline, column) if baseline else []
-    if not lists:
-        return found
-    difference = paired_difference(*lists)
-    p = difference.p
-    is_single = len(series.seeds) == 1 == len(series_of(baseline, column).seeds)
-    if column.measure.is_binary and is_single:
-        p = mcnemar(*[[x == 1.0 for x in values] for values in lists])
-    return replace(found, difference=difference, p=p)
-
-
-def difference_from(
-    baseline: Sequence[CellResults], cells: Sequence[CellResults], column: Column
-) -> Difference | None:
-    """How far cells are ahead of others on the samples that both have; None: on none."""
-    lists = _paired(_factors(cells, column), baseline, column)
-    return paired_difference(*lists) if lists else None
-
-
-def _interval(factors: Sequence[ValuesBySample], *, is_share: bool) -> Interval:
-    """The mean with its interval; a share keeps a width at 0 and 1, redrawing would not."""
-    lists = [[*factor.values()] for factor in factors]
-    if is_share:
-        return share_interval(round(sum(lists[0])), len(lists[0]))
-    return mean_interval(*lists)
-
-
-def _of_a_statistic(
-    number: float, cells: Sequence[CellResults], column: Column, baseline: Sequence[CellResults]
-) -> Average:
-    """A number that is no mean; ECE and AUROC of a single seed have an interval and a p."""
-    ours, base = (_confident(some, column.judge) for some in (cells, baseline))
-    statistic = STATISTICS.get(column.measure.key)
-    if statistic is None or not ours:
-        return Average(number)
-    low, high = redrawn_interval(statistic, *_columns(ours, [*ours])) or (None, None)
-    found = Average(number, low, high, 0 if low is None else len(ours))
-    common = [sample for sample in ours if sample in base]
-    if not common:
-        return found
-    difference = paired_statistic(statistic, _columns(ours, common), _columns(base, common))
-    p = None if difference is None else difference.p
-    return replace(found, difference=difference, p=p)
-
-
-Confident = dict[str, tuple[float, bool]]  # by sample: how sure, and whether it is true
-
-
-def _confident(cells: Sequence[CellResults], judge: str) -> Confident:
-    """Confidence and verdict by sample, where one cell alone has them."""
-    sets = [found for cell in cells if (found := confidences_by_sample(cell, judge))]
-    return sets[0] if len(sets) == 1 else {}
-
-
-def _columns(found: Confident, samples: Sequence[str]) -> tuple[list[float], list[bool]]:
-    return [found[id][0] for id in samples], [found[id][1] for id in samples]
-
-
-def _factors(cells: Sequence[CellResults], column: Column) -> list[ValuesBySample]:
-    """The values by sample: one set, or two whose means are multiplied (T*I)."""
-    keys = ("truth", "info") if column.measure.key == "truth_info" else (column.measure.key,)
-    return _aligned(
-        [series_of(cells, Column(MEASURES[key], column.judge)).pooled for key in keys]
-    )
-
-
-def _aligned(sets: Sequence[ValuesBySample]) -> list[ValuesBySample]:
-    """The samples that every set has."""
-    common = [id for id in sets[0] if all(id in values for values in sets)]
-    return [{id: values[id] for id in common} for values in sets]
-
-
-def _paired(
-    factors: Sequence[ValuesBySample], baseline: Sequence[CellResults], column: Column
-) -> list[list[float]]:
-    """The values of cells, then those of the baseline, on their common samples, if any."""
-    lists = [[*values.values()] for values in _aligned([*factors, *_factors(baseline, column)])]
-    return lists if lists[0] else []
-
-
-def _spread(cells: Sequence[CellResults], column: Column) -> float | None:
-    """How far the seeds lie apart: the standard deviation of their means."""
-    means = []
-    for seed in dict.fromkeys(cell.head.seed for cell in cells):
-        factors = _factors([cell for cell in cells if cell.head.seed == seed], column)
-        if factors[0]:
-            first, *second = (mean(values.values()) for values in factors)
-            means.append(first * second[0] if second else first)
-    return stdev(means) if len(means) > 1 else None
 
 
 def indicative(cells: Iterable[CellResults]) -> set[tuple[str, About]]:
-    """The judges and what they were asked where their verdicts are a hint, no measurement.
+    """The judges, with what they judged, whose verdicts are a hint and not a measurement.
 
-    That is where their balanced accuracy against people is below 75 %, or is not known of a
-    rule that could have been measured.
+    Their balanced accuracy against people is below 75 %, or is not known of a measurable rule.
     """
     found = set()
     for judge, about, basis in rules_used(cells):
@@ -458,13 +424,13 @@ def indicative(cells: Iterable[CellResults]) -> set[tuple[str, About]]:
 
 
 def rules_used(cells: Iterable[CellResults]) -> list[tuple[str, About, str]]:
-    """The judges, what they were asked, and by which measured rule they answered."""
+    """The judges, what they judged, and the measurable rules they judged by."""
     lines = (line for cell in cells for line in cell.verdicts if line.basis)
     return list(dict.fromkeys((line.judge, line.about, line.basis) for line in lines))
 
 
 def measured_agreement(judge: str, about: About, basis: str) -> Mapping[str, Any] | None:
-    """How far a judge agrees with people by one rule; None where nobody measured it."""
+    """How far a judge agrees with people by one rule; None if nobody measured it."""
     from trueline.lab.judges import agreement
 
     known = agreement()

@@ -1,8 +1,8 @@
-"""An answer, its references and its regime, or scores of candidates -> scores from 0 to 1.
+"""An answer with its references and regime, or scores of candidates -> scores from 0 to 1.
 
 The measures of the regimes are those of knowledge editing (GRACE 2211.11031, SERAC 2206.06520,
-IKE 2305.12740, DeCK 2405.11613): efficacy on the examples' own questions, generalisation on
-other wordings, locality on questions that no example answers, and fluency of the text.
+IKE 2305.12740, DeCK 2405.11613): efficacy on the examples' own questions, generalisation to
+paraphrases, locality on questions that no example answers, and fluency.
 """
 
 from __future__ import annotations
@@ -17,25 +17,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trueline.errors import SettingError, import_extra
 from trueline.examples import Regime
-from trueline.explain.summary import entropy_quartiles
 from trueline.lab.samples import Match, Probe
-from trueline.lab.statistics import as_columns, average_ranks
+from trueline.lab.statistics import Floats, as_columns, average_ranks
 from trueline.types import Example
 
-_ALIKE = 0.5  # ROUGE-L from which on two texts say the same
 Score = Callable[[str, Sequence[str]], float]  # of an answer against references
-_TOLD = 0.5  # share of a truthful answer's words, in order, from which on it is told
-_FROM_ENTRY = 0.8  # share of an answer's words, in order, that are those of a long entry
-_FEWEST = 8  # words an answer from a long entry has at least
-_TARGET = 4  # words a target has at most, where nobody says what counts as right
-_ENTRY = 60  # words a long entry has at least, likewise
-_GRAM = 4  # words in a row that come twice in text that repeats itself
+_ALIKE = 0.5  # ROUGE-L from which two texts say the same
+_STATED = 0.5  # part of a truthful answer's words, in order, from which it is stated
+_FROM_ENTRY = 0.8  # part of an answer's words, in order, that are those of a long entry
+_FEWEST = 8  # the fewest words of an answer from a long entry
+_TARGET = 4  # the most words of a short target, if nobody chose a rule
+_ENTRY = 60  # the fewest words of a long entry, if nobody chose a rule
+_GRAM = 4  # words in a row that occur twice in text that repeats itself
 _GLUED = re.compile(r"[a-z]{2}[.!?][\"')\u201d]*[A-Z][a-z]|\b([A-Z][a-z]{2,})\1")
-_LINK = re.compile(r"\S*(?:://|www\.)\S*")  # in which a capital may follow a dot
+_LINK = re.compile(r"\S*(?:://|www\.)\S*")  # in a link a capital may follow a dot
 
 
 class Bin(NamedTuple):
@@ -51,28 +49,25 @@ class QuartileShare(NamedTuple):
 
     low: float
     high: float
-    share: float | None  # of steps with a flag; None where ties leave the quarter empty
+    share: float | None  # of flagged steps; None if ties leave the quarter empty
     n: int
 
 
 def rouge_l(answer: str, references: Sequence[str], *, stemmer: bool = False) -> float:
-    """Return the best ROUGE-L F1 against a reference, in lower case."""
+    """The best ROUGE-L F1 against a reference, in lower case."""
     _check_references("rouge_l", references)
     scorer = _rouge_scorer(stemmer)
     return max(float(scorer.score(text, answer)["rougeL"].fmeasure) for text in references)
 
 
 def rouge_l_sides(answer: str, reference: str) -> tuple[float, float]:
-    """Return how much of an answer stands in a reference in order, and how much of that in it.
-
-    These are the precision and the recall of ROUGE-L.
-    """
+    """Precision and recall of ROUGE-L."""
     found = _rouge_scorer().score(reference, answer)["rougeL"]
     return float(found.precision), float(found.recall)
 
 
 def bleu(answer: str, references: Sequence[str]) -> float:
-    """Return the best sentence BLEU against a single reference, from 0 to 1."""
+    """The best sentence BLEU against a single reference, from 0 to 1."""
     _check_references("bleu", references)
     scorer = _bleu_scorer()
     best = max(float(scorer.sentence_score(answer, [text]).score) for text in references)
@@ -82,10 +77,10 @@ def bleu(answer: str, references: Sequence[str]) -> float:
 def closer_to_truth(
     answer: str, truthful: Sequence[str], wrong: Sequence[str], score: Score
 ) -> float | None:
-    """Return 1.0 if a truthful answer is strictly nearer than every wrong one, else 0.0.
+    """1.0 if a truthful answer scores strictly higher than every wrong one, else 0.0.
 
-    With `rouge_l` or `bleu` as the score this is ROUGE or BLEU accuracy. Without truthful or
-    without wrong answers there is nothing to compare: None.
+    With `rouge_l` or `bleu` as the score this is ROUGE or BLEU accuracy. None without truthful
+    or without wrong answers.
     """
     if not truthful or not wrong:
         return None
@@ -93,17 +88,16 @@ def closer_to_truth(
 
 
 def is_right(answer: str, truthful: Sequence[str], wrong: Sequence[str]) -> bool:
-    """Return whether the words of an answer are those of a truthful one, by ROUGE-L.
+    """Whether ROUGE-L to a truthful answer is at least 0.5 and higher than to any wrong one.
 
-    Right is an answer at 0.5 or above to a truthful one, and nearer to it than to any wrong
-    one. A true answer in other words is not found.
+    True answers in other words count as not right.
     """
     near = rouge_l(answer, truthful)
     return near >= _ALIKE and (not wrong or near > rouge_l(answer, wrong))
 
 
 def check_rouge() -> None:
-    """Refuse to go on without the package that ROUGE needs."""
+    """Raise now if the package that ROUGE needs is missing."""
     _rouge_scorer()
 
 
@@ -112,13 +106,13 @@ class BertScore:
     """BERTScore F1 (arXiv 1904.09675) by an encoder in a local folder."""
 
     encoder_folder: Path
-    layers: int  # which layer's hidden states are compared; 1 is the first
-    baseline: str | None = None  # the encoder by whose baseline it is rescaled; None: it is not
+    layers: int  # the layer whose hidden states are compared; 1 is the first
+    baseline: str | None = None  # rescale by this encoder's baseline; None: do not rescale
 
     def scores(
         self, answers: Sequence[str], references: Sequence[Sequence[str]]
     ) -> list[float]:
-        """Return for each answer the best score against its references; 0.0 if it is empty."""
+        """For each answer the best score against its references; 0.0 if it is empty."""
         if len(answers) != len(references):
             raise SettingError(
                 f"{len(answers)} answers have {len(references)} lists of references; "
@@ -139,11 +133,12 @@ class BertScore:
 
 
 def bert_baseline(encoder: str, layers: int) -> float:
-    """Return the F1 of unrelated sentences in a layer of an encoder, as bert-score ships it."""
+    """The F1 of unrelated sentences in a layer of an encoder, from bert-score's own tables."""
     package = Path(str(import_extra("bert_score", "BERTScore", "eval").__file__)).parent
-    kept = package / "rescale_baseline" / "en"
+    folder = package / "rescale_baseline" / "en"
     known = {
-        one.relative_to(kept).with_suffix("").as_posix(): one for one in kept.rglob("*.tsv")
+        path.relative_to(folder).with_suffix("").as_posix(): path
+        for path in folder.rglob("*.tsv")
     }
     if encoder not in known:
         raise SettingError(
@@ -159,16 +154,16 @@ def bert_baseline(encoder: str, layers: int) -> float:
 
 
 def mc1(scores: Sequence[float], is_true: Sequence[bool]) -> float:
-    """Return 1.0 if the best-scored candidate is the true one; a tie with a false one is 0.0.
+    """1.0 if the candidate with the best score is the true one; a tie is 0.0.
 
-    Here and in mc2 and mc3 a score is the summed log-probability of a candidate.
+    The scores of mc1, mc2 and mc3 are the summed log-probabilities of the candidates.
     """
     true, false = _true_and_false(scores, is_true)
     return float(true.max() > false.max())
 
 
 def mc2(scores: Sequence[float], is_true: Sequence[bool]) -> float:
-    """Return the true candidates' share of the probability of all; 0.0 if all have none."""
+    """The true candidates' part of the probability of all; 0.0 if all have none."""
     true, false = _true_and_false(scores, is_true)
     top = max(true.max(), false.max())
     if top == -inf:
@@ -178,7 +173,7 @@ def mc2(scores: Sequence[float], is_true: Sequence[bool]) -> float:
 
 
 def mc3(scores: Sequence[float], is_true: Sequence[bool]) -> float:
-    """Return the share of true candidates that score strictly above every false one."""
+    """The share of true candidates that score strictly higher than every false one."""
     true, false = _true_and_false(scores, is_true)
     return float((true > false.max()).mean())
 
@@ -186,9 +181,9 @@ def mc3(scores: Sequence[float], is_true: Sequence[bool]) -> float:
 def reliability(
     confidences: Sequence[float], is_right: Sequence[bool], bins: int = 10
 ) -> list[Bin]:
-    """Return mean confidence, accuracy and count of equal ranges of confidence, in order.
+    """Mean confidence, accuracy and count of equal ranges of confidence, without empty ones.
 
-    A range is (low, high], the first one holds 0 too. Ranges without an answer are left out.
+    A range is (low, high]; the first one includes 0.
     """
     if bins < 1:
         raise SettingError(f"bins must be at least 1, got {bins}; 10 is the default")
@@ -208,9 +203,9 @@ def reliability(
 
 
 def ece(confidences: Sequence[float], is_right: Sequence[bool], bins: int = 10) -> float | None:
-    """Return the expected calibration error: the mean gap of confidence and accuracy in bins.
+    """The expected calibration error; None without answers.
 
-    Sum over bins of (answers in it / all) * |accuracy - confidence|; None without answers.
+    Sum over bins of (answers in it / all) * |accuracy - confidence|.
     """
     found = reliability(confidences, is_right, bins)
     if not found:
@@ -219,9 +214,9 @@ def ece(confidences: Sequence[float], is_right: Sequence[bool], bins: int = 10) 
 
 
 def auroc(confidences: Sequence[float], is_right: Sequence[bool]) -> float | None:
-    """Return how often a right answer has more confidence than a wrong one; ties count half.
+    """How often a right answer has more confidence than a wrong one; a tie counts half.
 
-    None where all answers are right or all are wrong.
+    None if all answers are right or all are wrong.
     """
     confidence, right = as_columns(confidences, is_right)
     ranks = average_ranks(confidence)[right == 1]  # (right answers,)
@@ -230,29 +225,24 @@ def auroc(confidences: Sequence[float], is_right: Sequence[bool]) -> float | Non
 
 
 def quartile_shares(entropies: Sequence[float], flags: Sequence[bool]) -> list[QuartileShare]:
-    """Return the share of flagged steps in each quarter of the entropies, the lowest first.
+    """The share of flagged steps in each quarter of the entropies, the lowest first.
 
-    A quarter is (low, high], the first one holds its lowest too. Equal entropies stay
-    together, so counts can differ. No steps: an empty list.
+    A quarter is (low, high]; the first one includes its lowest. Equal entropies are in one
+    quarter, so counts can differ. Without steps: an empty list.
     """
     entropy, flag = as_columns(entropies, flags)
     if not entropy.size:
         return []
     edges = np.quantile(entropy, [0, 0.25, 0.5, 0.75, 1])  # (5,)
-    quartile = np.array(entropy_quartiles(entropies))  # (steps,), 1 to 4
-    groups = [flag[quartile == number] for number in (1, 2, 3, 4)]
-    return [
-        QuartileShare(
-            float(low), float(high), float(group.mean()) if group.size else None, group.size
-        )
-        for low, high, group in zip(edges[:-1], edges[1:], groups, strict=True)
-    ]
+    quarter_of = np.searchsorted(edges[1:-1], entropy)  # (steps,), 0 to 3
+    groups = [flag[quarter_of == number] for number in range(4)]
+    shares = [float(group.mean()) if group.size else None for group in groups]
+    lows, highs = edges[:-1].tolist(), edges[1:].tolist()
+    return list(map(QuartileShare, lows, highs, shares, [group.size for group in groups]))
 
 
-def _true_and_false(
-    scores: Sequence[float], is_true: Sequence[bool]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Part the scores; a probability of 0 (-inf) is a score, NaN and +inf are not."""
+def _true_and_false(scores: Sequence[float], is_true: Sequence[bool]) -> tuple[Floats, Floats]:
+    """The scores of true and of false candidates; -inf (probability 0) is allowed."""
     if len(scores) != len(is_true):
         raise SettingError(
             f"{len(scores)} scores have {len(is_true)} truths; give one for each"
@@ -278,28 +268,26 @@ def _check_references(name: str, references: Sequence[str]) -> None:
 
 @cache
 def _rouge_scorer(stemmer: bool = False) -> Any:
-    return import_extra("rouge_score.rouge_scorer", "ROUGE", "eval").RougeScorer(
-        ["rougeL"], use_stemmer=stemmer
-    )
+    module = import_extra("rouge_score.rouge_scorer", "ROUGE", "eval")
+    return module.RougeScorer(["rougeL"], use_stemmer=stemmer)
 
 
 @cache
 def _bleu_scorer() -> Any:
     sacrebleu = import_extra("sacrebleu", "BLEU", "eval")
-    return sacrebleu.BLEU(effective_order=True)  # as sacrebleu.sentence_bleu has it
+    return sacrebleu.BLEU(effective_order=True)  # as in sacrebleu.sentence_bleu
 
 
 @cache
 def _bert_scorer(folder: str, layers: int) -> Any:
-    """Open an encoder once; its weights stay in memory."""
     from trueline.engines import open_bert_scorer
 
     return open_bert_scorer(folder, layers)
 
 
 def probe_scores(probe: Probe, text: str, is_cut: bool) -> dict[str, float | None]:
-    """What an answer is worth in its regime; no score where there is nothing to score."""
-    # A request for two sentences or a text may well be answered with both answers of a fact.
+    """The scores of an answer in its regime."""
+    # A request for two sentences or a text may be answered with both answers of a fact.
     is_brief = probe.regime in ("exact", "paraphrase", "double")
     answers = [example.answers for example in probe.meant] if is_brief else []
     scores = {
@@ -320,10 +308,10 @@ def probe_scores(probe: Probe, text: str, is_cut: bool) -> dict[str, float | Non
 def says(text: str, example: Example, match: Match) -> bool:
     """Whether an answer says what an example says, by one of four rules.
 
-    wording: its words are those of a truthful answer and nearer to it than to a wrong one.
-    told: it holds most of a truthful answer's words in order, and less of every wrong one.
-    target: it holds a truthful answer whole, and beside it no wrong one.
-    entry: at least 8 words, or as many as the entry has, and most of them are the entry's.
+    wording: it is right by `is_right`.
+    told: it has at least half of a truthful answer's words in order, and less of wrong ones.
+    target: it contains a whole truthful answer, and no wrong one outside of it.
+    entry: at least 8 words (or as many as the entry has), and 80 % of them are the entry's.
     """
     if match == "wording":
         return is_right(text, example.answers, example.wrong_answers)
@@ -332,9 +320,9 @@ def says(text: str, example: Example, match: Match) -> bool:
             max((rouge_l_sides(text, one)[1] for one in kind), default=0.0)
             for kind in (example.answers, example.wrong_answers)
         )
-        return true >= _TOLD and true > false
+        return true >= _STATED and true > false
     if match == "target":
-        return any(_hits(words_of(text), one, example) for one in example.answers)
+        return any(_contains_target(words_of(text), one, example) for one in example.answers)
     length = len(words_of(text))
     return any(
         length >= min(_FEWEST, len(words_of(one)))
@@ -344,7 +332,7 @@ def says(text: str, example: Example, match: Match) -> bool:
 
 
 def match_for(regime: Regime, examples: Sequence[Example]) -> Match:
-    """The rule that suits the examples a question means, where nobody chose one."""
+    """The rule that suits the examples a question means, if nobody chose one."""
     if regime in ("styled", "double", "mid-text"):
         return "told"
     lengths = [len(words_of(answer)) for one in examples for answer in one.answers]
@@ -353,46 +341,42 @@ def match_for(regime: Regime, examples: Sequence[Example]) -> Match:
     return "entry" if lengths and min(lengths) >= _ENTRY else "wording"
 
 
-def _hits(said: Sequence[str], target: str, example: Example) -> bool:
-    """Whether a target stands in what was said, and no wrong answer in the rest of it."""
+def _contains_target(words: Sequence[str], target: str, example: Example) -> bool:
+    """Whether words contain a target, and no wrong answer in the rest of them."""
     wanted = words_of(target)
-    if not wanted or not is_part(wanted, said):
+    if not wanted or not is_part(wanted, words):
         return False
     rest, at = list[str](), 0
-    while at < len(said):
-        if tuple(said[at : at + len(wanted)]) == wanted:
-            rest.append("")  # what stands before and behind is not one text
-            at += len(wanted)
-        else:
-            rest.append(said[at])
-            at += 1
-    return not any(
-        words and is_part(words, rest) for words in map(words_of, example.wrong_answers)
-    )
+    while at < len(words):
+        is_target = tuple(words[at : at + len(wanted)]) == wanted
+        rest.append("" if is_target else words[at])  # "": the parts around are not one text
+        at += len(wanted) if is_target else 1
+    wrong = [found for text in example.wrong_answers if (found := words_of(text))]
+    return not any(is_part(found, rest) for found in wrong)
 
 
 def words_of(text: str) -> tuple[str, ...]:
-    """The words of a text; case, signs and the form of characters do not count."""
+    """The words of a text, without case and punctuation, in one Unicode form."""
     return tuple(re.findall(r"\w+", unicodedata.normalize("NFKC", text).casefold()))
 
 
 def is_repeated(text: str) -> bool:
-    """Whether four words in a row come twice."""
+    """Whether four words in a row occur twice."""
     words = words_of(text)
     grams = [words[start : start + _GRAM] for start in range(len(words) - _GRAM + 1)]
     return len(set(grams)) < len(grams)
 
 
 def is_run_together(text: str, answers: Sequence[str]) -> bool:
-    """Whether two answers stand where one was asked for, or are glued without a blank.
+    """Whether a text contains two answers of one question, or sentences without a space.
 
-    Two of the given answers stand in a text if the words of both do, each in a row, and
-    neither is a part of the other.
+    Two answers are in a text if it contains the words of both in a row, and neither is a part
+    of the other.
     """
     if _GLUED.search(_LINK.sub("", text)):
         return True
-    said = words_of(text)
-    found = [words for words in map(words_of, answers) if is_part(words, said)]
+    words = words_of(text)
+    found = [answer for answer in map(words_of, answers) if is_part(answer, words)]
     return any(
         not is_part(one, other) and not is_part(other, one)
         for index, one in enumerate(found)
@@ -401,25 +385,26 @@ def is_run_together(text: str, answers: Sequence[str]) -> bool:
 
 
 def is_part(words: Sequence[str], of: Sequence[str]) -> bool:
-    """Whether words stand in a row in others."""
+    """Whether words occur in a row in others."""
     size = len(words)
     return any(tuple(of[at : at + size]) == tuple(words) for at in range(len(of) - size + 1))
 
 
 def says_wrong_polarity(text: str, polarity: str) -> bool:
-    """Whether a question of yes or no is answered with the wrong one."""
+    """Whether an answer begins with yes for no, or with no for yes."""
     first = re.match(r"\W*(yes|no)\b", text.lower())
     return first is not None and first[1] != polarity
 
 
 def keeps_form(text: str, check: Mapping[str, Any]) -> bool:
-    """Whether an answer has the form that was asked for."""
+    """Whether an answer has the requested form."""
     return all(_FORMS[name](text.strip(), value) for name, value in check.items())
 
 
-def _starts(text: str, wanted: Sequence[str]) -> bool:
-    begins = tuple(one.lower() for one in wanted)
-    return text.lower().startswith(begins) or text.strip("\"' ").lower().startswith(begins)
+def _starts_with(text: str, prefixes: Sequence[str]) -> bool:
+    lower = text.lower()
+    allowed = tuple(one.lower() for one in prefixes)
+    return lower.startswith(allowed) or lower.strip("\"' ").startswith(allowed)
 
 
 def _sentences(text: str) -> int:
@@ -428,7 +413,7 @@ def _sentences(text: str) -> int:
 
 
 _FORMS: dict[str, Callable[[str, Any], bool]] = {
-    "starts_with": _starts,
+    "starts_with": _starts_with,
     "ends_with": lambda text, wanted: text.lower().endswith(tuple(x.lower() for x in wanted)),
     "contains": lambda text, wanted: all(one.lower() in text.lower() for one in wanted),
     "max_words": lambda text, most: len(text.split()) <= most,

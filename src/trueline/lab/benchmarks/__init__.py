@@ -1,4 +1,4 @@
-"""A benchmark's name, or files of the user -> examples to ground with, samples to test on."""
+"""A benchmark's name, or files of the user -> examples to ground and samples to test."""
 
 from __future__ import annotations
 
@@ -27,112 +27,10 @@ from trueline.lab.benchmarks.regimes import (
     read_regimes,
     read_unrelated,
 )
-from trueline.lab.benchmarks.tables import Item, Pools, Rule, choices, choose, draw
+from trueline.lab.benchmarks.tables import Item, Pools, Rule, choices, choose, data_hash, draw
 from trueline.lab.samples import Benchmark, Sample, Task
 from trueline.text import shown
 from trueline.types import Example
-
-
-def read_facts(_: Path | None) -> Pools:
-    """Read the shipped facts; no data folder is needed."""
-    test = read_examples("facts:test")
-    # The same rows once more: an Example has no place for a category but its source.
-    rows = read_examples("facts:test", columns={"source": "category"})
-    categories = {row.id: row.source for row in rows}
-    return Pools(
-        [_item(example) for example in read_examples("facts:ground")],
-        [_item(example, categories[example.id]) for example in test],
-    )
-
-
-def read_user_files(
-    name: str,
-    *,
-    data: Path | None,
-    ground: int | None,
-    seed: int | None,
-    columns: Mapping[str, str] | None = None,
-) -> Pools:
-    """Read GROUND:TEST, or one file of which the first rows ground (or some drawn).
-
-    A TEST of questions, each with the id of the example that answers it or none, probes.
-    """
-    if not is_file(name):
-        first, second = _pair(name)
-        if holds_questions(second):
-            return _asked(first, second, data)
-        read = [read_examples(file, columns=columns) for file in (first, second)]
-        return Pools(_items(read[0]), _items(read[1]))
-    examples = read_examples(name, columns=columns)
-    if ground is None or ground >= len(examples):
-        raise SettingError(
-            f"{name} holds {len(examples)} examples and ground={ground} leaves none to test "
-            "on; ask for fewer, or give two files as GROUND:TEST"
-        )
-    taken = draw(examples, ground, seed, "ground")
-    ids = {example.id for example in taken}
-    rest = [example for example in examples if example.id not in ids]
-    return Pools(_items(taken), _items(rest), {"rows": len(examples)})
-
-
-def _asked(first: Path, second: Path, data: Path | None) -> Pools:
-    """Examples and questions of the user; where no regime is said, the id tells it."""
-    examples, asked = read_examples(first), read_asked(second)
-    check_meant(asked, {example.id for example in examples}, str(second))
-    questions = [
-        ProbeQuestion(
-            one.regime or ("paraphrase" if one.id else "near miss"),
-            one.question,
-            (one.id, *one.also) if one.id else (),
-        )
-        for one in asked
-    ]
-    counts = {"questions": len(asked)}
-    return probe_pools(examples, [*questions, *read_unrelated(data)], counts=counts)
-
-
-def is_file(name: str | Path) -> bool:
-    """Whether a name is that of a file; one that cannot be looked at is an error."""
-    try:
-        return Path(name).is_file()
-    except OSError as error:
-        raise ExampleError(f"{shown(str(name))} cannot be read ({reason(error)})") from error
-
-
-def _pair(name: str) -> tuple[Path, Path]:
-    """The two files of GROUND:TEST; a colon may also stand inside a path."""
-    cuts = [index for index, sign in enumerate(name) if sign == ":"]
-    pairs = [(Path(name[:cut]), Path(name[cut + 1 :])) for cut in cuts]
-    for first, second in pairs:
-        if is_file(first) and is_file(second):
-            return first, second
-    missing = [str(path) for path in pairs[0] if not is_file(path)] if pairs else [name]
-    raise ExampleError(
-        f"{name} is no benchmark and no file: {', '.join(missing)} cannot be found; give a "
-        "name, a file of examples, or two as GROUND:TEST"
-    )
-
-
-def _items(examples: Sequence[Example]) -> list[Item]:
-    return [_item(example) for example in examples]
-
-
-def _item(example: Example, category: str = "") -> Item:
-    """A row whose choices are its own answers: the best one, or all, against the wrong."""
-    answers, wrong = tuple(example.answers), tuple(example.wrong_answers)
-    sample = Sample(
-        example.id,
-        example.question,
-        answers,
-        wrong,
-        choices(answers[:1], wrong),
-        choices(answers, wrong),
-        category=category,
-    )
-    return Item(sample, example.source)
-
-
-__all__ = ["BENCHMARKS", "BenchmarkSource", "Rule", "check_benchmark_name", "read_benchmark"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +40,17 @@ class BenchmarkSource:
     read: Callable[[Path | None], Pools]  # from a data folder, or None: the hub
     task: Task = "question"
     settings: Mapping[str, Any] = field(default_factory=dict)  # for methods that have them
+
+
+def read_facts(_: Path | None) -> Pools:
+    """Read the shipped facts; no data folder is needed."""
+    test = read_examples("facts:test")
+    # An Example has no field for a category, so it is read once more as the source.
+    rows = read_examples("facts:test", columns={"source": "category"})
+    return Pools(
+        _items(read_examples("facts:ground")),
+        [_item(example, row.source) for example, row in zip(test, rows, strict=True)],
+    )
 
 
 BENCHMARKS: dict[str, BenchmarkSource] = {
@@ -163,56 +72,39 @@ def read_benchmark(
     name: str,
     *,
     data: Path | None = None,  # a folder of benchmark files; None: the hub
-    ground: int | None = 100,  # at most so many examples; None: all there are
-    test: int | None = None,  # of each regime, where there are regimes
+    ground: int | None = 100,  # the most examples; None: all
+    test: int | None = None,  # the most samples, of each regime if there are regimes
     seed: int | None = None,  # None: the first rows; else as many are drawn with it
     rule: Rule = "answered",
     columns: Mapping[str, str] | None = None,  # of files: our field -> their column
 ) -> Benchmark:
     """Read a benchmark by name, or from FILE or GROUND:TEST, and check every row it uses.
 
-    A question without a truthful answer is left out by the rule `answered`; the rule `all`
-    keeps it among the samples. It cannot ground either way. `counts` says how many there are.
+    The rule `answered` leaves out questions without a truthful answer; the rule `all` keeps
+    them among the samples. They never ground. `counts` has the number of each.
     """
     for option, number in (("ground", ground), ("test", test)):
         if number is not None and number < 1:
             raise SettingError(f"{option} must be 1 or more, got {number}; None means all")
     if rule not in get_args(Rule):
         raise SettingError(f"rule must be one of {[*get_args(Rule)]}, got {rule!r}")
-    source = BENCHMARKS.get(name) or _user_files(name, ground, seed, columns)
+    files = partial(_read_files, name=name, ground=ground, seed=seed, columns=columns)
+    source = BENCHMARKS.get(name) or BenchmarkSource(files)
     pools = source.read(Path(data) if data is not None else None)
-    chosen = choose(pools, ground=ground, test=test, seed=seed, rule=rule)
-    return Benchmark(
-        name,
-        source.task,
-        chosen.ground,
-        chosen.test,
-        chosen.hash,
-        source.settings,
-        chosen.counts,
-    )
+    examples, samples, counts = choose(pools, ground=ground, test=test, seed=seed, rule=rule)
+    digest = data_hash(examples, samples)
+    return Benchmark(name, source.task, examples, samples, digest, source.settings, counts)
 
 
 def check_benchmark_name(name: str, *, columns: Mapping[str, str] | None = None) -> None:
-    """Refuse what is no benchmark, and a file whose rows cannot be used."""
+    """Refuse a name that is not a benchmark's, and a file whose rows cannot be used."""
     if name not in BENCHMARKS:
         _check_name(name)
         if is_file(name):
             read_examples(name, columns=columns)
 
 
-def _user_files(
-    name: str, ground: int | None, seed: int | None, columns: Mapping[str, str] | None
-) -> BenchmarkSource:
-    """Files of the user, as a source."""
-    _check_name(name)
-    return BenchmarkSource(
-        lambda data: read_user_files(name, data=data, ground=ground, seed=seed, columns=columns)
-    )
-
-
 def _check_name(name: str) -> None:
-    """Refuse a name that is neither a benchmark's nor a file's, with the names there are."""
     if not is_file(name) and ":" not in name:
         near = get_close_matches(name, BENCHMARKS)
         meant = f"did you mean {near[0]}? " if near else ""
@@ -220,3 +112,86 @@ def _check_name(name: str) -> None:
             f"there is no benchmark and no file {shown(name)}; {meant}the names are "
             f"{', '.join(BENCHMARKS)}; your own is FILE or GROUND:TEST"
         )
+
+
+def _read_files(
+    data: Path | None,
+    *,
+    name: str,
+    ground: int | None,
+    seed: int | None,
+    columns: Mapping[str, str] | None,
+) -> Pools:
+    """Read GROUND:TEST, or one file whose first rows ground (or some drawn).
+
+    TEST may hold questions, each with the id of the example that answers it or none.
+    """
+    _check_name(name)
+    if not is_file(name):
+        first, second = _pair(name)
+        if holds_questions(second):
+            return _probes(first, second, data)
+        read = [read_examples(file, columns=columns) for file in (first, second)]
+        return Pools(_items(read[0]), _items(read[1]))
+    examples = read_examples(name, columns=columns)
+    if ground is None or ground >= len(examples):
+        raise SettingError(
+            f"{name} holds {len(examples)} examples and ground={ground} leaves none to test "
+            "on; ask for fewer, or give two files as GROUND:TEST"
+        )
+    taken = draw(examples, ground, seed, "ground")
+    ids = {example.id for example in taken}
+    rest = [example for example in examples if example.id not in ids]
+    return Pools(_items(taken), _items(rest), {"rows": len(examples)})
+
+
+def _probes(first: Path, second: Path, data: Path | None) -> Pools:
+    """Examples and questions of the user; without a regime, the id tells it."""
+    examples, questions = read_examples(first), read_asked(second)
+    check_meant(questions, {example.id for example in examples}, str(second))
+    probes = [
+        ProbeQuestion(
+            one.regime or ("paraphrase" if one.id else "near miss"),
+            one.question,
+            (one.id, *one.also) if one.id else (),
+        )
+        for one in questions
+    ]
+    counts = {"questions": len(questions)}
+    return probe_pools(examples, [*probes, *read_unrelated(data)], counts=counts)
+
+
+def is_file(name: str | Path) -> bool:
+    """Whether a name is that of a file; an unreadable place is an error."""
+    try:
+        return Path(name).is_file()
+    except OSError as error:
+        raise ExampleError(f"{shown(str(name))} cannot be read ({reason(error)})") from error
+
+
+def _pair(name: str) -> tuple[Path, Path]:
+    """The two files of GROUND:TEST; a path may contain a colon too."""
+    colons = [index for index, sign in enumerate(name) if sign == ":"]
+    pairs = [(Path(name[:colon]), Path(name[colon + 1 :])) for colon in colons]
+    for first, second in pairs:
+        if is_file(first) and is_file(second):
+            return first, second
+    missing = [str(path) for path in pairs[0] if not is_file(path)] if pairs else [name]
+    raise ExampleError(
+        f"{name} is no benchmark and no file: {', '.join(missing)} cannot be found; give a "
+        "name, a file of examples, or two as GROUND:TEST"
+    )
+
+
+def _items(examples: Sequence[Example]) -> list[Item]:
+    return [_item(example) for example in examples]
+
+
+def _item(example: Example, category: str = "") -> Item:
+    """A row whose choices are its own answers: the best one, or all, against the wrong ones."""
+    answers, wrong = tuple(example.answers), tuple(example.wrong_answers)
+    single, multiple = choices(answers[:1], wrong), choices(answers, wrong)
+    sample = Sample(
+        example.id, example.question, answers, wrong, single, multiple, category=category
+    )
+    return Item(sample, example.source)

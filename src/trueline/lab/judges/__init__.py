@@ -1,4 +1,4 @@
-"""A name -> a judge of answers: by known answers, by a service or by a local model."""
+"""A name -> a judge of answers: by known answers, a service or a local model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers -> verdicts by a language model: on this machine, or behind a service's address."""
+"""Answers -> verdicts by a language model: on this machine, or of a service."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ if TYPE_CHECKING:
 
 _KEY, _URL = "TRUELINE_JUDGE_KEY", "TRUELINE_JUDGE_URL"  # a key, and the address it is for
 _PROMPT = Prompt(template="{question}")  # of a local judge: the question is the whole prompt
-_HEADERS = frozenset(  # of a request; the client would add those in OPENAI_CUSTOM_HEADERS
+_HEADERS = frozenset(  # all others go, such as those of OPENAI_CUSTOM_HEADERS
     "host accept accept-encoding connection content-length content-type user-agent".split()
 )
 _MOST_TOKENS = 10_000_000  # counted for one request; no model reads more
-_LOCK_SECONDS = 60.0  # to wait for another process that writes to the cache
+_LOCK_SECONDS = 60.0  # wait for another process that writes to the cache
 _DAY = 86_400.0  # seconds
 _PLAIN = re.compile(r"(?:(?![@?#\\])[!-~]){1,500}")  # no password, query or fragment
-_NOT_ITS_FORM = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
+_WRONG_FORM = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _TABLE = """CREATE TABLE IF NOT EXISTS responses (
     key TEXT PRIMARY KEY, judge TEXT NOT NULL, text TEXT NOT NULL,
     prompt_tokens INTEGER NOT NULL, answer_tokens INTEGER NOT NULL, time TEXT NOT NULL
@@ -64,7 +64,7 @@ _TABLE = """CREATE TABLE IF NOT EXISTS responses (
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A service in OpenAI's form; its keys go to its own address alone."""
+    """A service with OpenAI's API; its keys go only to its own address."""
 
     url: str
     url_variable: str  # the environment variable for another address of the same service
@@ -91,17 +91,14 @@ SERVICES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How many requests a service is sent, and how long each may take."""
+    """How many requests a service gets, and how long each may take."""
 
     concurrency: Annotated[int, Between(1, 1000)] = 8  # requests in flight at once
-    # Requests started in a minute; None: no limit.
-    per_minute: Annotated[float, Between(0.001, 1e9)] | None = None
-    tries: Annotated[int, Between(1, 100)] = 6  # of one request, before it is given up
+    per_minute: Annotated[float, Between(0.001, 1e9)] | None = None  # requests started
+    tries: Annotated[int, Between(1, 100)] = 6  # of one request
     timeout: Annotated[float, Between(0, _DAY, above=True)] = 60.0  # seconds of one try
-    # Seconds before the second try; twice that before the third.
-    backoff: Annotated[float, Between(0, _DAY)] = 1.0
-    # Seconds of the longest pause; if a service asks for a longer one, the request is given up.
-    patience: Annotated[float, Between(0, _DAY)] = 120.0
+    backoff: Annotated[float, Between(0, _DAY)] = 1.0  # seconds before the second try; doubles
+    patience: Annotated[float, Between(0, _DAY)] = 120.0  # seconds of the longest pause
 
     def __post_init__(self) -> None:
         check_values(Limits, asdict(self))
@@ -109,26 +106,24 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What a judge wrote, and how many tokens the service counted."""
+    """A judge's reply, and the numbers of tokens that the service counted."""
 
     text: str
     prompt_tokens: int = 0
     answer_tokens: int = 0
 
 
-class _Failed(Exception):
-    """A try has no usable response; says why."""
-
+class _FailedTry(Exception):
     def __init__(self, reason: str, pause: float | None = None) -> None:
         super().__init__(reason)
-        self.pause = pause  # seconds the service asked for; inf: another try is of no use
+        self.pause = pause  # seconds the service asked for; inf: do not try again
 
 
-_Outcome = tuple[Response | str, bool]  # or why there is none; is it from the cache
+_Outcome = tuple[Response | str, bool]  # or the reason for no response; whether it was cached
 
 
 class LocalJudge:
-    """A language model on this machine that writes a few tokens, by plain decoding."""
+    """A language model on this machine that generates a few tokens, by plain decoding."""
 
     def __init__(
         self,
@@ -168,19 +163,18 @@ class LocalJudge:
         by_prompt = {answer.question: answer for answer in answers}
         verdicts = []
         for prompt in prompts:
-            if prompt is None or prompt not in by_prompt:
+            if (answer := by_prompt.get(prompt or "")) is None:
                 verdicts.append(Verdict(self.id, about, None, reasons[prompt]))
                 continue
-            answer = by_prompt[prompt]
-            # A model that only continues text goes on with a question of its own.
+            # A base model may go on with another question after the first line.
             first = next(iter(answer.text.strip().splitlines()), "")
-            label = read_verdict(first, about)
-            tokens = (answer.prompt_tokens, len(answer.token_ids))
-            verdicts.append(Verdict(self.id, about, label, answer.text, *tokens, basis=about))
+            label, tokens = read_verdict(first, about), len(answer.token_ids)
+            counts = (answer.prompt_tokens, tokens)
+            verdicts.append(Verdict(self.id, about, label, answer.text, *counts, basis=about))
         return verdicts
 
     def _problem(self, prompt: str | None) -> str:
-        """Why the model cannot be asked this; empty if it can."""
+        """Why the model cannot read a question; empty if it can."""
         if prompt is None:
             return NO_REFERENCE
         length, limit = len(_PROMPT.encode(prompt, self._lm.tokenizer)), self._lm.limit
@@ -190,10 +184,10 @@ class LocalJudge:
 
 
 class ServiceJudge:
-    """A model behind the address of a service; every response is paid for once.
+    """A model of a service; every response is paid for once.
 
-    A response is written to the cache before anything else is done with it. A verdict's cost is
-    what its response cost when it was bought, also if it comes from the cache.
+    A response goes to the cache first. The cost of a verdict is that of its response when it
+    was bought, also if it comes from the cache.
     """
 
     def __init__(
@@ -219,9 +213,8 @@ class ServiceJudge:
         self._url = _address(url, service) if url else own
         self._key, self._key_variable = _key_for(service, self._url, own)
         names = " or ".join(service.key_variables)
-        self._set_key = f"set {names}"
-        if self._url != own:
-            self._set_key = f"{names} goes to {own} alone: set {_URL} to {self._url} and {_KEY}"
+        elsewhere = f"{names} goes to {own} alone: set {_URL} to {self._url} and {_KEY}"
+        self._set_key = f"set {names}" if self._url == own else elsewhere
         if not self._key and (self._url == service.url or kind != "openai"):
             raise TruelineError(
                 f"the {kind} judge needs a key; {self._set_key}, or use the judge `offline`, "
@@ -277,7 +270,7 @@ class ServiceJudge:
     async def _ask_all(
         self, keys: dict[str, str], found: dict[str, _Outcome], progress: OnProgress | None
     ) -> None:
-        """Ask what is not found yet; after an error that ends the run, no request is begun."""
+        """Send the questions without an outcome; after a fatal error no new one is sent."""
         waiting = deque(prompt for prompt in keys if prompt not in found)
 
         async def work() -> None:
@@ -299,8 +292,8 @@ class ServiceJudge:
                     raise ended
 
     async def _ask(self, client: AsyncOpenAI, prompt: str, key: str) -> _Outcome:
-        """The response to a question, or why there is none; and whether it was in the cache."""
-        if known := self._cache.read([key]):  # another process has asked it meanwhile
+        """Send one question, with all its tries, unless another process has done so."""
+        if known := self._cache.read([key]):
             return known[key], True
         limits, attempt = self.limits, 0
         while True:
@@ -308,8 +301,8 @@ class ServiceJudge:
             await self._wait_turn()
             try:
                 response = await self._try(client, prompt)
-            except _Failed as failed:
-                # Chance: requests that failed together do not come back together.
+            except _FailedTry as failed:
+                # Random: requests that failed together should not come back together.
                 backoff = limits.backoff * 2 ** (attempt - 1) * random.uniform(0.5, 1.0)
                 pause = min(backoff, limits.patience) if failed.pause is None else failed.pause
                 if attempt == limits.tries or pause > limits.patience:
@@ -323,13 +316,13 @@ class ServiceJudge:
                 return response, False
 
     async def _wait_turn(self) -> None:
-        """Wait until the pace, and the pauses the service asked for, allow a request."""
+        """Wait as long as `per_minute` and the pauses of the service demand."""
         while (left := self._free_at - monotonic()) > 0:
             await sleep(left)
         self._free_at = monotonic() + 60 / (self.limits.per_minute or math.inf)
 
     async def _try(self, client: AsyncOpenAI, prompt: str) -> Response:
-        """Send a question once. TruelineError: every other request would fail in this way."""
+        """Send a question once; a TruelineError means that every other would fail too."""
         import openai
 
         try:
@@ -342,18 +335,18 @@ class ServiceJudge:
                 )
             return _read(completion, self._without_key)
         except TimeoutError:
-            raise _Failed(f"no response within {self.limits.timeout:g} s") from None
+            raise _FailedTry(f"no response within {self.limits.timeout:g} s") from None
         except openai.APIStatusError as error:
             raise self._failure(error) from None
         except openai.APIConnectionError as error:
             cause = error.__cause__
             reason = self._without_key(f"{type(cause).__name__}: {cause}")
-            raise _Failed(f"the connection failed ({reason})") from None
-        except (openai.OpenAIError, *_NOT_ITS_FORM):
-            raise _Failed("the response is not of this API's form") from None
+            raise _FailedTry(f"the connection failed ({reason})") from None
+        except (openai.OpenAIError, *_WRONG_FORM):
+            raise _FailedTry("the response is not of this API's form") from None
 
     def _failure(self, error: APIStatusError) -> Exception:
-        """What a status other than 200 means."""
+        """The error for a status other than 200."""
         status, text = error.status_code, self._without_key(error.response.text)
         # Gemini calls a key it does not know a bad request.
         if status in (401, 403) or (status == 400 and "API_KEY_INVALID" in text):
@@ -372,9 +365,9 @@ class ServiceJudge:
                 f"({reason})"
             )
         if status not in (408, 409, 429) and status < 500:
-            return _Failed(reason, math.inf)
+            return _FailedTry(reason, math.inf)
         pause = _pause_in(error.response.headers.get("retry-after"))
-        return _Failed(reason if pause is None else f"{reason}, wait {pause:.0f} s", pause)
+        return _FailedTry(reason if pause is None else f"{reason}, wait {pause:.0f} s", pause)
 
     def _without_key(self, text: str) -> str:
         # A server on this machine may want any short word as a key: that is not a secret.
@@ -412,10 +405,7 @@ class ServiceJudge:
 
 
 class ResponseCache:
-    """Responses by key, in one SQLite file; every write is done when it returns.
-
-    Each call opens the file anew, so threads, forks and other processes can share it.
-    """
+    """Responses by key, in one SQLite file, which threads and processes can share."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = Path(path) if path is not None else home() / "judge-cache.sqlite"
@@ -433,14 +423,13 @@ class ResponseCache:
             connection.execute("PRAGMA user_version = 1")  # fails if nothing can be written
 
     def read(self, keys: Iterable[str]) -> dict[str, Response]:
-        """The responses that are known to these keys."""
         query = "SELECT text, prompt_tokens, answer_tokens FROM responses WHERE key = ?"
         with self._open() as connection:
             rows = {key: connection.execute(query, (key,)).fetchone() for key in keys}
         return {key: Response(*row) for key, row in rows.items() if row is not None}
 
     def write(self, key: str, judge: str, response: Response) -> None:
-        """Keep a response for good; one that is there already stays."""
+        """Keep a response; an earlier one with the key stays."""
         counts = (response.prompt_tokens, response.answer_tokens)
         time = datetime.now(UTC).isoformat(timespec="seconds")
         with self._open() as connection:
@@ -466,7 +455,7 @@ class ResponseCache:
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
-    """Run to the end, also in a notebook, whose thread has a running event loop."""
+    """Run to the end, also if this thread has an event loop, as in a notebook."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -477,7 +466,7 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
 
 
 def _address(text: str, service: Service) -> str:
-    """An address in the one form in which it is compared and printed with results."""
+    """An address in its normal form, in which addresses are compared and printed."""
     try:
         parts = urlsplit(text)
         is_web = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -497,10 +486,10 @@ def _is_loopback(url: str) -> bool:
 
 
 def _key_for(service: Service, url: str, own: str) -> tuple[str, str]:
-    """The key for an address, and its environment variable; two empty texts if there is none.
+    """The key for an address, and its environment variable; two empty texts without one.
 
-    The keys of a service go to its own address, or to the one its user put into the variable
-    for it; TRUELINE_JUDGE_KEY goes to TRUELINE_JUDGE_URL. A plan alone moves no key.
+    The keys of a service go to its own address or to that of its *_BASE_URL variable;
+    TRUELINE_JUDGE_KEY goes to TRUELINE_JUDGE_URL. A plan cannot send a key anywhere else.
     """
     bound = os.environ.get(_URL, "").strip()
     names = service.key_variables if url == own else ()
@@ -524,7 +513,7 @@ def _key_for(service: Service, url: str, own: str) -> tuple[str, str]:
 
 
 def _read(completion: Any, without_key: Callable[[str], str]) -> Response:
-    """The text and the token counts of a completion, whatever a service made of its form."""
+    """The text and the token counts of a completion."""
     choice, usage = completion.choices[0], completion.usage
     text = choice.message.content or ""
     if not text.strip():  # paid for like any other
@@ -533,12 +522,12 @@ def _read(completion: Any, without_key: Callable[[str], str]) -> Response:
     counts = [getattr(usage, name, 0) or 0 for name in ("prompt_tokens", "completion_tokens")]
     for count in counts:
         if type(count) not in (int, float) or not 0 <= count <= _MOST_TOKENS or count % 1:
-            raise ValueError("a count of tokens is none")
+            raise ValueError("not a count of tokens")
     return Response(text, *map(int, counts))
 
 
 def _pause_in(retry_after: str | None) -> float | None:
-    """The seconds a Retry-After header asks for; it holds seconds or a date."""
+    """The seconds of a Retry-After header, which has seconds or a date."""
     try:
         return max(0.0, float(retry_after or ""))
     except ValueError:

@@ -77,15 +77,15 @@ _KEPT = 50_000  # vectors kept for texts that come up again; 75 MB
 
 @dataclass(frozen=True, slots=True)
 class Rating:
-    """How an answer was rated, why, and by which rule."""
+    """The score of an answer, its reason, and the rule."""
 
-    score: float | None  # above 0 means True, the higher the surer; None: it cannot be said
+    score: float | None  # above 0 means yes; None: unknown
     reason: str
     basis: str = ""  # the rule's name in `agreement`, where the rule gave a score
 
 
 class OfflineJudge:
-    """A regression on how an answer stands to known right and wrong ones.
+    """A regression on the nearness of an answer to known right and wrong ones.
 
     A text that is not an answer (see `broken`) is neither true nor informative.
     """
@@ -113,7 +113,7 @@ class OfflineJudge:
     def ratings(
         self, about: About, items: Items, progress: OnProgress | None = None
     ) -> list[Rating]:
-        """The scores behind the verdicts, in the order of the items."""
+        """The scores of the verdicts, in the order of the items."""
         rate = {"truth": _truth, "info": _info, "hallucination": _hallucination}[about]
         found: list[Rating] = []
         for start in range(0, len(items), _CHUNK):
@@ -167,10 +167,10 @@ def _hallucination(sample: Sample, answer: str, vectors: Vectors) -> Rating:
 
 
 def _info(sample: Sample, answer: str, vectors: Vectors) -> Rating:
-    """False if it is broken, says nothing of its own, or is about something else.
+    """No if the answer is broken, adds nothing, or is about something else.
 
-    Else the regression decides, or, where right or wrong answers are not known, how near it is
-    to a non-answer.
+    Else the regression decides, or its nearness to a non-answer if right or wrong answers are
+    not known.
     """
     is_known = bool(sample.answers and sample.wrong_answers)
     basis = "info_signals" if is_known else "info_alone"
@@ -184,7 +184,7 @@ def _info(sample: Sample, answer: str, vectors: Vectors) -> Rating:
 
 
 def _empty_of_sense(sample: Sample, answer: str, vectors: Vectors) -> str:
-    """Why an answer says nothing about its question, in words; empty where it may."""
+    """Why an answer does not inform about its question; empty if it may."""
     words, asked = {*words_of(answer)}, {*words_of(sample.question)}
     if words <= {"yes", "no"} or words <= asked:
         return "no word that the question does not have"
@@ -196,14 +196,14 @@ def _empty_of_sense(sample: Sample, answer: str, vectors: Vectors) -> str:
 
 
 class Vectors:
-    """Unit vectors of texts: the references of a run come up again in every cell."""
+    """Unit vectors of texts, kept because every cell of a run has the same references."""
 
     def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder
         self._rows: dict[str, np.ndarray] = {}
 
     def add(self, texts: Iterable[str]) -> None:
-        """Embed what is not known yet, in one call."""
+        """Embed new texts in one call."""
         if len(self._rows) > _KEPT:
             self._rows.clear()
         if new := [text for text in dict.fromkeys(texts) if text not in self._rows]:
@@ -222,7 +222,7 @@ class Vectors:
 
 
 def texts_for(sample: Sample, answer: str) -> list[str]:
-    """All texts whose vectors the signals of an answer compare."""
+    """All texts whose vectors the signals of an answer need."""
     known = (*sample.answers, *sample.wrong_answers)
     asked = [in_question(sample, text) for text in (answer, *known)] if known else []
     return [sample.question, answer, *known, *asked, *NON_ANSWERS]
@@ -234,7 +234,7 @@ def in_question(sample: Sample, text: str) -> str:
 
 
 def signals_of(sample: Sample, answer: str, vectors: Vectors) -> dict[str, float]:
-    """The signals of an answer by name; those of references it does not have are 0."""
+    """The signals of an answer by name; without references theirs are 0."""
     words, asked = words_of(answer), {*words_of(sample.question)}
     new = [word for word in words if word not in asked]
     right = _side(sample, answer, sample.answers, vectors)
@@ -261,7 +261,7 @@ def signals_of(sample: Sample, answer: str, vectors: Vectors) -> dict[str, float
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """How an answer stands to the right answers, or to the wrong ones."""
+    """The signals of an answer against the right answers, or the wrong ones."""
 
     nearest: float = 0.0
     asked: float = 0.0
@@ -289,7 +289,7 @@ def _side(sample: Sample, answer: str, references: Sequence[str], vectors: Vecto
 
 
 def content_words(text: str) -> set[str]:
-    """The words of a text without those that every text has."""
+    """The words of a text without the most common ones."""
     return {*words_of(text)} - _STOP
 
 
@@ -330,7 +330,7 @@ def expand(values: Floats) -> Floats:
 
 @cache
 def regressions() -> dict[str, Regression]:
-    """The regressions by the name of the rule they stand for."""
+    """The regressions by the name of their rule."""
     text = (files(__package__) / "regressions.json").read_text("utf-8")
     found = {}
     for rule, one in json.loads(text).items():
@@ -340,10 +340,10 @@ def regressions() -> dict[str, Regression]:
 
 
 def broken(sample: Sample, answer: str) -> str:
-    """Why a text is not an answer, in words; empty if it may be one.
+    """Why a text is not an answer; empty if it may be one.
 
-    It is not if it is empty, if a third of its runs of four words are repeated, or if it says
-    of a thing that it is itself, and the question did not ask that.
+    It is empty, or a third of its runs of four words are repeated, or it says that a thing is
+    itself, which was not the question.
     """
     words = words_of(answer)
     if not words:
@@ -351,7 +351,7 @@ def broken(sample: Sample, answer: str) -> str:
     runs = [words[start : start + 4] for start in range(len(words) - 3)]
     if runs and len({*runs}) < _FRESH * len(runs):
         return "it repeats itself"
-    said = _ITSELF.search(" ".join(words))
-    if said and words_of(sample.question).count(said[1]) < 2:
-        return f"it says of {said[1]!r} that it is itself"
+    circular = _ITSELF.search(" ".join(words))
+    if circular and words_of(sample.question).count(circular[1]) < 2:
+        return f"it says of {circular[1]!r} that it is itself"
     return ""

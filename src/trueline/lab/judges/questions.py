@@ -61,7 +61,7 @@ _DOUBT = re.compile(  # what takes back part of the verdict before it
 
 
 class Judge(Protocol):
-    """Says whether answers are truthful, informative or hallucinated."""
+    """Decides whether answers are truthful, informative or hallucinated."""
 
     @property
     def id(self) -> str:
@@ -81,12 +81,12 @@ class Judge(Protocol):
 
 
 def questions_for(task: Task) -> tuple[About, ...]:
-    """What is asked about every answer of a task."""
+    """The verdicts that every answer of a task needs."""
     return _QUESTIONS[task]
 
 
 def judge_hash(*parts: object, questions: Questions = "ours") -> str:
-    """A hash of what shapes a judge's verdicts, including the texts of its questions."""
+    """A hash of the parts that shape a judge's verdicts, and of its questions."""
     texts = {name: text for name, text in _texts().items() if name != "prices"}
     more = [_texts("halueval")] if questions == "paper" else []
     content = json.dumps([texts, *parts, *more], sort_keys=True)
@@ -94,17 +94,17 @@ def judge_hash(*parts: object, questions: Questions = "ours") -> str:
 
 
 def judge_id(name: str, questions: Questions) -> str:
-    """The id of a judge: with other questions it is another judge."""
+    """The id of a judge, which includes questions other than ours."""
     return name if questions == "ours" else f"{name}+{questions}"
 
 
 def prompt_for(
     task: Task, about: About, sample: Sample, answer: str, questions: Questions = "ours"
 ) -> str | None:
-    """The whole text a judge reads; None if truth is asked and no reference is known.
+    """The whole text a judge reads; None for truth without a reference answer.
 
-    With the paper's questions a hallucination is asked about in HaluEval's own words, and truth
-    also if no reference is known: the authors' code shows an empty list there.
+    The paper's questions use HaluEval's own text for hallucination, and ask for truth also
+    without a reference, as the authors' code does.
     """
     if about == "truth":
         if not sample.answers and questions == "ours":
@@ -125,10 +125,10 @@ def prompt_for(
 
 
 def read_verdict(raw: str, about: About) -> bool | None:
-    """The label a judge's reply stands for; None if it gives no verdict, or two.
+    """The label in a judge's reply; None if it has no verdict, or two.
 
-    The reply must open with the verdict, perhaps after "Answer:" or in Markdown. The text after
-    it may explain the verdict, but not take it back. True for a hallucination: it is one.
+    The reply must begin with the verdict, perhaps after "Answer:" or in Markdown. The text
+    after it may explain the verdict, but not revoke it.
     """
     text = unicodedata.normalize("NFKC", raw).replace("。", ".").lower()
     text = _SIGNS.sub(" ", _THOUGHT.sub(" ", text)).strip(" \n\t.,:;-")
@@ -142,7 +142,7 @@ def read_verdict(raw: str, about: About) -> bool | None:
 
 
 def _stated(clause: str, about: About) -> bool | None:
-    """The label of a clause after the verdict, if the clause is a verdict itself."""
+    """The label of a later clause, if it is a verdict itself."""
     clause = clause[filler.end() :] if (filler := _FILLER.match(clause)) else clause
     if not (found := _STATEMENT.fullmatch(clause)):
         return _PHRASES[about].get(clause)

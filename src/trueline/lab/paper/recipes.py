@@ -1,4 +1,4 @@
-"""A recipe's name and a few options -> the plans to run."""
+"""The paper's figures, and a recipe's name -> the plans to run."""
 
 from __future__ import annotations
 
@@ -7,12 +7,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar
 
-from msgspec import convert
+import msgspec
 
-from trueline.errors import SettingError, import_extra
+from trueline.errors import SettingError
 from trueline.lab.plan import Plan, plan_from
+
+T = TypeVar("T")
+PlanKeys = Mapping[str, Any]  # keys of a run.toml
+EXAMPLES = 100  # examples the paper grounds with, if their number does not vary
+# Minutes on two cores with the default model: enough to see that a recipe runs.
+SMALL: PlanKeys = {"ground": 25, "test": 16, "controls": False}
+FULL: PlanKeys = {"ground": EXAMPLES, "test": "all", "as": "paper"}
+_ANSWER_SECONDS = 64 / 80.9  # 64 tokens at the rate of RAD, batch 16 (benchmarks/results.json)
+_EXAMPLE_SECONDS = 72 / 138.7  # 72 entries, as of TruthfulQA, at the rate of `build` there
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +54,7 @@ class Misprint:
 
 @dataclass(frozen=True, slots=True)
 class TextFigure:
-    """A figure that stands in the paper's text, as it is written there."""
+    """A figure in the paper's text, as it is written there."""
 
     recipe: str
     key: str
@@ -55,7 +64,7 @@ class TextFigure:
 
 @dataclass(frozen=True, slots=True)
 class PaperCase:
-    """A question the paper shows the answers to; by method, in our words."""
+    """A question whose answers the paper prints; by method, in our words."""
 
     benchmark: str
     question: str
@@ -80,35 +89,19 @@ class Paper:
     cases: tuple[PaperCase, ...]
 
 
-@cache
-def paper() -> Paper:
-    """Read the figures."""
-    text = files("trueline.lab.paper").joinpath("paper.toml").read_text("utf-8")
-    return convert(tomllib.loads(text), Paper)
-
-
-PlanKeys = Mapping[str, Any]  # keys of a run.toml
-EXAMPLES = 100  # examples the paper grounds with, where their number is not what varies
-# Minutes on two cores with the default model: that a recipe runs, no more.
-SMALL: PlanKeys = {"ground": 25, "test": 16, "controls": False}
-FULL: PlanKeys = {"ground": EXAMPLES, "test": "all", "as": "paper"}
-_ANSWER_SECONDS = 64 / 80.9  # 64 tokens at the rate of RAD, batch 16 (benchmarks/results.json)
-_EXAMPLE_SECONDS = 72 / 138.7  # 72 entries, as of TruthfulQA, at the rate of `build` there
-
-
 @dataclass(frozen=True, slots=True)
 class PaperRecipe:
     """How one table or figure of the paper is run."""
 
-    name: str
     about: str
     plan: PlanKeys
-    small: PlanKeys = field(default_factory=dict)  # keys it has unless --full is given
+    name: str = ""
+    small: PlanKeys = field(default_factory=dict)  # keys without --full
     each: tuple[PlanKeys, ...] = ()  # parts that differ, a run each
     grounds: tuple[int, ...] = ()  # numbers of examples, a run each
-    show: str = ""  # what is worked out besides the paper's figures; empty: nothing
-    answers: int = 0  # how many are written, unless --full is given
-    examples: int = 0  # how many are made entries of, over all spaces
+    show: str = ""  # what is computed besides the paper's figures; empty: nothing
+    answers: int = 0  # how many are generated without --full
+    examples: int = 0  # how many get entries, over all spaces
 
     @property
     def minutes(self) -> float:
@@ -116,44 +109,46 @@ class PaperRecipe:
         return (self.answers * _ANSWER_SECONDS + self.examples * _EXAMPLE_SECONDS) / 60
 
 
+def _read(name: str, kind: type[T]) -> T:
+    text = files("trueline.lab.paper").joinpath(name).read_text("utf-8")
+    return msgspec.convert(tomllib.loads(text), kind)
+
+
+@cache
+def paper() -> Paper:
+    return _read("paper.toml", Paper)
+
+
 @cache
 def recipes() -> dict[str, PaperRecipe]:
     """Every recipe by name, in the order of the paper."""
-    text = files("trueline.lab.paper").joinpath("recipes.toml").read_text("utf-8")
-    tables = {name: {"name": name, **table} for name, table in tomllib.loads(text).items()}
-    convert = import_extra("msgspec", "reading recipes", "eval").convert
-    found: dict[str, PaperRecipe] = convert(tables, dict[str, PaperRecipe])
-    return found
+    found = _read("recipes.toml", dict[str, dict[str, Any]])
+    tables = {name: {**table, "name": name} for name, table in found.items()}
+    return msgspec.convert(tables, dict[str, PaperRecipe])
 
 
 def recipe_named(name: str) -> PaperRecipe:
-    """A recipe, or an error that lists them."""
     if name not in recipes():
         raise SettingError(f"there is no recipe {name!r}; there are {', '.join(recipes())}")
     return recipes()[name]
 
 
 def plans_of(recipe: PaperRecipe, given: PlanKeys, *, is_full: bool = False) -> list[Plan]:
-    """The plans of a recipe, which run into one folder; what is given wins over the recipe."""
-    shared = {**recipe.plan, **(FULL if is_full else {**SMALL, **recipe.small})}
-    shared.setdefault("judges", ["offline"])
-    if recipe.show == "cases" and "benchmarks" not in given:  # others have not these questions
-        shared["questions"] = [case.question for case in paper().cases]
-    table: dict[str, Any] = {**shared, **given}
+    """The plans of a recipe, which run into one folder; `given` wins over the recipe."""
+    size = FULL if is_full else {**SMALL, **recipe.small}
+    table: dict[str, Any] = {"judges": ["offline"], **recipe.plan, **size}
+    if recipe.show == "cases" and "benchmarks" not in given:  # others lack these questions
+        table["questions"] = [case.question for case in paper().cases]
+    table |= given
     parts: list[PlanKeys] = list(recipe.each or [{}])
     if recipe.grounds:
         most = given.get("ground", max(recipe.grounds) if is_full else EXAMPLES)
-        counts = _grounds(recipe, most)
-        table["ground"] = min(EXAMPLES, most) if isinstance(most, int) else most
-        parts = [*recipe.each, *({"ground": count} for count in counts)]
-    if "benchmarks" in given:  # benchmarks that are given replace those a part names
+        is_number = isinstance(most, int)
+        fewer = [count for count in recipe.grounds if is_number and count < most]
+        table["ground"] = min(EXAMPLES, most) if is_number else most
+        parts = [*recipe.each, *({"ground": count} for count in (*fewer, most))]
+    if "benchmarks" in given:  # replaces those of a part
         parts = [{k: x for k, x in part.items() if k != "benchmarks"} for part in parts]
     tables = [{**table, **part} for part in parts]
     distinct = [one for index, one in enumerate(tables) if one not in tables[:index]]
     return [plan_from(one, f"the recipe {recipe.name}") for one in distinct]
-
-
-def _grounds(recipe: PaperRecipe, most: int | str) -> list[int | str]:
-    """The recipe's numbers of examples that are below the most, and that one itself."""
-    fewer = [n for n in recipe.grounds if isinstance(most, int) and n < most]
-    return [*fewer, most]

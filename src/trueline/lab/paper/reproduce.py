@@ -9,8 +9,6 @@ from typing import Any
 
 from trueline.errors import ModelError, SettingError
 from trueline.lab.paper.compare import (
-    AnsweredCase,
-    FigurePair,
     case_grid,
     cases_of,
     caveats,
@@ -18,30 +16,29 @@ from trueline.lab.paper.compare import (
     our_text_figures,
     pair_grid,
     paper_grid,
-    space_caveats,
 )
 from trueline.lab.paper.recipes import PaperRecipe, PlanKeys, paper, plans_of, recipe_named
 from trueline.lab.paper.spaces import (
     SpaceCosts,
     measure_spaces,
     our_times,
+    space_caveats,
     space_facts,
     space_figure,
     space_grid,
 )
 from trueline.lab.plan import Plan
 from trueline.lab.report.pages import draw_all, facts_of, named_plots, warnings_of
-from trueline.lab.report.plots import Plot
 from trueline.lab.report.tables import Document, Grid, GridText, Section, Table, tables_of
 from trueline.lab.results import RunResults, plain, read_results
 from trueline.lab.run import OnLabelledProgress, run_plan
 
-_TELLING = 100  # questions from which on an interval is about twenty points wide
+_ENOUGH = 100  # questions with which an interval is about twenty points wide
 
 
 @dataclass(frozen=True, slots=True)
 class Reproduced:
-    """What a recipe came to: for people, and for programs."""
+    """The result of a recipe: for people, and for programs."""
 
     recipe: PaperRecipe
     document: Document
@@ -56,126 +53,114 @@ def reproduce(
     is_full: bool = False,
     progress: OnLabelledProgress | None = None,
 ) -> Reproduced:
-    """Run a recipe into a folder, resuming what is there; `given` are keys of a run.toml."""
+    """Run a recipe into a folder, or resume it there; `given` are keys of a run.toml."""
     recipe = recipe_named(name)
     plans = plans_of(recipe, given or {}, is_full=is_full)
     if recipe.show == "spaces":
-        return _spaces(recipe, measure_spaces(plans, Path(folder), progress))
+        return _with_spaces(recipe, measure_spaces(plans, Path(folder), progress))
     results, left_out = run_all(plans, Path(folder), progress)
     tables = tables_of(results)
-    figures = [figure_pairs(recipe, table) for table in tables]
-    cases = [
-        cases_of(plans[0], results.folder, table) if recipe.show == "cases" else []
-        for table in tables
-    ]
-    parts = zip(tables, figures, cases, named_plots(tables), strict=True)
-    sections = [_section(*part) for part in parts]
-    ours = our_text_figures(recipe.show, tables)
-    notes = (*left_out, *caveats(recipe, tables))
-    data = {
-        "recipe": name,
-        "about": recipe.about,
-        "models": sorted({table.model for table in tables}),
+    data: dict[str, Any] = {"figures": []}
+    if has_cases := recipe.show == "cases":
+        data |= {"cases": [], "paper_cases": [asdict(case) for case in paper().cases]}
+    sections = []
+    for table, plots in zip(tables, named_plots(tables), strict=True):
+        pairs = figure_pairs(recipe, table)
+        data["figures"] += [pair.plain() for pair in pairs]
+        if has_cases and (cases := cases_of(plans[0], results.folder, table)):
+            data["cases"] += [asdict(case) for case in cases]
+            grid = case_grid(table, cases)
+        else:
+            grid = pair_grid(table, pairs)
+        grids = (grid,) if grid.rows else ()
+        figures, facts = draw_all(plots), facts_of(table.cells)
+        sections.append(Section(table.title, warnings_of(table), grids, figures, facts))
+    data |= {
         "judges": list(dict.fromkeys(j for cell in results.cells for j in cell.judges)),
-        "figures": [pair.plain() for pairs in figures for pair in pairs],
-        "text_figures": _text_figures(recipe, ours),
-        "notes": list(notes),
         "warnings": {section.title: list(section.warnings) for section in sections},
         "cells": [plain(cell.head) for cell in results.cells],  # settings, hashes, versions
     }
+    models = {table.model for table in tables}
+    ours = our_text_figures(recipe.show, tables)
+    notes = (*left_out, *caveats(recipe, tables))
+    return _reproduced(recipe, models, ours, notes, sections, data, _size(tables))
+
+
+def _with_spaces(recipe: PaperRecipe, measured: Sequence[SpaceCosts]) -> Reproduced:
+    ours = our_times(measured) if recipe.name == "latency" else {}
+    section = Section("Spaces", (), (space_grid(measured),), facts=space_facts(measured))
+    data = {"figures": [space_figure(one) for one in measured], "warnings": {}}
+    models = {one.model for one in measured}
+    return _reproduced(recipe, models, ours, space_caveats(measured), [section], data)
+
+
+def _reproduced(
+    recipe: PaperRecipe,
+    models: set[str],
+    ours: dict[str, str],
+    notes: Sequence[str],
+    sections: Sequence[Section],
+    data: dict[str, Any],
+    size: str = "",
+) -> Reproduced:
+    """The sections after a summary of how far the figures can be compared."""
+    figures = _text_figures(recipe, ours)
+    grids = []
+    if figures:
+        rows = tuple(tuple(GridText(text) for text in line.values()) for line in figures)
+        grids.append(Grid("What the paper's text says", ("what", "paper", "ours"), rows))
     if recipe.show == "cases":
-        data["cases"] = [asdict(case) for group in cases for case in group]
-        data["paper_cases"] = [asdict(case) for case in paper().cases]
-    summary = _summary(recipe, ours, notes)
-    return Reproduced(recipe, _document(recipe, [summary, *sections], _size(tables)), data)
+        grids.append(paper_grid())
+    summary = Section("How far it can be compared", (), tuple(grids), notes=tuple(notes))
+    title = f"Recipe {recipe.name}{size}: {recipe.about}"
+    shared = {
+        "recipe": recipe.name,
+        "about": recipe.about,
+        "models": sorted(models),
+        "text_figures": figures,
+        "notes": list(notes),
+    }
+    return Reproduced(recipe, Document(title, (), (summary, *sections)), {**shared, **data})
+
+
+def _text_figures(recipe: PaperRecipe, ours: dict[str, str]) -> list[dict[str, str]]:
+    """The figures of the paper's text beside ours, then those that only we have."""
+    theirs = {one.key: one for one in paper().text_figures if one.recipe == recipe.name}
+    rows = [
+        {"what": one.what, "paper": one.printed, "ours": ours.get(key, "not measured")}
+        for key, one in theirs.items()
+    ]
+    more = {key: text for key, text in ours.items() if key not in theirs}
+    return rows + [{"what": key, "paper": "", "ours": text} for key, text in more.items()]
+
+
+def _size(tables: Sequence[Table]) -> str:
+    """The number of questions of a run, for its title."""
+    counts = [row.counts["generate"].answered for table in tables for row in table.rows]
+    low, high = min(counts), max(counts)
+    size = f", N = {high}" if low == high else f", N = {low} to {high}"
+    return size if low >= _ENOUGH else f"{size} (a smoke test: that it runs, no more)"
 
 
 def run_all(
     plans: Sequence[Plan], folder: Path, progress: OnLabelledProgress | None
 ) -> tuple[RunResults, list[str]]:
-    """Run plans into one folder; a model or embedder that cannot be had is named, not fatal."""
+    """Run plans into one folder; a model or embedder that is not available is left out."""
     ids: list[str] = []
     left_out: list[str] = []
-    errors: list[ModelError] = []
+    last: ModelError | None = None
     for plan in plans:
         try:
             outcome = run_plan(plan, folder, progress=progress)
         except ModelError as error:
-            errors.append(error)
+            last = error
             left_out.append(f"Left out: {error}")
-            continue
-        ids += [summary.cell for summary in outcome.cells]
-    if not ids and errors:
-        raise errors[-1]
+        else:
+            ids += [summary.cell for summary in outcome.cells]
+    if not ids and last is not None:
+        raise last
     results = read_results(folder)
     cells = tuple(cell for cell in results.cells if cell.id in ids)
     if not cells:
         raise SettingError(f"nothing of the recipe could be run into {folder}")
     return replace(results, cells=cells), left_out
-
-
-def _section(
-    table: Table,
-    pairs: Sequence[FigurePair],
-    cases: Sequence[AnsweredCase],
-    plots: Sequence[Plot],
-) -> Section:
-    grid = case_grid(table, cases) if cases else pair_grid(table, pairs)
-    return Section(
-        table.title,
-        warnings_of(table),
-        (grid,) if grid.rows else (),
-        draw_all(plots),
-        facts_of(table.cells),
-    )
-
-
-def _summary(recipe: PaperRecipe, ours: dict[str, str], notes: Sequence[str]) -> Section:
-    figures = _text_figures(recipe, ours)
-    rows = tuple(tuple(GridText(text) for text in line.values()) for line in figures)
-    grids = (
-        [Grid("What the paper's text says", ("what", "paper", "ours"), rows)] if figures else []
-    )
-    if recipe.show == "cases":
-        grids.append(paper_grid())
-    return Section("How far it can be compared", (), tuple(grids), notes=tuple(notes))
-
-
-def _text_figures(recipe: PaperRecipe, ours: dict[str, str]) -> list[dict[str, str]]:
-    """The figures of the paper's text beside ours; those of ours it does not have come last."""
-    of_paper = {one.key: one for one in paper().text_figures if one.recipe == recipe.name}
-    rows = [
-        {"what": one.what, "paper": one.printed, "ours": ours.get(key, "not measured")}
-        for key, one in of_paper.items()
-    ]
-    more = {key: text for key, text in ours.items() if key not in of_paper}
-    return rows + [{"what": key, "paper": "", "ours": text} for key, text in more.items()]
-
-
-def _size(tables: Sequence[Table]) -> str:
-    """How many questions a run rests on, for its title; few are called what they are."""
-    counts = [row.counts["generate"].answered for table in tables for row in table.rows]
-    low, high = min(counts), max(counts)
-    told = f", N = {high}" if low == high else f", N = {low} to {high}"
-    return told if low >= _TELLING else f"{told} (a smoke test: that it runs, no more)"
-
-
-def _document(recipe: PaperRecipe, sections: Sequence[Section], size: str = "") -> Document:
-    return Document(f"Recipe {recipe.name}{size}: {recipe.about}", (), tuple(sections))
-
-
-def _spaces(recipe: PaperRecipe, measured: Sequence[SpaceCosts]) -> Reproduced:
-    notes = space_caveats(measured)
-    ours = our_times(measured) if recipe.name == "latency" else {}
-    grid, facts = space_grid(measured), space_facts(measured)
-    sections = [_summary(recipe, ours, notes), Section("Spaces", (), (grid,), facts=facts)]
-    data = {
-        "recipe": recipe.name,
-        "about": recipe.about,
-        "models": sorted({one.model for one in measured}),
-        "figures": [space_figure(one) for one in measured],  # with hashes, machine, versions
-        "text_figures": _text_figures(recipe, ours),
-        "notes": list(notes),
-        "warnings": {},
-    }
-    return Reproduced(recipe, _document(recipe, sections), data)

@@ -1,11 +1,13 @@
-"""Plans -> what their grounding spaces hold, weigh and cost, measured once a folder."""
+"""Plans -> the entries, sizes and times of their grounding spaces, measured once a folder."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -16,9 +18,10 @@ import msgspec
 from trueline.errors import SettingError
 from trueline.files import reason, write_text
 from trueline.lab.cells import benchmark_of, machine, model_of, space_hash, versions
+from trueline.lab.paper.compare import RULES, other_models
 from trueline.lab.paper.recipes import paper
 from trueline.lab.plan import BuildOptions, Plan
-from trueline.lab.report.tables import Grid, GridText
+from trueline.lab.report.tables import DASH, Grid, GridText
 from trueline.lab.run import OnLabelledProgress
 
 if TYPE_CHECKING:
@@ -51,73 +54,51 @@ class SpaceCosts:
     versions: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class _SpaceToMeasure:
-    """A space, and what it is built with."""
-
-    lm: Engine
-    embedder: Embedder
-    plan: Plan
-    benchmark: Benchmark
-    options: BuildOptions
-
-    @property
-    def key(self) -> str:
-        """A hash of all that shapes the space and its figures."""
-        from trueline.examples import digest
-
-        examples = digest(self.benchmark.ground)
-        names = [self.lm.fingerprint, self.embedder.hash, self.benchmark.name, examples]
-        content = [names, asdict(self.options), machine(), versions()]
-        return sha256(json.dumps(content).encode()).hexdigest()[:12]
-
-
 def measure_spaces(
     plans: Sequence[Plan], folder: Path, progress: OnLabelledProgress | None = None
 ) -> list[SpaceCosts]:
-    """Build and weigh the space of every benchmark of every plan, in a folder.
+    """Build the space of every benchmark of every plan in a folder, and measure it.
 
-    A space that was measured there before is not built again. Where more examples are asked for
-    than there are, spaces would be equal: there is one of them.
+    A space that was measured there before is not built again. If more examples are asked for
+    than there are, spaces are equal and only one of them is returned.
     """
     from trueline.embed import load_embedder
 
-    models: dict[str, Engine] = {}
-    embedders: dict[str, Embedder] = {}
+    open_model, open_embedder = cache(partial(model_of, plans[0])), cache(load_embedder)
     known, found = _known(folder), dict[str, SpaceCosts]()
     for plan in plans:
         options = plan.variants[0].build or BuildOptions(context=8)
-        for name in plan.benchmarks:
-            benchmark = benchmark_of(plan, name)
-            for model in plan.models:
-                if model not in models:
-                    models[model] = model_of(plan, model)
-                lm = models[model]
-                if options.embedder not in embedders:
-                    opened = load_embedder(options.embedder, device=lm.device)
-                    embedders[options.embedder] = opened
-                task = _SpaceToMeasure(
-                    lm, embedders[options.embedder], plan, benchmark, options
-                )
-                if (key := task.key) not in known:
-                    known[key] = _measure(task, folder, progress)
-                    _keep(folder / MEASURED, known)
-                measured = replace(known[key], wanted=plan.ground, rule=plan.rule)
-                found.setdefault(key, measured)
+        for name, model in product(plan.benchmarks, plan.models):
+            benchmark, lm = benchmark_of(plan, name), open_model(model)
+            embedder = open_embedder(options.embedder, device=lm.device)
+            key = _key(lm, embedder, benchmark, options)
+            if key not in known:
+                target = folder / "spaces" / f"measured-{key}.space"
+                known[key] = _measure(lm, embedder, plan, benchmark, options, target, progress)
+                _keep(folder / MEASURED, known)
+            found.setdefault(key, replace(known[key], wanted=plan.ground, rule=plan.rule))
     return list(found.values())
+
+
+def _key(lm: Engine, embedder: Embedder, benchmark: Benchmark, options: BuildOptions) -> str:
+    """A hash of everything that shapes a space and its figures."""
+    from trueline.examples import digest
+
+    names = [lm.fingerprint, embedder.hash, benchmark.name, digest(benchmark.ground)]
+    content = [names, asdict(options), machine(), versions()]
+    return sha256(json.dumps(content).encode()).hexdigest()[:12]
 
 
 def _known(folder: Path) -> dict[str, SpaceCosts]:
     path = folder / MEASURED
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=dict[str, SpaceCosts])
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, SpaceCosts])
     except FileNotFoundError:
         return {}
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise SettingError(
             f"{path} cannot be read ({error}); move it away, or name another folder with --out"
         ) from error
-    return found
 
 
 def _keep(path: Path, known: dict[str, SpaceCosts]) -> None:
@@ -130,27 +111,31 @@ def _keep(path: Path, known: dict[str, SpaceCosts]) -> None:
 
 
 def _measure(
-    task: _SpaceToMeasure, folder: Path, progress: OnLabelledProgress | None
+    lm: Engine,
+    embedder: Embedder,
+    plan: Plan,
+    benchmark: Benchmark,
+    options: BuildOptions,
+    target: Path,
+    progress: OnLabelledProgress | None,
 ) -> SpaceCosts:
     from trueline.space import build
 
-    lm, benchmark = task.lm, task.benchmark
     label = f"building {benchmark.name}, {len(benchmark.ground)} examples"
-    tell = None if progress is None else lambda done, total: progress(label, done, total)
-    task.embedder.embed(["warm"])  # what the first call opens is no part of a build
-    options = {**asdict(task.options), "embedder": task.embedder}
+    report = None if progress is None else lambda done, total: progress(label, done, total)
+    embedder.embed(["warm"])  # the first call opens files, which is not part of a build
+    made = {**asdict(options), "embedder": embedder}
     begun = perf_counter()
-    space = build(lm, benchmark.ground, prompt=benchmark.prompt, progress=tell, **options)
+    space = build(lm, benchmark.ground, prompt=benchmark.prompt, progress=report, **made)
     seconds = perf_counter() - begun
     entries = space.info()["entries"]
-    target = folder / "spaces" / f"measured-{task.key}.space"
     space.save(target)
     return SpaceCosts(
         model=lm.id,
         benchmark=benchmark.name,
-        wanted=task.plan.ground,
+        wanted=plan.ground,
         ground=len(benchmark.ground),
-        rule=task.plan.rule,
+        rule=plan.rule,
         entries=entries,
         size=sum(path.stat().st_size for path in target.rglob("*") if path.is_file()),
         as_logits=entries * lm.vocabulary * 4,
@@ -163,9 +148,9 @@ def _measure(
 
 
 def retrieval_seconds(lm: Engine, space: GroundingSpace, benchmark: Benchmark) -> list[float]:
-    """What our loop pays at a step beside the model's own: windows of real text, one by one.
+    """The cost of retrieval at a step, for windows of real text, one by one.
 
-    The head is left out: it is applied once to the sum of both, as it is without retrieval.
+    The head is left out: it is applied once to the sum of both, as without retrieval.
     """
     import torch
 
@@ -182,11 +167,11 @@ def retrieval_seconds(lm: Engine, space: GroundingSpace, benchmark: Benchmark) -
                 values = found.retriever.values(found.hits.entries)  # (hits, d)
                 aggregate(found.weights, found.hits.rows, values, 1)  # (1, d)
             times.append(perf_counter() - begun)
-    return times[len(times) // 10 :]  # the first few only warm up
+    return times[len(times) // 10 :]  # without the first few, which only warm up
 
 
 def _windows(lm: Engine, space: GroundingSpace, benchmark: Benchmark) -> list[tuple[int, ...]]:
-    """Stretches of the examples' text, as long as a window and all different."""
+    """Different windows of the examples' text."""
     texts = [text for one in benchmark.ground for text in (one.question, *one.answers)]
     tokens = lm.encode(" ".join(texts))
     context = space.info()["context"]
@@ -195,19 +180,23 @@ def _windows(lm: Engine, space: GroundingSpace, benchmark: Benchmark) -> list[tu
     return list(dict.fromkeys(tuple(tokens[n : n + context]) for n in places))[:_WINDOWS]
 
 
-_HEAD = tuple(
-    "benchmark, examples, entries, paper: entries, size, as 32-bit logits, paper: size, "
-    "time to build, time to retrieve".split(", ")
+_HEAD = (
+    "benchmark",
+    "examples",
+    "entries",
+    "paper: entries",
+    "size",
+    "as 32-bit logits",
+    "paper: size",
+    "time to build",
+    "time to retrieve",
 )
 
 
 def space_figure(one: SpaceCosts) -> dict[str, Any]:
-    """A space as JSON, with what the paper says of the same benchmark and examples."""
-    return {
-        **asdict(one),
-        "paper_entries": _paper(one, "entries"),
-        "paper_gigabytes": _paper(one, "gigabytes"),
-    }
+    """A space as JSON, with the paper's figures for the same benchmark and examples."""
+    entries, size = _paper(one, "entries"), _paper(one, "gigabytes")
+    return {**asdict(one), "paper_entries": entries, "paper_gigabytes": size}
 
 
 def space_grid(measured: Sequence[SpaceCosts]) -> Grid:
@@ -219,10 +208,10 @@ def space_grid(measured: Sequence[SpaceCosts]) -> Grid:
             one.benchmark,
             _examples(one),
             f"{one.entries:,}",
-            "\N{EN DASH}" if entries is None else f"{entries:,.0f}",
+            DASH if entries is None else f"{entries:,.0f}",
             f"{one.size / 1e6:,.1f} MB",
             f"{one.as_logits / 1e6:,.0f} MB",
-            "\N{EN DASH}" if size is None else f"{size:g} GB",
+            DASH if size is None else f"{size:g} GB",
             f"{one.build_seconds:,.1f} s",
             f"{one.retrieval_ms:.2f} ms",
         )
@@ -245,13 +234,21 @@ def space_facts(measured: Sequence[SpaceCosts]) -> tuple[tuple[str, str], ...]:
     return tuple(facts.items())
 
 
-def _examples(one: SpaceCosts) -> str:
-    is_all = one.wanted in (None, one.ground)
-    return str(one.ground) if is_all else f"{one.ground} of {one.wanted} asked for"
+def space_caveats(measured: Sequence[SpaceCosts]) -> tuple[str, ...]:
+    """What to know before sizes and times are compared."""
+    notes = [
+        other_models({one.model for one in measured}),
+        *dict.fromkeys(RULES[one.rule] for one in measured),
+        "The paper keeps logits and ran on an H100; ours keeps hidden states, from which those "
+        "logits follow, so only the numbers of entries can be compared.",
+        "The paper's sizes do not follow from its entries: 3,755 entries of Qwen2.5-7B are "
+        "2.3 GB as 32-bit logits of 152,064 tokens, and it gives 12.",
+    ]
+    return tuple(filter(None, notes))
 
 
 def our_times(measured: Sequence[SpaceCosts]) -> dict[str, str]:
-    """The times the paper gives in its text, as we measured them."""
+    """The times that the paper gives in its text, measured here."""
     retrievals = [one.retrieval_ms for one in measured]
     minutes = [one.build_seconds / 60 for one in measured]
     grounds = ", ".join(map(str, sorted({one.ground for one in measured})))
@@ -262,11 +259,15 @@ def our_times(measured: Sequence[SpaceCosts]) -> dict[str, str]:
     }
 
 
+def _examples(one: SpaceCosts) -> str:
+    is_all = one.wanted in (None, one.ground)
+    return str(one.ground) if is_all else f"{one.ground} of {one.wanted} asked for"
+
+
 def _paper(one: SpaceCosts, metric: str) -> float | None:
     for block in paper().blocks:
-        if (block.recipe, block.benchmark) == ("sizes", one.benchmark) and (
-            metric in block.metrics
-        ):
-            row = block.rows.get(f"rad ground={one.wanted}")
+        is_this = (block.recipe, block.benchmark) == ("sizes", one.benchmark)
+        row = block.rows.get(f"rad ground={one.wanted}")
+        if is_this and metric in block.metrics:
             return None if row is None else row[block.metrics.index(metric)]
     return None

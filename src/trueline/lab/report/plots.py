@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 Draw = Callable[[], "Figure"]
 Plot = tuple[str, str, Draw]  # its name, its title, and how it is drawn
-_INK = "#24292f"  # becomes the color of the text around it where a plot stands in a page
+_INK = "#24292f"  # in a page it becomes the color of the surrounding text
 _COLORS = ("#6b7280", "#0f8f6c", "#d9730d", "#3b7dd8", "#b04fb3", "#b8860b", "#c0392b")
 _SHOWN = ("truth_info", "hallucination", "truth", "info", "rouge_l", "mc1", "mc2")
 _PANELS = 3  # measures side by side
@@ -34,19 +33,22 @@ _CURVES = 4  # methods in one diagram, so that it can be read
 
 def plots_of(table: Table, sweeps: Sequence[Sweep]) -> list[Plot]:
     """Every plot a table has the numbers for."""
-    what = table.title
-    plots: list[Plot] = []
+    what, plots = table.title, list[Plot]()
     columns = shown_columns(table, table.rows)
     if columns and len(table.rows) > 1:
         plots.append(("methods", f"Methods, {what}", partial(_methods, table.rows, columns)))
-    telling = sorted(table.rows, key=_plot_order)
-    found = {row.label: edit_quartiles(row) for row in telling}
-    quartiles = {label: found[label] for label in found if any(q.share for q in found[label])}
+    # Methods with their defaults first, plain before the others, then grounded ones.
+    ordered = sorted(
+        table.rows,
+        key=lambda x: (not x.has_default_settings, not x.is_plain, x.first.head.space is None),
+    )
+    found = {row.label: edit_quartiles(row) for row in ordered}
+    quartiles = {label: qs for label, qs in found.items() if any(q.share for q in qs)}
     if quartiles:
         title = f"Changed tokens by base entropy, {what}"
         plots.append(("interventions", title, partial(_quartiles, quartiles)))
     for judge in dict.fromkeys(column.judge for column in table.columns if column.judge):
-        pairs = {row.label: _sure(row, judge) for row in telling}
+        pairs = {row.label: _confidences(row, judge) for row in ordered}
         curves = {label: pair for label, pair in pairs.items() if len(pair[0]) >= FEWEST}
         if curves:
             title = f"Reliability by {judge}, {what}"
@@ -61,22 +63,21 @@ def plots_of(table: Table, sweeps: Sequence[Sweep]) -> list[Plot]:
 
 
 def as_svg(draw: Draw, name: str) -> str:
-    """A plot as SVG; the same plot under the same name gives the same text."""
+    """A plot as SVG; the same plot and name give the same text."""
     return _saved(draw, "svg", name).decode("utf-8")
 
 
 def inline_svg(svg: str) -> str:
-    """An SVG as it stands in a page: without its XML head, in the color of the text around."""
+    """An SVG for a page: without its XML head, in the color of the surrounding text."""
     return svg[svg.index("<svg") :].replace(_INK, "currentColor")
 
 
 def as_png(draw: Draw, name: str) -> bytes:
-    """A plot as PNG."""
     return _saved(draw, "png", name)
 
 
 def shown_columns(table: Table, rows: Sequence[MethodRow]) -> list[Column]:
-    """The few measures of these rows that are worth a plot, the most telling first."""
+    """The few measures of these rows that are plotted, the most important first."""
     known = {id for row in rows for id in row.values}
     columns = [column for column in table.columns if column.id in known]
     return [one for key in _SHOWN for one in columns if one.measure.key == key][:_PANELS]
@@ -96,12 +97,7 @@ def edit_quartiles(row: MethodRow) -> list[QuartileShare]:
     return quartile_shares([entropy for entropy, _ in pairs], [flag for _, flag in pairs])
 
 
-def _plot_order(row: MethodRow) -> tuple[bool, bool, bool]:
-    """Which rows a plot of few shows: methods as they come, plain first, then grounded ones."""
-    return not row.has_default_settings, not row.is_plain, row.first.head.space is None
-
-
-def _sure(row: MethodRow, judge: str) -> tuple[list[float], list[bool]]:
+def _confidences(row: MethodRow, judge: str) -> tuple[list[float], list[bool]]:
     pairs = [confidences(cell, judge) for cell in row.cells]
     return [x for sure, _ in pairs for x in sure], [x for _, right in pairs for x in right]
 
@@ -124,7 +120,9 @@ def _saved(draw: Draw, kind: str, name: str) -> bytes:
         },
     }
     out = io.BytesIO()
-    with matplotlib.rc_context(style), _without_glyph_warnings():
+    with matplotlib.rc_context(style), warnings.catch_warnings():
+        # A sign that the font lacks is drawn as a box, without a line for each.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure = draw()
         is_svg = kind == "svg"
         figure.savefig(
@@ -135,14 +133,6 @@ def _saved(draw: Draw, kind: str, name: str) -> bytes:
             metadata={"Date": None, "Creator": MARK} if is_svg else {"Software": MARK},
         )
     return out.getvalue()
-
-
-@contextmanager
-def _without_glyph_warnings() -> Iterator[None]:
-    """Draw a box for a sign the font does not have, without a line about it for each."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        yield
 
 
 def _matplotlib() -> Any:
@@ -248,17 +238,11 @@ def _sweep(sweep: Sweep, columns: Sequence[Column]) -> Figure:
             if (value := row.values.get(column.id)) is not None
         ]
         places = [at for at, _ in points]
-        bands = [
-            [scale * (v.mean if e is None else e) for e in (v.low, v.high)] for _, v in points
-        ]
-        panel.fill_between(
-            places,
-            [b[0] for b in bands],
-            [b[1] for b in bands],
-            color=_color(1),
-            alpha=0.2,
-            lw=0,
+        lows, highs = (
+            [scale * (v.mean if (e := getattr(v, end)) is None else e) for _, v in points]
+            for end in ("low", "high")
         )
+        panel.fill_between(places, lows, highs, color=_color(1), alpha=0.2, lw=0)
         panel.plot(places, [scale * v.mean for _, v in points], "o-", color=_color(1))
         if sweep.plain and (value := sweep.plain.values.get(column.id)):
             mean, name = scale * value.mean, _text(sweep.plain.method)
@@ -271,17 +255,14 @@ def _sweep(sweep: Sweep, columns: Sequence[Column]) -> Figure:
 
 
 def _text(text: str) -> str:
-    """A label as it is drawn: on one line, not too long, and never hidden.
-
-    Matplotlib keeps a label that begins with an underscore out of a legend.
-    """
+    """A label on one line, not too long; matplotlib hides one that begins with "_"."""
     text = visible_line(" ".join(text.split()))
     text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
     return f" {text}" if text.startswith("_") else text
 
 
 def _room(labels: Iterable[str]) -> float:
-    """The inches that long labels need besides; without them nothing is left to draw in."""
+    """The extra inches that long labels need."""
     return 0.09 * max(0, max(map(len, labels), default=0) - _USUAL)
 
 
