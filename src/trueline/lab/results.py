@@ -11,18 +11,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from trueline.errors import MissingExtraError, SettingError
+import msgspec
+from msgspec import Meta
+
+from trueline.errors import SettingError
 from trueline.examples import LOCAL, Regime
 from trueline.files import read_bytes, reason, replacing, sync
 from trueline.lab.plan import Control, Mode
 from trueline.lab.samples import About
 from trueline.text import shown
 
-try:
-    import msgspec
-    from msgspec import Meta
-except ImportError as error:
-    raise MissingExtraError("results need msgspec: pip install 'trueline[eval]'") from error
 RESULTS = "results.jsonl"
 _HEAD = b'{"kind"'  # how every line begins
 _IN_ROW_LABEL = ("context", "embedder")  # build options a report tells only where they vary
@@ -67,44 +65,69 @@ class SpaceFacts(msgspec.Struct, frozen=True, kw_only=True):
     built: dict[str, Any]  # what came of them: `auto` is resolved
 
 
-class CellLine(PartOfCell, frozen=True, kw_only=True, tag="cell"):
-    """How one cell is run: all that shapes its results, and all that a report tells."""
+class ModelPart(PartOfCell, frozen=True, kw_only=True):
+    """The model of a cell. A cell has four parts; together they shape its results."""
+
+    fingerprint: str
+    tokenizer_hash: str  # of the tokenizer and its chat template
+    dtype: str
+    device: str
+
+
+class DataPart(ModelPart, frozen=True, kw_only=True):
+    """Adds the data."""
+
+    benchmark: str
+    data_hash: str
+    samples: Count  # how many lines of answers, choices or failures will follow
+    ground: Count
+    test: Count
+    bertscore: tuple[str, Positive] | None  # the encoder's folder and layer
+    bertscore_hash: str = ""  # of the encoder's files
+
+
+class DecodingPart(DataPart, frozen=True, kw_only=True):
+    """Adds how answers are generated and measured."""
 
     task: Mode
-    samples: Count  # how many lines of answers, choices or failures will follow
     batch_size: Positive
     max_new_tokens: Positive | None
     temperature: Amount
     stop: StopRule | None
     seed: Count | None
+    sampling: dict[str, Any] = {}  # other options of `Sampling` that differ from its defaults
+    fidelity: dict[str, Any] = {}  # fields of `Fidelity` that differ from its defaults
+
+
+class MethodPart(DecodingPart, frozen=True, kw_only=True):
+    """Adds the method and its space."""
+
     method: str
-    is_plain: bool  # whether it is the model as it is, which the others are compared with
-    has_own_prompt: bool  # whether the method rewrites the prompt for each question
+    control: Control | None = None  # None: it is the method itself
     settings: dict[str, Any]
-    defaults: dict[str, Any]  # the settings if nobody says anything, on this benchmark
     prompt_hashes: Annotated[tuple[str, ...], Meta(min_length=1)]
     space: SpaceFacts | None
+    versions: dict[str, str]
+
+
+class CellLine(MethodPart, frozen=True, kw_only=True, tag="cell"):
+    """How one cell is run: the four parts, and what else a report shows."""
+
     model: str
-    fingerprint: str
-    tokenizer_hash: str  # of the tokenizer and its chat template
-    dtype: str
-    device: str
-    benchmark: str
-    data_hash: str
+    is_plain: bool  # whether it is the plain model, which the others are compared with
+    is_instead: bool = False  # whether it is a baseline that the plan does not name
+    has_own_prompt: bool  # whether the method rewrites the prompt for each question
+    defaults: dict[str, Any]  # the default settings on this benchmark
     counts: dict[str, Count]  # rows read, kept, left out
     ground_from: str | None
-    ground: Count
-    test: Count
     draw: Count | None
     rule: str
-    bertscore: tuple[str, Positive] | None  # the encoder's folder and layer
-    versions: dict[str, str]
-    bertscore_hash: str = ""  # of the encoder's files
-    fidelity: dict[str, Any] = {}  # how answers were measured, where it is not as usual
-    control: Control | None = None  # what was taken out; None: it is the method itself
-    is_instead: bool = False  # whether it is there as what a user would do instead of a method
-    machine: dict[str, Any] = {}  # every line gets one of its own
+    machine: dict[str, Any] = {}  # of the run that began it
     time: str = ""
+
+    def part(self, kind: type[PartOfCell]) -> dict[str, Any]:
+        """The fields that one of the four parts adds."""
+        return {name: getattr(self, name) for name in kind.__annotations__}
 
     @property
     def label(self) -> str:
@@ -326,47 +349,41 @@ def _short(value: object) -> str:
 
 
 def check_lines(path: Path, lines: Sequence[AnyLine]) -> None:
-    """Refuse the first line that repeats an earlier one, or belongs to none."""
-    seen: dict[object, int] = {}  # the number of the line with this key
+    """Refuse the first line that repeats an earlier one, or that belongs to none."""
+    seen: dict[tuple[object, ...], int] = {}  # key -> the number of its line
     for number, line in enumerate(lines, 1):
-        problem = _orphan(line, seen)
-        for key in _keys(line):
+        own, needed = _keys(line)
+        problem = ""
+        if needed and needed not in seen:
+            problem = f"has no line before it of the {' '.join(map(shown, needed))}"
+        for key in own:
             if (first := seen.setdefault(key, number)) != number and not problem:
-                problem = f"says again what line {first} says"
+                problem = f"repeats line {first}"
         if problem:
-            raise SettingError(
-                f"{path}:{number} {problem}; mend or remove the line, move the file away, or "
-                "name another folder with --out"
-            )
+            raise SettingError(f"{path}:{number} {problem}; {_ADVICE}")
 
 
-def _orphan(line: AnyLine, seen: dict[object, int]) -> str:
-    """What a line lacks that must stand before it, in words."""
-    if isinstance(line, CellLine | LeaksLine):
-        return ""
-    if (CellLine, line.cell) not in seen:
-        return f"belongs to the cell {shown(line.cell)}, which no line before it describes"
-    task = {AnswerLine: "generate", ChoiceLine: "choose"}.get(type(line))
-    if task and (CellLine, line.cell, task) not in seen:
-        return f"belongs to a cell with another task than {task}"
-    if isinstance(line, VerdictLine) and (AnswerLine, line.cell, line.sample) not in seen:
-        return f"judges {shown(line.sample)}, to which its cell has no answer before it"
-    return ""
-
-
-def _keys(line: AnyLine) -> list[object]:
-    """What no other line may have."""
+def _keys(line: AnyLine) -> tuple[list[tuple[object, ...]], tuple[object, ...]]:
+    """What no other line may have, and what a line before it must have."""
     if isinstance(line, LeaksLine):
-        return []
-    if isinstance(line, VerdictLine):
-        return [(VerdictLine, line.cell, line.sample, line.judge, line.about)]
-    if isinstance(line, AnswerLine | ChoiceLine | FailedLine):
-        sample = ("sample", line.cell, line.sample)
-        own = [(AnswerLine, line.cell, line.sample)] if isinstance(line, AnswerLine) else []
-        return [sample, ("index", line.cell, line.index), *own]
+        return [], ()
+    cell = line.cell
     if isinstance(line, CellLine):
-        return [(CellLine, line.cell), (CellLine, line.cell, line.task)]
-    return [(DoneLine, line.cell)]
+        return [("cell", cell), ("cell", cell, line.task)], ()
+    if isinstance(line, DoneLine):
+        return [("done", cell)], ("cell", cell)
+    if isinstance(line, VerdictLine):
+        own = ("verdict", cell, line.sample, line.judge, line.about)
+        return [own], ("answer", cell, line.sample)
+    keys: list[tuple[object, ...]] = [
+        ("sample", cell, line.sample),
+        ("index", cell, line.index),
+    ]
+    if isinstance(line, FailedLine):
+        return keys, ("cell", cell)
+    if isinstance(line, ChoiceLine):
+        return keys, ("cell", cell, "choose")
+    return [*keys, ("answer", cell, line.sample)], ("cell", cell, "generate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,14 +483,6 @@ def _unwritable(path: Path, error: OSError) -> SettingError:
     )
 
 
-_CONDITIONS = (
-    "fingerprint tokenizer_hash dtype device benchmark task temperature seed max_new_tokens "
-    "stop fidelity"
-).split()
-_SHARED = (
-    "model fingerprint dtype benchmark test task temperature method changed ground ground_from "
-    "max_new_tokens stop fidelity"
-).split()
 LineT = TypeVar("LineT", bound=PartOfCell)
 
 
@@ -528,8 +537,10 @@ class CellResults:
     @property
     def experiment(self) -> str:
         """What a method and its controls share: everything but the control and the seed."""
-        names = (*_SHARED, "context", "embedder")
-        return repr([getattr(self.head, name) for name in names])
+        head = replace_line(self.head, seed=None)
+        parts = [head.part(kind) for kind in (ModelPart, DataPart, DecodingPart)]
+        method = (head.model, head.method, head.changed, head.context, head.embedder)
+        return repr((parts, method))
 
 
 @dataclass(frozen=True, slots=True)
@@ -587,8 +598,8 @@ def gather_cells(lines: Iterable[AnyLine]) -> tuple[CellResults, ...]:
 
 
 def _conditions(head: CellLine) -> str:
-    """All but the method that shapes an answer."""
-    return repr([getattr(head, name) for name in _CONDITIONS])
+    """What shapes an answer besides the method."""
+    return repr((head.part(ModelPart), head.part(DecodingPart), head.benchmark))
 
 
 def _gather(head: CellLine, lines: list[PartOfCell]) -> CellResults:

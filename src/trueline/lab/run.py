@@ -140,12 +140,13 @@ def _answers(cell: Cell, batch: Batch) -> list[TimedAnswer | str]:
     try:
         answers = generate(
             cell.lm,
-            cell.decoder,
+            cell.method,
             [sample.question for _, sample in batch],
             max_new_tokens=head.max_new_tokens,
             batch_size=len(batch),
             temperature=head.temperature,
             stop=head.stop.strings,
+            **head.sampling,
             trace=True,
             # Draws go with a sample's index in the benchmark, not in the chunk.
             seed=None if head.seed is None else head.seed * _SEEDS_APART + first,
@@ -211,7 +212,7 @@ def _choice(cell: Cell, index: int, sample: Sample) -> ChoiceLine | FailedLine:
     single, multiple = sample.single, sample.multiple
     texts = [*dict.fromkeys((*_texts(single), *_texts(multiple)))]  # each is scored once
     try:
-        scores = score(cell.lm, cell.decoder, sample.question, texts)
+        scores = score(cell.lm, cell.method, sample.question, texts)
         found = {text: round(value, 5) for text, value in zip(texts, scores, strict=True)}
         ones = [found[text] for text in _texts(single)]
         many = [found[text] for text in _texts(multiple)]
@@ -552,7 +553,8 @@ def _cells(
             continue
         space = None
         if (options := variant.build) is not None:
-            key = (options, variant.control_of_examples)
+            control = None if variant.control is Control.BOUNDARY else variant.control
+            key = (options, control)
             if key not in spaces:
                 ground = controlled_examples(benchmark.ground, variant.control)
                 spaces[key] = _space(run, lm, replace(benchmark, ground=ground), options)
@@ -595,7 +597,7 @@ def _run_cell(run: _Run, cell: Cell, answered: Iterator[list[SampleLine]]) -> It
     yield ready
     if journal.has(cell.id, DoneLine):
         return
-    cell.decoder.check(cell.lm)
+    cell.method.check(cell.lm)
     if not journal.has(cell.id, CellLine):
         journal.append([replace_line(cell.head, machine=machine(run.on), time=now())])
     for _ in range(ready, len(cell.samples), run.plan.batch_size):

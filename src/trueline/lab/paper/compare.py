@@ -494,7 +494,13 @@ def _traced(plan: Plan, folder: Path, benchmark: str, questions: list[str]) -> l
     assert variant.build is not None
     space = grounding_space(lm, read, variant.build, folder / "spaces", None)
     cell, *_ = cells_of(plan, lm, read, variant, space)
-    return generate(lm, cell.decoder, questions, max_new_tokens=plan.max_new_tokens, trace=True)
+    return generate(
+        lm,
+        cell.method,
+        questions,
+        max_new_tokens=plan.sampling.max_new_tokens,
+        trace=True,
+    )
 
 
 def _answer(cell: CellResults, sample: str) -> MethodAnswer | None:
