@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from trueline.lab.run import RunOutcome
 
 
-_REPEATED = {"cls": FlagEnvvarOption, "multiple": True}
-
-
 class PlanCommand(click.Command):
     """A command with a flag for every key of a plan; they are made when they are needed."""
 
@@ -99,14 +96,16 @@ def _kinds_in(hint: Any) -> set[Any]:
 @click.option(
     "--set",
     "settings",
-    **_REPEATED,
+    cls=FlagEnvvarOption,
+    multiple=True,
     metavar="METHOD.NAME=VALUE",
     help="A setting of a method, such as rad.alpha=0.3.",
 )
 @click.option(
     "--sweep",
     "sweep",
-    **_REPEATED,
+    cls=FlagEnvvarOption,
+    multiple=True,
     metavar="METHOD.NAME=A,B",
     help="Several values of a setting, such as rad.alpha=0.1,0.5 or build.context=4,8.",
 )

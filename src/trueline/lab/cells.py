@@ -120,7 +120,7 @@ def cell_id(head: CellLine) -> str:
 
     Names do not count: hashes of weights, data and space stand for what they name.
     """
-    facts = {}
+    facts: dict[str, Any] = {}
     for kind in (ModelPart, DataPart, DecodingPart, MethodPart):
         facts |= head.part(kind)
     for name in ("control", "fidelity", "sampling"):  # only if they are not the usual ones
@@ -352,7 +352,7 @@ def benchmark_of(plan: Plan, name: str) -> Benchmark:
     def read(name: str) -> Benchmark:
         return read_benchmark(
             name,
-            data=None if plan.data is None else Path(plan.data),
+            data=plan.data,
             ground=plan.ground,
             test=None if plan.questions else plan.test,
             seed=plan.draw,

@@ -9,10 +9,19 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache
 from itertools import product
-from math import isfinite, prod
+from math import inf, isfinite, prod
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 from msgspec import Meta
@@ -59,13 +68,16 @@ _MOST_MISTAKES = 40  # that are listed
 _OFF = 3  # by how much the wrong answers of sums are wrong
 
 Count = Annotated[int, Meta(ge=1, le=_MOST)]
-Limit = Count | Literal["all"] | None
 Seed = Annotated[int, Meta(ge=0, le=_MOST)]
 Small = Annotated[int, Meta(ge=1, le=1024)]
 Text = Annotated[str, Meta(min_length=1)]
 Name = Annotated[str, Meta(min_length=1, pattern=r"\A[^\0]+\Z", title="a text without NUL")]
 Names = tuple[Name, ...]
 Table = dict[str, Any]
+if TYPE_CHECKING:
+    Limit = int | None  # a plan turns "all" into None
+else:
+    Limit = Count | Literal["all"] | None
 
 
 def _help(text: str, least: int | None = None, **extra: str) -> Meta:
@@ -448,18 +460,18 @@ def _mistakes(key: str, value: object, types: Table, inside: str) -> list[str]:
     name = inside + _spelled(key)
     if key not in types:
         return [f"{name} is not a key; the keys are {', '.join(types)}"]
-    if not _is_writable(value):
-        return [
-            f"{name} must have finite numbers of at most 64 bits, texts that UTF-8 can hold, "
-            f"and tables at most {_DEEPEST} levels deep; got {shown(value)}"
-        ]
+    is_sampling = key in SAMPLING and types is KEYS  # whose own checks come later
     try:
-        if key not in SAMPLING or types is not KEYS:
-            msgspec.convert(value, types[key])
-        elif isinstance(value, int | float) and value > _MOST:
-            return [f"{name} must be at most {_MOST:,}; got {shown(value)}"]
+        msgspec.convert(value, Any if is_sampling else types[key])
     except msgspec.ValidationError:
         return [f"{name} must be {_in_words(types[key])}; got {shown(value)}"]
+    if is_sampling and isinstance(value, int | float) and _MOST < value < inf:
+        return [f"{name} must be at most {_MOST:,}; got {shown(value)}"]
+    if not _is_writable(value):
+        return [
+            f"{name} has what results cannot hold; numbers must be finite and below 2^63, "
+            f"texts Unicode, tables at most {_DEEPEST} levels deep; got {shown(value)}"
+        ]
     return []
 
 
