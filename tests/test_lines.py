@@ -58,6 +58,6 @@ def test_a_label_is_the_method_and_what_differs_from_its_defaults():
 
 
 def test_samples_keep_their_order_and_cells_the_order_they_were_begun_in():
-    first, second = answers("g", rouge=[0.1, 0.9])[:2]
+    first, second = answers("g", rouge=[0.1, 0.9, 0.1, 0.9])[:2]
     one, two = gather_cells([cell("g"), cell("r", "rad"), second, first])
     assert (one.answers, two.head.method) == ((first, second), "rad")

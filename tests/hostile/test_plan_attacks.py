@@ -4,7 +4,6 @@ import copy
 import gzip
 import json
 import os
-import subprocess
 import sys
 import tomllib
 from dataclasses import replace
@@ -216,13 +215,6 @@ def test_what_changes_the_model_changes_the_id(what, table):
     assert id_of(table, model_with()) == id_of(table)  # a copy does not
 
 
-def test_two_chat_templates_or_two_seeds_are_two_cells(table):
-    first, second = (MODELS[name]() for name in ("chat template", "another chat template"))
-    assert id_of(table, first) != id_of(table, second)
-    seeds = [id_of({**table, "temperature": 0.5, "seeds": [seed]}) for seed in (0, 1)]
-    assert seeds[0] != seeds[1]
-
-
 def test_the_code_a_model_brings_is_part_of_it(table, tmp_path, monkeypatch):
     path = tmp_path / "modeling.py"
     name = "transformers_modules.attack.modeling"
@@ -372,26 +364,6 @@ def test_the_source_of_a_package_is_known_by_its_places_and_read_once(tmp_path, 
     assert module.versions("attack_package.b")["attack_package source"] != before
 
 
-def test_the_hash_of_a_judge_is_read_once_a_chunk(table, tmp_path, monkeypatch):
-    read = []
-
-    class Slow(FakeJudge):
-        @property
-        def hash(self):
-            read.append(1)
-            return "slow"
-
-        def judge(self, task, about, items, progress=None):
-            return [Verdict(self.id, about, True, "said") for _ in items]
-
-    monkeypatch.setattr("trueline.lab.judges.open_judge", lambda *_, **__: Slow())
-    for _ in range(2):
-        run_plan(plan_from({**table, "judges": ["slow"], "test": 3}), tmp_path)
-    found = [x for x in read_written(tmp_path / "results.jsonl").lines if hasattr(x, "about")]
-    assert len(found) == 6
-    assert len(read) == 4  # two chunks, truth and info, and once before them in each run
-
-
 def test_an_encoder_of_bertscore_is_known_by_its_files(table, embedder_folder, tmp_path):
     import shutil
 
@@ -496,7 +468,7 @@ BAD_FILES = {
         "in line 1 the byte 0xe9 is not UTF-8; save the file as UTF-8",
     ),
     "deep": (b"stop = " + b"[" * 5_000, "is not readable TOML"),
-    "deep keys": (b"settings." + b"a." * 3_000 + b"b = 1", "more than 8 levels deep"),
+    "deep keys": (b"settings." + b"a." * 3_000 + b"b = 1", "tables at most 8 levels deep"),
     "digits": (b"test = " + b"9" * 5_000, "is not readable TOML: Exceeds the limit"),
     "hex": (b"test = 0x" + b"f" * 5_000, "test must be a whole number from 1"),
     "twice": (
@@ -507,19 +479,6 @@ BAD_FILES = {
     "nul": (b"out = \x00", "is not readable TOML"),
     "empty": (b"", "benchmarks is missing"),
 }
-
-
-@pytest.mark.parametrize(
-    ("what", "told"), [("utf-16", "UTF-16; save it as UTF-8"), ("deep", "nested too deep")]
-)
-def test_the_command_says_it_on_a_line_and_ends_with_1(what, told, tmp_path):
-    (tmp_path / "run.toml").write_bytes(BAD_FILES[what][0])
-    command = [sys.executable, "-m", "trueline", "eval", str(tmp_path / "run.toml")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("Error: ")
-    assert done.stderr.count("\n") == 1
-    assert told in done.stderr
 
 
 @pytest.mark.parametrize("what", BAD_FILES)
@@ -569,23 +528,6 @@ def test_a_wrong_value_at_every_key_is_named_with_its_place():
     assert named > 500
     told = mistakes_of("".join(f"{key} = 1979-05-27\n" for key in KEYS))
     assert all(f"- {key} must be " in told for key in KEYS if key not in SAMPLING)
-
-
-PATH_KEYS = ["out", "data", "models", "benchmarks", "judges", "ground_from", "bertscore"]
-
-
-@pytest.mark.parametrize("key", [*PATH_KEYS, "device", "build.embedder"])
-@pytest.mark.parametrize("sign", ["u0000", "ud800"])
-def test_a_path_no_system_can_have_is_refused_by_its_key(key, sign, table):
-    value = json.loads(f'"some/\\{sign}file"')
-    is_list = key in ("models", "benchmarks", "judges")
-    first, _, second = key.partition(".")
-    given = [value] if is_list else {second: value} if second else value
-    with pytest.raises(
-        SettingError, match=rf"{first} has what results|{key} must be .*a text"
-    ) as caught:
-        plan_from({**table, first: given}, "run.toml")
-    assert str(caught.value).replace("\n", "").isprintable()
 
 
 def test_odd_keys_are_quoted_and_long_lists_are_cut(table):
