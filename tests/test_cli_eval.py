@@ -6,13 +6,14 @@ import re
 import tomllib
 from pathlib import Path
 
+import click
 import pytest
 import test_cli
 from conftest import EXAMPLES
 from test_cli import home  # noqa: F401  # default names mean tiny parts, in a folder with facts.jsonl
 
 from trueline.cli import cli
-from trueline.cli.eval import _with_flags
+from trueline.cli.eval import with_flags
 from trueline.errors import SettingError
 from trueline.lab.cells import cell_id
 from trueline.lab.plan import KEYS, plan_from
@@ -30,7 +31,7 @@ def evaluate(*args):
 
 
 def flags(**given):
-    return _with_flags({}, given)
+    return with_flags({}, given)
 
 
 def test_flags_alone_make_a_run_and_its_table(tmp_path):
@@ -114,33 +115,37 @@ def test_a_mistake_shows_before_a_model_is_opened(args, told, monkeypatch):
 
 def test_every_flag_becomes_the_key_of_its_meaning():
     assert flags(methods="greedy, rad", tasks="choose", test="all", ground="5") == {
-        "methods": ["greedy", "rad"],
-        "tasks": ["choose"],
+        "methods": ("greedy", "rad"),
+        "tasks": ("choose",),
         "test": "all",
         "ground": 5,
     }
-    assert flags(models=("a", "b"), seeds=(0, 1), judges=(), data=None) == {
-        "models": ["a", "b"],
-        "seeds": [0, 1],
+    assert flags(models=("a", "5"), seeds=("0", "1"), judges=(), data=None) == {
+        "models": ("a", "5"),
+        "seeds": (0, 1),
     }
-    assert flags(sets=("rad.alpha=0.3", "rad.matches=only"), context="full", embedder="e") == {
+    sets = ("rad.alpha=0.3", "rad.matches=only")
+    assert flags(settings=sets, context="full", embedder="e") == {
         "settings": {"rad": {"alpha": 0.3, "matches": "only"}},
         "build": {"context": "full", "embedder": "e"},
     }
-    assert flags(sweeps=("rad.alpha=0.1,0.5", "build.context=4,full")) == {
+    assert flags(sweep=("rad.alpha=0.1,0.5", "build.context=4,full")) == {
         "sweep": {"rad.alpha": [0.1, 0.5], "build.context": [4, "full"]}
     }
     assert len(flags(methods="all")["methods"]) == 11
-    assert flags(stop=("\n", "Q:"), rule="all", trust_remote_code=None) == {
-        "stop": ["\n", "Q:"],
+    assert flags(stop=("\n", "Q:"), rule="all", temperature="0.5", trust_remote_code=None) == {
+        "stop": ("\n", "Q:"),
         "rule": "all",
+        "temperature": 0.5,
     }
+    assert flags(test="few", temperature="hot") == {"test": "few", "temperature": "hot"}
 
 
-def test_a_plan_has_a_flag_for_every_key_that_is_no_table_of_tables():
-    known = {option.name for option in cli.commands["eval"].params}
-    told = {"settings": "sets", "sweep": "sweeps", "build": "context"}
-    assert {name for name in KEYS if told.get(name, name) not in known} == {"variants", "judge"}
+def test_a_plan_has_a_flag_for_every_key_that_is_not_a_table_of_tables():
+    command = cli.commands["eval"]
+    known = {option.name for option in command.get_params(click.Context(command))}
+    assert {*KEYS} - known == {"variants", "judge", "build"}
+    assert {"context", "embedder"} <= known
 
 
 def test_a_flag_that_was_not_given_leaves_what_the_plan_says(monkeypatch, tmp_path):
@@ -162,7 +167,7 @@ def test_a_flag_that_was_not_given_leaves_what_the_plan_says(monkeypatch, tmp_pa
     evaluate(str(plan), *flags)
     evaluate(*SMALL, "--trust-remote-code", "--out", "x")
     one, two = given  # BERTScore needs a layer: the second is refused before
-    assert (one.trust_remote_code, one.rule, one.stop) == (True, "all", (".",))
+    assert (one.trust_remote_code, one.rule, one.sampling.stop) == (True, "all", (".",))
     assert two.trust_remote_code
 
 
@@ -170,20 +175,20 @@ def test_a_flag_that_was_not_given_leaves_what_the_plan_says(monkeypatch, tmp_pa
     ("table", "given", "told"),
     [
         ({"build": 3}, {"context": "4"}, "build must be a table"),
-        ({"settings": 3}, {"sets": ("rad.alpha=0.3",)}, "settings must be a table"),
-        ({"settings": {"rad": 3}}, {"sets": ("rad.alpha=0.3",)}, "rad"),
-        ({"sweep": "x"}, {"sweeps": ("rad.alpha=0,1",)}, "sweep must be a table"),
+        ({"settings": 3}, {"settings": ("rad.alpha=0.3",)}, "settings must be a table"),
+        ({"settings": {"rad": 3}}, {"settings": ("rad.alpha=0.3",)}, "rad"),
+        ({"sweep": "x"}, {"sweep": ("rad.alpha=0,1",)}, "sweep must be a table"),
     ],
 )
 def test_a_flag_hides_no_mistake_of_the_plan(table, given, told):
     plan = {"benchmarks": ["facts"], "methods": ["rad"], **table}
     with pytest.raises(SettingError, match=told):
-        plan_from(_with_flags(plan, given))
+        plan_from(with_flags(plan, given))
 
 
 def test_flags_go_into_the_tables_of_the_plan():
     plan = {"settings": {"rad": {"alpha": 0.1, "tau": 0.5}}, "build": {"window": "answer"}}
-    assert _with_flags(plan, {"sets": ("rad.alpha=0.3",), "context": "4"}) == {
+    assert with_flags(plan, {"settings": ("rad.alpha=0.3",), "context": "4"}) == {
         "settings": {"rad": {"alpha": 0.3, "tau": 0.5}},
         "build": {"window": "answer", "context": 4},
     }

@@ -28,17 +28,18 @@ def test_as_paper_sets_every_part_and_what_is_given_wins():
         "references": "first",
         "stemmer": True,
     }
-    assert (plan.max_new_tokens, plan.rule, plan.judge) == (256, "all", {"questions": "paper"})
+    assert (plan.sampling.max_new_tokens, plan.rule) == (256, "all")
+    assert plan.judge == {"questions": "paper"}
     mixed = {**LEAST, "as": "paper", "max_new_tokens": 32, "judge": {"tries": 2}}
     plan = plan_from({**mixed, "stemmer": False})
-    assert (plan.max_new_tokens, plan.stemmer) == (32, False)
+    assert (plan.sampling.max_new_tokens, plan.stemmer) == (32, False)
     assert plan.judge == {"questions": "paper", "tries": 2}
     scored = {"bertscore": "folder", "bertscore_layers": 40}
     assert plan_from({**LEAST, "as": "paper", **scored}).bertscore_baseline == (
         "microsoft/deberta-xlarge-mnli"
     )
     assert plan_from(LEAST).fidelity == {}
-    with pytest.raises(SettingError, match="as must be one of paper"):
+    with pytest.raises(SettingError, match='as must be "paper"; got'):
         plan_from({**LEAST, "as": "authors"})
 
 

@@ -44,7 +44,7 @@ def test_a_line_that_is_not_of_its_type_is_refused_with_its_number(changes, reas
     path.write_bytes(good + bad.encode() + b"\n")
     with pytest.raises(SettingError) as caught:
         read_written(path)
-    assert f"results.jsonl:2 is no line of results of this release ({reason}" in str(
+    assert f"results.jsonl:2 is not a line of results of this release ({reason}" in str(
         caught.value
     )
 
@@ -57,8 +57,7 @@ def test_a_label_is_the_method_and_what_differs_from_its_defaults():
     assert (made.context, cell("g").context) == (4, None)
 
 
-def test_a_line_written_again_replaces_the_first_and_samples_keep_their_order():
-    first, second = answers("g", rouge=[0.1] * 4)[:2]
-    (again,) = answers("g", rouge=[0.9] * 4)[:1]
-    (found,) = gather_cells([cell("g"), second, first, again])
-    assert found.answers == (again, second)
+def test_samples_keep_their_order_and_cells_the_order_they_were_begun_in():
+    first, second = answers("g", rouge=[0.1, 0.9, 0.1, 0.9])[:2]
+    one, two = gather_cells([cell("g"), cell("r", "rad"), second, first])
+    assert (one.answers, two.head.method) == ((first, second), "rad")

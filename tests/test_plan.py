@@ -4,6 +4,7 @@ import pytest
 
 from trueline.errors import SettingError
 from trueline.lab.plan import KEYS, BuildOptions, Plan, Variant, plan_from, read_plan_table
+from trueline.types import Sampling
 
 LEAST = {"benchmarks": ["facts"], "methods": ["greedy", "rad"], "controls": False}
 
@@ -18,12 +19,17 @@ def mistakes(table) -> list[str]:
 
 def test_a_short_plan_has_the_defaults_of_the_paper():
     plan = plan_from(LEAST)
-    assert plan == Plan(
-        benchmarks=("facts",),
-        variants=(Variant("greedy"), Variant("rad", {}, BuildOptions(context=8))),
-        controls=False,
-    )
+    assert plan == Plan(benchmarks=("facts",), methods=("greedy", "rad"), controls=False)
+    assert plan.variants == (Variant("greedy"), Variant("rad", {}, BuildOptions(context=8)))
     assert (plan.ground, plan.tasks, plan.seeds) == (100, ("generate",), (0,))
+    assert plan.sampling == Sampling(max_new_tokens=64, temperature=0.0)
+
+
+def test_options_of_sampling_are_keys_of_a_plan_and_declared_in_sampling_alone():
+    plan = plan_from({**LEAST, "temperature": 0.7, "top_k": 5, "stop": ["Q:"], "seeds": [0, 1]})
+    assert plan.sampling == Sampling(temperature=0.7, top_k=5, stop=("Q:",))
+    assert {"temperature", "top_k", "top_p", "stop", "max_new_tokens"} <= {*KEYS}
+    assert not {"seed", "trace", "logprobs"} & {*KEYS}
 
 
 def test_a_sweep_is_every_combination_of_its_values():
@@ -115,14 +121,14 @@ def test_every_mistake_is_listed_with_its_name_and_what_is_allowed():
     )
     told = "\n".join(found)
     assert len(found) == 8
-    assert f"benchmark is no key; there are {', '.join(KEYS)}" in told
+    assert f"benchmark is not a key; the keys are {', '.join(KEYS)}" in told
     assert "benchmarks is missing" in told
     assert "tasks must be a list, each one of generate, choose; got ['chat']" in told
-    assert 'test must be a whole number from 1, or "all"; got 0' in told
-    assert "temperature must be 0, or a number from 0.001 to 1,000; got -1.0" in told
+    assert 'test must be a whole number from 1 to 1,000,000,000 or "all"; got 0' in told
+    assert "temperature must be 0 (greedy) or at least 0.001, got -1.0" in told
     assert "there is no method 'rat'; there are greedy, corrective, rad, " in told
-    assert 'build.context must be a number of tokens from 1, or "full"; got 0' in told
-    assert "build.depth is no key; there are context, window, " in told
+    assert 'build.context must be a whole number from 1 to 1,000,000,000 or "full"; got' in told
+    assert "build.depth is not a key; the keys are context, window, " in told
 
 
 @pytest.mark.parametrize(
@@ -134,37 +140,38 @@ def test_every_mistake_is_listed_with_its_name_and_what_is_allowed():
         ),
         ({"settings": {"rad": {"alpha": 3.0}}}, r"alpha must lie in \[0, 1\], got 3.0"),
         ({"settings": {"rad": {"alpha": "much"}}}, "rad: alpha must be a number; got 'much'"),
-        ({"settings": {"kate": {"k": 3}}}, "kate is none of the methods asked for"),
-        ({"settings": {"rad": 3}}, "settings.rad must be the table of a method"),
-        ({"sweep": {"rad.alpha": 0.1}}, "sweep 'rad.alpha' must be a list of values; got 0.1"),
+        ({"settings": {"kate": {"k": 3}}}, "settings.kate belongs to none of the methods"),
+        ({"settings": {"rad": 3}}, "settings must be a table, each value a table; got"),
+        ({"sweep": {"rad.alpha": 0.1}}, "sweep must be a table, each value a list of values"),
         ({"sweep": {"rad.alpha": [0.1, 7]}}, r"alpha must lie in \[0, 1\], got 7"),
         ({"sweep": {"alpha": [0.1]}}, "sweep has 'alpha'; write \"METHOD.SETTING\""),
         ({"sweep": {"cad.a": [0.1]}}, r"of one of the methods \(greedy, rad\)"),
-        ({"sweep": {"build.context": ["x"]}}, "build.context must be a number of tokens"),
-        ({"sweep": {"build.depth": [1]}}, "build.depth is no key; there are context"),
-        ({"settings": {"rad": {"beta": float("inf")}}}, "settings.rad.beta must be a finite"),
+        ({"sweep": {"build.context": ["x"]}}, "build.context must be a whole number"),
+        ({"sweep": {"build.depth": [1]}}, "build.depth is not a key; the keys are context"),
         (
-            {"sweep": {"rad.beta": [0.1, float("nan")]}},
-            "sweep.rad.beta must be a finite number",
+            {"settings": {"rad": {"beta": float("inf")}}},
+            "settings has what results cannot hold",
         ),
+        ({"sweep": {"rad.beta": [0.1, float("nan")]}}, "sweep has what results cannot hold"),
         (
-            {"variants": [{"method": "rad", "beta": float("inf")}]},
-            "variants.beta must be a fini",
+            {"variants": [{"method": "rad", "beta": 2**63}]},
+            "variants has what results cannot hold",
         ),
-        (
-            {"judge": {"per_hour": 3}},
-            "judge.per_hour is no key; there are concurrency, per_min",
-        ),
-        ({"judge": {"tries": 0}}, "judge.tries must be a whole number from 1 to 100; got 0"),
-        ({"judge": {"timeout": 0}}, "judge.timeout must be a number above 0, at most 86,400;"),
-        ({"judge": {"patience": -1}}, "judge.patience must be a number from 0 to 86,400; got"),
-        ({"judge": {"per_minute": None}}, "judge.per_minute must be a number from 0.001 to 1e"),
-        ({"judge": {"timeout": float("inf")}}, "judge.timeout must be a number above 0"),
+        ({"judge": {"per_hour": 3}}, "judge.per_hour is not a key; the keys are concurrency"),
+        ({"judge": {"tries": 0}}, r"judge.tries must lie in \[1, 100\], got 0"),
+        ({"judge": {"timeout": float("inf")}}, "judge has what results cannot hold"),
+        ({"judge": {"questions": "mine"}}, "judge.questions must be one of ours, paper; got"),
         ({"judge": 3}, "judge must be a table; got 3"),
         ({"build": {"rad": 4}}, "build.rad must be a table; got 4"),
         ({"seeds": [0, 1]}, "seeds has several, which needs a temperature above 0"),
+        ({"top_k": 3}, "top_k, top_p and seed need a temperature above 0"),
+        ({"max_new_tokens": 10**10}, "max_new_tokens must be at most 1,000,000,000; got"),
         ({"variants": [{"beta": 0.5}]}, "variants must be a list, each a table with a method"),
         ({"bertscore": "folder"}, "bertscore and bertscore_layers go together"),
+        ({"columns": {}}, "columns must be a table, each value a text; got {}"),
+        ({"data": "\0"}, "data must be a text without NUL"),
+        ({"stop": "\ud800"}, "stop has what results cannot hold; .* texts Unicode"),
+        ({"benchmarks": []}, "benchmarks must be a list, each a text without NUL; got"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -190,5 +197,5 @@ def test_a_file_that_is_missing_or_no_toml_is_told(tmp_path):
     with pytest.raises(SettingError, match=r"run.toml cannot be read: No such file"):
         read_plan_table(tmp_path / "run.toml")
     (tmp_path / "run.toml").write_text("methods = [")
-    with pytest.raises(SettingError, match=r"run.toml is no readable TOML"):
+    with pytest.raises(SettingError, match=r"run.toml is not readable TOML"):
         read_plan_table(tmp_path / "run.toml")

@@ -214,17 +214,6 @@ def test_a_finished_run_adds_nothing_and_another_plan_adds_its_cells(table, tmp_
     assert added[0].label == "rad beta=0.5"
 
 
-def test_what_shapes_a_result_makes_another_cell_and_what_does_not_does_not(table, tmp_path):
-    run(table, tmp_path)
-    (first, *_) = lines_in(tmp_path)
-    for extra in ({"threads": 1}, {"data": str(tmp_path)}):
-        outcome = run({**table, **extra}, tmp_path)
-        assert outcome.cells[0].cell == first.cell
-    for extra in ({"max_new_tokens": 3}, {"stop": ["."]}, {"test": 3}):
-        outcome = run({**table, **extra}, tmp_path)
-        assert outcome.cells[0].cell != first.cell
-
-
 @pytest.mark.parametrize("many", [4, pytest.param(15, marks=pytest.mark.slow)])
 def test_a_run_cut_at_any_byte_resumes_to_the_same_lines(many, table, tmp_path):
     plan = {**table, "tasks": ["generate", "choose"], "judges": ["fake"], "max_new_tokens": 2}
@@ -487,35 +476,6 @@ def test_seeds_are_cells_where_there_is_sampling_and_draws_go_with_the_sample(ta
     assert all(0 < line.confidence < 1 for line in drawn)  # also beyond the best five
 
 
-def test_the_threshold_of_a_benchmark_holds_where_none_is_set(table, tmp_path, monkeypatch):
-    from trueline.lab import benchmarks
-
-    read = benchmarks.read_benchmark
-    monkeypatch.setattr(
-        benchmarks,
-        "read_benchmark",
-        lambda name, **given: replace(read(name, **given), settings={"tau": 0.8}),
-    )
-    outcome = run({**table, "methods": ["rad"], "sweep": {"rad.tau": [0.7, 0.8]}}, tmp_path)
-    assert [cell.label for cell in outcome.cells] == ["rad tau=0.7 context=8", "rad context=8"]
-    again = run({**table, "methods": ["rad"]}, tmp_path)
-    assert [cell.cell for cell in again.cells] == [outcome.cells[1].cell]
-
-
-def test_another_chat_template_is_another_cell(table, tmp_path, monkeypatch):
-    plan = {**table, "methods": ["greedy", "rad"], "test": 1}
-    first = run(plan, tmp_path)
-
-    def load(name, **options):
-        return tiny.language_model("llama", chat=True)  # the same weights and vocabulary
-
-    monkeypatch.setattr("trueline.engines.transformers.model.load", load)
-    second = run(plan, tmp_path)
-    heads = lines_in(tmp_path, CellLine)
-    assert len({head.fingerprint for head in heads}) == 1
-    assert {cell.cell for cell in first.cells}.isdisjoint(cell.cell for cell in second.cells)
-
-
 @dataclass(frozen=True)
 class Shift(Method):
     """Plain decoding that puts one token ahead: a method of another package."""
@@ -679,19 +639,9 @@ def test_unequal_rules_and_prompts_are_found_out(table, tmp_path):
 def test_a_file_that_is_no_results_is_left_alone(content, table, tmp_path):
     path = tmp_path / "results.jsonl"
     path.write_bytes(content)
-    with pytest.raises(SettingError, match="no line of results"):
+    with pytest.raises(SettingError, match=r"not a line of results|in a foreign line"):
         run(table, tmp_path)
     assert path.read_bytes() == content
-
-
-def test_lines_of_a_cell_that_is_not_described_are_refused(table, tmp_path):
-    run({**table, "methods": ["greedy"]}, tmp_path)
-    path = tmp_path / "results.jsonl"
-    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[1:]))
-    with pytest.raises(
-        SettingError, match=r"results.jsonl:1 belongs to the cell .*, which no line before"
-    ):
-        run(table, tmp_path)
 
 
 KILLED = """

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import click
 
 from trueline.cli.options import (
     PATH,
     FlagEnvvarOption,
+    check_texts,
     cluster_options,
     column_option,
     columns_as_flags,
@@ -32,30 +34,68 @@ if TYPE_CHECKING:
     from trueline.lab.run import RunOutcome
 
 
-_DIGITS = 20  # of a number that is one; what is longer is refused as the text it is
+class PlanCommand(click.Command):
+    """A command with a flag for every key of a plan; they are made when they are needed."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """The flags, then what the command declares."""
+        return [*plan_flags().values(), *super().get_params(ctx)]
 
 
-@click.command("eval")
+@cache
+def plan_flags() -> dict[str, click.Option]:
+    """The flags that the types of a plan's keys make, by key."""
+    from trueline.lab.plan import BUILD, KEYS, SAMPLING
+
+    found = {}
+    for key, hint in {
+        **KEYS,
+        "context": BUILD["context"],
+        "embedder": BUILD["embedder"],
+    }.items():
+        help, extra = _help_of(hint)
+        if not help and key not in SAMPLING:
+            continue
+        flag = f"--{extra.get('flag', key).replace('_', '-')}"
+        kinds = _kinds_in(hint)
+        kind = click.Option if "env" in extra else FlagEnvvarOption
+        found[key] = kind(
+            [f"{flag}/--no-{flag[2:]}" if bool in kinds else flag, key],
+            default=None,
+            envvar=extra.get("env"),
+            metavar="NUMBER" if kinds and kinds <= {int, float} else None,
+            multiple=tuple in kinds and "split" not in extra,
+            help=help,
+            callback=check_texts,
+        )
+    return found
+
+
+def _help_of(hint: Any) -> tuple[str, Mapping[str, str]]:
+    """The help of a key, and what else is said of its flag."""
+    for each in (hint, *get_args(hint)):
+        for mark in get_args(each)[1:] if get_origin(each) is Annotated else ():
+            if help := getattr(mark, "description", None):
+                return help, mark.extra or {}
+    return "", {}
+
+
+def _kinds_in(hint: Any) -> set[Any]:
+    """The plain types that a type allows; of a tuple just that it is one."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _kinds_in(inner[0])
+    if origin is None or origin is tuple:
+        return {origin or hint} - {type(None)}
+    return set().union(*map(_kinds_in, inner)) if origin is not Literal else {str}
+
+
+@click.command("eval", cls=PlanCommand)
 @click.argument("plan", type=PATH, required=False)
-@click.option("--out", help="The folder of the results.")
-@click.option("--model", "models", cls=FlagEnvvarOption, multiple=True, help="One or more.")
-@click.option(
-    "--benchmark",
-    "benchmarks",
-    cls=FlagEnvvarOption,
-    multiple=True,
-    help="facts, regimes, truthfulqa, wikiqa, alpaca, halueval-dialogue, halueval-summary, "
-    "or a file.",
-)
 @column_option
-@click.option("--methods", help="Separated by commas, or `all`.")
-@click.option("--tasks", help="generate, choose or both, separated by a comma.  [generate]")
-@click.option(
-    "--judge", "judges", cls=FlagEnvvarOption, multiple=True, help="One or more; see docs."
-)
 @click.option(
     "--set",
-    "sets",
+    "settings",
     cls=FlagEnvvarOption,
     multiple=True,
     metavar="METHOD.NAME=VALUE",
@@ -63,55 +103,11 @@ _DIGITS = 20  # of a number that is one; what is longer is refused as the text i
 )
 @click.option(
     "--sweep",
-    "sweeps",
+    "sweep",
     cls=FlagEnvvarOption,
     multiple=True,
     metavar="METHOD.NAME=A,B",
     help="Several values of a setting, such as rad.alpha=0.1,0.5 or build.context=4,8.",
-)
-@click.option("--ground", help="How many examples to ground with, or `all`.  [100]")
-@click.option("--ground-from", help="A benchmark to take them from, if not the tested one.")
-@click.option("--test", help="How many samples (of each regime), or `all`.  [all]")
-@click.option("--draw", type=int, help="Draw examples and samples with this seed.")
-@click.option("--data", help="A folder of benchmark files; the hub if left out.")
-@click.option("--rule", help="all: also ask questions without a truthful answer.  [answered]")
-@click.option("--context", help="Tokens in a window of the space, or `full`.  [8]")
-@click.option("--embedder", help="Alias, hub id or folder.")
-@click.option("--max-new-tokens", type=int, help="Of each answer.  [64]")
-@click.option("--stop", cls=FlagEnvvarOption, multiple=True, help="A text that ends an answer.")
-@click.option("--batch-size", type=int, help="Samples in a chunk.  [16]")
-@click.option("--temperature", type=float, help="Above 0 tokens are drawn.  [0]")
-@click.option(
-    "--seed", "seeds", cls=FlagEnvvarOption, type=int, multiple=True, help="One or more."
-)
-@click.option(
-    "--engine", envvar="TRUELINE_ENGINE", help="transformers or llama.cpp.  [transformers]"
-)
-@click.option("--dtype", help="auto, float32, bfloat16, float16.  [auto]")
-@click.option("--device", help="cpu, cuda, mps; the best there is if left out.")
-@click.option("--threads", type=int, help="For torch.")
-@click.option(
-    "--trust-remote-code", is_flag=True, default=None, help="Run code that a model brings."
-)
-@click.option("--bertscore", help="The folder of an encoder: adds BERTScore.")
-@click.option("--bertscore-layers", type=int, help="Which layer of it is compared.")
-@click.option("--bertscore-baseline", help="The encoder by whose baseline it is rescaled.")
-@click.option("--prompts", help="lines, or one-line.  [lines]")
-@click.option("--confidence", help="geometric, arithmetic or arithmetic-raw.  [geometric]")
-@click.option("--references", help="all, or first, for ROUGE-L and BERTScore.  [all]")
-@click.option("--stemmer/--no-stemmer", default=None, help="ROUGE-L by stems.  [off]")
-@click.option(
-    "--question",
-    "questions",
-    cls=FlagEnvvarOption,
-    multiple=True,
-    help="Test on this question of the benchmarks; one or more.",
-)
-@click.option("--as", "as", help="paper: prompts, limits and measures of its authors.")
-@click.option(
-    "--controls/--no-controls",
-    default=None,
-    help="Also run methods with a space with their controls, and what needs no method.  [on]",
 )
 @cluster_options
 @click.option("--minutes", type=float, help="Stop after so long; go on another time.")
@@ -119,7 +115,6 @@ _DIGITS = 20  # of a number that is one; what is longer is refused as the text i
 @json_option
 def evaluate(
     plan: Path | None,
-    out: str | None,
     minutes: float | None,
     max_samples: int | None,
     on: str | None,
@@ -142,27 +137,33 @@ def evaluate(
 
     trusts = bool(flags["trust_remote_code"])
     table = {} if plan is None else read_plan_table(plan, trust_remote_code=trusts)
-    table = _with_flags(table, flags)
-    folder = out or table.get("out")
-    if not folder:
+    table = with_flags(table, flags)
+    if not table.get("out"):
         raise SettingError("say where the results go: --out FOLDER, or `out` in the plan")
     _check_early(table)
-    device = table.get("device")  # the check of the plan is yet to come
+    device = table.get("device")  # not checked yet
     cluster = read_cluster(on, workers, device if isinstance(device, str) else None)
-    with progress_bars("samples", f"opening {_named(table)}") as progress, columns_as_flags():
+    models = " and ".join(_texts(table.get("models")) or [DEFAULT_MODEL])
+    with progress_bars("samples", f"opening {models}") as progress, columns_as_flags():
         with _mistakes_as_flags(is_wanted=plan is None):
             checked = plan_from(table, "the command" if plan is None else str(plan))
         from trueline.lab.run import run_plan
 
-        limits: dict[str, Any] = {"minutes": minutes, "max_samples": max_samples}
-        done = run_plan(checked, folder, on=cluster, progress=progress, **limits)
+        done = run_plan(
+            checked,
+            table["out"],
+            on=cluster,
+            progress=progress,
+            minutes=minutes,
+            max_samples=max_samples,
+        )
     _show(done, as_json)
 
 
 def _check_early(table: Mapping[str, Any]) -> None:
-    """Refuse names and files that are none before anything heavy is imported.
+    """Refuse unknown names and files before anything heavy is imported.
 
-    What is of another form is left to the check of the plan, which names every mistake.
+    Values of another type are left to the check of the plan, which lists every mistake.
     """
     from trueline.lab.benchmarks import check_benchmark_name
     from trueline.session import check_parts
@@ -176,51 +177,36 @@ def _check_early(table: Mapping[str, Any]) -> None:
 
 
 def _texts(value: object) -> list[str]:
-    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
-
-
-def _named(table: Mapping[str, Any]) -> str:
-    """The models that a plan names, for whoever waits."""
-    return " and ".join(_texts(table.get("models")) or [DEFAULT_MODEL])
+    items = value if isinstance(value, list | tuple) else ()
+    return [item for item in items if isinstance(item, str)]
 
 
 @contextmanager
 def _mistakes_as_flags(*, is_wanted: bool) -> Iterator[None]:
-    """Let an error about keys of a plan name the flags that stand for them."""
+    """Let an error about keys of a plan name their flags."""
     try:
         yield
     except SettingError as error:
         if not is_wanted:
             raise
-        keys = "|".join(sorted(_FLAGS, key=len, reverse=True))
-        told = re.sub(
-            rf"(?m)^(  - )({keys})\b", lambda found: found[1] + _FLAGS[found[2]], str(error)
-        )
-        raise SettingError(told) from error
+        flags = {key: option.opts[0] for key, option in plan_flags().items()}
+        flags |= {"settings": "--set", "sweep": "--sweep", "columns": "--column"}
+        text = re.sub(r"(?m)^(  - )(\w+)", lambda m: m[1] + flags.get(m[2], m[2]), str(error))
+        raise SettingError(text) from error
 
 
-def _with_flags(table: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
-    """The table of a plan, with every flag that was given in the place of its key."""
-    given = {
-        name: _READ[name](value) if name in _READ else value
-        for name, value in flags.items()
-        if value not in (None, ())
-    }
-    built = {name: given.pop(name) for name in ("context", "embedder") if name in given}
-    settings: dict[str, dict[str, object]] = {}
-    for key, value in given.pop("sets", {}).items():
-        method, _, setting = key.rpartition(".")
-        settings.setdefault(method, {})[setting] = value
-    parts = {"build": built, "settings": settings, "sweep": given.pop("sweeps", {})}
-    given |= {name: part for name, part in parts.items() if part}
-    found: dict[str, Any] = _merged(table, given)
-    return found
+def with_flags(table: dict[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The table of a plan, in which every given flag replaces the value of its key."""
+    given = {key: _read(key, x) for key, x in flags.items() if x not in (None, ())}
+    build = {name: given.pop(name) for name in ("context", "embedder") if name in given}
+    merged: dict[str, Any] = _merged(table, {**given, **({"build": build} if build else {})})
+    return merged
 
 
 def _merged(old: Any, new: Any) -> Any:
-    """The new in the place of the old, tables into tables.
+    """The new value in the place of the old one, tables merged into tables.
 
-    What should be a table and is none stays as it is, for the check of the plan to name it.
+    A value that is not the table it should be stays, for the check of the plan to name it.
     """
     if not isinstance(new, dict):
         return new
@@ -229,62 +215,48 @@ def _merged(old: Any, new: Any) -> Any:
     return {**old, **{key: _merged(old.get(key, {}), new[key]) for key in new}}
 
 
+def _read(key: str, given: Any) -> Any:
+    """The value of a flag as a plan has it; what does not fit is left for its check."""
+    import msgspec
+
+    from trueline.lab.plan import BUILD, KEYS
+    from trueline.methods import method_names
+
+    if key == "settings":
+        return _settings(given)
+    if key == "sweep":
+        pairs = (text.partition("=") for text in given)
+        return {
+            name.strip(): [read_settings([f"x={word}"])["x"] for word in _words(values)]
+            for name, _, values in pairs
+        }
+    if key == "columns":
+        return read_columns(given)
+    if key == "methods" and given.strip() == "all":
+        return method_names()
+    hint = KEYS.get(key) or BUILD[key]
+    if "split" in _help_of(hint)[1]:
+        given = _words(given)
+    try:
+        return msgspec.convert(given, hint, strict=False)
+    except msgspec.ValidationError:
+        return given
+
+
 def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _methods(text: str) -> list[str]:
-    from trueline.methods import method_names
-
-    return method_names() if text.strip() == "all" else _words(text)
-
-
-def _number(text: str) -> int | str:
-    return int(text) if text.strip().isdecimal() and len(text) < _DIGITS else text
-
-
-def _settings(texts: tuple[str, ...]) -> dict[str, object]:
-    found = read_settings(texts)
-    for key, value in found.items():
-        if "." not in key:
+def _settings(texts: Sequence[str]) -> dict[str, dict[str, object]]:
+    found: dict[str, dict[str, object]] = {}
+    for key, value in read_settings(texts).items():
+        method, dot, setting = key.rpartition(".")
+        if not dot:
             raise SettingError(
                 f"--set takes METHOD.NAME=VALUE, such as {DEFAULT}.{key}={value}"
             )
+        found.setdefault(method, {})[setting] = value
     return found
-
-
-def _sweeps(texts: tuple[str, ...]) -> dict[str, list[object]]:
-    found = {}
-    for text in texts:
-        key, _, values = text.partition("=")
-        found[key.strip()] = [read_settings([f"x={word}"])["x"] for word in _words(values)]
-    return found
-
-
-_READ: dict[str, Callable[[Any], Any]] = {  # how a flag becomes the value of its key
-    "methods": _methods,
-    "tasks": _words,
-    **dict.fromkeys(("models", "benchmarks", "judges", "seeds", "stop", "questions"), list),
-    **dict.fromkeys(("ground", "test", "context"), _number),
-    "sets": _settings,
-    "sweeps": _sweeps,
-    "columns": read_columns,
-}
-_FLAGS = {  # the flag of each key that is spelled otherwise
-    "models": "--model",
-    "benchmarks": "--benchmark",
-    "judges": "--judge",
-    "seeds": "--seed",
-    "settings": "--set",
-    "columns": "--column",
-    **{
-        name: f"--{name.replace('_', '-')}"
-        for name in (
-            "methods tasks ground ground_from test draw data rule max_new_tokens batch_size "
-            "temperature stop dtype device threads bertscore bertscore_layers sweep"
-        ).split()
-    },
-}
 
 
 def _show(done: RunOutcome, as_json: bool) -> None:

@@ -180,8 +180,8 @@ def resolve_gguf(name: str | Path) -> Source:
         return Source(path.name, "language", path.parent, path)
     packed = ", ".join(alias.name for alias in ALIASES.values() if alias.gguf_sha256)
     raise UnknownModelError(
-        f"llama.cpp reads a .gguf file, and {shown(name)} is not one; take {packed}, convert it "
-        "with llama.cpp's convert_hf_to_gguf.py, or open it with engine='transformers'"
+        f"llama.cpp reads a .gguf file, and {shown(name)} is not one; take {packed}, "
+        "convert it with llama.cpp's convert_hf_to_gguf.py, or use engine='transformers'"
     )
 
 

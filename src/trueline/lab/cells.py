@@ -1,4 +1,4 @@
-"""A model, a benchmark and a variant -> the cells of a run, each with its own id."""
+"""A plan, a model and a benchmark -> the cells of a run, each with its own id."""
 
 from __future__ import annotations
 
@@ -17,11 +17,22 @@ from typing import TYPE_CHECKING, Any
 
 from trueline.errors import SettingError
 from trueline.files import file_hash, reason
-from trueline.lab.plan import BuildOptions, Control, Mode, Plan, Variant, default_build
-from trueline.lab.results import CellLine, SpaceFacts, StopRule, plain, replace_line
+from trueline.lab.plan import SAMPLING, BuildOptions, Control, Plan, Variant, default_build
+from trueline.lab.results import (
+    CellLine,
+    DataPart,
+    DecodingPart,
+    MethodPart,
+    ModelPart,
+    SpaceFacts,
+    StopRule,
+    plain,
+    replace_line,
+)
 from trueline.lab.samples import Benchmark, Sample, bare_letters
-from trueline.methods import PLAIN, default_settings, method_class, settings_fields
+from trueline.methods import PLAIN, default_settings, settings_fields
 from trueline.prompts import FilledPrompt
+from trueline.types import Sampling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -37,10 +48,6 @@ _PACKAGES = ("trueline", "torch", "transformers", "tokenizers", "numpy")
 _OF_SPACES = ("onnxruntime", "faiss-cpu")  # what may embed and search, where it is installed
 _OF_SCORES = ("rouge-score", "sacrebleu", "bert-score")
 _BUILT = ("context", "window", "end", "embedder", "values", "dtype")
-_NOT_IN_ID = (  # names and origins: hashes of weights, data and space stand for what they name
-    *("kind", "cell", "model", "defaults", "counts", "ground_from", "draw", "rule"),
-    *("is_plain", "is_instead", "has_own_prompt", "machine", "time"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +56,9 @@ class Cell:
 
     lm: Engine
     benchmark: Benchmark
-    decoder: Method
+    method: Method
     samples: tuple[tuple[int, Sample], ...]  # with their places in the benchmark
-    head: CellLine  # what stands ahead of its results, without machine and time
+    head: CellLine  # without machine and time
     variant: Variant
     space: GroundingSpace | None = None
 
@@ -68,13 +75,14 @@ def cells_of(
     variant: Variant,
     space: GroundingSpace | None,
 ) -> list[Cell]:
-    """The cells of one variant: a task each, and where there is sampling a seed each."""
+    """The cells of one variant: one for each task, and for each seed if tokens are drawn."""
     from trueline.session import Session  # here, so that --help stays instant
 
     shared = {**benchmark.settings, **plan.shared_settings}
     suited = {n: x for n, x in shared.items() if n in settings_fields(variant.method)}
     settings = {**suited, **variant.settings}
-    decoder = Session(lm, space).method(variant.method, settings, prompt=benchmark.prompt)
+    method = Session(lm, space).method(variant.method, settings, prompt=benchmark.prompt)
+    boundary = variant.boundary_settings if variant.control is Control.BOUNDARY else {}
     found = []
     for task in plan.tasks:
         samples = tuple(
@@ -82,45 +90,50 @@ def cells_of(
             for index, sample in enumerate(benchmark.test)
             if task == "generate" or sample.single or sample.multiple
         )
-        is_sampled = task == "generate" and plan.temperature > 0
+        is_sampled = task == "generate" and plan.sampling.is_sampled
         for seed in plan.seeds if is_sampled else (None,):
             head = CellLine(
                 cell="",
+                task=task,
                 seed=seed,
                 samples=len(samples),
-                defaults={**default_settings(variant.method), **suited, **_past(variant)},
+                batch_size=plan.batch_size,
+                fidelity=plan.fidelity,
+                ground_from=plan.ground_from,
+                draw=plan.draw,
+                rule=plan.rule,
+                defaults={**default_settings(variant.method), **suited, **boundary},
                 space=None if space is None else _space_facts(variant, space),
-                versions=_versions(decoder, space, task),
-                **_run_facts(plan, lm, task),
-                **_method_facts(variant, decoder, benchmark),
+                versions=_versions(method, space, task),
+                **_model_facts(lm),
                 **_data_facts(plan, benchmark),
+                **_decoding_facts(plan, lm, is_choice=task == "choose"),
+                **_method_facts(variant, method, benchmark),
             )
             head = replace_line(head, cell=cell_id(head))
-            found.append(Cell(lm, benchmark, decoder, samples, head, variant, space))
+            found.append(Cell(lm, benchmark, method, samples, head, variant, space))
     return [cell for cell in found if cell.samples]
 
 
-def _past(variant: Variant) -> dict[str, Any]:
-    """The settings that make a control; they are nothing its user set."""
-    if variant.control is not Control.BOUNDARY or variant.build is None:
-        return {}
-    cls = method_class(variant.method)
-    return cls.settings_past_boundary(variant.build.context) or {}
-
-
 def cell_id(head: CellLine) -> str:
-    """A short hash of everything that shapes the results of a cell."""
-    try:
-        facts = {name: x for name, x in plain(head).items() if name not in _NOT_IN_ID}
-    except TypeError as error:
-        raise SettingError(f"a setting of {head.method} is no plain value ({error})") from error
-    if head.space is not None:
-        facts["space"] = head.space.hash
-    for name in ("control", "fidelity"):  # so that cells of before them keep their ids
+    """A short hash of the four parts of a cell.
+
+    Names do not count: hashes of weights, data and space stand for what they name.
+    """
+    facts: dict[str, Any] = {}
+    for kind in (ModelPart, DataPart, DecodingPart, MethodPart):
+        facts |= head.part(kind)
+    for name in ("control", "fidelity", "sampling"):  # only if they are not the usual ones
         if not facts[name]:
             del facts[name]
+    facts["space"] = head.space and head.space.hash
     facts["versions"] = {n: x for n, x in head.versions.items() if n != "python"}
-    return _hash(facts)
+    try:
+        return _hash(plain(facts))
+    except TypeError as error:
+        raise SettingError(
+            f"a setting of {head.method} is not a plain value ({error})"
+        ) from error
 
 
 def grounding_space(
@@ -229,15 +242,8 @@ def machine(on: Cluster | None = None) -> dict[str, Any]:
     return found if on is None else found | {"on": "ray", "threads": on.threads}
 
 
-def _run_facts(plan: Plan, lm: Engine, task: Mode) -> dict[str, Any]:
-    """The model, and how answers are generated, which is nothing to the scoring of choices."""
-    is_choice = task == "choose"
+def _model_facts(lm: Engine) -> dict[str, Any]:
     return {
-        "task": task,
-        "batch_size": plan.batch_size,
-        "max_new_tokens": None if is_choice else plan.max_new_tokens,
-        "temperature": 0.0 if is_choice else float(plan.temperature),
-        "stop": None if is_choice else StopRule(plan.stop, tuple(sorted(lm.stop_ids))),
         "model": lm.id,
         "fingerprint": lm.fingerprint,
         "tokenizer_hash": lm.tokenizer_hash,
@@ -246,26 +252,44 @@ def _run_facts(plan: Plan, lm: Engine, task: Mode) -> dict[str, Any]:
     }
 
 
-def _method_facts(variant: Variant, decoder: Method, benchmark: Benchmark) -> dict[str, Any]:
+def _decoding_facts(plan: Plan, lm: Engine, *, is_choice: bool) -> dict[str, Any]:
+    """How answers are generated; choices are scored without any of it."""
+    given, usual = plan.sampling, Sampling()
+    if is_choice:
+        return {"max_new_tokens": None, "temperature": 0.0, "stop": None}
+    return {
+        "max_new_tokens": given.max_new_tokens,
+        "temperature": float(given.temperature),
+        "stop": StopRule(given.stop_strings, tuple(sorted(lm.stop_ids))),
+        "sampling": {
+            name: value
+            for name in SAMPLING
+            if name not in DecodingPart.__struct_fields__
+            and (value := getattr(given, name)) != getattr(usual, name)
+        },
+    }
+
+
+def _method_facts(variant: Variant, method: Method, benchmark: Benchmark) -> dict[str, Any]:
     prompts = [benchmark.prompt.hash]
-    if not decoder.needs.own_prompt:  # else it differs from question to question
-        given = FilledPrompt(decoder.question_prompt, benchmark.test[0].question)
-        prompts = [one.hash for one in decoder.inputs(given)]
+    if not method.needs.own_prompt:  # otherwise it differs from question to question
+        given = FilledPrompt(method.question_prompt, benchmark.test[0].question)
+        prompts = [one.hash for one in method.inputs(given)]
     return {
         "method": variant.method,
         "control": variant.control,
         "is_instead": variant.is_instead,
         "is_plain": variant.method == PLAIN,
-        "has_own_prompt": decoder.needs.own_prompt,
-        "settings": decoder.settings(),
+        "has_own_prompt": method.needs.own_prompt,
+        "settings": method.settings(),
         "prompt_hashes": tuple(prompts),
     }
 
 
-def _versions(decoder: Method, space: GroundingSpace | None, task: Mode) -> dict[str, str]:
+def _versions(method: Method, space: GroundingSpace | None, task: str) -> dict[str, str]:
     of_space = _OF_SPACES if space is not None else ()
     of_scores = _OF_SCORES if task == "generate" else ()
-    return versions(type(decoder).__module__, (*of_space, *of_scores))
+    return versions(type(method).__module__, (*of_space, *of_scores))
 
 
 def _space_facts(variant: Variant, space: GroundingSpace) -> SpaceFacts:
@@ -287,14 +311,10 @@ def _data_facts(plan: Plan, benchmark: Benchmark) -> dict[str, Any]:
         "benchmark": benchmark.name,
         "data_hash": benchmark.hash,
         "counts": dict(benchmark.counts),
-        "ground_from": plan.ground_from,
         "ground": len(benchmark.ground),
         "test": len(benchmark.test),
-        "draw": plan.draw,
-        "rule": plan.rule,
         "bertscore": (Path(plan.bertscore).name, layers) if plan.bertscore else None,
         "bertscore_hash": _folder_hash(plan.bertscore) if plan.bertscore else "",
-        "fidelity": plan.fidelity,
     }
 
 
@@ -335,7 +355,7 @@ def benchmark_of(plan: Plan, name: str) -> Benchmark:
     def read(name: str) -> Benchmark:
         return read_benchmark(
             name,
-            data=plan.data,
+            data=Path(plan.data) if plan.data else None,
             ground=plan.ground,
             test=None if plan.questions else plan.test,
             seed=plan.draw,

@@ -1,50 +1,54 @@
-"""What a run is made of: models, benchmarks, variants of methods, as frozen values."""
+"""A table of settings -> a checked plan: models, benchmarks, methods and their controls."""
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cache
 from itertools import product
-from math import isfinite, prod
+from math import inf, isfinite, prod
 from pathlib import Path
+from types import UnionType
 from typing import (
+    TYPE_CHECKING,
     Annotated,
     Any,
     Literal,
-    NamedTuple,
-    cast,
+    Union,
     get_args,
     get_origin,
     get_type_hints,
 )
 
-from trueline.engines import DEFAULT_EMBEDDER, DEFAULT_MODEL, ENGINES
+import msgspec
+from msgspec import Meta
+
+from trueline.engines import DEFAULT_EMBEDDER, DEFAULT_MODEL
 from trueline.errors import SettingError, TruelineError
 from trueline.files import read_text
 from trueline.lab.judges.models import Limits
 from trueline.methods import (
     DEFAULT,
     PLAIN,
-    built_in_names,
     check_settings,
     default_settings,
     method_class,
     method_names,
+    settings_fields,
 )
-from trueline.prompts import LAYOUTS, Layout
-from trueline.settings import check_values, in_words
+from trueline.prompts import Layout
 from trueline.text import has_half_character, shown
-from trueline.types import Example
+from trueline.types import Example, Sampling
 
-# Of the picked tokens' probabilities: their geometric or arithmetic mean; `raw` reads them from
-# fused logits as they are, and not on the model's own scale (RAD's `neutral`).
+# The mean of the picked tokens' probabilities. `raw` takes them from the fused logits as they
+# are, not on the model's scale (RAD's `neutral`).
 Confidence = Literal["geometric", "arithmetic", "arithmetic-raw"]
-References = Literal["all", "first"]  # the best of them, or the first alone
-FIDELITY = ("prompts", "confidence", "references", "stemmer", "bertscore_baseline")
-PAPER: Mapping[str, Any] = {  # `as = "paper"`: each holds where the plan says nothing else
+References = Literal["all", "first"]  # the best of them, or only the first
+Mode = Literal["generate", "choose"]  # answers are generated, or candidates are scored
+PAPER: Mapping[str, Any] = {  # `as = "paper"`: the defaults that it replaces
     "prompts": "one-line",
     "confidence": "arithmetic-raw",
     "references": "first",
@@ -54,30 +58,60 @@ PAPER: Mapping[str, Any] = {  # `as = "paper"`: each holds where the plan says n
     "judge": {"questions": "paper"},
 }
 PAPER_ENCODER = "microsoft/deberta-xlarge-mnli"  # of BERTScore, rescaled by its baseline
-Mode = Literal["generate", "choose"]  # answers are generated, or candidates are scored
-MODES: tuple[Mode, ...] = ("generate", "choose")
+# Run as well if a method has a space: the nearest examples in the prompt, and printing.
+BASELINES = (("kate", {"k": 1}), ("kate", {"k": 3}), ("lookup", dict[str, Any]()))
+_MOST = 10**9  # the largest number of a plan: results and every library take it
+_LARGEST_FILE = 1_000_000  # bytes of a plan; those of the paper have 2,000
+_DEEPEST = 8  # tables and lists within each other
+_MOST_VARIANTS = 1_000
+_MOST_MISTAKES = 40  # that are listed
+_OFF = 3  # by how much the wrong answers of sums are wrong
+
+Count = Annotated[int, Meta(ge=1, le=_MOST)]
+Seed = Annotated[int, Meta(ge=0, le=_MOST)]
+Small = Annotated[int, Meta(ge=1, le=1024)]
+Text = Annotated[str, Meta(min_length=1)]
+Name = Annotated[str, Meta(min_length=1, pattern=r"\A[^\0]+\Z", title="a text without NUL")]
+Names = tuple[Name, ...]
+Table = dict[str, Any]
+if TYPE_CHECKING:
+    Limit = int | None  # a plan turns "all" into None
+else:
+    Limit = Count | Literal["all"] | None
+
+
+def _help(text: str, least: int | None = None, **extra: str) -> Meta:
+    """The help of a key, which makes it a flag of `trueline eval`.
+
+    `flag` is its name if that is not the key's, `env` a variable with its value, and `split`
+    what separates several values.
+    """
+    return Meta(description=text, min_length=least, extra=extra)
 
 
 class Control(StrEnum):
-    """What is taken out of a method's examples, or left out of its steps, in a control."""
+    """How a control changes the examples of a method, or which steps it leaves out."""
 
     SHUFFLED = "answers shuffled"  # over the questions
     WRONG = "wrong answers"  # change places with the truthful ones
     UNRELATED = "unrelated examples"
-    BOUNDARY = "no boundary steps"  # those whose window reaches over prompt and answer
+    BOUNDARY = "no boundary steps"  # steps whose window contains prompt tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
     """How the grounding space of a variant is built; the names are those of `tl.build`."""
 
-    context: int | str | None = None  # None: no entries, and no pass of the model
-    window: str = "all"
+    # None: no entries, and no pass of the model.
+    context: Annotated[
+        Count | Literal["full"] | None, _help("Tokens in a window, or `full`.  [8]")
+    ] = None
+    window: Literal["all", "answer"] = "all"
     end: bool = False
-    embedder: str = DEFAULT_EMBEDDER
-    values: str = "auto"
-    dtype: str = "auto"
-    wrong: bool = False  # also keep the wrong answers; set where a variant needs them
+    embedder: Annotated[Name, _help("Alias, hub id or folder.")] = DEFAULT_EMBEDDER
+    values: Literal["auto", "hidden", "logits"] = "auto"
+    dtype: Literal["auto", "float32", "float16"] = "auto"
+    wrong: bool = False  # also keep the wrong answers; set if a variant needs them
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,394 +123,288 @@ class Variant:
     build: BuildOptions | None = None  # None: it needs no grounding space
     is_swept: bool = False  # whether it is one of the values of a sweep
     control: Control | None = None  # None: it is the method itself
-    is_instead: bool = False  # whether it is there as what a user would do instead of a method
-
-    @property
-    def control_of_examples(self) -> Control | None:
-        """Its control, if that changes the examples; else it shares its method's space."""
-        return None if self.control is Control.BOUNDARY else self.control
+    is_instead: bool = False  # whether it is a baseline that the plan does not name
 
     @property
     def needs_wrong(self) -> bool:
         """Whether it works only with wrong answers in its space."""
-        settings = {**default_settings(self.method), **self.settings}
-        return method_class(self.method).needs_wrong(settings)
+        return bool({**default_settings(self.method), **self.settings}.get("beta"))
+
+    @property
+    def boundary_settings(self) -> dict[str, Any]:
+        """The settings that leave out the boundary steps; empty if it has no such steps."""
+        context = None if self.build is None else self.build.context
+        is_able = isinstance(context, int) and "from_step" in settings_fields(self.method)
+        return {"from_step": context} if is_able else {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What a run does: its cells are models x benchmarks x variants x tasks x seeds."""
+class Fidelity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How prompts are laid out and answers are measured."""
 
-    benchmarks: tuple[str, ...]
-    variants: tuple[Variant, ...]
-    models: tuple[str, ...] = (DEFAULT_MODEL,)
-    tasks: tuple[Mode, ...] = ("generate",)
-    judges: tuple[str, ...] = ()
-    judge: Mapping[str, Any] = field(default_factory=dict)  # Limits and max_tokens of them
-    ground: int | None = 100  # examples to ground with; None: all
-    ground_from: str | None = None  # a benchmark to take them from, if not the tested one
-    test: int | None = None  # samples; None: all
-    draw: int | None = None  # the seed they are drawn with; None: the first ones
-    data: Path | None = None
-    columns: Mapping[str, str] | None = None  # which column of a file holds a field
-    rule: Literal["answered", "all"] = "answered"  # whether unanswered questions are kept
-    max_new_tokens: int = 64
-    batch_size: int = 16
-    temperature: float = 0.0
-    seeds: tuple[int, ...] = (0,)  # they count only where there is sampling
-    stop: tuple[str, ...] = ()
-    engine: str = "transformers"
-    dtype: str = "auto"
-    device: str | None = None
-    threads: int | None = None
-    trust_remote_code: bool = False
-    bertscore: str | None = None  # the encoder's folder; None: no BERTScore
-    bertscore_layers: int | None = None
-    controls: bool = True  # whether methods with a space run with their controls
-    questions: tuple[str, ...] = ()  # those to test on; empty: as `test` says
-    prompts: Layout = "lines"
-    confidence: Confidence = "geometric"
-    references: References = "all"
-    stemmer: bool = False  # whether ROUGE-L takes words by their stem
-    bertscore_baseline: str | None = None  # the encoder whose baseline rescales BERTScore
+    prompts: Annotated[Layout, _help("lines, or one-line.  [lines]")] = "lines"
+    confidence: Annotated[
+        Confidence, _help("geometric, arithmetic or arithmetic-raw.  [geometric]")
+    ] = "geometric"
+    references: Annotated[
+        References, _help("all, or first, for ROUGE-L and BERTScore.  [all]")
+    ] = "all"
+    stemmer: Annotated[bool, _help("ROUGE-L by stems.  [off]")] = False
+    bertscore_baseline: Annotated[
+        Name | None, _help("The encoder whose baseline rescales BERTScore.")
+    ] = None
+
+
+class Plan(Fidelity, frozen=True, kw_only=True):
+    """What a run does: its cells are models x benchmarks x variants x tasks x seeds.
+
+    The only declaration of a plan's keys: the flags of `trueline eval` and the checks are made
+    from it. The options of `Sampling` are keys too, declared there.
+    """
+
+    out: Annotated[Name | None, _help("The folder of the results.")] = None
+    models: Annotated[Names, _help("One or more.", 1, flag="model")] = (DEFAULT_MODEL,)
+    benchmarks: Annotated[
+        Names, _help("A name in docs/benchmarks.md, or a file.", 1, flag="benchmark")
+    ]
+    # Which column of a file holds a field.
+    columns: Annotated[dict[str, Text], Meta(min_length=1)] | None = None
+    methods: Annotated[
+        tuple[Text, ...], _help("Separated by commas, or `all`.", 1, split=",")
+    ] = ()
+    tasks: Annotated[
+        tuple[Mode, ...],
+        _help("generate, choose or generate,choose.  [generate]", 1, split=","),
+    ] = ("generate",)
+    judges: Annotated[Names, _help("One or more; see docs.", 1, flag="judge")] = ()
+    judge: Table = {}  # Limits, max_tokens and questions of the judges
+    settings: dict[str, Table] = {}  # by method
+    # METHOD.SETTING or build.OPTION -> its values.
+    sweep: dict[str, Annotated[list[Any], Meta(min_length=1)]] = {}
+    named: Annotated[tuple[Table, ...], Meta(min_length=1)] = msgspec.field(
+        default=(), name="variants"
+    )
+    build: Table = {}  # BuildOptions, or a table of them by the name of a method
+    ground: Annotated[Limit, _help("How many examples to use, or `all`.  [100]")] = 100
+    ground_from: Annotated[
+        Name | None, _help("A benchmark to take them from, if not the tested one.")
+    ] = None
+    test: Annotated[Limit, _help("How many samples (of each regime), or `all`.  [all]")] = None
+    questions: Annotated[
+        tuple[Text, ...], _help("Test on this question; one or more.", 1, flag="question")
+    ] = ()
+    draw: Annotated[Seed | None, _help("Draw examples and samples with this seed.")] = None
+    data: Annotated[Name | None, _help("A folder of benchmark files.  [the hub]")] = None
+    rule: Annotated[
+        Literal["answered", "all"],
+        _help("all: also questions without a truthful answer.  [answered]"),
+    ] = "answered"
+    sampling: Sampling = Sampling()
+    seeds: Annotated[tuple[Seed, ...], _help("One or more.", 1, flag="seed")] = (0,)
+    batch_size: Annotated[Count, _help("Samples in a chunk.  [16]")] = 16
+    engine: Annotated[
+        Literal["transformers", "llama.cpp"],
+        _help("transformers or llama.cpp.  [transformers]", env="TRUELINE_ENGINE"),
+    ] = "transformers"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        _help("auto, float32, bfloat16, float16.  [auto]"),
+    ] = "auto"
+    device: Annotated[Name | None, _help("cpu, cuda, mps.  [the best there is]")] = None
+    threads: Annotated[Small | None, _help("For torch.")] = None
+    trust_remote_code: Annotated[bool, _help("Run code that a model brings.")] = False
+    bertscore: Annotated[Name | None, _help("The folder of an encoder: adds BERTScore.")] = None
+    bertscore_layers: Annotated[Small | None, _help("Which layer of it is compared.")] = None
+    controls: Annotated[
+        bool, _help("Also run controls (such as a space of wrong answers) and baselines.  [on]")
+    ] = True
+    like: Annotated[
+        Literal["paper"] | None, _help("paper: prompts, limits and measures of its authors.")
+    ] = msgspec.field(default=None, name="as")
+
+    def __post_init__(self) -> None:
+        for name in ("ground", "test"):  # None: no limit
+            if getattr(self, name) == "all":
+                msgspec.structs.force_setattr(self, name, None)
 
     @property
     def fidelity(self) -> dict[str, Any]:
-        """How prompts are laid out and answers measured, where it is not as usual."""
-        usual = {field.name: field.default for field in fields(self)}
-        return {n: x for n in FIDELITY if (x := getattr(self, n)) != usual[n]}
+        """The fields of `Fidelity` that do not have their defaults."""
+        values = {name: getattr(self, name) for name in Fidelity.__struct_fields__}
+        return dict(msgspec.to_builtins(Fidelity(**values)))
 
     @property
     def shared_settings(self) -> dict[str, Any]:
-        """What holds for every method that has such a setting and is given no other."""
+        """Settings of every method that has them and is given no others."""
         return {"neutral": False} if self.confidence == "arithmetic-raw" else {}
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """Methods with swept settings, named variants, their controls, and the baselines."""
+        found: list[Variant] = []
+        for name in self.methods:
+            found += _swept(name, self.settings.get(name, {}), self.sweep, self.build)
+        for item in self.named:
+            given = {**self.settings.get(item["method"], {}), **item}
+            found += _swept(given.pop("method"), given, {}, self.build)
+        found = [one for index, one in enumerate(found) if one not in found[:index]]
+        if self.controls:
+            found = _with_controls(found, self.build)
+        richer = {one.build for one in found if one.needs_wrong}  # shared by all with this one
+        return tuple(
+            replace(one, build=replace(one.build, wrong=True))
+            if one.build is not None and one.build in richer
+            else one
+            for one in found
+        )
+
+
+_types = cache(lambda cls: get_type_hints(cls, include_extras=True))
+# A plan has its own `seeds`; a run sets the others.
+_NOT_SAMPLED = ("seed", "stop_ids", "trace", "logprobs")
+SAMPLING: Table = {n: x for n, x in _types(Sampling).items() if n not in _NOT_SAMPLED}
+_FIELDS = dict(zip(Plan.__struct_encode_fields__, Plan.__struct_fields__, strict=True))
+_OWN = sorted(_FIELDS, key=Fidelity.__struct_fields__.__contains__)  # those of Plan first
+KEYS: Table = {key: _types(Plan)[_FIELDS[key]] for key in _OWN if key != "sampling"}
+KEYS |= SAMPLING  # with their types
+BUILD: Table = {name: x for name, x in _types(BuildOptions).items() if name != "wrong"}
+JUDGE: Table = {
+    **_types(Limits),
+    **{"max_tokens": Count, "questions": Literal["ours", "paper"]},
+}
 
 
 def default_build(method: str) -> BuildOptions | None:
-    """The space a method has if nobody says anything; None: it needs none."""
+    """The space of a method without options; None: it needs none."""
     needs = method_class(method).needs
-    if not needs.space:
-        return None
-    return BuildOptions(context=needs.context)
+    return BuildOptions(context=needs.context) if needs.space else None
 
 
 def build_options_read_by(method: str) -> tuple[str, ...]:
     """The build options that change what a method does, and that a sweep varies for it.
 
-    A method without entries reads the embedder alone. One whose windows are the full context
-    keeps them: they are no number to vary with those of the others.
+    A method without entries reads the embedder alone. Windows of the full context stay so: they
+    are not a number to vary with those of other methods.
     """
     needs = method_class(method).needs
     if not needs.space:
         return ()
     if needs.context is None:
         return ("embedder",)
-    names = ("context", "window", "end", "embedder", "values", "dtype")
-    return names if isinstance(needs.context, int) else names[1:]
+    return tuple(name for name in BUILD if name != "context" or needs.context != "full")
 
 
-def with_wrong_answers(variants: list[Variant]) -> tuple[Variant, ...]:
-    """Let variants share one space: it has wrong answers if one of them needs these."""
-    richer = {variant.build for variant in variants if variant.needs_wrong and variant.build}
-    return tuple(
-        replace(variant, build=replace(variant.build, wrong=True))
-        if variant.build is not None and variant.build in richer
-        else variant
-        for variant in variants
-    )
-
-
-_MOST = 2**31 - 1  # no count of a plan is larger, and every library takes it
-_LARGEST = 2**63  # a whole number that a line of results can hold lies below it
-_PLAIN = re.compile(r"[\w.-]{1,60}")  # a key that a message shows as it is
-
-
-class Takes(NamedTuple):
-    """What a key takes: in words, and as a check."""
-
-    words: str
-    fits: Callable[[Any], bool]
-
-
-def _whole(least: int, most: int = _MOST) -> Takes:
-    return Takes(
-        f"a whole number from {least} to {most:,}",
-        lambda value: type(value) is int and least <= value <= most,
-    )
-
-
-def _one_of(*names: str) -> Takes:
-    return Takes(f"one of {', '.join(names)}", lambda value: value in names)
-
-
-def _list(each: Takes) -> Takes:
-    return Takes(
-        f"a list, each {each.words}",
-        lambda value: isinstance(value, list) and bool(value) and all(map(each.fits, value)),
-    )
-
-
-def _is_text(value: object) -> bool:
-    """Whether a value is a text with something in it that UTF-8 can hold."""
-    return isinstance(value, str) and value != "" and not has_half_character(value)
-
-
-def _is_number(value: Any, low: float, high: float) -> bool:
-    return type(value) in (int, float) and low <= value <= high
-
-
-_TEXT = Takes("a text", _is_text)
-_NAME = Takes(  # of a file, a folder, a model or a judge
-    "a text without NUL", lambda value: _is_text(value) and "\0" not in value
-)
-_FLAG = Takes("true or false", lambda value: type(value) is bool)
-_TABLE = Takes("a table", lambda value: isinstance(value, dict))
-_COLUMNS = Takes(
-    'a table of columns by field, such as {question = "Customer asks"}',
-    lambda value: (
-        isinstance(value, dict) and bool(value) and all(map(_is_text, value.values()))
-    ),
-)
-_VARIANT = Takes(
-    "a table with a method",
-    lambda value: isinstance(value, dict) and isinstance(value.get("method"), str),
-)
-_COUNT = Takes(
-    'a whole number from 1, or "all"',
-    lambda value: value == "all" or (type(value) is int and 1 <= value <= _MOST),
-)
-_TEMPERATURE = Takes(
-    "0, or a number from 0.001 to 1,000",
-    lambda value: _is_number(value, 0, 0) or _is_number(value, 1e-3, 1e3),
-)
-KEYS: dict[str, Takes] = {
-    "out": _NAME,
-    "models": _list(_NAME),
-    "benchmarks": _list(_NAME),
-    "methods": _list(_TEXT),
-    "tasks": _list(_one_of(*MODES)),
-    "judges": _list(_NAME),
-    "judge": _TABLE,
-    "ground": _COUNT,
-    "ground_from": _NAME,
-    "test": _COUNT,
-    "draw": _whole(0),
-    "data": _NAME,
-    "columns": _COLUMNS,
-    "rule": _one_of("answered", "all"),
-    "max_new_tokens": _whole(1),
-    "batch_size": _whole(1),
-    "temperature": _TEMPERATURE,
-    "seeds": _list(_whole(0)),
-    "stop": _list(_TEXT),
-    "engine": _one_of(*ENGINES),
-    "dtype": _one_of("auto", "float32", "bfloat16", "float16"),
-    "device": _NAME,
-    "threads": _whole(1, 1024),
-    "trust_remote_code": _FLAG,
-    "bertscore": _NAME,
-    "bertscore_layers": _whole(1, 1024),
-    "settings": _TABLE,
-    "sweep": _TABLE,
-    "variants": _list(_VARIANT),
-    "build": _TABLE,
-    "controls": _FLAG,
-    "questions": _list(_TEXT),
-    "as": _one_of("paper"),
-    "prompts": _one_of(*LAYOUTS),
-    "confidence": _one_of(*get_args(Confidence)),
-    "references": _one_of(*get_args(References)),
-    "stemmer": _FLAG,
-    "bertscore_baseline": _NAME,
-}
-BUILD: dict[str, Takes] = {
-    "context": Takes(
-        'a number of tokens from 1, or "full"',
-        lambda value: value == "full" or (type(value) is int and 1 <= value <= _MOST),
-    ),
-    "window": _one_of("all", "answer"),
-    "end": _FLAG,
-    "embedder": _NAME,
-    "values": _one_of("auto", "hidden", "logits"),
-    "dtype": _one_of("auto", "float32", "float16"),
-}
-
-
-def _limit(name: str, hint: Any) -> Takes:
-    """What a plan takes for one of the Limits: what it is annotated with, except for None."""
-    kind, bounds = next(get_args(one) for one in (hint, *get_args(hint)) if _is_bounded(one))
-    most = f"{bounds.high:,g}"
-    reach = (
-        f"above {bounds.low:g}, at most {most}"
-        if bounds.above
-        else f"from {bounds.low:g} to {most}"
-    )
-
-    def fits(value: Any) -> bool:
-        try:
-            check_values(Limits, {name: value})
-        except SettingError:
-            return False
-        return value is not None
-
-    return Takes(f"{in_words(kind)} {reach}", fits)
-
-
-def _is_bounded(hint: Any) -> bool:
-    return get_origin(hint) is Annotated
-
-
-JUDGE: dict[str, Takes] = {
-    **{
-        name: _limit(name, hint)
-        for name, hint in get_type_hints(Limits, include_extras=True).items()
-    },
-    "max_tokens": _whole(1),
-    "questions": _one_of("ours", "paper"),
-}
-
-
-def wrong_keys(table: Mapping[str, Any], keys: Mapping[str, Takes], inside: str) -> list[str]:
-    """What is wrong with the keys and values of a table, in words."""
+def _swept(method: str, given: Table, sweep: Table, build: Table) -> list[Variant]:
+    """One method with every combination of the values that are swept for it."""
+    keys = _swept_keys(method, sweep)
     found = []
-    for name, value in table.items():
-        if name not in keys:
-            there = ", ".join(keys)
-            found.append(f"{inside}{spelled(name)} is no key; there are {there}")
-        elif not keys[name].fits(value):
-            found.append(f"{inside}{name} must be {keys[name].words}; got {shown(value)}")
+    for values in product(*(sweep[key] for key in keys)):
+        settings, swept = dict(given), Table()
+        for key, value in zip(keys, values, strict=True):
+            (swept if key.startswith("build.") else settings)[keys[key]] = value
+        frozen = {name: _frozen(value) for name, value in settings.items()}
+        options = _build_options(method, build, swept)
+        found.append(Variant(method, frozen, options, is_swept=bool(keys)))
     return found
 
 
-def unwritable(value: object, name: str) -> list[str]:
-    """Values no line of results can hold, wherever they stand."""
-    if isinstance(value, float) and not isfinite(value):
-        return [f"{name} must be a finite number; got {value}"]
-    if isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
-        return [f"{name} must be a number of at most 64 bits; got {shown(value)}"]
-    if isinstance(value, str) and value and not _is_text(value):
-        return [f"{name} must be a text that UTF-8 can hold; got {shown(value)}"]
-    named = value.items() if isinstance(value, dict) else ()
-    listed = (("", item) for item in value) if isinstance(value, list) else ()
-    return [
-        problem
-        for key, item in (*named, *listed)
-        for problem in unwritable(item, f"{name}.{spelled(key)}" if key else name)
-    ]
+def _swept_keys(method: str, sweep: Table) -> dict[str, str]:
+    """The keys of the sweep that a method has -> the name of its setting or build option."""
+    options = build_options_read_by(method)
+    parts = {key: key.partition(".") for key in sweep}
+    return {
+        key: name
+        for key, (owner, _, name) in parts.items()
+        if owner == method or (owner == "build" and name in options)
+    }
 
 
-def spelled(key: object) -> str:
-    """A key as a message shows it: quoted where it is not plain."""
-    return str(key) if _PLAIN.fullmatch(str(key)) else shown(key)
+def _build_options(method: str, build: Table, swept: Table) -> BuildOptions | None:
+    """How a method's space is built: [build], swept values, then [build.METHOD]."""
+    default, read = default_build(method), build_options_read_by(method)
+    shared = {name: value for name, value in build.items() if name in read}
+    return default and replace(default, **{**shared, **swept, **build.get(method, {})})
 
 
-_OFF = 3  # by how much the wrong answers of sums are wrong
+def _frozen(value: Any) -> Any:
+    """Lists as tuples, as settings hold them."""
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
-def with_controls(
-    variants: Sequence[Variant], build_of: Callable[[str], BuildOptions | None]
-) -> list[Variant]:
-    """The variants, each with its controls behind it, then what a user would do instead.
+def _with_controls(variants: Sequence[Variant], build: Table) -> list[Variant]:
+    """The variants, each followed by its controls, then the baselines.
 
-    What is swept has no controls of its own: name a value as a variant to have them.
-    `build_of` says how the space of a method is built.
+    A value of a sweep has no controls: name it as a variant to have them.
     """
     found: list[Variant] = []
     for variant in variants:
-        found += [variant, *(() if variant.is_swept else controls_of(variant))]
-    if not any(variant.build is not None for variant in variants):
-        return found
-    known = [(variant.method, dict(variant.settings)) for variant in variants]
-    for name in built_in_names():
-        for settings in method_class(name).instead:
-            if (name, dict(settings)) not in known:
-                found.append(Variant(name, settings, build_of(name), is_instead=True))
-    return found
-
-
-def controls_of(variant: Variant) -> list[Variant]:
-    """The controls of one variant; none for a method without a space."""
-    if variant.build is None:
-        return []
-    of_examples = (Control.SHUFFLED, Control.WRONG, Control.UNRELATED)
-    found = [replace(variant, control=control) for control in of_examples]
-    past = method_class(variant.method).settings_past_boundary(variant.build.context)
-    if past is not None:
-        settings = {**variant.settings, **past}
-        found.append(replace(variant, settings=settings, control=Control.BOUNDARY))
+        found.append(variant)
+        if variant.build is None or variant.is_swept:
+            continue
+        found += [replace(variant, control=one) for one in Control if one != Control.BOUNDARY]
+        if more := variant.boundary_settings:
+            settings = {**variant.settings, **more}
+            found.append(replace(variant, settings=settings, control=Control.BOUNDARY))
+    if any(variant.build is not None for variant in variants):
+        known = [(variant.method, dict(variant.settings)) for variant in variants]
+        found += [
+            Variant(name, settings, _build_options(name, build, {}), is_instead=True)
+            for name, settings in BASELINES
+            if (name, settings) not in known
+        ]
     return found
 
 
 def controlled_examples(
     ground: Sequence[Example], control: Control | None
 ) -> tuple[Example, ...]:
-    """The examples a control is grounded in; empty where it cannot be had of these.
+    """The examples of a control; empty if these give none.
 
-    Wrong answers change places with the truthful ones, which stand as the wrong ones: a method
-    that goes by other rules where an example has no wrong answer, as scope does, then goes by
-    the rules of the real run.
+    Wrong and truthful answers change places, so that no example loses its wrong answers: scope
+    follows other rules for an example without them, and the control would differ in that too.
     """
-    if control is Control.SHUFFLED:
-        return _shuffled(ground) if len(ground) > 1 else ()
+    if control is Control.SHUFFLED:  # half the list away, since neighbors are alike
+        apart = len(ground) // 2
+        others = [*ground[apart:], *ground[:apart]] if apart else []
+        return tuple(
+            replace(example, answers=other.answers, wrong_answers=other.wrong_answers)
+            for example, other in zip(ground, others, strict=False)
+        )
     if control is Control.WRONG:
         return tuple(
-            replace(one, answers=one.wrong_answers, wrong_answers=one.answers)
-            for one in ground
-            if one.wrong_answers
+            replace(example, answers=example.wrong_answers, wrong_answers=example.answers)
+            for example in ground
+            if example.wrong_answers
         )
-    if control is Control.UNRELATED:
-        return tuple(unrelated_examples(len(ground)))
-    return tuple(ground)
-
-
-def _shuffled(ground: Sequence[Example]) -> tuple[Example, ...]:
-    """Every question with the answers of another, half the list away: neighbors are alike."""
-    apart = len(ground) // 2
-    others = [*ground[apart:], *ground[:apart]]
-    return tuple(
-        replace(one, answers=other.answers, wrong_answers=other.wrong_answers)
-        for one, other in zip(ground, others, strict=True)
-    )
+    return tuple(unrelated_examples(len(ground)) if control is Control.UNRELATED else ground)
 
 
 def unrelated_examples(count: int) -> Iterator[Example]:
-    """True sentences on sums of two numbers, which no benchmark here asks about."""
+    """True sentences on sums of two numbers, which no benchmark here has questions about."""
     for number in range(count):
         a, b = 11 + 7 * number, 23 + 5 * number
-        texts = [
+        right, wrong = (
             f"If you add {a} and {b}, the sum that you get is {total}."
             for total in (a + b, a + b + _OFF)
-        ]
+        )
         question = f"What do you get if you add {a} and {b}?"
-        yield Example(question, texts[0], texts[1], f"unrelated-{number + 1}")
+        yield Example(question, right, wrong, f"unrelated-{number + 1}")
 
 
-_LARGEST_FILE = 1_000_000  # bytes of a plan; those of the paper have 2,000
-_DEEPEST = 8  # tables and lists within each other
-_FREE = ("settings", "sweep", "variants")  # tables whose values a method checks
-_MOST_VARIANTS = 1_000
-_MOST_MISTAKES = 40  # that are listed
-
-
-def read_plan_table(path: Path, *, trust_remote_code: bool = False) -> dict[str, Any]:
+def read_plan_table(path: Path, *, trust_remote_code: bool = False) -> Table:
     """The table of a run.toml, not yet checked.
 
-    A plan may come from somebody else: that code of a model may run must be said by the caller
-    as well.
+    A plan may come from somebody else: only its caller may allow code of a model to run.
     """
     try:
-        text = read_text(path, "the plan", most=_LARGEST_FILE)
+        table = tomllib.loads(read_text(path, "the plan", most=_LARGEST_FILE))
     except SettingError as error:
         raise SettingError(
             f"{error}; name the .toml file of a run, or give flags only: trueline eval "
             f"--benchmark facts --methods {PLAIN},{DEFAULT} --out results"
         ) from error
-    try:
-        table = tomllib.loads(text)
-    except RecursionError as error:
-        raise SettingError(f"{path} is no readable TOML: it is nested too deep") from error
-    except ValueError as error:  # no TOML, or a number of thousands of digits
-        raise SettingError(f"{path} is no readable TOML: {error}") from error
+    except (RecursionError, ValueError) as error:  # also a number of thousands of digits
+        why = "it is nested too deep" if isinstance(error, RecursionError) else error
+        raise SettingError(f"{path} is not readable TOML: {why}") from error
     if table.get("trust_remote_code") is True and not trust_remote_code:
         raise SettingError(
             f"{path} asks to run code that a model brings (trust_remote_code), which a plan "
@@ -487,223 +415,177 @@ def read_plan_table(path: Path, *, trust_remote_code: bool = False) -> dict[str,
 
 
 def plan_from(table: Mapping[str, Any], where: str = "the plan") -> Plan:
-    """A plan from a table; every mistake in it is listed at once."""
-    _check_form(table, where)
-    table = _as_paper(table) if table.get("as") == "paper" else table
-    mistakes = wrong_keys(table, KEYS, "")
-    unfit = {name: unwritable(table.get(name), name) for name in _FREE}
-    mistakes += [problem for problems in unfit.values() for problem in problems]
-    if isinstance(judge := table.get("judge"), dict):
-        mistakes += wrong_keys(judge, JUDGE, "judge.")
-    sound = {
-        name: value
-        for name, value in table.items()
-        if name in KEYS and KEYS[name].fits(value) and not unfit.get(name)
-    }
-    variants = _variants(sound, mistakes)
-    mistakes += _missing(table, sound)
-    if mistakes:
-        raise SettingError(_listed(where, mistakes))
-    known = {field.name for field in fields(Plan)} - {"variants"}
-    values = {name: _frozen(value) for name, value in sound.items() if name in known}
-    for name in ("ground", "test"):
-        if values.get(name) == "all":
-            values[name] = None
-    if "data" in values:
-        values["data"] = Path(values["data"])
-    return Plan(**values, variants=variants)
-
-
-def _as_paper(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The table of a plan with the paper's way of doing things where it says nothing."""
-    judge = table.get("judge", {})
-    merged = {**PAPER, **table}
-    if isinstance(judge, Mapping):  # else the check of the plan names it
-        merged["judge"] = {**PAPER["judge"], **judge}
-    if "bertscore" in table:
-        merged.setdefault("bertscore_baseline", PAPER_ENCODER)
-    return merged
-
-
-def _check_form(table: Mapping[str, Any], where: str) -> None:
-    """Refuse what is no table, or nested so deep that to read it would exhaust the stack."""
+    """A plan from a table; all mistakes in it are listed in one error."""
     if not isinstance(table, Mapping):
         raise SettingError(f"{where} must be a table; got {shown(table)}")
-    level: list[Any] = [table]
-    for _ in range(_DEEPEST):
-        inner = [x.values() if isinstance(x, Mapping) else x for x in level]
-        level = [y for x in inner for y in x if isinstance(y, dict | list)]
-    if level:
-        raise SettingError(f"{where} has tables or lists more than {_DEEPEST} levels deep")
-
-
-def _listed(where: str, mistakes: list[str]) -> str:
-    count = f"{len(mistakes)} mistakes" if len(mistakes) > 1 else "a mistake"
-    verb = "have" if where.endswith("flags") else "has"
-    told, more = mistakes[:_MOST_MISTAKES], len(mistakes) - _MOST_MISTAKES
-    told += [f"and {more} more"] if more > 0 else []
-    return "\n  - ".join([f"{where} {verb} {count}:", *told])
-
-
-def _missing(table: Mapping[str, Any], sound: Mapping[str, Any]) -> list[str]:
-    """What belongs to the keys that are there, and is not."""
-    found = []
-    if "benchmarks" not in table:
-        found.append("benchmarks is missing; name one or more, such as facts")
-    if "methods" not in table and "variants" not in table:
-        found.append(f"methods is missing; name one or more, such as {PLAIN} and {DEFAULT}")
-    if ("bertscore" in table) != ("bertscore_layers" in table):
-        found.append("bertscore and bertscore_layers go together: a folder and a layer of it")
-    if "bertscore_baseline" in table and "bertscore" not in table:
-        found.append("bertscore_baseline rescales BERTScore, and there is no bertscore")
-    if len(sound.get("seeds", ())) > 1 and not sound.get("temperature"):
+    if table.get("as") == "paper":
+        table = _with_paper_defaults(table)
+    mistakes = {key: _mistakes(key, value, KEYS, "") for key, value in table.items()}
+    values = {key: value for key, value in table.items() if not mistakes[key]}
+    given = {key: _frozen(values.pop(key)) for key in SAMPLING if key in values}
+    found = [problem for problems in mistakes.values() for problem in problems]
+    found += [*_missing(table), *_judge_mistakes(values), *_method_mistakes(values)]
+    sampling, is_sampled = Sampling(), True
+    try:
+        sampling = Sampling(**given)
+        is_sampled = sampling.is_sampled
+    except SettingError as error:
+        found.append(str(error))
+    if len(values.get("seeds", ())) > 1 and not is_sampled:
         found.append("seeds has several, which needs a temperature above 0")
-    return found
-
-
-def _variants(table: Mapping[str, Any], mistakes: list[str]) -> tuple[Variant, ...]:
-    """Every method with every combination of its swept settings, then the named variants."""
-    settings, sweep, build = (table.get(name, {}) for name in ("settings", "sweep", "build"))
-    methods: list[str] = table.get("methods", [])
-    extra = cast("list[dict[str, Any]]", table.get("variants", []))
-    used = list(dict.fromkeys([*methods, *(item["method"] for item in extra)]))
-    unknown = [name for name in used if name not in method_names()]
-    found = [
-        f"{'methods' if name in methods else 'variants'}: there is no method {shown(name)}; "
-        f"there are {', '.join(method_names())}"
-        for name in unknown
-    ]
-    found += _settings_mistakes(settings, used)
-    found += _build_mistakes(build)
-    found += _sweep_mistakes(sweep, [name for name in methods if name not in unknown])
-    if not found and sum(_count(name, sweep) for name in methods) > _MOST_VARIANTS:
-        found.append(f"sweep makes more than {_MOST_VARIANTS:,} variants of the methods")
-    mistakes += found
+    if not found:
+        fields = {_FIELDS[key]: msgspec.convert(x, KEYS[key]) for key, x in values.items()}
+        plan = Plan(**fields, sampling=sampling)
+        found = [problem for variant in plan.variants for problem in _refused(variant)]
     if found:
-        return ()
-    variants: list[Variant] = []
-    for name in methods:
-        variants += _swept(name, settings.get(name, {}), sweep, build)
-    for item in extra:
-        given = {name: value for name, value in item.items() if name != "method"}
-        given = {**settings.get(item["method"], {}), **given}
-        variants += _swept(item["method"], given, {}, build)
-    distinct = [one for index, one in enumerate(variants) if one not in variants[:index]]
-    refused = [problem for variant in distinct for problem in _refused(variant)]
-    mistakes += refused
-    if refused:
-        return ()
-    if table.get("controls", True):
-        distinct = with_controls(distinct, lambda method: _build_options(method, build, {}))
-    return with_wrong_answers(distinct)
+        found = list(dict.fromkeys(found))
+        count = f"{len(found)} mistakes" if len(found) > 1 else "a mistake"
+        rest = [f"and {len(found) - _MOST_MISTAKES} more"] * (len(found) > _MOST_MISTAKES)
+        listed = [f"{where} has {count}:", *found[:_MOST_MISTAKES], *rest]
+        raise SettingError("\n  - ".join(listed))
+    return plan
 
 
-def _settings_mistakes(settings: Mapping[str, Any], used: list[str]) -> list[str]:
-    found = []
-    for key, value in settings.items():
-        name = spelled(key)
-        if not isinstance(value, dict):
-            found.append(
-                f"settings.{name} must be the table of a method, such as [settings.{DEFAULT}]"
-            )
-        elif key not in used:
-            found.append(
-                f"settings.{name} is given, but {name} is none of the methods asked for"
-            )
+def _with_paper_defaults(table: Mapping[str, Any]) -> Table:
+    found, judge = {**PAPER, **table}, table.get("judge", {})
+    if isinstance(judge, Mapping):
+        found["judge"] = {**PAPER["judge"], **judge}
+    if "bertscore" in table:
+        found.setdefault("bertscore_baseline", PAPER_ENCODER)
     return found
 
 
-def _swept(
-    method: str, given: Mapping[str, Any], sweep: Mapping[str, Any], build: Mapping[str, Any]
-) -> list[Variant]:
-    """One method with every combination of what is swept for it."""
-    keys = _swept_keys(method, sweep)
-    found = []
-    for values in product(*(sweep[key] for key in keys)):
-        settings, swept = dict(given), dict[str, Any]()
-        for key, value in zip(keys, values, strict=True):
-            (swept if key.startswith("build.") else settings)[keys[key]] = value
-        frozen = {name: _frozen(value) for name, value in settings.items()}
-        options = _build_options(method, build, swept)
-        found.append(Variant(method, frozen, options, is_swept=bool(keys)))
-    return found
+def _mistakes(key: str, value: object, types: Table, inside: str) -> list[str]:
+    """What is wrong with a key or its value, in one sentence; empty if nothing is."""
+    name = inside + _spelled(key)
+    if key not in types:
+        return [f"{name} is not a key; the keys are {', '.join(types)}"]
+    is_sampling = key in SAMPLING and types is KEYS  # whose own checks come later
+    try:
+        msgspec.convert(value, Any if is_sampling else types[key])
+    except msgspec.ValidationError:
+        return [f"{name} must be {_in_words(types[key])}; got {shown(value)}"]
+    if is_sampling and isinstance(value, int | float) and _MOST < value < inf:
+        return [f"{name} must be at most {_MOST:,}; got {shown(value)}"]
+    if not _is_writable(value):
+        return [
+            f"{name} has what results cannot hold; numbers must be finite and below 2^63, "
+            f"texts Unicode, tables at most {_DEEPEST} levels deep; got {shown(value)}"
+        ]
+    return []
 
 
-def _swept_keys(method: str, sweep: Mapping[str, Any]) -> dict[str, str]:
-    """The keys of the sweep that a method has -> the name of its setting or build option."""
-    options = build_options_read_by(method)
-    return {
-        key: name
-        for key in sweep
-        for owner, _, name in (key.partition("."),)
-        if owner == method or (owner == "build" and name in options)
-    }
+def _in_words(hint: Any) -> str:
+    """A type with its range, in words."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        meta = inner[1]
+        reach = "" if meta.le is None else f" from {meta.ge:,} to {meta.le:,}"
+        return meta.title or _in_words(inner[0]) + reach
+    if origin is Literal:
+        return f"one of {', '.join(inner)}" if len(inner) > 1 else f'"{inner[0]}"'
+    if origin in (tuple, list):
+        return "a list of values" if Any in inner else f"a list, each {_in_words(inner[0])}"
+    if origin in (Union, UnionType):
+        return " or ".join(_in_words(one) for one in inner if one is not type(None))
+    if origin is dict:
+        return "a table" if inner[1] is Any else f"a table, each value {_in_words(inner[1])}"
+    words = {int: "a whole number", str: "a text", bool: "true or false"}
+    return words[hint]
 
 
-def _count(method: str, sweep: Mapping[str, Any]) -> int:
-    """How many combinations a sweep makes of a method."""
-    return prod(len(sweep[key]) for key in _swept_keys(method, sweep))
+def _is_writable(value: object, depth: int = 0) -> bool:
+    """Whether a line of results can hold a value."""
+    if isinstance(value, dict | list | tuple):
+        inner = [*value, *value.values()] if isinstance(value, dict) else value
+        return depth < _DEEPEST and all(_is_writable(one, depth + 1) for one in inner)
+    if isinstance(value, str):
+        return not has_half_character(value)
+    is_finite = not isinstance(value, float) or isfinite(value)
+    return is_finite and (not isinstance(value, int) or -(2**63) <= value < 2**63)
 
 
-def _build_options(
-    method: str, build: Mapping[str, Any], swept: Mapping[str, Any]
-) -> BuildOptions | None:
-    """How a method's space is built: [build], what is swept, then [build.METHOD]."""
-    default = default_build(method)
-    if default is None:
-        return None
-    read = build_options_read_by(method)
-    shared = {name: value for name, value in build.items() if name in read}
-    return replace(default, **{**shared, **swept, **build.get(method, {})})
+def _spelled(key: object) -> str:
+    """A key as a message shows it: quoted if it is not plain."""
+    return str(key) if re.fullmatch(r"[\w.-]{1,60}", str(key)) else shown(key)
 
 
-def _build_mistakes(build: Mapping[str, Any]) -> list[str]:
-    by_method = {
-        name: value
-        for name, value in build.items()
-        if name in method_names() and build_options_read_by(name)
-    }
-    shared = {name: value for name, value in build.items() if name not in by_method}
-    found = wrong_keys(shared, BUILD, "build.")
-    for name, options in by_method.items():
-        if isinstance(options, dict):
-            found += wrong_keys(options, BUILD, f"build.{name}.")
+def _missing(table: Mapping[str, Any]) -> Iterator[str]:
+    """What the given keys need and do not have."""
+    if "benchmarks" not in table:
+        yield "benchmarks is missing; name one or more, such as facts"
+    if "methods" not in table and "variants" not in table:
+        yield f"methods is missing; name one or more, such as {PLAIN} and {DEFAULT}"
+    if ("bertscore" in table) != ("bertscore_layers" in table):
+        yield "bertscore and bertscore_layers go together: a folder and a layer of it"
+    if "bertscore_baseline" in table and "bertscore" not in table:
+        yield "bertscore_baseline rescales BERTScore, and there is no bertscore"
+
+
+def _judge_mistakes(values: Table) -> Iterator[str]:
+    limits = _types(Limits)
+    for name, value in values.get("judge", {}).items():
+        yield from _mistakes(name, value, JUDGE, "judge.") if name not in limits else ()
+        try:
+            Limits(**({name: value} if name in limits else {}))
+        except SettingError as error:
+            yield f"judge.{error}"
+
+
+def _method_mistakes(values: Table) -> Iterator[str]:
+    """What is wrong with methods, variants, settings, build and sweep."""
+    methods, named = values.get("methods", []), values.get("variants", [])
+    if not all(isinstance(item.get("method"), str) for item in named):
+        yield "variants must be a list, each a table with a method"
+        return
+    used = list(dict.fromkeys([*methods, *(item["method"] for item in named)]))
+    for name in used:
+        if name not in method_names():
+            key = "methods" if name in methods else "variants"
+            there = ", ".join(method_names())
+            yield f"{key}: there is no method {shown(name)}; there are {there}"
+    for name in values.get("settings", {}):
+        if name not in used:
+            yield f"settings.{_spelled(name)} belongs to none of the methods of the plan"
+    yield from _build_mistakes(values.get("build", {}))
+    known = [name for name in methods if name in method_names()]
+    yield from _sweep_mistakes(values.get("sweep", {}), known)
+
+
+def _build_mistakes(build: Table) -> Iterator[str]:
+    for name, value in build.items():
+        if name not in method_names() or not build_options_read_by(name):
+            yield from _mistakes(name, value, BUILD, "build.")
+        elif not isinstance(value, dict):
+            yield f"build.{name} must be a table; got {shown(value)}"
         else:
-            found.append(f"build.{name} must be a table; got {shown(options)}")
-    return found
+            for key, one in value.items():
+                yield from _mistakes(key, one, BUILD, f"build.{name}.")
 
 
-def _sweep_mistakes(sweep: Mapping[str, Any], methods: list[str]) -> list[str]:
-    found = []
+def _sweep_mistakes(sweep: Table, methods: Sequence[str]) -> Iterator[str]:
     read = {name for method in methods for name in build_options_read_by(method)}
     for key, values in sweep.items():
         owner, _, name = key.partition(".")
         if owner not in (*methods, "build") or not name:
-            found.append(
+            yield (
                 f'sweep has {shown(key)}; write "METHOD.SETTING" of one of the methods '
                 f'({", ".join(methods)}), or "build.OPTION"'
             )
-        elif not isinstance(values, list) or not values:
-            found.append(f"sweep {shown(key)} must be a list of values; got {shown(values)}")
         elif owner == "build":
             for value in values:
-                found += wrong_keys({name: value}, BUILD, "build.")
+                yield from _mistakes(name, value, BUILD, "build.")
             if name in BUILD and name not in read:
-                found.append(
-                    f"sweep has {shown(key)}, which changes none of {', '.join(methods)}"
-                )
-    return found
+                yield f"sweep has {shown(key)}, which changes none of {', '.join(methods)}"
+    counts = (prod(len(sweep[key]) for key in _swept_keys(m, sweep)) for m in methods)
+    if sum(counts) > _MOST_VARIANTS:
+        yield f"sweep makes more than {_MOST_VARIANTS:,} variants of the methods"
 
 
 def _refused(variant: Variant) -> list[str]:
-    """What the method itself says against its settings, before there is any space."""
+    """What the method says against its settings, before there is a space."""
     try:
         check_settings(variant.method, variant.settings)
     except TruelineError as error:
         return [f"{variant.method}: {error}"]
     return []
-
-
-def _frozen(value: Any) -> Any:
-    """Lists as tuples, which is how settings and plans hold them."""
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""results.jsonl <-> typed lines: every kind of line, how it is written and how it is read."""
+"""Every kind of line of results.jsonl: append, mend, check, read, and group by cell."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from trueline.errors import MissingExtraError, SettingError
+import msgspec
+from msgspec import Meta
+
+from trueline.errors import SettingError
 from trueline.examples import LOCAL, Regime
 from trueline.files import read_bytes, reason, replacing, sync
 from trueline.lab.plan import Control, Mode
 from trueline.lab.samples import About
 from trueline.text import shown
 
-try:
-    import msgspec
-    from msgspec import Meta
-except ImportError as error:
-    raise MissingExtraError("results need msgspec: pip install 'trueline[eval]'") from error
 RESULTS = "results.jsonl"
-_HEAD = b'{"kind"'  # how every line begins
-_IN_ROW_LABEL = ("context", "embedder")  # build options a report tells only where they vary
+_HEAD = b'{"kind"'  # the beginning of every line
+_IN_ROW_LABEL = (
+    "context",
+    "embedder",
+)  # build options that a report adds if rows differ in them
 _LARGEST_FILE = 2_000_000_000  # bytes of results; a line has about 1,000
 _ADVICE = "mend or remove the line, move the file away, or name another folder with --out"
 Count = Annotated[int, Meta(ge=0, le=2**53)]
@@ -62,58 +63,80 @@ class SpaceFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     hash: str  # of what the method sees of it
     entries: Count
-    build: dict[str, Any]  # the options it was asked for
-    default_build: dict[str, Any]  # what they are for this method if nobody says anything
-    built: dict[str, Any]  # what came of them: `auto` is resolved
+    build: dict[str, Any]  # the given options
+    default_build: dict[str, Any]  # the method's default options
+    built: dict[str, Any]  # the options with `auto` resolved
 
 
-class CellLine(PartOfCell, frozen=True, kw_only=True, tag="cell"):
-    """How one cell is run: all that shapes its results, and all that a report tells."""
+class ModelPart(PartOfCell, frozen=True, kw_only=True):
+    """The model of a cell. A cell has four parts; together they shape its results."""
+
+    fingerprint: str
+    tokenizer_hash: str  # of the tokenizer and its chat template
+    dtype: str
+    device: str
+
+
+class DataPart(ModelPart, frozen=True, kw_only=True):
+    """Adds the data."""
+
+    benchmark: str
+    data_hash: str
+    samples: Count  # how many lines of answers, choices or failures will follow
+    ground: Count
+    test: Count
+    bertscore: tuple[str, Positive] | None  # the encoder's folder and layer
+    bertscore_hash: str = ""  # of the encoder's files
+
+
+class DecodingPart(DataPart, frozen=True, kw_only=True):
+    """Adds how answers are generated and measured."""
 
     task: Mode
-    samples: Count  # how many lines of answers, choices or failures will follow
     batch_size: Positive
     max_new_tokens: Positive | None
     temperature: Amount
     stop: StopRule | None
     seed: Count | None
+    sampling: dict[str, Any] = {}  # other options of `Sampling` that differ from its defaults
+    fidelity: dict[str, Any] = {}  # fields of `Fidelity` that differ from its defaults
+
+
+class MethodPart(DecodingPart, frozen=True, kw_only=True):
+    """Adds the method and its space."""
+
     method: str
-    is_plain: bool  # whether it is the model as it is, which the others are compared with
-    has_own_prompt: bool  # whether the method rewrites the prompt for each question
+    control: Control | None = None  # None: it is the method itself
     settings: dict[str, Any]
-    defaults: dict[str, Any]  # the settings if nobody says anything, on this benchmark
     prompt_hashes: Annotated[tuple[str, ...], Meta(min_length=1)]
     space: SpaceFacts | None
+    versions: dict[str, str]
+
+
+class CellLine(MethodPart, frozen=True, kw_only=True, tag="cell"):
+    """How one cell is run: the four parts, and what else a report shows."""
+
     model: str
-    fingerprint: str
-    tokenizer_hash: str  # of the tokenizer and its chat template
-    dtype: str
-    device: str
-    benchmark: str
-    data_hash: str
+    is_plain: bool  # whether it is the plain model, which the others are compared with
+    is_instead: bool = False  # whether it is a baseline that the plan does not name
+    has_own_prompt: bool  # whether the method rewrites the prompt for each question
+    defaults: dict[str, Any]  # the default settings on this benchmark
     counts: dict[str, Count]  # rows read, kept, left out
     ground_from: str | None
-    ground: Count
-    test: Count
     draw: Count | None
     rule: str
-    bertscore: tuple[str, Positive] | None  # the encoder's folder and layer
-    versions: dict[str, str]
-    bertscore_hash: str = ""  # of the encoder's files
-    fidelity: dict[str, Any] = {}  # how answers were measured, where it is not as usual
-    control: Control | None = None  # what was taken out; None: it is the method itself
-    is_instead: bool = False  # whether it is there as what a user would do instead of a method
-    machine: dict[str, Any] = {}  # every line gets one of its own
+    machine: dict[str, Any] = {}  # of the run that began it
     time: str = ""
+
+    def part(self, kind: type[PartOfCell]) -> dict[str, Any]:
+        """The fields that one of the four parts adds."""
+        return {name: getattr(self, name) for name in kind.__annotations__}
 
     @property
     def label(self) -> str:
-        """Its method and what differs from the defaults: `rad alpha=0.3 window=answer`.
-
-        Context and embedder are left out: a report adds them where rows differ in them.
-        """
-        told = (f"{name}={_short(value)}" for name, value in self.changed.items())
-        return " ".join([self.method, *told])
+        """Its method and what differs from the defaults: `rad alpha=0.3 window=answer`."""
+        changes = (f"{name}={_short(value)}" for name, value in self.changed.items())
+        return " ".join([self.method, *changes])
 
     @property
     def changed(self) -> dict[str, Any]:
@@ -126,7 +149,7 @@ class CellLine(PartOfCell, frozen=True, kw_only=True, tag="cell"):
 
     @property
     def context(self) -> int | str | None:
-        """How many tokens a window of its space has; None without entries."""
+        """The number of tokens in a window of its space; None without entries."""
         return None if self.space is None else self.space.built.get("context")
 
     @property
@@ -146,14 +169,14 @@ class AnswerLine(PartOfCell, frozen=True, kw_only=True, tag="answer"):
     finish: str
     prompt_tokens: Count
     prompt_hashes: tuple[str, ...]
-    seconds: Amount  # its share of its chunk's, all told
-    decoding_seconds: Amount | None = None  # of these, from the chunk's first token on
+    seconds: Amount  # its share of its chunk's seconds
+    decoding_seconds: Amount | None = None  # the part of them after the chunk's first token
     scores: dict[str, Score | None]
     confidence: Share | None
     hits: tuple[Count, ...]
     flipped: tuple[Flag, ...]
     entropy: tuple[Amount | None, ...]
-    regime: Regime | None = None  # how its question stands to the grounding examples
+    regime: Regime | None = None  # of its question
     token_hash: str = ""  # of the tokens: equal where two answers are, token for token
     time: str = ""
 
@@ -163,7 +186,7 @@ class AnswerLine(PartOfCell, frozen=True, kw_only=True, tag="answer"):
 
     @property
     def is_local(self) -> bool:
-        """Whether no example answers its question, so that there is nothing to judge."""
+        """Whether no example answers its question: there is nothing to judge."""
         return self.regime in LOCAL
 
 
@@ -182,7 +205,7 @@ class ChoiceLine(PartOfCell, frozen=True, kw_only=True, tag="choice"):
 
 
 class FailedLine(PartOfCell, frozen=True, kw_only=True, tag="failed"):
-    """A sample that could not be asked."""
+    """A sample without an answer."""
 
     sample: str
     index: Count
@@ -191,20 +214,20 @@ class FailedLine(PartOfCell, frozen=True, kw_only=True, tag="failed"):
 
 
 class VerdictLine(PartOfCell, frozen=True, kw_only=True, tag="verdict"):
-    """What a judge said of one answer."""
+    """A judge's verdict on one answer."""
 
     sample: str
     judge: str
     about: About
     label: bool | None
-    basis: str = ""  # under which name the judge's agreement with people was measured
+    basis: str = ""  # the rule whose agreement with people was measured
     raw: str = ""
     prompt_tokens: Count = 0
     answer_tokens: Count = 0
     cost: Amount | None = None
     is_cached: bool = False
     is_answered: bool = True
-    judge_hash: str = ""  # of all that can change the judge's verdicts
+    judge_hash: str = ""  # of everything that can change its verdicts
     time: str = ""
 
 
@@ -221,7 +244,7 @@ class Leak(msgspec.Struct, frozen=True):
     sample: str  # its id
     example: str  # its id
     part: str  # `question` or `answer`
-    near: str  # how they are near: equal, 13 words, overlap or cosine
+    near: str  # equal, 13 words, overlap or cosine
     score: Score  # share of common words, or the cosine
     texts: tuple[str, str]  # of the test, of the grounding example
 
@@ -232,7 +255,7 @@ class Leak(msgspec.Struct, frozen=True):
 
 
 class LeaksLine(ResultLine, frozen=True, kw_only=True, tag="leaks"):
-    """What the grounding examples of a benchmark give away, whatever is run on it."""
+    """The test samples that the grounding examples of a benchmark give away."""
 
     benchmark: str
     data_hash: str
@@ -244,7 +267,8 @@ class LeaksLine(ResultLine, frozen=True, kw_only=True, tag="leaks"):
 
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
-SampleLine = AnswerLine | ChoiceLine | FailedLine  # what a sample of a cell can end in
+LineT = TypeVar("LineT", AnswerLine, ChoiceLine, FailedLine, VerdictLine)
+SampleLine = AnswerLine | ChoiceLine | FailedLine  # the line of a sample
 AnyLine = CellLine | SampleLine | VerdictLine | DoneLine | LeaksLine
 _READER: msgspec.json.Decoder[AnyLine] = msgspec.json.Decoder(AnyLine)
 
@@ -256,46 +280,37 @@ def encode_lines(lines: Iterable[AnyLine]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class WrittenLines:
-    """What a results file holds."""
+    """The lines of a results file."""
 
     lines: list[AnyLine]
     sizes: list[int]  # the bytes of each
-    torn: bool  # whether one more was cut off at the end, as by a kill
+    torn: bool  # whether an incomplete line follows, as after a kill
 
 
 def read_written(path: Path) -> WrittenLines:
-    """Read a results file; a line that is none is refused with its number."""
-    *pieces, torn = _content(path).split(b"\n")
+    """Read a results file; a line of another form is refused with its number."""
+    content = b""
+    if os.path.lexists(path):
+        try:
+            content = read_bytes(path, "the results", most=_LARGEST_FILE)
+        except SettingError as error:
+            hint = "mend that, or name another folder with --out"
+            raise SettingError(f"{error}; {hint}") from error
+    *pieces, torn = content.split(b"\n")
     lines = [_line(path, number, piece) for number, piece in enumerate(pieces, 1)]
-    if torn[: len(_HEAD)] != _HEAD[: len(torn)]:  # a run never begins a line otherwise
-        raise SettingError(
-            f"{path}:{len(pieces) + 1} ends in something that is no line of results; {_ADVICE}"
-        )
+    if torn[: len(_HEAD)] != _HEAD[: len(torn)]:  # a run begins no line in another way
+        raise SettingError(f"{path}:{len(pieces) + 1} ends in a foreign line; {_ADVICE}")
     return WrittenLines(lines, [len(piece) + 1 for piece in pieces], bool(torn))
-
-
-def _content(path: Path) -> bytes:
-    """The bytes of a results file, none where it is not there."""
-    try:
-        path.stat()
-    except FileNotFoundError:
-        return b""
-    except OSError:
-        pass  # to read it says the same
-    try:
-        return read_bytes(path, "the results", most=_LARGEST_FILE)
-    except SettingError as error:
-        raise SettingError(f"{error}; mend that, or name another folder with --out") from error
 
 
 def _line(path: Path, number: int, piece: bytes) -> AnyLine:
     if number == 1:
-        piece = piece.removeprefix(codecs.BOM_UTF8)  # some editors put one there
+        piece = piece.removeprefix(codecs.BOM_UTF8)  # some editors add one
     try:
         return _READER.decode(piece)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise SettingError(
-            f"{path}:{number} is no line of results of this release ({error}); {_ADVICE}"
+            f"{path}:{number} is not a line of results of this release ({error}); {_ADVICE}"
         ) from error
 
 
@@ -326,47 +341,47 @@ def _short(value: object) -> str:
 
 
 def check_lines(path: Path, lines: Sequence[AnyLine]) -> None:
-    """Refuse the first line that repeats an earlier one, or belongs to none."""
-    seen: dict[object, int] = {}  # the number of the line with this key
+    """Refuse the first line that repeats an earlier one, or that belongs to none."""
+    seen: dict[tuple[object, ...], int] = {}  # key -> the number of its line
     for number, line in enumerate(lines, 1):
-        problem = _orphan(line, seen)
-        for key in _keys(line):
-            if (first := seen.setdefault(key, number)) != number and not problem:
-                problem = f"says again what line {first} says"
-        if problem:
-            raise SettingError(
-                f"{path}:{number} {problem}; mend or remove the line, move the file away, or "
-                "name another folder with --out"
+        own, needed = _keys(line)
+        problem = ""
+        if needed and needed not in seen:
+            problem = (
+                f"belongs to {needed[0]} {_named(needed[1:])}, which no line before it has"
             )
+        for key in own:
+            if (first := seen.setdefault(key, number)) != number and not problem:
+                problem = f"repeats line {first}"
+        if problem:
+            raise SettingError(f"{path}:{number} {problem}; {_ADVICE}")
 
 
-def _orphan(line: AnyLine, seen: dict[object, int]) -> str:
-    """What a line lacks that must stand before it, in words."""
-    if isinstance(line, CellLine | LeaksLine):
-        return ""
-    if (CellLine, line.cell) not in seen:
-        return f"belongs to the cell {shown(line.cell)}, which no line before it describes"
-    task = {AnswerLine: "generate", ChoiceLine: "choose"}.get(type(line))
-    if task and (CellLine, line.cell, task) not in seen:
-        return f"belongs to a cell with another task than {task}"
-    if isinstance(line, VerdictLine) and (AnswerLine, line.cell, line.sample) not in seen:
-        return f"judges {shown(line.sample)}, to which its cell has no answer before it"
-    return ""
+def _named(key: tuple[object, ...]) -> str:
+    return " ".join(map(shown, key))
 
 
-def _keys(line: AnyLine) -> list[object]:
-    """What no other line may have."""
+def _keys(line: AnyLine) -> tuple[list[tuple[object, ...]], tuple[object, ...]]:
+    """What no other line may have, and what a line before it must have."""
     if isinstance(line, LeaksLine):
-        return []
-    if isinstance(line, VerdictLine):
-        return [(VerdictLine, line.cell, line.sample, line.judge, line.about)]
-    if isinstance(line, AnswerLine | ChoiceLine | FailedLine):
-        sample = ("sample", line.cell, line.sample)
-        own = [(AnswerLine, line.cell, line.sample)] if isinstance(line, AnswerLine) else []
-        return [sample, ("index", line.cell, line.index), *own]
+        return [], ()
+    cell = line.cell
     if isinstance(line, CellLine):
-        return [(CellLine, line.cell), (CellLine, line.cell, line.task)]
-    return [(DoneLine, line.cell)]
+        return [("cell", cell), ("cell", cell, line.task)], ()
+    if isinstance(line, DoneLine):
+        return [("done", cell)], ("cell", cell)
+    if isinstance(line, VerdictLine):
+        own = ("verdict", cell, line.sample, line.judge, line.about)
+        return [own], ("answer", cell, line.sample)
+    keys: list[tuple[object, ...]] = [
+        ("sample", cell, line.sample),
+        ("index", cell, line.index),
+    ]
+    if isinstance(line, FailedLine):
+        return keys, ("cell", cell)
+    if isinstance(line, ChoiceLine):
+        return keys, ("cell", cell, "choose")
+    return [*keys, ("answer", cell, line.sample)], ("cell", cell, "generate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,31 +390,25 @@ class Journal:
 
     path: Path
     lines: list[AnyLine]
-    dropped: int = 0  # lines that a kill left behind, of a chunk that is not whole
+    dropped: int = 0  # lines of an incomplete chunk, left by a kill
 
     def append(self, lines: Sequence[AnyLine]) -> None:
         """Add the lines of one chunk in one write that is on the disk when this returns."""
-        try:
-            with self.path.open("ab", buffering=0) as file:
-                rest = memoryview(encode_lines(lines))
-                while rest:
-                    rest = rest[file.write(rest) :]
+        with _as_setting_error(self.path), self.path.open("ab", buffering=0) as file:
+            rest = memoryview(encode_lines(lines))
+            while rest:
+                rest = rest[file.write(rest) :]
             sync(self.path)
-        except OSError as error:
-            raise _unwritable(self.path, error) from error
         self.lines.extend(lines)
 
     def drop(self, lines: Sequence[AnyLine]) -> None:
-        """Take lines out again; the old file stands until the new one is whole."""
+        """Remove lines; the old file stays until the new one is complete."""
         dropped = {id(line) for line in lines}
         if not dropped:
             return
         kept = [line for line in self.lines if id(line) not in dropped]
-        try:
-            with replacing(self.path) as scratch:
-                scratch.write_bytes(encode_lines(kept))
-        except OSError as error:
-            raise _unwritable(self.path, error) from error
+        with _as_setting_error(self.path), replacing(self.path) as scratch:
+            scratch.write_bytes(encode_lines(kept))
         self.lines[:] = kept
 
     def samples_of(self, cell: str) -> list[SampleLine]:
@@ -435,58 +444,43 @@ def open_journal(folder: Path) -> Iterator[Journal]:
 
 
 def _mend(path: Path) -> Journal:
-    """The results as they stand, less a torn line and the chunk it belongs to."""
+    """The lines of a folder without an incomplete chunk at their end, which is cut off."""
     written = read_written(path)
-    lines = written.lines
+    lines, unfinished = written.lines, 0
     check_lines(path, lines)
-    unfinished = _unfinished(lines)
+    if lines and isinstance(last := lines[-1], SampleLine):
+        head = next(x for x in lines if isinstance(x, CellLine) and x.cell == last.cell)
+        count = sum(isinstance(x, SampleLine) and x.cell == last.cell for x in lines)
+        unfinished = 0 if count == head.samples else count % head.batch_size
     whole = len(lines) - unfinished
     if unfinished or written.torn:
-        try:
+        with _as_setting_error(path):
             os.truncate(path, sum(written.sizes[:whole]))
             sync(path)
-        except OSError as error:
-            raise _unwritable(path, error) from error
     return Journal(path, lines[:whole], unfinished + written.torn)
 
 
-def _unfinished(lines: list[AnyLine]) -> int:
-    """How many lines at the end belong to a chunk that is not whole."""
-    if not lines or not isinstance(last := lines[-1], SampleLine):
-        return 0
-    head = next(x for x in lines if isinstance(x, CellLine) and x.cell == last.cell)
-    count = sum(isinstance(x, SampleLine) and x.cell == last.cell for x in lines)
-    return 0 if count == head.samples else count % head.batch_size
-
-
-def _unwritable(path: Path, error: OSError) -> SettingError:
-    return SettingError(
-        f"{path} cannot be written ({reason(error)}); what was finished is kept; mend that "
-        "and run the same again"
-    )
-
-
-_CONDITIONS = (
-    "fingerprint tokenizer_hash dtype device benchmark task temperature seed max_new_tokens "
-    "stop fidelity"
-).split()
-_SHARED = (
-    "model fingerprint dtype benchmark test task temperature method changed ground ground_from "
-    "max_new_tokens stop fidelity"
-).split()
-LineT = TypeVar("LineT", bound=PartOfCell)
+@contextmanager
+def _as_setting_error(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SettingError(
+            f"{path} cannot be written ({reason(error)}); finished samples are saved: fix the "
+            "cause, then run the same command again"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
 class CellResults:
-    """One cell of a run: how it was run, and every line that was written for it."""
+    """One cell of a run with its lines."""
 
     head: CellLine
     answers: tuple[AnswerLine, ...] = ()  # in the order of the samples
     choices: tuple[ChoiceLine, ...] = ()
     failed: tuple[FailedLine, ...] = ()
     verdicts: tuple[VerdictLine, ...] = ()
-    done: DoneLine | None = None  # None: the cell has not come to its end
+    done: DoneLine | None = None  # None: the cell is not complete
     # The token hashes of the plain model's answers under the same conditions, by sample.
     plain: Mapping[str, str] = field(default_factory=dict)
 
@@ -497,22 +491,22 @@ class CellResults:
 
     @property
     def cut_off(self) -> int:
-        """How many answers reached the limit of new tokens before they ended."""
+        """How many answers reached the limit of new tokens."""
         return sum(line.finish == "length" for line in self.answers)
 
     @property
     def judges(self) -> tuple[str, ...]:
-        """The judges that gave verdicts, in the order they first did."""
+        """The judges, in the order of their first verdicts."""
         return tuple(dict.fromkeys(line.judge for line in self.verdicts))
 
     def labels(self, about: About, judge: str) -> dict[str, bool | None]:
-        """A judge's verdicts by sample; None where one could not be read."""
+        """A judge's verdicts by sample; None if one could not be read."""
         wanted = (judge, about)
         return {x.sample: x.label for x in self.verdicts if (x.judge, x.about) == wanted}
 
     @property
     def description(self) -> str:
-        """What was run on what, in words."""
+        """Model, benchmark, method, task and seed in words."""
         words = [self.title, f"({self.head.task})"]
         if self.head.seed is not None:
             words.append(f"seed {self.head.seed}")
@@ -520,30 +514,32 @@ class CellResults:
 
     @property
     def title(self) -> str:
-        """The method, what differs from its defaults, its space's context, its control."""
+        """The label with the context of its space and its control."""
         context, control = self.head.context, self.head.control
-        told = self.head.label + ("" if context is None else f" context={context}")
-        return told if control is None else f"{told}, control: {control}"
+        title = self.head.label + ("" if context is None else f" context={context}")
+        return title if control is None else f"{title}, control: {control}"
 
     @property
     def experiment(self) -> str:
         """What a method and its controls share: everything but the control and the seed."""
-        names = (*_SHARED, "context", "embedder")
-        return repr([getattr(self.head, name) for name in names])
+        head = replace_line(self.head, seed=None)
+        parts = [head.part(kind) for kind in (ModelPart, DataPart, DecodingPart)]
+        method = (head.model, head.method, head.changed, head.context, head.embedder)
+        return repr((parts, method))
 
 
 @dataclass(frozen=True, slots=True)
 class RunResults:
-    """What a run has written so far."""
+    """The results of a run so far."""
 
     folder: Path
     cells: tuple[CellResults, ...]  # in the order they were begun
-    leaks: tuple[LeaksLine, ...] = ()  # what the grounding examples of a benchmark give away
-    torn: bool = False  # whether the last line was cut off, as by a kill; it does not count
+    leaks: tuple[LeaksLine, ...] = ()
+    torn: bool = False  # whether an incomplete last line was left out, as after a kill
 
 
 def read_results(folder: str | Path) -> RunResults:
-    """Read a run, also one that is still going; a last line that was cut off does not count."""
+    """Read a run, also one that is not complete."""
     path = Path(folder)
     try:
         path = path / RESULTS if path.is_dir() or not path.suffix else path
@@ -565,38 +561,32 @@ def read_results(folder: str | Path) -> RunResults:
 
 
 def gather_cells(lines: Iterable[AnyLine]) -> tuple[CellResults, ...]:
-    """The lines by cell; one that is written again replaces the first."""
-    kept: dict[str, dict[object, PartOfCell]] = {}
+    """The lines by cell, in the order the cells were begun."""
+    by_cell: dict[str, list[PartOfCell]] = {}
     for line in lines:
         if isinstance(line, PartOfCell):
-            names = ("sample", "judge", "about")
-            key = (type(line), *(getattr(line, name, None) for name in names))
-            kept.setdefault(line.cell, {})[key] = line
-    found = [
-        _gather(head, list(parts.values()))
-        for parts in kept.values()
-        for head in parts.values()
-        if isinstance(head, CellLine)
-    ]
+            by_cell.setdefault(line.cell, []).append(line)
+    heads = [x for parts in by_cell.values() for x in parts if isinstance(x, CellLine)]
+    cells = [_gather(head, by_cell[head.cell]) for head in heads]
     plain: dict[str, dict[str, str]] = {}
-    for cell in found:
+    for cell in cells:
         if cell.head.is_plain:
             hashes = {x.sample: x.token_hash for x in cell.answers if x.token_hash}
             plain.setdefault(_conditions(cell.head), {}).update(hashes)
-    return tuple(replace(x, plain=plain.get(_conditions(x.head), {})) for x in found)
+    return tuple(replace(x, plain=plain.get(_conditions(x.head), {})) for x in cells)
 
 
 def _conditions(head: CellLine) -> str:
-    """All but the method that shapes an answer."""
-    return repr([getattr(head, name) for name in _CONDITIONS])
+    """Everything but the method that shapes an answer."""
+    return repr((head.part(ModelPart), head.part(DecodingPart), head.benchmark))
 
 
 def _gather(head: CellLine, lines: list[PartOfCell]) -> CellResults:
     order = {line.sample: line.index for line in lines if isinstance(line, SampleLine)}
 
     def ordered(kind: type[LineT]) -> tuple[LineT, ...]:
-        found = [line for line in lines if isinstance(line, kind)]
-        return tuple(sorted(found, key=lambda line: order.get(getattr(line, "sample", ""), 0)))
+        lines_of_kind = [line for line in lines if isinstance(line, kind)]
+        return tuple(sorted(lines_of_kind, key=lambda x: order[x.sample]))
 
     return CellResults(
         head,
@@ -604,5 +594,5 @@ def _gather(head: CellLine, lines: list[PartOfCell]) -> CellResults:
         ordered(ChoiceLine),
         ordered(FailedLine),
         ordered(VerdictLine),
-        next(iter(ordered(DoneLine)), None),
+        next((line for line in lines if isinstance(line, DoneLine)), None),
     )

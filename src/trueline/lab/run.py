@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
@@ -51,6 +51,7 @@ from trueline.lab.results import (
     replace_line,
 )
 from trueline.lab.samples import About, Benchmark, Choices, Sample
+from trueline.text import counted
 
 if TYPE_CHECKING:
     from trueline.cluster import Cluster
@@ -61,9 +62,9 @@ if TYPE_CHECKING:
     from trueline.types import Answer, TraceStep
 
 
-TimedAnswer = tuple["Answer", float, float]  # with its seconds, and those of decoding
 Batch = Sequence[tuple[int, Sample]]  # samples with their places in the benchmark
-_SEEDS_APART = 1_000_003  # so that no sample of one seed draws as another sample of the next
+_SEEDS_APART = 1_000_003  # so that no sample of one seed draws like a sample of the next
+_JUDGED = 64  # answers a judge gets at once: enough to keep a service busy
 
 
 def sample_lines(
@@ -72,49 +73,40 @@ def sample_lines(
     """The lines of a chunk of samples, one each and in their order."""
     if cell.head.task == "choose":
         return [_choice(cell, index, sample) for index, sample in batch]
-    lines: list[SampleLine] = [
-        _failed(cell, index, sample, answer)
-        if isinstance(answer, str)
-        else _answer(cell, index, sample, *answer)
-        for (index, sample), answer in zip(batch, _answers(cell, batch), strict=True)
+    lines = _answers(cell, batch)
+    scored = [
+        (line, sample)
+        for line, (_, sample) in zip(lines, batch, strict=True)
+        if isinstance(line, AnswerLine) and sample.answers
     ]
-    if bertscore is None:
+    if bertscore is None or not scored:
         return lines
-    return _with_bertscore(lines, dict(batch), bertscore, cell.head.fidelity)
+    from trueline.lab.metrics import BertScore
 
-
-def verdict_lines(
-    judge: Judge, about: About, benchmark: Benchmark, answers: Sequence[AnswerLine]
-) -> list[VerdictLine]:
-    """What a judge says of a chunk of answers, one line each."""
-    items = [(benchmark.test[line.index], line.text) for line in answers]
-    verdicts = judge.judge(benchmark.task, about, items)
-    asked = judge.hash  # once: a local judge reads much for it
-    return [
-        VerdictLine(
-            cell=line.cell,
-            sample=line.sample,
-            judge_hash=asked,
-            time=now(),
-            **asdict(verdict),
-        )
-        for line, verdict in zip(answers, verdicts, strict=True)
-    ]
+    how, (folder, layer) = cell.head.fidelity, bertscore
+    scorer = BertScore(Path(folder), layer, how.get("bertscore_baseline"))
+    references = [_references(sample, how.get("references", "all")) for _, sample in scored]
+    values = scorer.scores([line.text for line, _ in scored], references)
+    more = {
+        line.index: replace_line(line, scores={**line.scores, "bertscore": _rounded(value, 5)})
+        for (line, _), value in zip(scored, values, strict=True)
+    }
+    return [more.get(line.index, line) for line in lines]
 
 
 def text_scores(
     sample: Sample, text: str, *, stemmer: bool = False, references: References = "all"
 ) -> dict[str, float | None]:
-    """What the words of an answer are worth; None where the sample has nothing to compare.
+    """The scores of an answer's words; None if the sample has nothing to compare with.
 
     Stemmer and references are ROUGE-L's.
     """
     from trueline.lab.metrics import bleu, closer_to_truth, rouge_l
 
     truthful, wrong = sample.answers, sample.wrong_answers
-    shown = _shown(sample, references)
+    compared = _references(sample, references)
     scores = {
-        "rouge_l": rouge_l(text, shown, stemmer=stemmer) if shown else None,
+        "rouge_l": rouge_l(text, compared, stemmer=stemmer) if compared else None,
         "bleu": bleu(text, truthful) if truthful else None,
         "rouge_accuracy": closer_to_truth(text, truthful, wrong, rouge_l),
         "bleu_accuracy": closer_to_truth(text, truthful, wrong, bleu),
@@ -122,13 +114,12 @@ def text_scores(
     return {name: _rounded(value, 6) for name, value in scores.items()}
 
 
-def _shown(sample: Sample, references: References) -> tuple[str, ...]:
-    """The references an answer is compared with."""
+def _references(sample: Sample, references: References) -> tuple[str, ...]:
     return sample.answers if references == "all" else sample.answers[:1]
 
 
-def _answers(cell: Cell, batch: Batch) -> list[TimedAnswer | str]:
-    """An answer to each sample and its share of the seconds, or why it cannot be asked."""
+def _answers(cell: Cell, batch: Batch) -> list[SampleLine]:
+    """An answer to each sample with its share of the seconds, or why there is none."""
     from trueline.decode.generate import generate
 
     head, first = cell.head, batch[0][0]
@@ -138,35 +129,42 @@ def _answers(cell: Cell, batch: Batch) -> list[TimedAnswer | str]:
     try:
         answers = generate(
             cell.lm,
-            cell.decoder,
+            cell.method,
             [sample.question for _, sample in batch],
             max_new_tokens=head.max_new_tokens,
             batch_size=len(batch),
             temperature=head.temperature,
             stop=head.stop.strings,
+            **head.sampling,
             trace=True,
-            # Draws go with a sample's index in the benchmark, not in the chunk.
+            # Draws depend on a sample's index in the benchmark, not on its chunk.
             seed=None if head.seed is None else head.seed * _SEEDS_APART + first,
         )
-    except SettingError as error:  # one of them cannot be asked; each alone tells which
+    except SettingError as error:
         if len(batch) == 1:
-            return [str(error)]
-        return [answer for one in batch for answer in _answers(cell, [one])]
+            return [_failed(cell, *batch[0], str(error))]
+        return [line for one in batch for line in _answers(cell, [one])]  # to know which one
     seconds = round((perf_counter() - begun) / len(batch), 4)
     begin = min(answer.first_token_seconds for answer in answers)
     end = max(answer.seconds for answer in answers)
     decoding = round(max(0.0, end - begin) / len(batch), 4)
-    return [(answer, seconds, decoding) for answer in answers]
+    return [
+        _answer(cell, index, sample, answer, seconds, decoding)
+        for (index, sample), answer in zip(batch, answers, strict=True)
+    ]
 
 
 def _answer(
     cell: Cell, index: int, sample: Sample, answer: Answer, seconds: float, decoding: float
 ) -> AnswerLine:
-    steps = answer.trace or ()
-    how = cell.head.fidelity
-    options: dict[str, Any] = {
-        name: how[name] for name in ("stemmer", "references") if name in how
-    }
+    from trueline.lab.metrics import probe_scores
+
+    steps, how = answer.trace or (), cell.head.fidelity
+    if sample.probe is None:
+        options = {name: how[name] for name in ("stemmer", "references") if name in how}
+        scores = text_scores(sample, answer.text, **options)
+    else:
+        scores = probe_scores(sample.probe, answer.text, answer.finish == "length")
     return AnswerLine(
         cell=cell.id,
         sample=sample.id,
@@ -179,7 +177,7 @@ def _answer(
         prompt_hashes=tuple(answer.prompt_hashes),
         seconds=seconds,
         decoding_seconds=decoding,
-        scores=_scores(sample, answer, options),
+        scores=scores,
         confidence=_confidence(answer, how.get("confidence", "geometric")),
         hits=tuple(step.hits for step in steps),
         flipped=tuple(int(_is_changed(step, cell.head.temperature)) for step in steps),
@@ -190,43 +188,31 @@ def _answer(
     )
 
 
-def _scores(
-    sample: Sample, answer: Answer, options: Mapping[str, Any]
-) -> dict[str, float | None]:
-    """The scores of an answer: those of its regime, where it has one, else of its words."""
-    from trueline.lab.metrics import probe_scores
-
-    if sample.probe is None:
-        return text_scores(sample, answer.text, **options)
-    return probe_scores(sample.probe, answer.text, answer.finish == "length")
-
-
 def _choice(cell: Cell, index: int, sample: Sample) -> ChoiceLine | FailedLine:
     from trueline.decode.generate import score
     from trueline.lab.metrics import mc1, mc2, mc3
 
     begun = perf_counter()
-    single, multiple = sample.single, sample.multiple
-    texts = [*dict.fromkeys((*_texts(single), *_texts(multiple)))]  # each is scored once
+    single, multiple = (x or Choices((), ()) for x in (sample.single, sample.multiple))
+    texts = [*dict.fromkeys((*single.texts, *multiple.texts))]  # each is scored once
     try:
-        scores = score(cell.lm, cell.decoder, sample.question, texts)
-        found = {text: round(value, 5) for text, value in zip(texts, scores, strict=True)}
-        ones = [found[text] for text in _texts(single)]
-        many = [found[text] for text in _texts(multiple)]
-        return ChoiceLine(
-            cell=cell.id,
-            sample=sample.id,
-            index=index,
-            single=tuple(_rounded(value, 5) for value in ones),
-            multiple=tuple(_rounded(value, 5) for value in many),
-            mc1=None if single is None else mc1(ones, single.is_true),
-            mc2=None if multiple is None else round(mc2(many, multiple.is_true), 6),
-            mc3=None if multiple is None else round(mc3(many, multiple.is_true), 6),
-            seconds=round(perf_counter() - begun, 4),
-            time=now(),
-        )
+        scores = score(cell.lm, cell.method, sample.question, texts)
     except SettingError as error:
         return _failed(cell, index, sample, str(error))
+    by_text = {text: round(value, 5) for text, value in zip(texts, scores, strict=True)}
+    ones, many = ([by_text[text] for text in choices.texts] for choices in (single, multiple))
+    return ChoiceLine(
+        cell=cell.id,
+        sample=sample.id,
+        index=index,
+        single=tuple(_rounded(value, 5) for value in ones),
+        multiple=tuple(_rounded(value, 5) for value in many),
+        mc1=mc1(ones, single.is_true) if sample.single else None,
+        mc2=round(mc2(many, multiple.is_true), 6) if sample.multiple else None,
+        mc3=round(mc3(many, multiple.is_true), 6) if sample.multiple else None,
+        seconds=round(perf_counter() - begun, 4),
+        time=now(),
+    )
 
 
 def _failed(cell: Cell, index: int, sample: Sample, reason: str) -> FailedLine:
@@ -236,47 +222,22 @@ def _failed(cell: Cell, index: int, sample: Sample, reason: str) -> FailedLine:
 def _confidence(answer: Answer, how: Confidence) -> float | None:
     """The mean of the picked tokens' probabilities; a geometric one needs all above 0."""
     picked = [step.probability or 0.0 for step in answer.trace or ()]
-    if picked and how != "geometric":
-        return _rounded(sum(picked) / len(picked), 6)
-    if not picked or min(picked) <= 0:
+    if not picked or (how == "geometric" and min(picked) <= 0):
         return None
+    if how != "geometric":
+        return _rounded(sum(picked) / len(picked), 6)
     return _rounded(math.exp(sum(map(math.log, picked)) / len(picked)), 6)
 
 
 def _is_changed(step: TraceStep, temperature: float) -> bool:
-    """Whether the method changed what the model wants most; a draw alone is no change."""
+    """Whether the method changed the most probable token; a draw alone is no change."""
     if temperature == 0:
         return step.flipped
     return step.final[0].token != step.base[0].token
 
 
-def _with_bertscore(
-    lines: Sequence[SampleLine],
-    samples: dict[int, Sample],
-    encoder: tuple[str, int],
-    how: Mapping[str, Any],
-) -> list[SampleLine]:
-    """The lines with one more score for every answer that has a reference."""
-    from trueline.lab.metrics import BertScore
-
-    scored = [x for x in lines if isinstance(x, AnswerLine) and samples[x.index].answers]
-    asked = how.get("references", "all")
-    references = [_shown(samples[line.index], asked) for line in scored]
-    scorer = BertScore(Path(encoder[0]), encoder[1], how.get("bertscore_baseline"))
-    values = scorer.scores([line.text for line in scored], references)
-    more = {
-        line.index: replace_line(line, scores={**line.scores, "bertscore": _rounded(value, 5)})
-        for line, value in zip(scored, values, strict=True)
-    }
-    return [more.get(line.index, line) for line in lines]
-
-
-def _texts(choices: Choices | None) -> tuple[str, ...]:
-    return () if choices is None else choices.texts
-
-
 def _rounded(value: float | None, digits: int) -> float | None:
-    """A number as JSON can hold it: what is not finite is None."""
+    """A number as JSON can hold it: None if it is not finite."""
     return None if value is None or not math.isfinite(value) else round(value, digits)
 
 
@@ -286,7 +247,7 @@ Chunk = tuple[str, int]  # the id of a cell, and the number of its first sample
 def answer_chunks(
     plan: Plan, cells: Sequence[Cell], journal: Journal, on: Cluster | None
 ) -> Iterator[list[SampleLine]]:
-    """The lines of every chunk that cells still lack, in the order of cells and samples."""
+    """The lines of every chunk that cells lack, in the order of cells and samples."""
     chunks: list[Chunk] = []
     for cell in {cell.id: cell for cell in cells}.values():
         if not journal.has(cell.id, DoneLine):
@@ -300,8 +261,8 @@ def answer_chunks(
 class Answerer:
     """Answers the samples of the cells of one model and one benchmark, chunk by chunk.
 
-    It is pickled as what its cells are made of: another process opens the model and the
-    embedders by name, and refuses to go on if its cells would be others.
+    Its pickle has no model: another process opens models and embedders by name, and goes on
+    only if its cells are the same.
     """
 
     def __init__(self, plan: Plan, cells: Sequence[Cell]) -> None:
@@ -342,68 +303,56 @@ def _reopened(
 
 
 def _check_same(head: CellLine, cells: Sequence[Cell]) -> None:
-    """Refuse to run a cell that is not the one asked for, and say in what it differs."""
+    """Refuse to run another cell than the wanted one, and name the differences."""
     if any(cell.id == head.cell for cell in cells):
         return
     here = plain(next(cell.head for cell in cells if cell.head.task == head.task))
     wanted: dict[str, Any] = plain(head)
     differing = [name for name in wanted if name != "cell" and wanted[name] != here[name]]
     raise ClusterError(
-        f"{head.label} on {head.benchmark} would be run otherwise there than here: its "
+        f"{head.label} on {head.benchmark} would run differently on another machine: its "
         f"{', '.join(differing)} differ; put the same files and versions on every machine"
     )
 
 
 Spaces = dict[tuple[BuildOptions, Control | None], "GroundingSpace"]  # by what shapes them
 OnLabelledProgress = Callable[[str, int, int], None]  # a label, samples done, samples in all
-_JUDGED = 64  # answers a judge is given at once: enough to keep a service busy
 
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """What a run came to."""
+    """The summary of a run."""
 
     folder: Path
     cells: list[CellSummary]  # those of the plan that have begun
     warnings: list[str]
-    stopped: str | None  # why it ended before its end; the same call goes on
+    stopped: str | None  # why it ended early; the same call goes on
 
 
 class _LimitReached(Exception):
-    """The time or the number of samples of this call is spent."""
-
-
-@dataclass
-class _Budget:
-    """How much this call may still do."""
-
-    deadline: float | None
-    samples: int | None
-
-    def check(self) -> None:
-        if self.deadline is not None and monotonic() >= self.deadline:
-            raise _LimitReached("the time is up")
-        if self.samples is not None and self.samples <= 0:
-            raise _LimitReached("the number of samples is reached")
-
-    def spend(self, count: int) -> None:
-        if self.samples is not None:
-            self.samples -= count
+    """The time or the number of samples of this call is used up."""
 
 
 @dataclass
 class _Run:
-    """What the parts of one run share."""
+    """What the functions of one run share."""
 
     plan: Plan
     folder: Path
     journal: Journal
-    budget: _Budget
-    tell: OnLabelledProgress
-    models: dict[str, Engine]  # those a judge on this machine holds, by name
+    deadline: float
+    samples: float  # that this call may still answer
+    progress: OnLabelledProgress
+    models: dict[str, Engine]  # of local judges, by name
     on: Cluster | None  # whose workers answer; None: this process does
     notes: list[str] = field(default_factory=list)
     begun: dict[str, Benchmark] = field(default_factory=dict)  # by cell, in their order
+
+    def check_limits(self) -> None:
+        if monotonic() >= self.deadline:
+            raise _LimitReached("the time is up")
+        if self.samples <= 0:
+            raise _LimitReached("the number of samples is reached")
 
 
 def run_plan(
@@ -415,25 +364,34 @@ def run_plan(
     on: Cluster | None = None,
     progress: OnLabelledProgress | None = None,
 ) -> RunOutcome:
-    """Run every cell of a plan that is not done yet, and have the answers judged.
+    """Run every cell of a plan that is not done yet, and judge the answers.
 
-    Killed or stopped at any moment, the same call goes on where it was; the lines are those of
-    a run that was never interrupted, apart from times. `on` is a cluster whose
-    workers build the spaces and answer, with the threads of the plan; judges run here.
+    After a kill or a stop at any moment, the same call goes on and ends with the lines of a run
+    that was never interrupted, apart from times. `on` is a cluster whose workers build the
+    spaces and answer, with the threads of the plan; judges run here.
     """
-    _check_limits(minutes, max_samples)
-    deadline = None if minutes is None else monotonic() + 60 * minutes
-    budget = _Budget(deadline, max_samples)
+    if minutes is not None and not minutes > 0:
+        raise SettingError(f"minutes must be above 0, got {minutes}")
+    if max_samples is not None and max_samples < 1:
+        raise SettingError(f"max_samples must be at least 1, got {max_samples}")
+    deadline = math.inf if minutes is None else monotonic() + 60 * minutes
+    most = math.inf if max_samples is None else max_samples
     stopped = None
     with open_journal(Path(folder)) as journal:
         benchmarks = [benchmark_of(plan, name) for name in plan.benchmarks]
         check_scorers(plan)
         models: dict[str, Engine] = {}
         judges = judges_of(plan, models)  # a missing key shows before anything is run
-        tell = progress or (lambda label, done, total: None)
+        progress = progress or (lambda label, done, total: None)
         if on is not None and plan.threads is not None:
             on = replace(on, threads=plan.threads)
-        run = _Run(plan, Path(folder), journal, budget, tell, models, on, _dropped(journal))
+        run = _Run(plan, Path(folder), journal, deadline, most, progress, models, on)
+        if journal.dropped:
+            lines = counted(journal.dropped, "line")
+            verb = "is" if journal.dropped == 1 else "are"
+            run.notes.append(
+                f"{lines} at the end of {journal.path.name}, left by a kill, {verb} done again"
+            )
         try:
             with _threads(plan.threads):
                 for model in plan.models:
@@ -450,7 +408,7 @@ def run_plan(
 
 @contextmanager
 def _threads(count: int | None) -> Iterator[None]:
-    """Let torch have so many threads meanwhile; None: as many as it has."""
+    """Set the number of torch's threads for a while; None changes nothing."""
     import torch
 
     before = torch.get_num_threads()
@@ -462,9 +420,8 @@ def _threads(count: int | None) -> Iterator[None]:
 
 
 def _run_model(run: _Run, model: str, benchmarks: Sequence[Benchmark]) -> None:
-    """Every cell of one model, benchmark by benchmark."""
     plan = run.plan
-    run.budget.check()
+    run.check_limits()
     lm = run.models.get(model) or model_of(plan, model)
     for benchmark in benchmarks:
         spaces: Spaces = {}
@@ -475,7 +432,7 @@ def _run_model(run: _Run, model: str, benchmarks: Sequence[Benchmark]) -> None:
         for cell in cells:
             for step in _run_cell(run, cell, answered):
                 done += step
-                run.tell(label, done, total)
+                run.progress(label, done, total)
         own = (space for (_, control), space in spaces.items() if control is None)
         _find_leaks(run, lm, benchmark, next(own, None))
 
@@ -483,9 +440,9 @@ def _run_model(run: _Run, model: str, benchmarks: Sequence[Benchmark]) -> None:
 def _find_leaks(
     run: _Run, lm: Engine, benchmark: Benchmark, space: GroundingSpace | None
 ) -> None:
-    """Say once for all cells what the grounding examples give away of the samples.
+    """Note once for all cells which samples the grounding examples give away.
 
-    Samples with a regime are about the examples by intention.
+    Samples with a regime are about the examples on purpose.
     """
     if all(sample.probe for sample in benchmark.test):
         return
@@ -504,23 +461,19 @@ def _find_leaks(
         run.notes.append(leak_note(known[0]))
 
 
-def _cells(
-    run: _Run,
-    lm: Engine,
-    benchmark: Benchmark,
-    spaces: Spaces,
-) -> Iterator[Cell]:
-    """The cells of every variant; a space is made once for all that share it."""
+def _cells(run: _Run, lm: Engine, benchmark: Benchmark, spaces: Spaces) -> Iterator[Cell]:
+    """The cells of every variant; those with equal examples and build options share a space."""
     has_choices = any(sample.single or sample.multiple for sample in benchmark.test)
     if "choose" in run.plan.tasks and not has_choices:
         run.notes.append(f"{benchmark.name} has no choices; the task choose is left out")
     for variant in run.plan.variants:
-        if problem := _unfit(variant, benchmark):
+        if problem := _problem(variant, benchmark):
             run.notes.append(f"{benchmark.name}: {problem}")
             continue
         space = None
         if (options := variant.build) is not None:
-            key = (options, variant.control_of_examples)
+            control = None if variant.control is Control.BOUNDARY else variant.control
+            key = (options, control)
             if key not in spaces:
                 ground = controlled_examples(benchmark.ground, variant.control)
                 spaces[key] = _space(run, lm, replace(benchmark, ground=ground), options)
@@ -528,8 +481,8 @@ def _cells(
         yield from cells_of(run.plan, lm, benchmark, variant, space)
 
 
-def _unfit(variant: Variant, benchmark: Benchmark) -> str:
-    """Why a variant cannot be run on a benchmark, in words; empty if it can."""
+def _problem(variant: Variant, benchmark: Benchmark) -> str:
+    """Why a variant cannot run on a benchmark; empty if it can."""
     if variant.needs_wrong and not any(one.wrong_answers for one in benchmark.ground):
         given = ", ".join(f"{name}={value}" for name, value in variant.settings.items())
         return (
@@ -547,30 +500,30 @@ def _space(
     windows = "" if options.context is None else f" context {options.context}"
     label = f"building {benchmark.name}{windows}"
 
-    def tell(done: int, total: int) -> None:
-        run.tell(label, done, total)
+    def report(done: int, total: int) -> None:
+        run.progress(label, done, total)
         if done < total:
-            run.budget.check()  # the build is resumed, too
+            run.check_limits()  # a build resumes as well
 
-    return grounding_space(lm, benchmark, options, run.folder / "spaces", tell, run.on)
+    return grounding_space(lm, benchmark, options, run.folder / "spaces", report, run.on)
 
 
 def _run_cell(run: _Run, cell: Cell, answered: Iterator[list[SampleLine]]) -> Iterator[int]:
-    """Do what a cell still lacks, chunk by chunk; yields how many samples are done."""
+    """Complete a cell chunk by chunk; yields how many samples are done."""
     run.begun[cell.id] = cell.benchmark
     journal = run.journal
     ready = len(journal.samples_of(cell.id))
     yield ready
     if journal.has(cell.id, DoneLine):
         return
-    cell.decoder.check(cell.lm)
+    cell.method.check(cell.lm)
     if not journal.has(cell.id, CellLine):
         journal.append([replace_line(cell.head, machine=machine(run.on), time=now())])
     for _ in range(ready, len(cell.samples), run.plan.batch_size):
-        run.budget.check()
+        run.check_limits()
         lines = next(answered)
         journal.append(lines)
-        run.budget.spend(len(lines))
+        run.samples -= len(lines)
         yield len(lines)
     lines = journal.samples_of(cell.id)
     seconds = sum(0.0 if isinstance(line, FailedLine) else line.seconds for line in lines)
@@ -578,17 +531,19 @@ def _run_cell(run: _Run, cell: Cell, answered: Iterator[list[SampleLine]]) -> It
 
 
 def _run_judge(run: _Run, judge: Judge) -> None:
-    """Ask one judge what it was not asked yet about the answers of every cell."""
+    """Let one judge answer its open questions about the answers of every cell."""
     from trueline.lab.judges import questions_for
 
-    journal = run.journal
+    journal, judge_hash = run.journal, judge.hash  # once: a local judge reads much for it
     lines = [x for x in journal.lines if isinstance(x, VerdictLine) and x.cell in run.begun]
     known = [line for line in lines if line.judge == judge.id]
-    asked_now = judge.hash  # once: a local judge reads much for it
-    standing = [x for x in known if x.is_answered and x.judge_hash == asked_now]
-    kept = {id(line) for line in standing}
-    journal.drop([line for line in known if id(line) not in kept])  # they are asked once more
-    judged = {(x.cell, x.about, x.sample) for x in standing}
+    is_valid = [line.is_answered and line.judge_hash == judge_hash for line in known]
+    journal.drop([line for line, valid in zip(known, is_valid, strict=True) if not valid])
+    judged = {
+        (line.cell, line.about, line.sample)
+        for line, valid in zip(known, is_valid, strict=True)
+        if valid
+    }
     answers = [x for x in journal.lines if isinstance(x, AnswerLine) and not x.is_local]
     questions = [
         (benchmark, about, [line for line in answers if line.cell == cell])
@@ -596,32 +551,36 @@ def _run_judge(run: _Run, judge: Judge) -> None:
         for about in questions_for(benchmark.task)
     ]
     total, done = sum(len(lines) for _, _, lines in questions), len(judged)
-    size = max(_JUDGED, run.plan.batch_size)
-    silent = 0
+    size, silent = max(_JUDGED, run.plan.batch_size), 0
     for benchmark, about, answers in questions:
         left = [x for x in answers if (x.cell, about, x.sample) not in judged]
         for start in range(0, len(left), size):
-            run.budget.check()
+            run.check_limits()
             verdicts = verdict_lines(judge, about, benchmark, left[start : start + size])
             journal.append(verdicts)
             silent += sum(not line.is_answered for line in verdicts)
             done += len(verdicts)
-            run.tell(f"judge {judge.id}", done, total)
+            run.progress(f"judge {judge.id}", done, total)
     if silent:
         run.notes.append(
             f"{judge.id}: {silent} questions got no response; the next run asks again"
         )
 
 
-def _dropped(journal: Journal) -> list[str]:
-    if not journal.dropped:
-        return []
-    lines = "1 line" if journal.dropped == 1 else f"{journal.dropped} lines"
-    return [f"{lines} at the end of {journal.path.name}, left by a kill, are done again"]
-
-
-def _check_limits(minutes: float | None, max_samples: int | None) -> None:
-    if minutes is not None and not minutes > 0:
-        raise SettingError(f"minutes must be above 0, got {minutes}")
-    if max_samples is not None and max_samples < 1:
-        raise SettingError(f"max_samples must be at least 1, got {max_samples}")
+def verdict_lines(
+    judge: Judge, about: About, benchmark: Benchmark, answers: Sequence[AnswerLine]
+) -> list[VerdictLine]:
+    """The verdicts of a judge on a chunk of answers, one line each."""
+    items = [(benchmark.test[line.index], line.text) for line in answers]
+    verdicts = judge.judge(benchmark.task, about, items)
+    judge_hash = judge.hash
+    return [
+        VerdictLine(
+            cell=line.cell,
+            sample=line.sample,
+            judge_hash=judge_hash,
+            time=now(),
+            **asdict(verdict),
+        )
+        for line, verdict in zip(answers, verdicts, strict=True)
+    ]

@@ -129,10 +129,6 @@ def neutralize(fused: torch.Tensor, hit: torch.Tensor, alpha: float) -> torch.Te
     return torch.where(hit[:, None], fused / (1 + alpha), fused)
 
 
-# What some entries say of some tokens: (n,), (tokens,) -> (n, tokens).
-Says = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-
 @dataclass(frozen=True)
 class StepHits:
     """What a method found for a step."""

@@ -391,8 +391,8 @@ def _moves(
     assert variant.build is not None
     space = grounding_space(lm, read, variant.build, folder / "spaces", None)
     cell, *_ = cells_of(plan, lm, read, variant, space)
-    limit = plan.max_new_tokens
-    answers = generate(lm, cell.decoder, questions, max_new_tokens=limit, trace=True)
+    limit = plan.sampling.max_new_tokens
+    answers = generate(lm, cell.method, questions, max_new_tokens=limit, trace=True)
     return [tuple(moves(answer.trace)) for answer in answers]
 
 
