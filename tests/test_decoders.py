@@ -10,8 +10,7 @@ import transcriptions as slow
 
 import trueline as tl
 from trueline.corrective.method import UNKNOWN
-from trueline.engines.base import States
-from trueline.engines.transformers.model import TransformersHead
+from trueline.engines.base import ScaledHead, States
 from trueline.errors import SettingError
 from trueline.methods import make_method, method_names
 from trueline.methods.base import Rows, Step
@@ -29,7 +28,7 @@ class Toy:
     def __init__(self):
         identity = torch.nn.Linear(4, 4, bias=False)
         torch.nn.init.eye_(identity.weight)
-        self.head = TransformersHead(identity, is_linear=True)
+        self.head = ScaledHead(identity, is_linear=True)
 
     def decode_all(self, rows):
         return ["".join(map(str, row)) for row in rows]
