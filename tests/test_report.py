@@ -543,16 +543,6 @@ def csv_rows(tables):
     return list(csv.DictReader(io.StringIO(as_csv(tables))))
 
 
-def test_a_line_cut_off_does_not_count_and_a_broken_one_is_named(tmp_path):
-    folder = write(tmp_path, *GREEDY)
-    with (folder / "results.jsonl").open("a") as file:
-        file.write('{"kind": "answer", "cel')
-    assert len(read_results(folder).cells) == 1
-    (folder / "results.jsonl").write_text("no json\n", "utf-8")
-    with pytest.raises(SettingError, match=r"results.jsonl:1 is no line"):
-        read_results(folder)
-    with pytest.raises(SettingError, match="trueline eval"):
-        read_results(tmp_path / "nowhere")
 
 
 class Read(HTMLParser):

@@ -254,13 +254,14 @@ def _speed(cell: CellResults) -> float | None:
 
 
 def _statistic(cell: CellResults, column: Column) -> float | None:
-    return STATISTICS[column.measure.key](*confidences(cell, column.judge))
+    found = confidences(cell, column.judge)
+    return STATISTICS[column.measure.key](*_pairs(found, found))
 
 
 Confident = dict[str, tuple[float, bool]]  # by sample: the confidence, and whether it is true
 
 
-def _confident(cell: CellResults, judge: str) -> Confident:
+def confidences(cell: CellResults, judge: str) -> Confident:
     """The confidence of each answer with a truth verdict, and the verdict."""
     verdicts = cell.labels("truth", judge)
     return {
@@ -270,13 +271,7 @@ def _confident(cell: CellResults, judge: str) -> Confident:
     }
 
 
-def confidences(cell: CellResults, judge: str) -> tuple[list[float], list[bool]]:
-    """The confidences of the answers with a truth verdict, and the verdicts."""
-    found = _confident(cell, judge)
-    return _pairs(found, [*found])
-
-
-def _pairs(found: Confident, samples: Sequence[str]) -> tuple[list[float], list[bool]]:
+def _pairs(found: Confident, samples: Iterable[str]) -> tuple[list[float], list[bool]]:
     return [found[id][0] for id in samples], [found[id][1] for id in samples]
 
 
@@ -327,7 +322,7 @@ def _of_a_statistic(number: float, cells: Cells, column: Column, baseline: Cells
     statistic = STATISTICS.get(column.measure.key)
     if statistic is None or not ours:
         return Average(number)
-    low, high = redrawn_interval(statistic, *_pairs(ours, [*ours])) or (None, None)
+    low, high = redrawn_interval(statistic, *_pairs(ours, ours)) or (None, None)
     found = Average(number, low, high, 0 if low is None else len(ours))
     if not (common := [sample for sample in ours if sample in base]):
         return found
@@ -338,7 +333,7 @@ def _of_a_statistic(number: float, cells: Cells, column: Column, baseline: Cells
 
 def _of_one_cell(cells: Cells, judge: str) -> Confident:
     """Confidences and verdicts, if exactly one cell has them."""
-    sets = [found for cell in cells if (found := _confident(cell, judge))]
+    sets = [found for cell in cells if (found := confidences(cell, judge))]
     return sets[0] if len(sets) == 1 else {}
 
 

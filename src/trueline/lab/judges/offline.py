@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -236,9 +236,9 @@ def in_question(sample: Sample, text: str) -> str:
 def signals_of(sample: Sample, answer: str, vectors: Vectors) -> dict[str, float]:
     """The signals of an answer by name; without references theirs are 0."""
     words, asked = words_of(answer), {*words_of(sample.question)}
-    new = [word for word in words if word not in asked]
-    right = _side(sample, answer, sample.answers, vectors)
-    wrong = _side(sample, answer, sample.wrong_answers, vectors)
+    new = {word for word in words if word not in asked}
+    right = _against(sample, answer, sample.answers, vectors)
+    wrong = _against(sample, answer, sample.wrong_answers, vectors)
     polarity = _polarity(words)
     return {
         "right": right.nearest,
@@ -251,40 +251,41 @@ def signals_of(sample: Sample, answer: str, vectors: Vectors) -> dict[str, float
         "polarity": polarity * (right.polarity - wrong.polarity),
         "right_negation": float(right.negates_alike),
         "wrong_negation": float(wrong.negates_alike),
-        "echo": 1 - len({*new}) / max(1, len({*words})),
+        "echo": 1 - len(new) / max(1, len({*words})),
         "length": float(np.log1p(len(words))),
         "about": float(vectors.cosines(answer, [sample.question])[0]),
-        "new": float(np.log1p(len({*new}))),
+        "new": float(np.log1p(len(new))),
         "yes_no": float(polarity != 0),
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _Side:
-    """The signals of an answer against the right answers, or the wrong ones."""
+class _References(NamedTuple):
+    """An answer against the right answers, or against the wrong ones."""
 
     nearest: float = 0.0
     asked: float = 0.0
     content: float = 0.0
-    polarity: float = 0.0  # how these begin: 1 all with Yes, -1 all with No
+    polarity: float = 0.0  # 1: all references begin with Yes, -1: all with No
     negates_alike: bool = False
 
 
-def _side(sample: Sample, answer: str, references: Sequence[str], vectors: Vectors) -> _Side:
+def _against(
+    sample: Sample, answer: str, references: Sequence[str], vectors: Vectors
+) -> _References:
     if not references:
-        return _Side()
+        return _References()
     near = vectors.nearness(answer, references)  # (references,)
     whole = [in_question(sample, text) for text in references]
     asked = vectors.cosines(in_question(sample, answer), whole)  # (references,)
-    words, asked_words = words_of(answer), {*words_of(sample.question)}
-    content = content_words(answer) - asked_words
+    question = {*words_of(sample.question)}
+    content = content_words(answer) - question
     others = [words_of(text) for text in references]
-    return _Side(
+    return _References(
         float(near.max()),
         float(asked.max()),
-        max(_f1(content, content_words(text) - asked_words) for text in references),
+        max(_f1(content, content_words(text) - question) for text in references),
         float(np.mean([_polarity(other) for other in others])),
-        _negates(words) == _negates(others[int(near.argmax())]),
+        _negates(words_of(answer)) == _negates(others[int(near.argmax())]),
     )
 
 

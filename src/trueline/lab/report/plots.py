@@ -98,8 +98,8 @@ def edit_quartiles(row: MethodRow) -> list[QuartileShare]:
 
 
 def _confidences(row: MethodRow, judge: str) -> tuple[list[float], list[bool]]:
-    pairs = [confidences(cell, judge) for cell in row.cells]
-    return [x for sure, _ in pairs for x in sure], [x for _, right in pairs for x in right]
+    pairs = [pair for cell in row.cells for pair in confidences(cell, judge).values()]
+    return [sure for sure, _ in pairs], [is_right for _, is_right in pairs]
 
 
 def _saved(draw: Draw, kind: str, name: str) -> bytes:
