@@ -246,7 +246,7 @@ class GroundingSpace:
     # Its folder
 
     def save(self, folder: str | Path) -> None:
-        """Write the space to a folder; what stood there stands to the last moment.
+        """Write the space to a folder; the old content stays there until the last moment.
 
         A space that had no folder has this one from now on: edits are committed there.
         """
@@ -396,9 +396,8 @@ class GroundingSpace:
         with store.working(folder, _plan(self.made_with(), examples)) as work:
             vectors = embed_examples(examples, embedder)
             if entries is not None:
-                options: dict[str, Any] = {"work": work, "progress": progress}
-                parts = (entries, examples, len(rest), lm, embedder, self.prompt)
-                entries = extended(*parts, **options)
+                more = (examples, len(rest), lm, embedder, self.prompt)
+                entries = extended(entries, *more, work=work, progress=progress)
             return rest._joined(examples, vectors, entries)._committed(what, len(examples))
 
     def _committed(self, what: Any, changed: int) -> GroundingSpace:
@@ -409,12 +408,10 @@ class GroundingSpace:
         commit = Commit(what, time.replace("+00:00", "Z"), *numbers)
         made = replace(self, commits=(*self.commits, commit))
         if self.folder is not None:
-            made._write(self.folder, self._base, is_new=what != "tune")
+            made._write(self.folder, self._base)
         return made
 
-    def _write(
-        self, folder: Path, base: str | None, *, check: bool = True, is_new: bool = True
-    ) -> None:
+    def _write(self, folder: Path, base: str | None, *, check: bool = True) -> None:
         """Commit to a folder, and show that commit from now on."""
 
         def write(scratch: Path) -> None:
@@ -423,27 +420,21 @@ class GroundingSpace:
             if self.entries is not None:
                 self.entries.write(scratch)
 
-        old = {} if self.state is None else self.state.files
         manifest = Manifest(
             embedder=self.embedder_id,
             embedder_hash=self.embedder_hash,
             prompt=self.prompt,
             tuned=dict(self.tuned),
             entries=self.made_with()["entries"],
-            folder="" if self.state is None else self.state.folder,
-            files=old,
             history=self.commits,
         )
-        state, stamp = store.commit(
-            folder, manifest, write if is_new else None, base, check=check
-        )
+        state, stamp = store.commit(folder, manifest, write, base, check=check)
+        old = {} if self.state is None or not check else self.state.files
         for name, value in (("folder", folder), ("state", state), ("stamp", stamp)):
             object.__setattr__(self, name, value)
-        if check:  # an index holds keys of what was removed
-            for gone in {one.sha256 for one in old.values()} - {
-                one.sha256 for one in state.files.values()
-            }:
-                forget_index(gone)
+        for record in old.values():  # an index holds keys of what was removed
+            if record not in state.files.values():
+                forget_index(record.sha256)
 
     @property
     def _base(self) -> str | None:
@@ -498,7 +489,8 @@ def build(
         )
         made = planned and build_entries(*planned, model, embedder, progress=progress, **steps)
         parts = (tuple(read), vectors, embedder.id, embedder.hash, prompt, made)
-        return GroundingSpace(*parts, now=now, embedder=embedder)._committed("build", len(read))
+        space = GroundingSpace(*parts, now=now, embedder=embedder)
+        return space._committed("build", len(read))
 
     if out is None:
         return make(None)
@@ -506,8 +498,8 @@ def build(
     settings = planned[0] if planned else None
     plan = _plan(_made_with(embedder.id, embedder.hash, prompt, settings), read)
     with store.working(folder, plan) as work:
-        base = store.standing_in(folder)
-        space = _standing(folder, plan, is_replaced=overwrite)
+        base = store.state_in(folder)
+        space = _existing(folder, plan, is_replaced=overwrite)
         if space is not None:
             space = replace(space, embedder=embedder, now=now)
         else:
@@ -564,17 +556,17 @@ def merge(
             break
     made = replace(made, **place)._committed("merge", len(new))
     if out is not None and made.folder is None:
-        _standing(Path(out), is_replaced=overwrite)
+        _existing(Path(out), is_replaced=overwrite)
         made.save(out)
     return made
 
 
-def _standing(
+def _existing(
     folder: Path, plan: str = "", *, is_replaced: bool = False
 ) -> GroundingSpace | None:
-    """The space in a folder, if it is what a plan makes; another one may only be replaced.
+    """The space in a folder if a plan makes the same; any other is refused unless replaced.
 
-    One that cannot be read, damaged or of a newer format, may be all that is left of it.
+    Also one that cannot be read: it may be all that is left of somebody's examples.
     """
     store.check_folder(folder)
     if not os.path.lexists(folder / store.NAME):

@@ -94,8 +94,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     prompt: Prompt
     tuned: dict[str, Plain]  # settings fitted to this space
     entries: dict[str, Plain] | None  # how RAD's entries were made; only rad/ reads it
-    folder: Annotated[str, msgspec.Meta(pattern="^g-[0-9a-f]{16}$")]
-    files: dict[str, FileRecord]
+    folder: Annotated[str, msgspec.Meta(pattern="^g-[0-9a-f]{16}$")] = ""
+    files: dict[str, FileRecord] = {}
     history: Annotated[tuple[Commit, ...], msgspec.Meta(min_length=1)]
     sha256: str = ""  # of this file, with 64 zeros in the place of this hash
 
@@ -316,15 +316,15 @@ def examples_of_space(source: object) -> list[Example] | None:
 def commit(
     folder: Path,
     manifest: Manifest,
-    write: Callable[[Path], None] | None,
+    write: Callable[[Path], None],
     base: str | None,
     *,
     check: bool = True,
 ) -> tuple[Manifest, Stamp | None]:
     """Change a folder from the state `base` to another, in one moment.
 
-    `write` puts the files of the new state into a folder; None: they are those of the old
-    state. Without `check` any state may be replaced.
+    `write` puts the files of the new state into a folder. Without `check` any state may be
+    replaced.
     """
     if check and not folder.exists():
         check_base(folder, base)
@@ -333,16 +333,14 @@ def commit(
             check_base(folder, base)
         scratch = folder / PRIVATE / "new"
         _remove(folder, scratch)
-        if write is not None:
-            scratch.mkdir()
-            write(scratch)
-            manifest = _with_files(manifest, scratch)
-            if not _is_whole(folder, manifest):  # else: the same space once more
-                _remove(folder, folder / manifest.folder)  # damaged, or left by a kill
-                scratch.rename(folder / manifest.folder)
-            _remove(folder, scratch)
-            _sync_folder(folder)
-        manifest, data = sealed(manifest)
+        scratch.mkdir()
+        write(scratch)
+        manifest, data = sealed(_with_files(manifest, scratch))
+        if not _is_whole(folder, manifest):  # else only space.json changes
+            _remove(folder, folder / manifest.folder)  # damaged, or left by a kill
+            scratch.rename(folder / manifest.folder)
+        _remove(folder, scratch)
+        _sync_folder(folder)
         written = folder / PRIVATE / NAME
         written.unlink(missing_ok=True)
         written.write_bytes(data)
@@ -356,7 +354,7 @@ def commit(
 
 def check_base(folder: Path, base: str | None) -> None:
     """Refuse a commit if another came first: the folder must still be in the state `base`."""
-    state = standing_in(folder)
+    state = state_in(folder)
     if (None if state is None else state.sha256) != base:
         what = "it is gone or damaged"
         if state is not None:
@@ -368,7 +366,7 @@ def check_base(folder: Path, base: str | None) -> None:
         )
 
 
-def standing_in(folder: Path) -> Manifest | None:
+def state_in(folder: Path) -> Manifest | None:
     """The content of space.json; None if there is no space, or a damaged one."""
     with suppress(SpaceFormatError):
         return read_manifest(folder)
