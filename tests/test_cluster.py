@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,18 +20,16 @@ from cluster_work import work
 import trueline as tl
 from trueline import cluster as clusters
 from trueline.cli import cli
-from trueline.cluster import Cluster
+from trueline.cluster import ByName, Cluster
 from trueline.embed import load_embedder
-from trueline.engines import origin_of
+from trueline.engines import origin_of, remember
 from trueline.errors import ClusterError, MissingExtraError, SettingError, SpaceMismatchError
 from trueline.examples import to_lines
 from trueline.lab.cells import benchmark_of, cells_of, model_of
 from trueline.lab.plan import plan_from
 from trueline.lab.results import plain, read_written
 from trueline.lab.run import Answerer, run_plan
-from trueline.rad.build import EntryWorker
-from trueline.rad.entries import EntrySettings
-from trueline.space import VectorWorker, build
+from trueline.space import build
 from trueline.types import Example
 
 QUESTIONS = [f"{one} {number}" for number in range(24) for one in tiny.QUESTIONS]
@@ -149,18 +146,20 @@ def test_a_model_without_a_name_cannot_go_elsewhere():
         origin_of(tl.LanguageModel(lm.model, lm.tokenizer))
 
 
-def test_a_worker_in_another_process_is_the_same(parts):
+def text_of(lm, embedder, question):
+    return lm.id, embedder.embed([question]).tolist()
+
+
+def test_a_function_of_models_opens_them_by_name_in_another_process(parts):
     lm, embedder = tl.load(parts / "model"), load_embedder(parts / "embedder")
-    ours = VectorWorker(embedder)
+    ours = ByName(text_of, lm, embedder)
     theirs = pickle.loads(pickle.dumps(ours))
-    assert theirs.embedder is not embedder
-    ours, theirs = ours.vectors(EXAMPLES[:3]), theirs.vectors(EXAMPLES[:3])
-    assert all((ours[name] == theirs[name]).all() for name in ours)
-    settings = EntrySettings(context=4).settled(lm, "linear")
-    assert pickle.loads(pickle.dumps(EntryWorker(lm, embedder, settings))).lm is not lm
-    other = EntryWorker(lm, embedder, replace(settings, model_fingerprint="other"))
+    assert ours(QUESTIONS[0]) == theirs(QUESTIONS[0])
+    assert not {id(one) for one in ours.opened} & {id(one) for one in theirs.opened}
+    other = tiny.language_model("llama", seed=1)
+    remember(other, origin_of(lm))
     with pytest.raises(SpaceMismatchError, match="other weights there"):
-        pickle.loads(pickle.dumps(other))
+        pickle.loads(pickle.dumps(ByName(text_of, other, embedder)))
 
 
 @pytest.fixture

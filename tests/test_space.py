@@ -2,7 +2,6 @@
 
 import copy
 import os
-import pickle
 import random
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -217,16 +216,6 @@ def test_another_precision_is_another_plan(lm, build, examples, embedder, tmp_pa
     options = {"context": 8, "embedder": embedder, "out": tmp_path / "space"}
     again = tl.build(half, examples, overwrite=True, **options)
     assert again.entries.settings.computed == "bfloat16"
-
-
-def test_a_space_goes_to_another_process_with_its_embedder_by_name(
-    build, examples, embedder_folder
-):
-    space = build(examples, embedder=embedder_folder, wrong=True)
-    there = pickle.loads(pickle.dumps(space))
-    assert same(there, space)
-    assert there.embedder is not space.embedder
-    assert there.plan == space.plan
 
 
 # Refused models and embedders

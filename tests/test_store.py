@@ -28,7 +28,6 @@ from test_space import MORE, contents, ids, noon
 
 import trueline as tl
 from trueline import files, store
-from trueline.cli import main
 from trueline.embed import load_embedder
 from trueline.errors import SpaceConflictError, SpaceError, SpaceFormatError, TruelineError
 from trueline.store import PRIVATE
@@ -294,7 +293,7 @@ def test_a_writer_that_comes_second_is_told_and_goes_on(build, tmp_path, monkeyp
         pytest.fail("the model ran again for what was computed before")
 
     with monkeypatch.context() as patch:
-        patch.setattr("trueline.rad.build.EntryWorker.entries", passes)
+        patch.setattr("trueline.rad.build._entries", passes)
         done = second.current().add(MORE[2:], LM)
     assert ids(done) == ["water", "owls", "fish", "air"]
     assert not (tmp_path / "space" / PRIVATE).exists()
@@ -413,31 +412,31 @@ def test_nothing_is_changed_in_a_folder_of_somebody_else(kind, act, build, tmp_p
     assert snapshot(tmp_path) == before
 
 
-def link(name, target="letters.txt"):
+def plants(name, make):
+    """Puts something else where a file of ours stands or will stand."""
+
     def planted(folder, outside):
         (folder / name).parent.mkdir(exist_ok=True, parents=True)
         (folder / name).unlink(missing_ok=True)
-        (folder / name).symlink_to(outside / target)
+        make(folder / name, outside)
 
     return planted
 
 
-def hard_link(name):
-    def planted(folder, outside):
-        (folder / name).parent.mkdir(exist_ok=True, parents=True)
-        (folder / name).unlink(missing_ok=True)
-        os.link(outside / "letters.txt", folder / name)
-
-    return planted
+def link(path, outside):
+    path.symlink_to(outside / "letters.txt")
 
 
-def pipe(name):
-    def planted(folder, outside):
-        (folder / name).parent.mkdir(exist_ok=True, parents=True)
-        (folder / name).unlink(missing_ok=True)
-        os.mkfifo(folder / name)
+def private_link(path, outside):
+    path.symlink_to(outside / "private")
 
-    return planted
+
+def hard_link(path, outside):
+    os.link(outside / "letters.txt", path)
+
+
+def pipe(path, outside):
+    os.mkfifo(path)
 
 
 def strays(folder, outside):
@@ -458,22 +457,17 @@ def linked_generation(folder, outside):
 
 REFUSED, DONE = "refused", "done"
 PLANTED = {  # what is planted into a space of ours, and what becomes of an edit there
-    "the private folder is a link": (link(PRIVATE, "private"), REFUSED),
-    "the lock is a link": (link(f"{PRIVATE}/lock"), REFUSED),
-    "the lock is a link to nothing": (link(f"{PRIVATE}/lock", "new"), REFUSED),
-    "the lock is a pipe": (pipe(f"{PRIVATE}/lock"), REFUSED),
-    "the new state is a link": (link(f"{PRIVATE}/new", "private"), REFUSED),
-    "the new space.json is a link": (link(f"{PRIVATE}/space.json"), REFUSED),
-    "a file of the new state is a link": (link(f"{PRIVATE}/new/examples.jsonl"), REFUSED),
-    "work is a link": (link(f"{PRIVATE}/work-{'0' * 16}", "private"), REFUSED),
-    "space.json is a link": (link("space.json"), REFUSED),
-    "space.json is a pipe": (pipe("space.json"), REFUSED),
-    "the lock is a hard link": (hard_link(f"{PRIVATE}/lock"), DONE),
-    "the new space.json is a hard link": (hard_link(f"{PRIVATE}/space.json"), DONE),
-    "a file of the new state is a hard link": (
-        hard_link(f"{PRIVATE}/new/examples.jsonl"),
-        DONE,
+    "the private folder is a link": (plants(PRIVATE, private_link), REFUSED),
+    "the lock is a link": (plants(f"{PRIVATE}/lock", link), REFUSED),
+    "the lock is a pipe": (plants(f"{PRIVATE}/lock", pipe), REFUSED),
+    "the new state is a link": (plants(f"{PRIVATE}/new", private_link), REFUSED),
+    "a file of the new state is a link": (
+        plants(f"{PRIVATE}/new/examples.jsonl", link),
+        REFUSED,
     ),
+    "space.json is a link": (plants("space.json", link), REFUSED),
+    "the lock is a hard link": (plants(f"{PRIVATE}/lock", hard_link), DONE),
+    "the new space.json is a hard link": (plants(f"{PRIVATE}/space.json", hard_link), DONE),
     "links and letters named like strays": (strays, DONE),
 }
 
@@ -688,7 +682,7 @@ def test_a_space_does_not_feel_what_becomes_of_its_files(build, folder):
         os.truncate(path, 0)
     again = tl.generate(LM, tl.RAD(space, tau=0.2), "Are bats blind?", max_new_tokens=4)
     assert again.token_ids == wanted.token_ids
-    with pytest.raises(SpaceFormatError, match="has 0 bytes"):
+    with pytest.raises(SpaceFormatError, match="checksum differs"):
         space.verify()
 
 
@@ -758,58 +752,26 @@ def swap_rows(forged):
 
 
 BROKEN = {  # one row a check
-    "another format": (top(format="a space"), "does not say"),
     "a newer format": (top(format_version=99), "format 99.*install a newer trueline"),
-    "an older format": (top(format_version=3), "format"),
-    "a field more": (top(more=1), "unknown field"),
     "a prompt without a question": (top(prompt={"template": "Answer!"}), "needs {question}"),
     "tuned beyond 1": (top(tuned={"threshold": 2}), r"tuned threshold must lie in \[0, 1\]"),
-    "tuned with a list": (top(tuned={"k": [1]}), "tuned"),
     "a folder elsewhere": (top(folder="../g-x"), "folder"),
-    "a file elsewhere": (
-        lambda forged: forged.manifest["files"].update(
-            {"../x": {"sha256": "0" * 64, "bytes": 1}}
-        ),
-        "has the files",
-    ),
     "no history": (top(history=[]), "history"),
-    "a commit of another word": (
-        lambda forged: forged.manifest["history"][-1].update(what="burn"),
-        "Invalid enum",
-    ),
     "a commit at no time": (
         lambda forged: forged.manifest["history"][-1].update(time="noon"),
         "time",
     ),
     "other counts": (
         lambda forged: forged.manifest["history"][-1].update(examples=99),
-        "it holds 2 examples",
+        "not as many as after",
     ),
     "a key twice": (text(b'"k": HERE', b'"k": 1,\n  "k": 1'), "checksum"),
-    "a number that is none": (text(b"HERE", b"NaN"), "malformed"),
-    "a number without end": (text(b"HERE", b"1e999"), "out of range"),
-    "a number in another form": (text(b"HERE", b"1.50"), "checksum"),
-    "half a character": (text(b"HERE", b'"\\ud800"'), "cannot be read"),
-    "other spaces between": (text(b'"k": HERE', b'"k":  1'), "checksum"),
     "nested without end": (text(b"HERE", b"[" * 9000), "nested too deeply|cannot be read"),
     "bytes that are no text": (text(b"HERE", b'"\xff"'), "cannot be read"),
     "entries of no form": (entries(values="states"), "values"),
-    "entries of no context": (entries(context=0), "context must be 1 or more"),
     "entries not settled": (entries(dtype="auto"), "does not say how"),
-    "hidden states of an opaque head": (entries(head="opaque"), "no known form"),
-    "no entries beside entries": (top(entries=None), "has the files"),
-    "wrong entries that are not said": (entries(wrong=False), "has the files"),
-    "a vocabulary smaller than a token": (entries(vocabulary=9), "does not have"),
     "an array of another type": (
         make("truthful", "tokens", lambda a: a.astype(np.int64)),
-        "arrays are",
-    ),
-    "an array of another form": (
-        make("vectors", "questions", lambda a: a[:, None]),
-        "arrays are",
-    ),
-    "an array more": (
-        lambda forged: forged.change("truthful", lambda a: a | {"more": a["tokens"]}),
         "arrays are",
     ),
     "fewer vectors than examples": (
@@ -826,7 +788,6 @@ BROKEN = {  # one row a check
     "a token of a million": (poke("wrong", "tokens", 3, 10**6), "a token that"),
     "example 99": (poke("truthful", "examples", -1, 99), "an example that is not there"),
     "answer -1": (poke("truthful", "answers", 0, -1), "an answer that is not there"),
-    "step 99": (poke("truthful", "steps", 1, 99), "not sorted"),
     "rows in another order": (swap_rows, "not sorted"),
     "a key that is no number": (poke("truthful", "keys", (3, 0), np.nan), "unit length"),
     "a value without end": (poke("wrong", "values", (0, 0), np.inf), "not finite"),
@@ -834,21 +795,13 @@ BROKEN = {  # one row a check
         file_bytes("truthful", lambda data: data + b"x"),
         "cannot be read",
     ),
-    "a header nested without end": (
-        file_bytes("vectors", lambda data: (9000).to_bytes(8, "little") + b"[" * 9000),
-        "cannot be read",
-    ),
     "an empty question": (line(lambda record: record.update(question=" ")), "cannot be read"),
-    "answers as a text": (line(lambda record: record.update(answers="x")), "cannot be read"),
-    "an answer twice": (line(lambda r: r.update(answers=["a", "a"])), "as trueline writes it"),
-    "no id": (line(lambda record: record.update(id="")), "one without an id"),
     "one id twice": (line(lambda record: record.update(id="air")), "two with one id"),
-    "a field more in a line": (line(lambda r: r.update(more=1)), "as trueline writes it"),
-    "a last line without its end": (file_bytes("examples", lambda d: d[:-1]), "as trueline"),
-    "an example more": (
-        file_bytes("examples", lambda d: d + d.replace(b"air", b"sea").split(b"\n")[1] + b"\n"),
-        "shape",
+    "an example of other bytes": (
+        line(lambda record: record.update(more=1)),
+        "as trueline writes it",
     ),
+    "a file too many": (top(entries=None), "has the files"),
 }
 
 
@@ -864,42 +817,6 @@ def test_a_broken_space_that_is_signed_anew_is_refused_when_it_is_opened(
         tl.open(tmp_path / "broken")
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 2_000
-
-
-@pytest.mark.parametrize("command", ["verify", "info", "log"])
-def test_a_broken_space_is_one_line_on_the_command_line(
-    command, origin, tmp_path, monkeypatch, capsys
-):
-    forged = Forged.of(origin)
-    BROKEN["a commit of another word"][0](forged)
-    folder = forged.write(tmp_path / "broken")
-    monkeypatch.setattr("sys.argv", ["trueline", command, str(folder)])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    told = capsys.readouterr()
-    assert (caught.value.code, told.out) == (1, "")
-    assert told.err.startswith("Error: ")
-    assert told.err.count("\n") == 1
-
-
-def test_another_program_reads_a_space_with_numpy_and_json_alone(build, folder):
-    space = opened(build, folder)
-    manifest = json.loads((folder / "space.json").read_text("utf-8"))
-    generation = folder / manifest["folder"]
-    lines = (generation / "examples.jsonl").read_text("utf-8").splitlines()
-    assert [json.loads(each)["id"] for each in lines] == ids(space)
-    for name, wanted in (
-        ("vectors.safetensors", space.vectors),
-        ("rad/truthful.safetensors", space.entries.truthful.arrays()),
-        ("rad/wrong.safetensors", space.entries.wrong.arrays()),
-    ):
-        data = (generation / name).read_bytes()
-        size = int(np.frombuffer(data, "<u8", 1)[0])
-        for key, array in json.loads(data[8 : 8 + size]).items():
-            begin, end = array["data_offsets"]
-            code = {"F16": "<f2", "I32": "<i4"}[array["dtype"]]
-            flat = np.frombuffer(data[8 + size + begin : 8 + size + end], code)
-            assert np.array_equal(flat.reshape(array["shape"]), wanted[key])
 
 
 # The fuzzers

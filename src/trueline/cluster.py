@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from trueline.errors import ClusterError, SettingError, import_extra
+from trueline.engines import Origin, origin_of
+from trueline.errors import ClusterError, SettingError, SpaceMismatchError, import_extra
 from trueline.settings import Between, check_values
 from trueline.text import shown
 
@@ -151,6 +152,38 @@ class Cluster:
                 "wanted; ask for fewer, or add machines to it"
             )
         return count
+
+
+class ByName:
+    """A function whose first arguments another process opens by name: models and embedders."""
+
+    def __init__(self, function: Callable[..., Any], *opened: Any) -> None:
+        self.function, self.opened = function, opened
+
+    def __call__(self, unit: Any) -> Any:
+        return self.function(*self.opened, unit)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        origins = [origin_of(each) for each in self.opened]
+        return _opened_again, (self.function, origins, [*map(_weights, self.opened)])
+
+
+def _weights(opened: Any) -> str:
+    """The hash of what shapes the output of a model or embedder."""
+    return str(getattr(opened, "fingerprint", "") or opened.hash)
+
+
+def _opened_again(
+    function: Callable[..., Any], origins: list[Origin], hashes: list[str]
+) -> ByName:
+    opened = [origin() for origin in origins]
+    for each, here in zip(opened, hashes, strict=True):
+        if _weights(each) != here:
+            raise SpaceMismatchError(
+                f"{each.id} has other weights there than on the machine that builds; put the "
+                "same on every machine"
+            )
+    return ByName(function, *opened)
 
 
 class _Worker:

@@ -8,7 +8,7 @@ import logging
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +18,8 @@ from trueline.files import file_hash, open_regular, replacing, write_text
 
 _log = logging.getLogger(__name__)
 LARGE = 50_000  # keys from which an index is used: below it, all are compared exactly
-PROBE_FACTOR = (
-    1.5  # times the root of the number of lists: how many are searched, docs/speed.md
-)
-_BLOCK = 4_096  # keys compared at once: what is widened to float32 stays in the cache
+PROBE_FACTOR = 1.5  # times the root of the number of lists: how many are searched
+_BLOCK = 4_096  # keys compared at once: their float32 copy stays in the processor's cache
 _NAMED = 32  # digits of the hash of some keys in the name of their index
 _TRAINED = 40  # keys a list is made from
 _LONGEST_SEAL = 1_000  # bytes; a seal has two hundred
@@ -31,32 +29,20 @@ _LONGEST_SEAL = 1_000  # bytes; a seal has two hundred
 class Hits:
     """Retrieved entries; rows ascend."""
 
-    rows: torch.Tensor  # (hits,) which query asked
-    entries: torch.Tensor  # (hits,) which entry answered
+    rows: torch.Tensor  # (hits,) the query
+    entries: torch.Tensor  # (hits,) the entry
     similarities: torch.Tensor  # (hits,) their cosine
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def kept(self, which: torch.Tensor) -> Hits:
-        """Those of the hits that a mask (hits,) or their positions name."""
+        """Some of the hits, by a mask (hits,) or their positions."""
         return Hits(self.rows[which], self.entries[which], self.similarities[which])
 
     def count(self, rows: int) -> torch.Tensor:
-        """How many hits each of the queries has: (rows,)."""
+        """The number of hits of each query: (rows,)."""
         return torch.bincount(self.rows, minlength=rows)
-
-
-class Search(Protocol):
-    """Finds keys by their cosine with a query."""
-
-    def above(self, queries: torch.Tensor, tau: float) -> Hits:
-        """Every entry whose cosine with a query exceeds tau; entries ascend within a row."""
-        ...
-
-    def nearest(self, queries: torch.Tensor, k: int) -> Hits:
-        """The k nearest entries of each query, or all there are; the nearest first."""
-        ...
 
 
 class Exact:
@@ -66,14 +52,19 @@ class Exact:
         self._keys = keys  # (entries, dimension), in the type they are kept in
 
     def above(self, queries: torch.Tensor, tau: float) -> Hits:
-        found = []
-        for start in range(0, len(self._keys), _BLOCK):
+        """Every entry whose cosine with a query exceeds tau; entries ascend within a row."""
+        blocks = []
+        for start in range(0, max(1, len(self._keys)), _BLOCK):
             similarities = self._similarities(queries, start)  # (queries, block)
             rows, entries = (similarities > tau).nonzero(as_tuple=True)
-            found.append(Hits(rows, entries + start, similarities[rows, entries]))
-        return found[0] if len(found) == 1 else _join(found, queries)
+            blocks.append((rows, entries + start, similarities[rows, entries]))
+        if len(blocks) == 1:
+            return Hits(*blocks[0])
+        hits = Hits(*(torch.cat(column) for column in zip(*blocks, strict=True)))
+        return hits.kept(hits.rows.argsort(stable=True))
 
     def nearest(self, queries: torch.Tensor, k: int) -> Hits:
+        """The k nearest entries of each query, or all there are; the nearest first."""
         starts = range(0, len(self._keys), _BLOCK)
         similarities = torch.cat([self._similarities(queries, start) for start in starts], 1)
         best = similarities.topk(min(k, len(self._keys)))
@@ -117,6 +108,9 @@ class Index:
         return _hits(rows, entries.reshape(-1), cosines.reshape(-1), queries.device)
 
 
+Search = Exact | Index
+
+
 def open_search(keys: torch.Tensor, name: str | None = None) -> Search:
     """The way to search some keys: all of them, or from LARGE on an index, made once and kept.
 
@@ -137,7 +131,7 @@ def open_search(keys: torch.Tensor, name: str | None = None) -> Search:
     if name is None:  # keys of a space in memory leave no trace on the disk
         return Index(_index(faiss, keys))
     path = _index_path(keys, name)
-    if (kept := _kept(faiss, path, keys, name)) is not None:
+    if (kept := _kept(faiss, path, name)) is not None:
         return kept
     index = _index(faiss, keys)
     try:
@@ -149,7 +143,7 @@ def open_search(keys: torch.Tensor, name: str | None = None) -> Search:
     except (OSError, RuntimeError) as error:  # no room, or not ours to write
         _log.warning("the index of %d entries cannot be kept (%s)", len(keys), error)
         return Index(index)
-    return _kept(faiss, path, keys, name) or Index(index)
+    return _kept(faiss, path, name) or Index(index)
 
 
 def forget_index(name: str) -> None:
@@ -158,7 +152,7 @@ def forget_index(name: str) -> None:
         path.unlink(missing_ok=True)
 
 
-def _kept(faiss: Any, path: Path, keys: torch.Tensor, name: str) -> Index | None:
+def _kept(faiss: Any, path: Path, name: str) -> Index | None:
     """The index that is kept under a name, if it is whole and of these keys.
 
     FAISS believes what it reads, so it reads only what its seal vouches for.
@@ -170,11 +164,7 @@ def _kept(faiss: Any, path: Path, keys: torch.Tensor, name: str) -> Index | None
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         if seal != {"keys": name, "sha256": sha256}:
             raise ValueError("it is not what was kept for these keys")
-        index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
-        form = type(index), getattr(index, "nlist", 0), index.ntotal, index.d
-        if form != (faiss.IndexIVFScalarQuantizer, _lists(len(keys)), *keys.shape):
-            raise ValueError("it is of another form")
-        return Index(index)
+        return Index(faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC))
     except FileNotFoundError:
         return None
     except (OSError, RuntimeError, ValueError) as error:
@@ -183,7 +173,6 @@ def _kept(faiss: Any, path: Path, keys: torch.Tensor, name: str) -> Index | None
 
 
 def _index_path(keys: torch.Tensor, name: str) -> Path:
-    """Where the index of some keys is kept: their hash, and how it is made."""
     made = f"{len(keys)} {keys.dtype} {_lists(len(keys))} {_TRAINED}"
     how = hashlib.sha256(made.encode()).hexdigest()[:8]
     return home() / "indexes" / f"{name[:_NAMED]}-{how}.faiss"
@@ -209,14 +198,3 @@ def _index(faiss: Any, keys: torch.Tensor) -> Any:
 def _hits(rows: torch.Tensor, entries: Any, cosines: Any, device: torch.device) -> Hits:
     values = torch.from_numpy(cosines).clamp(max=1.0)
     return Hits(rows.to(device), torch.from_numpy(entries).to(device), values.to(device))
-
-
-def _join(found: list[Hits], queries: torch.Tensor) -> Hits:
-    """The hits of several blocks of entries, row by row."""
-    empty = torch.empty(0, dtype=torch.long, device=queries.device)
-    hits = Hits(
-        torch.cat([empty, *(hits.rows for hits in found)]),
-        torch.cat([empty, *(hits.entries for hits in found)]),
-        torch.cat([queries.new_empty(0), *(hits.similarities for hits in found)]),
-    )
-    return hits.kept(hits.rows.argsort(stable=True))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -19,9 +20,9 @@ import numpy as np
 import torch
 
 from trueline import store
-from trueline.cluster import Cluster
+from trueline.cluster import ByName, Cluster, Run
 from trueline.embed import Embedder, SentenceEmbedder, embed_distinct, load_embedder
-from trueline.engines import DEFAULT_EMBEDDER, Origin, origin_of
+from trueline.engines import DEFAULT_EMBEDDER
 from trueline.engines.models import check_named
 from trueline.errors import (
     ExampleError,
@@ -47,7 +48,8 @@ Now = Callable[[], datetime]
 QUESTIONS, ANSWERS, WRONG_ANSWERS = "questions", "answers", "wrong_answers"
 VECTORS = (QUESTIONS, ANSWERS, WRONG_ANSWERS)
 OPENING_LOCK = RLock()  # one thread at a time opens embedders and indexes
-_SHARED = "shared vector"  # its key among the texts that were read
+_SHARED = "shared vector"  # its key in `texts_read`
+_SEARCH = "search"  # its key in `_questions`
 _FEW = 3  # examples that weigh as much as the mean of all
 _LISTED = 10  # ids that an error lists
 _AT_ONCE = 512  # examples that are embedded before their vectors are kept
@@ -70,7 +72,7 @@ class GroundingSpace:
     vectors: Mapping[str, Array]  # each of VECTORS: (examples, dimension) float16
     embedder_id: str
     embedder_hash: str
-    prompt: Prompt  # it was built with it and must be asked with it
+    prompt: Prompt  # it was built with it and must be used with it
     entries: RadEntries | None = None
     commits: tuple[Commit, ...] = ()
     tuned: Mapping[str, Any] = field(default_factory=dict)  # settings fitted to this space
@@ -100,33 +102,16 @@ class GroundingSpace:
         count = "no" if self.entries is None else len(self.entries)
         return f"GroundingSpace({len(self)} examples, {count} entries)"
 
-    def __reduce__(self) -> tuple[object, ...]:
-        made = replace(self, embedder=None, folder=None, state=None, stamp=None, opened={})
-        given = {
-            name: getattr(made, name) for name in made.__dataclass_fields__ if name[0] != "_"
-        }
-        del given["texts_read"], given["now"]
-        return _reopened, (given, origin_of(self.embedder))
-
     # What it holds
 
     def example(self, id: str) -> Example:
         """The example of that id."""
         return self.examples[self._numbers[id]]
 
-    @property
-    def dimension(self) -> int:
-        """The length of its vectors."""
-        return int(self.vectors[QUESTIONS].shape[1])
-
     def counts(self) -> dict[str, int]:
         """How many entries each set has, and how many examples there are."""
-        found: dict[str, int] = {"entries": 0}
-        if self.entries is not None:
-            names = ("entries", "wrong")
-            sets = zip(names, self.entries.sets(), strict=False)
-            found = {name: len(each) for name, (_, each) in sets}
-        return {**found, "examples": len(self)}
+        counts = {"entries": 0} if self.entries is None else self.entries.counts()
+        return {**counts, "examples": len(self)}
 
     def info(self) -> dict[str, Any]:
         """What it holds, as plain values."""
@@ -143,7 +128,7 @@ class GroundingSpace:
             "prompt": self.prompt.template,
             "system": self.prompt.system,
             "prompt_hash": self.prompt.hash,
-            "dimension": self.dimension,
+            "dimension": int(self.vectors[QUESTIONS].shape[1]),
             "bytes_per_example": round(size / len(self)),
             **entries,
             "bytes": size + entries.get("bytes", 0),
@@ -152,7 +137,8 @@ class GroundingSpace:
 
     def made_with(self) -> dict[str, Any]:
         """All that shapes its vectors and entries, as plain values."""
-        return _made_with(self.embedder_id, self.embedder_hash, self.prompt, self.entries)
+        settings = None if self.entries is None else self.entries.settings
+        return _made_with(self.embedder_id, self.embedder_hash, self.prompt, settings)
 
     @property
     def plan(self) -> str:
@@ -164,16 +150,26 @@ class GroundingSpace:
         return self.commits
 
     def verify(self) -> dict[str, Any]:
-        """Check every byte and number; says what was checked, or raises SpaceFormatError."""
-        found = self.counts()
-        if flaw := _flaw(self.examples, self.vectors, self.entries):
+        """Check every byte and number; returns what was checked, or raises SpaceFormatError."""
+        if flaw := self._flaw():
             raise store.unreadable(self.folder, flaw)
         if self.folder is None:
-            return found
-        _, manifest, _ = store.read(self.folder, _parse)
-        return {"files": len(manifest.files), **found}
+            return self.counts()
+        written, _ = store.read(self.folder, _parse)
+        assert written.state is not None
+        return {"files": len(written.state.files), **self.counts()}
 
-    # What it answers
+    def _flaw(self) -> str:
+        """What is wrong with the numbers of the space; "" if nothing is."""
+        width = self.vectors[QUESTIONS].shape[1]
+        for name, array in self.vectors.items():
+            if array.shape != (len(self), width) or not width:
+                return f"the vectors of {name} have the shape {array.shape}"
+            if not store.are_unit(array):
+                return f"some vectors of {name} are not of unit length"
+        return "" if self.entries is None else self.entries.flaw(self.examples, width)
+
+    # Vectors
 
     def open_embedder(self, device: str | torch.device) -> Embedder:
         """The embedder it was built with, and no other; opened once for a device."""
@@ -215,10 +211,10 @@ class GroundingSpace:
         `vectors` are (queries, dimension), on the CPU.
         """
         with OPENING_LOCK:
-            if _SHARED not in self._questions:
+            if _SEARCH not in self._questions:
                 keys = self.question_vectors("cpu")
-                self._questions[_SHARED] = open_search(keys, self.file_hash(store.VECTORS))
-            search: Search = self._questions[_SHARED]
+                self._questions[_SEARCH] = open_search(keys, self.file_hash(store.VECTORS))
+            search: Search = self._questions[_SEARCH]
         hits = search.nearest(vectors, k)
         columns = (hits.rows, -hits.similarities, hits.entries)
         near = sorted(zip(*(column.tolist() for column in columns), strict=True))
@@ -227,8 +223,7 @@ class GroundingSpace:
     def shared_vector(self) -> torch.Tensor:
         """What the questions and truthful answers of all examples share: (dimension,).
 
-        It is their mean, drawn towards zero while there are few: what a single example says is
-        its own.
+        It is their mean, drawn towards zero while there are few examples.
         """
         if _SHARED not in self.texts_read:
             names = (QUESTIONS, ANSWERS)
@@ -240,8 +235,8 @@ class GroundingSpace:
 
     def example_vectors(self, number: int) -> torch.Tensor:
         """The vectors of one example's question, truthful and wrong answers: (3, dimension)."""
-        own = np.stack([self.vectors[name][number] for name in VECTORS])
-        return torch.from_numpy(own.astype(np.float32))
+        vectors = np.stack([self.vectors[name][number] for name in VECTORS])
+        return torch.from_numpy(vectors.astype(np.float32))
 
     def file_hash(self, name: str) -> str | None:
         """The hash of one of its files; None for a space in memory."""
@@ -251,12 +246,12 @@ class GroundingSpace:
     # Its folder
 
     def save(self, folder: str | Path) -> None:
-        """Write the space to a folder; one that stood there stands to the last moment.
+        """Write the space to a folder; the old content stays there until the last moment.
 
         A space that had no folder has this one from now on: edits are committed there.
         """
         folder = Path(folder)
-        is_same = self.folder is not None and _is_same(folder, self.folder)
+        is_same = _is_same(folder, self.folder)
         made = self if is_same or self.folder is None else replace(self, folder=None)
         made._write(folder, self._base if is_same else None, check=is_same)
         store.clear_others(folder)
@@ -268,20 +263,13 @@ class GroundingSpace:
         """
         if self.folder is None or store.read_stamp(self.folder) == self.stamp:
             return self
-        parts, manifest, stamp = store.read(self.folder, _parse)
-        if manifest.sha256 == self._base:
-            object.__setattr__(self, "stamp", stamp)
+        newest = read_space(self.folder, now=self.now)
+        if newest._base == self._base:
+            object.__setattr__(self, "stamp", newest.stamp)
             return self
-        is_same = manifest.embedder_hash == self.embedder_hash
-        return _space_of(
-            parts,
-            manifest,
-            stamp,
-            folder=self.folder,
-            now=self.now,
-            embedder=self.embedder if is_same else None,
-            opened=self.opened if is_same else {},
-        )
+        if newest.embedder_hash != self.embedder_hash:
+            return newest
+        return replace(newest, embedder=self.embedder, opened=self.opened)
 
     # Edits
 
@@ -320,8 +308,8 @@ class GroundingSpace:
         changed = [example for example in read if not self._holds(example)]
         if not changed:
             return self
-        left = self._without([example.id for example in changed])
-        return self._extended("replace", left, changed, lm, progress)
+        rest = self._without([example.id for example in changed])
+        return self._extended("replace", rest, changed, lm, progress)
 
     def remove(self, ids: str | Iterable[str]) -> GroundingSpace:
         """The space without the examples of these ids, which leave its folder too."""
@@ -334,13 +322,13 @@ class GroundingSpace:
                 "nothing would be left, and a space holds one example at least; nothing was "
                 "changed; add others first, or delete its folder"
             )
-        return self._commit("remove", self._without(named), len(named))
+        return self._without(named)._committed("remove", len(named))
 
     def tune(self, settings: Mapping[str, Any]) -> GroundingSpace:
-        """The space with these tuned settings and no others; none undo what was tuned.
+        """The space with these tuned settings and no others; {} removes all of them.
 
         Methods read `threshold` and `strength` where nobody sets them; other names are kept to
-        tell how the two were found.
+        show how the two were found.
         """
         try:
             store.check_tuned(tuned := dict(settings))
@@ -348,11 +336,10 @@ class GroundingSpace:
             raise SettingError(str(error)) from error
         if tuned == dict(self.tuned):
             return self
-        return self._commit("tune", replace(self, tuned=tuned), 0)
+        return replace(self, tuned=tuned)._committed("tune", 0)
 
     def _holds(self, example: Example) -> bool:
-        own = self.examples[self._numbers[example.id]]
-        return content_hash(own) == content_hash(example)
+        return content_hash(self.example(example.id)) == content_hash(example)
 
     def _check_known(self, ids: Sequence[str], advice: str = "") -> None:
         """Refuse ids that no example has, with names near to them."""
@@ -366,27 +353,40 @@ class GroundingSpace:
 
     def _without(self, ids: Iterable[str]) -> GroundingSpace:
         """Without some examples; not committed, and perhaps empty."""
-        kept = np.ones(len(self), bool)
-        kept[[self._numbers[id] for id in ids]] = False
+        is_kept = np.ones(len(self), bool)
+        is_kept[[self._numbers[id] for id in ids]] = False
         return replace(
             self,
-            examples=tuple(
-                one for one, is_kept in zip(self.examples, kept, strict=True) if is_kept
-            ),
-            vectors={name: array[kept] for name, array in self.vectors.items()},
-            entries=None if self.entries is None else self.entries.kept(kept),
+            examples=tuple(self.examples[number] for number in is_kept.nonzero()[0]),
+            vectors={name: array[is_kept] for name, array in self.vectors.items()},
+            entries=None if self.entries is None else self.entries.kept(is_kept),
+        )
+
+    def _joined(
+        self,
+        examples: Sequence[Example],
+        vectors: Mapping[str, Array],
+        entries: RadEntries | None,
+    ) -> GroundingSpace:
+        """With more examples, and other entries; not committed."""
+        pairs = {name: (array, vectors[name]) for name, array in self.vectors.items()}
+        return replace(
+            self,
+            examples=(*self.examples, *examples),
+            vectors={name: np.concatenate(pair) for name, pair in pairs.items()},
+            entries=entries,
         )
 
     def _extended(
         self,
         what: str,
-        left: GroundingSpace,
+        rest: GroundingSpace,
         examples: Sequence[Example],
         lm: Engine | None,
         progress: OnProgress | None,
     ) -> GroundingSpace:
-        """What is left of the space, with more examples, committed."""
-        entries = left.entries
+        """The rest of the space, with more examples, committed."""
+        entries = rest.entries
         if entries is not None:
             from trueline.rad.build import check_lm, extended
 
@@ -396,22 +396,22 @@ class GroundingSpace:
         with store.working(folder, _plan(self.made_with(), examples)) as work:
             vectors = embed_examples(examples, embedder)
             if entries is not None:
-                options: dict[str, Any] = {"work": work, "progress": progress}
-                parts = (entries, examples, len(left), lm, embedder, self.prompt)
-                entries = extended(*parts, **options)
-            made = _joined(left, examples, vectors, entries)
-            return self._commit(what, made, len(examples))
+                more = (examples, len(rest), lm, embedder, self.prompt)
+                entries = extended(entries, *more, work=work, progress=progress)
+            return rest._joined(examples, vectors, entries)._committed(what, len(examples))
 
-    def _commit(self, what: str, made: GroundingSpace, changed: int) -> GroundingSpace:
-        """Another content as the next state of this space."""
-        made = _recorded(made, what, changed, self.now())
+    def _committed(self, what: Any, changed: int) -> GroundingSpace:
+        """The space with one more line in its history; written, if it has a folder."""
+        time = self.now().astimezone(UTC).isoformat(timespec="seconds")
+        counts = self.counts()
+        numbers = changed, counts["examples"], counts["entries"]
+        commit = Commit(what, time.replace("+00:00", "Z"), *numbers)
+        made = replace(self, commits=(*self.commits, commit))
         if self.folder is not None:
-            made._write(self.folder, self._base, is_new=what != "tune")
+            made._write(self.folder, self._base)
         return made
 
-    def _write(
-        self, folder: Path, base: str | None, *, check: bool = True, is_new: bool = True
-    ) -> None:
+    def _write(self, folder: Path, base: str | None, *, check: bool = True) -> None:
         """Commit to a folder, and show that commit from now on."""
 
         def write(scratch: Path) -> None:
@@ -421,27 +421,19 @@ class GroundingSpace:
                 self.entries.write(scratch)
 
         manifest = Manifest(
-            store.FORMAT,
-            store.FORMAT_VERSION,
             embedder=self.embedder_id,
             embedder_hash=self.embedder_hash,
             prompt=self.prompt,
             tuned=dict(self.tuned),
-            entries=None if self.entries is None else self.entries.stored(),
-            folder="" if self.state is None else self.state.folder,
-            files={} if self.state is None else self.state.files,
+            entries=self.made_with()["entries"],
             history=self.commits,
-            sha256="",
         )
-        old = {} if self.state is None else self.state.files
-        state, stamp = store.commit(
-            folder, manifest, write if is_new else None, base, check=check
-        )
+        state, stamp = store.commit(folder, manifest, write, base, check=check)
+        old = {} if self.state is None or not check else self.state.files
         for name, value in (("folder", folder), ("state", state), ("stamp", stamp)):
             object.__setattr__(self, name, value)
-        kept = {record.sha256 for record in state.files.values()}
         for record in old.values():  # an index holds keys of what was removed
-            if record.sha256 not in kept and check:
+            if record not in state.files.values():
                 forget_index(record.sha256)
 
     @property
@@ -477,6 +469,8 @@ def build(
     would not make is replaced only with `overwrite`. With on="ray" the passes run on a Ray
     cluster, and give the same bytes.
     """
+    from trueline.rad.build import build_entries, plan_entries
+
     model: Any = None if examples is None else lm
     source: Any = lm if examples is None else examples
     source = store.examples_of_space(source) or source
@@ -484,59 +478,35 @@ def build(
     if isinstance(embedder, (str, Path)):
         embedder = load_embedder(embedder, device="cpu" if model is None else model.device)
     prompt = prompt or Prompt()
-    settings, answers = _entry_plan(context, entries, model, read, prompt)
+    planned = plan_entries(context, entries, model, read, prompt)
     cluster = Cluster(address=on) if isinstance(on, str) else on
-    run: store.Run = map if cluster is None else cluster.map
+    run: Run = map if cluster is None else cluster.map
 
     def make(work: Path | None) -> GroundingSpace:
         steps: dict[str, Any] = {"work": work, "run": run}
-        tell = progress if settings is None else None
-        vectors = embed_examples(read, embedder, progress=tell, **steps)
-        attached = None
-        if settings is not None:
-            from trueline.rad.build import build_entries
-
-            steps["progress"] = progress
-            attached = build_entries(answers, model, embedder, settings, **steps)
-        made = (tuple(read), vectors, embedder.id, embedder.hash, prompt, attached)
-        space = GroundingSpace(*made, now=now, embedder=embedder)
-        return _recorded(space, "build", len(read), now())
+        vectors = embed_examples(
+            read, embedder, progress=None if planned else progress, **steps
+        )
+        made = planned and build_entries(*planned, model, embedder, progress=progress, **steps)
+        parts = (tuple(read), vectors, embedder.id, embedder.hash, prompt, made)
+        space = GroundingSpace(*parts, now=now, embedder=embedder)
+        return space._committed("build", len(read))
 
     if out is None:
         return make(None)
     folder = Path(out)
+    settings = planned[0] if planned else None
     plan = _plan(_made_with(embedder.id, embedder.hash, prompt, settings), read)
     with store.working(folder, plan) as work:
-        base = store.standing_in(folder)
-        if (space := _standing(folder, plan, embedder, now)) is None:
-            if not overwrite:
-                check_vacant(folder)
+        base = store.state_in(folder)
+        space = _existing(folder, plan, is_replaced=overwrite)
+        if space is not None:
+            space = replace(space, embedder=embedder, now=now)
+        else:
             space = make(work)
             space._write(folder, None if base is None else base.sha256)
     store.clear_others(folder)
     return space
-
-
-def _entry_plan(
-    context: Context | None,
-    options: Mapping[str, Any],
-    lm: Any,
-    examples: Sequence[Example],
-    prompt: Prompt,
-) -> tuple[EntrySettings | None, Any]:
-    """How entries are to be made, settled with the model, and of which answers; None: none."""
-    from trueline.rad.entries import EntrySettings, check_entry_options
-
-    check_entry_options(context, options)
-    if context is None:
-        return None, []
-    from trueline.rad.build import settled, tokenized_answers
-
-    settings = EntrySettings(context=context, **options)
-    if lm is None:
-        raise SettingError("entries need a model: give one, or context=None for none")
-    answers = tokenized_answers(lm, examples, prompt, wrong=settings.wrong)
-    return settled(settings, lm, answers), answers
 
 
 def read_space(
@@ -551,8 +521,8 @@ def read_space(
     """
     if isinstance(embedder, (str, Path)):
         embedder = load_embedder(embedder)
-    parts, manifest, stamp = store.read(Path(folder), _parse)
-    return _space_of(parts, manifest, stamp, folder=Path(folder), embedder=embedder, now=now)
+    space, stamp = store.read(Path(folder), _parse)
+    return replace(space, folder=Path(folder), stamp=stamp, embedder=embedder, now=now)
 
 
 def merge(
@@ -578,41 +548,44 @@ def merge(
     entries = one.entries
     if entries is not None and new.entries is not None:
         entries = entries.joined(new.entries, len(one))
-    made = _joined(one, new.examples, new.vectors, entries)
+    made = one._joined(new.examples, new.vectors, entries)
+    place: dict[str, Any] = {"folder": None, "state": None, "stamp": None}
     for space in (one, other):
-        if out is not None and space.folder is not None and _is_same(out, space.folder):
-            made = replace(made, folder=space.folder, state=space.state, stamp=space.stamp)
-            made = _recorded(made, "merge", len(new), one.now())
-            made._write(space.folder, space._base)
-            return made
-    made = replace(made, folder=None, state=None, stamp=None)
-    made = _recorded(made, "merge", len(new), one.now())
-    if out is not None:
-        if not overwrite:
-            check_vacant(Path(out))
+        if out is not None and _is_same(out, space.folder):
+            place = {name: getattr(space, name) for name in place}
+            break
+    made = replace(made, **place)._committed("merge", len(new))
+    if out is not None and made.folder is None:
+        _existing(Path(out), is_replaced=overwrite)
         made.save(out)
     return made
 
 
-def check_vacant(folder: Path) -> None:
-    """Refuse to put a new space where another stands, which would be lost with its edits.
+def _existing(
+    folder: Path, plan: str = "", *, is_replaced: bool = False
+) -> GroundingSpace | None:
+    """The space in a folder if a plan makes the same; any other is refused unless replaced.
 
-    One that cannot be read, damaged or of a newer format, may be all that is left of it.
+    Also one that cannot be read: it may be all that is left of somebody's examples.
     """
     store.check_folder(folder)
-    if not folder.exists() or not any(folder.iterdir()) or store.is_begun(folder):
-        return
+    if not os.path.lexists(folder / store.NAME):
+        return None
     try:
-        found = read_space(folder)
+        space = read_space(folder)
+        if space.plan == plan:
+            return space
+        problem = (
+            f"{folder} holds another space ({len(space)} examples, last changed by "
+            f"{space.commits[-1]}); nothing was written; change it with `trueline add` and "
+            "`trueline remove`"
+        )
     except SpaceFormatError as error:
-        raise SpaceError(
-            f"nothing was written: {error}, name another folder, or replace what is there with "
-            "--overwrite (overwrite=True)"
-        ) from error
+        problem = f"nothing was written: {error}"
+    if is_replaced:
+        return None
     raise SpaceError(
-        f"{folder} holds another space ({len(found)} examples, last changed by "
-        f"{found.commits[-1]}); nothing was written; change it with `trueline add` and "
-        "`trueline remove`, name another folder, or replace it with --overwrite "
+        f"{problem}, name another folder, or replace what is there with --overwrite "
         "(overwrite=True)"
     )
 
@@ -622,86 +595,45 @@ def embed_examples(
     embedder: Embedder,
     *,
     work: Path | None = None,
-    run: store.Run = map,
+    run: Run = map,
     progress: OnProgress | None = None,
 ) -> Arrays:
     """The questions, and the means of truthful and of wrong answers, as unit vectors."""
-    worker = VectorWorker(embedder)
     starts = range(0, len(examples), _AT_ONCE)
     units = [examples[start : start + _AT_ONCE] for start in starts]
-    steps: dict[str, Any] = {"work": work, "run": run, "size": len, "progress": progress}
-    made = store.resumed(units, "vectors", worker.vectors, worker.are_vectors, **steps)
+    steps: dict[str, Any] = {"work": work, "run": run, "progress": progress}
+    make = ByName(_vectors, embedder)
+    made = store.resumed(make, units, [*map(len, units)], kind="vectors", **steps)
     return {name: np.concatenate([one[name] for one in made]) for name in VECTORS}
 
 
-class VectorWorker:
-    """Turns examples into vectors; pickled by the name of its embedder."""
-
-    def __init__(self, embedder: Embedder) -> None:
-        self.embedder = embedder
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _worker, (origin_of(self.embedder), self.embedder.hash)
-
-    def vectors(self, examples: Sequence[Example]) -> Arrays:
-        """The vectors of some examples, by name."""
-        texts: dict[str, list[Sequence[str]]] = {
-            QUESTIONS: [(example.question,) for example in examples],
-            ANSWERS: [example.answers for example in examples],
-            WRONG_ANSWERS: [example.wrong_answers for example in examples],
-        }
-        flat = [text for groups in texts.values() for group in groups for text in group]
-        vectors = iter(embed_distinct(self.embedder, flat).cpu().numpy())
-        return {
-            name: np.stack([self._mean([next(vectors) for _ in group]) for group in groups])
-            for name, groups in texts.items()
-        }
-
-    def are_vectors(self, examples: Sequence[Example], kept: Arrays) -> bool:
-        """Whether kept vectors can be those of some examples."""
-        shape = (len(examples), self.embedder.dimension)
-        return all(
-            kept[name].shape == shape and np.isfinite(kept[name]).all() for name in VECTORS
-        )
-
-    def _mean(self, vectors: list[Array]) -> Array:
-        """The direction of some vectors together, of length 1; zero where there are none."""
-        if len(vectors) == 1:
-            return vectors[0].astype(np.float16)
-        zero = np.zeros(self.embedder.dimension, np.float32)
-        total: Array = np.sum([zero, *vectors], axis=0)
-        length = float(np.linalg.norm(total))
-        mean: Array = (total / length if length > 1e-6 else 0 * total).astype(np.float16)
-        return mean
+def _vectors(embedder: Embedder, examples: Sequence[Example]) -> Arrays:
+    texts: dict[str, list[Sequence[str]]] = {
+        QUESTIONS: [(example.question,) for example in examples],
+        ANSWERS: [example.answers for example in examples],
+        WRONG_ANSWERS: [example.wrong_answers for example in examples],
+    }
+    flat = [text for groups in texts.values() for group in groups for text in group]
+    vectors = iter(embed_distinct(embedder, flat).cpu().numpy())
+    zero = np.zeros(embedder.dimension, np.float32)
+    return {
+        name: np.stack([_mean([next(vectors) for _ in group], zero) for group in groups])
+        for name, groups in texts.items()
+    }
 
 
-def _worker(embedder: Origin, wanted: str) -> VectorWorker:
-    return VectorWorker(same_embedder(embedder, wanted))
+def _mean(vectors: list[Array], zero: Array) -> Array:
+    """The direction of some vectors together, of length 1; zero where there are none."""
+    if len(vectors) == 1:
+        return vectors[0].astype(np.float16)
+    total: Array = np.sum([zero, *vectors], axis=0)
+    length = float(np.linalg.norm(total))
+    mean: Array = (total / length if length > 1e-6 else zero).astype(np.float16)
+    return mean
 
 
-def same_embedder(origin: Origin, wanted: str) -> Any:
-    """An embedder in another process, which must be the same there."""
-    embedder: Any = origin()
-    check_same(embedder.id, embedder.hash, wanted)
-    return embedder
-
-
-def check_same(name: str, there: str, here: str) -> None:
-    """Refuse a name that means other weights on the machine of a worker."""
-    if there != here:
-        raise SpaceMismatchError(
-            f"{name} has other weights there than on the machine that builds; put the same on "
-            "every machine"
-        )
-
-
-def _reopened(given: Mapping[str, Any], embedder: Origin) -> GroundingSpace:
-    """A space in another process."""
-    return GroundingSpace(**{**given, "embedder": embedder()})
-
-
-def _parse(manifest: Manifest, read: Read) -> dict[str, Any]:
-    """The parts of a space in a folder; a ValueError says what is wrong with them."""
+def _parse(manifest: Manifest, read: Read) -> GroundingSpace:
+    """A space from its files; a ValueError says what is wrong with them."""
     examples = store.examples_in(read(store.EXAMPLES))
     vectors = store.arrays_in(read(store.VECTORS), dict.fromkeys(VECTORS, ("float16", 2)))
     names, entries = {store.EXAMPLES, store.VECTORS}, None
@@ -712,73 +644,23 @@ def _parse(manifest: Manifest, read: Read) -> dict[str, Any]:
         names |= {name for name, _ in entries.sets()}
     if set(manifest.files) != names:
         raise ValueError(f"it has the files {sorted(manifest.files)}, not {sorted(names)}")
-    if flaw := _flaw(examples, vectors, entries):
-        raise ValueError(flaw)
-    last, count = manifest.history[-1], 0 if entries is None else len(entries)
-    if (last.examples, last.entries) != (len(examples), count):
-        raise ValueError(f"it holds {len(examples)} examples and {count} entries, not {last}")
-    return {"examples": examples, "vectors": vectors, "entries": entries}
-
-
-def _flaw(
-    examples: Sequence[Example], vectors: Mapping[str, Array], entries: RadEntries | None
-) -> str:
-    """What is wrong with the numbers of a space; "" if nothing is."""
-    width = vectors[QUESTIONS].shape[1]
-    for name, array in vectors.items():
-        if array.shape != (len(examples), width) or not width:
-            return f"the vectors of {name} have the shape {array.shape}"
-        if not store.are_unit(array):
-            return f"some vectors of {name} are not of unit length"
-    return "" if entries is None else entries.flaw(examples, width)
-
-
-def _space_of(
-    parts: dict[str, Any], manifest: Manifest, stamp: Stamp, **given: Any
-) -> GroundingSpace:
-    return GroundingSpace(
-        **parts,
-        embedder_id=manifest.embedder,
-        embedder_hash=manifest.embedder_hash,
-        prompt=manifest.prompt,
-        commits=manifest.history,
-        tuned=manifest.tuned,
+    space = GroundingSpace(
+        examples,
+        vectors,
+        manifest.embedder,
+        manifest.embedder_hash,
+        manifest.prompt,
+        entries,
+        manifest.history,
+        manifest.tuned,
         state=manifest,
-        stamp=stamp,
-        **given,
     )
-
-
-def _standing(folder: Path, plan: str, embedder: Embedder, now: Now) -> GroundingSpace | None:
-    """The space that stands there, if it is whole and has what this plan would make."""
-    try:
-        standing = read_space(folder, embedder=embedder, now=now)
-        return standing if standing.plan == plan else None
-    except (SpaceFormatError, SpaceMismatchError):  # none, damaged, or made otherwise
-        return None
-
-
-def _recorded(space: GroundingSpace, what: Any, changed: int, time: datetime) -> GroundingSpace:
-    """The space with one more line in its history."""
-    stamp = time.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-    counts = space.counts()
-    commit = Commit(what, stamp, changed, counts["examples"], counts["entries"])
-    return replace(space, commits=(*space.commits, commit))
-
-
-def _joined(
-    left: GroundingSpace,
-    examples: Sequence[Example],
-    vectors: Mapping[str, Array],
-    entries: RadEntries | None,
-) -> GroundingSpace:
-    """A space with more examples; not committed."""
-    return replace(
-        left,
-        examples=(*left.examples, *examples),
-        vectors={name: np.concatenate([left.vectors[name], vectors[name]]) for name in VECTORS},
-        entries=entries,
-    )
+    if flaw := space._flaw():
+        raise ValueError(flaw)
+    counts, last = space.counts(), manifest.history[-1]
+    if (counts["examples"], counts["entries"]) != (last.examples, last.entries):
+        raise ValueError(f"its examples and entries are not as many as after its {last}")
+    return space
 
 
 def _check_alike(one: GroundingSpace, other: GroundingSpace) -> None:
@@ -787,10 +669,9 @@ def _check_alike(one: GroundingSpace, other: GroundingSpace) -> None:
         for name in ("embedder_hash", "prompt")
         if getattr(one, name) != getattr(other, name)
     ]
-    if one.entries is None or other.entries is None:
-        if (one.entries is None) != (other.entries is None):
-            differing.append("only one of them has RAD entries")
-    else:
+    if (one.entries is None) != (other.entries is None):
+        differing.append("only one of them has RAD entries")
+    elif one.entries is not None and other.entries is not None:
         differing += one.entries.differences(other.entries)
     if differing:
         raise SpaceMismatchError(
@@ -800,10 +681,8 @@ def _check_alike(one: GroundingSpace, other: GroundingSpace) -> None:
 
 
 def _made_with(
-    embedder: str, embedder_hash: str, prompt: Prompt, entries: Any
+    embedder: str, embedder_hash: str, prompt: Prompt, settings: EntrySettings | None
 ) -> dict[str, Any]:
-    """All that shapes a space; `entries` are its entries or their settings."""
-    settings = getattr(entries, "settings", entries)
     return {
         "embedder": embedder,
         "embedder_hash": embedder_hash,
@@ -822,5 +701,5 @@ def _listed(ids: Sequence[str]) -> str:
     return ", ".join(map(repr, ids[:_LISTED])) + more
 
 
-def _is_same(one: str | Path, other: Path) -> bool:
-    return Path(one).resolve() == other.resolve()
+def _is_same(one: str | Path, other: Path | None) -> bool:
+    return other is not None and Path(one).resolve() == other.resolve()

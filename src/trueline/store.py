@@ -1,12 +1,10 @@
-"""The folder of a space: locked, committed by one rename, checked, and never one of others.
+"""The folder of a space: locked, committed by one rename, checked, never one of others.
 
-    space.json    what belongs together: checksums, settings, what was committed when
-    g-<hash>/     examples.jsonl, vectors.safetensors, and what is attached, such as rad/
+    space.json    what belongs together: settings, checksums, history
+    g-<hash>/     examples.jsonl, vectors.safetensors, and rad/ with RAD's entries, if any
 
-A commit takes the lock, checks that nobody came first, writes a new folder g-<hash> and renames
-space.json over the old one: that rename is the commit. The old folder goes after it. While
-somebody writes there is also `.trueline`, with the lock and the work that is not finished; a
-kill leaves it, and the next commit clears it. docs/format.md says how other programs read it.
+The rename of space.json is the commit. While somebody writes there is also `.trueline` with the
+lock and unfinished work; a kill leaves it, and a later commit clears it. See docs/format.md.
 """
 
 from __future__ import annotations
@@ -20,10 +18,11 @@ import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from reprlib import repr as short
 from time import monotonic, sleep
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -31,46 +30,43 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, load_file, save_file
 
 from trueline import files
+from trueline.cluster import Run
 from trueline.errors import SpaceConflictError, SpaceError, SpaceFormatError
 from trueline.prompts import Prompt
 from trueline.text import counted
 from trueline.types import Example, OnProgress
 
-FORMAT = "trueline space"
-FORMAT_VERSION = 4
+FORMAT: Final = "trueline space"
+FORMAT_VERSION: Final = 4
 NAME = "space.json"
-PRIVATE = ".trueline"  # what is there only while somebody writes, or was killed
+PRIVATE = ".trueline"
 EXAMPLES, VECTORS = "examples.jsonl", "vectors.safetensors"
 _OLD_NAME = "manifest.json"  # of a space of 0.2.0
 _HEAD = f'{{\n "format": "{FORMAT}",\n'.encode()
 _NO_HASH = "0" * 64
 _GENERATION = re.compile(r"g-[0-9a-f]{16}")
-_WORK = re.compile(r"work-[0-9a-f]{16}")
-_STATE = r"(/[a-z]+)?(/[a-z]+\.(jsonl|safetensors)|/\.tmp\w{6})?"  # what a commit writes
-_UNFINISHED = r"(/lock|/\.?[a-z]+-\d+\.safetensors(\.\d+-\d+\.tmp)?|/\.tmp\w{6})?"
-_OURS = re.compile(  # all that we ever write into the folder of a space
-    rf"space\.json|{_GENERATION.pattern}{_STATE}|\.trueline(/lock|/space\.json|/new{_STATE}|"
-    rf"/{_WORK.pattern}{_UNFINISHED})?"
+_OURS = re.compile(  # all that is ever written into the folder of a space
+    r"space\.json|(\.trueline|g-[0-9a-f]{16})(/new|/work-[0-9a-f]{16}|/rad)*"
+    r"(/(lock|space\.json|examples\.jsonl|\.tmp\w{6}"
+    r"|\.?[a-z]+(-\d+)?\.safetensors(\.\d+-\d+\.tmp)?))?"
 )
 _LARGEST = 1 << 28  # bytes of space.json
-_READS = 5  # times a folder is read while commits keep replacing what is read
+_READS = 5  # times a folder is read while commits replace what is read
 _WAITING = 60.0  # seconds that a commit waits for another
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Arrays = dict[str, Array]  # by the name under which they are stored
-Run = Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[Any]]  # what `map` does
 Stamp = tuple[int, int, int]  # of space.json: it changes with every commit
 Read = Callable[[str], bytes]  # the name of a file of a space -> its bytes, checked
 Plain = bool | int | float | str | None
 Count = Annotated[int, msgspec.Meta(ge=0)]
-Hash = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 T = TypeVar("T")
 
 
 class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A file of a space."""
 
-    sha256: Hash
+    sha256: str
     bytes: Count
 
 
@@ -88,20 +84,24 @@ class Commit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"{self.what}{changed} at {self.time}"
 
 
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What space.json says."""
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The content of space.json."""
 
-    format: str
-    format_version: int
+    format: Literal["trueline space"] = FORMAT
+    format_version: Literal[4] = FORMAT_VERSION
     embedder: str
     embedder_hash: str
     prompt: Prompt
     tuned: dict[str, Plain]  # settings fitted to this space
     entries: dict[str, Plain] | None  # how RAD's entries were made; only rad/ reads it
-    folder: Annotated[str, msgspec.Meta(pattern="^g-[0-9a-f]{16}$")]
-    files: dict[str, FileRecord]
+    folder: Annotated[str, msgspec.Meta(pattern="^g-[0-9a-f]{16}$")] = ""
+    files: dict[str, FileRecord] = {}
     history: Annotated[tuple[Commit, ...], msgspec.Meta(min_length=1)]
-    sha256: str  # of this file, with 64 zeros in the place of this hash
+    sha256: str = ""  # of this file, with 64 zeros in the place of this hash
+
+
+class _Version(msgspec.Struct):
+    format_version: int
 
 
 def sealed(manifest: Manifest) -> tuple[Manifest, bytes]:
@@ -116,35 +116,23 @@ def sealed(manifest: Manifest) -> tuple[Manifest, bytes]:
 def from_bytes(data: bytes) -> Manifest:
     """Read space.json, which must be to the byte what we would write; else a ValueError."""
     try:
-        head = msgspec.json.decode(data, type=_Version)
-        if head.format != FORMAT:
-            raise ValueError(f"{NAME} does not say that this is a {FORMAT}")
-        if head.format_version != FORMAT_VERSION:
-            is_newer = head.format_version > FORMAT_VERSION
-            raise ValueError(
-                f"it has format {head.format_version}, this release reads format "
-                f"{FORMAT_VERSION}{'; install a newer trueline' if is_newer else ''}"
-            )
+        version = msgspec.json.decode(data, type=_Version).format_version
+        if version != FORMAT_VERSION:
+            advice = "; install a newer trueline" if version > FORMAT_VERSION else ""
+            raise ValueError(f"it has format {version}, this release reads 4{advice}")
         manifest = msgspec.json.decode(data, type=Manifest)
-    except RecursionError:
-        raise ValueError(f"{NAME} is nested too deeply") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{NAME} cannot be read: {error}") from None
     if sealed(manifest)[1] != data:
-        raise ValueError(f"{NAME} was changed after it was written: its checksum differs")
+        raise ValueError(f"{NAME} was changed: its checksum differs")
     check_tuned(manifest.tuned)
     return manifest
-
-
-class _Version(msgspec.Struct):
-    format: str
-    format_version: int
 
 
 def check_tuned(tuned: Mapping[Any, Any]) -> None:
     """Refuse tuned settings that are not plain values, or that no method can use."""
     for name, value in tuned.items():
-        is_number = type(value) in (int, float) and abs(value) < 2**63  # no NaN is
+        is_number = type(value) in (int, float) and abs(value) < 2**63  # NaN is not
         if type(name) is not str or not (is_number or type(value) in (bool, str, type(None))):
             raise ValueError("tuned must be an object of plain values")
         if name in ("threshold", "strength") and not (is_number and 0 <= value <= 1):
@@ -154,43 +142,41 @@ def check_tuned(tuned: Mapping[Any, Any]) -> None:
 # Reading
 
 
-def read(folder: Path, parse: Callable[[Manifest, Read], T]) -> tuple[T, Manifest, Stamp]:
+def read(folder: Path, parse: Callable[[Manifest, Read], T]) -> tuple[T, Stamp | None]:
     """What `parse` makes of the newest state of a folder; every byte it reads is checked."""
     for _ in range(_READS):
         stamp, manifest = read_stamp(folder), read_manifest(folder)
         try:
-            found = parse(manifest, lambda name, m=manifest: read_file(folder, m, name))  # type: ignore[misc]
-            return found, manifest, stamp or (0, 0, 0)
-        except (SpaceFormatError, ValueError) as error:
-            if read_manifest(folder).sha256 != manifest.sha256:
-                continue  # it was replaced while it was read
-            if isinstance(error, SpaceFormatError):
-                raise
-            raise unreadable(folder, str(error)) from error
+            return parse(manifest, partial(read_file, folder, manifest)), stamp
+        except ValueError as error:
+            if read_manifest(folder).sha256 == manifest.sha256:
+                raise unreadable(folder, str(error)) from error
+            # else a commit replaced it while it was read
     raise SpaceError(f"{folder} changes faster than it can be read; try again")
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """What space.json says, checked; a folder without a space is refused with the reason."""
+    """The content of space.json, checked; a folder without a space is refused."""
     _check_is_folder(folder)
     try:
         with files.open_regular(folder / NAME) as file:
-            data = file.read(_LARGEST + 1)
-    except OSError as error:
-        if os.path.lexists(folder / _OLD_NAME) and not os.path.lexists(folder / NAME):
-            raise SpaceFormatError(_old_message(folder)) from None
-        if is_begun(folder):
-            raise SpaceFormatError(
-                f"{folder} holds an unfinished build; run the same `trueline build` again"
-            ) from None
-        reason = f"{NAME} is missing or no regular file ({files.reason(error)})"
-        raise unreadable(folder, reason) from error
-    try:
-        if len(data) > _LARGEST:
-            raise ValueError(f"{NAME} has more than {_LARGEST:,} bytes")
-        return from_bytes(data)
+            return from_bytes(file.read(_LARGEST))
     except ValueError as error:
         raise unreadable(folder, str(error)) from error
+    except OSError as error:
+        if not os.path.lexists(folder / NAME):
+            if os.path.lexists(folder / _OLD_NAME):
+                raise SpaceFormatError(
+                    f"{folder} is a space of trueline 0.2.0 or before, which this release does "
+                    "not read; take its examples into a new one with "
+                    f"`trueline build {folder} --out NEW.space`"
+                ) from None
+            if is_ours(folder):
+                raise SpaceFormatError(
+                    f"{folder} holds an unfinished build; run the same `trueline build` again"
+                ) from None
+        reason = f"{NAME} is missing or no regular file ({files.reason(error)})"
+        raise unreadable(folder, reason) from error
 
 
 def read_stamp(folder: Path) -> Stamp | None:
@@ -203,25 +189,20 @@ def read_stamp(folder: Path) -> Stamp | None:
 
 
 def read_file(folder: Path, manifest: Manifest, name: str) -> bytes:
-    """The bytes of a file that space.json names: a regular one, and to the byte as written."""
-    record = manifest.files.get(name)
+    """The bytes of a file that space.json names: a regular one, as it was written."""
+    record, path = manifest.files.get(name), folder / manifest.folder / name
     if record is None:
-        raise unreadable(folder, f"{NAME} names no {name}")
+        raise ValueError(f"{NAME} names no {name}")
     try:
-        parent = folder / manifest.folder
-        inner = (parent / name).parent
-        if parent.is_symlink() or inner.is_symlink():
+        if path.parent.is_symlink() or (folder / manifest.folder).is_symlink():
             raise OSError(errno.EINVAL, "it is in no folder of the space")
-        with files.open_regular(parent / name) as file:
-            if (size := os.fstat(file.fileno()).st_size) != record.bytes:
-                reason = f"{name} has {size} bytes, {NAME} says {record.bytes}"
-                raise unreadable(folder, reason)
-            data = file.read()
-    except OSError as error:  # a failing disk or a server that is gone, too
+        with files.open_regular(path) as file:
+            data = file.read(record.bytes + 1)
+    except OSError as error:
         reason = f"{name} is missing or cannot be read ({files.reason(error)})"
-        raise unreadable(folder, reason) from error
+        raise ValueError(reason) from error
     if hashlib.sha256(data).hexdigest() != record.sha256:
-        raise unreadable(folder, f"{name} was changed: its checksum differs")
+        raise ValueError(f"{name} was changed: its checksum differs")
     return data
 
 
@@ -241,8 +222,7 @@ def examples_in(data: bytes) -> tuple[Example, ...]:
 
 def examples_bytes(examples: Sequence[Example]) -> bytes:
     """The examples as lines of JSON."""
-    encode = msgspec.json.Encoder().encode
-    return b"".join(encode(example) + b"\n" for example in examples)
+    return msgspec.json.Encoder().encode_lines(examples)
 
 
 def arrays_in(data: bytes, forms: Mapping[str, tuple[str, int]]) -> Arrays:
@@ -251,8 +231,8 @@ def arrays_in(data: bytes, forms: Mapping[str, tuple[str, int]]) -> Arrays:
         found: Arrays = load(data)
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"its arrays cannot be read: {error}") from None
-    wrong = {name: f"{a.dtype} of the shape {a.shape}" for name, a in found.items()}
     if {name: (str(a.dtype), a.ndim) for name, a in found.items()} != dict(forms):
+        wrong = {name: f"{a.dtype} of the shape {a.shape}" for name, a in found.items()}
         raise ValueError(f"its arrays are {short(wrong)}, not {short(dict(forms))}")
     return found
 
@@ -281,11 +261,27 @@ def unreadable(folder: Path | None, reason: str) -> SpaceFormatError:
     )
 
 
-# Spaces of other releases
+def _check_is_folder(folder: Path) -> None:
+    try:
+        if stat.S_ISDIR(folder.stat().st_mode):
+            return
+        reason = "it is no folder"
+    except FileNotFoundError:
+        spaces: dict[str, str] = {}
+        with suppress(OSError):
+            for path in folder.parent.glob(f"*/{NAME}"):
+                spaces[path.parent.stem] = path.parent.name
+        near = get_close_matches(folder.stem, spaces, n=1)
+        reason = f"did you mean {spaces[near[0]]}?" if near else "nothing is there"
+    except (OSError, ValueError) as error:
+        reason = files.reason(error)
+    raise SpaceFormatError(
+        f"there is no space at {folder} ({reason}); build one with `trueline build`"
+    )
 
 
 def examples_of_space(source: object) -> list[Example] | None:
-    """The examples of a space, also of one of 0.2.0; None where the source is not one."""
+    """The examples of a space, also of one of 0.2.0; None if the source is not one."""
     if not isinstance(source, (str, os.PathLike)) or not os.path.isdir(source):
         return None
     folder = Path(source)
@@ -294,14 +290,17 @@ def examples_of_space(source: object) -> list[Example] | None:
     if not os.path.lexists(folder / _OLD_NAME):
         return None
     found: list[Example] = []
+    decode = msgspec.json.Decoder(Example).decode
     try:
-        manifest = msgspec.json.decode(_bytes(folder / _OLD_NAME))
+        with files.open_regular(folder / _OLD_NAME) as file:
+            manifest = msgspec.json.decode(file.read())
         for segment in manifest["segments"]:
-            file, removed = segment["files"]["examples"], set(segment["removed"])
-            data = _bytes(folder / Path(file["name"]).name)
-            if hashlib.sha256(data).hexdigest() != file["sha256"]:
-                raise ValueError(f"{file['name']} was changed: its checksum differs")
-            examples = map(msgspec.json.Decoder(Example).decode, data.splitlines())
+            record, removed = segment["files"]["examples"], set(segment["removed"])
+            with files.open_regular(folder / Path(record["name"]).name) as file:
+                data = file.read()
+            if hashlib.sha256(data).hexdigest() != record["sha256"]:
+                raise ValueError(f"{record['name']} was changed: its checksum differs")
+            examples = map(decode, data.splitlines())
             found += [example for example in examples if example.id not in removed]
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise SpaceFormatError(
@@ -311,69 +310,21 @@ def examples_of_space(source: object) -> list[Example] | None:
     return found
 
 
-def _bytes(path: Path) -> bytes:
-    with files.open_regular(path) as file:
-        return file.read()
-
-
-def _old_message(folder: Path) -> str:
-    return (
-        f"{folder} is a space of trueline 0.2.0 or before, which this release does not read; "
-        f"take its examples into a new one with `trueline build {folder} --out NEW.space`"
-    )
-
-
 # Writing
-
-
-def check_folder(folder: Path) -> None:
-    """Refuse to write over something that is not a space, or through a link out of it."""
-    try:
-        if stat.S_ISDIR(folder.stat().st_mode):
-            if any(folder.iterdir()) and not is_ours(folder):
-                raise _refused(folder, "is not empty and holds no space of this release")
-            written = [folder / NAME, folder / PRIVATE, *(folder / PRIVATE).rglob("*")]
-            for path in written:
-                if not _is_file_or_folder(path):
-                    raise _refused(path, "is no file that trueline made (a link or a device)")
-        else:
-            raise _refused(folder, "is a file")
-    except FileNotFoundError:
-        return
-    except (OSError, ValueError) as error:
-        raise _refused(folder, f"cannot be written to ({files.reason(error)})") from error
-
-
-def is_ours(folder: Path) -> bool:
-    """Whether a folder holds a space, whole or damaged, or one that was begun."""
-    with suppress(OSError), files.open_regular(folder / NAME) as file:
-        if file.read(len(_HEAD)) == _HEAD:
-            return True
-    has_folder = False
-    for path in folder.rglob("*"):
-        has_folder |= _is_folder(path)
-        if not _is_named_by_us(folder, path):
-            return False
-    return has_folder
-
-
-def is_begun(folder: Path) -> bool:
-    """Whether a space was begun in a folder and has never been finished."""
-    return not os.path.lexists(folder / NAME) and is_ours(folder)
 
 
 def commit(
     folder: Path,
     manifest: Manifest,
-    write: Callable[[Path], None] | None,
+    write: Callable[[Path], None],
     base: str | None,
     *,
     check: bool = True,
 ) -> tuple[Manifest, Stamp | None]:
     """Change a folder from the state `base` to another, in one moment.
 
-    `write` puts the files of the new state into a folder; None: they are those of the old
-    state. Without `check` any state may be replaced.
+    `write` puts the files of the new state into a folder. Without `check` any state may be
+    replaced.
     """
     if check and not folder.exists():
         check_base(folder, base)
@@ -382,16 +333,14 @@ def commit(
             check_base(folder, base)
         scratch = folder / PRIVATE / "new"
         _remove(folder, scratch)
-        if write is not None:
-            scratch.mkdir()
-            write(scratch)
-            manifest = _with_files(manifest, scratch)
-            if not _is_whole(folder, manifest):  # else: the same space once more
-                _remove(folder, folder / manifest.folder)  # damaged, or left by a kill
-                scratch.rename(folder / manifest.folder)
-            _remove(folder, scratch)
-            _sync_folder(folder)
-        manifest, data = sealed(manifest)
+        scratch.mkdir()
+        write(scratch)
+        manifest, data = sealed(_with_files(manifest, scratch))
+        if not _is_whole(folder, manifest):  # else only space.json changes
+            _remove(folder, folder / manifest.folder)  # damaged, or left by a kill
+            scratch.rename(folder / manifest.folder)
+        _remove(folder, scratch)
+        _sync_folder(folder)
         written = folder / PRIVATE / NAME
         written.unlink(missing_ok=True)
         written.write_bytes(data)
@@ -405,33 +354,30 @@ def commit(
 
 def check_base(folder: Path, base: str | None) -> None:
     """Refuse a commit if another came first: the folder must still be in the state `base`."""
-    standing = standing_in(folder)
-    if standing is None and base is not None:
+    state = state_in(folder)
+    if (None if state is None else state.sha256) != base:
+        what = "it is gone or damaged"
+        if state is not None:
+            what = f"another commit came first: {state.history[-1]}"
         raise SpaceConflictError(
-            f"the space at {folder} is gone or damaged since it was opened; what was computed "
-            "is kept there; restore it from a copy, open it, and do the same again"
-        )
-    if standing is not None and standing.sha256 != base:
-        raise SpaceConflictError(
-            f"another commit to {folder} came first: {standing.history[-1]}; nothing was "
+            f"the space at {folder} is not the one that was opened ({what}); nothing was "
             "changed, and what was computed is kept; take the newest state (space.current()) "
             "and do the same again, or run the same command again"
         )
 
 
-def standing_in(folder: Path) -> Manifest | None:
-    """What space.json says; None where there is no space, or a damaged one."""
-    try:
+def state_in(folder: Path) -> Manifest | None:
+    """The content of space.json; None if there is no space, or a damaged one."""
+    with suppress(SpaceFormatError):
         return read_manifest(folder)
-    except SpaceFormatError:
-        return None
+    return None
 
 
 @contextmanager
 def working(folder: Path | None, plan: str) -> Iterator[Path | None]:
-    """Hold the place of unfinished work on a plan; where the block fails, the work stays.
+    """Hold the folder of unfinished work on a plan; if the block fails, the work stays.
 
-    None for a space in memory, whose work is kept nowhere.
+    None for a space in memory, whose work is not kept.
     """
     if folder is None:
         yield None
@@ -443,52 +389,47 @@ def working(folder: Path | None, plan: str) -> Iterator[Path | None]:
 
 
 def clear_others(folder: Path) -> None:
-    """Delete what a kill left: work that nobody is at any more, and states that are gone."""
-    lock = folder / PRIVATE / "lock"
-    with suppress(OSError, TimeoutError, SpaceFormatError), locked(lock, 0.0):
+    """Delete what a kill left: work that nobody is doing any more, and old states."""
+    with suppress(OSError, SpaceFormatError), locked(folder / PRIVATE / "lock", 0.0):
         _remove(folder, folder / PRIVATE / "new")
         _remove_others(folder, read_manifest(folder).folder)
-    for work in _works(folder):
-        with suppress(OSError, TimeoutError), locked(work / "lock", 0.0):
-            _remove(folder, work)
+    for work in (folder / PRIVATE).glob("work-*"):
+        if _is_ours(folder, work):
+            with suppress(OSError), locked(work / "lock", 0.0):
+                _remove(folder, work)
 
 
 def resumed(
-    units: Sequence[Any],
-    kind: str,
     make: Callable[[Any], Arrays],
-    is_whole: Callable[[Any, Arrays], bool],
+    units: Sequence[Any],
+    sizes: Sequence[int],
     *,
+    kind: str,
     work: Path | None,
     run: Run,
-    size: Callable[[Any], int],
     progress: OnProgress | None,
 ) -> list[Arrays]:
-    """What is made of every unit, from its file in `work` if an earlier call finished it."""
-    names = [f"{kind}-{number:05d}.safetensors" for number in range(len(units))]
-    kept = [_kept(work, name, unit, is_whole) for unit, name in zip(units, names, strict=True)]
-    made = run(make, [unit for unit, one in zip(units, kept, strict=True) if one is None])
-    tell, sizes = progress or (lambda done, total: None), list(map(size, units))
-    found: list[Arrays] = []
-    for number, one in enumerate(kept):
-        tell(sum(sizes[:number]), sum(sizes))
-        if one is None:
-            one = next(made)
-            if work is not None:
-                with files.replacing(work / names[number]) as scratch:
+    """What is made of every unit, or was kept in `work` when an earlier call made it."""
+    paths = [work and work / f"{kind}-{number:05d}.safetensors" for number in range(len(units))]
+    found = [_kept(path) for path in paths]
+    made = run(make, [unit for unit, one in zip(units, found, strict=True) if one is None])
+    report, done = progress or (lambda done, total: None), 0
+    for number, (path, size) in enumerate(zip(paths, sizes, strict=True)):
+        report(done, sum(sizes))
+        if found[number] is None:
+            found[number] = one = next(made)
+            if path is not None:
+                with files.replacing(path) as scratch:
                     save_file(one, scratch)
-        found.append(one)
-    tell(sum(sizes), sum(sizes))
-    return found
+        done += size
+    report(done, sum(sizes))
+    return [one for one in found if one is not None]
 
 
-def _kept(
-    work: Path | None, name: str, unit: Any, is_whole: Callable[[Any, Arrays], bool]
-) -> Arrays | None:
+def _kept(path: Path | None) -> Arrays | None:
     try:
-        found: Arrays | None = None if work is None else load_file(work / name)
-        return found if found is not None and is_whole(unit, found) else None
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError):  # not there, or cut
+        return None if path is None else load_file(path)
+    except (OSError, SafetensorError):  # it was not made yet
         return None
 
 
@@ -496,14 +437,10 @@ def _kept(
 def locked(path: Path, seconds: float) -> Iterator[None]:
     """Hold a lock file, which is gone again afterwards; the system frees it at a kill."""
     end = monotonic() + seconds
-    handle = -1
-    while handle < 0:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = _try_lock(path)
-        if handle < 0 and monotonic() >= end:
+    while (handle := _try_lock(path)) is None:
+        if monotonic() >= end:
             raise TimeoutError
-        if handle < 0:
-            sleep(0.01)
+        sleep(0.01)
     try:
         yield
     finally:
@@ -511,30 +448,26 @@ def locked(path: Path, seconds: float) -> Iterator[None]:
             path.unlink(missing_ok=True)
         finally:
             os.close(handle)
-        for emptied in (path.parent, path.parent.parent):  # those of ours that are empty now
-            if emptied.name == PRIVATE or _WORK.fullmatch(emptied.name):
-                with suppress(OSError):
-                    emptied.rmdir()
+        with suppress(OSError):  # not empty
+            path.parent.rmdir()
+            if path.parent.parent.name == PRIVATE:
+                path.parent.parent.rmdir()
 
 
-def _try_lock(path: Path) -> int:
-    """An open lock file that this process alone holds; -1 where somebody else does."""
+def _try_lock(path: Path) -> int | None:
+    """An open lock file that this process alone holds; None if another holds it."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, flags, 0o644)
-    except FileNotFoundError:  # whoever was here before has just removed the folder
-        return -1
-    try:
+    except FileNotFoundError:  # whoever held it has just removed the folder
+        return None
+    with suppress(BlockingIOError, FileNotFoundError):
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(handle), os.lstat(path)):  # else removed meanwhile
+        if os.path.samestat(os.fstat(handle), os.lstat(path)):  # else it was removed meanwhile
             return handle
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    except BaseException:
-        os.close(handle)
-        raise
     os.close(handle)
-    return -1
+    return None
 
 
 @contextmanager
@@ -561,12 +494,15 @@ def _writing(folder: Path) -> Iterator[None]:
 def _with_files(manifest: Manifest, scratch: Path) -> Manifest:
     """The manifest with the files of a folder, all of which are then on the disk."""
     records = {}
-    for path in sorted(filter(_is_plain, scratch.rglob("*"))):
-        files.sync(path)
-        name = path.relative_to(scratch).as_posix()
-        records[name] = FileRecord(files.file_hash(path), path.stat().st_size)
-    for path in {scratch, *(path.parent for path in scratch.rglob("*"))}:
-        _sync_folder(path)
+    for path in sorted(scratch.rglob("*"), reverse=True):  # a folder after its files
+        if path.is_dir():
+            _sync_folder(path)
+        else:
+            files.sync(path)
+            name = path.relative_to(scratch).as_posix()
+            records[name] = FileRecord(files.file_hash(path), path.stat().st_size)
+    _sync_folder(scratch)
+    records = dict(sorted(records.items()))
     name = f"g-{hashlib.sha256(msgspec.json.encode(records)).hexdigest()[:16]}"
     return msgspec.structs.replace(manifest, folder=name, files=records)
 
@@ -575,65 +511,27 @@ def _is_whole(folder: Path, manifest: Manifest) -> bool:
     """Whether all files that a state names are there already, as they were written."""
     try:
         return all(read_file(folder, manifest, name) is not None for name in manifest.files)
-    except SpaceFormatError:
+    except ValueError:
         return False
 
 
 def _remove(folder: Path, path: Path) -> None:
     """Delete what we made at a path in the folder of a space, and nothing else."""
-    if not _is_folder(path):
+    if path.is_symlink() or not path.is_dir():
         return
     for one in [*sorted(path.rglob("*"), reverse=True), path]:  # the inner ones first
-        if _is_folder(one):
+        if one.is_dir() and not one.is_symlink():
             with suppress(OSError):  # something else is in it
                 one.rmdir()
-        elif one.name != "lock" and _is_plain(one) and _is_named_by_us(folder, one):
+        elif one.name != "lock" and _is_ours(folder, one):
             one.unlink(missing_ok=True)
 
 
 def _remove_others(folder: Path, name: str) -> None:
-    """Delete the states of a space but the one of a name."""
-    for path in folder.iterdir():
+    """Delete all states of a space but one."""
+    for path in folder.glob("g-*"):
         if _GENERATION.fullmatch(path.name) and path.name != name:
             _remove(folder, path)
-
-
-def _is_named_by_us(folder: Path, path: Path) -> bool:
-    return (
-        _is_file_or_folder(path)
-        and _OURS.fullmatch(path.relative_to(folder).as_posix()) is not None
-    )
-
-
-def _works(folder: Path) -> list[Path]:
-    """The folders of unfinished work."""
-    if not _is_folder(folder / PRIVATE):
-        return []
-    return [path for path in (folder / PRIVATE).iterdir() if _WORK.fullmatch(path.name)]
-
-
-def _is_folder(path: Path) -> bool:
-    """Whether it is a folder itself, not a link to one."""
-    return stat.S_ISDIR(_mode(path))
-
-
-def _is_plain(path: Path) -> bool:
-    """Whether it is a regular file itself: no link, no device, no folder."""
-    return stat.S_ISREG(_mode(path))
-
-
-def _is_file_or_folder(path: Path) -> bool:
-    """Whether it is no link and no device; also what somebody else has just removed."""
-    mode = _mode(path)
-    return not mode or stat.S_ISDIR(mode) or stat.S_ISREG(mode)
-
-
-def _mode(path: Path) -> int:
-    """What kind of thing a path is; 0 where there is nothing."""
-    try:
-        return path.lstat().st_mode
-    except FileNotFoundError:
-        return 0
 
 
 def _sync_folder(folder: Path) -> None:
@@ -644,25 +542,51 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _refused(path: Path, why: str) -> SpaceError:
-    return SpaceError(f"{path} {why}; nothing was written; name another folder")
+# Folders of others
 
 
-def _check_is_folder(folder: Path) -> None:
-    """Refuse a path where no space can be, also one that the system does not take."""
+def check_folder(folder: Path) -> None:
+    """Refuse to write over something that is not a space, or through a link out of it."""
+
+    def refused(path: Path, why: str) -> SpaceError:
+        return SpaceError(f"{path} {why}; nothing was written; name another folder")
+
     try:
-        if stat.S_ISDIR(folder.stat().st_mode):
-            return
-        reason = "it is no folder"
+        if not stat.S_ISDIR(folder.stat().st_mode):
+            raise refused(folder, "is a file")
+        if any(folder.iterdir()) and not is_ours(folder):
+            raise refused(folder, "is not empty and holds no space of this release")
+        for path in [folder / NAME, folder / PRIVATE, *(folder / PRIVATE).rglob("*")]:
+            if not _is_regular(path):
+                raise refused(path, "is no file that trueline made (a link or a device)")
     except FileNotFoundError:
-        beside: dict[str, str] = {}
-        with suppress(OSError):
-            for path in folder.parent.glob(f"*/{NAME}"):
-                beside[path.parent.stem] = path.parent.name
-        near = get_close_matches(folder.stem, beside, n=1)
-        reason = f"did you mean {beside[near[0]]}?" if near else "nothing is there"
+        return
     except (OSError, ValueError) as error:
-        reason = files.reason(error)
-    raise SpaceFormatError(
-        f"there is no space at {folder} ({reason}); build one with `trueline build`"
-    )
+        raise refused(folder, f"cannot be written to ({files.reason(error)})") from error
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether a folder holds a space, whole or damaged, or one that was begun."""
+    with suppress(OSError), files.open_regular(folder / NAME) as file:
+        if file.read(len(_HEAD)) == _HEAD:
+            return True
+    has_folder = False
+    for path in folder.rglob("*"):
+        if not _is_ours(folder, path):
+            return False
+        has_folder |= path.is_dir()
+    return has_folder
+
+
+def _is_ours(folder: Path, path: Path) -> bool:
+    name = path.relative_to(folder).as_posix()
+    return _OURS.fullmatch(name) is not None and _is_regular(path)
+
+
+def _is_regular(path: Path) -> bool:
+    """Whether it is no link and no device; also if somebody else has just removed it."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return True
+    return stat.S_ISDIR(mode) or stat.S_ISREG(mode)

@@ -1,13 +1,13 @@
 """RAD's entries: contexts and what the model predicts in them, attached to a space.
 
-A space knows four things of them: `kept` (without some examples), `joined` (with those of
-another space; rad.build adds those of new examples), `write` and `flaw`; and `open_entries`.
+A space uses `open_entries`, `write`, `flaw`, `kept` (without some examples), `joined` (with
+those of another space), `counts` and `info`; rad.build makes the entries of new examples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,7 +27,6 @@ Context = int | Literal["full"]  # M: how many tokens a window holds
 Window = Literal["all", "answer"]  # whether it may reach into the prompt
 TRUTHFUL, WRONG = "rad/truthful.safetensors", "rad/wrong.safetensors"
 _LARGEST = 1e30  # no hidden state is larger; sums of such numbers are still numbers
-_BLOCK = 1 << 22  # bytes of an array that are checked at once
 
 
 def window_tokens(
@@ -42,10 +41,7 @@ def window_tokens(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntrySettings:
-    """How entries are made: what a build is asked for, and what the space keeps of it.
-
-    The build settles what is "auto", and fills in the fields from `model` on.
-    """
+    """How entries are made; the build replaces "auto" and fills in the fields from `model`."""
 
     context: Context
     window: Window = "all"
@@ -78,16 +74,17 @@ class EntrySettings:
             values = "logits" if head == "opaque" else "hidden"
         if dtype == "auto":  # half precision leaves the tokens as they are (docs/speed.md)
             dtype = "float16" if values == "hidden" else "float32"
-        computed = str(lm.dtype).removeprefix("torch.")
-        found: dict[str, Any] = {"values": values, "dtype": dtype, "head": head}
-        return replace(
-            self,
-            model=lm.id,
-            model_fingerprint=lm.fingerprint,
-            vocabulary=lm.vocabulary,
-            tokenizer_hash=lm.tokenizer_hash,
-            **found | {"computed": computed},
-        )
+        made: dict[str, Any] = {
+            "values": values,
+            "dtype": dtype,
+            "model": lm.id,
+            "model_fingerprint": lm.fingerprint,
+            "vocabulary": lm.vocabulary,
+            "tokenizer_hash": lm.tokenizer_hash,
+            "head": head,
+            "computed": str(lm.dtype).removeprefix("torch."),
+        }
+        return replace(self, **made)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +129,6 @@ class RadEntries:
     # What was opened of them, by device: every method and setting shares it.
     opened: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return RadEntries, (self.settings, self.truthful, self.wrong)
-
     def __len__(self) -> int:
         return len(self.truthful)
 
@@ -156,22 +150,17 @@ class RadEntries:
         for name, entries in self.sets():
             write_arrays(folder / name, entries.arrays())
 
-    def stored(self) -> dict[str, Any]:
-        """How they were made, as plain values."""
-        return asdict(self.settings)
-
     def flaw(self, examples: Sequence[Example], dimension: int) -> str:
         """What is wrong with these entries of some examples; "" if nothing is."""
-        if (self.wrong is not None) != self.settings.wrong:
-            return "its wrong entries are not those its settings ask for"
         for name, entries in self.sets():
             is_wrong = name == WRONG
             answers = [len(x.wrong_answers if is_wrong else x.answers) for x in examples]
-            settings = self.settings
-            found = _form_flaw(entries, settings, dimension)
-            found = found or _number_flaw(entries, settings, answers)
-            if found := found or _value_flaw(entries, settings):
-                return f"{name}: {found}"
+            flaw = _form_flaw(entries, self.settings, dimension)
+            if not flaw and len(entries):
+                flaw = _number_flaw(entries, self.settings, np.array(answers))
+                flaw = flaw or _value_flaw(entries, self.settings)
+            if flaw:
+                return f"{name}: {flaw}"
         return ""
 
     def sets(self) -> Iterator[tuple[str, Entries]]:
@@ -179,6 +168,11 @@ class RadEntries:
         yield TRUTHFUL, self.truthful
         if self.wrong is not None:
             yield WRONG, self.wrong
+
+    def counts(self) -> dict[str, int]:
+        """How many entries there are, and how many wrong ones if the space has them."""
+        wrong = {} if self.wrong is None else {"wrong": len(self.wrong)}
+        return {"entries": len(self), **wrong}
 
     def source(self, entry: int, *, wrong: bool = False) -> tuple[int, int, int]:
         """The number of the example of an entry, which of its answers, and which token."""
@@ -276,6 +270,7 @@ def entries_of(space: GroundingSpace, method: str, context: Context) -> RadEntri
 
 
 def _form_flaw(entries: Entries, settings: EntrySettings, dimension: int) -> str:
+    """What is wrong with the shapes of the arrays; "" if nothing is."""
     if {len(array) for array in entries.arrays().values()} != {len(entries)}:
         return "its arrays have different numbers of rows"
     if entries.keys.shape[1] != dimension:
@@ -286,24 +281,20 @@ def _form_flaw(entries: Entries, settings: EntrySettings, dimension: int) -> str
     return ""
 
 
-def _number_flaw(entries: Entries, settings: EntrySettings, answers: list[int]) -> str:
-    """Which whole numbers are out of range or order."""
-    if not len(entries):
-        return ""
-    least = -1 if settings.end else 0  # an end without a token of its own
+def _number_flaw(entries: Entries, settings: EntrySettings, answers: Array) -> str:
+    """Which whole numbers are out of range or order; `answers` (count,) of each example."""
+    least = -1 if settings.end else 0  # an end without a token
     if not _lie_in(entries.tokens, least, settings.vocabulary):
         return "it has a token that the model does not have"
     if not _lie_in(entries.examples, 0, len(answers)):
         return "it names an example that is not there"
-    most = np.array(answers, np.int64)[entries.examples]
-    if not ((entries.answers >= 0) & (entries.answers < most)).all():
+    if not _lie_in(entries.answers, 0, answers[entries.examples]):
         return "it names an answer that is not there"
-    examples, numbers, steps = entries.examples, entries.answers, entries.steps
-    is_same = examples[1:] == examples[:-1]
-    is_next = (examples[1:] > examples[:-1]) | (is_same & (numbers[1:] > numbers[:-1]))
-    is_same &= numbers[1:] == numbers[:-1]
-    wanted = np.where(is_same, steps[:-1] + 1, 0)
-    if steps[0] or not (is_same | is_next).all() or not (steps[1:] == wanted).all():
+    places = np.stack([entries.examples, entries.answers, entries.steps], 1).astype(np.int64)
+    change = np.diff(places, axis=0, prepend=[[-1, 0, 0]])  # (n, 3)
+    is_new = (change[:, 0] > 0) | ((change[:, 0] == 0) & (change[:, 1] > 0))
+    is_next = (change == [0, 0, 1]).all(1)
+    if not np.where(is_new, places[:, 2] == 0, is_next).all():
         return "it is not sorted by example, answer and step"
     return ""
 
@@ -312,31 +303,13 @@ def _value_flaw(entries: Entries, settings: EntrySettings) -> str:
     """Whether keys are of unit length and values can be computed with."""
     if not are_unit(entries.keys):
         return "some keys are not of unit length"
-    least = -_LARGEST if settings.values == "hidden" else float(np.finfo(np.float32).min)
-    rows = max(1, _BLOCK // max(1, entries.values[:1].nbytes))
-    for start in range(0, len(entries), rows):
-        block = entries.values[start : start + rows]
-        if block.dtype == np.float16:  # none is too large, and comparing is seven times slower
-            is_sound = bool(np.isfinite(block).all())
-        else:  # comparing finds NaN too
-            is_sound = least <= float(block.min()) and float(block.max()) <= _LARGEST
-        if not is_sound:
-            return "some values are not finite, or larger than any are"
-    return ""
+    low = -_LARGEST if settings.values == "hidden" else float(np.finfo(np.float32).min)
+    if entries.values.dtype == np.float16:  # comparing these is seven times slower
+        is_sound = np.isfinite(entries.values).all()
+    else:  # NaN fails both comparisons
+        is_sound = low <= entries.values.min() and entries.values.max() <= _LARGEST
+    return "" if is_sound else "some values are not finite, or larger than any are"
 
 
-def _lie_in(numbers: Array, low: int, end: int) -> bool:
-    return bool(low <= numbers.min() and numbers.max() < end)
-
-
-def check_entry_options(context: Context | None, options: Mapping[str, Any]) -> None:
-    """Refuse options about entries where none are made."""
-    usual = {each.name: each.default for each in fields(EntrySettings)}
-    for name, value in options.items():
-        if name not in usual:
-            raise TypeError(f"build takes no {name!r}")
-        if context is None and value != usual[name]:
-            raise SettingError(
-                f"{name}={value!r} is about entries, and context=None makes none; leave it out "
-                "or give a context, such as 8"
-            )
+def _lie_in(numbers: Array, low: int, end: int | Array) -> bool:
+    return bool(((low <= numbers) & (numbers < end)).all())
