@@ -133,7 +133,7 @@ def test_every_mistake_is_listed_with_its_name_and_what_is_allowed():
             "rad has no setting 'alhpa'; it has alpha, tau",
         ),
         ({"settings": {"rad": {"alpha": 3.0}}}, r"alpha must lie in \[0, 1\], got 3.0"),
-        ({"settings": {"rad": {"alpha": "much"}}}, "rad: alpha must be a number; got 'much'"),
+        ({"settings": {"rad": {"alpha": "much"}}}, "rad: alpha must be a number, got 'much'"),
         ({"settings": {"kate": {"k": 3}}}, "kate is none of the methods asked for"),
         ({"settings": {"rad": 3}}, "settings.rad must be the table of a method"),
         ({"sweep": {"rad.alpha": 0.1}}, "sweep 'rad.alpha' must be a list of values; got 0.1"),

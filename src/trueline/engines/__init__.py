@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 from weakref import WeakKeyDictionary
 
-import torch
-
 from trueline.errors import SettingError
 
 if TYPE_CHECKING:
@@ -136,6 +134,8 @@ _SHOWN = 200  # characters of what torch says; of some devices it writes pages
 
 def open_device(name: str | torch.device | None) -> torch.device:
     """The device of that name; None is the best there is."""
+    import torch
+
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -305,11 +305,11 @@ BUILD: dict[str, Takes] = {
 def _limit(name: str, hint: Any) -> Takes:
     """What a plan takes for one of the Limits: what it is annotated with, except for None."""
     kind, bounds = next(get_args(one) for one in (hint, *get_args(hint)) if _is_bounded(one))
-    most = f"{bounds.high:,g}"
+    most = f"{bounds.le:,g}"
     reach = (
-        f"above {bounds.low:g}, at most {most}"
-        if bounds.above
-        else f"from {bounds.low:g} to {most}"
+        f"above {bounds.gt:g}, at most {most}"
+        if bounds.gt is not None
+        else f"from {bounds.ge:g} to {most}"
     )
 
     def fits(value: Any) -> bool:

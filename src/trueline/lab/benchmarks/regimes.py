@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from trueline.examples import LOCAL, Regime, read_examples, read_questions
+from trueline.examples import LOCAL, Regime, read_examples, shipped_questions
 from trueline.lab.benchmarks.tables import (
     DataTable,
     Item,
@@ -168,7 +168,7 @@ def read_regimes(data: Path | None) -> Pools:
         ProbeQuestion(
             one.regime, one.question, one.means, one.about, one.id, one.check, one.polarity
         )
-        for one in read_questions("test")
+        for one in shipped_questions("test")
     ]
     test = {fact.id for fact in read_examples("facts:test")}
     return probe_pools(_facts(), [*asked, *read_unrelated(data)], exact=test)
@@ -178,7 +178,7 @@ def read_covered(_: Path | None, regime: Regime) -> Pools:
     """Every fact to ground with, those asked for first, and the questions of one regime."""
     facts = _facts()
     by_id = {fact.id: fact for fact in facts}
-    asked = [one for one in read_questions("test") if one.regime == regime]
+    asked = [one for one in shipped_questions("test") if one.regime == regime]
     return Pools(
         [Item(_sample(fact.id, fact.question, [fact], regime), fact.source) for fact in facts],
         [
