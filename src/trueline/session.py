@@ -1,4 +1,4 @@
-"""Names in, a model, a space and methods out, opened together: what every face begins with."""
+"""Names -> a model, a space and methods; wrong names are refused before torch is imported."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trueline.engines import DEFAULT_MODEL, load
-from trueline.engines.base import Engine
 from trueline.engines.fetch import home, locked
 from trueline.engines.models import check_name, check_named
 from trueline.errors import ModelError, SettingError, SpaceMismatchError
@@ -23,13 +22,15 @@ from trueline.methods import (
     method_class,
     settings_fields,
 )
-from trueline.methods.base import Method
-from trueline.prompts import Prompt
-from trueline.space.build import build
-from trueline.space.space import GroundingSpace, read_space
-from trueline.types import OnProgress
 
-_CONTEXT = 8  # of the entries of the shipped facts
+if TYPE_CHECKING:
+    from trueline.engines.base import Engine
+    from trueline.methods.base import Method
+    from trueline.prompts import Prompt
+    from trueline.space.space import GroundingSpace
+    from trueline.types import OnProgress
+
+_CONTEXT = 8  # tokens in the window of entries that are built without being requested
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,7 @@ class Session:
     space: GroundingSpace | None  # None: no method needs one, and none was named
     methods: Mapping[str, Method] = field(default_factory=dict)
     is_shipped: bool = False  # whether the space is that of the shipped facts
-
-    @property
-    def prompt(self) -> Prompt:
-        """What a question is put into."""
-        return Prompt() if self.space is None else self.space.prompt
+    builds_entries: bool = False  # for a method that needs entries the space does not have
 
     def method(
         self,
@@ -54,10 +51,10 @@ class Session:
         prompt: Prompt | None = None,
     ) -> Method:
         """A method on the model and the space, or on a prompt if it needs no space."""
-        space, needs = self.space, method_class(name).needs
-        if needs.context is not None and (space is None or self.is_shipped):
-            space = self._shipped_with_entries
-        elif space is None and needs.space:
+        space, needs_entries = self.space, _needs_entries(name)
+        if needs_entries and (space is None or self.is_shipped or self.builds_entries):
+            space = self._with_entries
+        elif space is None and method_class(name).needs.space:
             space = self._shipped
         return make_method(name, space=space, prompt=prompt, settings=settings)
 
@@ -66,15 +63,16 @@ class Session:
         return shipped_space()
 
     @cached_property
-    def _shipped_with_entries(self) -> GroundingSpace:
-        if self.space is not None and self.space.recipe.context is not None:
-            return self.space
-        return shipped_space(self.lm)
+    def _with_entries(self) -> GroundingSpace:
+        if self.space is not None and not self.is_shipped:
+            return entries_for(self.space, self.lm)
+        has_entries = self.space is not None and self.space.recipe.context is not None
+        return self.space if has_entries else shipped_space(self.lm)  # type: ignore[return-value]
 
     def current(self) -> Session:
-        """The same on the newest state of the space's folder; costs one look at its manifest.
+        """The same on the newest state of the space's folder, at the cost of one small read.
 
-        Answers that are being written go on with the state they began with.
+        Answers that are being generated go on with the state they began with.
         """
         if self.space is None or (space := self.space.current()) is self.space:
             return self
@@ -82,7 +80,7 @@ class Session:
 
     def on(self, space: GroundingSpace) -> Session:
         """The same model and methods on another space."""
-        moved = Session(self.lm, space)
+        moved = Session(self.lm, space, builds_entries=self.builds_entries)
         methods = {
             name: moved.method(name, method.settings()) for name, method in self.methods.items()
         }
@@ -102,68 +100,71 @@ def open_session(
     dtype: str = "auto",
     device: str | None = None,
     trust_remote_code: bool = False,
+    builds_entries: bool = False,
     progress: OnProgress | None = None,
 ) -> Session:
     """Open a model, a space and methods; wrong names are refused before a model is opened.
 
-    Without a space, methods that need one get that of the shipped facts, with entries only
-    where one of them needs entries. Settings are named
-    `tau` for every method that has one, or `rad.tau` for one of them. Without a model, it is
-    the one the space was built with.
+    Without a space, methods that need one get that of the shipped facts. A space without the
+    entries that a method needs is refused; with `builds_entries` they are built. Settings are
+    named `tau` for every method that has one, or `rad.tau` for one of them. Without a model,
+    it is the one the space was built with.
     """
     given = settings or {}
     check_names(names, given)
-    if isinstance(space, (str, Path)):
+    if isinstance(space, str | Path):
+        from trueline.space.space import read_space
+
         space = read_space(space, embedder=embedder)
     own = {name: _meant_for(name, given) for name in names}
     if space is not None:  # before a model is opened: what the space cannot give shows at once
         for name in names:
-            make_method(name, space=space, settings=own[name])
-        _open_meanwhile(space, names)
+            if not (builds_entries and _needs_entries(name)):
+                make_method(name, space=space, settings=own[name])
+        if any(method_class(name).needs.space for name in names):
+            _open_embedder(space)
     if model is None or isinstance(model, str):
-        lm: Engine = _load(
-            model,
-            space,
-            engine=engine,
-            dtype=dtype,
-            device=device,
-            trust_remote_code=trust_remote_code,
-        )
+        weights = {"dtype": dtype, "device": device, "trust_remote_code": trust_remote_code}
+        lm: Engine = _load(model, space, engine=engine, **weights)
     else:
         lm = model
+    needs_entries = any(map(_needs_entries, names))
     is_shipped = space is None and any(method_class(name).needs.space for name in names)
     if is_shipped:
-        needs_entries = any(method_class(name).needs.context is not None for name in names)
         space = shipped_space(lm if needs_entries else None, progress)
-    session = Session(lm, space, is_shipped=is_shipped)
+    elif builds_entries and needs_entries and space is not None:
+        space = entries_for(space, lm, progress=progress)
+    session = Session(lm, space, is_shipped=is_shipped, builds_entries=builds_entries)
     return replace(session, methods={name: session.method(name, own[name]) for name in names})
 
 
-def _open_meanwhile(space: GroundingSpace, names: Sequence[str]) -> None:
+def _needs_entries(name: str) -> bool:
+    return method_class(name).needs.context is not None
+
+
+def _open_embedder(space: GroundingSpace) -> None:
     """Open the embedder of a space in a thread while the model is opened.
 
-    Most of its work is outside Python. Whoever needs it first waits for it; an error is met
-    again there, and told.
+    Most of this runs outside Python. An error shows again when the embedder is needed.
     """
 
-    def open_embedder() -> None:
+    def run() -> None:
         with suppress(Exception):
             space.open_embedder("cpu")
 
-    if any(method_class(name).needs.space for name in names):
-        Thread(target=open_embedder, daemon=True).start()
+    Thread(target=run, daemon=True).start()
 
 
 def check_names(names: Sequence[str], settings: Mapping[str, Any]) -> None:
-    """Refuse methods that are none, and settings that none of the methods has."""
+    """Refuse unknown methods, and settings that none of the methods has."""
     for name in names:
         method_class(name)
     for key, value in settings.items():
         method, dot, setting = key.rpartition(".")
         if dot:
-            method_class(method)  # refuses a name that is none
+            method_class(method)  # refuses an unknown name
         if dot and method not in names:
-            raise SettingError(f"{key} is set, but {method} is not asked for")
+            raise SettingError(f"{key} is set, but {method} is not among the methods")
         takers = [name for name in names if setting in _meant_for(name, {key: value})]
         for name in takers or [method or next(iter(names), PLAIN)]:
             check_settings(name, {setting: value})
@@ -172,10 +173,9 @@ def check_names(names: Sequence[str], settings: Mapping[str, Any]) -> None:
 def shipped_space(
     lm: Engine | None = None, progress: OnProgress | None = None
 ) -> GroundingSpace:
-    """The space of the shipped facts, with the entries of a model if one is given.
+    """The space of the shipped facts, with entries if a model is given; kept in the cache."""
+    from trueline.space.build import build
 
-    Built once and kept in the cache.
-    """
     spaces = home() / "spaces"
     name = "facts.space" if lm is None else f"facts-{lm.fingerprint[:12]}.space"
     entries: dict[str, Any] = {} if lm is None else {"context": _CONTEXT, "wrong": True}
@@ -185,14 +185,44 @@ def shipped_space(
         )
 
 
+def entries_for(
+    space: GroundingSpace,
+    lm: Engine,
+    *,
+    context: int = _CONTEXT,
+    progress: OnProgress | None = None,
+) -> GroundingSpace:
+    """The space with entries of this model: its own, or built and kept with it.
+
+    Entries of another model stay in its folder; those built here then last for this process.
+    """
+    from trueline.space.build import build
+
+    has_entries = space.recipe.context is not None
+    if has_entries:
+        with suppress(SpaceMismatchError):
+            space.check_use(lm)
+            return space
+    built = build(
+        lm,
+        space.examples,
+        context=context,
+        prompt=space.prompt,
+        embedder=space.open_embedder(lm.device),
+        out=None if has_entries else space.folder,
+        overwrite=True,
+        progress=progress,
+    )
+    return built.tune(space.tuned)
+
+
 def _load(model: str | None, space: GroundingSpace | None, **options: Any) -> Engine:
-    engine: str = options.pop("engine")
     if space is None:
-        return load(model or DEFAULT_MODEL, engine=engine, **options)
+        return load(model or DEFAULT_MODEL, **options)
     try:
         if model is None:
             check_named(space.recipe.model, "--model")
-        return load(model or space.recipe.model or DEFAULT_MODEL, engine=engine, **options)
+        return load(model or space.recipe.model or DEFAULT_MODEL, **options)
     except ModelError as error:
         if model is not None:
             raise
@@ -203,15 +233,11 @@ def _load(model: str | None, space: GroundingSpace | None, **options: Any) -> En
 
 
 def _meant_for(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings for one method: `name.setting`, and plain names of settings it has."""
+    """The settings for one method: plain names that it has, then `name.setting`."""
     known = settings_fields(name)
-    shared = {key: value for key, value in settings.items() if key in known}
-    own = {
-        key.removeprefix(f"{name}."): value
-        for key, value in settings.items()
-        if key.startswith(f"{name}.") and key.removeprefix(f"{name}.") in known
-    }
-    return {**shared, **own}
+    own = {key.removeprefix(f"{name}."): key for key in settings if key.startswith(f"{name}.")}
+    keys = {key: key for key in settings} | own
+    return {name: settings[key] for name, key in keys.items() if name in known}
 
 
 def check_parts(
@@ -221,18 +247,16 @@ def check_parts(
     model: str | None = None,
     embedder: str | None = None,
 ) -> str:
-    """Refuse a name that is no method's, space's, model's or embedder's; say which model."""
+    """Refuse unknown methods, models, embedders and folders without a space; name the model."""
     for name in methods:
         check_method_name(name)
-    for given, kind in ((model, "language"), (embedder, "embedder")):
-        if given is not None:
-            check_name(given, kind)  # type: ignore[arg-type]  # kind is a literal
-    named = "" if space is None else named_model(space)
-    return model or named or DEFAULT_MODEL
-
-
-def named_model(space: Path) -> str:
-    """The model that a space names, which may be none; a folder without a space is refused."""
+    if model is not None:
+        check_name(model, "language")
+    if embedder is not None:
+        check_name(embedder, "embedder")
+    if space is None:
+        return model or DEFAULT_MODEL
     from trueline.space.storage import read_manifest
 
-    return read_manifest(space).recipe.model
+    named: str = read_manifest(space).recipe.model
+    return model or named or DEFAULT_MODEL

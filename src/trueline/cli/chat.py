@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trueline.cli.options import Asking, asking_options, method_option, read_settings
+from trueline.cli.options import Asking, asking_options, method_option
 from trueline.cli.screen import AnswerWriter, one_line, read_line, tell, text_width
 from trueline.errors import OutputError, TruelineError
 from trueline.methods import PLAIN, names_in_words
+from trueline.settings import read_settings
 from trueline.text import counted, visible_line
 
 if TYPE_CHECKING:

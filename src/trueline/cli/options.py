@@ -18,6 +18,7 @@ from trueline.cli.screen import note, progress_bar
 from trueline.engines import DEFAULT_MODEL, ENGINES
 from trueline.errors import ColumnError, ExampleError, SettingError
 from trueline.methods import DEFAULT, names_in_words
+from trueline.settings import read_settings
 from trueline.text import has_half_character, shown
 
 if TYPE_CHECKING:
@@ -262,36 +263,6 @@ def asking_options(command: Callable[..., None]) -> Callable[..., None]:
 
     decorated: Callable[..., None] = _ASKING(gathered)
     return decorated
-
-
-_WORDS = {"true": True, "false": False, "none": None}
-
-
-def read_settings(texts: Sequence[str]) -> dict[str, object]:
-    """Settings by name from texts such as `alpha=0.3`.
-
-    A value is a number, true, false, none, a JSON list or a quoted text; plain words stand for
-    themselves.
-    """
-    settings: dict[str, object] = {}
-    for text in texts:
-        name, sign, value = text.partition("=")
-        if not sign:
-            raise SettingError(f"a setting is NAME=VALUE, such as alpha=0.3; got {shown(text)}")
-        settings[name.strip()] = _value(value.strip())
-    return settings
-
-
-def _value(text: str) -> object:
-    if text.lower() in _WORDS:
-        return _WORDS[text.lower()]
-    readers: tuple[Callable[[str], object], ...] = (int, float, json.loads)
-    for read in readers:
-        try:
-            return read(text)
-        except (ValueError, RecursionError):
-            continue
-    return text
 
 
 column_option = click.option(

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from math import fsum
 from statistics import quantiles
 
-from trueline.decode.generate import first_difference
 from trueline.types import Candidate, Neighbor, TraceStep
 
 _BROKEN = "\ufffd"  # what part of a character decodes to
@@ -195,6 +194,8 @@ def find_divergence(
 
 def _shared(one: Sequence[object], other: Sequence[object]) -> int:
     """How many of their first items two sequences share."""
+    from trueline.decode.generate import first_difference  # imports torch
+
     index = first_difference(one, other)
     return len(one) if index is None else index
 
