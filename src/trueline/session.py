@@ -41,7 +41,6 @@ class Session:
     space: GroundingSpace | None  # None: no method needs one, and none was named
     methods: Mapping[str, Method] = field(default_factory=dict)
     is_shipped: bool = False  # whether the space is that of the shipped facts
-    builds_entries: bool = False  # for a method that needs entries the space does not have
 
     def method(
         self,
@@ -51,9 +50,9 @@ class Session:
         prompt: Prompt | None = None,
     ) -> Method:
         """A method on the model and the space, or on a prompt if it needs no space."""
-        space, needs_entries = self.space, _needs_entries(name)
-        if needs_entries and (space is None or self.is_shipped or self.builds_entries):
-            space = self._with_entries
+        space = self.space
+        if needs_entries(name) and (space is None or self.is_shipped):
+            space = self._shipped_with_entries
         elif space is None and method_class(name).needs.space:
             space = self._shipped
         return make_method(name, space=space, prompt=prompt, settings=settings)
@@ -63,11 +62,10 @@ class Session:
         return shipped_space()
 
     @cached_property
-    def _with_entries(self) -> GroundingSpace:
-        if self.space is not None and not self.is_shipped:
-            return entries_for(self.space, self.lm)
-        has_entries = self.space is not None and self.space.recipe.context is not None
-        return self.space if has_entries else shipped_space(self.lm)  # type: ignore[return-value]
+    def _shipped_with_entries(self) -> GroundingSpace:
+        if self.space is not None and self.space.recipe.context is not None:
+            return self.space
+        return shipped_space(self.lm)
 
     def current(self) -> Session:
         """The same on the newest state of the space's folder, at the cost of one small read.
@@ -80,7 +78,7 @@ class Session:
 
     def on(self, space: GroundingSpace) -> Session:
         """The same model and methods on another space."""
-        moved = Session(self.lm, space, builds_entries=self.builds_entries)
+        moved = Session(self.lm, space)
         methods = {
             name: moved.method(name, method.settings()) for name, method in self.methods.items()
         }
@@ -119,31 +117,30 @@ def open_session(
     own = {name: _meant_for(name, given) for name in names}
     if space is not None:  # before a model is opened: what the space cannot give shows at once
         for name in names:
-            if not (builds_entries and _needs_entries(name)):
+            if not (builds_entries and needs_entries(name)):
                 make_method(name, space=space, settings=own[name])
-        if any(method_class(name).needs.space for name in names):
-            _open_embedder(space)
+        _open_embedder(space, names)
     if model is None or isinstance(model, str):
         weights = {"dtype": dtype, "device": device, "trust_remote_code": trust_remote_code}
         lm: Engine = _load(model, space, engine=engine, **weights)
     else:
         lm = model
-    needs_entries = any(map(_needs_entries, names))
     is_shipped = space is None and any(method_class(name).needs.space for name in names)
     if is_shipped:
-        space = shipped_space(lm if needs_entries else None, progress)
-    elif builds_entries and needs_entries and space is not None:
+        space = shipped_space(lm if any(map(needs_entries, names)) else None, progress)
+    elif builds_entries and space is not None and any(map(needs_entries, names)):
         space = entries_for(space, lm, progress=progress)
-    session = Session(lm, space, is_shipped=is_shipped, builds_entries=builds_entries)
+    session = Session(lm, space, is_shipped=is_shipped)
     return replace(session, methods={name: session.method(name, own[name]) for name in names})
 
 
-def _needs_entries(name: str) -> bool:
+def needs_entries(name: str) -> bool:
+    """Whether a method needs the entries of a model in its space."""
     return method_class(name).needs.context is not None
 
 
-def _open_embedder(space: GroundingSpace) -> None:
-    """Open the embedder of a space in a thread while the model is opened.
+def _open_embedder(space: GroundingSpace, names: Sequence[str]) -> None:
+    """Open the embedder in a thread while the model is opened, if a method needs the space.
 
     Most of this runs outside Python. An error shows again when the embedder is needed.
     """
@@ -152,7 +149,8 @@ def _open_embedder(space: GroundingSpace) -> None:
         with suppress(Exception):
             space.open_embedder("cpu")
 
-    Thread(target=run, daemon=True).start()
+    if any(method_class(name).needs.space for name in names):
+        Thread(target=run, daemon=True).start()
 
 
 def check_names(names: Sequence[str], settings: Mapping[str, Any]) -> None:

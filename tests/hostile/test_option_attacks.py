@@ -36,7 +36,7 @@ SHORT = ("--space", "odd.space", "--max-new-tokens", "3")
 RAD, BOTH = ("--method", "rad"), ("--methods", "greedy,rad,corrective")
 EVIL = "\x1b]0;owned\x07\x1b[2J\u202e\x9b31m\ufeff\u2066\r"
 WRITES = re.compile(r"(click\.)?(secho|echo)|print|input|.*std(out|err)\.\w+")
-WRITING = ("build", "add", "remove", "merge", "compact", "explain", "eval", "report")
+WRITING = ("build", "add", "remove", "merge", "explain", "eval", "report")
 WITH_MODELS = ("eval", "reproduce")  # whose own borders are attacked elsewhere
 
 
@@ -524,7 +524,7 @@ def test_odd_values_that_mean_something_are_taken():
     ],
 )
 def test_a_setting_is_read_as_a_number_a_word_or_a_list(text, value):
-    from trueline.cli.options import read_settings
+    from trueline.settings import read_settings
 
     read = read_settings([f"x={text}"])["x"]
     assert (read, type(read)) == (value, type(value))

@@ -24,7 +24,7 @@ from trueline.cli.options import WrappingGroup, check_texts
 from trueline.cli.report import report, reproduce
 from trueline.cli.screen import abandon, flush, has_reader, note, one_line, settle_streams, show
 from trueline.cli.serve import serve
-from trueline.cli.spaces import add, build, compact, info, log, merge, remove, tune, verify
+from trueline.cli.spaces import add, build, info, log, merge, remove, tune, verify
 from trueline.errors import OutputError, TruelineError
 from trueline.text import visible_line
 
@@ -84,10 +84,10 @@ def cli() -> None:
     """
 
 
-_SPACES = (models, build, add, remove, merge, compact, log, info, verify, tune)
-_ASKING = (ask, chat, compare, explain, serve)
-_EVALUATING = (evaluate, report, reproduce)
-for command in (*_SPACES, *_ASKING, *_EVALUATING):
+_SPACES = (models, build, add, remove, merge, log, info, verify, tune)
+_ANSWERING = (ask, chat, compare, explain, serve)
+_MEASURING = (evaluate, report, reproduce)
+for command in (*_SPACES, *_ANSWERING, *_MEASURING):
     for param in command.params:
         param.callback = param.callback or check_texts
     cli.add_command(command)
