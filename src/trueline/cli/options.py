@@ -99,7 +99,7 @@ def _all(*options: Decorator) -> Decorator:
 
 
 def described(cls: type) -> dict[str, tuple[list[Any], str]]:
-    """The fields of a dataclass that have a description: the parts of the type, and the text."""
+    """The fields of a dataclass with a description: the parts of the type, and the text."""
     parts = {name: _parts(x) for name, x in get_type_hints(cls, include_extras=True).items()}
     return {
         name: (own, mark.description)
