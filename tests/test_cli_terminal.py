@@ -142,7 +142,7 @@ def test_why_tells_the_answer_that_was_given_without_another_pass(monkeypatch):
     ran = run("chat", *ANSWERS, stdin=f"{QUESTION}\n/why\n/new\n/why\n/quit\n")
     answer = ran.out.splitlines()[0]
     assert f"corrective  {answer[:20]}" in ran.err
-    assert "which of your examples are near, and why they speak or not" in ran.err
+    assert "which of your examples are near, and why they are in scope or not" in ran.err
     assert ran.err.rstrip().endswith("a new conversation\nask something first")
 
 

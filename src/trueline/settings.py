@@ -27,8 +27,9 @@ def Between(
     low: float, high: float = inf, *, above: bool = False, help: str | None = None
 ) -> Meta:
     """A number from `low` to `high`; with `above`, `low` itself is excluded."""
-    least, most = "gt" if above else "ge", {} if high == inf else {"le": high}
-    return Meta(**{least: low}, **most, description=help)
+    bounds = {"gt" if above else "ge": low} | ({} if high == inf else {"le": high})
+    whole = {name: int(x) if x == int(x) else x for name, x in bounds.items()}
+    return Meta(**whole, description=help)  # whole bounds, as an int takes no others
 
 
 def check_values(cls: type, values: Mapping[str, Any]) -> None:
