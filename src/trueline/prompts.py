@@ -79,9 +79,9 @@ class Prompt:
             messages.insert(0, {"role": "system", "content": self.system})
         return _apply_chat_template(tokenizer, messages)
 
-    def encode(self, question: str, tokenizer: Tokenizer) -> list[int]:
+    def encode(self, question: str, tokenizer: Tokenizer, *, before: str = "") -> list[int]:
         """The token ids of the prompt with a question."""
-        return FilledPrompt(self, question).encode(tokenizer)
+        return FilledPrompt(self, question, before).encode(tokenizer)
 
     def encode_answer(self, question: str, answer: str, tokenizer: Tokenizer) -> list[int]:
         """The token ids that follow the prompt when the model gives this answer."""
