@@ -20,7 +20,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GroupKFold
 
 from trueline.corrective.scope import SIGNALS, ScopeModel, example_signals
-from trueline.examples import ShippedQuestion, read_examples, read_questions
+from trueline.examples import ShippedQuestion, read_examples, shipped_questions
 from trueline.space import build
 from trueline.types import Example
 
@@ -106,7 +106,7 @@ def fact_pairs(facts, embedder):
     count against an example.
     """
     asked = [
-        one for one in read_questions("ground") if one.regime in ("paraphrase", "near miss")
+        one for one in shipped_questions("ground") if one.regime in ("paraphrase", "near miss")
     ]
     asked += hand_questions() if embedder in WITH_HANDS else []
     asked += [edit for fact in facts for edit in light_edits(fact)]

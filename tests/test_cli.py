@@ -173,7 +173,7 @@ def edited(monkeypatch, tmp_path):
     monkeypatch.chdir(shutil.copytree(Path.cwd(), tmp_path / "here"))
 
 
-def test_add_and_remove_change_the_space_and_the_log_tells(edited):
+def test_add_and_remove_change_the_space_and_the_log_lists_it(edited):
     added = run("add", "facts.space", "more.jsonl")
     space = tl.open("facts.space")
     counted = f"{len(space)} examples, {len(space.entries)} entries"
@@ -550,17 +550,13 @@ FAILURES = {
         ["ask", *RAD, "--only-covered", QUESTION],
         "rad has no setting 'only_covered'",
     ),
-    "no entries": (
-        ["ask", *ANSWERS, "--method", "rad", QUESTION],
-        "rad needs entries, and this space holds examples only; .*--context 8",
-    ),
     "model without entries": (
         ["build", "facts.jsonl", "--out", "x.space", "--model", "smollm2-135m"],
-        "--model is about the model that makes RAD's entries.* --context 8",
+        "--model is for the model that makes RAD's entries.* --context 8",
     ),
     "device without entries": (
         ["build", "facts.jsonl", "--out", "x.space", "--device", "cpu"],
-        "--device is about the model",
+        "--device is for the model",
     ),
     "end without entries": (
         ["build", "facts.jsonl", "--out", "x.space", "--end"],
@@ -606,7 +602,35 @@ def test_what_a_user_can_mend_is_one_error_and_exit_1(args, reason):
     assert not Path("x.space").exists()
 
 
-def test_another_model_than_that_of_the_space_is_refused(tmp_path):
+BUILDING = "building entries, once for this space and model: "
+
+
+def test_rad_builds_the_entries_that_a_space_lacks_once_and_keeps_them(edited):
+    rad = (*ANSWERS, "--method", "rad", QUESTION)
+    first, again = run("ask", *rad), run("ask", *rad)
+    assert first.code == 0, first.err
+    assert (BUILDING in first.err, BUILDING in again.err) == (True, False)
+    assert first.out == again.out
+    entries = len(tl.open("answers.space").entries)
+    assert f"{entries} of {entries}" in first.err
+    assert "rad needs entries" in str(refusal_of_the_library())
+
+
+def refusal_of_the_library():
+    space = tl.build(None, "facts.jsonl")
+    with pytest.raises(tl.TruelineError, match="--context 8") as caught:
+        tl.RAD(space)
+    return caught.value
+
+
+def test_a_chat_builds_entries_when_its_method_needs_them(edited):
+    talk = run("chat", *ANSWERS, stdin=f"/method rad\n{QUESTION}\n/quit\n")
+    assert (talk.code, BUILDING in talk.err, "Error" in talk.err) == (0, True, False)
+    compared = run("compare", *ANSWERS, "--methods", "greedy,knn-lm", "--json", QUESTION)
+    assert [*compared.json] == ["greedy", "knn-lm"]
+
+
+def test_entries_of_another_model_stay_in_the_space(tmp_path):
     import tiny
 
     from trueline.engines.transformers.open import quiet
@@ -615,11 +639,10 @@ def test_another_model_than_that_of_the_space_is_refused(tmp_path):
     with quiet():
         other.model.save_pretrained(tmp_path / "other")
         other.tokenizer.save_pretrained(tmp_path / "other")
-    given = ["--model", str(tmp_path / "other"), QUESTION]
-    ran = run("ask", *RAD, *given)
-    assert (ran.code, ran.out) == (1, "")
-    assert "Error: the space was built with the model smollm2-135m" in ran.err
-    assert run("ask", *SPACE, *given).code == 0  # only entries belong to a model
+    made = tl.open("facts.space").info()
+    ran = run("ask", *RAD, "--model", str(tmp_path / "other"), QUESTION)
+    assert (ran.code, BUILDING in ran.err) == (0, True)
+    assert tl.open("facts.space").info() == made
 
 
 @pytest.mark.parametrize(
@@ -628,12 +651,11 @@ def test_another_model_than_that_of_the_space_is_refused(tmp_path):
         ["ask", *SPACE, "--method", "x", QUESTION],
         ["compare", *SPACE, "--methods", "greedy,x", QUESTION],
         ["ask", *SPACE, "--strength", "2", QUESTION],
-        ["ask", *ANSWERS, "--method", "rad", QUESTION],
         ["chat", *SPACE, "--threshold", "7"],
         ["compare", *ANSWERS, "--file", "unknown.jsonl"],
         ["build", "facts.jsonl", "--out", "x.space", "--context", "all"],
     ],
-    ids=["ask", "compare", "strength", "entries", "chat", "unknown id", "context"],
+    ids=["ask", "compare", "strength", "chat", "unknown id", "context"],
 )
 def test_a_mistake_is_found_before_a_model_is_opened(args, no_model):
     Path("unknown.jsonl").write_text('{"question": "q", "id": "no such"}', "utf-8")

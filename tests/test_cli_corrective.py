@@ -69,7 +69,7 @@ def test_ask_tells_the_trace_as_json_only_where_asked():
     }
     ran = run("ask", *ONE, "--trace", QUESTION)
     assert (ran.code, ran.out) == (1, "")
-    assert "--trace is for --json" in ran.err
+    assert "--trace needs --json" in ran.err
     assert "trueline explain" in ran.err
 
 
@@ -282,7 +282,7 @@ def test_tune_with_questions_tells_recall_and_false_scope(space, tmp_path, no_mo
     assert tl.open(space).tuned == told["tuned"]
     text = run("tune", space, "--questions", str(file)).out
     assert "5 questions, 1 of which no example answers" in text
-    assert "the right example speaks first" in text
+    assert "the right example comes first" in text
 
 
 def test_a_tuned_threshold_decides_who_speaks(space):

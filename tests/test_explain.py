@@ -11,12 +11,12 @@ import pytest
 import tiny
 from click.testing import CliRunner
 from conftest import EXAMPLES
+from rich.cells import cell_len as columns
 
 import trueline as tl
 from trueline.errors import SettingError
 from trueline.explain import explain
 from trueline.explain.summary import Quartile, entropy_quartiles, place_pieces
-from trueline.explain.text import columns
 from trueline.types import Answer, Candidate, NearExample, Neighbor, Signal, Source, TraceStep
 
 WORDS = ["", "It", " is", " not", " blue", " red", ".", "<eos>", " was", " very"]
@@ -421,7 +421,7 @@ def test_an_answer_that_nothing_covers_says_so_in_every_form():
     assert "\nnot covered by your examples\n" in told.text()
     assert told.as_dict()["is_covered"] is False
     silent = replace(SCOPED, sources=()).explain().text()
-    assert "covered by your examples, but none of them spoke" in silent
+    assert "covered by your examples, but no token follows them" in silent
     assert "covered" not in ANSWER.explain().text()
 
 

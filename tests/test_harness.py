@@ -283,7 +283,7 @@ def test_a_chat_template_that_is_not_there_is_refused(lm):
         ({"method": "magic"}, "there is no method 'magic'"),
         ({"method": "rad", "space": None}, "rad needs a space; add space=FOLDER"),
         ({"method": "rad", "beat": 0.5}, "rad has no setting 'beat'"),
-        ({"method": "rad", "alpha": "high"}, "alpha must be a number; got 'high'"),
+        ({"method": "rad", "alpha": "high"}, "alpha must be a number, got 'high'"),
         ({"method": "rad", "batch_size": "auto"}, "batch_size must be a whole number"),
         ({"method": "greedy", "model": None, "space": None}, "name a model: add model=NAME"),
     ],

@@ -139,7 +139,7 @@ def test_every_mistake_is_listed_with_its_name_and_what_is_allowed():
             "rad has no setting 'alhpa'; it has alpha, tau",
         ),
         ({"settings": {"rad": {"alpha": 3.0}}}, r"alpha must lie in \[0, 1\], got 3.0"),
-        ({"settings": {"rad": {"alpha": "much"}}}, "rad: alpha must be a number; got 'much'"),
+        ({"settings": {"rad": {"alpha": "much"}}}, "rad: alpha must be a number, got 'much'"),
         ({"settings": {"kate": {"k": 3}}}, "settings.kate belongs to none of the methods"),
         ({"settings": {"rad": 3}}, "settings must be a table, each value a table; got"),
         ({"sweep": {"rad.alpha": 0.1}}, "sweep must be a table, each value a list of values"),

@@ -12,7 +12,7 @@ import tiny
 from conftest import EXAMPLES
 
 from trueline.errors import ExampleError
-from trueline.examples import AskedQuestion, read_asked, read_questions_shipped, to_lines
+from trueline.examples import AskedQuestion, read_asked, shipped_questions, to_lines
 from trueline.lab.benchmarks import read_benchmark
 from trueline.lab.measures import MEASURES, Column, average
 from trueline.lab.metrics import (
@@ -146,7 +146,7 @@ def test_a_form_is_checked(check, text, is_kept):
 
 
 def test_every_shipped_form_can_be_checked():
-    for question in (*read_questions_shipped("ground"), *read_questions_shipped("test")):
+    for question in (*shipped_questions("ground"), *shipped_questions("test")):
         assert keeps_form("A text.", question.check) in (True, False)
 
 

@@ -543,8 +543,6 @@ def csv_rows(tables):
     return list(csv.DictReader(io.StringIO(as_csv(tables))))
 
 
-
-
 class Read(HTMLParser):
     """The tables of a page, and whether every tag is closed."""
 

@@ -28,7 +28,7 @@ def opened(folder, embedder, names, **options):
     [
         (["magic"], {}, "there is no method 'magic'"),
         (["rad"], {"rad.alpha": 2}, r"alpha must lie in \[0, 1\]"),
-        (["rad"], {"cad.a": 1}, "cad.a is set, but cad is not asked for"),
+        (["rad"], {"cad.a": 1}, "cad.a is set, but cad is not among the methods"),
         (["rad"], {"magic.a": 1}, "there is no method 'magic'"),
         (["rad", "cad"], {"beat": 1}, "rad has no setting 'beat'"),
         ([], {"beat": 1}, "greedy has no setting 'beat'"),
@@ -64,14 +64,14 @@ def test_a_session_moves_to_the_newest_state_and_leaves_answers_in_hand_alone(
 @pytest.fixture
 def built(monkeypatch, tmp_path, embedder):
     """What was built of the shipped facts: the folder, and the context of the entries."""
-    found = []
+    found, real = [], tl.build
     monkeypatch.setattr(sessions, "home", lambda: tmp_path)
 
     def build(lm, examples, *, out, context=None, **options):
         found.append((out.name, context))
-        return tl.build(lm, EXAMPLES, embedder=embedder, context=context)
+        return real(lm, EXAMPLES, embedder=embedder, context=context)
 
-    monkeypatch.setattr(sessions, "build", build)
+    monkeypatch.setattr("trueline.space.build.build", build)
     return found
 
 

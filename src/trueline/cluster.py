@@ -43,7 +43,7 @@ class Cluster:
     """
 
     address: str = HERE
-    workers: Annotated[int | None, Between(1)] = None  # None: as many as there is room for
+    workers: Annotated[int, Between(1)] | None = None  # None: as many as there is room for
     threads: Annotated[int, Between(1)] = 1  # of each worker
     gpus: Annotated[int, Between(0)] = 0  # of each worker
 

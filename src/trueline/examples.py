@@ -1,4 +1,4 @@
-"""A file, the shipped facts, a hub dataset or a list -> checked examples, each with an id."""
+"""Files, the shipped facts, hub datasets or lists -> examples with ids; files -> questions."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import re
 import sys
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from importlib import resources
-from importlib.resources import files
 from io import TextIOWrapper
 from itertools import chain, islice
 from os.path import isdir, lexists  # unlike those of Path, they never raise
 from pathlib import Path
 from reprlib import repr as short
-from typing import Any, Literal, TextIO, get_args
+from typing import Any, Literal, NoReturn, TextIO, get_args
+
+import msgspec
 
 from trueline.errors import ColumnError, ExampleError, SettingError, import_extra
 from trueline.files import (
@@ -31,20 +31,33 @@ from trueline.files import (
     reason,
     refusal,
 )
-from trueline.settings import fits, in_words, whole_number
+from trueline.settings import check_value, whole_number
 from trueline.text import half_character, has_half_character, shown
 from trueline.types import Example
 
 TableRow = dict[str, Any]
-Found = tuple[
-    int | str, TableRow | str
-]  # the line, else the row's number; the row or its problem
+Found = tuple[int | str, TableRow | str]  # line or number of a row; the row or its problem
 _MOST_JSON = 256_000_000  # characters of a JSON list, which is read as a whole
 _SHIPPED = {"facts": "ground", "facts:ground": "ground", "facts:test": "test"}
 
 
-def rows_of(source: str | os.PathLike[str], split: str, config: str | None) -> Iterator[Found]:
-    """Find the reader for a source and yield what it finds."""
+def _read_rows(
+    source: str | os.PathLike[str],
+    split: str = "train",
+    config: str | None = None,
+    limit: int | None = None,
+) -> list[Found]:
+    """The rows of a source, or one error that names it."""
+    try:
+        return list(islice(_rows(source, split, config), limit))
+    except (OSError, EOFError, ValueError, NotImplementedError, zlib.error, csv.Error) as error:
+        why = reason(error) if isinstance(error, OSError) else error
+        raise ExampleError(f"{os.fspath(source)} cannot be read: {why}") from error
+
+
+def _rows(
+    source: str | os.PathLike[str], split: str = "train", config: str | None = None
+) -> Iterator[Found]:
     name, path = os.fspath(source), Path(source)
     is_path = not isinstance(source, str) or _format(path) in _FORMATS or lexists(path.parent)
     if source in _SHIPPED:
@@ -59,13 +72,20 @@ def rows_of(source: str | os.PathLike[str], split: str, config: str | None) -> I
         yield from _file_rows(path)
 
 
+def _refuse_rows(name: str, problems: Sequence[str], total: int) -> NoReturn:
+    raise ExampleError(
+        f"{name}: {len(problems)} of {total} rows cannot be used:\n"
+        + "".join(f"  {name}:{problem}\n" for problem in problems)
+        + "  Mend or remove these rows; docs/examples.md shows how a row is written."
+    )
+
+
 def _format(path: Path) -> str:
-    """Return a file's extension in lower case, without the .gz of a packed file."""
+    """A file's extension in lower case, without the .gz of a packed file."""
     return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
 def _file_rows(path: Path) -> Iterator[Found]:
-    """Yield the rows of one file, read in the format its name tells."""
     if _is_missing(path):
         is_fact, others = path.name.startswith("facts:"), path.parent.glob("*")
         near = get_close_matches(path.name, _SHIPPED if is_fact else [x.name for x in others])
@@ -87,25 +107,23 @@ def _file_rows(path: Path) -> Iterator[Found]:
 
 
 def _is_missing(path: Path) -> bool:
-    """Whether nothing has that name, in a folder that can be looked into."""
     try:
         path.lstat()
     except FileNotFoundError:
         return True
-    except (OSError, ValueError):  # the system does not take it for a name
+    except (OSError, ValueError):  # such as a name that the system does not take
         return False
     return False
 
 
 def _jsonl_rows(file: TextIO) -> Iterator[Found]:
-    """Yield one row per line; blank lines only count."""
     for number, line in enumerate(capped_lines(file), start=1):
         if line.strip():
             yield number, _not_utf8(line)[1] or _parse(line)
 
 
 def _json_rows(file: TextIO) -> Iterator[Found]:
-    """Yield one row per item of a JSON list, at the line where the item starts."""
+    """One row per item of a JSON list, at the line where the item starts."""
     text = file.read(_MOST_JSON + 1)
     if len(text) > _MOST_JSON:
         raise ValueError(f"it has more than {_MOST_JSON:,} characters; write it as .jsonl")
@@ -126,7 +144,7 @@ def _json_rows(file: TextIO) -> Iterator[Found]:
 
 
 def _parse(text: str) -> TableRow | str:
-    """Return the object that a piece of JSON holds, or say what is wrong with it."""
+    """The object that a piece of JSON holds, or what is wrong with it."""
     try:
         item = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -135,8 +153,8 @@ def _parse(text: str) -> TableRow | str:
 
 
 def _not_utf8(text: str) -> tuple[int, str]:
-    """Return how many lines down the first byte that is not UTF-8 stands, and its problem."""
-    bad = half_character(text)  # as such a byte comes through
+    """The first byte that is not UTF-8: how many lines down it stands, and its problem."""
+    bad = half_character(text)  # what such a byte is decoded to
     if bad is None:
         return 0, ""
     problem = f"the byte 0x{ord(bad[0]) & 0xFF:02x} is not UTF-8; save the file as UTF-8"
@@ -144,9 +162,9 @@ def _not_utf8(text: str) -> tuple[int, str]:
 
 
 def _csv_rows(file: TextIO, delimiter: str = ",") -> Iterator[Found]:
-    """Yield one row per record below the header, at the line where the record starts.
+    """One row per record below the header, at the line where the record starts.
 
-    Where the comma is a decimal sign, spreadsheets write a semicolon in its place.
+    Spreadsheets write semicolons where the comma is the decimal sign.
     """
     lines = capped_lines(file)
     first = next(lines, "")
@@ -173,36 +191,29 @@ def _csv_rows(file: TextIO, delimiter: str = ",") -> Iterator[Found]:
 
 
 def _dataset_rows(name: str, split: str, config: str | None) -> Iterator[Found]:
-    """Yield the rows of a dataset on the hub or in a folder."""
+    """The rows of a dataset on the hub or in a folder."""
     datasets = import_extra("datasets", name, "data")
+    has_bars = not datasets.are_progress_bars_disabled()
+    is_shown = sys.stderr.isatty() and not isdir(name)  # somebody waits for a download
+    if has_bars and not is_shown:
+        datasets.disable_progress_bars()
     try:
-        with _hidden_bars(datasets, isdir(name) or not sys.stderr.isatty()):
-            dataset = datasets.load_dataset(name, config, split=split)
+        dataset = datasets.load_dataset(name, config, split=split)
     except (
         OSError,
         ValueError,
         RuntimeError,
-        LookupError,  # what it makes of the folder /
+        LookupError,  # raised for the folder /
         datasets.exceptions.DatasetsError,
     ) as error:
         why = error.__cause__ or error
         why = reason(why) if isinstance(why, OSError) else why
         raise ValueError(f"{why}; check name, split and config, or give a file") from error
+    finally:
+        if has_bars:
+            datasets.enable_progress_bars()
     parts = dataset.with_format("arrow").iter(1000)  # as Arrow tables, no image is decoded
     yield from enumerate((row for part in parts for row in part.to_pylist()), start=1)
-
-
-@contextmanager
-def _hidden_bars(datasets: Any, is_hidden: bool) -> Iterator[None]:
-    """Let the library draw its bars only where somebody waits for a download."""
-    if not is_hidden or datasets.are_progress_bars_disabled():
-        yield
-        return
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        datasets.enable_progress_bars()
 
 
 _FORMATS: dict[str, Callable[[TextIO], Iterator[Found]] | None] = {
@@ -223,13 +234,13 @@ _COLUMNS: Columns = {
     "wrong_answers": ("wrong_answers", "wrong", "incorrect_answers"),
     "source": ("source",),
 }
-_SOUNDS_LIKE = {  # how people call the columns of a FAQ
+_SOUNDS_LIKE = {  # what people call the columns of a FAQ
     "question": r"quest|query|\bask|^q$|prompt|title",
     "answers": r"^(?!.*(wrong|incorrect)).*(answer|repl|respon|^a$|solution|\bsay)",
     "wrong_answers": r"wrong|incorrect|false",
 }
 EXAMPLE_FIELDS = tuple(_COLUMNS)  # in the order of a line; the id is the first
-_NAME_DIGITS = 12  # of the hash of its content, the name of an example without an id
+_ID_DIGITS = 12  # of the hash of its content: the id of an example without one
 
 
 def read_examples(
@@ -239,14 +250,13 @@ def read_examples(
     separator: str | None = None,  # splits an answers cell that is one string
     split: str = "train",
     config: str | None = None,
-    limit: int | None = None,  # the first rows only; what follows is not looked at
+    limit: int | None = None,  # the first rows only; the rest is not read
 ) -> list[Example]:
     """Read and check examples; every row that cannot be used is named in one ExampleError."""
     limit = None if limit is None else min(whole_number(limit, "limit"), sys.maxsize)
-    texts = (("separator", separator, str | None), ("config", config, str | None))
-    for option, value, hint in (*texts, ("split", split, str)):
-        if not fits(value, hint):
-            raise SettingError(f"{option} must be {in_words(hint)}; got {shown(value)}")
+    check_value("separator", separator, str | None)
+    check_value("config", config, str | None)
+    check_value("split", split, str)
     if not isinstance(source, str | os.PathLike):
         if isinstance(source, bytes | Mapping) or not isinstance(source, Iterable):
             wanted = "a file, a hub dataset or a list of Example"
@@ -256,18 +266,13 @@ def read_examples(
     name = os.fspath(source)
     if not name:
         raise ExampleError("the name of the examples is empty; give a file, or `facts`")
-    try:
-        found = list(islice(rows_of(source, split, config), limit))
-    except OSError as error:
-        raise ExampleError(f"{name} cannot be read: {reason(error)}") from error
-    except (EOFError, ValueError, NotImplementedError, zlib.error, csv.Error) as error:
-        raise ExampleError(f"{name} cannot be read: {error}") from error
+    found = _read_rows(source, split, config, limit)
     chosen = _choose(name, [row for _, row in found if isinstance(row, dict)], columns or {})
     return _collect(name, ((line, _example(row, chosen, separator)) for line, row in found))
 
 
 def to_lines(examples: Iterable[Example]) -> Iterator[str]:
-    """Yield each example, checked and with its id, as a line of JSON ending in a newline."""
+    """Each example, checked and with its id, as a line of JSON."""
     for example in read_examples(examples):
         yield json.dumps(as_record(example), ensure_ascii=False) + "\n"
 
@@ -278,18 +283,19 @@ def as_record(example: Example) -> dict[str, Any]:
 
 
 def digest(examples: Iterable[Example]) -> str:
-    """Return the SHA-256 of the examples' lines: the same for equal examples in equal order."""
+    """The SHA-256 of the lines of some examples."""
     return hashlib.sha256("".join(to_lines(examples)).encode("utf-8")).hexdigest()
 
 
 def content_hash(example: Example) -> str:
-    """Return the SHA-256 of all but the id: it tells whether an example changed."""
-    content = {field: getattr(example, field) for field in EXAMPLE_FIELDS[1:]}
+    """The SHA-256 of all fields but the id: it shows whether an example changed."""
+    content = as_record(example)
+    del content["id"]
     return hashlib.sha256(json.dumps(content, ensure_ascii=False).encode()).hexdigest()
 
 
 def _choose(name: str, rows: list[TableRow], columns: Mapping[str, str | None]) -> Columns:
-    """Settle the columns each field is read from; one that no row has is an error."""
+    """The columns that each field is read from; one that no row has is an error."""
     is_map = isinstance(columns, Mapping)
     if not is_map or not all(isinstance(x, str | None) for x in columns.values()):
         raise SettingError(f"columns maps our fields to names of columns, got {shown(columns)}")
@@ -322,7 +328,7 @@ def _choose(name: str, rows: list[TableRow], columns: Mapping[str, str | None]) 
 
 
 def _guesses(fields: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
-    """The column that each field may be in, by its name; `...` where none sounds like it."""
+    """The column that each field may be in, by its name; `...` if none sounds like it."""
     found: dict[str, str] = {}
     for field in fields:
         sounds = re.compile(_SOUNDS_LIKE.get(field, re.escape(field)), re.IGNORECASE)
@@ -332,7 +338,7 @@ def _guesses(fields: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
 
 
 def _cell(row: TableRow, column: str) -> Any:
-    """Return a cell; the column `answers.text` is the part text of the column answers."""
+    """A cell; the column `answers.text` is the part `text` of the column `answers`."""
     value: Any = row
     for part in [column] if column in row else column.split("."):
         value = value.get(part) if isinstance(value, dict) else None
@@ -340,7 +346,7 @@ def _cell(row: TableRow, column: str) -> Any:
 
 
 def _example(row: TableRow | str, chosen: Columns, separator: str | None) -> Example | str:
-    """Make an example of a row, or say why it is none."""
+    """The example in a row, or what is wrong with it."""
     if isinstance(row, str):
         return row
     fields: TableRow = {}
@@ -349,8 +355,7 @@ def _example(row: TableRow | str, chosen: Columns, separator: str | None) -> Exa
         if not cells and field in ("question", "answers"):
             return f"{' or '.join(columns) or field} is missing"
         fields[field] = next((cell for cell in cells if cell not in ("", [])), "")
-    if isinstance(fields["id"], int) and not isinstance(fields["id"], bool):
-        fields["id"] = str(fields["id"])
+    fields["id"] = _text_of_id(fields["id"])
     try:
         for field in ("answers", "wrong_answers"):
             fields[field] = _texts(fields[field], field, separator)
@@ -360,7 +365,7 @@ def _example(row: TableRow | str, chosen: Columns, separator: str | None) -> Exa
 
 
 def _texts(cell: Any, field: str, separator: str | None) -> list[str]:
-    """Return the texts of a cell: a list, a JSON list of texts in a string, or one string."""
+    """The texts of a cell: a list, a JSON list of texts in a string, or one string."""
     if isinstance(cell, str) and re.fullmatch(r"\s*\[\s*(['\"].*)?\]\s*", cell, re.DOTALL):
         try:
             cell = json.loads(cell)
@@ -376,42 +381,38 @@ def _texts(cell: Any, field: str, separator: str | None) -> list[str]:
 
 
 def _collect(name: str, rows: Iterable[tuple[int | str, Example | str]]) -> list[Example]:
-    """Return the examples, each with an id, or raise one error that lists every problem."""
+    """The examples, each with an id, or one error that lists every problem."""
     examples: list[Example] = []
     problems: list[str] = []
     first_seen: dict[str, str] = {"": ""}  # id -> where it was first seen
     for line, row in rows:
         problem = row if isinstance(row, str) else _flaw(row, first_seen)
         if problem:
-            problems.append(f"  {name}:{line}: {problem}")
+            problems.append(f"{line}: {problem}")
         elif isinstance(row, Example):
             examples.append(row)
             first_seen.setdefault(row.id, f"{name}:{line}")
     if problems:
-        bad, total = len(problems), len(problems) + len(examples)
-        head = f"{name}: {bad} of {total} rows cannot be used:"
-        tail = "  Mend or remove these rows; docs/examples.md shows how a row is written."
-        raise ExampleError("\n".join([head, *problems, tail]))
+        _refuse_rows(name, problems, len(problems) + len(examples))
     if not examples:
         raise ExampleError(f"{name} holds no examples; see docs/examples.md for its form")
-    return _named(examples, set(first_seen))
+    return _with_ids(examples, set(first_seen))
 
 
-def _named(examples: list[Example], taken: set[str]) -> list[Example]:
-    """Name each example without an id by its content; of equal ones the second ends in -2."""
+def _with_ids(examples: list[Example], taken: set[str]) -> list[Example]:
+    """An example without an id gets a hash of its content; of equal ones the second has -2."""
     for index, example in enumerate(examples):
         if not example.id:
-            name = id = content_hash(example)[:_NAME_DIGITS]
+            hash = id = content_hash(example)[:_ID_DIGITS]
             number = 1
             while id in taken:
-                id = f"{name}-{(number := number + 1)}"
+                id = f"{hash}-{(number := number + 1)}"
             taken.add(id)
             examples[index] = replace(example, id=id)
     return examples
 
 
 def _flaw(example: Example, first_seen: Mapping[str, str]) -> str:
-    """Say what keeps an example from joining those whose ids were seen before, or nothing."""
     texts = (example.question, example.id, example.source)
     if half := half_character("".join((*texts, *example.answers, *example.wrong_answers))):
         return f"the text holds {half[0]!r}, half of a character, which UTF-8 cannot keep"
@@ -424,29 +425,23 @@ Regime = Literal[
 ]
 COVERED: tuple[Regime, ...] = ("exact", "paraphrase", "styled", "double", "mid-text")
 LOCAL: tuple[Regime, ...] = ("near miss", "unrelated")  # no example answers: nothing may change
-NONE = "none"  # may stand for no id
-_LISTED = 10  # problems that an error lists
-_FORMS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
+_NO_ID = ("", "none")  # cells of a question that no example answers
+_TABLES = tuple(ending for ending, reader in _FORMATS.items() if reader)
 
 
 @dataclass(frozen=True, slots=True)
 class AskedQuestion:
-    """A question as somebody asked it, and the example that answers it."""
+    """A user's question, and the id of the example that answers it."""
 
     question: str
     id: str = ""  # empty: no example does
-    regime: Regime | None = None  # None: not said
+    regime: Regime | None = None
     also: tuple[str, ...] = ()  # ids of the other examples that a double question means
-
-
-def is_asked_file(path: Path) -> bool:
-    """Whether a file's name says that it is a table, with ids perhaps."""
-    return path.name.lower().removesuffix(".gz").endswith(_FORMS)
 
 
 def read_questions(path: Path, *, needs_ids: bool) -> list[AskedQuestion]:
     """Read a file of questions, one a line, or a table of them as `read_asked` does."""
-    if is_asked_file(path):
+    if _format(path) in _TABLES:
         return read_asked(path, needs_ids=needs_ids)
     lines = read_text(path, "--file").split("\n")
     asked = [AskedQuestion(line.strip()) for line in lines if line.strip()]
@@ -456,42 +451,34 @@ def read_questions(path: Path, *, needs_ids: bool) -> list[AskedQuestion]:
 
 
 def read_asked(path: str | os.PathLike[str], *, needs_ids: bool = True) -> list[AskedQuestion]:
-    """Read a JSONL or CSV file with the columns `question` and `id`; bad rows are all named.
+    """Read a table with the columns `question` and `id`; bad rows are all named.
 
-    Where no ids are needed, `question` is the only column that is read.
+    If no ids are needed, `question` is the only column that is read.
     """
     name = os.fspath(path)
-    if not is_asked_file(Path(name)):
-        raise ExampleError(f"{name}: questions come in a file that ends in {', '.join(_FORMS)}")
-    try:
-        rows = list(rows_of(Path(name), "", None))
-    except OSError as error:
-        raise ExampleError(f"{name} cannot be read: {reason(error)}") from error
-    except (EOFError, ValueError, zlib.error, csv.Error) as error:
-        raise ExampleError(f"{name} cannot be read: {error}") from error
-    found = [(line, _asked(row, needs_ids)) for line, row in rows]
-    problems = [f"  {name}:{line}: {one}" for line, one in found if isinstance(one, str)]
-    if problems:
-        head = f"{name}: {len(problems)} of {len(found)} rows cannot be used:"
-        more = len(problems) - _LISTED
-        tail = [f"  and {more} more"] if more > 0 else []
-        raise ExampleError("\n".join([head, *problems[:_LISTED], *tail]))
-    if not found:
+    if _format(Path(name)) not in _TABLES:
+        raise ExampleError(
+            f"{name}: questions come in a file that ends in {', '.join(_TABLES)}"
+        )
+    rows = [(line, _question(row, needs_ids)) for line, row in _read_rows(Path(name))]
+    if problems := [f"{line}: {row}" for line, row in rows if isinstance(row, str)]:
+        _refuse_rows(name, problems, len(rows))
+    if not rows:
         raise ExampleError(
             f"{name} holds no questions; write one a row, in the column question"
         )
-    return [one for _, one in found if isinstance(one, AskedQuestion)]
+    return [row for _, row in rows if isinstance(row, AskedQuestion)]
 
 
 def holds_questions(path: Path) -> bool:
     """Whether a file holds questions with ids: a table whose rows have no answers."""
-    if not is_asked_file(path):
+    if _format(path) not in _TABLES:
         return False
     try:
-        rows = (row for _, row in rows_of(path, "", None) if isinstance(row, dict))
-        first = next(rows, {})
-    except (OSError, EOFError, ValueError, zlib.error, csv.Error):
-        return False  # whoever reads it says what is wrong with it
+        rows = [row for _, row in _read_rows(path, limit=1) if isinstance(row, dict)]
+    except ExampleError:
+        return False  # its reader reports the problem
+    first = rows[0] if rows else {}
     return "id" in first and not {"answers", "answer"} & first.keys()
 
 
@@ -500,17 +487,16 @@ def check_meant(asked: Sequence[AskedQuestion], known: Collection[str], where: s
     meant = ((one, id) for one in asked for id in (one.id, *one.also))
     if unknown := [(one, id) for one, id in meant if id and id not in known]:
         one, id = unknown[0]
-        near = get_close_matches(id, known)
+        near = ", ".join(map(shown, get_close_matches(id, known))) or "none"
         raise ExampleError(
-            f"{where}: no example has the id {shown(id)}, which "
-            f"{shown(one.question)} is to mean (as {len(unknown)} of {len(asked)} "
-            f"questions); near names: {', '.join(map(shown, near)) or 'none'}; leave the "
-            "id empty where no example answers"
+            f"{where}: no example has the id {shown(id)} of the question "
+            f"{shown(one.question)} ({len(unknown)} of {len(asked)} questions have an unknown "
+            f"id); near names: {near}; leave the id empty where no example answers"
         )
 
 
-def _asked(row: TableRow | str, needs_ids: bool) -> AskedQuestion | str:
-    """A question from a row, or what is wrong with it."""
+def _question(row: TableRow | str, needs_ids: bool) -> AskedQuestion | str:
+    """The question in a row, or what is wrong with it."""
     if isinstance(row, str):
         return row
     question = row.get("question")
@@ -518,35 +504,27 @@ def _asked(row: TableRow | str, needs_ids: bool) -> AskedQuestion | str:
         return "question is missing or empty"
     if needs_ids and "id" not in row:
         return "id is missing; leave it empty where no example answers"
-    ids = _ids(row["id"]) if needs_ids else []
-    if ids is None:
-        return f"id must be a text, got {shown(row['id'])}"
+    cells = row["id"] if needs_ids else []
+    ids = [_text_of_id(cell) for cell in (cells if isinstance(cells, list) else [cells])]
+    if not all(isinstance(id, str) for id in ids):
+        return f"id must be a text, got {shown(cells)}"
     if has_half_character("".join([question, *ids])):
         return "the text holds half of a character, which UTF-8 cannot keep"
-    if not needs_ids:
-        return AskedQuestion(question.strip())
-    regime = row.get("regime") or None
-    if problem := _regime_problem(regime, ids):
+    regime = row.get("regime") or None if needs_ids else None
+    ids = [id.strip() for id in ids if id.strip().lower() not in _NO_ID]
+    if needs_ids and (problem := _regime_problem(regime, ids)):
         return problem
     first, *others = ids or [""]
     return AskedQuestion(question.strip(), first, regime, tuple(others))
 
 
-def _ids(cell: Any) -> list[str] | None:
-    """The ids in a cell: a text, a number, nothing, or a list of them; None: it is no such."""
-    found = []
-    for id in cell if isinstance(cell, list) else [cell]:
-        if isinstance(id, int) and not isinstance(id, bool):
-            id = str(id)
-        if not isinstance(id, str | None):
-            return None
-        meant = (id or "").strip()
-        found += [meant] if meant and meant.lower() != NONE else []
-    return found
+def _text_of_id(cell: Any) -> Any:
+    if isinstance(cell, int) and not isinstance(cell, bool):
+        return str(cell)
+    return "" if cell is None else cell
 
 
 def _regime_problem(regime: Any, ids: Sequence[str]) -> str:
-    """What is wrong with a regime and the ids of its question, in words."""
     if regime is not None and regime not in get_args(Regime):
         return f"regime must be one of {', '.join(get_args(Regime))}; got {shown(regime)}"
     if regime in LOCAL and ids:
@@ -558,9 +536,7 @@ def _regime_problem(regime: Any, ids: Sequence[str]) -> str:
     return ""
 
 
-Side = Literal[
-    "ground", "test"
-]  # the facts they are about: what is fitted, what is reported on
+Side = Literal["ground", "test"]  # questions about facts that are fitted to, or reported on
 
 
 @dataclass(frozen=True, slots=True)
@@ -570,18 +546,15 @@ class ShippedQuestion:
     id: str
     regime: Regime
     question: str
-    means: tuple[str, ...]  # the facts that answer it; none for a near miss
-    about: tuple[str, ...]  # the facts it is about
-    instruction: str  # the form that is asked for, in words
+    means: tuple[str, ...]  # ids of the facts that answer it; none for a near miss
+    about: tuple[str, ...]  # ids of the facts it is about
+    instruction: str  # the requested form, in words
     check: Mapping[str, Any]  # what a program can check of that form
-    polarity: Literal["", "yes", "no"]  # the true answer to a question of yes or no
+    polarity: Literal["", "yes", "no"]  # the true answer to a yes-or-no question
 
 
-def read_questions_shipped(side: Side) -> list[ShippedQuestion]:
+def shipped_questions(side: Side) -> list[ShippedQuestion]:
     """The questions about the grounding facts, or about the test facts."""
-    text = (files("trueline") / "facts" / f"{side}_questions.jsonl").read_text("utf-8")
-    found = [json.loads(line) for line in text.splitlines()]
-    return [
-        ShippedQuestion(**{**row, "means": tuple(row["means"]), "about": tuple(row["about"])})
-        for row in found
-    ]
+    file = resources.files("trueline") / "facts" / f"{side}_questions.jsonl"
+    lines = file.read_text("utf-8").splitlines()
+    return [msgspec.json.decode(line, type=ShippedQuestion) for line in lines]

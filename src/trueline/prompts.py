@@ -1,7 +1,7 @@
-"""A question in, the tokens of its prompt out; the same object builds a space and asks.
+"""Questions, messages or tokens -> the tokens a model reads; and the question in such tokens.
 
-Control tokens are those of the chat template, and what the author of a prompt writes into it.
-What is put into a prompt is text: a control token that stands in a question is spelled out.
+Control tokens come from the chat template and from the author of a prompt. All that is put
+into a prompt is text: a control token that is spelled in a question is tokenized as text.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from trueline.text import has_half_character, shown
 Layout = Literal["lines", "one-line"]  # whether `A:` stands on a line of its own
 LAYOUTS: tuple[Layout, ...] = ("lines", "one-line")
 QUESTION = "Answer the following question with one or two sentences.\nQ: {question}\nA:"
+ROLES = ("system", "user", "assistant")
 
 
 class Tokenizer(Protocol):
@@ -34,31 +35,18 @@ class Tokenizer(Protocol):
     bos_token_id: Any
 
     @property
-    def added_tokens_decoder(self) -> Any:
-        """The tokens beside those of the model of words, by id; some of them are special."""
-        ...
-
-    def __len__(self) -> int:
-        """How many tokens there are."""
-        ...
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The token ids of a text."""
-        ...
-
-    def decode(self, token_ids: Any, **options: Any) -> Any:
-        """The text of some token ids."""
-        ...
-
-    def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
-        """The messages of a conversation as one text."""
-        ...
+    def added_tokens_decoder(self) -> Any: ...  # by id; some of them are control tokens
+    def __len__(self) -> int: ...
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+    def decode(self, token_ids: Any, **options: Any) -> Any: ...
+    def apply_chat_template(self, conversation: Any, **options: Any) -> Any: ...
 
 
-# Writes a text that a model reads: every text which is no prompt goes through the argument.
+# Renders what a model reads; every text that is put into it goes through the argument.
 Render = Callable[[Callable[[str], str]], str]
 _SHOWN = 300  # characters of a template's own words that an error repeats
-_MARK = "\ufdd0"  # stands for no character
+_CUT, _HOLE = "\ufdd0", "\ufdd1"  # stand for no character
+_NO_PROMPT = "only tokens were given; give a question or messages"
 _controls: WeakKeyDictionary[Any, tuple[int, re.Pattern[str]]] = WeakKeyDictionary()
 
 
@@ -68,7 +56,7 @@ class Prompt:
 
     template: str = QUESTION
     system: str | None = None  # a system message; in a plain prompt, a line before the template
-    chat: bool | None = None  # None: where the tokenizer has a chat template; False: never
+    chat: bool | None = None  # None: if the tokenizer has a chat template; False: never
 
     def __post_init__(self) -> None:
         if "{question}" not in self.template:
@@ -78,61 +66,38 @@ class Prompt:
 
     @property
     def hash(self) -> str:
-        """A short name of exactly this prompt, kept with every space."""
-        content = json.dumps(asdict(self), sort_keys=True, ensure_ascii=False)
-        return text_hash(content)[:16]
+        """The first digits of a hash of this prompt, stored with every space."""
+        return _hash(json.dumps(asdict(self), sort_keys=True, ensure_ascii=False))[:16]
 
     def render(self, question: str, tokenizer: Tokenizer, *, before: str = "") -> str:
-        """The whole text the model reads before it answers; `before` stands ahead of it."""
+        """The whole text the model reads before it answers; `before` comes first."""
         text = before + self.fill(question)
-        if not self._is_chat(tokenizer):
+        if not self.is_chat(tokenizer):
             return f"{self.system}\n{text}" if self.system else text
         messages = [{"role": "user", "content": text}]
         if self.system:
             messages.insert(0, {"role": "system", "content": self.system})
-        return apply_chat_template(tokenizer, messages)
+        return _apply_chat_template(tokenizer, messages)
 
     def encode(self, question: str, tokenizer: Tokenizer, *, before: str = "") -> list[int]:
-        """The token ids of the prompt; control tokens in the question are text."""
-        return encode_rendered(
-            self._rendering(question, before, tokenizer),
-            tokenizer,
-            is_chat=self._is_chat(tokenizer),
-        )
+        """The token ids of the prompt with a question."""
+        return FilledPrompt(self, question, before).encode(tokenizer)
 
-    def encode_answer(
-        self,
-        question: str,
-        answer: str,
-        tokenizer: Tokenizer,
-        *,
-        before: str = "",
-    ) -> list[int]:
-        """The token ids that follow the prompt when the model gives this answer.
-
-        Prompt and answer are tokenised as one text. Where that would merge the last token of
-        the prompt with the answer, the answer is tokenised alone: the model never sees it.
-        """
-        return encode_answer_behind(
-            self._rendering(question, before, tokenizer),
-            answer,
-            tokenizer,
-            is_chat=self._is_chat(tokenizer),
-        )
-
-    def _rendering(self, question: str, before: str, tokenizer: Tokenizer) -> Render:
-        return lambda put: self.render(put(question), tokenizer, before=put(before))
+    def encode_answer(self, question: str, answer: str, tokenizer: Tokenizer) -> list[int]:
+        """The token ids that follow the prompt when the model gives this answer."""
+        return FilledPrompt(self, question).encode_answer(answer, tokenizer)
 
     def fill(self, question: str) -> str:
         """The template with a question in it."""
         return self.template.replace("{question}", question.strip())
 
-    def _is_chat(self, tokenizer: Tokenizer) -> bool:
+    def is_chat(self, tokenizer: Tokenizer) -> bool:
+        """Whether it goes through the tokenizer's chat template."""
         if self.chat and not tokenizer.chat_template:
             raise SettingError(
                 "the prompt asks for a chat template, this tokenizer has none; leave chat=None"
             )
-        return has_chat_template(tokenizer) if self.chat is None else self.chat
+        return bool(tokenizer.chat_template) if self.chat is None else self.chat
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +106,8 @@ class PromptSet:
 
     base: Prompt
     bare: Prompt  # CAD contrasts with it: the question without the instruction
-    noise: str  # instructive decoding contrasts with the base prompt behind this line
-    demonstration: str  # KATE writes its examples so, ahead of the base prompt
+    noise: str  # instructive decoding contrasts with the base prompt after this line
+    demonstration: str  # the form of KATE's examples, before the base prompt
 
 
 @cache
@@ -165,17 +130,15 @@ def prompt_sets(layout: Layout = "lines") -> dict[str, PromptSet]:
 
 
 def prompts_with(base: Prompt) -> PromptSet:
-    """The set a base prompt belongs to; one's own prompt takes the rest from `question`."""
-    sets = prompt_sets()
-    for known in [one for layout in LAYOUTS for one in prompt_sets(layout).values()]:
-        if known.base.template == base.template:
-            return replace(known, base=base, bare=replace(base, template=known.bare.template))
-    bare = replace(base, template=sets["question"].bare.template)
-    return replace(sets["question"], base=base, bare=bare)
+    """The set a base prompt belongs to; any other prompt takes the rest from `question`."""
+    sets = [one for layout in LAYOUTS for one in prompt_sets(layout).values()]
+    own = (one for one in sets if one.base.template == base.template)
+    found = next(own, prompt_sets()["question"])
+    return replace(found, base=base, bare=replace(base, template=found.bare.template))
 
 
 def check_text(text: object, what: str) -> None:
-    """Refuse what no tokenizer can read."""
+    """Refuse anything but text that a tokenizer can read."""
     if not isinstance(text, str):
         raise SettingError(f"{what} must be text, got {shown(text)}")
     if has_half_character(text):
@@ -183,20 +146,14 @@ def check_text(text: object, what: str) -> None:
 
 
 def check_question(text: object, what: str = "the question") -> None:
-    """Refuse what is no question: no text, half a character, or nothing but blanks."""
+    """Refuse anything but text that is more than spaces."""
     check_text(text, what)
     if not str(text).strip():
         raise SettingError(f"{what} is empty; write one")
 
 
-def has_chat_template(tokenizer: Tokenizer) -> bool:
-    """Whether a tokenizer knows how a conversation is written."""
-    return bool(tokenizer.chat_template)
-
-
 def encode_rendered(render: Render, tokenizer: Tokenizer, *, is_chat: bool) -> list[int]:
-    """The tokens of what a model reads, from the first one on."""
-    # A chat template writes its own special tokens, the first one included.
+    """The tokens of a rendered text; a chat template writes the first token itself."""
     return _encode_pieces(_pieces(render, tokenizer), tokenizer, special=not is_chat)
 
 
@@ -205,26 +162,30 @@ def encode_plain(text: str, tokenizer: Tokenizer) -> list[int]:
     return _encode_pieces(_pieces(lambda put: put(text), tokenizer), tokenizer, special=False)
 
 
-def encode_answer_behind(
+def _encode_answer(
     render: Render, answer: str, tokenizer: Tokenizer, *, is_chat: bool
 ) -> list[int]:
-    """The tokens of an answer behind a text, cut as one text with it where that is possible."""
-    ahead = _pieces(render, tokenizer)
-    space = "" if ahead[-1][-1:].isspace() or is_chat else " "
+    """The tokens of an answer after a rendered text, tokenized as one text with it.
+
+    If that would merge the last token of the text with the answer, the answer is tokenized
+    alone, as the model generates it.
+    """
+    prompt = _pieces(render, tokenizer)
+    space = "" if prompt[-1][-1:].isspace() or is_chat else " "
     first, *others = _pieces(lambda put: put(space + answer.strip()), tokenizer)
-    behind = [*ahead[:-1], ahead[-1] + first, *others]
-    context = _encode_pieces(ahead, tokenizer, special=not is_chat)
-    whole = _encode_pieces(behind, tokenizer, special=not is_chat)
-    if whole[: len(context)] == context:
-        return whole[len(context) :]
+    both = [*prompt[:-1], prompt[-1] + first, *others]
+    prompt_ids = _encode_pieces(prompt, tokenizer, special=not is_chat)
+    ids = _encode_pieces(both, tokenizer, special=not is_chat)
+    if ids[: len(prompt_ids)] == prompt_ids:
+        return ids[len(prompt_ids) :]
     return _encode_pieces([first, *others], tokenizer, special=False)
 
 
 def _pieces(render: Render, tokenizer: Tokenizer) -> list[str]:
-    """A rendered text, cut inside every control token that was put into it.
+    """A rendered text, split inside every control token that was put into it.
 
-    No piece holds such a token whole, so the pieces, encoded one behind the other, hold it as
-    ordinary text, and the control tokens of the rest as what they are.
+    No piece holds such a token whole, so that the pieces, encoded one after the other, hold it
+    as ordinary text, and the control tokens of the rest as what they are.
     """
     controls = _control_tokens(tokenizer)
     found = []
@@ -236,13 +197,9 @@ def _pieces(render: Render, tokenizer: Tokenizer) -> list[str]:
     whole = render(look)
     if not found:
         return [whole]
-    mark = _MARK * (whole.count(_MARK) + 1)  # longer than any that stands in the texts
-    return render(lambda text: _cut(text, controls, mark)).split(mark)
-
-
-def _cut(text: str, controls: re.Pattern[str], mark: str) -> str:
-    """A text with a mark behind the first sign of every control token, overlapping or not."""
-    return re.sub(f"(?s)(?={controls.pattern}).", lambda found: found[0] + mark, text)
+    cut = _CUT * (whole.count(_CUT) + 1)  # longer than any in the texts
+    first = re.compile(f"(?s)(?={controls.pattern}).")  # of every token, overlapping or not
+    return render(lambda text: first.sub(lambda one: one[0] + cut, text)).split(cut)
 
 
 def _encode_pieces(pieces: Sequence[str], tokenizer: Tokenizer, *, special: bool) -> list[int]:
@@ -253,13 +210,13 @@ def _encode_pieces(pieces: Sequence[str], tokenizer: Tokenizer, *, special: bool
     plain = tokenizer.encode(first, add_special_tokens=False)
     starts = range(len(tokens) - len(plain) + 1)
     start = next((at for at in starts if tokens[at : at + len(plain)] == plain), 0)
-    end = start + len(plain)  # behind it stand the tokens that end a text
+    end = start + len(plain)  # then come the tokens that end a text
     middle = [token for piece in others for token in encode_onward(piece, tokenizer)]
     return tokens[:end] + middle + tokens[end:]
 
 
 def encode_onward(piece: str, tokenizer: Tokenizer) -> list[int]:
-    """The tokens of a text behind another; some tokenizers put a space ahead of a first one."""
+    """The tokens of a text after another; some tokenizers put a space before a first one."""
     line = list(tokenizer.encode("\n", add_special_tokens=False))
     tokens = list(tokenizer.encode(f"\n{piece}", add_special_tokens=False))
     if tokens[: len(line)] == line:
@@ -268,27 +225,23 @@ def encode_onward(piece: str, tokenizer: Tokenizer) -> list[int]:
 
 
 def _control_tokens(tokenizer: Any) -> re.Pattern[str]:
-    """A pattern of the tokens a tokenizer calls special, made once as long as it keeps them."""
+    """A pattern of the control tokens, made anew when the tokenizer has grown."""
     size = len(tokenizer)
     known = _controls.get(tokenizer)
     if known is None or known[0] != size:
         added = tokenizer.added_tokens_decoder.values()
         names = [token.content for token in added if token.special and len(token.content) > 1]
-        names.sort(key=len, reverse=True)  # the longest of several that begin alike
-        known = (
-            size,
-            re.compile(f"(?:{'|'.join(map(re.escape, names))})" if names else "(?!)"),
-        )  # or nothing
-        _controls[tokenizer] = known
+        names.sort(key=len, reverse=True)  # of two that begin alike, the longer one
+        pattern = f"(?:{'|'.join(map(re.escape, names))})" if names else "(?!)"
+        known = _controls[tokenizer] = (size, re.compile(pattern))
     return known[1]
 
 
-def text_hash(text: str) -> str:
-    """The SHA-256 of a text."""
+def _hash(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def apply_chat_template(tokenizer: Tokenizer, messages: list[dict[str, str]]) -> str:
+def _apply_chat_template(tokenizer: Tokenizer, messages: list[dict[str, str]]) -> str:
     """The messages as one text, up to where the answer begins."""
     try:
         return str(
@@ -301,43 +254,48 @@ def apply_chat_template(tokenizer: Tokenizer, messages: list[dict[str, str]]) ->
         ) from error
 
 
-ROLES = ("system", "user", "assistant")
-_NO_PROMPT = "only tokens were given; give a question or messages"
-
-
 class ModelInput(Protocol):
-    """What a model is asked with: a filled prompt, a conversation, or tokens as they are."""
+    """What a model reads: a filled prompt, a conversation, or tokens as they are."""
 
     @property
-    def question(self) -> str | None:
-        """The text of the question, if there is one."""
-        ...
-
+    def question(self) -> str | None: ...
     @property
-    def hash(self) -> str:
-        """A short name of everything but the question."""
-        ...
+    def hash(self) -> str: ...  # of everything but the question
+    def encode(self, tokenizer: Tokenizer) -> list[int]: ...
+    def encode_answer(self, answer: str, tokenizer: Tokenizer) -> list[int]: ...
+    def preceded_by(self, text: str) -> ModelInput: ...  # with a text before the question
+    def bare(self, template: str) -> ModelInput: ...  # the question alone, in this template
+
+
+class _Rendered:
+    """An input that is rendered to text before it is tokenized."""
+
+    __slots__ = ()
 
     def encode(self, tokenizer: Tokenizer) -> list[int]:
-        """The token ids the model reads before it answers."""
-        ...
+        """The token ids up to where the answer begins."""
+        is_chat = self._is_chat(tokenizer)
+        return encode_rendered(
+            lambda put: self._render(put, tokenizer), tokenizer, is_chat=is_chat
+        )
 
     def encode_answer(self, answer: str, tokenizer: Tokenizer) -> list[int]:
-        """The token ids of an answer behind it."""
-        ...
+        """The token ids of an answer after it."""
+        is_chat = self._is_chat(tokenizer)
+        return _encode_answer(
+            lambda put: self._render(put, tokenizer), answer, tokenizer, is_chat=is_chat
+        )
 
-    def preceded_by(self, text: str) -> ModelInput:
-        """The same with a text ahead of the question's own."""
-        ...
+    def _is_chat(self, tokenizer: Tokenizer) -> bool:
+        raise NotImplementedError
 
-    def bare(self, template: str) -> ModelInput:
-        """The question alone: a prompt in this template, a chat its last message."""
-        ...
+    def _render(self, put: Callable[[str], str], tokenizer: Tokenizer) -> str:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
-class FilledPrompt:
-    """A prompt with a question in it, and what stands ahead of it."""
+class FilledPrompt(_Rendered):
+    """A prompt with a question in it, and the text before it."""
 
     prompt: Prompt
     question: str
@@ -345,41 +303,35 @@ class FilledPrompt:
 
     @property
     def hash(self) -> str:
-        """A short name of the prompt and what stands ahead of it, whatever the question."""
-        return (
-            f"{self.prompt.hash}-{text_hash(self.before)[:8]}"
-            if self.before
-            else self.prompt.hash
-        )
-
-    def encode(self, tokenizer: Tokenizer) -> list[int]:
-        """The token ids of the prompt."""
-        return self.prompt.encode(self.question, tokenizer, before=self.before)
-
-    def encode_answer(self, answer: str, tokenizer: Tokenizer) -> list[int]:
-        """The token ids of an answer behind it."""
-        return self.prompt.encode_answer(self.question, answer, tokenizer, before=self.before)
+        """A hash of the prompt and the text before it, whatever the question."""
+        return self.prompt.hash + (f"-{_hash(self.before)[:8]}" if self.before else "")
 
     def preceded_by(self, text: str) -> FilledPrompt:
-        """The same prompt behind a text."""
+        """The same prompt after a text."""
         return replace(self, before=text + self.before)
 
     def bare(self, template: str) -> FilledPrompt:
         """The question in another template."""
         return FilledPrompt(replace(self.prompt, template=template), self.question)
 
+    def _is_chat(self, tokenizer: Tokenizer) -> bool:
+        return self.prompt.is_chat(tokenizer)
+
+    def _render(self, put: Callable[[str], str], tokenizer: Tokenizer) -> str:
+        return self.prompt.render(put(self.question), tokenizer, before=put(self.before))
+
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class Conversation(_Rendered):
     """Chat messages, rendered by the tokenizer's chat template; the last is the user's.
 
-    A tokenizer without a template gets plain text: what the user says, then the answer to it.
+    A tokenizer without a template gets plain text: each user message, then its answer.
     """
 
     messages: tuple[tuple[str, str], ...]  # (role, content)
-    prompt: Prompt | None = None  # its system comes first, and what the user says stands in it
-    before: str = ""  # stands ahead of what the user said last
-    asked: str | None = None  # the question, where it is not all that the user said last
+    prompt: Prompt | None = None  # its system message comes first, user messages fill it
+    before: str = ""  # comes before the last user message
+    asked: str | None = None  # the question, if it is not the whole last user message
 
     def __post_init__(self) -> None:
         if not self.messages or self.messages[-1][0] != "user":
@@ -390,34 +342,23 @@ class Conversation:
 
     @property
     def question(self) -> str:
-        """What the user said last, unless another text is named as the question."""
+        """The last user message, unless another text is named as the question."""
         return self.messages[-1][1] if self.asked is None else self.asked
 
     @property
     def hash(self) -> str:
-        """A short name of all that is read but what the user said last."""
+        """A hash of everything but the last user message."""
         *earlier, (_, last) = self._written(str)
-        ahead, _, behind = last.partition(self.messages[-1][1])
-        content = [earlier, ahead, behind, self._is_plain]
-        return f"chat-{text_hash(json.dumps(content, ensure_ascii=False))[:16]}"
-
-    def encode(self, tokenizer: Tokenizer) -> list[int]:
-        """The token ids of the conversation, up to where the answer begins."""
-        is_chat = self._is_chat(tokenizer)
-        return encode_rendered(self._rendering(tokenizer), tokenizer, is_chat=is_chat)
-
-    def encode_answer(self, answer: str, tokenizer: Tokenizer) -> list[int]:
-        """The token ids of an answer behind it."""
-        is_chat = self._is_chat(tokenizer)
-        render = self._rendering(tokenizer)
-        return encode_answer_behind(render, answer, tokenizer, is_chat=is_chat)
+        head, _, tail = last.partition(self.messages[-1][1])
+        content = json.dumps([earlier, head, tail, self._is_plain], ensure_ascii=False)
+        return f"chat-{_hash(content)[:16]}"
 
     def preceded_by(self, text: str) -> Conversation:
-        """The same conversation with a text ahead of what the user said last."""
+        """The same conversation with a text before the last user message."""
         return replace(self, before=text + self.before)
 
     def bare(self, template: str) -> Conversation:
-        """What the user said last, and nothing before it."""
+        """The last user message, and nothing before it."""
         if len(self.messages) == 1:
             raise SettingError(
                 "a single message has no context to be contrasted with; ask it as a question, "
@@ -428,14 +369,14 @@ class Conversation:
 
     @property
     def _is_plain(self) -> bool:
-        """Whether it is plain text also where the tokenizer has a template."""
+        """Whether it is plain text even if the tokenizer has a template."""
         return self.prompt is not None and self.prompt.chat is False
 
     def _is_chat(self, tokenizer: Tokenizer) -> bool:
-        return has_chat_template(tokenizer) and not self._is_plain
+        return bool(tokenizer.chat_template) and not self._is_plain
 
     def _written(self, put: Callable[[str], str]) -> list[tuple[str, str]]:
-        """The messages as they are read: a prompt as it is, all else as `put` gives it."""
+        """The messages as the model reads them: user messages in the prompt."""
         prompt = self.prompt
         system = [] if prompt is None or not prompt.system else [("system", prompt.system)]
         written = [
@@ -445,49 +386,43 @@ class Conversation:
         role, last = written.pop()
         return [*system, *written, (role, put(self.before) + last)]
 
-    def _rendering(self, tokenizer: Tokenizer) -> Render:
-        return lambda put: self._render(self._written(put), tokenizer)
-
-    def _render(self, messages: Sequence[tuple[str, str]], tokenizer: Tokenizer) -> str:
+    def _render(self, put: Callable[[str], str], tokenizer: Tokenizer) -> str:
+        messages = self._written(put)
         if self._is_chat(tokenizer):
             named = [{"role": role, "content": content} for role, content in messages]
-            return apply_chat_template(tokenizer, named)
+            return _apply_chat_template(tokenizer, named)
         text = ""
         for role, content in messages:
             if role == "assistant":
                 text += f" {content}\n\n"
-            else:  # what follows no answer begins on a line of its own
+            else:  # messages of other roles in a row need a line break between them
                 text += ("\n" if text and not text.endswith("\n") else "") + content
         return text
 
 
 @dataclass(frozen=True, slots=True)
 class TokenContext:
-    """Tokens as they are; no prompt is known, so nothing can be put ahead of a question."""
+    """Tokens as they are; no prompt is known, so nothing can be put before a question."""
 
     tokens: tuple[int, ...]
     question: str | None = None
     hash: ClassVar[str] = "tokens"
 
     def encode(self, tokenizer: Tokenizer) -> list[int]:
-        """The tokens."""
         return list(self.tokens)
 
     def encode_answer(self, answer: str, tokenizer: Tokenizer) -> list[int]:
-        """The token ids of an answer by itself."""
         return encode_plain(answer, tokenizer)
 
     def preceded_by(self, text: str) -> ModelInput:
-        """Refused: where the question begins is not known."""
         raise SettingError(_NO_PROMPT)
 
     def bare(self, template: str) -> ModelInput:
-        """Refused: which part is the question is not known."""
         raise SettingError(_NO_PROMPT)
 
 
 def read_messages(messages: Sequence[Mapping[str, str]]) -> Conversation:
-    """A conversation from messages as every chat API has them, checked."""
+    """A conversation from messages as every chat API has them; bad ones are refused."""
     if isinstance(messages, str) or not isinstance(messages, Sequence) or not messages:
         raise SettingError(
             'messages must be a list such as [{"role": "user", "content": "..."}], '
@@ -510,19 +445,13 @@ def read_messages(messages: Sequence[Mapping[str, str]]) -> Conversation:
 def chat_turn(
     prompt: Prompt, question: str, earlier: Sequence[tuple[str, str]]
 ) -> FilledPrompt | Conversation:
-    """A question behind earlier ones and their answers; alone, it is just the filled prompt.
-
-    Every question stands in the template, as the first one does.
-    """
+    """A question after earlier ones and their answers; alone, it is just the filled prompt."""
     if not earlier:
         return FilledPrompt(prompt, question)
     turns: list[tuple[str, str]] = []
     for asked, answer in earlier:
         turns += [("user", asked), ("assistant", answer)]
     return Conversation((*turns, ("user", question)), prompt)
-
-
-_MARK_questions = "\ufdd1"  # stands for no character
 
 
 @dataclass(frozen=True, slots=True)
@@ -536,57 +465,51 @@ class FoundQuestion:
 def find_question(
     prompt: Prompt, tokenizer: Tokenizer, tokens: Sequence[int]
 ) -> FoundQuestion | None:
-    """The last user turn, or what a prompt's template leaves of the text; None: there is none.
-
-    A user turn that is written in the prompt's template counts for the question in it.
-    """
-    text = _read(tokenizer, tokens)
-    if has_chat_template(tokenizer) and prompt.chat is not False:
+    """The question of the last user turn, or of the prompt's template in plain text."""
+    text = _decode(tokenizer, tokens)
+    if tokenizer.chat_template and prompt.chat is not False:
         head, tail = _around_turn(tokenizer)
     else:
-        head, tail = _around(prompt.render(_MARK_questions, tokenizer))
+        head, tail = _around(prompt.render(_HOLE, tokenizer))
     begin = text.rfind(head) if head else 0
     end = text.find(tail, begin + len(head)) if begin >= 0 and tail else -1
     if begin < 0 or end < 0:
         return None
-    asked = text[begin + len(head) : end]
-    before, behind = _around(prompt.fill(_MARK_questions))
-    if asked.startswith(before) and asked.endswith(behind):
-        asked = asked[len(before) : len(asked) - len(behind)]
-    if not asked.strip():
+    turn = text[begin + len(head) : end]
+    before, after = _around(prompt.fill(_HOLE))
+    if turn.startswith(before) and turn.endswith(after):
+        turn = turn[len(before) : len(turn) - len(after)]
+    if not turn.strip():
         return None
-    return FoundQuestion(asked.strip(), _tokens_before(tokenizer, tokens, end + len(tail)))
+    return FoundQuestion(turn.strip(), _tokens_before(tokenizer, tokens, end + len(tail)))
 
 
 def _around_turn(tokenizer: Tokenizer) -> tuple[str, str]:
-    """What a chat template writes right before a user turn, the first or not, and behind it."""
-    asked = {"role": "user", "content": _MARK_questions}
-    answered = {"role": "assistant", "content": "."}
-    first, tail = _around(apply_chat_template(tokenizer, [asked]))
-    later = apply_chat_template(tokenizer, [asked, answered, asked]).rpartition(
-        _MARK_questions
-    )[0]
-    shared = takewhile(
-        lambda signs: signs[0] == signs[1], zip(first[::-1], later[::-1], strict=False)
-    )
-    return "".join(sign for sign, _ in shared)[::-1], tail
+    """What a chat template writes right before any user turn, and after it."""
+    user = {"role": "user", "content": _HOLE}
+    assistant = {"role": "assistant", "content": "."}
+    first, tail = _around(_apply_chat_template(tokenizer, [user]))
+    later = _apply_chat_template(tokenizer, [user, assistant, user]).rpartition(_HOLE)[0]
+    pairs = zip(first[::-1], later[::-1], strict=False)
+    shared = takewhile(lambda characters: characters[0] == characters[1], pairs)
+    return "".join(character for character, _ in shared)[::-1], tail
 
 
 def _around(text: str) -> tuple[str, str]:
-    head, _, tail = text.partition(_MARK_questions)
+    head, _, tail = text.partition(_HOLE)
     return head, tail
 
 
-def _read(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
+def _decode(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
     return str(tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
 
 
 def _tokens_before(tokenizer: Tokenizer, tokens: Sequence[int], characters: int) -> int:
-    """How many tokens the first characters of a text are."""
+    """The number of tokens in the first characters of a text."""
     low, high = 0, len(tokens)
     while low < high:
         middle = (low + high) // 2
-        if len(_read(tokenizer, tokens[:middle])) < characters:
+        if len(_decode(tokenizer, tokens[:middle])) < characters:
             low = middle + 1
         else:
             high = middle

@@ -1,4 +1,4 @@
-"""Names in, a model, a space and methods out, opened together: what every face begins with."""
+"""Names -> a model, a space and methods; wrong names are refused before torch is imported."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trueline.engines import DEFAULT_MODEL, load
-from trueline.engines.base import Engine
 from trueline.engines.fetch import home, locked
 from trueline.engines.models import check_name, check_named
 from trueline.errors import ModelError, SettingError, SpaceMismatchError
@@ -23,12 +22,15 @@ from trueline.methods import (
     method_class,
     settings_fields,
 )
-from trueline.methods.base import Method
-from trueline.prompts import Prompt
-from trueline.space import GroundingSpace, build, read_space
-from trueline.types import OnProgress
 
-_CONTEXT = 8  # of the entries of the shipped facts
+if TYPE_CHECKING:
+    from trueline.engines.base import Engine
+    from trueline.methods.base import Method
+    from trueline.prompts import Prompt
+    from trueline.space import GroundingSpace
+    from trueline.types import OnProgress
+
+_CONTEXT = 8  # tokens in the window of entries that are built without being requested
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,6 @@ class Session:
     methods: Mapping[str, Method] = field(default_factory=dict)
     is_shipped: bool = False  # whether the space is that of the shipped facts
 
-    @property
-    def prompt(self) -> Prompt:
-        """What a question is put into."""
-        return Prompt() if self.space is None else self.space.prompt
-
     def method(
         self,
         name: str,
@@ -53,10 +50,10 @@ class Session:
         prompt: Prompt | None = None,
     ) -> Method:
         """A method on the model and the space, or on a prompt if it needs no space."""
-        space, needs = self.space, method_class(name).needs
-        if needs.context is not None and (space is None or self.is_shipped):
+        space = self.space
+        if needs_entries(name) and (space is None or self.is_shipped):
             space = self._shipped_with_entries
-        elif space is None and needs.space:
+        elif space is None and method_class(name).needs.space:
             space = self._shipped
         return make_method(name, space=space, prompt=prompt, settings=settings)
 
@@ -71,9 +68,9 @@ class Session:
         return shipped_space(self.lm)
 
     def current(self) -> Session:
-        """The same on the newest state of the space's folder; costs one look at its manifest.
+        """The same on the newest state of the space's folder, at the cost of one small read.
 
-        Answers that are being written go on with the state they began with.
+        Answers that are being generated go on with the state they began with.
         """
         if self.space is None or (space := self.space.current()) is self.space:
             return self
@@ -101,68 +98,71 @@ def open_session(
     dtype: str = "auto",
     device: str | None = None,
     trust_remote_code: bool = False,
+    builds_entries: bool = False,
     progress: OnProgress | None = None,
 ) -> Session:
     """Open a model, a space and methods; wrong names are refused before a model is opened.
 
-    Without a space, methods that need one get that of the shipped facts, with entries only
-    where one of them needs entries. Settings are named
-    `tau` for every method that has one, or `rad.tau` for one of them. Without a model, it is
-    the one the space was built with.
+    Without a space, methods that need one get that of the shipped facts. A space without the
+    entries that a method needs is refused; with `builds_entries` they are built. Settings are
+    named `tau` for every method that has one, or `rad.tau` for one of them. Without a model,
+    it is the one the space was built with.
     """
     given = settings or {}
     check_names(names, given)
-    if isinstance(space, (str, Path)):
+    if isinstance(space, str | Path):
+        from trueline.space import read_space
+
         space = read_space(space, embedder=embedder)
     own = {name: _meant_for(name, given) for name in names}
     if space is not None:  # before a model is opened: what the space cannot give shows at once
         for name in names:
-            make_method(name, space=space, settings=own[name])
-        _open_meanwhile(space, names)
+            if not (builds_entries and needs_entries(name)):
+                make_method(name, space=space, settings=own[name])
+        _open_embedder(space, names)
     if model is None or isinstance(model, str):
-        lm: Engine = _load(
-            model,
-            space,
-            engine=engine,
-            dtype=dtype,
-            device=device,
-            trust_remote_code=trust_remote_code,
-        )
+        weights = {"dtype": dtype, "device": device, "trust_remote_code": trust_remote_code}
+        lm: Engine = _load(model, space, engine=engine, **weights)
     else:
         lm = model
     is_shipped = space is None and any(method_class(name).needs.space for name in names)
     if is_shipped:
-        needs_entries = any(method_class(name).needs.context is not None for name in names)
-        space = shipped_space(lm if needs_entries else None, progress)
+        space = shipped_space(lm if any(map(needs_entries, names)) else None, progress)
+    elif builds_entries and space is not None and any(map(needs_entries, names)):
+        space = entries_for(space, lm, progress=progress)
     session = Session(lm, space, is_shipped=is_shipped)
     return replace(session, methods={name: session.method(name, own[name]) for name in names})
 
 
-def _open_meanwhile(space: GroundingSpace, names: Sequence[str]) -> None:
-    """Open the embedder of a space in a thread while the model is opened.
+def needs_entries(name: str) -> bool:
+    """Whether a method needs the entries of a model in its space."""
+    return method_class(name).needs.context is not None
 
-    Most of its work is outside Python. Whoever needs it first waits for it; an error is met
-    again there, and told.
+
+def _open_embedder(space: GroundingSpace, names: Sequence[str]) -> None:
+    """Open the embedder in a thread while the model is opened, if a method needs the space.
+
+    Most of this runs outside Python. An error shows again when the embedder is needed.
     """
 
-    def open_embedder() -> None:
+    def run() -> None:
         with suppress(Exception):
             space.open_embedder("cpu")
 
     if any(method_class(name).needs.space for name in names):
-        Thread(target=open_embedder, daemon=True).start()
+        Thread(target=run, daemon=True).start()
 
 
 def check_names(names: Sequence[str], settings: Mapping[str, Any]) -> None:
-    """Refuse methods that are none, and settings that none of the methods has."""
+    """Refuse unknown methods, and settings that none of the methods has."""
     for name in names:
         method_class(name)
     for key, value in settings.items():
         method, dot, setting = key.rpartition(".")
         if dot:
-            method_class(method)  # refuses a name that is none
+            method_class(method)  # refuses an unknown name
         if dot and method not in names:
-            raise SettingError(f"{key} is set, but {method} is not asked for")
+            raise SettingError(f"{key} is set, but {method} is not among the methods")
         takers = [name for name in names if setting in _meant_for(name, {key: value})]
         for name in takers or [method or next(iter(names), PLAIN)]:
             check_settings(name, {setting: value})
@@ -171,10 +171,9 @@ def check_names(names: Sequence[str], settings: Mapping[str, Any]) -> None:
 def shipped_space(
     lm: Engine | None = None, progress: OnProgress | None = None
 ) -> GroundingSpace:
-    """The space of the shipped facts, with the entries of a model if one is given.
+    """The space of the shipped facts, with entries if a model is given; kept in the cache."""
+    from trueline.space import build
 
-    Built once and kept in the cache.
-    """
     spaces = home() / "spaces"
     name = "facts.space" if lm is None else f"facts-{lm.fingerprint[:12]}.space"
     entries: dict[str, Any] = {} if lm is None else {"context": _CONTEXT, "wrong": True}
@@ -184,15 +183,45 @@ def shipped_space(
         )
 
 
+def entries_for(
+    space: GroundingSpace,
+    lm: Engine,
+    *,
+    context: int = _CONTEXT,
+    progress: OnProgress | None = None,
+) -> GroundingSpace:
+    """The space with entries of this model: its own, or built and kept with it.
+
+    Entries of another model stay in its folder; those built here then last for this process.
+    """
+    from trueline.space import build
+
+    if space.entries is not None:
+        with suppress(SpaceMismatchError):
+            space.entries.check_model(lm)
+            return space
+    built = build(
+        lm,
+        space.examples,
+        context=context,
+        prompt=space.prompt,
+        embedder=space.open_embedder(lm.device),
+        out=None if space.entries is not None else space.folder,
+        overwrite=True,
+        progress=progress,
+    )
+    return built.tune(space.tuned)
+
+
 def _load(model: str | None, space: GroundingSpace | None, **options: Any) -> Engine:
-    engine: str = options.pop("engine")
     if space is None or space.entries is None:
-        return load(model or DEFAULT_MODEL, engine=engine, **options)
+        plain: Engine = load(model or DEFAULT_MODEL, **options)
+        return plain
     made = space.entries.settings.model
     try:
         if model is None:
             check_named(made, "--model")
-        return load(model or made, engine=engine, **options)
+        own: Engine = load(model or made, **options)
     except ModelError as error:
         if model is not None:
             raise
@@ -200,18 +229,15 @@ def _load(model: str | None, space: GroundingSpace | None, **options: Any) -> En
             f"{space.folder or 'the space'} was built with the model {made!r}, "
             f"which cannot be opened by that name; say where it is with --model ({error})"
         ) from error
+    return own
 
 
 def _meant_for(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings for one method: `name.setting`, and plain names of settings it has."""
+    """The settings for one method: plain names that it has, then `name.setting`."""
     known = settings_fields(name)
-    shared = {key: value for key, value in settings.items() if key in known}
-    own = {
-        key.removeprefix(f"{name}."): value
-        for key, value in settings.items()
-        if key.startswith(f"{name}.") and key.removeprefix(f"{name}.") in known
-    }
-    return {**shared, **own}
+    own = {key.removeprefix(f"{name}."): key for key in settings if key.startswith(f"{name}.")}
+    keys = {key: key for key in settings} | own
+    return {name: settings[key] for name, key in keys.items() if name in known}
 
 
 def check_parts(
@@ -221,19 +247,16 @@ def check_parts(
     model: str | None = None,
     embedder: str | None = None,
 ) -> str:
-    """Refuse a name that is no method's, space's, model's or embedder's; say which model."""
+    """Refuse unknown methods, models, embedders and folders without a space; name the model."""
     for name in methods:
         check_method_name(name)
-    for given, kind in ((model, "language"), (embedder, "embedder")):
-        if given is not None:
-            check_name(given, kind)  # type: ignore[arg-type]  # kind is a literal
-    named = "" if space is None else named_model(space)
-    return model or named or DEFAULT_MODEL
-
-
-def named_model(space: Path) -> str:
-    """The model that a space names, which may be none; a folder without a space is refused."""
+    if model is not None:
+        check_name(model, "language")
+    if embedder is not None:
+        check_name(embedder, "embedder")
+    if space is None:
+        return model or DEFAULT_MODEL
     from trueline.store import read_manifest
 
     entries = read_manifest(space).entries or {}
-    return str(entries.get("model", ""))
+    return model or str(entries.get("model", "")) or DEFAULT_MODEL

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from math import inf
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
+
+from msgspec import Meta
 
 from trueline.errors import ExampleError, SettingError
 from trueline.settings import Between, check_values, plain
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 
 OnProgress = Callable[[int, int], None]  # how much is done, and how much there is in all
+_MOST_SEED = (1 << 62) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,46 +27,35 @@ class Example:
     question: str
     answers: Sequence[str]  # one or more; a single string is taken as one answer
     wrong_answers: Sequence[str] = ()
-    id: str = ""  # empty: the first digits of a hash of its content stand in
+    id: str = ""  # if empty, readers put the first digits of a hash of its content here
     source: str = ""
 
     def __post_init__(self) -> None:
+        for name in ("question", "id", "source"):
+            if not isinstance(getattr(self, name), str):
+                raise ExampleError(f"{name} must be text, got {shown(getattr(self, name))}")
+        if not self.question.strip():
+            raise ExampleError("the question is empty")
         for name in ("answers", "wrong_answers"):
             object.__setattr__(self, name, _distinct(getattr(self, name), name))
-        if problem := _problem(self):
-            raise ExampleError(problem)
+        if not self.answers:
+            raise ExampleError("there is no truthful answer; give one or more")
 
 
 def _distinct(given: object, field: str) -> tuple[str, ...]:
-    """The different texts among some answers, in order; blanks around them do not count."""
+    """The different texts among some answers, in order; spaces around them do not count."""
     if isinstance(given, str):
-        return (given,)
-    try:
-        texts = list(given)  # type: ignore[call-overload]
-    except TypeError:
-        raise ExampleError(f"{field} must be a text or several, got {shown(given)}") from None
-    for text in texts:
+        given = (given,)
+    if not isinstance(given, Iterable):
+        raise ExampleError(f"{field} must be a text or several, got {shown(given)}")
+    first: dict[str, str] = {}
+    for text in given:
         if not isinstance(text, str):
             raise ExampleError(f"{field} must be texts, got {shown(text)}")
-    first: dict[str, str] = {}
-    for text in texts:
+        if not text.strip():
+            raise ExampleError(f"one of {field} is empty")
         first.setdefault(text.strip(), text)
     return tuple(first.values())
-
-
-def _problem(example: Example) -> str:
-    """Say what keeps an example from being used, or nothing."""
-    for name in ("question", "id", "source"):
-        if not isinstance(getattr(example, name), str):
-            return f"{name} must be text, got {shown(getattr(example, name))}"
-    if not example.question.strip():
-        return "the question is empty"
-    if not example.answers:
-        return "there is no truthful answer; give one or more"
-    for name in ("answers", "wrong_answers"):
-        if not all(text.strip() for text in getattr(example, name)):
-            return f"one of {name} is empty"
-    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +65,12 @@ class Candidate:
     token: int
     text: str
     logit: float
-    probability: float  # on the model's own scale, also where RAD stretches the logits
+    probability: float  # on the model's own scale, also if a method stretches the logits
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbor:
-    """A retrieved entry: which example spoke, how near it was, and how hard it pushed."""
+    """A retrieved entry or a vote: its example, how near it is, and how much it moved."""
 
     example: str  # its id
     question: str
@@ -88,10 +79,8 @@ class Neighbor:
     step: int  # the entry's place in that answer, in tokens
     similarity: float  # how near it is, as `nearness` says
     weight: float  # its share among the neighbors of this step
-    push: (
-        float  # how far it raised the picked token over its rival, in logits (kNN-LM: in mass)
-    )
-    is_wrong: bool = False  # whether it stands in one of the example's wrong answers
+    push: float  # by how much it raised the picked token over its rival, in logits or mass
+    is_wrong: bool = False  # whether it is from one of the example's wrong answers
     # What the similarity is: a cosine of windows, or the probability that it answers.
     nearness: Literal["cosine", "probability"] = "cosine"
 
@@ -104,9 +93,8 @@ class TraceStep:
     text: str
     base: tuple[Candidate, ...]  # the model's own best five
     final: tuple[Candidate, ...]  # the best five after the method
-    rival: int  # the model's own first choice, or its second where the first was picked
-    # By how many logits the method widened the lead of the token over its rival.
-    move: float
+    rival: int  # the model's own first choice, or its second if the first was picked
+    move: float  # by how many logits the method widened its lead over the rival
     hits: int
     neighbors: tuple[Neighbor, ...]  # the few that pushed most
     entropy: float  # of the model's own distribution, in nats
@@ -119,67 +107,75 @@ class TokenLogprobs:
     """How probable a token was after the method, and which tokens were most probable."""
 
     token: int
-    logprob: float | None  # natural logarithm; None: nothing stands before it
+    logprob: float | None  # natural logarithm; None for the first token of a text
     best: tuple[tuple[int, float], ...] = ()  # the most probable tokens, the best first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How an answer is written: its length, how tokens are picked, what ends it."""
+    """How an answer is generated: its length, how tokens are picked, and what ends it.
 
-    max_new_tokens: Annotated[int, Between(1)] = 64
-    temperature: float = 0.0  # 0: the most probable token
-    top_k: Annotated[int, Between(1)] | None = None  # draw from the k best
-    top_p: Annotated[float, Between(0, 1, above=True)] | None = None  # from the best of mass p
-    seed: int | None = None  # makes a draw repeatable
-    stop: str | tuple[str, ...] = ()  # texts that end an answer, and are left out of it
+    The only declaration of these options: calls, flags and the server take them from here. A
+    description makes an option a flag of the command line.
+    """
+
+    max_new_tokens: Annotated[int, Between(1, help="The most tokens of an answer.")] = 64
+    temperature: Annotated[float, Between(0, help="0 is greedy.")] = 0.0
+    top_k: Annotated[int, Between(1, help="Draw from the K best tokens.")] | None = None
+    top_p: (
+        Annotated[float, Between(0, 1, above=True, help="Draw from the best tokens of mass P.")]
+        | None
+    ) = None
+    seed: Annotated[int, Between(0, _MOST_SEED, help="Makes a draw repeatable.")] | None = None
+    stop: Annotated[str | tuple[str, ...], Meta(description="End the answer before this.")] = ()
     stop_ids: tuple[int, ...] = ()  # further tokens that end an answer
     trace: bool = False  # keep the reason for every token
-    # Keep the log-probability of every token, and of this many of the best beside it.
-    logprobs: Annotated[int, Between(0)] | None = None
+    logprobs: Annotated[int, Between(0)] | None = None  # of each token and of so many others
 
     def __post_init__(self) -> None:
-        for name in ("stop", "stop_ids"):
-            object.__setattr__(self, name, several(getattr(self, name)))
-        for name in (each.name for each in fields(self)):
-            object.__setattr__(self, name, plain(getattr(self, name)))
-        check_values(type(self), {f.name: getattr(self, f.name) for f in fields(self)})
-        if not (self.temperature == 0 or 1e-3 <= self.temperature < inf):
+        values = {each.name: plain(to_tuple(getattr(self, each.name))) for each in fields(self)}
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        check_values(type(self), values)
+        if 0 < self.temperature < 1e-3:
             raise SettingError(
                 f"temperature must be 0 (greedy) or at least 0.001, got {self.temperature}"
             )
-        if self.seed is not None and not 0 <= self.seed < 1 << 62:
-            raise SettingError(f"seed must lie between 0 and 2^62, got {shown(self.seed)}")
-        draws = (self.top_k, self.top_p, self.seed)
-        if not self.is_sampled and draws != (None,) * 3:
+        if not self.is_sampled and (self.top_k, self.top_p, self.seed) != (None, None, None):
             raise SettingError("top_k, top_p and seed need a temperature above 0")
         for text in self.stop_strings:
-            _check_stop(text)
+            if not text:
+                raise SettingError("a stop string is empty; leave it out")
+            if has_half_character(text):
+                raise SettingError(f"a stop string is not valid Unicode: {shown(text)}")
 
     @property
     def is_sampled(self) -> bool:
-        """Whether tokens are drawn, not just the most probable ones taken."""
+        """Whether tokens are drawn; otherwise the most probable one is taken."""
         return self.temperature > 0
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """The texts that end an answer, also where only one was given."""
+        """The texts that end an answer, also if only one was given."""
         return (self.stop,) if isinstance(self.stop, str) else self.stop
 
 
-def _check_stop(text: str) -> None:
-    if not text:
-        raise SettingError(
-            "a stop string is empty; leave it out to stop at the model's own end"
-        )
-    if has_half_character(text):
-        raise SettingError(f"a stop string is not valid Unicode: {shown(text)}")
+class SamplingOptions(TypedDict, total=False):
+    """The fields of `Sampling` as keyword arguments, for type checkers."""
+
+    max_new_tokens: int
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    seed: int | None
+    stop: str | Sequence[str]
+    stop_ids: Sequence[int]
+    trace: bool
+    logprobs: int | None
 
 
-def several(given: Any) -> Any:
-    """What was given as a list or the like as a tuple; one text, or what is none, as it is."""
-    if given is None:
-        return ()
+def to_tuple(given: Any) -> Any:
+    """Iterables become tuples; strings, mappings and all else pass through."""
     is_many = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
     return tuple(given) if is_many else given
 
@@ -189,11 +185,11 @@ Finish = Literal["stop", "length"]  # ended by itself or by a stop, or cut off a
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A verified example that spoke in an answer."""
+    """A verified example whose votes an answer follows."""
 
     example: str  # its id
     question: str
-    answer: str  # the one of its answers that spoke most
+    answer: str  # the one of its answers with most votes
     source: str  # where its author found it
     share: float  # of the answer's tokens that were picked with its votes
     probability: float  # that it answers the question
@@ -201,7 +197,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """One thing that speaks for or against an example."""
+    """One signal for or against an example."""
 
     name: str
     words: str  # what it is
@@ -211,30 +207,30 @@ class Signal:
 
 @dataclass(frozen=True, slots=True)
 class NearExample:
-    """An example that is near to a question, whether it may speak, and why."""
+    """An example that is near to a question, whether it is in scope, and why."""
 
     example: str  # its id
     question: str
     answer: str  # its first truthful answer
     source: str
     probability: float  # that it answers the question
-    threshold: float  # it may speak if the probability is above this
+    threshold: float  # it is in scope if the probability is above this
     is_in_scope: bool
-    text: str  # the part of what was asked that it is nearest to
+    text: str  # the part of the question that it is nearest to
     signals: tuple[Signal, ...]  # the greatest effect first
-    reasons_for: tuple[str, ...] = ()  # what they come to, in plain words
+    reasons_for: tuple[str, ...] = ()  # the same in plain words
     reasons_against: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of an answer that is being written."""
+    """A part of an answer that is being generated."""
 
-    text: str  # what can no longer change; may be empty while a character is half written
+    text: str  # final text; empty while a character is incomplete
     token_ids: tuple[int, ...]  # picked since the last piece
     finish: Finish | None = None  # set on the last piece
-    steps: tuple[TraceStep, ...] = ()  # the reason for each token, when asked for
-    sources: tuple[Source, ...] = ()  # on the last piece: who spoke
+    steps: tuple[TraceStep, ...] = ()  # the reason for each token, with trace=True
+    sources: tuple[Source, ...] = ()  # on the last piece: the examples it follows
     is_covered: bool | None = None  # on the last piece: whether an example was in scope
     answer: Answer | None = field(default=None, repr=False)  # on the last piece: all of it
 
@@ -244,19 +240,17 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one request got: the text, its tokens and, when asked for, the reason for each."""
+    """The answer to one request: text, tokens and, with trace=True, the reason for each."""
 
-    question: str  # empty where only tokens were given
+    question: str  # empty if only tokens were given
     text: str
     token_ids: tuple[int, ...]  # all that were picked, the one that ended the answer included
     finish: Finish
     method: str
     prompt_tokens: int  # read before the first token was picked, under the first prompt
     prompt_hashes: tuple[str, ...] = ()  # of every prompt the method read, the first one first
-    trace: tuple[TraceStep, ...] | None = None  # when asked for
-    sources: tuple[
-        Source, ...
-    ] = ()  # the verified examples that spoke, the largest share first
+    trace: tuple[TraceStep, ...] | None = None
+    sources: tuple[Source, ...] = ()  # the examples it follows, the largest share first
     is_covered: bool | None = None  # whether one was in scope; None: the method has no scope
     # With the trace: the examples near to the question, the most probable first.
     scope: tuple[NearExample, ...] | None = None
@@ -265,15 +259,15 @@ class Answer:
 
     @property
     def new_tokens(self) -> int:
-        """How many tokens were written."""
+        """How many tokens it has."""
         return len(self.token_ids)
 
     def explain(
         self, beside: Answer | None = None, *, settings: Mapping[str, Any] | None = None
     ) -> Explanation:
-        """Why it says what it says, optionally beside the greedy answer to the same question.
+        """Why it says what it says, optionally next to the greedy answer to its question.
 
-        `settings` are shown as they are: the model, alpha, tau, or what else is worth knowing.
+        `settings` are shown unchanged: the model, alpha, or what else is worth knowing.
         """
         from trueline.explain import explain
 

@@ -113,7 +113,7 @@ def test_a_hostile_row_is_named_with_its_line(tmp_path, line, reason):
         (
             "x.json",
             b" " * 4_000_000,
-            "examples.rows._MOST_JSON",
+            "examples._MOST_JSON",
             "more than 1,000,000 characters",
         ),
     ],

@@ -524,7 +524,7 @@ def test_odd_values_that_mean_something_are_taken():
     ],
 )
 def test_a_setting_is_read_as_a_number_a_word_or_a_list(text, value):
-    from trueline.cli.options import read_settings
+    from trueline.settings import read_settings
 
     read = read_settings([f"x={text}"])["x"]
     assert (read, type(read)) == (value, type(value))

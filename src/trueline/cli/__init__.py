@@ -85,9 +85,9 @@ def cli() -> None:
 
 
 _SPACES = (models, build, add, remove, merge, log, info, verify, tune)
-_ASKING = (ask, chat, compare, explain, serve)
-_EVALUATING = (evaluate, report, reproduce)
-for command in (*_SPACES, *_ASKING, *_EVALUATING):
+_ANSWERING = (ask, chat, compare, explain, serve)
+_MEASURING = (evaluate, report, reproduce)
+for command in (*_SPACES, *_ANSWERING, *_MEASURING):
     for param in command.params:
         param.callback = param.callback or check_texts
     cli.add_command(command)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +9,8 @@ import click
 
 from trueline.cli.options import (
     PATH,
-    Asking,
-    asking_options,
+    AnswerOptions,
+    answer_options,
     check_questions,
     json_option,
     method_option,
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
 
 _STDIN = "-"  # stands for standard input, as with other commands
 _COLUMNS = ("question", "covered", "from", "answer")
-_TOLD = """question text is_covered sources finish method prompt_tokens new_tokens seconds
-    first_token_seconds""".split()  # of an answer as JSON; with --trace, all the rest too
+_JSON = """question text is_covered sources finish method prompt_tokens new_tokens seconds
+    first_token_seconds""".split()  # fields without --trace
 
 
 @click.command()
@@ -38,12 +37,7 @@ _TOLD = """question text is_covered sources finish method prompt_tokens new_toke
     help="Many questions, one a line, or the column `question` of a JSONL or CSV file.",
 )
 @method_option()
-@asking_options
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
-@click.option("--top-k", type=int, help="Draw from the K most probable tokens.")
-@click.option("--top-p", type=float, help="Draw from the most probable tokens of mass P.")
-@click.option("--seed", type=int, help="Makes a draw repeatable.")
-@click.option("--stop", multiple=True, help="End the answer before this text.")
+@answer_options
 @json_option
 @click.option(
     "--trace",
@@ -54,19 +48,18 @@ def ask(
     question: str | None,
     file: Path | None,
     method: str,
-    asking: Asking,
+    options: AnswerOptions,
     as_json: bool,
     trace: bool,
-    **options: Any,
 ) -> None:
-    """Answer QUESTION, and say which verified examples spoke, or that none covers it.
+    """Answer QUESTION, with the verified examples it is from, or that none covers it.
 
-    The answer goes to standard output. What it came from goes below it in a terminal, and to
-    standard error where the answer is piped.
+    The answer goes to standard output. Its sources go below it in a terminal, and to standard
+    error if the answer is piped.
 
     Many questions come from --file, or from standard input, one a line, without QUESTION or
     with -. Piped, their answers are one tab-separated line each, with a head: question,
-    covered (yes or no), from (ids of the examples that spoke), answer.
+    covered (yes or no), from (ids of the examples it is from), answer.
 
     \b
     Examples:
@@ -74,36 +67,39 @@ def ask(
       trueline ask --space facts.space --only-covered "Who won the cup in 1990?"
       trueline ask --space facts.space --file questions.txt
     """
-    from trueline.cli.screen import is_terminal, print_json
-    from trueline.types import Sampling
+    from trueline.cli.screen import flush, is_terminal, print_json, tell, write
 
-    Sampling(**options)  # refused before anything is opened
     if trace and not as_json:
         raise SettingError(
-            "--trace is for --json; to read why an answer says what it says, use: trueline "
+            "--trace needs --json; to read why an answer says what it says, use: trueline "
             "explain"
         )
-    asked = _asked(question, file)
-    session = asking.open([method])
-    from trueline.decode.generate import generate  # torch is open by now
+    questions = _questions(question, file)
+    session = options.open([method])
+    from trueline.decode.generate import generate  # torch is imported by now
 
-    lm, decoder = session.lm, session.methods[method]
-    options["max_new_tokens"] = asking.max_new_tokens
+    lm, found = session.lm, session.methods[method]
     is_one = question not in (None, _STDIN)
     if as_json:
         answers = [
-            _as_json(generate(lm, decoder, one, trace=trace, **options)) for one in asked
+            _as_json(generate(lm, found, one, trace=trace, **options.sampling))
+            for one in questions
         ]
         print_json(answers[0] if is_one else answers)
-    elif is_one:
-        _answer(lm, decoder, asked[0], options)
-    elif is_terminal():
-        _show_answers(lm, decoder, asked, options)
+    elif is_one or is_terminal():
+        for number, one in enumerate(questions):
+            if not is_one:
+                tell(f"{chr(10) * (number > 0)}{visible_line(one)}", "prompt")
+            _stream(lm, found, one, options)
     else:
-        _write_rows(lm, decoder, asked, options)
+        write("\t".join(_COLUMNS) + "\n")
+        for one in questions:
+            row = _row(generate(lm, found, one, **options.sampling))
+            write("\t".join(map(visible_line, row)) + "\n")
+            flush()
 
 
-def _asked(question: str | None, file: Path | None) -> list[str]:
+def _questions(question: str | None, file: Path | None) -> list[str]:
     """The question of the command line, or those of a file or of standard input."""
     from trueline.cli.screen import has_piped_input, read_lines
     from trueline.examples import read_questions
@@ -127,51 +123,29 @@ def _asked(question: str | None, file: Path | None) -> list[str]:
 
 
 def _as_json(answer: Answer) -> dict[str, Any]:
-    """An answer with its sources and counts; all that is known of it if it was traced."""
+    """An answer with its sources and counts, and everything else if it has a trace."""
     from dataclasses import asdict
 
-    known = {**asdict(answer), "new_tokens": answer.new_tokens}
-    told = {name: known.pop(name) for name in _TOLD}
-    return told if answer.trace is None else {**told, **known}
+    fields = {**asdict(answer), "new_tokens": answer.new_tokens}
+    first = {name: fields.pop(name) for name in _JSON}
+    return first if answer.trace is None else {**first, **fields}
 
 
-def _answer(lm: Engine, method: Method, question: str, options: Mapping[str, Any]) -> None:
-    """Stream an answer, and say below who spoke."""
+def _stream(lm: Engine, method: Method, question: str, options: AnswerOptions) -> None:
+    """Stream an answer, then print its sources."""
     from trueline.cli.screen import AnswerWriter, tell
     from trueline.decode.generate import stream
     from trueline.explain.text import source_lines
 
     writer = AnswerWriter()
-    for piece in stream(lm, method, question, **options):  # the last one says who spoke
+    for piece in stream(lm, method, question, **options.sampling):
         writer.write(piece.text)
     writer.end()
-    if lines := source_lines(piece):
+    if lines := source_lines(piece):  # the last piece has the sources
         tell("\n".join(["", *map(visible_line, lines)]), "dim")
 
 
-def _show_answers(
-    lm: Engine, method: Method, asked: Sequence[str], options: Mapping[str, Any]
-) -> None:
-    """Stream answers below their questions."""
-    from trueline.cli.screen import tell
-
-    for number, question in enumerate(asked):
-        tell(f"{chr(10) * (number > 0)}{visible_line(question)}", "prompt")
-        _answer(lm, method, question, options)
-
-
-def _write_rows(
-    lm: Engine, method: Method, asked: Sequence[str], options: Mapping[str, Any]
-) -> None:
-    """Write a line for each question as soon as it is answered."""
-    from trueline.cli.screen import flush, write
-    from trueline.decode.generate import generate
-
-    write("\t".join(_COLUMNS) + "\n")
-    for question in asked:
-        answer = generate(lm, method, question, **options)
-        covered = {True: "yes", False: "no", None: ""}[answer.is_covered]
-        speakers = ", ".join(source.example for source in answer.sources)
-        row = (question, covered, speakers, " ".join(answer.text.split()))
-        write("\t".join(map(visible_line, row)) + "\n")
-        flush()
+def _row(answer: Answer) -> tuple[str, ...]:
+    covered = {True: "yes", False: "no", None: ""}[answer.is_covered]
+    sources = ", ".join(source.example for source in answer.sources)
+    return (answer.question, covered, sources, " ".join(answer.text.split()))

@@ -1,4 +1,4 @@
-"""`trueline chat`: a conversation in a terminal, with the evidence on request."""
+"""`trueline chat`: a conversation in a terminal, with the sources on request."""
 
 from __future__ import annotations
 
@@ -9,16 +9,25 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trueline.cli.options import Asking, asking_options, method_option, read_settings
-from trueline.cli.screen import AnswerWriter, one_line, read_line, tell, text_width
+from trueline.cli.options import ENTRIES, AnswerOptions, answer_options, method_option
+from trueline.cli.screen import (
+    AnswerWriter,
+    one_line,
+    progress_bar,
+    read_line,
+    tell,
+    text_width,
+)
 from trueline.errors import OutputError, TruelineError
 from trueline.methods import PLAIN, names_in_words
+from trueline.settings import read_settings
 from trueline.text import counted, visible_line
 
 if TYPE_CHECKING:
     from trueline.methods.base import Method
     from trueline.prompts import ModelInput
     from trueline.session import Session
+    from trueline.space import GroundingSpace
     from trueline.types import Answer
 
 HELP = """\
@@ -36,13 +45,12 @@ with / is a command:
 
 @dataclass
 class Chat:
-    """What the conversation has come to."""
+    """The state of a conversation."""
 
     session: Session
-    name: str  # of the method that answers
-    settings: dict[str, object]
-    length: int
-    embedder: str | None = None  # of spaces, if not the one they name
+    options: AnswerOptions
+    name: str  # of the method
+    settings: dict[str, object]  # of the method
     turns: list[tuple[str, str]] = field(default_factory=list)  # questions and their answers
     answer: Answer | None = None  # the last one, with its trace
 
@@ -53,19 +61,18 @@ class Chat:
 
     @property
     def prompt(self) -> str:
-        """What stands before a line: who answers, and from what."""
+        """The method and the space, shown before a line."""
         space = self.session.space
         name = "no space" if space is None else "the shipped facts"
         if space is not None and space.folder is not None and not self.session.is_shipped:
             name = space.folder.name
         return f"{self.name}, {name}> "
 
-    def say(self, line: str) -> bool:
-        """Do what a line asks for; False ends the chat."""
-        self.session = self.session.current()  # somebody may have edited the space meanwhile
+    def run(self, line: str) -> bool:
+        """Answer a question or carry out a command; False ends the chat."""
+        self.session = self.session.current()  # the space may have been edited meanwhile
         if not line.startswith("/"):
-            given = self._input(line, self.turns)
-            self.answer = self._write(self.method, given)
+            self.answer = self._write(self.method, self._input(line, self.turns))
             self.turns.append((line, self.answer.text))
             return True
         command, _, rest = line[1:].partition(" ")
@@ -83,17 +90,20 @@ class Chat:
         if command in actions:
             actions[command](rest.strip())
         else:
-            tell(f"there is no /{command}; /help lists what there is")
+            tell(f"there is no /{command}; /help lists the commands")
         return True
 
     def begin(self) -> None:
-        """Forget what was said."""
         self.turns.clear()
         self.answer = None
         tell("a new conversation")
 
     def switch(self, name: str) -> None:
-        """Answer with another method from now on."""
+        """Answer with another method."""
+        if not self.session.is_shipped and self.session.space is not None:
+            space = self._ready(self.session.space, name)
+            if space is not self.session.space:
+                self.session = self.session.on(space)
         self.session.method(name)
         self.name, self.settings = name, {}
         tell(f"method {name}")
@@ -106,31 +116,38 @@ class Chat:
         tell(", ".join(f"{name} = {value}" for name, value in settings.items()))
 
     def open(self, folder: str) -> None:
-        """Answer from another space from now on."""
+        """Answer from another space."""
         from trueline.space import read_space
 
-        space = read_space(folder, embedder=self.embedder)
+        space = read_space(folder, embedder=self.options.embedder)
+        for name in {*self.session.methods, self.name}:
+            space = self._ready(space, name)
         self.session = self.session.on(space)
         tell(counted(len(space), "example"))
 
+    def _ready(self, space: GroundingSpace, name: str) -> GroundingSpace:
+        """The space, with entries if the method needs them; they are built if missing."""
+        from trueline.session import entries_for, needs_entries
+
+        if not needs_entries(name):
+            return space
+        with progress_bar(ENTRIES, "") as progress:
+            return entries_for(space, self.session.lm, progress=progress)
+
     def why(self) -> None:
-        """Explain the answer to the last question, as it was given."""
+        """Explain the last answer."""
         if self.answer is None:
             tell("ask something first")
         else:
             tell(self.answer.explain().text(text_width()))
 
     def plain(self) -> None:
-        """What the model says by itself to the last question."""
-        if (given := self._last()) is not None:
+        """Answer the last question without any method."""
+        if self.turns:
+            given = self._input(self.turns[-1][0], self.turns[:-1])
             self._write(self.session.method(PLAIN), given)
-
-    def _last(self) -> ModelInput | None:
-        """The last question with what was said before it."""
-        if not self.turns:
+        else:
             tell("ask something first")
-            return None
-        return self._input(self.turns[-1][0], self.turns[:-1])
 
     def _input(self, question: str, earlier: list[tuple[str, str]]) -> ModelInput:
         from trueline.prompts import chat_turn
@@ -138,41 +155,40 @@ class Chat:
         return chat_turn(self.method.question_prompt, question, earlier)
 
     def _write(self, method: Method, given: ModelInput) -> Answer:
-        """Stream an answer, and return it with its trace, which /why tells."""
+        """Stream an answer; return it with its trace, which /why shows."""
         from trueline.decode.generate import stream
         from trueline.explain.text import short_source_lines
 
-        writer, length = AnswerWriter(), self.length
-        for piece in stream(self.session.lm, method, given, max_new_tokens=length, trace=True):
+        writer, sampling = AnswerWriter(), self.options.sampling
+        for piece in stream(self.session.lm, method, given, trace=True, **sampling):
             writer.write(piece.text)
         writer.end()
         for line in short_source_lines(piece):
             tell(f"  ({visible_line(line)})", "dim")
-        assert piece.answer is not None  # the last piece has it
+        assert piece.answer is not None  # on the last piece
         return piece.answer
 
 
 @click.command()
 @method_option("How to answer at first.")
-@asking_options
-def chat(method: str, asking: Asking) -> None:
+@answer_options
+def chat(method: str, options: AnswerOptions) -> None:
     """Talk to a model in a terminal; /help shows how to switch method and space, and ask why.
 
     \b
     Example:
       trueline chat --space facts.space
     """
-    session = asking.open([method])
+    session = options.open([method])
     session.methods[method].check(session.lm)
-    settings = session.methods[method].settings()
-    talk = Chat(session, method, settings, asking.max_new_tokens, asking.embedder)
+    talk = Chat(session, options, method, session.methods[method].settings())
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  arrow keys and history at the prompt
     tell("ask a question, or /help")
     while True:
         try:
             line = read_line(talk.prompt).strip()
-            if line and not talk.say(line):
+            if line and not talk.run(line):
                 return
         except EOFError:
             return

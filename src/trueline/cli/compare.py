@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trueline.cli.options import PATH, Asking, asking_options, check_questions, json_option
+from trueline.cli.options import (
+    PATH,
+    AnswerOptions,
+    answer_options,
+    check_questions,
+    json_option,
+)
 from trueline.errors import SettingError
 from trueline.methods import DEFAULT, PLAIN, built_in_names, method_names
 
@@ -19,9 +25,11 @@ if TYPE_CHECKING:
 
 
 _RULE = (
-    "right: by ROUGE-L at 0.5 or above to a verified answer of the example that is meant, and "
+    "right: by ROUGE-L at 0.5 or above to a verified answer of the example with that id, and "
     "nearer to it than to any wrong one; wrong: all else, also a true answer in other words"
 )
+_MARKS = {True: "right", False: "wrong", None: "not judged"}
+Verdicts = Mapping[str, list[bool | None]]  # by method; None: not judged
 
 
 @click.command()
@@ -38,23 +46,23 @@ _RULE = (
     show_default=True,
     help=f"Separated by commas, or `all`: {', '.join(built_in_names())}.",
 )
-@asking_options
+@answer_options
 @click.option("--flips", is_flag=True, help="Show which example moved which token.")
 @json_option
 def compare(
     questions: tuple[str, ...],
     file: Path | None,
     methods: str,
-    asking: Asking,
+    options: AnswerOptions,
     flips: bool,
     as_json: bool,
 ) -> None:
     """Answer QUESTIONS with several methods, side by side, with the sources of each answer.
 
     Speed is measured without traces; with --flips the methods that use a space answer once
-    more. Where --file says which example is meant, an answer is marked right if by ROUGE-L it
-    is at 0.5 or above to one of its verified answers, and nearer to it than to any wrong one;
-    all else is marked wrong, also a true answer in other words.
+    more. If --file has the id of the example that answers a question, an answer is marked
+    right if by ROUGE-L it is at 0.5 or above to one of its verified answers, and nearer to it
+    than to any wrong one; all else is marked wrong, also a true answer in other words.
 
     \b
     Examples:
@@ -64,33 +72,31 @@ def compare(
     from trueline.cli.screen import print_json, progress_bars
     from trueline.session import check_parts
 
-    given = _asked(questions, file)
-    asked = [one.question for one in given]
+    asked = _questions(questions, file)
+    texts = [one.question for one in asked]
     names = [name.strip() for name in methods.split(",") if name.strip()]
     names = method_names() if names == ["all"] else names
-    check_parts(names, space=asking.space)
-    meant = _meant(given, asking.space)
-    session = asking.open(names)
-    from trueline.decode.generate import compare as run  # torch is open by now
+    check_parts(names, space=options.space)
+    meant = _meant(asked, options.space)
+    session = options.open(names)
+    from trueline.decode.generate import compare as run  # torch is imported by now
     from trueline.decode.generate import generate
 
-    lm, decoders = session.lm, session.methods
-    length = asking.max_new_tokens
     with progress_bars("answers") as progress:
-        found = run(lm, decoders, asked, max_new_tokens=length, progress=progress)
+        runs = run(session.lm, session.methods, texts, progress=progress, **options.sampling)
     traced: dict[str, list[Answer]] = {
-        name: generate(lm, decoder, asked, max_new_tokens=length, trace=True)
-        for name, decoder in decoders.items()
-        if flips and decoder.needs.space
+        name: generate(session.lm, method, texts, trace=True, **options.sampling)
+        for name, method in session.methods.items()
+        if flips and method.needs.space
     }
-    right = {name: _judged(run.answers, meant) for name, run in found.items()}
+    verdicts = {name: _judge(run.answers, meant) for name, run in runs.items()}
     if as_json:
-        print_json(_as_json(found, traced, right))
+        print_json(_as_json(runs, traced, verdicts))
     else:
-        _show(asked, found, traced, right)
+        _show(texts, runs, traced, verdicts)
 
 
-def _asked(given: tuple[str, ...], file: Path | None) -> list[AskedQuestion]:
+def _questions(given: tuple[str, ...], file: Path | None) -> list[AskedQuestion]:
     from trueline.examples import AskedQuestion, read_questions
 
     asked = [AskedQuestion(text.strip()) for text in given]
@@ -101,7 +107,7 @@ def _asked(given: tuple[str, ...], file: Path | None) -> list[AskedQuestion]:
 
 
 def _meant(asked: Sequence[AskedQuestion], space: Path | None) -> list[Example | None]:
-    """The example that answers each question; an id that none has is refused."""
+    """The example that answers each question; an id that no example has is refused."""
     from trueline.examples import check_meant, read_examples
 
     if not any(one.id for one in asked):
@@ -117,8 +123,7 @@ def _meant(asked: Sequence[AskedQuestion], space: Path | None) -> list[Example |
     return [known[one.id] if one.id else None for one in asked]
 
 
-def _judged(answers: Sequence[Answer], meant: Sequence[Example | None]) -> list[bool | None]:
-    """Whether each answer is right; None where no example says what is."""
+def _judge(answers: Sequence[Answer], meant: Sequence[Example | None]) -> list[bool | None]:
     from trueline.lab.metrics import is_right
 
     return [
@@ -128,75 +133,60 @@ def _judged(answers: Sequence[Answer], meant: Sequence[Example | None]) -> list[
 
 
 def _as_json(
-    found: Mapping[str, Compared],
-    traced: Mapping[str, list[Answer]],
-    right: Mapping[str, list[bool | None]],
+    runs: Mapping[str, Compared], traced: Mapping[str, list[Answer]], verdicts: Verdicts
 ) -> dict[str, Any]:
     from dataclasses import asdict
 
     return {
         name: {
             "answers": [asdict(answer) for answer in traced.get(name, run.answers)],
-            "right": right[name],
+            "right": verdicts[name],
             "seconds": round(run.seconds, 3),
             "tokens_per_second": round(run.tokens_per_second, 2),
             "changed": run.changed,
             "diverges": run.diverges,
             "did_nothing": run.did_nothing,
         }
-        for name, run in found.items()
+        for name, run in runs.items()
     }
 
 
 def _show(
-    asked: Sequence[str],
-    found: Mapping[str, Compared],
+    questions: Sequence[str],
+    runs: Mapping[str, Compared],
     traced: Mapping[str, list[Answer]],
-    right: Mapping[str, list[bool | None]],
+    verdicts: Verdicts,
 ) -> None:
     """One block a question: its answers, whether right, and their sources; then the sums."""
     from trueline.cli.screen import ShownAnswer, print_answers, print_table, tell
     from trueline.explain.text import moves, source_lines
 
-    is_judged = any(verdict is not None for verdict in next(iter(right.values())))
-    for place, question in enumerate(asked):
+    is_judged = any(verdict is not None for verdict in next(iter(verdicts.values())))
+    for index, question in enumerate(questions):
         shown = []
-        for name, run in found.items():
-            answer = run.answers[place]
-            changed = moves(traced[name][place].trace) if name in traced else []
-            mark = _mark(right[name][place]) if is_judged else ""
-            shown.append(ShownAnswer(name, mark, answer.text, source_lines(answer) + changed))
+        for name, run in runs.items():
+            answer = run.answers[index]
+            notes = source_lines(answer)
+            notes += moves(traced[name][index].trace) if name in traced else []
+            mark = _MARKS[verdicts[name][index]] if is_judged else ""
+            shown.append(ShownAnswer(name, mark, answer.text, notes))
         print_answers(question, shown)
     head = ["method", "tokens", "tokens/s", "changed", "first change at token", ""]
-    rows = [_row(name, run) for name, run in found.items()]
+    rows = [_row(run) for run in runs.values()]
     if is_judged:
         head.insert(1, "right")
-        for row in rows:
-            row.insert(1, _count(right[row[0]]))
+        for row, judged in zip(rows, verdicts.values(), strict=True):
+            known = [verdict for verdict in judged if verdict is not None]
+            row.insert(1, f"{sum(known)} of {len(known)}")
     print_table(head, rows)
     if is_judged:
         tell(_RULE)
 
 
-def _mark(verdict: bool | None) -> str:
-    if verdict is None:
-        return "not judged"
-    return "right" if verdict else "wrong"
-
-
-def _count(verdicts: Sequence[bool | None]) -> str:
-    judged = [verdict for verdict in verdicts if verdict is not None]
-    return f"{sum(judged)} of {len(judged)}"
-
-
-def _row(name: str, run: Compared) -> list[str]:
-    places = [place + 1 for place in run.diverges if place is not None]
+def _row(run: Compared) -> list[str]:
     count = sum(len(answer.token_ids) for answer in run.answers)
     changed = "" if run.changed is None else f"{run.changed:.0%}"
-    note = (
-        "did nothing: equals the plain model everywhere"
-        if run.did_nothing and name != PLAIN
-        else ""
-    )
-    first = ", ".join(map(str, places))
-    return [name, str(count), f"{run.tokens_per_second:.1f}", changed, first, note]
+    first = ", ".join(str(token + 1) for token in run.diverges if token is not None)
+    nothing = "did nothing: equals the plain model everywhere"
+    note = nothing if run.did_nothing and run.name != PLAIN else ""
+    return [run.name, str(count), f"{run.tokens_per_second:.1f}", changed, first, note]

@@ -21,11 +21,11 @@ from trueline.cli.options import (
     json_option,
     read_cluster,
     read_columns,
-    read_settings,
 )
 from trueline.engines import DEFAULT_MODEL
 from trueline.errors import SettingError
 from trueline.methods import DEFAULT, PLAIN
+from trueline.settings import read_settings
 from trueline.text import counted
 
 if TYPE_CHECKING:

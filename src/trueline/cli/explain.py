@@ -9,8 +9,8 @@ import click
 
 from trueline.cli.options import (
     PATH,
-    Asking,
-    asking_options,
+    AnswerOptions,
+    answer_options,
     check_questions,
     json_option,
     method_option,
@@ -20,36 +20,35 @@ from trueline.text import counted
 
 if TYPE_CHECKING:
     from trueline.methods.base import Method
-    from trueline.space import GroundingSpace
     from trueline.types import Answer
 
 
 @click.command()
 @click.argument("question", callback=check_questions)
 @method_option("The method to explain.")
-@asking_options
+@answer_options
 @click.option(
     "--out",
     type=PATH,
     help="Write it to this file: .html (one page that needs no other file), .json or .txt.",
 )
-@click.option("--overwrite", is_flag=True, help="Replace a file that stands there.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing file.")
 @click.option(
-    "--signals", is_flag=True, help="Show the numbers that decide which examples speak."
+    "--signals", is_flag=True, help="Show the numbers that decide which examples are in scope."
 )
 @json_option
 def explain(
     question: str,
     method: str,
-    asking: Asking,
+    options: AnswerOptions,
     out: Path | None,
     overwrite: bool,
     signals: bool,
     as_json: bool,
 ) -> None:
-    """Answer QUESTION and tell which examples speak and why, and which token they moved.
+    """Answer QUESTION; show which examples are in scope and why, and which token they moved.
 
-    The greedy answer stands beside it.
+    The answer of the model without a method is shown next to it.
 
     \b
     Examples:
@@ -62,16 +61,17 @@ def explain(
 
     if out is not None:
         check_explanation_path(out, overwrite=overwrite)  # before a model is opened
-    session = asking.open(list(dict.fromkeys([method, PLAIN])))
-    from trueline.decode.generate import generate  # torch is open by now
+    session = options.open(list(dict.fromkeys([method, PLAIN])))
+    from trueline.decode.generate import generate  # torch is imported by now
 
-    lm, methods = session.lm, session.methods
-    length = asking.max_new_tokens
-    answer = generate(lm, methods[method], question, max_new_tokens=length, trace=True)
+    lm, methods, sampling = session.lm, session.methods, options.sampling
+    answer = generate(lm, methods[method], question, trace=True, **sampling)
     beside: Answer | None = None
     if method != PLAIN:
-        beside = generate(lm, methods[PLAIN], question, max_new_tokens=length)
-    settings = {"model": lm.id, **_held(session.space), **_settings(methods[method])}
+        beside = generate(lm, methods[PLAIN], question, **sampling)
+    counts = {} if session.space is None else session.space.counts()
+    held = {name: count for name, count in counts.items() if name != "wrong" and count}
+    settings = {"model": lm.id, **held, **_settings(methods[method])}
     explanation = answer.explain(beside, settings=settings)
     if out is not None:
         explanation.save(out, with_signals=signals)
@@ -80,27 +80,20 @@ def explain(
     elif out is None:
         show(explanation.text(text_width(), with_signals=signals))
     else:
-        told = explanation.summary
+        summary = explanation.summary
         covered = f"; {lines[0]}" if (lines := coverage_lines(explanation)) else ""
         show_line(
-            f"{out}: {counted(told.tokens, 'token')}, {told.grounded} grounded, "
-            f"{told.flips} changed, {counted(len(told.cited), 'example')} cited{covered}"
+            f"{out}: {counted(summary.tokens, 'token')}, {summary.grounded} grounded, "
+            f"{summary.flips} changed, {counted(len(summary.cited), 'example')} cited{covered}"
         )
 
 
-def _held(space: GroundingSpace | None) -> dict[str, int]:
-    """How much the space holds."""
-    if space is None:
-        return {}
-    return {name: count for name, count in space.counts().items() if name != "wrong" and count}
-
-
-def _settings(decoder: Method) -> dict[str, Any]:
-    """The numbers of a method, and whatever else is not as it comes."""
-    known = default_settings(decoder.name)
+def _settings(method: Method) -> dict[str, Any]:
+    """The numbers among the settings of a method, and all that are not the default."""
+    defaults = default_settings(method.name)
     return {
         name: value
-        for name, value in decoder.settings().items()
+        for name, value in method.settings().items()
         if type(value) in (int, float)
-        or (isinstance(value, bool | str) and value != known.get(name))
+        or (isinstance(value, bool | str) and value != defaults.get(name))
     }

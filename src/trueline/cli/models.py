@@ -1,4 +1,4 @@
-"""`trueline models`: the names that work without a hub; fetch them, and remove them again."""
+"""`trueline models`: models that need no hub: list, fetch and remove them."""
 
 from __future__ import annotations
 
@@ -30,20 +30,12 @@ def models(ctx: click.Context, as_json: bool) -> None:
     if as_json:
         print_json([asdict(row) for row in rows])
         return
-    print_table(
-        ["name", "kind", "to fetch", "licence", "here", "what it is"],
-        [
-            [
-                r.name,
-                r.kind,
-                size(r.size),
-                r.licence,
-                "yes" if r.cached else "no",
-                r.description,
-            ]
-            for r in rows
-        ],
-    )
+    head = ["name", "kind", "to fetch", "licence", "here", "what it is"]
+    table = [
+        [r.name, r.kind, size(r.size), r.licence, "yes" if r.cached else "no", r.description]
+        for r in rows
+    ]
+    print_table(head, table)
 
 
 @models.command()

@@ -1,31 +1,33 @@
-"""Options that several commands share, and how the texts of settings are read."""
+"""Options that several commands share; flags made from the fields of a dataclass."""
 
 from __future__ import annotations
 
 import functools
-import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 import click
+from msgspec import Meta
 
-from trueline.cli.screen import note, progress_bar
+from trueline.cli.screen import note, progress_bars
 from trueline.engines import DEFAULT_MODEL, ENGINES
 from trueline.errors import ColumnError, ExampleError, SettingError
 from trueline.methods import DEFAULT, names_in_words
+from trueline.settings import read_settings
 from trueline.text import has_half_character, shown
+from trueline.types import Sampling
 
 if TYPE_CHECKING:
     from trueline.cluster import Cluster
     from trueline.session import Session
     from trueline.types import Example
 
-
+ENTRIES = "building entries, once for this space and model"
 _LONGEST_HELP = 500  # characters of a command's first sentence
 
 
@@ -39,10 +41,10 @@ class FlagEnvvarOption(click.Option):
 
 
 class WrappingGroup(click.Group):
-    """A group whose help cuts no line off."""
+    """A group whose list of commands wraps long lines instead of truncating them."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands; what is too long for a line is wrapped, and not cut."""
+        """List the commands."""
         with formatter.section("Commands"):
             formatter.write_dl(
                 [
@@ -54,7 +56,7 @@ class WrappingGroup(click.Group):
 
 class _PathType(click.Path):
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        if not os.fspath(value):  # for pathlib it is the folder we are in
+        if not os.fspath(value):  # which pathlib takes for the current folder
             self.fail("it is empty; name a file or a folder.", param, ctx)
         return super().convert(value, param, ctx)
 
@@ -73,26 +75,60 @@ def check_texts(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
 
 
 def check_questions(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-    """Refuse what is no question, as the library does, before anything is opened."""
+    """Refuse what the library refuses as a question, before anything is opened."""
     from trueline.prompts import check_question
 
-    many = isinstance(value, tuple)
-    if value is None:
-        return value
-    for number, question in enumerate(
-        value if many else (value,) if value is not None else (), 1
-    ):
-        check_question(question, f"question {number}" if many else "the question")
+    if isinstance(value, tuple):
+        for number, question in enumerate(value, 1):
+            check_question(question, f"question {number}")
+    elif value is not None:
+        check_question(value)
     return value
 
 
-def _all(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+Decorator = Callable[[Any], Any]
+
+
+def _all(*options: Decorator) -> Decorator:
     def decorate(command: Any) -> Any:
         for option in reversed(options):
             command = option(command)
         return command
 
     return decorate
+
+
+def described(cls: type) -> dict[str, tuple[list[Any], str]]:
+    """The fields of a dataclass with a description: the parts of the type, and the text."""
+    parts = {name: _parts(x) for name, x in get_type_hints(cls, include_extras=True).items()}
+    return {
+        name: (own, mark.description)
+        for name, own in parts.items()
+        for mark in own
+        if isinstance(mark, Meta) and mark.description
+    }
+
+
+def _parts(hint: Any) -> list[Any]:
+    return [hint, get_origin(hint), *(part for one in get_args(hint) for part in _parts(one))]
+
+
+def flags_of(cls: type) -> Decorator:
+    """A flag for each field of a dataclass that has a description."""
+    defaults = {field.name: field.default for field in fields(cls)}
+    return _all(
+        *(
+            click.option(
+                f"--{name.replace('_', '-')}",
+                type=next(kind for kind in (int, float, str) if kind in parts),
+                multiple=tuple in parts,
+                default=None if defaults[name] == () else defaults[name],
+                show_default=defaults[name] not in (None, ()),
+                help=help,
+            )
+            for name, (parts, help) in described(cls).items()
+        )
+    )
 
 
 json_option = click.option(
@@ -104,7 +140,15 @@ engine_option = click.option(
     default="transformers",
     show_default=True,
     envvar="TRUELINE_ENGINE",
-    help="What runs the model; llama.cpp reads .gguf files, and aliases that are one.",
+    help="What runs the model; llama.cpp reads .gguf files, and aliases for one.",
+)
+space_model_option = click.option("--model", help="The model, if not the one the space names.")
+embedder_option = click.option(
+    "--embedder", help="The embedder, if not the one the space names."
+)
+device_options = _all(
+    click.option("--device", help="cpu, cuda, mps; the best there is if left out."),
+    click.option("--trust-remote-code", is_flag=True, help="Run code that comes with a model."),
 )
 _WEIGHTS = (
     engine_option,
@@ -115,8 +159,7 @@ _WEIGHTS = (
         show_default=True,
         help="auto: float32 on a CPU.",
     ),
-    click.option("--device", help="cpu, cuda, mps; the best there is if left out."),
-    click.option("--trust-remote-code", is_flag=True, help="Run code that comes with a model."),
+    device_options,
 )
 model_options = _all(
     click.option(
@@ -126,6 +169,9 @@ model_options = _all(
     ),
     *_WEIGHTS,
 )
+overwrite_option = click.option(
+    "--overwrite", is_flag=True, help="Replace another space in that folder."
+)
 cluster_options = _all(
     click.option(
         "--on",
@@ -133,33 +179,30 @@ cluster_options = _all(
         help="Spread the passes over workers: `ray` for some on this machine, or HOST:PORT of "
         "a Ray cluster.",
     ),
-    click.option("--workers", type=int, help="How many of them; all there is room for."),
+    click.option("--workers", type=int, help="How many workers; as many as fit if left out."),
 )
 
 
 def read_cluster(on: str | None, workers: int | None, device: str | None) -> Cluster | None:
-    """The cluster that a command names, if it names one; nothing is connected to yet."""
+    """The cluster that a command names, if any; nothing is connected yet."""
     from trueline.cluster import Cluster
 
     if on is None and workers is not None:
-        raise SettingError("--workers is about a cluster, and none is named; add --on ray")
+        raise SettingError("--workers needs a cluster; add --on ray")
     gpus = 1 if device is not None and device.startswith("cuda") else 0
     return None if on is None else Cluster(address=on, workers=workers, gpus=gpus)
 
 
-def method_option(help: str = "") -> Callable[[Any], Any]:
-    """--method, with the methods there are in its help."""
+def method_option(help: str = "") -> Decorator:
+    """--method, with the names of the methods in its help."""
     return click.option(
-        "--method",
-        default=DEFAULT,
-        show_default=True,
-        help=help or f"{names_in_words()}.",
+        "--method", default=DEFAULT, show_default=True, help=help or f"{names_in_words()}."
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
-    """What every command that answers is told: the space, the model, the settings."""
+class AnswerOptions:
+    """The options of every command that answers: space, model, settings and sampling."""
 
     space: Path | None
     model: str | None
@@ -172,11 +215,11 @@ class Asking:
     threshold: float | None
     only_covered: bool
     sets: tuple[str, ...]
-    max_new_tokens: int
+    sampling: Mapping[str, Any]
 
     @property
     def settings(self) -> dict[str, object]:
-        """The settings that --set and the options of a setting's name give, by name."""
+        """Settings by name, from --set and from the flags named like a setting."""
         given = {
             "strength": self.strength,
             "threshold": self.threshold,
@@ -187,20 +230,17 @@ class Asking:
 
     def open(self, names: Sequence[str]) -> Session:
         """The model, the space and the methods of these names."""
-        from trueline.session import check_parts
-        from trueline.types import Sampling
+        from trueline.session import check_parts, needs_entries, open_session
 
-        Sampling(max_new_tokens=self.max_new_tokens)  # refused before anything is opened
+        Sampling(**self.sampling)  # refused before anything is opened
         if not names:
             raise SettingError(f"name a method: {names_in_words()}")
         model = check_parts(names, space=self.space, model=self.model, embedder=self.embedder)
-        settings, what = (
-            self.settings,
-            model if self.space is None else f"{model} and {self.space}",
-        )
-        with progress_bar("building the space of the facts", "", f"opening {what}") as progress:
-            from trueline.session import open_session  # takes a while: behind the line above
-
+        what = model if self.space is None else f"{model} and {self.space}"
+        settings = self.settings
+        with progress_bars("", f"opening {what}") as progress:
+            has_entries = any(map(needs_entries, names))
+            label = ENTRIES if has_entries else "building the space of the facts"
             session = open_session(
                 names,
                 model=self.model,
@@ -211,7 +251,8 @@ class Asking:
                 dtype=self.dtype,
                 device=self.device,
                 trust_remote_code=self.trust_remote_code,
-                progress=progress,
+                builds_entries=True,
+                progress=functools.partial(progress, label),
             )
         if self.space is None:
             count = 0 if session.space is None else len(session.space)
@@ -220,14 +261,12 @@ class Asking:
         return session
 
 
-_ASKING = _all(
+_ANSWER_OPTIONS = _all(
     click.option(
-        "--space",
-        type=PATH,
-        help="The grounding space; the shipped facts if left out.",
+        "--space", type=PATH, help="The grounding space; the shipped facts if left out."
     ),
-    click.option("--model", help="The model, if not the one the space names."),
-    click.option("--embedder", help="The embedder, if not the one the space names."),
+    space_model_option,
+    embedder_option,
     *_WEIGHTS,
     click.option(
         "--strength", type=float, help="From 0, the plain model, to 1, the verified words."
@@ -235,10 +274,12 @@ _ASKING = _all(
     click.option(
         "--threshold",
         type=float,
-        help="An example speaks above this probability of answering the question.",
+        help="An example is in scope above this probability of answering the question.",
     ),
     click.option(
-        "--only-covered", is_flag=True, help="Say so where no example answers, and no more."
+        "--only-covered",
+        is_flag=True,
+        help="If no example covers the question, only say so.",
     ),
     click.option(
         "--set",
@@ -248,50 +289,23 @@ _ASKING = _all(
         metavar="NAME=VALUE",
         help="Any setting of a method, such as margin=3, or METHOD.k=5 for one of several.",
     ),
-    click.option("--max-new-tokens", type=int, default=64, show_default=True),
+    flags_of(Sampling),
 )
 
 
-def asking_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options of `Asking`, handed to the command as one `asking`."""
-    names = [field.name for field in fields(Asking)]
+def answer_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options of AnswerOptions, passed to the command as `options`."""
+    own = [field.name for field in fields(AnswerOptions) if field.name != "sampling"]
+    sampled = list(described(Sampling))
 
     @functools.wraps(command)
     def gathered(**given: Any) -> None:
-        command(asking=Asking(**{name: given.pop(name) for name in names}), **given)
+        sampling = {name: given.pop(name) for name in sampled}
+        options = {name: given.pop(name) for name in own}
+        command(options=AnswerOptions(**options, sampling=sampling), **given)
 
-    decorated: Callable[..., None] = _ASKING(gathered)
+    decorated: Callable[..., None] = _ANSWER_OPTIONS(gathered)
     return decorated
-
-
-_WORDS = {"true": True, "false": False, "none": None}
-
-
-def read_settings(texts: Sequence[str]) -> dict[str, object]:
-    """Settings by name from texts such as `alpha=0.3`.
-
-    A value is a number, true, false, none, a JSON list or a quoted text; plain words stand for
-    themselves.
-    """
-    settings: dict[str, object] = {}
-    for text in texts:
-        name, sign, value = text.partition("=")
-        if not sign:
-            raise SettingError(f"a setting is NAME=VALUE, such as alpha=0.3; got {shown(text)}")
-        settings[name.strip()] = _value(value.strip())
-    return settings
-
-
-def _value(text: str) -> object:
-    if text.lower() in _WORDS:
-        return _WORDS[text.lower()]
-    readers: tuple[Callable[[str], object], ...] = (int, float, json.loads)
-    for read in readers:
-        try:
-            return read(text)
-        except (ValueError, RecursionError):
-            continue
-    return text
 
 
 column_option = click.option(
@@ -302,56 +316,50 @@ column_option = click.option(
     metavar="FIELD=COLUMN",
     help="Which column holds a field: question, answers, wrong_answers, id, source.",
 )
-_OPTIONS = (
+_EXAMPLE_OPTIONS = _all(
     column_option,
     click.option("--separator", help="Split an answers cell at this text."),
     click.option("--split", default="train", show_default=True, help="Of a hub dataset."),
     click.option("--config", help="Of a hub dataset."),
     click.option("--limit", type=int, help="Take the first N examples only."),
 )
-_NAMES = ("columns", "separator", "split", "config", "limit")
 
 
 def example_options(command: Callable[..., None]) -> Callable[..., None]:
     """The options of reading; the command gets `read`, a function from EXAMPLES to examples."""
 
+    def read(source: str, *, columns: Sequence[str], **options: Any) -> list[Example]:
+        from trueline.examples import read_examples
+
+        with columns_as_flags():
+            return read_examples(source, columns=read_columns(columns), **options)
+
     @functools.wraps(command)
     def gathered(**given: Any) -> None:
-        options = {name: given.pop(name) for name in _NAMES}
-        command(read=functools.partial(_read, options), **given)
+        names = ("columns", "separator", "split", "config", "limit")
+        options = {name: given.pop(name) for name in names}
+        command(read=functools.partial(read, **options), **given)
 
-    decorated: Callable[..., None] = gathered
-    for option in reversed(_OPTIONS):
-        decorated = option(decorated)
+    decorated: Callable[..., None] = _EXAMPLE_OPTIONS(gathered)
     return decorated
 
 
-def _read(options: dict[str, Any], source: str) -> list[Example]:
-    from trueline.examples import read_examples
-
-    with columns_as_flags():
-        return read_examples(source, **{**options, "columns": read_columns(options["columns"])})
-
-
 def read_columns(texts: Sequence[str]) -> dict[str, str] | None:
-    """The columns of --column by the field they hold; None where none is given."""
-    return dict(map(_pair, texts)) or None
+    """The columns of --column by the field they hold; None if there are none."""
+    pairs = [text.partition("=") for text in texts]
+    for text, (_, sign, _) in zip(texts, pairs, strict=True):
+        if not sign:
+            raise SettingError(
+                f"--column takes FIELD=COLUMN, such as question=Question; got {text!r}"
+            )
+    return {field: column for field, _, column in pairs} or None
 
 
 @contextmanager
 def columns_as_flags() -> Iterator[None]:
-    """Let an error about columns say what to write on the command line."""
+    """Make an error about columns name the flags to write."""
     try:
         yield
     except ColumnError as error:
         flags = " ".join(f"--column {f}={quote(name)}" for f, name in error.say.items())
         raise ExampleError(f"{error.problem}; say which hold them:\n  {flags}") from error
-
-
-def _pair(text: str) -> tuple[str, str]:
-    field, sign, column = text.partition("=")
-    if not sign:
-        raise SettingError(
-            f"--column takes FIELD=COLUMN, such as question=Question; got {text!r}"
-        )
-    return field, column

@@ -1,8 +1,7 @@
 """What the commands print: pretty in a terminal, plain when piped; all writing goes through it.
 
 All text goes through `trueline.text`: no question, id or file name steers a terminal. Two
-things stay as they are in a pipe: JSON, which spells such signs in its own way, and the answer
-of a model, which is what was asked for.
+things are exact in a pipe: JSON, which escapes such characters itself, and a model's answer.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ import select
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from textwrap import wrap
-from threading import Event, Thread
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO
 
@@ -27,11 +25,12 @@ from trueline.text import counted, visible, visible_json, visible_line
 
 if TYPE_CHECKING:
     from rich.console import Console
-
+    from rich.progress import TaskID
 
 _STYLES = {"dim": "2", "prompt": "36"}  # SGR numbers of a terminal
-_PLAIN_WIDTH = 100  # columns of text that no terminal shows
+_PLAIN_WIDTH = 100  # columns of text outside a terminal
 _SIDE_DIGITS = 4  # of the width or height of a terminal
+OnLabel = Callable[[str, int, int], None]  # a label, how much of it is done, and of how much
 
 
 def show(text: str) -> None:
@@ -45,37 +44,30 @@ def show_line(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Text and a newline to standard error, which is not worth ending a command for."""
+    """Text and a newline to standard error; a failure to write it is ignored."""
     text = visible(text)
-    to_stderr(("\n".join(_wrapped(text)) if sys.stderr.isatty() else text) + "\n")
-
-
-def _wrapped(text: str) -> Iterator[str]:
-    """The lines of a text, broken between words where a terminal would break them anywhere.
-
-    A line of flags stays whole, for somebody to copy.
-    """
-    for line in text.split("\n"):
-        if line.startswith("  --"):
-            yield line
-        else:
-            indent = " " * (len(line) - len(line.lstrip()))
-            yield from wrap(
-                line, terminal_width(), break_on_hyphens=False, subsequent_indent=indent
-            ) or [""]
-
-
-def to_stderr(text: str) -> None:
-    """Text to standard error as it is."""
     try:
-        sys.stderr.write(text)
+        sys.stderr.write(("\n".join(_wrapped(text)) if sys.stderr.isatty() else text) + "\n")
         sys.stderr.flush()
     except OSError:  # nobody reads it, or its disk is full
         abandon(sys.stderr)
 
 
+def _wrapped(text: str) -> Iterator[str]:
+    """The lines of a text, broken between words; a line of flags stays whole, to be copied."""
+    for line in text.split("\n"):
+        if line.startswith("  --"):
+            yield line
+        else:
+            indent = " " * (len(line) - len(line.lstrip()))
+            width = terminal_width()
+            yield from wrap(line, width, break_on_hyphens=False, subsequent_indent=indent) or [
+                ""
+            ]
+
+
 def tell(text: str, style: str = "") -> None:
-    """What is not the answer itself: to whoever reads it, and not into a pipe."""
+    """Text that is not the answer itself: to a terminal, or else to standard error."""
     if not sys.stdout.isatty():
         note(text)
         return
@@ -84,12 +76,12 @@ def tell(text: str, style: str = "") -> None:
 
 
 def is_terminal() -> bool:
-    """Whether a person reads what is printed as it comes."""
+    """Whether standard output is a terminal."""
     return sys.stdout.isatty()
 
 
 def styled(text: str, style: str) -> str:
-    """Text in a style of `_STYLES` where there is a terminal with colours, else as it is."""
+    """Text in a style of `_STYLES` if the terminal has colours."""
     if not is_screen(sys.stdout) or os.environ.get("NO_COLOR"):
         return text
     return f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
@@ -97,20 +89,20 @@ def styled(text: str, style: str) -> str:
 
 def print_json(value: Any) -> None:
     """Anything as JSON that every reader takes: a number that is not finite is null."""
-    plain = _plain(value)
+    plain = _finite(value)
     text = visible_json(json.dumps(plain, indent=1, ensure_ascii=False))
     try:
         text.encode(sys.stdout.encoding or "utf-8")
-    except UnicodeEncodeError:  # JSON has ways of its own to spell a sign out
+    except UnicodeEncodeError:  # then JSON escapes the characters
         text = visible_json(json.dumps(plain, indent=1))
     write(text + "\n")
 
 
-def _plain(value: Any) -> Any:
+def _finite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
+        return {name: _finite(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -124,11 +116,11 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for place, name in enumerate(lines[0]):
-        table.add_column(Text(name), overflow="fold", no_wrap=place == 0)
+    for index, name in enumerate(lines[0]):
+        table.add_column(Text(name), overflow="fold", no_wrap=index == 0)
     for line in lines[1:]:
         table.add_row(*map(Text, line))
-    console().print(table)
+    _console().print(table)
 
 
 def print_stacked(head: Sequence[str], rows: Sequence[Sequence[Sequence[str]]]) -> None:
@@ -147,7 +139,7 @@ def print_stacked(head: Sequence[str], rows: Sequence[Sequence[Sequence[str]]]) 
             cell.append("".join(f"\n{visible_line(line)}" for line in below), style="dim")
             cells.append(cell)
         table.add_row(*cells)
-    console().print(table)
+    _console().print(table)
 
 
 def print_facts(facts: dict[str, Any]) -> None:
@@ -174,7 +166,7 @@ def has_piped_input() -> bool:
 
 
 def read_lines() -> dict[int, str]:
-    """The lines of standard input that say something, by their number."""
+    """The lines of standard input that are not blank, by their number."""
     return {number: line.strip() for number, line in enumerate(sys.stdin, 1) if line.strip()}
 
 
@@ -184,45 +176,43 @@ def is_screen(stream: TextIO) -> bool:
 
 
 def terminal_width() -> int:
-    """How many columns there are to write in."""
+    """The columns of the terminal."""
     return shutil.get_terminal_size((_PLAIN_WIDTH, 24)).columns
 
 
 def text_width() -> int:
-    """How wide running text is set: as a terminal is, but not wider than is read well."""
+    """The width of running text: that of the terminal, up to what reads well."""
     return min(terminal_width(), _PLAIN_WIDTH)
 
 
-def console() -> Console:
-    """Standard output, where it is a terminal."""
+def _console() -> Console:
     from rich.console import Console
 
     return Console(highlight=False, emoji=False, markup=False)
 
 
 def write(text: str) -> None:
-    """Text to standard output as it is; what cannot be written is one error."""
-    try:
+    """Text to standard output as it is; a failure is one error."""
+    with _written():
         sys.stdout.write(text)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise _unwritten(error) from error
 
 
 def flush() -> None:
-    """Send what was printed on its way; what cannot be written is one error."""
-    try:
+    """Send what was printed; a failure is one error."""
+    with _written():
         sys.stdout.flush()
+
+
+@contextmanager
+def _written() -> Iterator[None]:
+    try:
+        yield
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise _unwritten(error) from error
-
-
-def _unwritten(error: OSError) -> OutputError:
-    abandon(sys.stdout)
-    return OutputError(f"standard output cannot be written: {reason(error)}")
+        abandon(sys.stdout)
+        message = f"standard output cannot be written: {reason(error)}"
+        raise OutputError(message) from error
 
 
 def has_reader() -> bool:
@@ -236,7 +226,7 @@ def has_reader() -> bool:
 
 
 def abandon(stream: TextIO) -> None:
-    """Let the rest of a stream go nowhere, so that nothing fails when Python closes it."""
+    """Discard the rest of a stream, so that nothing fails when Python closes it."""
     with suppress(OSError, ValueError):  # a stream without a file
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
@@ -244,30 +234,30 @@ def abandon(stream: TextIO) -> None:
 def settle_streams() -> None:
     """Make the standard streams safe to use: none is missing, and any character goes through.
 
-    A closed standard output is refused at once: a command would do its work for nobody.
+    A closed standard output is refused at once: nobody would see the result.
     """
+    from io import TextIOWrapper, UnsupportedOperation
+
     is_closed = sys.stdout is None
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    streams = (
+        ("stdin", "r", "surrogateescape"),
+        ("stdout", "w", "backslashreplace"),
+        ("stderr", "w", "backslashreplace"),
+    )
+    for name, mode, errors in streams:
         if getattr(sys, name) is None:  # the file takes the lowest number, which is the closed
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
-    for stream in (sys.stdout, sys.stderr):
-        _reconfigure(stream, "backslashreplace")
-    _reconfigure(sys.stdin, "surrogateescape")
+        stream = getattr(sys, name)
+        with suppress(UnsupportedOperation):  # it was read from before
+            if isinstance(stream, TextIOWrapper):
+                stream.reconfigure(errors=errors)
     for name in ("COLUMNS", "LINES"):
-        if len(os.environ.get(name, "")) > _SIDE_DIGITS:  # no size of a terminal
+        if len(os.environ.get(name, "")) > _SIDE_DIGITS:  # not the size of a terminal
             del os.environ[name]
     if is_closed:
         raise OutputError(
             "standard output is closed; let it go to a terminal, a file or /dev/null"
         )
-
-
-def _reconfigure(stream: object, errors: str) -> None:
-    from io import TextIOWrapper, UnsupportedOperation
-
-    with suppress(UnsupportedOperation):  # somebody has read from it before
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors=errors)
 
 
 def one_line(error: OSError) -> str:
@@ -277,7 +267,7 @@ def one_line(error: OSError) -> str:
 
 
 def holdings(counts: Mapping[str, int]) -> str:
-    """How much a space holds; RAD's entries only where there are some."""
+    """How many examples a space has, and RAD's entries if there are some."""
     examples = counted(counts["examples"], "example")
     entries = counts["entries"]
     return f"{examples}, {counted(entries, 'entry')}" if entries else examples
@@ -294,84 +284,35 @@ def size(count: int) -> str:
 
 
 @contextmanager
-def waiting(text: str) -> Iterator[Callable[[], None]]:
-    """Tell a terminal at once what takes a while, and for how long, until the wait is over."""
-    if not is_screen(sys.stderr):  # a script waits for an answer or one error, and for no more
-        yield lambda: None
-        return
-    text, begun, is_over = visible_line(text), monotonic(), Event()
-
-    def tick() -> None:
-        while not is_over.is_set():
-            line = f"{text} ... {monotonic() - begun:.0f} s"[: terminal_width() - 1]
-            to_stderr(f"\x1b[K{line}\r")  # what comes next begins where it began
-            is_over.wait(1)
-
-    clock = Thread(target=tick, daemon=True)
-    clock.start()
-
-    def end() -> None:
-        if not is_over.is_set():
-            is_over.set()
-            clock.join()
-            to_stderr("\x1b[K")
-
-    try:
-        yield end
-    finally:
-        end()
-
-
-@contextmanager
-def progress_bars(unit: str, first: str = "") -> Iterator[Callable[[str, int, int], None]]:
-    """Bars on stderr, one a label; `first` says what takes a while before there is any."""
-    with ExitStack() as stack:
-        end_wait = stack.enter_context(waiting(first)) if first else lambda: None
-        bars: list[Callable[[str, int, int], None]] = []
-
-        def tell(label: str, done: int, total: int) -> None:
-            if not bars:
-                end_wait()
-                bars.append(stack.enter_context(_bars(unit)))
-            bars[0](label, done, total)
-
-        yield tell
-
-
-@contextmanager
-def _bars(unit: str) -> Iterator[Callable[[str, int, int], None]]:
-    """Bars that a terminal sees; elsewhere a line now and then."""
+def progress_bars(unit: str, first: str = "") -> Iterator[OnLabel]:
+    """Bars on stderr, one a label; `first` says what takes time before there is any."""
     if not is_screen(sys.stderr):
-        yield _lines(unit)
+        yield _progress_lines(unit)
         return
+    from rich import progress as rich_progress
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TaskID,
-        TextColumn,
-        TimeRemainingColumn,
+
+    columns = (
+        rich_progress.TextColumn("{task.description}", markup=False),
+        rich_progress.BarColumn(),
+        rich_progress.MofNCompleteColumn(),
+        rich_progress.TextColumn(unit, markup=False),
+        rich_progress.TimeElapsedColumn(),
+        rich_progress.TimeRemainingColumn(),
     )
-
-    label_column = TextColumn("{task.description}", markup=False)
     bars: dict[str, TaskID] = {}
-    with Progress(
-        label_column,
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(unit),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    ) as bar:
+    with rich_progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        if first:
+            bars[""] = bar.add_task(visible_line(first), total=None)
 
-        def tell(label: str, done: int, total: int) -> None:
+        def report(label: str, done: int, total: int) -> None:
+            if "" in bars:
+                bar.remove_task(bars.pop(""))
             if label not in bars:
                 bars[label] = bar.add_task(visible_line(label))
             bar.update(bars[label], completed=done, total=total)
 
-        yield tell
+        yield report
 
 
 @contextmanager
@@ -379,38 +320,43 @@ def progress_bar(
     label: str, unit: str, first: str = ""
 ) -> Iterator[Callable[[int, int], None]]:
     """One bar."""
-    with progress_bars(unit, first) as tell:
-        yield lambda done, total: tell(label, done, total)
+    with progress_bars(unit, first) as report:
+        yield lambda done, total: report(label, done, total)
 
 
-def _lines(unit: str) -> Callable[[str, int, int], None]:
-    told: dict[str, int] = {}
+def _progress_lines(unit: str) -> OnLabel:
+    """A line on stderr for each tenth of the work, with the time left."""
+    started: dict[str, tuple[float, int]] = {}
+    tenths: dict[str, int] = {}
 
-    def tell(label: str, done: int, total: int) -> None:
+    def report(label: str, done: int, total: int) -> None:
+        start, first = started.setdefault(label, (monotonic(), done))
         tenth = 10 * done // max(1, total)
-        if tenth > told.get(label, -1):
-            told[label] = tenth
-            note(f"{visible_line(label)}: {done:,} of {total:,} {unit}")
+        if tenth > tenths.get(label, -1):
+            tenths[label] = tenth
+            line = f"{visible_line(label)}: {done:,} of {total:,} {unit}".rstrip()
+            left = (total - done) * (monotonic() - start) / max(1, done - first)
+            note(f"{line}, about {left:.0f} s left" if done > first and left >= 1 else line)
 
-    return tell
+    return report
 
 
 _MARKS = {"right": "green", "wrong": "bold red", "not judged": "dim"}
-_WORDS = re.compile(r"\s*[^\s]+|\s+")  # a word with the blanks before it
+_WORDS = re.compile(r"\s*[^\s]+|\s+")  # a word with the spaces before it
 
 
 class AnswerWriter:
     """Writes an answer as it comes: exactly as it is in a pipe, safe in a terminal.
 
-    A terminal breaks a line wherever its margin is; here a word that does not fit goes to the
-    next line whole, so a word is shown when it is complete.
+    A terminal breaks a line at its margin, inside a word; here a word that does not fit goes
+    to the next line whole, so a word is shown when it is complete.
     """
 
     def __init__(self) -> None:
         self._is_terminal = sys.stdout.isatty()
         self._width = terminal_width()
         self._column = 0  # where the next character goes
-        self._word = ""  # what is not shown yet: blanks, then the beginning of a word
+        self._word = ""  # not shown yet: spaces, then the beginning of a word
 
     def write(self, text: str) -> None:
         """Write a part of the answer."""
@@ -423,68 +369,67 @@ class AnswerWriter:
         flush()
 
     def end(self) -> None:
-        """Write what is left, and end the line."""
+        """Write the rest, and end the line."""
         self._place(self._word)
         self._word, self._column = "", 0
         write("\n")
         flush()
 
     def _place(self, word: str) -> None:
-        from trueline.explain.text import columns
+        from rich.cells import cell_len
 
         if "\n" in word:
             self._column = 0
-        elif self._column and self._column + columns(word) > self._width:
+        elif self._column and self._column + cell_len(word) > self._width:
             write("\n")
             self._column, word = 0, word.lstrip()
         write(word)
-        self._column += columns(word.rpartition("\n")[2])
+        self._column += cell_len(word.rpartition("\n")[2])
 
 
 class ShownAnswer(NamedTuple):
-    """What a method answers."""
+    """The answer of a method."""
 
     name: str
-    mark: str  # `right`, `wrong`, `not judged` or nothing
+    mark: str  # `right`, `wrong`, `not judged` or empty
     text: str
-    notes: Sequence[str]  # where it comes from
+    notes: Sequence[str]  # its sources, and what moved its tokens
 
 
 def print_answers(question: str, answers: Sequence[ShownAnswer]) -> None:
-    """A question, what each method answers, and notes below; wrapped and hung in a terminal."""
-    question = visible_line(question)
-    shown = [
-        ShownAnswer(
-            visible_line(one.name),
-            one.mark,
+    """A question, the answer of each method, and notes below; wrapped in a terminal."""
+    is_marked = any(one.mark for one in answers)
+    rows = [
+        (
+            [visible_line(one.name), *([one.mark] * is_marked)],
             visible_line(" ".join(one.text.split())),
             [visible_line(note) for note in one.notes],
         )
         for one in answers
     ]
-    is_marked = any(one.mark for one in shown)
     if not sys.stdout.isatty():
-        lines = [question]
-        for one in shown:
-            lines.append("\t".join([f"  {one.name}", *([one.mark] * is_marked), one.text]))
-            lines += [f"    {note}" for note in one.notes]
+        lines = [visible_line(question)]
+        for head, text, notes in rows:
+            lines += [
+                "\t".join([f"  {head[0]}", *head[1:], text]),
+                *(f"    {n}" for n in notes),
+            ]
         write("\n".join(lines) + "\n\n")
         return
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
-    screen = console()
-    screen.print(Text(question, style="bold"))
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(style="cyan", no_wrap=True)
-    if is_marked:
-        table.add_column(no_wrap=True)
+    for number in range(1 + is_marked):
+        table.add_column(style="" if number else "cyan", no_wrap=True)
     table.add_column(overflow="fold")
-    for one in shown:
-        mark = [Text(one.mark, style=_MARKS.get(one.mark, ""))] if is_marked else []
-        table.add_row(Text(one.name), *mark, Text(one.text))
-        for note in one.notes:
-            table.add_row("", *([""] * is_marked), Text(note.strip(), style="dim"))
+    for head, text, notes in rows:
+        marks = [Text(mark, style=_MARKS.get(mark, "")) for mark in head[1:]]
+        table.add_row(Text(head[0]), *marks, Text(text))
+        for note in notes:
+            table.add_row(*([""] * len(head)), Text(note.strip(), style="dim"))
+    screen = _console()
+    screen.print(Text(visible_line(question), style="bold"))
     screen.print(Padding(table, (0, 0, 0, 2)))
     screen.print()

@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 import click
 
-from trueline.cli.options import PATH, FlagEnvvarOption, read_settings
+from trueline.cli.options import PATH, FlagEnvvarOption
 from trueline.engines import DEFAULT_MODEL
 from trueline.errors import SettingError, import_extra
+from trueline.settings import read_settings
 
 _PACKAGES = ("msgspec", "starlette", "uvicorn", "prometheus_client")
 

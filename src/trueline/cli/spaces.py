@@ -1,4 +1,4 @@
-"""`trueline build`: examples to a grounding space."""
+"""`trueline build` and the commands that edit, merge, describe, check and tune a space."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ import msgspec
 from trueline.cli.options import (
     PATH,
     cluster_options,
+    device_options,
+    embedder_option,
     engine_option,
     example_options,
     json_option,
     model_options,
+    overwrite_option,
     read_cluster,
+    space_model_option,
 )
 from trueline.engines import DEFAULT_EMBEDDER
 from trueline.errors import SettingError
@@ -24,13 +28,12 @@ from trueline.text import counted, shown
 
 if TYPE_CHECKING:
     from trueline.corrective.tune import Tuning
-    from trueline.engines.base import Engine
     from trueline.lab.statistics import Interval
     from trueline.rad.entries import Context
-    from trueline.space import GroundingSpace
     from trueline.types import Example
 
-
+Read = Callable[[str], list["Example"]]
+folder_argument = click.argument("folder", type=PATH)
 _DIGITS = 9  # of a number of tokens
 
 
@@ -45,7 +48,7 @@ _DIGITS = 9  # of a number of tokens
     "--context",
     default="none",
     show_default=True,
-    help="Also make the entries that RAD needs: the tokens in a window, such as 8, or `full`.",
+    help="Also build the entries that RAD needs: tokens in a window, such as 8, or `full`.",
 )
 @click.option(
     "--window",
@@ -55,35 +58,37 @@ _DIGITS = 9  # of a number of tokens
     help="Whether a window may reach into the prompt.",
 )
 @click.option(
-    "--end", is_flag=True, help="Also keep an entry after the last token of each answer."
+    "--end", is_flag=True, help="Also store an entry after the last token of each answer."
 )
 @click.option(
     "--values",
     type=click.Choice(["auto", "hidden", "logits"]),
     default="auto",
     show_default=True,
-    help="What is kept: auto is the smallest exact form.",
+    help="What to store: auto is the smallest exact form.",
 )
 @click.option(
     "--value-dtype",
     type=click.Choice(["auto", "float32", "float16"]),
     default="auto",
     show_default=True,
-    help="How keys and values are kept.",
+    help="The number type of stored keys and values.",
 )
-@click.option("--wrong", is_flag=True, help="Also keep the wrong answers, for RAD's beta.")
+@click.option(
+    "--wrong", is_flag=True, help="Also store entries of the wrong answers, for RAD's beta."
+)
 @click.option(
     "--task",
     type=click.Choice(["question", "dialogue", "summary"]),
     default="question",
     show_default=True,
-    help="Which of the paper's prompts to ask with.",
+    help="Which of the paper's prompts to use.",
 )
 @click.option("--template", help="The prompt, with {question} where the question goes.")
 @click.option("--system", help="A system line for the prompt.")
 @click.option("--no-chat", is_flag=True, help="Leave the model's chat template out.")
 @cluster_options
-@click.option("--overwrite", is_flag=True, help="Replace another space that stands there.")
+@overwrite_option
 @example_options
 def build(
     examples: str,
@@ -101,15 +106,15 @@ def build(
     value_dtype: str,
     on: str | None,
     workers: int | None,
-    read: Callable[[str], list[Example]],
+    read: Read,
     **options: Any,
 ) -> None:
     """Build a grounding space from EXAMPLES.
 
-    No model is needed, and any may use the space; only --context runs one over every answer.
-    EXAMPLES is a JSONL, CSV or Parquet file, a hub dataset (owner/name), `facts`, which come
-    with trueline, or another space, also one of version 0.2.0. An interrupted build goes on
-    when the same command is run again.
+    No model is needed, and the space works with any; only --context runs one over every
+    answer. EXAMPLES is a JSONL, CSV or Parquet file, a hub dataset (owner/name), `facts`,
+    which come with trueline, or another space, also one of version 0.2.0. To resume an
+    interrupted build, run the same command again.
 
     \b
     Examples:
@@ -125,12 +130,13 @@ def build(
     from trueline.session import check_parts
     from trueline.store import check_folder, examples_of_space
 
-    check_folder(out)  # this and what follows before anything heavy is imported
+    check_folder(out)  # this and the next lines, before anything heavy is imported
     template = template or prompt_sets()[task].base.template
     prompt = Prompt(template, system=system, chat=False if no_chat else None)
     tokens, lm = _context(context), None
     cluster = read_cluster(on, workers, device)
-    _check_weights(tokens, model, dtype, device, trust_remote_code)
+    if tokens is None:
+        _refuse_model_options(model, dtype, device, trust_remote_code)
     check_parts((), model=model, embedder=options["embedder"])
     found = examples_of_space(examples) or read(examples)
     unit = "examples" if tokens is None else "entries"
@@ -148,34 +154,30 @@ def build(
 def _summary(facts: dict[str, Any]) -> str:
     from trueline.cli.screen import holdings, size
 
-    found = f"{holdings(facts)}, "
+    total = f"{holdings(facts)}, {size(facts['bytes'])}"
     if facts["context"] is None:
-        each = f"{facts['bytes_per_example']:,} bytes an example beside its text"
-        return f"{found}{size(facts['bytes'])} ({each})"
+        return f"{total} ({facts['bytes_per_example']:,} bytes an example beside its text)"
     return (
-        f"{found}{size(facts['bytes'])} ({facts['values']} values, {facts['head']} head, "
+        f"{total} ({facts['values']} values, {facts['head']} head, "
         f"{facts['bytes_per_entry']:,} bytes an entry; logits would take "
         f"{facts['logits_would_be']:,})"
     )
 
 
-def _check_weights(
-    tokens: Context | None, model: str | None, dtype: str, device: str | None, is_trusted: bool
+def _refuse_model_options(
+    model: str | None, dtype: str, device: str | None, is_trusted: bool
 ) -> None:
-    """Refuse options of a model where none is opened."""
     given = {
         "--model": model is not None,
         "--dtype": dtype != "auto",
         "--device": device is not None,
         "--trust-remote-code": is_trusted,
     }
-    for name, is_given in given.items():
-        if tokens is None and is_given:
-            raise SettingError(
-                f"{name} is about the model that makes RAD's entries, and without --context "
-                f"none are made; leave {name} out, as any model may use the space, or add "
-                "--context 8"
-            )
+    if flags := [name for name, is_given in given.items() if is_given]:
+        raise SettingError(
+            f"{flags[0]} is for the model that makes RAD's entries, which needs --context: add "
+            f"--context 8, or leave {flags[0]} out, as the space works with any model"
+        )
 
 
 def _context(text: str) -> Context | None:
@@ -191,14 +193,13 @@ def _context(text: str) -> Context | None:
 
 
 @click.command()
-@click.argument("folder", type=PATH)
+@folder_argument
 @click.argument("examples")
-@click.option("--replace", is_flag=True, help="Let new content take the place of known ids.")
-@click.option("--model", help="The model, if not the one the space names.")
-@click.option("--embedder", help="The embedder, if not the one the space names.")
+@click.option("--replace", is_flag=True, help="Replace the examples of known ids.")
+@space_model_option
+@embedder_option
 @engine_option
-@click.option("--device", help="cpu, cuda, mps; the best there is if left out.")
-@click.option("--trust-remote-code", is_flag=True, help="Run code that comes with a model.")
+@device_options
 @example_options
 def add(
     folder: Path,
@@ -209,18 +210,19 @@ def add(
     engine: str,
     device: str | None,
     trust_remote_code: bool,
-    read: Callable[[str], list[Example]],
+    read: Read,
 ) -> None:
     """Add EXAMPLES to the grounding space in FOLDER.
 
-    EXAMPLES is what `trueline build` takes. Only the new examples cost time. An id that the
-    space already holds is refused, or with --replace gets the new content.
+    EXAMPLES is what `trueline build` takes. Only the new examples cost time. An id that is
+    in the space already is refused, or with --replace gets the new content.
 
     \b
     Example:
       trueline add facts.space more.jsonl
     """
     from trueline.cli.screen import holdings, progress_bar, show_line
+    from trueline.engines import load
     from trueline.session import check_parts
 
     check_parts((), space=folder, model=model, embedder=embedder)
@@ -231,34 +233,26 @@ def add(
         space = read_space(folder, embedder=embedder)
         known = [example for example in found if replace and example.id in space]
         new = [example for example in found if not (replace and example.id in space)]
-        options = {"engine": engine, "device": device, "trust_remote_code": trust_remote_code}
-        lm = _model(space, model, options)
+        lm = None
+        if space.entries is not None:  # they need their model, in their number type
+            made = space.entries.settings
+            weights: dict[str, Any] = {"engine": engine, "device": device}
+            weights |= {"dtype": made.computed, "trust_remote_code": trust_remote_code}
+            lm = load(model or made.model, **weights)
         if known:
             space = space.replace(known, lm, progress=progress)
         if new:
             space = space.add(new, lm, progress=progress)
-    counts = space.counts()
-    show_line(f"{folder}: {holdings(counts)}")
-
-
-def _model(space: GroundingSpace, name: str | None, options: dict[str, Any]) -> Engine | None:
-    """The model of a space with entries, in the type they were computed in."""
-    from trueline.engines import load
-
-    if space.entries is None:
-        return None
-    made = space.entries.settings
-    found: Engine = load(name or made.model, dtype=made.computed, **options)
-    return found
+    show_line(f"{folder}: {holdings(space.counts())}")
 
 
 @click.command()
-@click.argument("folder", type=PATH)
+@folder_argument
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
 def remove(folder: Path, ids: tuple[str, ...]) -> None:
     """Remove examples from the grounding space in FOLDER, by their ids.
 
-    They leave the folder at once, and no answer sees them from then on.
+    No later answer uses them.
 
     \b
     Example:
@@ -278,9 +272,9 @@ def remove(folder: Path, ids: tuple[str, ...]) -> None:
     "--out",
     type=PATH,
     required=True,
-    help="The folder of the result; it may be that of one of the two.",
+    help="The folder of the result, which may be one of the two.",
 )
-@click.option("--overwrite", is_flag=True, help="Replace another space that stands there.")
+@overwrite_option
 def merge(first: Path, second: Path, out: Path, overwrite: bool) -> None:
     """Merge the grounding spaces in FIRST and SECOND, which must have been made alike.
 
@@ -302,15 +296,16 @@ def merge(first: Path, second: Path, out: Path, overwrite: bool) -> None:
 
 
 @click.command()
-@click.argument("folder", type=PATH)
+@folder_argument
 @json_option
 def log(folder: Path, as_json: bool) -> None:
-    """List what was committed to the grounding space in FOLDER, the oldest first.
+    """List the commits to the grounding space in FOLDER, the oldest first.
 
     \b
     Example:
       trueline log facts.space
     """
+
     from trueline.cli.screen import print_json, print_table
     from trueline.store import read_manifest
 
@@ -323,7 +318,7 @@ def log(folder: Path, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("folder", type=PATH)
+@folder_argument
 @click.option("--examples", is_flag=True, help="List the examples, with their ids.")
 @json_option
 def info(folder: Path, examples: bool, as_json: bool) -> None:
@@ -346,16 +341,16 @@ def info(folder: Path, examples: bool, as_json: bool) -> None:
         print_table(("id", "question", "answer"), rows)
     elif as_json:
         print_json(space.info())
-    else:  # what is about RAD's entries says nothing where there are none
+    else:  # facts about RAD's entries are None if there are no entries
         facts = space.info()
         print_facts({name: facts[name] for name in facts if facts[name] is not None})
 
 
 @click.command()
-@click.argument("folder", type=PATH)
+@folder_argument
 @json_option
 def verify(folder: Path, as_json: bool) -> None:
-    """Check the grounding space in FOLDER; exit 1 if anything in it is not as it was written.
+    """Check the grounding space in FOLDER; exit 1 if anything in it was changed or damaged.
 
     \b
     Example:
@@ -376,7 +371,7 @@ def verify(folder: Path, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("folder", type=PATH)
+@folder_argument
 @click.option(
     "--questions",
     type=PATH,
@@ -387,10 +382,10 @@ def verify(folder: Path, as_json: bool) -> None:
     type=float,
     default=0.02,
     show_default=True,
-    help="Share of questions that a wrong example may speak for.",
+    help="Share of questions for which a wrong example may be in scope.",
 )
-@click.option("--embedder", help="The embedder, if not the one the space names.")
-@click.option("--undo", is_flag=True, help="Forget what was tuned.")
+@embedder_option
+@click.option("--undo", is_flag=True, help="Remove the tuned settings.")
 @json_option
 def tune(
     folder: Path,
@@ -400,26 +395,28 @@ def tune(
     undo: bool,
     as_json: bool,
 ) -> None:
-    """Fit the threshold of the grounding space in FOLDER, and keep it there.
+    """Fit the threshold of the grounding space in FOLDER, and store it there.
 
-    An example speaks if the probability that it answers a question is above the threshold.
-    Without --questions, each example's own question is asked, and no other example may speak.
-    No model runs.
+    An example is in scope if the probability that it answers a question is above the threshold.
+    Without --questions, each example's own question is used, and no other example may be in
+    scope for it. No model runs.
 
     \b
     Examples:
       trueline tune facts.space
       trueline tune facts.space --undo
     """
+    from dataclasses import asdict
+
     from trueline.cli.screen import print_json, progress_bar, show_line
     from trueline.examples import check_meant, read_asked
     from trueline.session import check_parts
 
     if undo and questions is not None:
-        raise SettingError("--undo takes no --questions: it only forgets what was tuned")
+        raise SettingError("--undo takes no --questions: it only removes the tuned settings")
     asked = None if questions is None else read_asked(questions)
     check_parts((), space=folder, embedder=embedder)
-    from trueline.space import read_space  # takes a while: behind what can be wrong
+    from trueline.space import read_space  # imports torch
 
     space = read_space(folder, embedder=embedder)
     if undo:
@@ -428,58 +425,50 @@ def tune(
         if as_json:
             print_json({"tuned": tuned or None})
         else:
-            told = "as it was before it was tuned" if was_tuned else "was not tuned"
-            show_line(f"{folder}: {told}")
+            state = "as it was before it was tuned" if was_tuned else "was not tuned"
+            show_line(f"{folder}: {state}")
         return
     check_meant(asked or (), {example.id for example in space.examples}, str(questions))
     with progress_bar("tuning", "questions", f"opening {folder}") as progress:
-        from trueline.corrective.tune import tune as find
+        from trueline.corrective.tune import tune as fit
 
-        found = find(space, asked, false_scope=false_scope, progress=progress)
-    space.tune(found.settings)
+        fitted = fit(space, asked, false_scope=false_scope, progress=progress)
+    space.tune(fitted.settings)
     if as_json:
-        print_json(_as_json(found))
+        print_json({**asdict(fitted), "tuned": fitted.settings})
     else:
-        for line in _lines(folder, found):
+        for line in _lines(folder, fitted):
             show_line(line)
 
 
-def _as_json(found: Tuning) -> dict[str, object]:
-    from dataclasses import asdict
-
-    return {**asdict(found), "tuned": found.settings}
-
-
-def _lines(folder: Path, found: Tuning) -> list[str]:
-    """What was found, how well it does, and what it does not know."""
-    source = f"{found.questions:,} questions, {found.none:,} of which no example answers"
-    if found.fitted_to == "examples":
-        source = f"{found.questions:,} examples: each one's question, asked of all the others"
-    is_same = found.threshold == found.before
-    was = "as it was: nothing had to change" if is_same else f"it was {found.before:g}"
-    lines = [
-        f"{folder}: threshold {found.threshold:g} ({was})",
-        f"  fitted to    {source}",
-        f"  false scope  {_share(found.false_scope)} where a wrong example would speak first",
-    ]
-    if found.recall is not None:
-        lines.append(f"  recall       {_share(found.recall)}: the right example speaks first")
+def _lines(folder: Path, fitted: Tuning) -> list[str]:
+    """The threshold, how well it does, and what is not known about it."""
+    source = f"{fitted.questions:,} questions, {fitted.none:,} of which no example answers"
+    if fitted.fitted_to == "examples":
+        source = f"{fitted.questions:,} examples: each one's question, against all the others"
+    is_same = fitted.threshold == fitted.before
+    was = "as it was: nothing had to change" if is_same else f"it was {fitted.before:g}"
+    if fitted.recall is not None:
+        recall = f"{_share(fitted.recall)}: the right example comes first"
     else:
-        known = found.shipped_recall
+        known = fitted.shipped_recall
         share = "not known for this embedder" if known is None else f"{known:.0%}"
-        lines.append(
-            f"  recall       {share} on the questions shipped with trueline; --questions tells "
-            "that of yours"
-        )
-    lines.append("  strength     not fitted, which would take a model; it stays as it is")
-    for one in found.worst:
-        lines.append(
-            f"  still false  {one.probability:.2f}  {one.question}  spoken for by {one.example}"
-        )
-    return [*lines, f"`trueline tune {folder} --undo` forgets it"]
+        recall = f"{share} on the questions shipped with trueline; --questions measures yours"
+    return [
+        f"{folder}: threshold {fitted.threshold:g} ({was})",
+        f"  fitted to    {source}",
+        f"  false scope  {_share(fitted.false_scope)} where a wrong example would come first",
+        f"  recall       {recall}",
+        "  strength     not fitted, which would take a model; it stays as it is",
+        *(
+            f"  still false  {one.probability:.2f}  {one.question}  answered by {one.example}"
+            for one in fitted.worst
+        ),
+        f"`trueline tune {folder} --undo` removes it",
+    ]
 
 
 def _share(share: Interval) -> str:
     interval = f"{share.low:.1%} to {share.high:.1%}"
-    found = f"{round(share.mean * share.n):,} of {share.n:,}"
-    return f"{found} ({share.mean:.1%}; 95 % interval {interval})"
+    count = f"{round(share.mean * share.n):,} of {share.n:,}"
+    return f"{count} ({share.mean:.1%}; 95 % interval {interval})"

@@ -22,7 +22,7 @@ from trueline.corrective.scope import (
 from trueline.errors import SettingError
 from trueline.examples import AskedQuestion, check_meant
 from trueline.lab.statistics import Interval, share_interval
-from trueline.settings import Between, plain
+from trueline.settings import plain
 from trueline.space import GroundingSpace
 from trueline.text import shown
 from trueline.types import Example, OnProgress
@@ -97,7 +97,7 @@ def tune(
     then can only rise, as other examples are easier to tell apart than near misses are.
     """
     limit = plain(false_scope)
-    if type(limit) not in (int, float) or not Between(0, 1).holds(limit):
+    if type(limit) not in (int, float) or not 0 <= limit <= 1:
         raise SettingError(f"false_scope must lie in [0, 1], got {shown(false_scope)}")
     if questions is not None and not questions:
         raise SettingError("there are no questions; leave them out to tune by the examples")

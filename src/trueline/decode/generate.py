@@ -1,12 +1,13 @@
-"""Questions, messages or tokens in, answers out: whole, or piece by piece."""
+"""Questions, messages or tokens -> answers: whole, piece by piece, scored or compared."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import zip_longest
 from time import perf_counter
-from typing import overload
+from typing import Unpack, overload
 
 import torch
 
@@ -25,34 +26,36 @@ from trueline.prompts import (
 )
 from trueline.settings import whole_number
 from trueline.text import shown
-from trueline.types import Answer, OnProgress, Piece, Sampling, several
+from trueline.types import Answer, OnProgress, Piece, Sampling, SamplingOptions, to_tuple
+
+Messages = Sequence[Mapping[str, str]]
+Given = str | ModelInput  # a question for the method's own prompt, or what the model reads
 
 
 def make_request(
     lm: Engine,
     method: Method,
-    given: str | ModelInput,
+    given: Given,
     options: Sampling | None = None,
     *,
     index: int = 0,
 ) -> Request:
-    """Check what is asked against a method and a model, and cut it into tokens.
+    """Check a question against a method and a model, and tokenize its prompts.
 
     The method itself is checked against the model by `method.check`, once for all requests.
     """
-    options = options or Sampling()
-    given = as_input(method, given, f"question {index + 1}")
-    inputs = model_inputs(method, given)
-    contexts = tuple(tuple(one.encode(lm.tokenizer)) for one in inputs)
-    check_contexts(lm, contexts, f"question {index + 1}")
+    options, what = options or Sampling(), f"question {index + 1}"
+    given = _as_input(method, given, what)
+    inputs = _model_inputs(method, given)
+    contexts = _contexts(lm, inputs, what)
     longest, room = max(map(len, contexts)), options.max_new_tokens
     if lm.limit is not None:
         room = min(room, lm.limit - longest)
     if room < 1:
         raise SettingError(
-            f"question {index + 1} makes {method.name} read a prompt of {longest} tokens, "
-            f"{lm.id} reads {lm.limit} at most; shorten it, or what the method puts ahead "
-            f"of it: {(given.question or '')[:60]!r}"
+            f"{what} makes {method.name} read a prompt of {longest} tokens, {lm.id} reads "
+            f"{lm.limit} at most; shorten it, or what the method puts before it: "
+            f"{(given.question or '')[:60]!r}"
         )
     hashes = tuple(one.hash for one in inputs)
     prepared = method.prepare(lm, given, options)
@@ -61,8 +64,7 @@ def make_request(
     return Request(method, given, contexts, hashes, options, room, index, prepared, near)
 
 
-def check_method(method: object, lm: Engine) -> None:
-    """Refuse what is no method, and a method that cannot work with the model."""
+def _check_method(method: object, lm: Engine) -> None:
     if not isinstance(method, Method):
         raise SettingError(
             "the method must be an object such as tl.Greedy() or tl.RAD(space), got "
@@ -71,20 +73,8 @@ def check_method(method: object, lm: Engine) -> None:
     method.check(lm)
 
 
-def check_contexts(lm: Engine, contexts: Sequence[Sequence[int]], what: str) -> None:
-    """Refuse a context without tokens, or with one the model does not have."""
-    for context in contexts:
-        if not context:
-            raise SettingError(f"{what} makes an empty prompt")
-        if min(context) < 0 or max(context) >= lm.vocabulary:
-            raise SettingError(
-                f"{what} holds tokens from {min(context)} to {max(context)}; {lm.id} has those "
-                f"from 0 to {lm.vocabulary - 1}"
-            )
-
-
-def as_input(method: Method, given: object, what: str) -> ModelInput:
-    """What is asked as a model reads it: a question goes into the method's own prompt."""
+def _as_input(method: Method, given: object, what: str) -> ModelInput:
+    """A question in the method's own prompt; any other input as it is."""
     if hasattr(given, "encode_answer") and hasattr(given, "question"):
         if given.question is not None:
             check_question(given.question, what)
@@ -93,8 +83,8 @@ def as_input(method: Method, given: object, what: str) -> ModelInput:
     return FilledPrompt(method.question_prompt, str(given))
 
 
-def model_inputs(method: Method, given: ModelInput) -> tuple[ModelInput, ...]:
-    """What a method has the model read; one that rewrites prompts is refused bare tokens."""
+def _model_inputs(method: Method, given: ModelInput) -> tuple[ModelInput, ...]:
+    """What a method makes the model read; one that rewrites prompts needs more than tokens."""
     needs = method.needs
     if isinstance(given, TokenContext) and (needs.own_prompt or needs.second_prompt):
         raise SettingError(
@@ -103,32 +93,36 @@ def model_inputs(method: Method, given: ModelInput) -> tuple[ModelInput, ...]:
         )
     if needs.question and given.question is None:
         raise SettingError(
-            f"{method.name} goes by the question, and none is known; "
-            "give a question or messages"
+            f"{method.name} needs the text of the question; give a question or messages"
         )
     return method.inputs(given)
 
 
-Messages = Sequence[Mapping[str, str]]
-Given = str | ModelInput  # a question for the method's own prompt, or what the model reads
+def _contexts(
+    lm: Engine, inputs: Sequence[ModelInput], what: str
+) -> tuple[tuple[int, ...], ...]:
+    """The tokens of each input; none may be empty or hold tokens the model does not have."""
+    contexts = tuple(tuple(one.encode(lm.tokenizer)) for one in inputs)
+    for context in contexts:
+        if not context:
+            raise SettingError(f"{what} makes an empty prompt")
+        if min(context) < 0 or max(context) >= lm.vocabulary:
+            raise SettingError(
+                f"{what} holds tokens from {min(context)} to {max(context)}; {lm.id} has those "
+                f"from 0 to {lm.vocabulary - 1}"
+            )
+    return contexts
 
 
 @overload
 def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str too
     lm: Engine,
     method: Method,
-    questions: str | ModelInput,
+    questions: Given,
     *,
-    max_new_tokens: int = ...,
-    temperature: float = ...,
-    top_k: int | None = ...,
-    top_p: float | None = ...,
-    seed: int | None = ...,
-    stop: str | Sequence[str] = ...,
-    stop_ids: Sequence[int] = ...,
-    trace: bool = ...,
     batch_size: int = ...,
     progress: OnProgress | None = ...,
+    **options: Unpack[SamplingOptions],
 ) -> Answer: ...
 
 
@@ -138,16 +132,9 @@ def generate(
     method: Method,
     questions: Sequence[str] | Sequence[ModelInput],
     *,
-    max_new_tokens: int = ...,
-    temperature: float = ...,
-    top_k: int | None = ...,
-    top_p: float | None = ...,
-    seed: int | None = ...,
-    stop: str | Sequence[str] = ...,
-    stop_ids: Sequence[int] = ...,
-    trace: bool = ...,
     batch_size: int = ...,
     progress: OnProgress | None = ...,
+    **options: Unpack[SamplingOptions],
 ) -> list[Answer]: ...
 
 
@@ -158,14 +145,7 @@ def generate(
     questions: None = ...,
     *,
     messages: Messages,
-    max_new_tokens: int = ...,
-    temperature: float = ...,
-    top_k: int | None = ...,
-    top_p: float | None = ...,
-    seed: int | None = ...,
-    stop: str | Sequence[str] = ...,
-    stop_ids: Sequence[int] = ...,
-    trace: bool = ...,
+    **options: Unpack[SamplingOptions],
 ) -> Answer: ...
 
 
@@ -175,42 +155,20 @@ def generate(
     questions: Given | Sequence[str] | Sequence[ModelInput] | None = None,
     *,
     messages: Messages | None = None,
-    max_new_tokens: int = 64,
-    temperature: float = 0.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int | None = None,
-    stop: str | Sequence[str] = (),
-    stop_ids: Sequence[int] = (),
-    trace: bool = False,
     batch_size: int = 16,
     progress: OnProgress | None = None,
+    **options: Unpack[SamplingOptions],
 ) -> Answer | list[Answer]:
     """Answer one question or many, or a conversation; a list comes back in its order.
 
     Greedy unless temperature is above 0. A question's draws depend on the seed and its index in
     the list, not on the batch it falls into.
     """
-    options = Sampling(
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        stop=several(stop),
-        stop_ids=several(stop_ids),
-        trace=trace,
-    )
+    sampling = Sampling(**options)  # type: ignore[arg-type]  # which converts sequences
     given = _given(questions, messages)
-    answers = answer_all(
-        lm,
-        method,
-        given if isinstance(given, list) else [given],
-        options,
-        batch_size=batch_size,
-        progress=progress,
-    )
-    return answers if isinstance(given, list) else answers[0]
+    many = given if isinstance(given, tuple) else (given,)
+    answers = answer_all(lm, method, many, sampling, batch_size=batch_size, progress=progress)
+    return answers if isinstance(given, tuple) else answers[0]
 
 
 def answer_all(
@@ -224,9 +182,9 @@ def answer_all(
 ) -> list[Answer]:
     """`generate` with its options as one value."""
     batch_size = whole_number(batch_size, "batch_size")
-    check_method(method, lm)
+    _check_method(method, lm)
     requests = [make_request(lm, method, one, options, index=i) for i, one in enumerate(given)]
-    # Contexts of like length together keep padding small; a quarter of the rows joins at once.
+    # Similar lengths together keep padding small; a quarter of the rows joins at once.
     decoding = Decoding(lm, max_rows=batch_size, join_at=max(1, batch_size // 4))
     tickets = {
         decoding.submit(request): request.index
@@ -248,34 +206,18 @@ def stream(
     question: Given | None = None,
     *,
     messages: Messages | None = None,
-    max_new_tokens: int = 64,
-    temperature: float = 0.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int | None = None,
-    stop: str | Sequence[str] = (),
-    stop_ids: Sequence[int] = (),
-    trace: bool = False,
+    **options: Unpack[SamplingOptions],
 ) -> Iterator[Piece]:
     """Yield the answer piece by piece; the pieces together are the text `generate` gives.
 
     Text is held back while it may be half a character or the beginning of a stop string.
     """
-    options = Sampling(
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        stop=several(stop),
-        stop_ids=several(stop_ids),
-        trace=trace,
-    )
+    sampling = Sampling(**options)  # type: ignore[arg-type]  # which converts sequences
     given = _given(question, messages)
-    if isinstance(given, list):
+    if isinstance(given, tuple):
         raise SettingError(f"stream takes one question, got {len(given)}; generate takes many")
-    check_method(method, lm)
-    return _pieces(lm, make_request(lm, method, given, options))
+    _check_method(method, lm)
+    return _pieces(lm, make_request(lm, method, given, sampling))
 
 
 def _pieces(lm: Engine, request: Request) -> Iterator[Piece]:
@@ -287,22 +229,21 @@ def _pieces(lm: Engine, request: Request) -> Iterator[Piece]:
         (row,) = decoding.step()
         text, ready = settled_text(lm, row)
         if ready > text_sent or row.is_ended:
+            answer = row.answer() if row.is_ended else None
             yield Piece(
                 text=text[text_sent:ready],
                 token_ids=tuple(row.tokens[tokens_sent:]),
-                finish=row.finish if row.is_ended else None,
+                finish=answer.finish if answer else None,
                 steps=tuple(row.steps[tokens_sent:]),
-                sources=row.sources() if row.is_ended else (),
-                is_covered=(
-                    request.method.is_covered(request.prepared) if row.is_ended else None
-                ),
-                answer=row.answer() if row.is_ended else None,
+                sources=answer.sources if answer else (),
+                is_covered=answer.is_covered if answer else None,
+                answer=answer,
             )
             text_sent, tokens_sent = ready, len(row.tokens)
 
 
 def settled_text(lm: Engine, row: Row) -> tuple[str, int]:
-    """The text of a row so far, and how much of it is sure to stay."""
+    """The text of a row so far, and how many of its characters can no longer change."""
     if row.text is not None:
         return row.text, len(row.text)
     text = lm.decode_settled(row.tokens)
@@ -318,41 +259,39 @@ def settled_text(lm: Engine, row: Row) -> tuple[str, int]:
 
 def _given(
     questions: Given | Sequence[str] | Sequence[ModelInput] | None, messages: Messages | None
-) -> Given | list[Given]:
-    """What is asked: one thing, or several in a list."""
+) -> Given | tuple[Given, ...]:
+    """One question or conversation, or a tuple of several questions."""
     if (questions is None) == (messages is None):
         raise SettingError("give either questions or messages, one of the two")
-    if messages is not None:
-        return read_messages(messages)
-    is_many = isinstance(questions, Iterable) and not isinstance(
-        questions, str | bytes | Mapping
+    given: Given | tuple[Given, ...] = (
+        to_tuple(questions) if messages is None else read_messages(messages)
     )
-    return list(questions) if is_many else questions  # type: ignore[arg-type,return-value]
+    return given
 
 
-_POSITIONS = 64  # positions that are scored in one batch
+_POSITIONS = 64  # logits kept in memory at once while scoring: as many positions
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """What a model reads, and the tokens whose probability behind it is asked for."""
+    """An input as tokens, and the tokens that follow it and are scored."""
 
     given: ModelInput
-    contexts: tuple[tuple[int, ...], ...]  # under each prompt of the method
+    contexts: tuple[tuple[int, ...], ...]  # the tokens of each input that the method reads
     tokens: tuple[int, ...]
 
 
 def score(
     lm: Engine,
     method: Method,
-    question: str | ModelInput | None = None,
+    question: Given | None = None,
     candidates: Sequence[str] = (),
     *,
     messages: Messages | None = None,
 ) -> list[float]:
     """The log-probability of each candidate answer under the method, summed over its tokens."""
-    check_method(method, lm)
-    texts = several(candidates)
+    _check_method(method, lm)
+    texts = to_tuple(candidates)
     if not isinstance(texts, tuple):
         raise SettingError(f"candidates must be a list of answers, got {shown(candidates)}")
     for number, candidate in enumerate(texts, 1):
@@ -363,11 +302,10 @@ def score(
         return []
     if (question is None) == (messages is None):
         raise SettingError("give either a question or messages, one of the two")
-    asked = question if messages is None else read_messages(messages)
-    given = as_input(method, asked, "the question")
-    inputs = model_inputs(method, given)
-    contexts = tuple(tuple(one.encode(lm.tokenizer)) for one in inputs)
-    check_contexts(lm, contexts, "the question")
+    given = question if messages is None else read_messages(messages)
+    given = _as_input(method, given, "the question")
+    inputs = _model_inputs(method, given)
+    contexts = _contexts(lm, inputs, "the question")
     answers = [tuple(inputs[0].encode_answer(text, lm.tokenizer)) for text in texts]
     longest = max(map(len, contexts)) + max(map(len, answers))
     if lm.limit is not None and longest > lm.limit:
@@ -402,9 +340,9 @@ def _positions(
     first, second = _read(lm, method, rows)
     distinct = dict.fromkeys((row.contexts, row.given) for row in rows)
     prepared = {key: method.prepare(lm, key[1], Sampling()) for key in distinct}
-    spots = [(row, at) for row, one in enumerate(rows) for at in range(len(one.tokens))]
-    for start in range(0, len(spots), _POSITIONS):
-        batch = spots[start : start + _POSITIONS]
+    positions = [(row, at) for row, one in enumerate(rows) for at in range(len(one.tokens))]
+    for start in range(0, len(positions), _POSITIONS):
+        batch = positions[start : start + _POSITIONS]
         which, steps = [row for row, _ in batch], [at for _, at in batch]
         step = Step(
             Rows(
@@ -425,27 +363,24 @@ def _read(
     lm: Engine, method: Method, rows: Sequence[Continuation]
 ) -> tuple[States, States | None]:
     """The states before each token of each row (rows, longest, ...), under each prompt."""
-    streams = len(rows[0].contexts)
+    prompts = len(rows[0].contexts)
     distinct = {row.contexts: None for row in rows}
     index = {contexts: number for number, contexts in enumerate(distinct)}
-    read = [contexts[stream] for stream in range(streams) for contexts in distinct]
+    read = [contexts[prompt] for prompt in range(prompts) for contexts in distinct]
     own = [index[row.contexts] for row in rows]
-    which = [stream * len(distinct) + number for stream in range(streams) for number in own]
+    which = [prompt * len(distinct) + number for prompt in range(prompts) for number in own]
     states = read_continuations(
-        lm, read, which, [row.tokens for row in rows] * streams, layers=method.read_layers(lm)
+        lm, read, which, [row.tokens for row in rows] * prompts, layers=method.read_layers(lm)
     )
     first = states.map(lambda tensor: tensor[: len(rows)])
     second = states.map(lambda tensor: tensor[len(rows) :])
-    return first, second if streams > 1 else None
+    return first, second if prompts > 1 else None
 
 
 def first_difference(one: Sequence[object], other: Sequence[object]) -> int | None:
     """The index at which two sequences first differ, or one of them ends; None if nowhere."""
-    missing = object()
-    for index, (a, b) in enumerate(zip_longest(one, other, fillvalue=missing)):
-        if a is missing or b is missing or a != b:
-            return index
-    return None
+    pairs = enumerate(zip_longest(one, other, fillvalue=object()))
+    return next((index for index, (a, b) in pairs if a != b), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -460,7 +395,7 @@ class Compared:
 
     @property
     def tokens_per_second(self) -> float:
-        """How fast its answers came, prompts included."""
+        """How many tokens a second it generated, prompts included."""
         return sum(len(answer.token_ids) for answer in self.answers) / self.seconds
 
     @property
@@ -474,56 +409,38 @@ def compare(
     methods: Mapping[str, Method] | Sequence[Method],
     questions: Sequence[str],
     *,
-    max_new_tokens: int = 64,
-    temperature: float = 0.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int | None = None,
-    stop: str | Sequence[str] = (),
-    stop_ids: Sequence[int] = (),
     batch_size: int = 16,
     progress: Callable[[str, int, int], None] | None = None,
+    **options: Unpack[SamplingOptions],
 ) -> dict[str, Compared]:
     """Answer every question with every method, timed; changes are counted against greedy.
 
-    Methods come as a list, or under names of one's own.
+    Methods come as a list, or as {name: method}.
     """
     named = _named(methods)
-    asked = several(questions)
-    if not isinstance(asked, tuple) or not asked:
+    given = to_tuple(questions)
+    if not isinstance(given, tuple) or not given:
         raise SettingError(f"questions must be a list of one or more, got {shown(questions)}")
-    options = Sampling(
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        stop=several(stop),
-        stop_ids=several(stop_ids),
-    )
+    sampling = Sampling(**options)  # type: ignore[arg-type]  # which converts sequences
     for method in named.values():
-        check_method(method, lm)  # all of them before the first answers
-    found = {}
+        _check_method(method, lm)  # all of them before the first answers
+    runs = {}
     for name, method in named.items():
-        answer_all(lm, method, asked[:1], replace(options, max_new_tokens=1))  # warms up
-        begun = perf_counter()
+        answer_all(lm, method, given[:1], replace(sampling, max_new_tokens=1))  # warms up
+        on_progress = None if progress is None else partial(progress, name)
+        start = perf_counter()
         answers = answer_all(
-            lm,
-            method,
-            asked,
-            options,
-            batch_size=batch_size,
-            progress=None if progress is None else _under(progress, name),
+            lm, method, given, sampling, batch_size=batch_size, progress=on_progress
         )
-        found[name] = (answers, perf_counter() - begun)
-    plain = found[PLAIN][0] if PLAIN in found else None
-    return {name: _compared(name, *run, plain) for name, run in found.items()}
+        runs[name] = (answers, perf_counter() - start)
+    plain = runs[PLAIN][0] if PLAIN in runs else None
+    return {name: _compared(name, *run, plain) for name, run in runs.items()}
 
 
 def _named(methods: Mapping[str, Method] | Sequence[Method]) -> Mapping[str, Method]:
     if isinstance(methods, Mapping):
         return methods
-    given = several(methods)
+    given = to_tuple(methods)
     if not isinstance(given, tuple) or not all(isinstance(one, Method) for one in given):
         raise SettingError(
             f"methods must be a list such as [tl.Greedy(), tl.RAD(space)], got {shown(methods)}"
@@ -544,7 +461,3 @@ def _compared(
     same = sum(a == b for one, other in pairs for a, b in zip(one, other, strict=False))
     diverges = [first_difference(one, other) for one, other in pairs]
     return Compared(name, answers, seconds, 1 - same / longest, diverges)
-
-
-def _under(progress: Callable[[str, int, int], None], name: str) -> Callable[[int, int], None]:
-    return lambda done, total: progress(name, done, total)

@@ -143,8 +143,8 @@ def open_bert_scorer(folder: str, layers: int) -> Any:
 
 
 def open_device(name: str | torch.device | None) -> torch.device:
-    """A torch device by name; None is the best one of this machine."""
-    import torch  # here, because `trueline models` imports this package and needs no torch
+    """The device of that name; None is the best there is."""
+    import torch
 
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,4 +1,4 @@
-"""An answer with its trace in; why it says what it says out, as text, JSON or a page."""
+"""A traced answer -> why it says what it says, as text, JSON or a page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from math import isfinite
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from trueline.errors import SettingError
 from trueline.explain.page import as_page
@@ -24,41 +24,16 @@ from trueline.explain.summary import (
 from trueline.explain.text import WIDTH, as_text
 from trueline.files import reason, replacing
 from trueline.text import shown
-from trueline.types import NearExample, Source, TraceStep
+from trueline.types import Answer, NearExample, Source
 
 __all__ = ["Explanation", "OtherAnswer", "check_explanation_path", "explain"]
 
 _SUFFIXES = (".html", ".json", ".txt")
 
 
-class Answered(Protocol):
-    """What is read of an answer; `trueline.Answer` is one."""
-
-    @property
-    def question(self) -> str: ...
-    @property
-    def text(self) -> str: ...
-    @property
-    def token_ids(self) -> tuple[int, ...]: ...
-    @property
-    def finish(self) -> str: ...
-    @property
-    def method(self) -> str: ...
-    @property
-    def prompt_tokens(self) -> int: ...
-    @property
-    def trace(self) -> tuple[TraceStep, ...] | None: ...
-    @property
-    def sources(self) -> tuple[Source, ...]: ...
-    @property
-    def is_covered(self) -> bool | None: ...
-    @property
-    def scope(self) -> tuple[NearExample, ...] | None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class OtherAnswer:
-    """What another method made of the same question."""
+    """The answer of another method to the same question."""
 
     method: str
     answer: str
@@ -71,21 +46,18 @@ class Explanation:
     question: str
     answer: str
     method: str
-    settings: dict[str, Any]  # what the caller wants told of how it was asked; may be empty
+    settings: dict[str, Any]  # shown unchanged; may be empty
     finish: str
     prompt_tokens: int
     beside: OtherAnswer | None
     is_covered: bool | None  # whether an example was in scope; None: the method has no scope
-    sources: tuple[Source, ...]  # the examples that spoke, the largest share first
+    sources: tuple[Source, ...]  # the examples it follows, the largest share first
     scope: tuple[NearExample, ...] | None  # those near to the question, and why in or out
     summary: Summary
     steps: tuple[ExplainedStep, ...]
 
     def text(self, width: int = WIDTH, *, with_signals: bool = False) -> str:
-        """For a terminal of so many columns: sources, scope in words, the changed tokens.
-
-        With signals, the numbers that decide scope stand below the words.
-        """
+        """For a terminal: sources, scope in words, with signals also in numbers, and tokens."""
         return as_text(self, width, with_signals=with_signals)
 
     def as_dict(self) -> dict[str, Any]:
@@ -101,10 +73,7 @@ class Explanation:
         return as_page(self)
 
     def save(self, path: str | Path, *, with_signals: bool = False) -> None:
-        """Write the form that the file's name asks for: .html, .json or .txt.
-
-        The first two always have the numbers that decide scope, a text has them with signals.
-        """
+        """Write a .html, .json or .txt file; only the text can leave out the signals."""
         target = check_explanation_path(path)
         text = partial(self.text, with_signals=with_signals)
         makers: tuple[Callable[[], str], ...] = (self.html, self.json, text)
@@ -118,14 +87,14 @@ class Explanation:
 
 
 def explain(
-    answer: Answered,
-    beside: Answered | None = None,
+    answer: Answer,
+    beside: Answer | None = None,
     *,
     settings: Mapping[str, Any] | None = None,
 ) -> Explanation:
-    """Explain a traced answer, optionally beside the greedy answer to the same question.
+    """Explain a traced answer, optionally next to the greedy answer to the same question.
 
-    `settings` are shown as they are: the model, alpha, tau, or what else is worth knowing.
+    `settings` are shown unchanged: the model, alpha, or what else is worth knowing.
     """
     if answer.trace is None:
         raise SettingError(
@@ -134,7 +103,7 @@ def explain(
         )
     if beside is not None and beside.question != answer.question:
         raise SettingError(
-            f"an answer can stand beside one to the same question only: this one is to "
+            f"an answer can be compared with one to the same question only: this one is to "
             f"{answer.question!r}, the other to {beside.question!r}"
         )
     steps = explain_steps(answer.text, answer.trace)
@@ -160,7 +129,7 @@ def explain(
 
 
 def check_explanation_path(path: str | Path, *, overwrite: bool = True) -> Path:
-    """Refuse a name that does not say its form, has no folder, or is taken."""
+    """Refuse a name with another ending, without a folder, or of an existing file."""
     if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path):
         raise SettingError(f"an explanation is written to a file, not to {shown(path)}")
     target = Path(path)

@@ -1,4 +1,4 @@
-"""An explanation in, one HTML page out that needs no other file and asks no network."""
+"""An explanation -> one HTML page that needs no other file and no network."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")  # HTML has no p
 
 
 def as_page(explanation: Explanation) -> str:
-    """Fill the template.
-
-    Its marks hold a `<`, which no filled-in text does, so no text can pass for a mark.
-    """
+    """Fill the template; its marks hold a `<`, which no text that is filled in does."""
     page = files("trueline.explain").joinpath("page.html").read_text("utf-8")
     marks = {
         "policy": _policy(page),
@@ -37,14 +34,14 @@ def as_page(explanation: Explanation) -> str:
 
 
 def _data(explanation: Explanation) -> str:
-    """JSON that cannot end the script element it stands in."""
+    """JSON that cannot end its script element."""
     moves = (abs(step.move) for step in explanation.steps)
     data = {**explanation.as_dict(), "scale": max([1.0, *moves])}  # of the deepest shade
     return json.dumps(data, allow_nan=False).translate(_UNSAFE)  # other signs are ASCII already
 
 
 def _beside(explanation: Explanation) -> str:
-    """The other answer, and where it leaves the explained one."""
+    """The other answer, and where it differs."""
     other, split = explanation.beside, explanation.summary.divergence
     if other is None:
         return ""
@@ -74,7 +71,7 @@ def _escape(text: str) -> str:
 
 
 def _policy(page: str) -> str:
-    """Nothing but the page's own style and script, known by their hashes."""
+    """Allow only the page's own style and script, by their hashes."""
     style, script = (
         digest(page.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0])
         for tag in ("style", "script")
@@ -86,5 +83,5 @@ def _policy(page: str) -> str:
 
 
 def digest(text: str) -> str:
-    """What a policy knows an inline style or script by."""
+    """The hash of an inline style or script, as a policy names it."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,4 +1,4 @@
-"""The trace of an answer in; how far each token moved, and a summary of it all, out."""
+"""The trace of an answer -> its steps, a summary, and where two answers part."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from math import fsum
 from statistics import quantiles
 
-from trueline.decode.generate import first_difference
 from trueline.types import Candidate, Neighbor, TraceStep
 
 _BROKEN = "\ufffd"  # what part of a character decodes to
@@ -16,19 +15,19 @@ _REACH = 16  # characters a run of such parts may stand for
 
 @dataclass(frozen=True, slots=True)
 class ExplainedStep:
-    """One token: what the model wanted, what was chosen, how far it moved and who moved it."""
+    """One token: what the model wanted, what was picked, how far and by whom it was moved."""
 
-    number: int  # its place in the answer, from 1
+    number: int  # in the answer, from 1
     token: int
-    text: str  # as it stands in the answer; a special token by its name
+    text: str  # its part of the answer; a special token by its name
     is_in_text: bool  # not so for the token that ends an answer
     wanted: str  # the model's own first choice
-    rival: str  # the same, or the model's second choice where the first was picked
+    rival: str  # the same, or the model's second choice if the first was picked
     flipped: bool
     move: float  # by how many logits the method widened the lead of the token over its rival
     hits: int
     entropy: float  # of the model's own distribution, in nats
-    quartile: int  # of that entropy among the steps of this answer, 1 (surest) to 4
+    quartile: int  # of that entropy among the steps of this answer, from 1, the surest, to 4
     base: tuple[Candidate, ...]
     final: tuple[Candidate, ...]
     neighbors: tuple[Neighbor, ...]
@@ -38,25 +37,23 @@ class ExplainedStep:
 class Quartile:
     """The steps of an answer in one quarter of its entropies."""
 
-    low: (
-        float | None
-    )  # the least and the greatest entropy in it, in nats; None where it is empty
-    high: float | None
+    low: float | None  # the least entropy in it, in nats; None if it is empty
+    high: float | None  # the greatest
     steps: int
     flips: int
 
 
 @dataclass(frozen=True, slots=True)
 class Cited:
-    """An example that had a say in an answer."""
+    """An example that moved tokens of an answer."""
 
     example: str  # its id
     question: str
-    answers: tuple[str, ...]  # those of its answers that spoke
+    answers: tuple[str, ...]  # those of its answers that were retrieved or voted
     is_wrong: bool  # whether these are its wrong answers, which push the other way
     source: str
-    weight: float  # the sum of its shares: 1 is as much as one whole token
-    steps: int  # tokens it spoke on
+    weight: float  # the sum of its shares over tokens
+    steps: int  # tokens it moved
     push: float  # logits it gave to picked tokens over their rivals, in all
 
 
@@ -66,8 +63,8 @@ class Divergence:
 
     token: int  # the first token that differs, from 1
     shared: str  # the text before it
-    text: str  # how the explained answer goes on
-    beside: str  # how the other one does
+    text: str  # the rest of the explained answer
+    beside: str  # the rest of the other one
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +84,7 @@ class Summary:
 
 
 def explain_steps(text: str, trace: Sequence[TraceStep]) -> tuple[ExplainedStep, ...]:
-    """Each step of a trace with its place in the text, its move and its entropy quartile."""
+    """Each step of a trace with its part of the text and its entropy quartile."""
     places = place_pieces(text, [step.text for step in trace])
     quartiles = entropy_quartiles([step.entropy for step in trace])
     columns = zip(trace, places, quartiles, strict=True)
@@ -157,24 +154,24 @@ def _quartile(steps: Sequence[ExplainedStep], number: int) -> Quartile:
 
 
 def cite(steps: Iterable[ExplainedStep]) -> tuple[Cited, ...]:
-    """The examples that spoke, the hardest push first."""
-    spoken: dict[tuple[str, bool], list[tuple[int, Neighbor]]] = {}
+    """The examples among the neighbors of some steps, the hardest push first."""
+    by_example: dict[tuple[str, bool], list[tuple[int, Neighbor]]] = {}
     for step in steps:
         for neighbor in step.neighbors:
             side = (neighbor.example, neighbor.is_wrong)
-            spoken.setdefault(side, []).append((step.number, neighbor))
+            by_example.setdefault(side, []).append((step.number, neighbor))
     cited = [
         Cited(
             example=example,
-            question=said[0][1].question,
-            answers=tuple(dict.fromkeys(neighbor.answer for _, neighbor in said)),
+            question=found[0][1].question,
+            answers=tuple(dict.fromkeys(neighbor.answer for _, neighbor in found)),
             is_wrong=is_wrong,
-            source=said[0][1].source,
-            weight=fsum(neighbor.weight for _, neighbor in said),
-            steps=len({number for number, _ in said}),
-            push=fsum(neighbor.push for _, neighbor in said),
+            source=found[0][1].source,
+            weight=fsum(neighbor.weight for _, neighbor in found),
+            steps=len({number for number, _ in found}),
+            push=fsum(neighbor.push for _, neighbor in found),
         )
-        for (example, is_wrong), said in spoken.items()
+        for (example, is_wrong), found in by_example.items()
     ]
     return tuple(sorted(cited, key=lambda one: (-one.push, -one.weight, one.example)))
 
@@ -184,7 +181,7 @@ def find_divergence(
     texts: tuple[str, str],
     tokens: tuple[Sequence[int], Sequence[int]],
 ) -> Divergence | None:
-    """Where the second of two answers leaves the first, whose steps these are."""
+    """Where the second of two answers differs from the first, whose steps these are."""
     if tuple(tokens[0]) == tuple(tokens[1]):
         return None
     place = _shared(*tokens)
@@ -194,16 +191,18 @@ def find_divergence(
 
 
 def _shared(one: Sequence[object], other: Sequence[object]) -> int:
-    """How many of their first items two sequences share."""
+    """How many first items two sequences share."""
+    from trueline.decode.generate import first_difference  # imports torch
+
     index = first_difference(one, other)
     return len(one) if index is None else index
 
 
 def place_pieces(text: str, pieces: Sequence[str]) -> list[str | None]:
-    """What each token stands for in the text; None for one that left nothing there.
+    """The part of the text of each token; None for one that left nothing there.
 
-    A piece decoded by itself may have lost its space, or be part of a character. The first of
-    the parts stands for the whole character, the others for nothing.
+    A piece decoded by itself may have lost its space, or be part of a character. The first
+    part gets the whole character, the others an empty text.
     """
     placed: list[str | None] = []
     parts: list[int] = []  # pieces of a character that is not complete yet
@@ -226,7 +225,7 @@ def place_pieces(text: str, pieces: Sequence[str]) -> list[str | None]:
 
 
 def _span(text: str, piece: str, here: int, is_after_part: bool) -> tuple[int, int] | None:
-    """Where a piece stands, from `here` on."""
+    """The next range of a piece, from `here` on."""
     if is_after_part:
         start = text.find(piece, here, here + len(piece) + _REACH) if piece else -1
         return None if start < 0 else (start, start + len(piece))

@@ -1,41 +1,33 @@
-"""An explanation in, lines for a terminal out: as wide as it is, no escape sequences."""
+"""An explanation -> lines for a terminal, as wide as it is, without escape sequences."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
-from typing import TYPE_CHECKING, Protocol
-from unicodedata import category, combining, east_asian_width
+from typing import TYPE_CHECKING, TypeAlias
 
-from trueline.explain.summary import Cited, ExplainedStep, Quartile, Summary
+from rich.cells import cell_len, chop_cells
+
+from trueline.explain.summary import Cited, ExplainedStep, Summary
 from trueline.text import counted
 from trueline.text import visible_line as safe
-from trueline.types import NearExample, Neighbor, Signal, Source, TraceStep
+from trueline.types import Answer, NearExample, Piece, Signal, TraceStep
 
 if TYPE_CHECKING:
     from trueline.explain import Explanation
 
+    Sourced: TypeAlias = Answer | Piece | Explanation
 
 NOT_COVERED = "not covered by your examples"
-SILENT = "covered by your examples, but none of them spoke"
+SILENT = "covered by your examples, but no token follows them"
+WIDTH = 100  # columns, if the caller does not name them
+_NARROWEST = 40  # columns that are always taken
+_CITED = 5  # examples shown in full
+_NEAR = 4  # examples whose scope is shown
+_WHY = 4  # signals that are shown for it, and against it
 
 
-class Spoken(Protocol):
-    """What is read of an answer, or of the last piece of one."""
-
-    @property
-    def sources(self) -> Sequence[Source]:
-        """The examples that spoke, with their share."""
-        ...
-
-    @property
-    def is_covered(self) -> bool | None:
-        """Whether one was in scope; None: the method has no scope."""
-        ...
-
-
-def source_lines(answer: Spoken) -> list[str]:
-    """Two lines for each example that spoke: who, and what it said; or one that none did."""
+def source_lines(answer: Sourced) -> list[str]:
+    """Two lines for each source: its example, and its answer; or one that there is none."""
     return coverage_lines(answer) or [
         line
         for one in answer.sources
@@ -46,7 +38,7 @@ def source_lines(answer: Spoken) -> list[str]:
     ]
 
 
-def short_source_lines(answer: Spoken) -> list[str]:
+def short_source_lines(answer: Sourced) -> list[str]:
     """The same in one line an example."""
     return coverage_lines(answer) or [
         " ".join([f"{share_text(one.share)} from {one.example}", *_bracketed(one.source)])
@@ -54,10 +46,10 @@ def short_source_lines(answer: Spoken) -> list[str]:
     ]
 
 
-def coverage_lines(answer: Spoken) -> list[str]:
-    """One line that says why no example spoke; none if one did, or if the method has no scope.
+def coverage_lines(answer: Sourced) -> list[str]:
+    """One line that says why there is no source; none if the method has no scope.
 
-    An example may be in scope and say nothing, as with a strength of 0.
+    An example may be in scope without effect, as with a strength of 0.
     """
     if answer.is_covered is None or answer.sources:
         return []
@@ -73,15 +65,8 @@ def _bracketed(source: str) -> list[str]:
     return [f"[{source}]"] if source else []
 
 
-WIDTH = 100  # columns, where nobody says how many there are
-_NARROWEST = 40  # columns that are always taken
-_CITED = 5  # examples told in full
-_NEAR = 4  # examples whose scope is told
-_WHY = 4  # signals that are told for it, and against it
-
-
 def as_text(explanation: Explanation, width: int = WIDTH, *, with_signals: bool = False) -> str:
-    """The answer, the other one beside it, the changed tokens and the examples cited."""
+    """The answer, the other one, the changed tokens and the examples cited."""
     width = max(width, _NARROWEST)
     is_scoped = explanation.is_covered is not None
     blocks = (
@@ -91,7 +76,7 @@ def as_text(explanation: Explanation, width: int = WIDTH, *, with_signals: bool 
         _scope(explanation.scope or (), width, with_signals),
         _figures(explanation.summary, width),
         _changes(explanation.steps, width),
-        () if is_scoped else _cited(explanation.summary, width),  # the sources say it
+        () if is_scoped else _cited(explanation.summary, width),  # which the sources show
     )
     return "\n\n".join("\n".join(lines) for block in blocks if (lines := list(block)))
 
@@ -113,7 +98,6 @@ def _answers(explanation: Explanation, width: int) -> Iterator[str]:
 
 
 def _sources(explanation: Explanation, width: int) -> Iterator[str]:
-    """The examples that spoke, quoted; or that none did."""
     yield from coverage_lines(explanation)
     for one in explanation.sources:
         spoke = f"{share_text(one.share)} of the tokens are from {one.example}"
@@ -123,11 +107,11 @@ def _sources(explanation: Explanation, width: int) -> Iterator[str]:
 
 
 def _scope(near: Sequence[NearExample], width: int, with_signals: bool) -> Iterator[str]:
-    """The examples near to the question; of those that count, what speaks for and against."""
+    """The examples near to the question, with reasons for those that count."""
     if not near:
         return
     yield from _wrapped(
-        "", "which of your examples are near, and why they speak or not:", width
+        "", "which of your examples are near, and why they are in scope or not:", width
     )
     first_out = next((one for one in near if not one.is_in_scope), None)
     for one in near[:_NEAR]:
@@ -140,14 +124,14 @@ def _scope(near: Sequence[NearExample], width: int, with_signals: bool) -> Itera
 
 
 def scope_sentence(near: NearExample, *, with_reasons: bool = True) -> str:
-    """Whether an example may speak, and why, in plain words."""
+    """Whether an example is in scope, and why, in plain words."""
     side, than = ("In scope", "above") if near.is_in_scope else ("Out of scope", "not above")
-    told = [f"{side}: probability {near.probability:.2f}, {than} {near.threshold:.2f}."]
+    parts = [f"{side}: probability {near.probability:.2f}, {than} {near.threshold:.2f}."]
     if with_reasons and near.reasons_for:
-        told.append(f"For: {'; '.join(near.reasons_for)}.")
+        parts.append(f"For: {'; '.join(near.reasons_for)}.")
     if with_reasons and near.reasons_against:
-        told.append(f"Against: {'; '.join(near.reasons_against)}.")
-    return " ".join(told)
+        parts.append(f"Against: {'; '.join(near.reasons_against)}.")
+    return " ".join(parts)
 
 
 def _signals(side: str, signals: Sequence[Signal], width: int) -> Iterator[str]:
@@ -159,21 +143,17 @@ def _signals(side: str, signals: Sequence[Signal], width: int) -> Iterator[str]:
 
 def _figures(summary: Summary, width: int) -> Iterator[str]:
     grounded, changed = _percent(summary.grounded_share), _percent(summary.flipped_share)
-    told = (
+    line = (
         f"{counted(summary.tokens, 'token')}: {summary.grounded} grounded ({grounded}), "
         f"{summary.flips} changed ({changed}); mean entropy {summary.mean_entropy:.2f} nats"
     )
-    parts = ", ".join(_quarter(quartile) for quartile in summary.quartiles)
-    yield from _wrapped("", told, width)
+    parts = ", ".join(f"{one.flips} of {one.steps}" for one in summary.quartiles)
+    yield from _wrapped("", line, width)
     yield from _wrapped("", f"changed by entropy quartile, surest first: {parts}", width)
 
 
 def _percent(share: float) -> str:
     return f"{int(100 * share + 0.5)}%"  # halves up, as the page has it
-
-
-def _quarter(quartile: Quartile) -> str:
-    return f"{quartile.flips} of {quartile.steps}"
 
 
 def _changes(steps: Sequence[ExplainedStep], width: int) -> Iterator[str]:
@@ -192,7 +172,7 @@ def _changes(steps: Sequence[ExplainedStep], width: int) -> Iterator[str]:
         )
         if best is not None:  # how near it was, where there is room to say it
             near = f" ({best.nearness} {best.similarity:.2f}, push {best.push:+z.2f})"
-            line += near if columns(line + near) <= width else ""
+            line += near if cell_len(line + near) <= width else ""
         yield cut(line, width)
 
 
@@ -226,63 +206,46 @@ def _quoted(text: str, width: int) -> str:
 
 
 def _padded(text: str, width: int) -> str:
-    return text + " " * (width - columns(text))
-
-
-def columns(text: str) -> int:
-    """How many columns of a terminal a text takes."""
-    return sum(_width(one) for one in text)
-
-
-def _width(one: str) -> int:
-    if combining(one) or category(one) == "Cf":
-        return 0
-    return 2 if east_asian_width(one) in "WF" else 1
+    return text + " " * (width - cell_len(text))
 
 
 def cut(text: str, width: int) -> str:
     """As much of a text as fits."""
-    if columns(text) <= width:
+    if cell_len(text) <= width:
         return text
     return _fitting(text, width - 3).rstrip() + "..."
 
 
 def _fitting(text: str, width: int) -> str:
-    ends = accumulate(map(_width, text))
-    return text[: sum(1 for end in ends if end <= width)]
+    return chop_cells(text, width)[0] if text else ""
 
 
 def _wrapped(head: str, text: str, width: int) -> Iterator[str]:
-    """A text in lines beside its head; a word too long for a line is cut into several."""
-    room = width - columns(head)
+    """A text in lines next to its head; a word too long for a line is split."""
+    room = width - cell_len(head)
     line = ""
     for word in safe(" ".join(text.split())).split(" "):
-        if line and columns(f"{line} {word}") > room:
+        if line and cell_len(f"{line} {word}") > room:
             yield head + line
-            head, line = " " * columns(head), ""
+            head, line = " " * cell_len(head), ""
         line = f"{line} {word}" if line else word
-        while columns(line) > room:
+        while cell_len(line) > room:
             part = _fitting(line, room)
             yield head + part
-            head, line = " " * columns(head), line[len(part) :]
+            head, line = " " * cell_len(head), line[len(part) :]
     yield head + line
 
 
 def moves(trace: Sequence[TraceStep] | None) -> list[str]:
-    """What each changed token was, and the example that pushed most."""
+    """A line for each changed token: what it was, and the example that pushed most."""
     lines = []
     for number, step in enumerate(trace or (), 1):
         if step.flipped and step.neighbors:
             best = max(step.neighbors, key=lambda neighbor: neighbor.push)
+            unit = "hit" if best.nearness == "cosine" else "vote"
             lines.append(
                 f"token {number}: {step.base[0].text!r} became {step.text!r}, moved by "
                 f"{best.example} ({best.question} {best.nearness} {best.similarity:.2f}, "
-                f"{best.push:+.2f}; {_heard(step.hits, best)})"
+                f"{best.push:+.2f}; {counted(step.hits, unit)})"
             )
     return lines
-
-
-def _heard(count: int, best: Neighbor) -> str:
-    """How many had a say: entries that were near, or answers that voted."""
-    one = "hit" if best.nearness == "cosine" else "vote"
-    return f"{count} {one}" if count == 1 else f"{count} {one}s"

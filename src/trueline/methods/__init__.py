@@ -94,7 +94,7 @@ def make_method(
 ) -> Method:
     """A method by its name; lists among the settings count as tuples, as JSON has no others."""
     cls = method_class(name)
-    given = {key: _frozen(value) for key, value in (settings or {}).items()}
+    given = {key: plain(value) for key, value in (settings or {}).items()}
     check_settings(name, given)
     if cls.needs.space:
         if space is None:
@@ -111,7 +111,7 @@ def check_settings(name: str, settings: Mapping[str, Any]) -> None:
         if setting not in known:
             has = f"it has {', '.join(known)}" if known else "it has none"
             raise SettingError(f"{name} has no setting {setting!r}; {has}")
-    given = {key: _frozen(value) for key, value in settings.items()}
+    given = {key: plain(value) for key, value in settings.items()}
     method_class(name).check_settings({**default_settings(name), **given})
 
 
@@ -143,10 +143,6 @@ def _load(point: EntryPoint) -> type[Method]:
             "give both the same name"
         )
     return found
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if isinstance(value, list) else plain(value)
 
 
 def names_in_words() -> str:

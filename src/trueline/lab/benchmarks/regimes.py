@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from trueline.examples import LOCAL, Regime, read_examples, read_questions_shipped
+from trueline.examples import LOCAL, Regime, read_examples, shipped_questions
 from trueline.lab.benchmarks.tables import (
     DataTable,
     Item,
@@ -162,7 +162,7 @@ def read_regimes(data: Path | None) -> Pools:
         ProbeQuestion(
             one.regime, one.question, one.means, one.about, one.id, one.check, one.polarity
         )
-        for one in read_questions_shipped("test")
+        for one in shipped_questions("test")
     ]
     test = {fact.id for fact in read_examples("facts:test")}
     return probe_pools(_facts(), [*questions, *read_unrelated(data)], exact=test)
@@ -172,7 +172,7 @@ def read_covered(_: Path | None, regime: Regime) -> Pools:
     """Every shipped fact to ground, and the questions of one regime."""
     facts = _facts()
     by_id = {fact.id: fact for fact in facts}
-    questions = [one for one in read_questions_shipped("test") if one.regime == regime]
+    questions = [one for one in shipped_questions("test") if one.regime == regime]
     return Pools(
         [Item(_sample(fact.id, fact.question, [fact], regime), fact.source) for fact in facts],
         [
