@@ -15,6 +15,7 @@ import trueline as tl
 from trueline import search
 from trueline.embed import Tokenized, load_embedder
 from trueline.examples import read_examples
+from trueline.methods.base import Rows
 from trueline.prompts import Prompt
 
 TAU = 0.7
@@ -157,8 +158,8 @@ def _grown(count, folder, queries):
 def _taken(rad, query):
     """The seconds to retrieve and fuse for one row."""
     lm, begun = model(), perf_counter()
-    (evidence,) = rad.retrieve(lm, rad.look_up_by(lm, query[None], [""]))
-    rad._pull(evidence, 1)
+    (found,) = rad.weighed(Rows(lm, [[]], [0]), rad.search(lm, query[None], [""]))
+    found.aggregated(is_state=True)
     return perf_counter() - begun
 
 

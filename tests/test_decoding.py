@@ -14,6 +14,7 @@ from trueline.decode.generate import Continuation, make_request, score_continuat
 from trueline.decode.loop import Decoding, group_rows
 from trueline.errors import SettingError
 from trueline.methods import make_method, method_names
+from trueline.methods.base import Prepared
 from trueline.prompts import TokenContext, read_messages
 from trueline.types import Sampling
 
@@ -280,7 +281,7 @@ class Faulty(tl.Greedy):
     def prefetch(self, rows):
         if self.where == "prefetch" and max(map(len, rows.contexts)) > rows.starts[0] + 1:
             raise ZeroDivisionError(self.where)
-        return self if self.where == "run" else None
+        return self.run if self.where == "run" else None
 
     def run(self):
         raise ZeroDivisionError(self.where)
@@ -455,7 +456,7 @@ def test_what_is_prepared_belongs_to_a_question_and_is_made_once(lm):
 
         def prepare(self, lm, given, options):
             made.append(given.question)
-            return given.question
+            return Prepared(given.question)
 
         def adjust(self, step):
             assert list(step.rows.prepared) == list(step.rows.questions)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from math import inf
+from math import inf, log
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from trueline.errors import ExampleError, SettingError
@@ -65,6 +65,23 @@ def _problem(example: Example) -> str:
         if not all(text.strip() for text in getattr(example, name)):
             return f"one of {name} is empty"
     return ""
+
+
+@dataclass(frozen=True, slots=True)
+class ScopedExample:
+    """An example that is near to a question, and the probability that it answers it."""
+
+    example: Example
+    probability: float
+    part: int = 0  # the part of the turn that it answers best
+    part_probability: float = 0.0  # that it answers this part alone
+    text: str = ""  # the text it is nearest to: the turn, a sentence or a part of it
+    signals: Mapping[str, float] = field(default_factory=dict, hash=False)  # of that text
+
+    @property
+    def odds(self) -> float:
+        """The logarithm of its odds."""
+        return log(self.probability) - log(max(1e-12, 1 - self.probability))
 
 
 @dataclass(frozen=True, slots=True)

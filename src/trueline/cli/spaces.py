@@ -23,9 +23,8 @@ from trueline.errors import SettingError
 from trueline.text import counted, shown
 
 if TYPE_CHECKING:
-    from trueline.corrective.tune import Tuning
+    from trueline.corrective.tune import Share, Tuning
     from trueline.engines.base import Engine
-    from trueline.lab.statistics import Interval
     from trueline.space.space import GroundingSpace
     from trueline.space.windows import Context
     from trueline.types import Example
@@ -491,7 +490,7 @@ def _lines(folder: Path, found: Tuning) -> list[str]:
     return [*lines, f"`trueline tune {folder} --undo` forgets it"]
 
 
-def _share(share: Interval) -> str:
+def _share(share: Share) -> str:
     interval = f"{share.low:.1%} to {share.high:.1%}"
     found = f"{round(share.mean * share.n):,} of {share.n:,}"
     return f"{found} ({share.mean:.1%}; 95 % interval {interval})"

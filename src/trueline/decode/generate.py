@@ -56,9 +56,7 @@ def make_request(
         )
     hashes = tuple(one.hash for one in inputs)
     prepared = method.prepare(lm, given, options)
-    is_explained = options.trace and given.question is not None
-    near = method.near_examples(lm, given.question or "") if is_explained else None
-    return Request(method, given, contexts, hashes, options, room, index, prepared, near)
+    return Request(method, given, contexts, hashes, options, room, index, prepared)
 
 
 def check_method(method: object, lm: Engine) -> None:
@@ -293,9 +291,7 @@ def _pieces(lm: Engine, request: Request) -> Iterator[Piece]:
                 finish=row.finish if row.is_ended else None,
                 steps=tuple(row.steps[tokens_sent:]),
                 sources=row.sources() if row.is_ended else (),
-                is_covered=(
-                    request.method.is_covered(request.prepared) if row.is_ended else None
-                ),
+                is_covered=request.prepared.coverage if row.is_ended else None,
                 answer=row.answer() if row.is_ended else None,
             )
             text_sent, tokens_sent = ready, len(row.tokens)
@@ -401,7 +397,10 @@ def _positions(
     """Every position of every row, and the log-probabilities there (positions, vocabulary)."""
     first, second = _read(lm, method, rows)
     distinct = dict.fromkeys((row.contexts, row.given) for row in rows)
-    prepared = {key: method.prepare(lm, key[1], Sampling()) for key in distinct}
+    prepared = {
+        key: method.complete(lm, method.prepare(lm, key[1], Sampling())).state
+        for key in distinct
+    }
     spots = [(row, at) for row, one in enumerate(rows) for at in range(len(one.tokens))]
     for start in range(0, len(spots), _POSITIONS):
         batch = spots[start : start + _POSITIONS]
@@ -432,7 +431,12 @@ def _read(
     own = [index[row.contexts] for row in rows]
     which = [stream * len(distinct) + number for stream in range(streams) for number in own]
     states = read_continuations(
-        lm, read, which, [row.tokens for row in rows] * streams, layers=method.read_layers(lm)
+        lm,
+        read,
+        which,
+        [row.tokens for row in rows] * streams,
+        layers=method.layers(lm),
+        states=method.reads_states(lm),
     )
     first = states.map(lambda tensor: tensor[: len(rows)])
     second = states.map(lambda tensor: tensor[len(rows) :])

@@ -29,6 +29,11 @@ class Head(Protocol):
         ...
 
     @property
+    def is_exact(self) -> bool:
+        """Whether it gives the model's own logits to the bit."""
+        ...
+
+    @property
     def bias(self) -> torch.Tensor | None:
         """What the head adds whatever the hidden state, on the scale of the logits."""
         ...
@@ -128,6 +133,9 @@ class KVCache(Protocol):
     beside it.
     """
 
+    # Whether passes give hidden states, or logits; it may change between two passes.
+    gives_states: bool
+
     @property
     def rows(self) -> int:
         """How many rows it holds."""
@@ -143,14 +151,11 @@ class KVCache(Protocol):
         contexts: Sequence[Sequence[int]],
         *,
         layers: Sequence[int] = (),
-        done: IsDone | None = None,
     ) -> States:
         """Read whole contexts as new rows behind the others: the states at their ends."""
         ...
 
-    def extend(
-        self, tokens: Sequence[int], *, layers: Sequence[int] = (), done: IsDone | None = None
-    ) -> States:
+    def extend(self, tokens: Sequence[int], *, layers: Sequence[int] = ()) -> States:
         """Read one more token in every row: the states at these tokens.
 
         They hold until the reading's next call, which may write over them.
@@ -196,7 +201,11 @@ class TokenReader(Protocol):
 
 
 class Engine(TokenReader, Protocol):
-    """A language model that runs, and its tokenizer; it keeps nothing between two readings."""
+    """A language model that runs, and its tokenizer; it keeps nothing between two readings.
+
+    Optional: `leave_core(done)`, a context in which passes leave a core to other work until
+    `done()` is true.
+    """
 
     id: str
 
@@ -266,9 +275,5 @@ class Engine(TokenReader, Protocol):
         ...
 
     def start(self, *, states: bool = False) -> KVCache:
-        """An empty reading.
-
-        With `states` it gives the hidden states where the head is known; without, it may give
-        logits instead, if that is what the engine computes anyway.
-        """
+        """An empty cache, which gives logits, or hidden states if the head is known."""
         ...

@@ -17,10 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 from trueline.errors import SettingError
 from trueline.files import file_hash, reason
-from trueline.lab.plan import BuildOptions, Control, Mode, Plan, Variant, default_build
+from trueline.lab.plan import (
+    BuildOptions,
+    Control,
+    Mode,
+    Plan,
+    Variant,
+    default_build,
+    settings_past_boundary,
+)
 from trueline.lab.results import CellLine, SpaceFacts, StopRule, plain, replace_line
 from trueline.lab.samples import Benchmark, Sample, bare_letters
-from trueline.methods import PLAIN, default_settings, method_class, settings_fields
+from trueline.methods import PLAIN, default_settings, settings_fields
 from trueline.prompts import FilledPrompt
 
 if TYPE_CHECKING:
@@ -104,8 +112,7 @@ def _past(variant: Variant) -> dict[str, Any]:
     """The settings that make a control; they are nothing its user set."""
     if variant.control is not Control.BOUNDARY or variant.build is None:
         return {}
-    cls = method_class(variant.method)
-    return cls.settings_past_boundary(variant.build.context) or {}
+    return settings_past_boundary(variant.method, variant.build.context)
 
 
 def cell_id(head: CellLine) -> str:

@@ -33,6 +33,7 @@ from trueline.methods import (
     default_settings,
     method_class,
     method_names,
+    settings_fields,
 )
 from trueline.prompts import LAYOUTS, Layout
 from trueline.settings import check_values, in_words
@@ -100,7 +101,7 @@ class Variant:
     def needs_wrong(self) -> bool:
         """Whether it works only with wrong answers in its space."""
         settings = {**default_settings(self.method), **self.settings}
-        return method_class(self.method).needs_wrong(settings)
+        return bool(settings.get("beta"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -388,7 +389,7 @@ def with_controls(
         return found
     known = [(variant.method, dict(variant.settings)) for variant in variants]
     for name in built_in_names():
-        for settings in method_class(name).instead:
+        for settings in getattr(method_class(name), "baseline_settings", ()):
             if (name, dict(settings)) not in known:
                 found.append(Variant(name, settings, build_of(name), is_instead=True))
     return found
@@ -400,11 +401,16 @@ def controls_of(variant: Variant) -> list[Variant]:
         return []
     of_examples = (Control.SHUFFLED, Control.WRONG, Control.UNRELATED)
     found = [replace(variant, control=control) for control in of_examples]
-    past = method_class(variant.method).settings_past_boundary(variant.build.context)
-    if past is not None:
+    if past := settings_past_boundary(variant.method, variant.build.context):
         settings = {**variant.settings, **past}
         found.append(replace(variant, settings=settings, control=Control.BOUNDARY))
     return found
+
+
+def settings_past_boundary(method: str, context: int | str | None) -> dict[str, Any]:
+    """Settings that leave alone every step whose window reaches into the prompt."""
+    is_known = "from_step" in settings_fields(method) and isinstance(context, int)
+    return {"from_step": context} if is_known else {}
 
 
 def controlled_examples(

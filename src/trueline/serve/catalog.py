@@ -20,11 +20,12 @@ from trueline.methods import (
     method_names,
 )
 from trueline.methods.base import Method
+from trueline.prompts import FilledPrompt
 from trueline.serve.access import Refusal
 from trueline.session import Session, open_session
 from trueline.space.space import GroundingSpace, read_space
 from trueline.text import shown
-from trueline.types import OnProgress
+from trueline.types import OnProgress, Sampling
 
 SHIPPED = "facts"  # the name of the shipped facts' space
 _KEPT = 64  # methods with settings of their own that a space keeps
@@ -188,7 +189,9 @@ def open_catalog(
         usual = make_method(DEFAULT, space=space)
         usual.check(session.lm)
         # Or the first request would wait for all to open.
-        usual.near_examples(session.lm, "Is it warm?")
+        usual.prepare(
+            session.lm, FilledPrompt(usual.question_prompt, "Is it warm?"), Sampling(trace=True)
+        )
     return Catalog(session.lm, opened, name or Path(model or session.lm.id).name)
 
 

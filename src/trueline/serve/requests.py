@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from trueline.decode.generate import make_request
@@ -48,7 +47,7 @@ class Asked:
     @property
     def covered(self) -> bool | None:
         """Whether verified examples answer it; None: the method does not go by that."""
-        found = [one.method.is_covered(one.prepared) for one in self.requests]
+        found = [one.prepared.coverage for one in self.requests]
         return None if None in found else all(found)
 
     @property
@@ -172,8 +171,7 @@ def _prepare(
     name, space, method = method_of(catalog, body)
     for one, length in given:
         check_length(catalog, limits, one, length)
-    job = partial(_make, catalog, body, [one for one, _ in given], options, name, space, method)
-    return job if any(method.asks_model(one.question or "") for one, _ in given) else job()
+    return _make(catalog, body, [one for one, _ in given], options, name, space, method)
 
 
 def _make(
@@ -189,10 +187,7 @@ def _make(
     for one in given:
         first = make_request(catalog.lm, method, one, options, index=len(made))
         made += [replace(first, index=len(made) + at) for at in range(body.n or 1)]
-    asked = made[0].question
-    near = None
-    if body.trueline.decode.sampling and asked is not None and len(given) == 1:
-        near = method.near_examples(catalog.lm, asked)
+    near = made[0].prepared.scope if len(given) == 1 else None
     return Asked(name, space, state_of(method), tuple(made), near)
 
 
@@ -236,7 +231,7 @@ def _options(body: Shared, limits: Limits, max_tokens: int, logprobs: int | None
             max_new_tokens=max_tokens,
             temperature=temperature,
             stop=_stops(body.stop),
-            trace=body.trueline.decode.sampling,
+            trace=body.trueline.trace,
             logprobs=logprobs,
             **drawn,
         ),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
 
-from trueline.engines.base import HeadKind, KVCache
+from trueline.engines.base import HeadKind, IsDone, KVCache
 from trueline.engines.llama_cpp.cache import Pool, SequenceCache
 from trueline.engines.llama_cpp.library import Weights
 from trueline.engines.llama_cpp.tokenizer import GgufTokenizer
@@ -32,6 +34,7 @@ class GgufHead:
     own_bias: torch.Tensor | None = None  # (vocabulary,)
     scale: float = 1.0
     cap: float | None = None
+    is_exact: ClassVar[bool] = False  # see TOLERANCE
 
     @property
     def is_linear(self) -> bool:
@@ -240,6 +243,15 @@ class LlamaModel:
     def start(self, *, states: bool = False) -> KVCache:
         """An empty reading: it gives logits, or hidden states instead."""
         return SequenceCache(self.pool, states=states and self.head is not None)
+
+    @contextmanager
+    def leave_core(self, done: IsDone) -> Iterator[None]:
+        """A context in which passes leave a core to other work until that is done."""
+        self.pool.done = done
+        try:
+            yield
+        finally:
+            self.pool.done = None
 
 
 def load(

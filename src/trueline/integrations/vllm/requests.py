@@ -16,7 +16,6 @@ from trueline.corrective.votes import Correction, lift_rows
 from trueline.engines import wrap_tokenizer
 from trueline.errors import SettingError, TruelineError
 from trueline.methods import DEFAULT, check_settings, make_method, method_class, settings_fields
-from trueline.methods.base import Method
 from trueline.prompts import check_question
 from trueline.space.space import GroundingSpace, read_space
 from trueline.text import shown
@@ -87,7 +86,7 @@ def check_arguments(given: Mapping[str, Any] | None) -> None:
             f"it has {', '.join(spaces)}" if spaces else f"it has none ({SPACES} is not set)"
         )
         raise SettingError(f"this server has no space {shown(arguments.space)}; {there}")
-    if method_class(arguments.method).corrector is Method.corrector:
+    if not hasattr(method_class(arguments.method), "corrector"):
         raise SettingError(
             f"{arguments.method} needs more of an engine than logits, and vLLM gives a "
             f"processor no more; leave {PREFIX}method out, or use trueline's own server"
@@ -148,11 +147,14 @@ class Requests:
         if asked.is_off:
             return None
         name = asked.space or next(iter(self._spaces))
-        method = make_method(asked.method, space=self._current(name), settings=asked.settings)
+        method: Any = make_method(
+            asked.method, space=self._current(name), settings=asked.settings
+        )
         stops = params.stop_token_ids if params.ignore_eos else params.all_stop_token_ids
-        return method.corrector(self._reader).begin(
+        correction: Correction | None = method.corrector(self._reader).begin(
             prompt_ids, question=asked.question, stop_ids=sorted(stops or ())
         )
+        return correction
 
     def begin_alongside(
         self, params: SamplingParams, prompt_ids: Sequence[int] | None
@@ -173,7 +175,7 @@ class Requests:
 
     def _check_prompt(self, name: str, space: GroundingSpace) -> None:
         """Say at the start if questions cannot be found in this model's prompts."""
-        method = make_method(DEFAULT, space=space)
+        method: Any = make_method(DEFAULT, space=space)
         prompt = space.prompt.encode(_TRIAL, self._tokenizer)
         found = method.corrector(self._reader).find(prompt)
         if found is None or found.question != _TRIAL:
