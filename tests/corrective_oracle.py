@@ -18,7 +18,7 @@ END = "the end"
 
 @dataclass(frozen=True)
 class Form:
-    """The form that is asked for; the names are those of `trueline.corrective.turns.FormRequest`."""
+    """The requested form; its names are those of `turns.FormRequest`."""
 
     sentences: int = 1
     is_text: bool = False

@@ -140,7 +140,7 @@ def test_the_caches_never_hold_more_tokens_than_the_cap(lm):
     most = 0
     while not decoding.is_idle:
         decoding.step()
-        if (reading := decoding._reading) is not None:
+        if (reading := decoding._cache) is not None:
             most = max(most, reading.rows * reading.width)
     assert 60 < most <= cap
     long = make_request(lm, tl.Greedy(), "bats, " * 60, Sampling(max_new_tokens=9))
@@ -158,7 +158,7 @@ def test_the_width_of_a_long_running_batch_comes_down_again(lm):
         )
         for _ in range(3):
             decoding.step()
-            widths.append(decoding._reading.width if decoding._reading else 0)
+            widths.append(decoding._cache.width if decoding._cache else 0)
     longest = max(len(tl.Prompt().encode(q, lm.tokenizer)) for q in tiny.QUESTIONS)
     assert max(widths) <= 2 * (longest + 6)
 

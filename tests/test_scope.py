@@ -21,10 +21,10 @@ from trueline.corrective.scope import (
 )
 from trueline.corrective.turns import (
     FormRequest,
-    question_kind,
     leaves_open,
-    read_turn,
+    question_kind,
     read_form,
+    read_turn,
     wants_yes_or_no,
 )
 from trueline.prompts import FilledPrompt, Prompt, find_question
@@ -393,7 +393,9 @@ def test_each_example_is_given_the_part_it_answers_best(one_hot):
 
 def test_what_no_part_brings_in_answers_the_part_of_the_first():
     first = ScopedExample(BATS, 0.9, 1, 0.8, "", {})
-    whole = ScopedExample(GOLD, 0.7, 0, 0.2, "", {})  # the turn as a whole speaks for it, no part does
+    whole = ScopedExample(
+        GOLD, 0.7, 0, 0.2, "", {}
+    )  # by the turn, by no part
     out = ScopedExample(GOLD, 0.4, 0, 0.4, "", {})
     heard = in_scope([first, whole, out], [0.5, 0.5, 0.5])
     assert [(one.probability, one.part) for one in heard] == [(0.9, 1), (0.7, 1)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from trueline.methods.base import Adjusted, Method, Needs, SpaceMethod, Step
 from trueline.prompts import ModelInput, Prompt, prompts_with
@@ -35,7 +35,7 @@ class KATE(SpaceMethod):
     nearest_at: Literal["start", "end"] = "start"  # `end`: the nearest next to the question
     name = "kate"
     needs = Needs(space=True, own_prompt=True, question=True)
-    baseline_settings: ClassVar[Any] = ({"k": 1}, {"k": 3})  # evaluations report them as baselines
+    baseline_settings: ClassVar[Any] = ({"k": 1}, {"k": 3})  # reported as baselines
 
     def inputs(self, given: ModelInput) -> tuple[ModelInput, ...]:
         form = prompts_with(self.space.prompt).demonstration
