@@ -77,19 +77,19 @@ def test_it_works_in_every_command_in_eval_and_in_reports(
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         ("nothing_there:Method", r"'broken' of nothing_there:Method cannot be imported"),
-        ("tiny:language_model", "tiny:language_model, which is no subclass of"),
+        ("tiny:language_model", "tiny:language_model, which is no dataclass and subclass"),
     ],
 )
-def test_a_package_that_brings_no_method_is_named(value, told, monkeypatch):
+def test_a_package_that_brings_no_method_is_named(value, message, monkeypatch):
     assert tiny
     point = metadata.EntryPoint("broken", value, decoders.GROUP)
     monkeypatch.setattr(metadata, "entry_points", lambda group: [point])
     decoders._plugged_in.cache_clear()
     try:
-        with pytest.raises(SettingError, match=told):
+        with pytest.raises(SettingError, match=message):
             decoders.make_method("broken")
     finally:
         decoders._plugged_in.cache_clear()
