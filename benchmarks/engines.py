@@ -142,12 +142,12 @@ def _corrective():
 
 def _asked(lm, count):
     """Questions whose verified answer is long enough, each with one that nothing covers."""
-    method, found = _corrective(), []
+    corrector, found = _corrective().corrector(lm), []
     for example in read_examples("facts:ground"):
         shortest = min(len(lm.encode(answer)) for answer in example.answers)
-        if shortest >= TOKENS and method.plan_for(lm, example.question) is not None:
+        if shortest >= TOKENS and corrector.begin(question=example.question) is not None:
             found.append(example.question)
-    others = [one for one in questions(60) if method.plan_for(lm, one) is None]
+    others = [one for one in questions(60) if corrector.begin(question=one) is None]
     assert min(len(found), len(others)) >= count
     return list(zip(found, others, strict=False))[:count]
 

@@ -1,5 +1,6 @@
 """The last step of RAD, part by part: what each takes of it."""
 
+from contextlib import nullcontext
 from statistics import median
 from time import perf_counter
 
@@ -20,7 +21,7 @@ def _parts(batch, steps):
     answers = tl.generate(lm, rad, asked, max_new_tokens=steps + 2, batch_size=batch)
     contexts = [tl.Prompt().encode(question, lm.tokenizer) for question in asked]
     starts = [len(context) for context in contexts]
-    plain, shared = lm.start(), lm.start()
+    plain, shared = lm.start(states=True), lm.start(states=True)
     plain.join(contexts)
     shared.join(contexts)
     times = {}
@@ -33,7 +34,8 @@ def _parts(batch, steps):
 
     def with_lookup(tokens):
         work = Alongside([rad.prefetch(Rows(lm, contexts, starts))], lm.device)
-        return shared.extend(tokens, done=work.done), work.results()[0]
+        with nullcontext() if work.done is None else lm.leave_core(work.done):
+            return shared.extend(tokens), work.results()[0]
 
     for index in range(steps):
         tokens = [answer.token_ids[index] for answer in answers]
@@ -41,10 +43,10 @@ def _parts(batch, steps):
         rows = Rows(lm, contexts, starts)
         timed("forward pass alone", lambda: plain.extend(tokens))
         states, found = timed("forward pass with that beside it", lambda: with_lookup(tokens))
-        timed("embed and search alone", lambda: rad.look_up(rows))
+        timed("embed and search alone", lambda: rad.prefetch(rows)())
         timed("windows to text", lambda: lm.decode_all([c[-8:] for c in contexts]))
-        evidence = timed("weigh what was found", lambda: rad.retrieve(lm, found))
-        timed("sum of states", lambda: [rad._pull(one, batch) for one in evidence])
+        evidence = timed("weigh what was found", lambda: rad.weighed(rows, found))
+        timed("sum of states", lambda: [one.aggregated(is_state=True) for one in evidence])
         logits = timed("head", lambda: lm.head(states.hidden))
         timed("pick", lambda: logits.argmax(-1).tolist())
         timed("adjust in all", lambda: rad.adjust(Step(rows, states, fetched=found)))

@@ -15,6 +15,7 @@ import trueline as tl
 from trueline import search
 from trueline.embed import load_embedder
 from trueline.examples import read_examples
+from trueline.methods.base import Rows
 from trueline.prompts import Prompt
 from trueline.rad.retrieve import open_retriever
 
@@ -162,8 +163,8 @@ def _found(keys, query):
 def _taken(rad, query):
     """The seconds to retrieve and fuse for one row."""
     lm, begun = model(), perf_counter()
-    (evidence,) = rad.retrieve(lm, rad.look_up_by(lm, query[None], [""]))
-    rad._pull(evidence, 1)
+    (found,) = rad.weighed(Rows(lm, [[]], [0]), rad.search(lm, query[None], [""]))
+    found.aggregated(is_state=True)
     return perf_counter() - begun
 
 

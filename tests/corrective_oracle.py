@@ -18,7 +18,7 @@ END = "the end"
 
 @dataclass(frozen=True)
 class Form:
-    """The form that is requested, with the names of `corrective.turns.FormRequest`."""
+    """The requested form; its names are those of `turns.FormRequest`."""
 
     sentences: int = 1
     is_text: bool = False

@@ -16,7 +16,6 @@ from transformers.modeling_outputs import CausalLMOutput
 
 import trueline as tl
 from trueline.corrective.method import UNKNOWN
-from trueline.corrective.scope import Scoped
 from trueline.engines.base import States
 from trueline.engines.transformers.model import TokenizerReader
 from trueline.integrations.transformers import FOLDER
@@ -27,7 +26,7 @@ from trueline.integrations.vllm.requests import (
     check_arguments,
     named_spaces,
 )
-from trueline.types import Example
+from trueline.types import Example, ScopedExample
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
@@ -80,7 +79,7 @@ def spaces(tiny_home, tmp_path_factory):
     def find(space, question):
         own = {example.id: example for example in space.examples}
         return [
-            Scoped(own[id], probability, part, probability, question, {})
+            ScopedExample(own[id], probability, part, probability, question)
             for id, probability, part in SCOPES.get(question, [])
             if id in own
         ]
@@ -120,7 +119,7 @@ class ReplayEngine(TokenizerReader):
     def decode_settled(self, tokens):
         return self.decode(tokens)
 
-    def start(self):
+    def start(self, *, states=False):
         return ReplayReading(self.recording)
 
 

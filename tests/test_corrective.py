@@ -14,14 +14,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import trueline as tl
-from trueline.corrective.method import UNKNOWN, Lookup, lift_votes, make_plan
-from trueline.corrective.scope import Scoped
+from trueline.corrective.method import UNKNOWN, Lookup
 from trueline.corrective.turns import FormRequest
-from trueline.corrective.votes import END, Plan, Speaker, VerifiedAnswer, Votes, lift
+from trueline.corrective.votes import END, Correction, VerifiedAnswer, Votes, lift, lift_rows
 from trueline.errors import SettingError
 from trueline.methods.base import Rows, Step
 from trueline.prompts import Prompt, encode_onward
-from trueline.types import Example, Sampling
+from trueline.types import Example, Sampling, ScopedExample
 
 SKY, BATS, GOLD, FISH = (
     Example(question, answers, wrong, id=f"fact-{number}")
@@ -48,8 +47,8 @@ def slow_scope(question):
     return [(one, odds(probability), part) for one, probability, part in SCOPES[question]]
 
 
-def speakers(*scope):
-    return tuple(Speaker(one, 1 / (1 + math.exp(-by)), by, part) for one, by, part in scope)
+def scoped(*scope):
+    return tuple(ScopedExample(one, 1 / (1 + math.exp(-by)), part) for one, by, part in scope)
 
 
 @pytest.fixture
@@ -58,7 +57,7 @@ def chosen_scope(monkeypatch):
 
     def find(space, question):
         return [
-            Scoped(one, probability, part, probability, question, {})
+            ScopedExample(one, probability, part, probability, question)
             for one, probability, part in sorted(SCOPES[question], key=lambda own: -own[1])
         ]
 
@@ -106,7 +105,7 @@ def read(tokens):
 
 
 def letters_plan(*scope, **settings):
-    return Plan(speakers(*scope), spell, read, **settings)
+    return Correction(scoped(*scope), spell, read, **settings)
 
 
 ONE = Example("one?", ["ab"])
@@ -152,7 +151,7 @@ def test_who_said_more_of_its_answer_weighs_more():
     # Two sentences are wanted. "ab" was told; "abc" goes on (a = 1 + 2), "d" begins (a = 1):
     # e^3 against e^1.
     three = Example("three?", ["ab", "abc", "d"])
-    votes = letters_plan((three, 0.0, 0), wish=FormRequest(sentences=2)).votes([A, B])
+    votes = letters_plan((three, 0.0, 0), form=FormRequest(sentences=2)).votes([A, B])
     whole = math.e**2 + 1
     assert votes.tokens == by_hand({C: math.e**2 / whole, D: 1 / whole})
 
@@ -169,10 +168,10 @@ def test_an_answer_that_begins_another_may_end_or_go_on():
 def test_shares_say_who_voted():
     plan = letters_plan((ONE, math.log(3), 0), (TWO, 0.0, 0))
     shares = plan.votes([]).shares
-    assert {voice.text: share for voice, share in shares[A].items()} == by_hand(
+    assert {answer.text: share for answer, share in shares[A].items()} == by_hand(
         {"ab": 6 / 8, "ac": 1 / 8}
     )
-    assert {voice.text: share for voice, share in shares[D].items()} == by_hand({"d": 1 / 8})
+    assert {answer.text: share for answer, share in shares[D].items()} == by_hand({"d": 1 / 8})
 
 
 def test_candidates_are_lifted_to_the_odds_of_the_margin():
@@ -299,9 +298,9 @@ def tiny_tools():
     return lm, slow(lm), partial(encode_onward, tokenizer=lm.tokenizer)
 
 
-def real_plan(scope, wish=FormRequest()):  # noqa: B008
+def real_plan(scope, form=FormRequest()):  # noqa: B008
     lm, _, cut = tiny_tools()
-    return Plan(speakers(*scope), cut, lm.decode, wish)
+    return Correction(scoped(*scope), cut, lm.decode, form)
 
 
 def cut_letters(text):
@@ -583,7 +582,7 @@ def test_a_form_that_is_asked_for_is_that_of_the_oracle(space, monkeypatch):
         "Are bats blind? In at most 4 words.": Form(words=4),
         "Are bats blind? And who says so?": Form(is_open=True),
     }
-    found = [Scoped(BATS, 0.9, 0, 0.9, "Are bats blind?", {})]
+    found = [ScopedExample(BATS, 0.9, 0, 0.9, "Are bats blind?")]
     monkeypatch.setattr("trueline.corrective.method.find_scope", lambda *_: found)
     ours = method(space, answer_rest=True)
     answers = tl.generate(lm, ours, list(forms), max_new_tokens=40)
@@ -614,7 +613,7 @@ def test_a_form_that_is_asked_for_is_that_of_the_oracle(space, monkeypatch):
 def test_nothing_in_scope_is_the_very_same_tensor_and_asks_nobody(space, monkeypatch):
     lm = tiny.language_model("llama")
     monkeypatch.setattr("trueline.corrective.method.find_scope", lambda *_: [])
-    monkeypatch.setattr(Plan, "votes", lambda *_: pytest.fail("somebody was asked"))
+    monkeypatch.setattr(Correction, "votes", lambda *_: pytest.fail("somebody was asked"))
     prompts = [prompt_of(lm, question) for question in tiny.QUESTIONS[:2]]
     rows = Rows(lm, prompts, list(map(len, prompts)), tiny.QUESTIONS[:2], [None, None])
     step = Step(rows, lm.start().join(prompts))
@@ -636,49 +635,46 @@ def test_a_row_out_of_scope_stays_beside_one_in_scope():
     lm, _, _ = tiny_tools()
     plan = plan_of(lm, (BATS, 0.0, 0))
     base = torch.randn(3, lm.vocabulary)
-    rows = Rows(lm, [[5], [5], [5, 7, 7]], [1, 1, 1], [None] * 3, [None, plan, plan])
-    final = lift_votes(rows, base, margin=5.0, strength=1.0).logits
+    final = lift_rows([None, plan, plan], [[], [], [7, 7]], base).logits
     assert torch.equal(final[0], base[0])  # no plan
     assert torch.equal(final[2], base[2])  # off track
     assert not torch.equal(final[1], base[1])
 
 
-def plan_of(lm, *scope, **settings):
-    space = type("Kept", (), {"texts_read": {}})()
-    return make_plan(space, lm, speakers(*scope), **settings)
+def plan_of(lm, *scope, ends=(), **settings):
+    cut = partial(encode_onward, tokenizer=lm.tokenizer)
+    return Correction(scoped(*scope), cut, lm.decode, ends=lm.stop_ids.union(ends), **settings)
 
 
 def test_strength_zero_gives_the_logits_of_the_model_to_the_bit():
     lm, _, _ = tiny_tools()
-    base = torch.randn(1, lm.vocabulary)
-    rows = Rows(lm, [[5]], [1], [None], [plan_of(lm, (BATS, 0.0, 0))])
-    assert torch.equal(lift_votes(rows, base, margin=5.0, strength=0.0).logits, base)
-    assert not torch.equal(lift_votes(rows, base, margin=5.0, strength=0.1).logits, base)
+    base = torch.randn(lm.vocabulary)
+    off, weak = (plan_of(lm, (BATS, 0.0, 0), strength=strength) for strength in (0.0, 0.1))
+    assert torch.equal(off.lift([], base), base)
+    assert not torch.equal(weak.lift([], base), base)
 
 
 def test_a_banned_token_stays_banned_and_is_no_candidate():
     lm, _, cut = tiny_tools()
-    plan = plan_of(lm, (Example("?", ["Bats are", "Fish rest"]), 0.0, 0))
-    base = torch.zeros(1, lm.vocabulary)
+    plan = plan_of(lm, (Example("?", ["Bats are", "Fish rest"]), 0.0, 0), margin=3.0)
+    base = torch.zeros(lm.vocabulary)
     bats = {cut("Bats")[0], cut(" Bats")[0]}
     fish = {cut("Fish")[0], cut(" Fish")[0]}
-    base[0, list(bats)] = -math.inf
-    rows = Rows(lm, [[5]], [1], [None], [plan])
-    final = lift_votes(rows, base, margin=3.0, strength=1.0).logits[0]
+    base[list(bats)] = -math.inf
+    final = plan.lift([], base)
     assert bool((final[list(bats)] == -math.inf).all())
     share = float(final.softmax(-1)[list(fish)].sum())
     assert share == pytest.approx(1 / (1 + math.exp(-3)), abs=1e-4)
-    base[0, list(fish)] = -math.inf  # all candidates are banned: the row stays as it is
-    assert torch.equal(lift_votes(rows, base, margin=3.0, strength=1.0).logits, base)
+    base[list(fish)] = -math.inf  # all candidates are banned: the row stays as it is
+    assert torch.equal(plan.lift([], base), base)
 
 
 def test_the_end_stands_for_every_token_that_ends_an_answer():
     lm, _, cut = tiny_tools()
-    plan = plan_of(lm, (BATS, 0.0, 0), stop_ids=(9, 11))
-    base = torch.randn(1, lm.vocabulary)
-    rows = Rows(lm, [[5, *cut("Bats are not blind.")]], [1], [None], [plan])
-    final = lift_votes(rows, base, margin=5.0, strength=1.0).logits
-    raised = (final != base)[0].nonzero()[:, 0].tolist()
+    plan = plan_of(lm, (BATS, 0.0, 0), ends=(9, 11))
+    base = torch.randn(lm.vocabulary)
+    final = plan.lift(cut("Bats are not blind."), base)
+    raised = (final != base).nonzero()[:, 0].tolist()
     assert raised == sorted({9, 11, *lm.stop_ids})
 
 
@@ -738,8 +734,8 @@ def test_a_stop_token_of_the_request_counts_as_the_answers_end(space, chosen_sco
 # Edge cases of the alignment.
 
 
-def one_answer(*answers, wish=FormRequest()):  # noqa: B008
-    return real_plan([(Example("?", list(answers)), 0.0, 0)], wish)
+def one_answer(*answers, form=FormRequest()):  # noqa: B008
+    return real_plan([(Example("?", list(answers)), 0.0, 0)], form)
 
 
 def next_texts(plan, said):
@@ -795,8 +791,8 @@ def test_blanks_before_an_answer_do_not_count(said):
 def letters_behind(before, answer):
     """The letters an answer may go on with behind a text, where every letter is a token."""
     scope = [(Example("1?", [before.rstrip(" ")]), 0.0, 0), (Example("2?", [answer]), 0.0, 1)]
-    plan = Plan(
-        speakers(*scope),
+    plan = Correction(
+        scoped(*scope),
         lambda text: [ord(letter) for letter in text],
         lambda tokens: "".join(map(chr, tokens)),
     )
@@ -889,48 +885,48 @@ def test_behind_a_told_answer_nothing_is_joined_but_what_is_left():
 
 
 def test_an_opening_stands_before_the_answer():
-    opened = one_answer("Bats are not blind.", wish=FormRequest(opening="Well,"))
+    opened = one_answer("Bats are not blind.", form=FormRequest(opening="Well,"))
     assert tell(opened)[0].strip().lower() == "well, bats are not blind."
-    new = one_answer("Bats are not blind.", wish=FormRequest(opening="My answer:"))
+    new = one_answer("Bats are not blind.", form=FormRequest(opening="My answer:"))
     assert tell(new)[0].strip() == "My answer: Bats are not blind."
 
 
 def test_a_closing_stands_behind_the_answer():
-    plan = one_answer("Bats are not blind.", wish=FormRequest(closing="Ask again!"))
+    plan = one_answer("Bats are not blind.", form=FormRequest(closing="Ask again!"))
     assert tell(plan)[0].strip() == "Bats are not blind. Ask again!"
     assert "END" not in next_texts(plan, "Bats are not blind.")
 
 
 def test_capitals_are_told_in_capitals():
-    plan = one_answer("Bats are not blind.", wish=FormRequest(is_upper=True))
+    plan = one_answer("Bats are not blind.", form=FormRequest(is_upper=True))
     text, how = tell(plan)
     assert (text.strip(), how) == ("BATS ARE NOT BLIND.", "end")
 
 
 def test_two_sentences_tell_two_answers_and_no_third():
     answers = ["Bats see.", "Gold rusts.", "Fish rest."]
-    plan = one_answer(*answers, wish=FormRequest(sentences=2))
+    plan = one_answer(*answers, form=FormRequest(sentences=2))
     text, how = tell(plan)
     assert how == "end"
     assert sum(answer in text for answer in answers) == 2
 
 
 def test_a_text_goes_on_where_the_facts_are_told():
-    plan = one_answer("Bats are not blind.", wish=FormRequest(is_text=True))
+    plan = one_answer("Bats are not blind.", form=FormRequest(is_text=True))
     text, how = tell(plan)
     assert (text.strip(), how) == ("Bats are not blind.", "off track")
 
 
 def test_what_is_asked_beside_the_told_is_left_to_the_model():
-    text, how = tell(one_answer("Bats are not blind.", wish=FormRequest(is_open=True)))
+    text, how = tell(one_answer("Bats are not blind.", form=FormRequest(is_open=True)))
     assert (text.strip(), how) == ("Bats are not blind.", "off track")
 
 
 def test_few_words_choose_the_short_answers():
-    plan = one_answer("Bats see.", "No, bats see well in the dark.", wish=FormRequest(words=4))
-    assert [voice.text for voice in plan.voices] == ["Bats see."]
-    none = one_answer("No, bats see well in the dark.", wish=FormRequest(words=2))
-    assert len(none.voices) == 1  # none is short enough: what there is is told
+    plan = one_answer("Bats see.", "No, bats see well in the dark.", form=FormRequest(words=4))
+    assert [answer.text for answer in plan.answers] == ["Bats see."]
+    none = one_answer("No, bats see well in the dark.", form=FormRequest(words=2))
+    assert len(none.answers) == 1  # none is short enough: what there is is told
 
 
 def test_a_plan_keeps_the_cuts_it_made():
@@ -941,7 +937,7 @@ def test_a_plan_keeps_the_cuts_it_made():
         seen[text] += 1
         return cut(text)
 
-    plan = Plan(speakers((BATS, 0.0, 0)), counted, lm.decode)
+    plan = Correction(scoped((BATS, 0.0, 0)), counted, lm.decode)
     first = tell(plan)
     assert max(seen.values()) == 1
     seen.clear()
@@ -951,9 +947,9 @@ def test_a_plan_keeps_the_cuts_it_made():
 
 def test_voices_name_their_speaker_and_their_text():
     plan = one_answer("  Bats see.  ")
-    (voice,) = plan.voices
-    assert isinstance(voice, VerifiedAnswer)
-    assert (voice.text, voice.writings) == ("Bats see.", ("Bats see.", "bats see."))
+    (answer,) = plan.answers
+    assert isinstance(answer, VerifiedAnswer)
+    assert (answer.text, answer.variants) == ("Bats see.", ("Bats see.", "bats see."))
 
 
 def test_prepare_reads_the_last_user_turn(space, chosen_scope):
@@ -980,6 +976,6 @@ def test_options_of_a_request_reach_its_plan(space, chosen_scope):
 
     lm = tiny.language_model("llama")
     asked = FilledPrompt(Prompt(), tiny.QUESTIONS[0])
-    plan = method(space).prepare(lm, asked, Sampling(stop_ids=(8,)))
-    assert plan.ends == {8, *lm.stop_ids}
-    assert plan.is_covered
+    prepared = method(space).prepare(lm, asked, Sampling(stop_ids=(8,)))
+    assert prepared.state.ends == {8, *lm.stop_ids}
+    assert prepared.coverage is True

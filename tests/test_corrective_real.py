@@ -4,7 +4,8 @@ import pytest
 from corrective_oracle import CorrectiveOracle, Form
 
 import trueline as tl
-from trueline.examples import read_examples, shipped_questions
+from trueline.corrective.scope import find_scope
+from trueline.examples import read_examples, read_questions
 from trueline.prompts import Prompt
 from trueline.types import Example
 
@@ -39,7 +40,7 @@ def asked(smol, space, facts):
     known = {fact.id: fact for fact in facts}
     found = [
         (one.question, known[one.means[0]])
-        for one in shipped_questions("test")[::5]
+        for one in read_questions("test")[::5]
         if one.regime == "paraphrase"
     ]
     heard = [
@@ -48,8 +49,8 @@ def asked(smol, space, facts):
         if fact.id
         in [
             one.example.id
-            for one in method.near(smol, question)
-            if method.is_heard(one, question)
+            for one in find_scope(space, question)
+            if method.is_in_scope(one, question)
         ]
     ]
     assert len(heard) >= 4
@@ -68,12 +69,12 @@ def test_every_fact_is_in_scope_of_its_own_question(smol, space, facts):
     method = tl.Corrective(space)
     careless = 0
     for fact in facts:
-        best = method.near(smol, fact.question)[0]
-        assert (best.example.id, method.is_heard(best, fact.question)) == (fact.id, True), (
+        best = find_scope(space, fact.question)[0]
+        assert (best.example.id, method.is_in_scope(best, fact.question)) == (fact.id, True), (
             fact.question
         )
-        best = method.near(smol, fact.question.lower().rstrip("?"))[0]
-        careless += best.example.id == fact.id and method.is_heard(best, fact.question)
+        best = find_scope(space, fact.question.lower().rstrip("?"))[0]
+        careless += best.example.id == fact.id and method.is_in_scope(best, fact.question)
     assert careless >= 0.95 * len(facts)
 
 
@@ -81,8 +82,8 @@ def test_a_batch_picks_the_tokens_of_the_oracle(smol, space, asked, answers):
     oracle = CorrectiveOracle(smol.model, smol.tokenizer, smol.stop_ids)
     method = tl.Corrective(space)
     for (question, _), answer in zip(asked, answers):
-        plan = method.plan_for(smol, question).plan
-        scope = [(one.example, one.odds, one.part) for one in plan.speakers]
+        correction = method.corrector(smol).begin(question=question)
+        scope = [(one.example, one.odds, one.part) for one in correction.scope]
         prompt = Prompt().encode(question, smol.tokenizer)
         assert oracle.picks(prompt, answer.token_ids, scope, wish=Form()) == answer.token_ids
 
@@ -122,7 +123,7 @@ def test_unrelated_questions_are_the_models_own_to_the_bit(smol, space):
     assert [one.token_ids for one in ours] == [one.token_ids for one in plain]
     assert [(one.is_covered, one.sources) for one in ours] == [(False, ())] * len(UNRELATED)
     prompts = [Prompt().encode(question, smol.tokenizer) for question in UNRELATED]
-    prepared = [method.plan_for(smol, question) for question in UNRELATED]
+    prepared = [method.corrector(smol).begin(question=question) for question in UNRELATED]
     rows = Rows(smol, prompts, list(map(len, prompts)), UNRELATED, prepared)
     step = Step(rows, smol.start().join(prompts))
     assert method.adjust(step).logits is step.logits

@@ -14,6 +14,7 @@ from trueline.decode.generate import Continuation, make_request, score_continuat
 from trueline.decode.loop import Decoding, group_rows
 from trueline.errors import SettingError
 from trueline.methods import make_method, method_names
+from trueline.methods.base import Prepared
 from trueline.prompts import TokenContext, read_messages
 from trueline.types import Sampling
 
@@ -139,7 +140,7 @@ def test_the_caches_never_hold_more_tokens_than_the_cap(lm):
     most = 0
     while not decoding.is_idle:
         decoding.step()
-        if (reading := decoding._reading) is not None:
+        if (reading := decoding._cache) is not None:
             most = max(most, reading.rows * reading.width)
     assert 60 < most <= cap
     long = make_request(lm, tl.Greedy(), "bats, " * 60, Sampling(max_new_tokens=9))
@@ -157,7 +158,7 @@ def test_the_width_of_a_long_running_batch_comes_down_again(lm):
         )
         for _ in range(3):
             decoding.step()
-            widths.append(decoding._reading.width if decoding._reading else 0)
+            widths.append(decoding._cache.width if decoding._cache else 0)
     longest = max(len(tl.Prompt().encode(q, lm.tokenizer)) for q in tiny.QUESTIONS)
     assert max(widths) <= 2 * (longest + 6)
 
@@ -280,7 +281,7 @@ class Faulty(tl.Greedy):
     def prefetch(self, rows):
         if self.where == "prefetch" and max(map(len, rows.contexts)) > rows.starts[0] + 1:
             raise ZeroDivisionError(self.where)
-        return self if self.where == "run" else None
+        return self.run if self.where == "run" else None
 
     def run(self):
         raise ZeroDivisionError(self.where)
@@ -455,7 +456,7 @@ def test_what_is_prepared_belongs_to_a_question_and_is_made_once(lm):
 
         def prepare(self, lm, given, options):
             made.append(given.question)
-            return given.question
+            return Prepared(given.question)
 
         def adjust(self, step):
             assert list(step.rows.prepared) == list(step.rows.questions)

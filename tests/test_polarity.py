@@ -11,10 +11,9 @@ from server import in_thread
 import trueline as tl
 from trueline.corrective import method as polarity
 from trueline.corrective.method import LEAST_EFFECT, effect_of_truth, mean_log_probs, true_word
-from trueline.corrective.scope import Scoped
 from trueline.prompts import Prompt
 from trueline.serve.app import create_app
-from trueline.types import Example
+from trueline.types import Example, ScopedExample
 
 BATS = Example("Are bats blind?", ["Bats see well."], ["Bats see nothing."], id="bats")
 ASKED = "are bats blind? yes or no first"
@@ -56,16 +55,15 @@ def test_the_effect_is_what_the_truth_adds_to_yes_over_no():
 )
 def test_a_word_is_said_where_the_truth_moves_it_far_enough(monkeypatch, effect, word):
     monkeypatch.setattr(polarity, "effect_of_truth", lambda *_: effect)
-    lm = SimpleNamespace(start=None, limit=None)
+    lm = SimpleNamespace(limit=None)
     assert true_word(lm, Prompt(), ASKED, BATS) == word
 
 
 @pytest.mark.parametrize(
     ("lm", "example"),
     [
-        (SimpleNamespace(), BATS),  # an engine that gives logits of its own answer alone
-        (SimpleNamespace(start=None), Example("Are bats blind?", ["Bats see."])),
-        (SimpleNamespace(start=None), Example("Are bats blind?", ["No, they see."], ["Yes."])),
+        (SimpleNamespace(limit=None), Example("Are bats blind?", ["Bats see."])),
+        (SimpleNamespace(limit=None), Example("Are bats blind?", ["No, they see."], ["Yes."])),
     ],
 )
 def test_no_word_is_said_where_it_cannot_be_told_or_is_told_anyway(monkeypatch, lm, example):
@@ -78,7 +76,7 @@ def test_the_word_opens_the_verified_answer(monkeypatch, embedder, effect):
     lm = tiny.language_model("llama")
     space = tl.build(None, [BATS], embedder=embedder)
     monkeypatch.setattr(polarity, "effect_of_truth", lambda *_: effect)
-    found = [Scoped(BATS, 0.9, 0, 0.9, "are bats blind?", {})]
+    found = [ScopedExample(BATS, 0.9, 0, 0.9, "are bats blind?")]
     monkeypatch.setattr("trueline.corrective.method.find_scope", lambda *_: found)
     method = tl.Corrective(space, threshold=0.0)
     said = tl.generate(lm, method, ASKED, max_new_tokens=24).text.strip()
@@ -91,7 +89,7 @@ def test_the_word_is_said_in_the_loop_of_transformers_too(monkeypatch, embedder)
     lm = tiny.language_model("llama")
     space = tl.build(None, [BATS], embedder=embedder)
     monkeypatch.setattr(polarity, "effect_of_truth", lambda *_: -2.0)
-    found = [Scoped(BATS, 0.9, 0, 0.9, "are bats blind?", {})]
+    found = [ScopedExample(BATS, 0.9, 0, 0.9, "are bats blind?")]
     monkeypatch.setattr("trueline.corrective.method.find_scope", lambda *_: found)
     processor = tl.Corrective(space, threshold=0.0).processor(lm.model, lm.tokenizer)
     prompt = torch.tensor([space.prompt.encode(ASKED, lm.tokenizer)])
@@ -117,7 +115,7 @@ def test_a_word_of_one_example_is_not_put_ahead_of_anothers_answer(monkeypatch, 
     )
     space = tl.build(None, [BATS, other], embedder=embedder)
     monkeypatch.setattr(polarity, "effect_of_truth", lambda *_: 2.0)
-    found = [Scoped(one, 0.9, 0, 0.9, "are bats blind?", {}) for one in (BATS, other)]
+    found = [ScopedExample(one, 0.9, 0, 0.9, "are bats blind?") for one in (BATS, other)]
     monkeypatch.setattr("trueline.corrective.method.find_scope", lambda *_: found)
     method = tl.Corrective(space, threshold=0.0)
     said = tl.generate(lm, method, ASKED, max_new_tokens=24).text

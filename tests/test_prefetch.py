@@ -68,16 +68,9 @@ def test_two_threads_that_decode_at_once_keep_their_tokens_and_their_threads(
     assert torch.get_num_threads() == 2
 
 
-class Work:
-    """A prefetch that calls a function."""
-
-    def __init__(self, run):
-        self.run = run
-
-
 def test_work_beside_the_model_leaves_it_a_thread_less_until_it_is_done(two_threads):
     gate, layer = threading.Event(), torch.nn.Identity()
-    work = Alongside([Work(lambda: gate.wait(300) and "found"), None], CPU)
+    work = Alongside([lambda: gate.wait(300) and "found", None], CPU)
     with leave_a_core([layer], work.done, CPU):
         layer(torch.zeros(1))
         assert torch.get_num_threads() == 1
@@ -91,7 +84,7 @@ def test_work_beside_the_model_leaves_it_a_thread_less_until_it_is_done(two_thre
 
 def test_the_worker_has_one_thread_and_others_keep_theirs(two_threads):
     seen = []
-    Alongside([Work(lambda: seen.append(torch.get_num_threads()))], CPU).results()
+    Alongside([lambda: seen.append(torch.get_num_threads())], CPU).results()
     later = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
     later.start()
     later.join()
@@ -99,8 +92,8 @@ def test_the_worker_has_one_thread_and_others_keep_theirs(two_threads):
 
 
 def test_work_that_begins_work_of_its_own_does_not_wait_for_itself(two_threads):
-    inner = Work(lambda: "inner")
-    outer = Alongside([Work(lambda: Alongside([inner], CPU).results())], CPU)
+    inner = [lambda: "inner"]
+    outer = Alongside([lambda: Alongside(inner, CPU).results()], CPU)
     assert outer.results() == [["inner"]]
 
 
@@ -108,7 +101,7 @@ def test_threads_come_back_when_the_model_or_the_work_fails(two_threads):
     with pytest.raises(ZeroDivisionError), leave_a_core([], lambda: False, CPU):
         raise ZeroDivisionError
     assert torch.get_num_threads() == 2
-    failing = Alongside([Work(lambda: {}["no"]), Work(lambda: "found")], CPU)
+    failing = Alongside([lambda: {}["no"], lambda: "found"], CPU)
     error, found = failing.results()
     assert (type(error), found) == (KeyError, "found")
     assert torch.get_num_threads() == 2

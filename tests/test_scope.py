@@ -11,7 +11,6 @@ import torch
 import trueline as tl
 from trueline.corrective.scope import (
     SIGNALS,
-    Scoped,
     example_signals,
     find_scope,
     in_scope,
@@ -22,14 +21,14 @@ from trueline.corrective.scope import (
 )
 from trueline.corrective.turns import (
     FormRequest,
-    asked_for,
     leaves_open,
+    question_kind,
+    read_form,
     read_turn,
-    read_wish,
     wants_yes_or_no,
 )
-from trueline.prompts import Prompt, find_question
-from trueline.types import Example
+from trueline.prompts import FilledPrompt, Prompt, find_question
+from trueline.types import Example, Sampling, ScopedExample
 
 # Turns.
 
@@ -104,7 +103,7 @@ def test_a_long_turn_is_read_as_far_as_eight_parts():
     ],
 )
 def test_a_text_asks_for_one_kind_of_thing(text, wanted):
-    assert asked_for(text) == wanted
+    assert question_kind(text) == wanted
 
 
 @pytest.mark.parametrize(
@@ -141,7 +140,7 @@ def test_a_text_asks_for_one_kind_of_thing(text, wanted):
     ],
 )
 def test_a_wish_is_read_from_known_words(text, wish):
-    assert read_wish(text) == wish
+    assert read_form(text) == wish
 
 
 @pytest.mark.parametrize(
@@ -159,7 +158,7 @@ def test_a_wish_is_read_from_known_words(text, wish):
     ],
 )
 def test_what_is_not_wished_is_not_done(text):
-    assert read_wish(text) == FormRequest()
+    assert read_form(text) == FormRequest()
 
 
 @pytest.mark.parametrize(
@@ -176,7 +175,7 @@ def test_what_is_not_wished_is_not_done(text):
     ],
 )
 def test_what_others_say_is_no_wish(text):
-    assert read_wish(text) == FormRequest()
+    assert read_form(text) == FormRequest()
 
 
 @pytest.mark.parametrize(
@@ -204,7 +203,7 @@ def test_what_others_say_is_no_wish(text):
     ],
 )
 def test_a_wish_is_read_beside_what_is_none(text, wish):
-    assert read_wish(text) == wish
+    assert read_form(text) == wish
 
 
 @pytest.mark.parametrize(
@@ -231,7 +230,7 @@ def test_a_wish_is_read_beside_what_is_none(text, wish):
         ("Did Scotland say yes or no to independence?", False),
     ],
 )
-def test_the_two_words_are_said_where_they_are_asked_for(text, wanted):
+def test_the_two_words_are_said_where_they_are_question_kind(text, wanted):
     assert wants_yes_or_no(text) is wanted
 
 
@@ -247,7 +246,7 @@ def test_the_two_words_are_said_where_they_are_asked_for(text, wanted):
 )
 def test_a_long_turn_takes_a_time_that_grows_with_its_length(text):
     start = time.process_time()
-    assert (read_wish(text), wants_yes_or_no(text)) == (FormRequest(), False)
+    assert (read_form(text), wants_yes_or_no(text)) == (FormRequest(), False)
     assert time.process_time() - start < 5
 
 
@@ -354,7 +353,7 @@ def test_examples_without_wrong_answers_have_weights_of_their_own(one_hot):
 
 
 @pytest.mark.parametrize("text", ["Why is it so?", "why is it so", "Hello. WHY is it so?!"])
-def test_an_example_that_is_asked_for_in_its_own_words_is_in_scope(embedder, text):
+def test_an_example_that_is_question_kind_in_its_own_words_is_in_scope(embedder, text):
     """Also where its answers are far from its question, which counts against it."""
     examples = [
         Example("Why is it so?", ["Blue."], ["Red."], id="own"),
@@ -376,9 +375,9 @@ def test_signs_alone_are_no_words(embedder):
 
 
 def test_log_odds_are_those_of_the_probability():
-    scoped = Scoped(BATS, 0.75, 0, 0.75, "", {})
+    scoped = ScopedExample(BATS, 0.75, 0, 0.75, "", {})
     assert scoped.odds == pytest.approx(math.log(3))
-    assert math.isfinite(Scoped(BATS, 1.0, 0, 1.0, "", {}).odds)
+    assert math.isfinite(ScopedExample(BATS, 1.0, 0, 1.0, "", {}).odds)
 
 
 def test_each_example_is_given_the_part_it_answers_best(one_hot):
@@ -393,9 +392,9 @@ def test_each_example_is_given_the_part_it_answers_best(one_hot):
 
 
 def test_what_no_part_brings_in_answers_the_part_of_the_first():
-    first = Scoped(BATS, 0.9, 1, 0.8, "", {})
-    whole = Scoped(GOLD, 0.7, 0, 0.2, "", {})  # the turn as a whole speaks for it, no part does
-    out = Scoped(GOLD, 0.4, 0, 0.4, "", {})
+    first = ScopedExample(BATS, 0.9, 1, 0.8, "", {})
+    whole = ScopedExample(GOLD, 0.7, 0, 0.2, "", {})  # by the turn, by no part
+    out = ScopedExample(GOLD, 0.4, 0, 0.4, "", {})
     heard = in_scope([first, whole, out], [0.5, 0.5, 0.5])
     assert [(one.probability, one.part) for one in heard] == [(0.9, 1), (0.7, 1)]
     assert in_scope([out], [0.5]) == []
@@ -406,11 +405,11 @@ def test_a_threshold_is_exceeded_and_not_met(one_hot):
     space = tl.build(None, [BATS], embedder=CountingEmbedder())
     (found,) = find_scope(space, "Are bats gold?")
     assert (
-        tl.Corrective(space, threshold=found.probability).is_heard(found, "Are bats gold?")
+        tl.Corrective(space, threshold=found.probability).is_in_scope(found, "Are bats gold?")
         is False
     )
     below = tl.Corrective(space, threshold=max(0.0, found.probability - 1e-9))
-    assert below.is_heard(found, "Are bats gold?") is True
+    assert below.is_in_scope(found, "Are bats gold?") is True
 
 
 def test_an_example_is_cut_into_words_once_for_scope_and_explanation(one_hot, monkeypatch):
@@ -421,7 +420,11 @@ def test_an_example_is_cut_into_words_once_for_scope_and_explanation(one_hot, mo
         return words_of(embedder, text)
 
     monkeypatch.setattr("trueline.corrective.scope.words_of", cut_words)
-    (near,) = tl.Corrective(space).near_examples(None, "Are bats gold?")
+    asked = FilledPrompt(Prompt(), "Are bats gold?")
+    prepared = tl.Corrective(space).prepare(
+        tiny.language_model("llama"), asked, Sampling(trace=True)
+    )
+    (near,) = prepared.scope
     assert near.example == BATS.id
     asked = ["Are bats gold?"] * 2  # for its signals, and for what it has and the example lacks
     assert sorted(cut) == sorted([BATS.question, *BATS.answers, *BATS.wrong_answers, *asked])
@@ -589,5 +592,5 @@ def test_a_text_is_opened_to_more_examples_than_an_answer():
     tuned = space.tune({"threshold": 0.05})
     assert threshold_for(tuned, BATS, "Please write a note on blind bats.") == 0.05
     method = tl.Corrective(space, threshold=0.9)
-    (found,) = method.near(None, "Please write a note on blind bats.")
-    assert method.least(found, "Please write a note on blind bats.") == 0.9
+    (found,) = find_scope(space, "Please write a note on blind bats.")
+    assert method.threshold_of(found, "Please write a note on blind bats.") == 0.9

@@ -7,11 +7,11 @@ from conftest import EXAMPLES
 
 import trueline as tl
 from trueline.corrective import tune as tuning
-from trueline.corrective.scope import MeasuredScope, Scoped, ScopeModel
-from trueline.corrective.tune import FEWEST, tune
+from trueline.corrective.scope import MeasuredScope, ScopeModel
+from trueline.corrective.tune import FEWEST, share_of, tune
 from trueline.errors import ExampleError, SettingError, SpaceConflictError, SpaceFormatError
 from trueline.examples import AskedQuestion, read_asked
-from trueline.lab.statistics import share_interval
+from trueline.types import ScopedExample
 
 FITTED = 0.7
 
@@ -36,7 +36,7 @@ def scope(monkeypatch):
 
     def find(space, question):
         found = sorted(known.get(question, {}).items(), key=lambda one: -one[1])
-        return [Scoped(by_id[id], p, 0, p, question, {}) for id, p in found]
+        return [ScopedExample(by_id[id], p, 0, p, question) for id, p in found]
 
     monkeypatch.setattr(tuning, "find_scope", find)
     return known
@@ -62,13 +62,16 @@ def test_other_examples_only_raise_the_threshold(space, scope):
 
 
 def test_the_recall_of_the_shipped_questions_is_that_of_the_next_measured_threshold(
-    space, monkeypatch
+    space, scope, monkeypatch
 ):
     rows = (MeasuredScope(0.6, 0.1, 0.9), MeasuredScope(0.7, 0.02, 0.8))
     model = ScopeModel(0.0, {}, 0.65, 0.65, measured=rows)
     monkeypatch.setattr(tuning, "scope_models", lambda: {space.embedder_id: {}})
-    assert tuning._shipped_recall(space, model, 0.65) == 0.8
-    assert tuning._shipped_recall(space, model, 0.71) is None
+    monkeypatch.setattr(tuning, "model_for", lambda space, example: model)
+    scope |= {example.question: {} for example in EXAMPLES}
+    assert tune(space).shipped_recall == 0.8  # at 0.65
+    scope[EXAMPLES[0].question] = {"fact-2": 0.71}
+    assert tune(space, false_scope=0.0).shipped_recall is None
 
 
 def test_an_example_with_the_same_answer_is_no_near_miss(embedder, scope):
@@ -152,9 +155,12 @@ def test_settings_that_no_method_can_go_by_are_refused(space, settings):
 
 
 def test_a_manifest_with_such_settings_is_refused(embedder, tmp_path, monkeypatch):
+    from trueline.space import manifest
+
     space = tl.build(None, EXAMPLES, embedder=embedder)
     with monkeypatch.context() as patch:
-        patch.setattr("trueline.store.check_tuned", lambda given: None)
+        patch.setattr("trueline.space.check_tuned", lambda given: None)
+        patch.setattr(manifest, "check_tuned", lambda given: None)
         space.tune({"threshold": -1}).save(tmp_path / "bad.space")
     with pytest.raises(SpaceFormatError, match=r"tuned threshold must lie in \[0, 1\]"):
         tl.open(tmp_path / "bad.space", embedder=embedder)
@@ -192,7 +198,7 @@ def test_questions_are_read_with_the_ids_they_mean(tmp_path):
     [(0, 50, 0.0, 0.0713), (2, 100, 0.0055, 0.0700), (3, 3, 0.4385, 1)],
 )
 def test_wilsons_interval_is_that_of_the_textbook(found, n, low, high):
-    told = share_interval(found, n)
+    told = share_of(found, n)
     assert (told.mean, told.n) == (found / n, n)
     assert (told.low, told.high) == (
         pytest.approx(low, abs=1e-4),

@@ -1,7 +1,4 @@
-"""A method from another package: `pip install ./examples/plugin`, then `--method hesitant`.
-
-It works in every command, in `trueline eval` and in reports; trueline itself does not know it.
-"""
+"""A method from another package: `pip install ./examples/plugin`, then `--method hesitant`."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -13,19 +10,15 @@ from trueline.settings import Between
 
 @dataclass(frozen=True)
 class Hesitant(Method):
-    """Level the two best tokens where they are close.
-
-    final = base, but the first two tokens get their mean if they differ by less than `margin`
-    """
+    """Give the two best tokens their mean if they differ by less than `margin`."""
 
     prompt: tl.Prompt = tl.Prompt()
     margin: Annotated[float, Between(0)] = 1.0  # in logits; 0 is plain decoding
     name = "hesitant"
 
     def adjust(self, step: Step) -> Adjusted:
-        """The logits to pick the next tokens from; the step itself is never changed."""
         best = step.logits.topk(2)  # (rows, 2)
         means = best.values.mean(-1, keepdim=True).expand_as(best.values)
         is_close = (best.values[:, :1] - best.values[:, 1:]) < self.margin
-        levelled = step.logits.scatter(-1, best.indices, means)
-        return Adjusted(levelled.where(is_close, step.logits))
+        level = step.logits.scatter(-1, best.indices, means)
+        return Adjusted(level.where(is_close, step.logits))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from math import log
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from msgspec import Meta
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from trueline.explain import Explanation
 
 
+PLAIN = "greedy"  # the plain model, which every method is compared with
 OnProgress = Callable[[int, int], None]  # how much is done, and how much there is in all
 _MOST_SEED = (1 << 62) - 1
 
@@ -56,6 +58,23 @@ def _distinct(given: object, field: str) -> tuple[str, ...]:
             raise ExampleError(f"one of {field} is empty")
         first.setdefault(text.strip(), text)
     return tuple(first.values())
+
+
+@dataclass(frozen=True, slots=True)
+class ScopedExample:
+    """An example that is near to a question, and the probability that it answers it."""
+
+    example: Example
+    probability: float
+    part: int = 0  # the part of the turn that it answers best
+    part_probability: float = 0.0  # that it answers this part alone
+    text: str = ""  # the text it is nearest to: the turn, a sentence or a part of it
+    signals: Mapping[str, float] = field(default_factory=dict, hash=False)  # of that text
+
+    @property
+    def odds(self) -> float:
+        """The logarithm of its odds."""
+        return log(self.probability) - log(max(1e-12, 1 - self.probability))
 
 
 @dataclass(frozen=True, slots=True)

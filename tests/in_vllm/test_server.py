@@ -11,6 +11,7 @@ from contract import LiveStep, compare_live, engine_noise
 from served import FLAG, served
 
 import trueline as tl
+from trueline.corrective.scope import threshold_for
 from trueline.engines.models import resolve
 from trueline.examples import read_examples
 from trueline.integrations.vllm import Corrective, Plugin
@@ -58,9 +59,9 @@ def server(model, spaces):
 def verified(space, question):
     """The answers of the example that answers a question."""
     method = tl.Corrective(tl.open(space))
-    best, *_ = method.near(None, question)
-    assert method.is_heard(best, question), question
-    return best.example.answers
+    best, probability = method.scope(None, question)[0]
+    assert probability > threshold_for(method.space, best, question), question
+    return best.answers
 
 
 def test_covered_questions_get_verified_answers_and_the_plain_model_does_not(server, spaces):

@@ -27,8 +27,7 @@ from trueline.errors import SettingError
 from trueline.text import counted, shown
 
 if TYPE_CHECKING:
-    from trueline.corrective.tune import Tuning
-    from trueline.lab.statistics import Interval
+    from trueline.corrective.tune import Share, Tuning
     from trueline.rad.entries import Context
     from trueline.types import Example
 
@@ -468,7 +467,7 @@ def _lines(folder: Path, fitted: Tuning) -> list[str]:
     ]
 
 
-def _share(share: Interval) -> str:
+def _share(share: Share) -> str:
     interval = f"{share.low:.1%} to {share.high:.1%}"
     count = f"{round(share.mean * share.n):,} of {share.n:,}"
     return f"{count} ({share.mean:.1%}; 95 % interval {interval})"

@@ -1,6 +1,6 @@
-"""A space and questions, or its examples alone -> the threshold its examples speak above.
+"""A space and questions, or its examples alone -> the threshold of scope.
 
-No model runs. Scope is *false* where an example speaks that does not answer the question: the
+No model runs. Scope is *false* if it contains an example that does not answer the question: the
 threshold keeps the share of such questions under a limit, and recall as high as that allows.
 """
 
@@ -8,36 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, floor
+from math import ceil, floor, sqrt
 from random import Random
 from typing import Any, Literal
 
-from trueline.corrective.scope import (
-    ScopeModel,
-    find_scope,
-    has_same_words,
-    model_for,
-    scope_models,
-)
+from trueline.corrective.scope import find_scope, has_same_words, model_for, scope_models
 from trueline.errors import SettingError
 from trueline.examples import AskedQuestion, check_meant
-from trueline.lab.statistics import Interval, share_interval
 from trueline.settings import plain
 from trueline.space import GroundingSpace
 from trueline.text import shown
 from trueline.types import Example, OnProgress
 
 FALSE_SCOPE = 0.02  # share of questions that may bring a wrong example into scope
-FEWEST = 50  # questions that mean no example, from which on the threshold may also fall
-_MOST = 2_000  # examples that are asked about; of more, as many are drawn
-_WORST = 5  # false ones that are told
-_DIGITS = 4  # of a threshold, and of shares
-_STEPS = 10_000
+FEWEST = 50  # questions that no example answers, with which the threshold may also fall
+_MOST = 2_000  # examples whose question is tried; of more, as many are drawn
+_WORST = 5  # false ones that are reported
+_STEPS = 10_000  # possible thresholds between 0 and 1
+_DEVIATIONS = 1.959964  # of a normal distribution: its middle 95 %
 
 
 @dataclass(frozen=True, slots=True)
 class FalseScope:
-    """A question, and the example that does not answer it and is the most probable."""
+    """A question, and the most probable of the examples that do not answer it."""
 
     question: str
     example: str  # its id
@@ -45,40 +38,43 @@ class FalseScope:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """A share of n questions, with Wilson's 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tuning:
-    """The threshold that was found, and what it is worth."""
+    """The threshold, and how good it is."""
 
     threshold: float
     before: float  # the threshold of the space until now
     fitted_to: Literal["questions", "examples"]
-    questions: int  # asked in all
-    none: int  # of these, those that mean no example
-    false_scope: Interval  # share of the questions for which a wrong example speaks first
-    recall: Interval | None  # of the questions that mean an example; None: there are none
-    shipped_recall: float | None  # of the questions shipped with trueline, not of one's own
-    worst: tuple[FalseScope, ...]  # for which a wrong example speaks, the most probable first
+    questions: int
+    none: int  # of these, those that no example answers
+    false_scope: Share  # of the questions for which a wrong example comes first
+    recall: Share | None  # of the questions that an example answers; None: there are none
+    shipped_recall: float | None  # of the questions shipped with trueline
+    worst: tuple[FalseScope, ...]  # with a wrong example in scope, the most probable first
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What a space keeps of it: space.tune(found.settings)."""
-        kept = {
+        """What a space stores: space.tune(tuning.settings)."""
+        stored: dict[str, Any] = {
             "threshold": self.threshold,
             "fitted_to": self.fitted_to,
             "questions": self.questions,
             "none": self.none,
-            **_figures("false_scope", self.false_scope),
         }
-        if self.recall is not None:
-            return {**kept, **_figures("recall", self.recall)}
-        return {**kept, "shipped_recall": self.shipped_recall}
-
-
-@dataclass(frozen=True, slots=True)
-class _Trial:
-    """What one question brings into scope at which probability; 0 is never."""
-
-    right: float | None  # the example that is meant, if it comes first; None: none is meant
-    false: FalseScope  # the first of those that do not answer, if it comes first
+        for name, share in (("false_scope", self.false_scope), ("recall", self.recall)):
+            if share is not None:
+                values = {"": share.mean, "_low": share.low, "_high": share.high}
+                stored |= {f"{name}{key}": round(value, 4) for key, value in values.items()}
+        return stored if self.recall else {**stored, "shipped_recall": self.shipped_recall}
 
 
 def tune(
@@ -88,77 +84,86 @@ def tune(
     false_scope: float = FALSE_SCOPE,
     progress: OnProgress | None = None,
 ) -> Tuning:
-    """Find the threshold; keep it with `space.tune(found.settings)`.
+    """Find the threshold; store it with `space.tune(tuning.settings)`.
 
     With questions, it is the one nearest to the fitted threshold among those with the highest
-    recall that keep false scope under the limit. It falls below the fitted one only where at
-    least 50 questions mean no example: fewer say too little of what must stay out. Without
-    questions, each example's own is asked, and all other examples must stay out; the threshold
-    then can only rise, as other examples are easier to tell apart than near misses are.
+    recall that keep false scope under the limit. It falls below the fitted one only if at
+    least 50 questions have no answer: fewer say too little about what must stay out. Without
+    questions, each example's own is tried, and all other examples must stay out; the threshold
+    can then only rise, as other examples are easier to tell apart than near misses are.
     """
     limit = plain(false_scope)
     if type(limit) not in (int, float) or not 0 <= limit <= 1:
         raise SettingError(f"false_scope must lie in [0, 1], got {shown(false_scope)}")
     if questions is not None and not questions:
         raise SettingError("there are no questions; leave them out to tune by the examples")
-    asked = _drawn(space.examples) if questions is None else list(questions)
-    check_meant(asked, {example.id for example in space.examples}, "the questions")
     is_own = questions is None
+    tried = _drawn(space.examples) if questions is None else list(questions)
+    check_meant(tried, {example.id for example in space.examples}, "the questions")
     trials = []
-    for number, one in enumerate(asked, 1):
-        trials.append(_trial(space, one, is_own))
+    for number, question in enumerate(tried, 1):
+        trials.append(_trial(space, question, is_own))
         if progress:
-            progress(number, len(asked))
-    return _tuning(space, trials, limit, is_own)
+            progress(number, len(tried))
 
-
-def _tuning(
-    space: GroundingSpace, trials: Sequence[_Trial], limit: float, is_own: bool
-) -> Tuning:
-    model = _usual_model(space)
-    rights = [trial.right for trial in trials if trial.right is not None]
+    model = model_for(space, _usual_example(space))
+    rights = [right for right, _ in trials if right is not None]
     none = 0 if is_own else len(trials) - len(rights)
-    false = sorted((trial.false.probability for trial in trials), reverse=True)
+    false = sorted((one for _, one in trials), key=lambda one: -one.probability)
     allowed = min(floor(limit * len(false)), len(false) - 1)
-    lowest = min(_rounded_up(false[allowed]), 1 - 1 / _STEPS)  # own words always speak
+    # The least threshold; an example's own words, at 1, are in scope in any case.
+    lowest = min(ceil(false[allowed].probability * _STEPS) / _STEPS, 1 - 1 / _STEPS)
     if none < FEWEST:
         lowest = max(lowest, model.threshold)
     kept = [right for right in rights if right > lowest]
-    highest = max(lowest, _rounded_down(min(kept))) if kept else 1.0
+    highest = max(lowest, (ceil(min(kept) * _STEPS) - 1) / _STEPS) if kept else 1.0
     threshold = min(max(model.threshold, lowest), highest)
-    wrong = sorted(
-        (trial.false for trial in trials if trial.false.probability > threshold),
-        key=lambda one: -one.probability,
-    )
+    wrong = [one for one in false if one.probability > threshold]
+    shipped = model.measured if space.embedder_id in scope_models() else ()
     return Tuning(
         threshold=threshold,
         before=float(space.tuned.get("threshold", model.threshold)),
         fitted_to="examples" if is_own else "questions",
         questions=len(trials),
         none=none,
-        false_scope=share_interval(len(wrong), len(trials)),
-        recall=_share_above(rights, threshold),
-        shipped_recall=_shipped_recall(space, model, threshold),
+        false_scope=share_of(len(wrong), len(trials)),
+        recall=share_of(sum(r > threshold for r in rights), len(rights)) if rights else None,
+        # At the next threshold that was measured.
+        shipped_recall=next((r.recall for r in shipped if r.threshold >= threshold), None),
         worst=tuple(wrong[:_WORST]),
     )
 
 
-def _trial(space: GroundingSpace, asked: AskedQuestion, is_own: bool) -> _Trial:
-    """Ask a question; of an example's own, the example itself is taken out of the space."""
-    meant = space.example(asked.id) if asked.id else None
-    found = find_scope(space, asked.question)
+def share_of(found: int, n: int) -> Share:
+    """The share of n questions, with an interval that has a width also at 0 and at 1."""
+    share, square = found / n, _DEVIATIONS**2 / n
+    middle = (share + square / 2) / (1 + square)
+    half = _DEVIATIONS * sqrt(share * (1 - share) / n + square / n / 4) / (1 + square)
+    low, high = max(0.0, middle - half), min(1.0, middle + half)
+    return Share(share, min(low, share), max(high, share), n)  # which rounding may pass
+
+
+def _trial(
+    space: GroundingSpace, question: AskedQuestion, is_own: bool
+) -> tuple[float | None, FalseScope]:
+    """At which probabilities a question brings its example, and a wrong one, into scope.
+
+    0 is never; None if no example answers. An example's own question is tried on the others.
+    """
+    meant = space.example(question.id) if question.id else None
+    found = find_scope(space, question.question)
     right = max((p.probability for p in found if _says_as(meant, p.example)), default=0.0)
     others = [one for one in found if not _says_as(meant, one.example)]
-    best = others[0] if others else None  # the most probable
-    is_first = best is not None and (is_own or meant is None or best.probability > right)
-    false = FalseScope(
-        asked.question,
-        best.example.id if best else "",
-        best.probability if best is not None and is_first else 0.0,
-    )
+    if not others:
+        false, is_first = FalseScope(question.question, "", 0.0), False
+    else:
+        best = others[0]  # the most probable
+        is_first = is_own or meant is None or best.probability > right
+        probability = best.probability if is_first else 0.0
+        false = FalseScope(question.question, best.example.id, probability)
     if is_own or meant is None:
-        return _Trial(None, false)
-    return _Trial(0.0 if is_first else right, false)
+        return None, false
+    return 0.0 if is_first else right, false
 
 
 def _says_as(meant: Example | None, other: Example) -> bool:
@@ -173,43 +178,15 @@ def _drawn(examples: Sequence[Example]) -> list[AskedQuestion]:
     """The examples' own questions, or a part of them, the same every time."""
     if len(examples) < 2:
         raise SettingError(
-            "the space holds one example, and there is nothing to tell it from; give questions"
+            "the space has one example, and there is nothing to tell it from; give questions"
         )
-    count = min(len(examples), _MOST)
-    chosen = Random(0).sample(range(len(examples)), count) if count < len(examples) else None
-    picked = [examples[n] for n in sorted(chosen)] if chosen else examples
-    return [AskedQuestion(example.question, example.id) for example in picked]
+    if len(examples) > _MOST:
+        examples = [examples[n] for n in sorted(Random(0).sample(range(len(examples)), _MOST))]
+    return [AskedQuestion(example.question, example.id) for example in examples]
 
 
-def _usual_model(space: GroundingSpace) -> ScopeModel:
-    """The weights that most examples of a space are judged by."""
+def _usual_example(space: GroundingSpace) -> Example:
+    """One with wrong answers if most have them, else one without."""
     have_wrong = sum(bool(example.wrong_answers) for example in space.examples)
     is_usual = 2 * have_wrong >= len(space)
-    usual = [one for one in space.examples if bool(one.wrong_answers) == is_usual]
-    return model_for(space, usual[0])
-
-
-def _shipped_recall(space: GroundingSpace, model: ScopeModel, threshold: float) -> float | None:
-    """The recall on the shipped questions at the next threshold that was measured."""
-    if space.embedder_id not in scope_models():
-        return None
-    return next((row.recall for row in model.measured if row.threshold >= threshold), None)
-
-
-def _share_above(rights: Sequence[float], threshold: float) -> Interval | None:
-    found = sum(right > threshold for right in rights)
-    return share_interval(found, len(rights)) if rights else None
-
-
-def _figures(name: str, share: Interval) -> dict[str, float]:
-    values = {name: share.mean, f"{name}_low": share.low, f"{name}_high": share.high}
-    return {key: round(value, _DIGITS) for key, value in values.items()}
-
-
-def _rounded_up(probability: float) -> float:
-    return ceil(probability * _STEPS) / _STEPS
-
-
-def _rounded_down(probability: float) -> float:
-    """The highest threshold of so many digits that a probability is above."""
-    return (ceil(probability * _STEPS) - 1) / _STEPS
+    return next(one for one in space.examples if bool(one.wrong_answers) == is_usual)

@@ -1,7 +1,7 @@
-"""What a user says -> its parts, what each of them asks for, and in which form.
+"""What a user says -> its parts, the kind of each question, and the requested form.
 
-Rules for English. In other languages a turn is cut at its sentences all the same, and no part
-asks for anything in particular.
+Rules for English. In other languages a turn is still split into sentences, and every kind of
+question is unknown.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Asked = Literal[
+QuestionKind = Literal[
     "yes or no", "quantity", "time", "person", "place", "reason", "manner", "thing", "unknown"
 ]
 _SENTENCES = re.compile(r"(?<=[.?!])[\"')\]]*\s+|\n+")
 _CLAUSES = re.compile(
     r"[,;:]?\s+(?:and|plus)\s+(?:also\s+)?|[;:]\s+(?:also\s+)?|,\s+also\s+", re.I
 )
-_SHORTEST = 3  # words of a clause that may ask something by itself
-_MOST = 8  # parts of a turn that are looked at
+_SHORTEST = 3  # words of a clause that may be a question by itself
+_MOST = 8  # parts of a turn that are read
 _BE = "is|are|was|were|am|do|does|did|can|could|will|would|should|has|have|had|may|might|must"
 _LEAD = r"(?:so|but|and|ok|okay|hey|well|also|then)\W+|in [^,]{3,30}, ?"
 _OPENING = re.compile(rf"(?:{_LEAD})*(?:{_BE})(?:n't)?\b")
-_ASKING = re.compile(
+_QUESTION = re.compile(
     rf"(?:{_OPENING.pattern}|(?:{_LEAD})*(?:what|which|who|whose|where|when|why|how)\b)"
 )
 _VERB = re.compile(rf"\b(?:{_BE}|true|myth)\b")
 _AMOUNT = "many|much|long|often|far|tall|old|big|high|deep|fast|hot|cold|heavy|large|wide"
-_ASKED: tuple[tuple[Asked, re.Pattern[str]], ...] = (
+_KINDS: tuple[tuple[QuestionKind, re.Pattern[str]], ...] = (
     (
         "quantity",
         re.compile(rf"\bhow (?:{_AMOUNT})\b|\bwhat (?:percent|number|age|temp)|\bat what\b"),
@@ -96,41 +96,41 @@ _WORD_WANTED = re.compile(
     rf"|(?<!vote )(?<!voted )(?<!said )(?<!say )(?<!mean )\b{_WORD}\W*$",
     re.I,
 )
-_WORD_TOLD = re.compile(
+_WORD_COMMAND = re.compile(
     r"\b(?:answer|say|give|reply|respond|tell|start|begin|open|lead|want|need)\b"
     rf"(?:\s+\w+){{0,4}}?\s+{_WORD}",
     re.I,
 )
 _BREAKS = re.compile(r"[.?!,;:][)\]]*\s+|[.?!]['\"]\s+|\n")
-_NEAR = 300  # characters ahead of a wish in which its clause begins
+_NEAR = 300  # characters before a request in which its clause begins
 _BETWEEN = (
     "a|an|the|any|my|your|it|you|me|to|with|in|by|for|or|as|be|ever|even|just|only|simply"
     "|always|please|use|using|write|writing|say|saying|give|giving|have|need|want|like"
     "|looking|after|begin|start|open|lead|end|finish|close|words?|all"
     f"|{_FORM}s?|['\"][^'\"]*['\"]"
 )
-_REFUSED = re.compile(  # what stands ahead of a wish that is not to be granted
+_REFUSED = re.compile(  # what comes before the contrary of a request
     r"(?:\bnot|n['\u2019]t|\bdont|\bnever|\bwithout|\bno need|\bavoid|\brather than"
     rf"|\binstead of|(?:^|\b(?:use|with|want)\s+)no)(?:\s+(?:{_BETWEEN}))*\s+$",
     re.I,
 )
 _EXCEPTED = re.compile(r"\b(?:but|except)(?: with)?(?: an?)? (?:yes\b|['\"])", re.I)
-_TO_US = re.compile(  # what a question says that leads over to a wish
+_TO_US = re.compile(  # words in a question that introduce a request
     rf"\byou\b|\byour {_FORM}\b"
     r"|(?:\b(?:and|then|but|please)\s+(?:\w+\s+)?|^do(?:n't| not)?\s+)\Z",
     re.I,
 )
-PARTICULAR = ("quantity", "time", "person", "place")  # what few answers happen to hold
+PARTICULAR = ("quantity", "time", "person", "place")  # few answers contain one by chance
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a user says, and its parts: each may ask something of its own."""
+    """What a user says, and its parts: each may be a question."""
 
     text: str
     parts: tuple[str, ...]  # one or more, in order
     sentences: tuple[str, ...]
-    topic: str  # what a text is wanted about; empty where an answer is wanted
+    topic: str  # of a longer text that is requested; empty for a question
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -139,27 +139,27 @@ class Turn:
         return tuple(dict.fromkeys((self.text, *self.sentences, *self.parts, *topic)))
 
     def sentence_of(self, part: int) -> str:
-        """The sentence that a part stands in."""
+        """The sentence that contains a part."""
         found = (sentence for sentence in self.sentences if self.parts[part] in sentence)
         return next(found, self.text)
 
 
 @dataclass(frozen=True, slots=True)
 class FormRequest:
-    """The form in which an answer is wanted."""
+    """The form of an answer that a user requests."""
 
-    sentences: int = 1  # how many
-    is_counted: bool = False  # whether their number was named
-    is_text: bool = False  # whether a text is wanted, which goes on where the facts are told
+    sentences: int = 1
+    is_counted: bool = False  # whether the user named their number
+    is_text: bool = False  # whether it is a longer text, which goes on after the facts
     words: int | None = None  # at most so many
-    opening: str = ""  # what it is to begin with
-    closing: str = ""  # what it is to end with
-    is_upper: bool = False  # whether it is wanted in capital letters
-    is_open: bool = False  # whether more is asked than is to be told: see `leaves_open`
+    opening: str = ""  # its first words
+    closing: str = ""  # its last words
+    is_upper: bool = False  # whether it is in capital letters
+    is_open: bool = False  # whether a question is left that no example answers
 
 
 def read_turn(text: str) -> Turn:
-    """Cut a turn at its sentences, and a sentence where `and` joins two that could stand."""
+    """Split a turn into sentences, and a sentence where `and` joins two complete ones."""
     whole = text.strip()
     sentences = [one.strip() for one in _SENTENCES.split(whole) if one.strip()][:_MOST]
     parts = [part for sentence in sentences for part in _clauses(sentence)][:_MOST]
@@ -171,43 +171,43 @@ def read_turn(text: str) -> Turn:
 
 
 def wants_text(text: str) -> bool:
-    """Whether a turn asks for a text to be written, and not only for an answer."""
+    """Whether a turn requests a longer text, and not only an answer."""
     return _find_task(text.strip()) is not None
 
 
 def wants_yes_or_no(text: str) -> bool:
-    """Whether a turn asks for one of the two words."""
-    told = (match for match in _wishes(_WORD_TOLD, text) if not _is_asked(match))
-    return any(told) or any(_wishes(_WORD_WANTED, text))
+    """Whether a turn requests one of the two words."""
+    commands = _requests(_WORD_COMMAND, text)
+    return any(not _is_question(one) for one in commands) or any(_requests(_WORD_WANTED, text))
 
 
 def leaves_open(turn: Turn, answered: Sequence[tuple[str, int]]) -> bool:
-    """Whether a turn asks several things, and one of them is not answered.
+    """Whether a turn has several questions, and one of them is not answered.
 
     `answered` are texts of the turn, each with the number of the part that is answered best: of
-    a text that asks several questions only the sentence with that part counts.
+    a text with several questions only the sentence with that part counts.
     """
     texts = [
-        text if _count_questions(turn, text) < 2 else turn.sentence_of(part)
+        turn.sentence_of(part)
+        if sum(one.endswith("?") for one in turn.sentences if one in text) > 1
+        else text
         for text, part in answered
     ]
-    asking = [part for part in turn.parts if part.endswith("?") or _ASKING.match(part.lower())]
-    is_open = [not any(part in text for text in texts) for part in asking]
+    questions = [
+        part for part in turn.parts if part.endswith("?") or _QUESTION.match(part.lower())
+    ]
+    is_open = [not any(part in text for text in texts) for part in questions]
     return any(is_open) and not all(is_open)
 
 
-def _count_questions(turn: Turn, text: str) -> int:
-    return sum(sentence.endswith("?") for sentence in turn.sentences if sentence in text)
-
-
 def _find_task(text: str) -> int | None:
-    """Where the first sentence begins that asks for a text; None: none does.
+    """Where the first sentence begins that requests a text; None: none does.
 
-    Behind a question, "write it in two lines" is about its form.
+    After a question, "write it in two lines" is about its form.
     """
     starts = [0, *(match.end() for match in _SENTENCES.finditer(text))]
-    ahead = (start for start in starts if "?" not in text[:start])
-    return next((start for start in ahead if _TASK.match(text, start)), None)
+    before = (start for start in starts if "?" not in text[:start])
+    return next((start for start in before if _TASK.match(text, start)), None)
 
 
 def _clauses(sentence: str) -> list[str]:
@@ -216,22 +216,22 @@ def _clauses(sentence: str) -> list[str]:
     return clauses if is_split and len(clauses) > 1 else [sentence]
 
 
-def asked_for(text: str) -> Asked:
+def question_kind(text: str) -> QuestionKind:
     """What kind of thing the last question of a text asks for."""
     found = [one for one in _SENTENCES.split(text.lower().strip()) if one.strip()]
     last = ([one for one in found if one.rstrip(" \"')").endswith("?")] or found or [""])[-1]
     if _OPENING.match(last):
         return "yes or no"
-    places = [
-        (match.start(), n) for n, (_, p) in enumerate(_ASKED) if (match := p.search(last))
+    matches = [
+        (match.start(), n) for n, (_, p) in enumerate(_KINDS) if (match := p.search(last))
     ]
-    if places:
-        return _ASKED[min(places)[1]][0]
+    if matches:
+        return _KINDS[min(matches)[1]][0]
     return "yes or no" if _VERB.search(last) else "unknown"
 
 
-def read_wish(text: str) -> FormRequest:
-    """The form that a turn asks for, where its words are known; the rest is the model's."""
+def read_form(text: str) -> FormRequest:
+    """The form that a turn requests in known words; any other request is left to the model."""
     lower = text.lower().strip()
     is_text = wants_text(text)
     sentences, words, is_counted = 1 + is_text, None, False
@@ -241,8 +241,8 @@ def read_wish(text: str) -> FormRequest:
         is_counted = found[1] is not None and (number.isdigit() or number in _NUMBERS)
     if found := _WORDS_WANTED.search(lower):
         words = int(found[1])
-    name = next(_wishes(_NAME_WANTED, text), None)
-    repeated = next(_wishes(_REPEAT_WANTED, text), None)
+    name = next(_requests(_NAME_WANTED, text), None)
+    repeated = next(_requests(_REPEAT_WANTED, text), None)
     opening = f"{name[1]}," if name else _STOPS.split(repeated[1])[-1] if repeated else ""
     return FormRequest(
         sentences=max(1, sentences),
@@ -251,32 +251,32 @@ def read_wish(text: str) -> FormRequest:
         words=words,
         opening=_quoted(_OPENING_WANTED, text) or opening,
         closing=_quoted(_CLOSING_WANTED, text),
-        is_upper=any(_wishes(_CAPITALS_WANTED, text)),
+        is_upper=any(_requests(_CAPITALS_WANTED, text)),
     )
 
 
 def _quoted(pattern: re.Pattern[str], text: str) -> str:
-    """What an answer is to begin or end with, word for word."""
-    found = next((match for match in _wishes(pattern, text) if not _is_asked(match)), None)
+    """The quoted words that an answer has to begin or end with."""
+    found = next((one for one in _requests(pattern, text) if not _is_question(one)), None)
     return "" if found is None else (found["single"] or found["double"]).strip()
 
 
-def _wishes(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
-    """The places where a wish is uttered, and not its contrary: "do not repeat" it."""
+def _requests(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
+    """The matches that are requests, and not the contrary: "do not repeat" it."""
     for match in pattern.finditer(text):
-        if not _REFUSED.search(_clause_ahead(match)) or _EXCEPTED.search(match[0]):
+        if not _REFUSED.search(_clause_before(match)) or _EXCEPTED.search(match[0]):
             yield match
 
 
-def _is_asked(match: re.Match[str]) -> bool:
-    """Whether a wish is part of what is asked: "which tales begin with 'Once'?"."""
-    ahead = _clause_ahead(match)
-    own = re.split("['\"]", match[0])[0]  # without what is quoted
-    is_to_us = _TO_US.search(ahead) or _TO_US.search(own)
-    return _ASKING.match(ahead.lower()) is not None and not is_to_us
+def _is_question(match: re.Match[str]) -> bool:
+    """Whether a match is part of a question: "which tales begin with 'Once'?"."""
+    before = _clause_before(match)
+    unquoted = re.split("['\"]", match[0])[0]
+    is_to_us = _TO_US.search(before) or _TO_US.search(unquoted)
+    return _QUESTION.match(before.lower()) is not None and not is_to_us
 
 
-def _clause_ahead(match: re.Match[str]) -> str:
-    """What stands ahead of a match in its clause."""
+def _clause_before(match: re.Match[str]) -> str:
+    """The beginning of the clause that a match is in."""
     start = match.start()
     return _BREAKS.split(match.string[max(0, start - _NEAR) : start])[-1].lstrip()

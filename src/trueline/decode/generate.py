@@ -14,7 +14,6 @@ import torch
 from trueline.decode.loop import Decoding, Request, Row
 from trueline.engines.base import Engine, States, read_continuations
 from trueline.errors import SettingError
-from trueline.methods import PLAIN
 from trueline.methods.base import Method, Rows, Step
 from trueline.prompts import (
     FilledPrompt,
@@ -26,7 +25,7 @@ from trueline.prompts import (
 )
 from trueline.settings import whole_number
 from trueline.text import shown
-from trueline.types import Answer, OnProgress, Piece, Sampling, SamplingOptions, to_tuple
+from trueline.types import PLAIN, Answer, OnProgress, Piece, Sampling, SamplingOptions, to_tuple
 
 Messages = Sequence[Mapping[str, str]]
 Given = str | ModelInput  # a question for the method's own prompt, or what the model reads
@@ -59,9 +58,7 @@ def make_request(
         )
     hashes = tuple(one.hash for one in inputs)
     prepared = method.prepare(lm, given, options)
-    is_explained = options.trace and given.question is not None
-    near = method.near_examples(lm, given.question or "") if is_explained else None
-    return Request(method, given, contexts, hashes, options, room, index, prepared, near)
+    return Request(method, given, contexts, hashes, options, room, index, prepared)
 
 
 def _check_method(method: object, lm: Engine) -> None:
@@ -339,7 +336,10 @@ def _positions(
     """Every position of every row, and the log-probabilities there (positions, vocabulary)."""
     first, second = _read(lm, method, rows)
     distinct = dict.fromkeys((row.contexts, row.given) for row in rows)
-    prepared = {key: method.prepare(lm, key[1], Sampling()) for key in distinct}
+    prepared = {
+        key: method.complete(lm, method.prepare(lm, key[1], Sampling())).state
+        for key in distinct
+    }
     positions = [(row, at) for row, one in enumerate(rows) for at in range(len(one.tokens))]
     for start in range(0, len(positions), _POSITIONS):
         batch = positions[start : start + _POSITIONS]
@@ -370,7 +370,12 @@ def _read(
     own = [index[row.contexts] for row in rows]
     which = [prompt * len(distinct) + number for prompt in range(prompts) for number in own]
     states = read_continuations(
-        lm, read, which, [row.tokens for row in rows] * prompts, layers=method.read_layers(lm)
+        lm,
+        read,
+        which,
+        [row.tokens for row in rows] * prompts,
+        layers=method.layers(lm),
+        states=method.reads_states(lm),
     )
     first = states.map(lambda tensor: tensor[: len(rows)])
     second = states.map(lambda tensor: tensor[len(rows) :])

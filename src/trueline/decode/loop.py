@@ -1,4 +1,4 @@
-"""The one loop: requests join, get a token a step, and leave.
+"""The one loop: requests join, get a token at each step, and leave.
 
     decoding = Decoding(lm)
     ticket = decoding.submit(make_request(lm, method, "Are bats blind?"))
@@ -6,8 +6,8 @@
         for row in decoding.step():
             ...  # row.tokens has grown by one; row.is_ended says whether it was the last
 
-Requests may come and go between any two steps, each with its own method and options; each gets
-the tokens it gets alone. `generate` and `stream` drive this loop, and so does a server.
+Requests may join and leave between any two steps, each with its own method and options; each
+gets the tokens it gets alone. `generate` and `stream` drive this loop, and so does a server.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from contextvars import copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from threading import local
 from time import perf_counter
@@ -25,7 +26,6 @@ from typing import Any
 
 import torch
 
-from trueline.corrective.votes import END, Speaker, VerifiedAnswer, Votes
 from trueline.decode.sampling import (
     best_tokens,
     draw_token,
@@ -35,62 +35,42 @@ from trueline.decode.sampling import (
 )
 from trueline.engines.base import Engine, KVCache, States, join_states
 from trueline.errors import SettingError
-from trueline.methods.base import Adjusted, Method, Prefetch, Rows, Step
+from trueline.methods.base import Adjusted, Method, Prepared, Rows, Step
 from trueline.prompts import ModelInput
-from trueline.types import (
-    Answer,
-    Finish,
-    NearExample,
-    Sampling,
-    Source,
-    TokenLogprobs,
-    TraceStep,
-)
+from trueline.types import Answer, Finish, Sampling, Source, TokenLogprobs, TraceStep
 
+Work = Callable[[], Any]
 _local = local()  # whether a thread is the worker's
 
 
 class Alongside:
     """Prefetches that run in a thread while the model reads; `results` waits for them.
 
-    The loop begins it, then has the engine read, handing it `done` so that a CPU keeps a core
-    free as long as needed; then it asks for `results`. Where there is no second core the work
-    is done when its results are asked for.
+    `done` says whether the thread is done; it is None without a thread. Without a second core
+    the work is done when its results are asked for.
     """
 
-    def __init__(self, work: Sequence[Prefetch | None], device: torch.device) -> None:
+    def __init__(self, work: Sequence[Work | None], device: torch.device) -> None:
         self._work = work
         self._future: Future[list[Any]] | None = None
-        if any(work) and _has_core(device):
+        is_nested = getattr(_local, "is_worker", False)  # it would wait for its own thread
+        is_free = device.type != "cpu" or torch.get_num_threads() > 1
+        if any(work) and is_free and not is_nested:
             self._future = _worker().submit(copy_context().run, self._run)
-
-    @property
-    def done(self) -> Callable[[], bool] | None:
-        """Tells whether its thread is done; None: there is no thread."""
-        return None if self._future is None else self._future.done
+        self.done = None if self._future is None else self._future.done
 
     def results(self) -> list[Any]:
-        """What each piece of work came to, in their order: None where there was none.
-
-        For work that failed it is the error: the others go on without it.
-        """
+        """What each piece of work returned: None without work, its error if it failed."""
         return self._run() if self._future is None else self._future.result()
 
     def _run(self) -> list[Any]:
         return [None if one is None else _result(one) for one in self._work]
 
 
-def _has_core(device: torch.device) -> bool:
-    """Whether there is a second core for the work."""
-    is_nested = getattr(_local, "is_worker", False)  # it would wait for its own thread
-    is_free = device.type != "cpu" or torch.get_num_threads() > 1
-    return is_free and not is_nested
-
-
-def _result(work: Prefetch) -> Any:
+def _result(work: Work) -> Any:
     try:
-        return work.run()
-    except Exception as error:  # it is raised, or ends the rows it was meant for
+        return work()
+    except Exception as error:  # it fails the rows that the work was for
         return error
 
 
@@ -100,7 +80,7 @@ def _worker() -> ThreadPoolExecutor:
     threads = torch.get_num_threads()
     pool = ThreadPoolExecutor(1, "trueline", initializer=_begin_worker)
     pool.submit(int).result()  # the thread has begun
-    torch.set_num_threads(threads)  # what the worker sets holds for threads yet to come, too
+    torch.set_num_threads(threads)  # the worker's own setting also holds for later threads
     return pool
 
 
@@ -110,24 +90,23 @@ def _begin_worker() -> None:
     _local.is_worker = True
 
 
-# A forked process has no such thread, so it makes one of its own.
+# A forked process has no such thread, so it makes its own.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_worker.cache_clear)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One answer that is asked for: what is read before it, by which method, and how."""
+    """One answer to decode: what is read before it, by which method, and how."""
 
     method: Method
     given: ModelInput
-    contexts: tuple[tuple[int, ...], ...]  # the one it is asked with, then a second one
-    prompt_hashes: tuple[str, ...]  # of these
+    contexts: tuple[tuple[int, ...], ...]  # of the first prompt, then of a second one
+    prompt_hashes: tuple[str, ...]
     options: Sampling
     room: int  # how many tokens the answer may have
-    index: int = 0  # among the requests of one call, which its draws go by
-    prepared: Any = None  # what the method worked out once for it
-    near: tuple[NearExample, ...] | None = None  # the examples near to it, if it is traced
+    index: int = 0  # among the requests of one call; its draws depend on it
+    prepared: Prepared = Prepared()
 
     @property
     def question(self) -> str | None:
@@ -140,38 +119,38 @@ class Request:
         return max(map(len, self.contexts))
 
 
-_CHARACTER = 4  # bytes of UTF-8 that one token may hold the beginning of, on either side
+_CHARACTER = 4  # bytes of UTF-8: the part of a character at either end of a token
 
 
 @dataclass(eq=False)
 class Row:
-    """A request on its way to an answer."""
+    """A request that is waiting or being decoded, and its answer so far."""
 
     request: Request
     ticket: int
     submitted: float  # when, by the loop's clock
     context: list[int]  # the tokens so far under its first prompt
-    source: torch.Generator | None  # of chance
+    generator: torch.Generator | None  # for its draws
+    prepared: Prepared
     tokens: list[int] = field(default_factory=list)
     steps: list[TraceStep] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)  # when asked for
-    voices: dict[VerifiedAnswer, float] = field(
-        default_factory=dict
-    )  # tokens picked with their votes
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # if requested
+    # (example, answer) -> its source; share: of the tokens that were picked with its votes
+    votes: dict[tuple[str, str], Source] = field(default_factory=dict)
     text: str | None = None  # set when the answer has ended
-    error: Exception | None = None  # set when it cannot go on
+    error: Exception | None = None  # set when the row has failed
     finish: Finish = "length"
     first_token_at: float = 0.0
     ended_at: float = 0.0
 
     @property
     def is_ended(self) -> bool:
-        """Whether its answer is whole, or cannot become so."""
+        """Whether its answer is complete, or has failed."""
         return self.text is not None or self.error is not None
 
     @property
     def contexts(self) -> list[list[int]]:
-        """All it has read and written so far, under each of its prompts."""
+        """All tokens so far under each of its prompts."""
         return [[*context, *self.tokens] for context in self.request.contexts]
 
     @property
@@ -179,39 +158,29 @@ class Row:
         """How many tokens it may still get."""
         return self.request.room - len(self.tokens)
 
-    def credit(self, votes: Votes | None, token: int, ends: frozenset[int]) -> None:
-        """Note whose votes a picked token had; `ends` are the tokens that end the answer."""
-        if votes is None:
-            return
-        own = votes.shares.get(token) or {}
-        if not own and token in ends:
-            own = votes.shares.get(END) or {}
-        total = sum(own.values())
-        for voice, share in own.items():
-            self.voices[voice] = self.voices.get(voice, 0.0) + share / total
+    def credit(self, sources: Sequence[Source]) -> None:
+        """Add the sources of a picked token."""
+        for one in sources:
+            key = one.example, one.answer
+            known = self.votes[key].share if key in self.votes else 0.0
+            self.votes[key] = replace(one, share=known + one.share)
 
     def sources(self) -> tuple[Source, ...]:
-        """The examples that spoke so far, the largest share first."""
-        if self.request.method.is_covered(self.request.prepared) is False:
-            return ()  # what was said is no example's
-        by_example: dict[Speaker, dict[VerifiedAnswer, float]] = {}
-        for voice, tokens in self.voices.items():
-            by_example.setdefault(voice.speaker, {})[voice] = tokens
+        """The examples that took part so far, the largest share first."""
+        by_example: dict[str, list[Source]] = {}
+        for one in self.votes.values():
+            by_example.setdefault(one.example, []).append(one)
         found = [
-            Source(
-                example=speaker.example.id,
-                question=speaker.example.question,
-                answer=max(own, key=lambda voice: own[voice]).text,
-                source=speaker.example.source,
-                share=sum(own.values()) / len(self.tokens),
-                probability=speaker.probability,
+            replace(
+                max(own, key=lambda one: one.share),
+                share=sum(one.share for one in own) / len(self.tokens),
             )
-            for speaker, own in by_example.items()
+            for own in by_example.values()
         ]
         return tuple(sorted(found, key=lambda one: -one.share))
 
     def answer(self) -> Answer:
-        """What the request got; raises the error that ended it, if one did."""
+        """The complete answer; raises the error of a row that failed."""
         if self.error is not None:
             raise self.error
         assert self.text is not None
@@ -226,8 +195,8 @@ class Row:
             prompt_hashes=request.prompt_hashes,
             trace=tuple(self.steps) if request.options.trace else None,
             sources=self.sources(),
-            is_covered=request.method.is_covered(request.prepared),
-            scope=request.near,
+            is_covered=request.prepared.coverage,
+            scope=request.prepared.scope,
             seconds=self.ended_at - self.submitted,
             first_token_seconds=self.first_token_at - self.submitted,
         )
@@ -258,27 +227,26 @@ class Group:
     method: Method
     members: list[Row]
     rows: Rows
-    first: list[int]  # where the states under each row's first prompt stand
-    second: list[int]  # and under the second; empty where the method reads none
+    first: list[int]  # the indices of the rows' states under their first prompt
+    second: list[int]  # and under the second; empty if the method reads one
 
     def apart(self) -> Iterator[Group]:
         """The same, row by row."""
-        rows = self.rows
         for at, row in enumerate(self.members):
             one = slice(at, at + 1)
-            yield Group(
-                self.method,
-                [row],
-                Rows(
-                    rows.lm,
-                    rows.contexts[one],
-                    rows.starts[one],
-                    rows.questions[one],
-                    rows.prepared[one],
-                ),
-                self.first[one],
-                self.second[one],
-            )
+            yield _group(self.rows.lm, [row], self.first[one])
+
+    def prefetch(self) -> Work | None:
+        """What the method does while the model reads; an error is raised when it runs."""
+        try:
+            return self.method.prefetch(self.rows)
+        except Exception as error:  # it fails the rows of this method, not the step
+            caught = error
+
+            def fail() -> Any:
+                raise caught
+
+            return fail
 
 
 def group_rows(lm: Engine, rows: Sequence[Row]) -> Iterator[Group]:
@@ -292,38 +260,21 @@ def group_rows(lm: Engine, rows: Sequence[Row]) -> Iterator[Group]:
         first[row.ticket] = start
         start += len(request.contexts)
     for own in members.values():
-        where = [first[row.ticket] for row in own]
-        yield Group(
-            own[0].request.method,
-            own,
-            Rows(
-                lm,
-                [row.context for row in own],
-                [len(row.request.contexts[0]) for row in own],
-                [row.request.question for row in own],
-                [row.request.prepared for row in own],
-            ),
-            where,
-            [index + 1 for index in where] if len(own[0].request.contexts) > 1 else [],
-        )
+        yield _group(lm, own, [first[row.ticket] for row in own])
 
 
-@dataclass(frozen=True)
-class _FailedPrefetch:
-    """Stands for a prefetch that could not even begin."""
-
-    error: Exception
-
-    def run(self) -> Any:
-        raise self.error
-
-
-def prefetch_of(group: Group) -> Prefetch | None:
-    """What the method of a group looks up for a step; one that fails does so when it runs."""
-    try:
-        return group.method.prefetch(group.rows)
-    except Exception as error:  # it ends the rows of this method, not the step
-        return _FailedPrefetch(error)
+def _group(lm: Engine, members: list[Row], first: list[int]) -> Group:
+    requests = [row.request for row in members]
+    rows = Rows(
+        lm,
+        [row.context for row in members],
+        [len(request.contexts[0]) for request in requests],
+        [request.question for request in requests],
+        [row.prepared.state for row in members],
+    )
+    has_second = len(requests[0].contexts) > 1
+    second = [index + 1 for index in first] if has_second else []
+    return Group(requests[0].method, members, rows, first, second)
 
 
 class Decoding:
@@ -341,9 +292,9 @@ class Decoding:
     ) -> None:
         """At most `max_rows` requests run at once, with so many tokens in the cache.
 
-        A running batch takes new requests once `join_at` rows are free: 1 answers soonest,
-        more reads several prompts in one pass. With `join_within`, who waits has a first token
-        so many steps after a row is free, even where fewer rows are.
+        A running batch admits new requests once `join_at` rows are free: 1 answers soonest,
+        more reads several prompts in one pass. With `join_within`, a waiting request has its
+        first token so many steps after a row is free, even if fewer rows are.
         """
         if max_rows < 1:
             raise SettingError(f"max_rows must be at least 1, got {max_rows}")
@@ -353,9 +304,9 @@ class Decoding:
         self._steps_held = 0  # with a row free, and requests that wait for more to be
         self._max_cached_tokens = max_cached_tokens
         self._waiting: deque[Row] = deque()
-        self._live: list[Row] = []  # in the order of the reading's rows
+        self._live: list[Row] = []  # in the order of the cache's rows
         self._groups: list[Group] = []  # of these rows; empty: they have changed since
-        self._reading: KVCache | None = None
+        self._cache: KVCache | None = None
         self._tickets = 0
 
     @property
@@ -374,41 +325,50 @@ class Decoding:
         return len(self._waiting)
 
     def submit(self, request: Request) -> int:
-        """Put a request behind those that wait; the ticket is its name in this loop."""
-        cap, needed = (
-            self._max_cached_tokens,
-            len(request.contexts) * (request.longest + request.room),
-        )
+        """Add a request to those that wait; the ticket identifies it in this loop."""
+        needed = len(request.contexts) * (request.longest + request.room)
+        cap = self._max_cached_tokens
         if cap is not None and needed > cap:
             raise SettingError(
                 f"the request needs {needed} tokens of cache, and there is room for {cap}; "
                 "shorten it, or ask for fewer new tokens"
             )
         self._tickets += 1
-        options = request.options
-        source = random_source(options, request.index)
-        context = list(request.contexts[0])
-        row = Row(request, self._tickets, self._clock(), context, source)
+        row = Row(
+            request,
+            self._tickets,
+            self._clock(),
+            list(request.contexts[0]),
+            random_source(request.options, request.index),
+            request.prepared,
+        )
         self._waiting.append(row)
         return row.ticket
 
     def cancel(self, ticket: int) -> None:
-        """Drop a request wherever it is; one that has ended is left alone."""
+        """Drop a request that waits or runs; one that has ended is left alone."""
         self._waiting = deque(row for row in self._waiting if row.ticket != ticket)
         self._leave([row for row in self._live if row.ticket != ticket])
 
     @torch.inference_mode()
     def step(self) -> list[Row]:
-        """Pick one token for every row, after letting requests join; the rows that got one.
+        """Let requests join, pick one token for every row, and return the rows.
 
-        What a method or the engine raises ends the row it cannot go on with; where that is not
-        to be told, all it was raised for. They come back with their `error`, the others go on.
+        An exception of a method or the engine fails only the row that caused it, or every row
+        in the call if the culprit is unknown. Failed rows are returned with their `error`.
         """
-        joining = self._admit()
+        admitted = self._admit()
+        for row in admitted:
+            try:
+                row.prepared = row.request.method.complete(self._lm, row.prepared)
+            except Exception as error:
+                row.error = error
+        joining = [row for row in admitted if row.error is None]
+        failed = [row for row in admitted if row.error is not None]
         rows = [*self._live, *joining]
         if not rows:
-            return []
-        # Rows hold their growing contexts themselves, so their groups stay right as they grow.
+            return failed
+        # Rows contain their growing contexts, so their groups stay right as they grow.
         groups = [] if joining else self._groups
         groups = groups or list(group_rows(self._lm, rows))
         try:
@@ -418,18 +378,18 @@ class Decoding:
             self._forget()  # what was read no longer fits the tokens
             if not isinstance(error, Exception):
                 raise
-            found = self._read_again(rows, error)
-            if found is None:
-                return rows
-            groups, states = found
+            again = self._read_again(rows, error)
+            if again is None:
+                return rows + failed
+            groups, states = again
             fetched = [None] * len(groups)
         for group, one in zip(groups, fetched, strict=True):
             self._pick_apart(group, states, one)
         self._leave([row for row in self._live if not row.is_ended])
-        return rows
+        return rows + failed
 
     def _admit(self) -> list[Row]:
-        """The requests that join now: in their order, while there are rows and room."""
+        """The requests that join now: in order, while there are free rows and room."""
         joining: list[Row] = []
         if not self._waiting:
             self._steps_held = 0
@@ -452,67 +412,73 @@ class Decoding:
             return True
         rows = [*self._live, *joining]
         width = max(row.request.longest for row in joining)
-        if self._reading is not None:
-            width = max(width, self._reading.width)
+        if self._cache is not None:
+            width = max(width, self._cache.width)
         width += max(row.remaining for row in rows)
         return width * sum(len(row.request.contexts) for row in rows) <= self._max_cached_tokens
 
     def _read(
         self, joining: Sequence[Row], groups: Sequence[Group]
     ) -> tuple[States, list[Any]]:
-        """Have the engine read and, meanwhile, the methods look up what the step needs."""
+        """Run the passes of a step and, meanwhile, the methods' other work for it."""
         lm, running = self._lm, self._live
-        layers = self._layers(groups)
-        work = [prefetch_of(group) for group in groups]
-        alongside = Alongside(work, lm.device)
-        if self._reading is None:
-            self._reading = lm.start()
+        cache, layers = self._opened([group.method for group in groups], self._cache)
+        self._cache = cache
+        alongside = Alongside([group.prefetch() for group in groups], lm.device)
+        leave_core = getattr(lm, "leave_core", nullcontext)
         parts = []
-        if running:
-            tokens = [row.tokens[-1] for row in running for _ in row.request.contexts]
-            parts.append(self._reading.extend(tokens, layers=layers, done=alongside.done))
-        if joining:
-            parts = [part.map(torch.clone) for part in parts]  # it ends with the next call
-            contexts = [context for row in joining for context in row.request.contexts]
-            parts.append(self._reading.join(contexts, layers=layers, done=alongside.done))
+        with nullcontext() if alongside.done is None else leave_core(alongside.done):
+            if running:
+                tokens = [row.tokens[-1] for row in running for _ in row.request.contexts]
+                parts.append(cache.extend(tokens, layers=layers))
+            if joining:
+                parts = [part.map(torch.clone) for part in parts]  # the next call overwrites it
+                contexts = [context for row in joining for context in row.request.contexts]
+                parts.append(cache.join(contexts, layers=layers))
         return join_states(parts), alongside.results()
+
+    def _opened(
+        self, methods: Sequence[Method], cache: KVCache | None = None
+    ) -> tuple[KVCache, list[int]]:
+        """A cache, whose passes give what these methods read, and the earlier layers of it."""
+        lm = self._lm
+        cache = lm.start() if cache is None else cache
+        cache.gives_states = any(method.reads_states(lm) for method in methods)
+        return cache, sorted({layer for method in methods for layer in method.layers(lm)})
 
     def _read_again(
         self, rows: Sequence[Row], error: Exception
     ) -> tuple[list[Group], States] | None:
-        """After the engine failed: read anew, from their first token, the rows it can read.
+        """After the engine failed: read the rows it can read again, from their first token.
 
-        Each is tried alone, and one that fails there has the error. None: no row is left.
+        Each is tried alone, and fails if that fails. None: no row is left.
         """
-        lm, sound = self._lm, []
+        sound = []
         for row in rows if len(rows) > 1 else ():
             try:
-                lm.start().join(row.contexts, layers=row.request.method.read_layers(lm))
+                cache, layers = self._opened([row.request.method])
+                cache.join(row.contexts, layers=layers)
                 sound.append(row)
             except Exception as own:
                 row.error = own
-        groups = list(group_rows(lm, sound))
-        reading, layers = lm.start(), self._layers(groups)
+        groups = list(group_rows(self._lm, sound))
         try:
             if not sound:
                 raise error
+            cache, layers = self._opened([group.method for group in groups])
             contexts = [context for row in sound for context in row.contexts]
-            states = reading.join(contexts, layers=layers)
+            states = cache.join(contexts, layers=layers)
         except Exception as final:
             _fail([row for row in rows if row.error is None], final)
             return None
-        self._live, self._groups, self._reading = sound, groups, reading
+        self._live, self._groups, self._cache = sound, groups, cache
         return groups, states
 
-    def _layers(self, groups: Sequence[Group]) -> list[int]:
-        lm = self._lm
-        return sorted({layer for group in groups for layer in group.method.read_layers(lm)})
-
     def _pick_apart(self, group: Group, states: States, fetched: Any) -> None:
-        """Pick the tokens of a group; where its method fails, row by row."""
+        """Pick the tokens of a group; row by row if its method fails."""
         try:
             self._pick(group, states, fetched)
-        except Exception as error:  # whatever a method raises is its own rows' matter
+        except Exception as error:  # whatever a method raises
             if len(group.members) == 1 or isinstance(fetched, Exception):
                 _fail(group.members, error)
                 return
@@ -520,7 +486,7 @@ class Decoding:
                 self._pick_apart(one, states, None)
 
     def _pick(self, group: Group, states: States, fetched: Any) -> None:
-        """Have a method adjust its rows, and pick their tokens."""
+        """Let a method adjust its rows, and pick their tokens."""
         if isinstance(fetched, Exception):
             raise fetched
         step = Step(
@@ -536,14 +502,15 @@ class Decoding:
         for index, row in enumerate(group.members):
             try:
                 options = row.request.options
-                token = best[index] if best else draw_token(logits[index], options, row.source)
+                drawn = row.generator
+                token = best[index] if best else draw_token(logits[index], options, drawn)
                 self._note(row, step, adjusted, index, token)
                 self._add(row, token)
-            except Exception as error:  # the others have got their tokens, or will
+            except Exception as error:  # the other rows go on
                 row.error = error
 
     def _note(self, row: Row, step: Step, adjusted: Adjusted, index: int, token: int) -> None:
-        """Keep what is wanted of a picked token: its reason, its probability, whose it is."""
+        """Keep the reason of a picked token, its probability and its sources."""
         options = row.request.options
         if options.trace:
             row.steps.append(trace_step(step, adjusted, index, token))
@@ -551,9 +518,8 @@ class Decoding:
             stretch = 1.0 if adjusted.stretch is None else float(adjusted.stretch[index])
             log_probs = (adjusted.logits[index].float() / stretch).log_softmax(-1)
             row.logprobs.append(token_logprobs(log_probs, token, options.logprobs))
-        if adjusted.votes:
-            ends = self._lm.stop_ids.union(options.stop_ids)
-            row.credit(adjusted.votes[index], token, ends)
+        for evidence in adjusted.evidence:
+            row.credit(evidence.sources(index, token))
 
     def _add(self, row: Row, token: int) -> None:
         """Give a row its next token, and end it if that was its last."""
@@ -580,13 +546,12 @@ class Decoding:
             if row in staying:
                 kept += range(start, start + count)
             start += count
-        assert self._reading is not None
-        self._reading.keep(kept)
+        assert self._cache is not None
+        self._cache.keep(kept)
         self._live, self._groups = staying, []
 
     def _forget(self) -> None:
-        """Let every row go, and what was read with it."""
-        self._live, self._groups, self._reading = [], [], None
+        self._live, self._groups, self._cache = [], [], None
 
 
 def _fail(rows: Sequence[Row], error: Exception) -> None:
@@ -595,7 +560,7 @@ def _fail(rows: Sequence[Row], error: Exception) -> None:
 
 
 def _taken(states: States, rows: list[int]) -> States:
-    """The states of some rows, in their order: without a copy where they are all of them."""
+    """The states of some rows, in order; no copy if these are all rows."""
     tensor = states.logits if states.hidden is None else states.hidden
     assert tensor is not None
     return states if len(rows) == tensor.shape[0] else states.take(rows)

@@ -1,4 +1,4 @@
-"""Logits in, one token a row out: the most probable one, or drawn."""
+"""Logits -> one token a row, its log-probability, and the trace of why it was picked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trueline.types import Candidate, Sampling, TokenLogprobs, TraceStep
 
 
 def random_source(options: Sampling, index: int) -> torch.Generator | None:
-    """The source of chance of one request; its draws go with the seed and its index alone."""
+    """The generator of one request; its draws depend only on the seed and the index."""
     if not options.is_sampled:
         return None
     source = torch.Generator()
@@ -24,11 +24,8 @@ def random_source(options: Sampling, index: int) -> torch.Generator | None:
 
 
 def best_tokens(logits: torch.Tensor) -> list[int]:
-    """The first of the largest logits of each row (rows, vocabulary).
-
-    NumPy finds it nine times as fast.
-    """
-    if logits.device.type == "cpu" and logits.dtype == torch.float32:
+    """The first of the largest logits of each row (rows, vocabulary)."""
+    if logits.device.type == "cpu" and logits.dtype == torch.float32:  # nine times as fast
         return [int(token) for token in logits.numpy().argmax(-1)]
     return [int(token) for token in logits.argmax(-1).tolist()]
 
@@ -40,7 +37,7 @@ def draw_token(logits: torch.Tensor, options: Sampling, source: torch.Generator 
 
 
 def probabilities(logits: torch.Tensor, options: Sampling) -> torch.Tensor:
-    """What is drawn from: temperature, the k best and the nucleus of mass p."""
+    """The distribution to draw from: temperature, the k best and the nucleus of mass p."""
     logits = logits.float() / options.temperature
     if options.top_k is not None:
         least = logits.topk(min(options.top_k, logits.shape[-1])).values[:, -1:]
@@ -49,14 +46,14 @@ def probabilities(logits: torch.Tensor, options: Sampling) -> torch.Tensor:
         ranked, order = logits.sort(descending=True, stable=True)
         before = ranked.softmax(-1).cumsum(-1) - ranked.softmax(-1)  # mass above each token
         is_out = before >= options.top_p
-        is_out[:, 0] = False  # in float32 the smallest p are 0: the best token stays
+        is_out[:, 0] = False  # the best token stays, also if p is 0 in float32
         out = is_out.scatter(-1, order, is_out)
         logits = logits.masked_fill(out, -torch.inf)
     return logits.softmax(-1)
 
 
 def token_logprobs(log_probs: torch.Tensor, token: int, count: int) -> TokenLogprobs:
-    """The log-probability of a token, and the `count` best of (vocabulary,) beside it."""
+    """The log-probability of a token, and those of the `count` best of (vocabulary,)."""
     values, tokens = log_probs.topk(min(count, len(log_probs)))
     best = tuple(zip(tokens.tolist(), values.tolist(), strict=True))
     return TokenLogprobs(token, float(log_probs[token]), best)
@@ -67,7 +64,7 @@ def move_of(base: torch.Tensor, final: torch.Tensor, picked: int, rival: int) ->
 
     move = (final[picked] - final[rival]) - (base[picked] - base[rival])
 
-    Where the rival was ruled out, it is the least that put picked ahead.
+    If the rival was banned, it is the least move that makes picked win.
     """
     lead = float(base[picked] - base[rival])
     move = float(final[picked] - final[rival]) - lead
@@ -86,28 +83,28 @@ _BEST = 5  # candidates and neighbors kept
 
 
 def trace_step(step: Step, adjusted: Adjusted, row: int, token: int) -> TraceStep:
-    """What the model wanted in one row, what was picked, and which examples moved it."""
+    """The model's choice in one row, the picked token, and the examples that moved it."""
     base, final = step.logits[row], adjusted.logits[row]
-    own = _best(step.lm, base, base.float().softmax(-1))
+    first_choices = _best(step.lm, base, base.float().softmax(-1))
     stretch = 1.0 if adjusted.stretch is None else float(adjusted.stretch[row])
     probabilities = (final.float() / stretch).softmax(-1)  # of logits that are not stretched
     first = int(base.argmax())  # as greedy picks it; topk may order ties otherwise
     rival = first
     if token == first:
-        rival = next((best.token for best in own if best.token != token), token)
+        rival = next((one.token for one in first_choices if one.token != token), token)
     neighbors = [
         neighbor
-        for found in adjusted.evidence
-        for neighbor in found.neighbors(row, token, rival, most=_BEST)
+        for evidence in adjusted.evidence
+        for neighbor in evidence.neighbors(row, token, rival, most=_BEST)
     ]
     return TraceStep(
         token=token,
         text=step.lm.pieces([token])[0],
-        base=own,
+        base=first_choices,
         final=_best(step.lm, final, probabilities),
         rival=rival,
         move=move_of(base, final, token, rival),
-        hits=sum(found.count(row) for found in adjusted.evidence),
+        hits=sum(evidence.count(row) for evidence in adjusted.evidence),
         neighbors=tuple(neighbors),
         entropy=float(entropy(base[None])),
         flipped=token != first,

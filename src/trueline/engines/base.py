@@ -27,6 +27,10 @@ class Head(Protocol):
         """Whether the logits of a sum of states are the sum of their logits."""
 
     @property
+    def is_exact(self) -> bool:
+        """Whether it gives the model's own logits to the bit."""
+
+    @property
     def bias(self) -> torch.Tensor | None:
         """The part of the logits that does not depend on the state: (vocabulary,)."""
 
@@ -46,6 +50,7 @@ class ScaledHead:
     divisor: float = 1.0
     cap: float | None = None
     is_linear: bool = False
+    is_exact: bool = True
 
     @torch.inference_mode()
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -155,6 +160,8 @@ class KVCache(Protocol):
     It belongs to one decoding loop. The states of a row do not depend on the other rows.
     """
 
+    gives_states: bool  # or else logits; it may change between two passes
+
     @property
     def rows(self) -> int:
         """The number of rows."""
@@ -168,13 +175,10 @@ class KVCache(Protocol):
         contexts: Sequence[Sequence[int]],
         *,
         layers: Sequence[int] = (),
-        done: IsDone | None = None,
     ) -> States:
         """Read whole contexts as new rows after the others; the states at their last tokens."""
 
-    def extend(
-        self, tokens: Sequence[int], *, layers: Sequence[int] = (), done: IsDone | None = None
-    ) -> States:
+    def extend(self, tokens: Sequence[int], *, layers: Sequence[int] = ()) -> States:
         """Read one more token in every row; the states at these tokens.
 
         They are valid until the next call, which may overwrite them.
@@ -211,7 +215,11 @@ class TokenReader(Protocol):
 
 
 class Engine(TokenReader, Protocol):
-    """A language model and its tokenizer. It holds no state between two calls of `start`."""
+    """A language model and its tokenizer. It holds no state between two calls of `start`.
+
+    Optional: `leave_core(done)`, a context in which passes leave a core to other work until
+    `done()` is true.
+    """
 
     id: str
 
@@ -267,8 +275,4 @@ class Engine(TokenReader, Protocol):
         """The text of each token alone; special tokens by their names."""
 
     def start(self, *, states: bool = False) -> KVCache:
-        """An empty cache.
-
-        With `states` it gives hidden states where the head is known; without, it may give
-        logits instead, if the engine computes those anyway.
-        """
+        """An empty cache, which gives logits, or hidden states if the head is known."""

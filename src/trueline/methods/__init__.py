@@ -1,7 +1,7 @@
-"""Decoding methods by name: the built-in ones, and those that other packages plug in.
+"""Decoding methods by name: the built-in ones, and those of other packages.
 
-Nothing heavy is imported before a method is asked for. A package adds methods of its own
-through the entry-point group `trueline.methods`: name = "module:Class" (docs/methods.md).
+Nothing heavy is imported before a method is needed. A package adds methods through the
+entry-point group `trueline.methods`: name = "module:Class" (docs/methods.md).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from trueline.errors import SettingError
 from trueline.settings import plain
+from trueline.types import PLAIN as PLAIN
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
 
 
 GROUP = "trueline.methods"
-PLAIN = "greedy"  # the model as it is, which every method is compared with
-DEFAULT = "corrective"  # what answers where there is a space and no method is named
+DEFAULT = "corrective"  # for a space, if no method is named
 _BUILT_IN = {
     "greedy": "trueline.methods.prompting:Greedy",
     "corrective": "trueline.corrective.method:Corrective",
@@ -40,11 +40,11 @@ _BUILT_IN = {
     "kate": "trueline.methods.prompting:KATE",
     "lookup": "trueline.corrective.method:Lookup",
 }
-_NO_SETTINGS = ("space", "prompt")  # what a method works with, not how
+_NO_SETTINGS = ("space", "prompt")
 
 
 def built_in_names() -> list[str]:
-    """The names of the methods that come with trueline; looks at no other package."""
+    """The names of the methods of trueline itself."""
     return [*_BUILT_IN]
 
 
@@ -54,7 +54,7 @@ def method_names() -> list[str]:
 
 
 def check_method_name(name: str) -> None:
-    """Refuse a name that no method has; the error lists all names, and nothing is imported."""
+    """Refuse an unknown name, without importing a method; the error lists all names."""
     if name not in _BUILT_IN and name not in _plugged_in():
         near = get_close_matches(name, method_names(), n=1)
         meant = f"did you mean {near[0]}? " if near else ""
@@ -64,7 +64,6 @@ def check_method_name(name: str) -> None:
 
 
 def method_class(name: str) -> type[Method]:
-    """The class of a method; an unknown name is refused, and the error lists all names."""
     check_method_name(name)
     if name in _BUILT_IN:
         module, _, attribute = _BUILT_IN[name].partition(":")
@@ -74,13 +73,12 @@ def method_class(name: str) -> type[Method]:
 
 
 def settings_fields(name: str) -> dict[str, Field[Any]]:
-    """The settings of a method by name: every field but the space and the prompt."""
+    """The settings of a method: every field but the space and the prompt."""
     own = fields(method_class(name))  # type: ignore[arg-type]
     return {field.name: field for field in own if field.name not in _NO_SETTINGS}
 
 
 def default_settings(name: str) -> dict[str, Any]:
-    """What each setting of a method is if nobody says anything."""
     found = settings_fields(name)
     return {key: field.default for key, field in found.items() if field.default is not MISSING}
 
@@ -92,7 +90,7 @@ def make_method(
     prompt: Prompt | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Method:
-    """A method by its name; lists among the settings count as tuples, as JSON has no others."""
+    """A method by its name; lists in the settings become tuples, which JSON does not have."""
     cls = method_class(name)
     given = {key: plain(value) for key, value in (settings or {}).items()}
     check_settings(name, given)
@@ -100,12 +98,12 @@ def make_method(
         if space is None:
             raise SettingError(f"{name} needs a grounding space, and there is none")
         return cls(space, **given)  # type: ignore[call-arg]
-    asked = prompt or (space.prompt if space is not None else None)
-    return cls(**({"prompt": asked} if asked is not None else {}), **given)
+    prompt = prompt or (space.prompt if space is not None else None)
+    return cls(**({"prompt": prompt} if prompt is not None else {}), **given)
 
 
 def check_settings(name: str, settings: Mapping[str, Any]) -> None:
-    """Refuse an unknown method, a setting it does not have, or a value it does not take."""
+    """Refuse an unknown method, an unknown setting, or a value that it cannot have."""
     known = settings_fields(name)
     for setting in settings:
         if setting not in known:
@@ -130,22 +128,22 @@ def _load(point: EntryPoint) -> type[Method]:
     except Exception as error:  # whatever the import of another package raises
         raise SettingError(
             f"the method {point.name!r} of {point.value} cannot be imported "
-            f"({type(error).__name__}: {error}); mend or remove the package that brings it"
+            f"({type(error).__name__}: {error}); repair or remove the package that adds it"
         ) from error
     if not (isinstance(found, type) and issubclass(found, Method) and is_dataclass(found)):
         raise SettingError(
-            f"the method {point.name!r} is {point.value}, which is no subclass of "
-            "trueline.methods.base.Method that is a dataclass"
+            f"the method {point.name!r} is {point.value}, which is no dataclass and subclass "
+            "of trueline.methods.base.Method"
         )
     if found.name != point.name:
         raise SettingError(
-            f"the method {point.name!r} is {point.value}, which calls itself {found.name!r}; "
+            f"the method {point.name!r} is {point.value}, whose name is {found.name!r}; "
             "give both the same name"
         )
     return found
 
 
 def names_in_words() -> str:
-    """The built-in names as a sentence has them: `greedy, rad or dola`."""
+    """The built-in names for a sentence: `greedy, rad or dola`."""
     *first, last = built_in_names()
     return f"{', '.join(first)} or {last}"

@@ -1,36 +1,21 @@
-"""The contract of a decoding method: what it needs, what it looks up, how it adjusts a step."""
+"""The contract of a decoding method: what it needs, what it prepares, how it adjusts a step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 
-from trueline.corrective.votes import Corrector, Votes
 from trueline.engines.base import Engine, States
-from trueline.errors import SettingError
 from trueline.prompts import ModelInput, Prompt
 from trueline.settings import check_values, plain
 from trueline.space import GroundingSpace
-from trueline.types import NearExample, Neighbor, Sampling
+from trueline.types import NearExample, Neighbor, Sampling, Source
 
-
-class Evidence(Protocol):
-    """Who moved the tokens of one step."""
-
-    def count(self, row: int) -> int:
-        """How many entries or answers had a say in one row."""
-        ...
-
-    def neighbors(self, row: int, picked: int, rival: int, *, most: int) -> list[Neighbor]:
-        """Those of one row that moved picked and rival apart, the strongest first."""
-        ...
-
-
-# The score of a barred token where a candidate answer may hold one, as in DoLa's code.
+# The score of a banned token where a candidate answer may contain it, as in DoLa's code.
 UNLIKELY = -1000.0
 
 
@@ -38,12 +23,21 @@ UNLIKELY = -1000.0
 class Needs:
     """What a method cannot work without."""
 
-    space: bool = False  # a grounding space: its first argument
+    space: bool = False  # a grounding space: its first field
     context: int | Literal["full"] | None = None  # entries of the space: their usual window
-    second_prompt: bool = False  # it reads another prompt beside the one it is asked with
+    second_prompt: bool = False  # it reads two prompts: `inputs` returns two
     own_prompt: bool = False  # it rewrites the prompt for each question
-    layers: bool = False  # the states of earlier layers
-    question: bool = False  # the text of the question, not its tokens alone
+    states: bool = False  # hidden states: of the last layer, or of those that `layers` names
+    question: bool = False  # the text of the question, not only its tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a method works out once for a request."""
+
+    state: Any = None  # what `adjust` finds in `step.rows.prepared`
+    coverage: bool | None = None  # whether verified examples answer it; None: not considered
+    scope: tuple[NearExample, ...] | None = None  # the examples near to it, if it is traced
 
 
 @dataclass(frozen=True)
@@ -53,23 +47,11 @@ class Rows:
     lm: Engine
     contexts: Sequence[Sequence[int]]  # the tokens so far of each row, under its first prompt
     starts: Sequence[int]  # where each row's answer begins
-    questions: Sequence[str | None] = ()  # the text of each row's question, where it is known
-    prepared: Sequence[Any] = ()  # what `prepare` gave for each row
+    questions: Sequence[str | None] = ()  # the text of each row's question, if it is known
+    prepared: Sequence[Any] = ()  # the `state` that `prepare` returned for each row
 
     def __len__(self) -> int:
         return len(self.contexts)
-
-
-class Prefetch(Protocol):
-    """Work for a step that does not need the model; it runs while the model reads.
-
-    A method does cheap work and Python work in `prefetch` itself; `run` does the rest, perhaps
-    in another thread.
-    """
-
-    def run(self) -> Any:
-        """What `adjust` finds in `step.fetched`."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -78,13 +60,12 @@ class Step:
 
     rows: Rows
     states: States  # of each row, under its first prompt
-    other: States | None = None  # under the second prompt, where the method reads one
+    other: States | None = None  # under the second prompt, if the method reads one
     is_probability: bool = False  # whether the result is read as probabilities, or as a ranking
-    fetched: Any = None  # what the method's prefetch came to; None: it has to look up by itself
+    fetched: Any = None  # what the function from `prefetch` returned; None: it did not run
 
     @property
     def lm(self) -> Engine:
-        """The model."""
         return self.rows.lm
 
     @property
@@ -94,12 +75,12 @@ class Step:
 
     @property
     def hidden(self) -> torch.Tensor | None:
-        """The last hidden states (rows, d) under the first prompt; None for an opaque head."""
+        """The last hidden states (rows, d) under the first prompt, if the engine gave them."""
         return self.states.hidden
 
     @cached_property
     def logits(self) -> torch.Tensor:
-        """The model's own logits (rows, vocabulary): one head product, made when asked for."""
+        """The model's own logits (rows, vocabulary)."""
         return self._logits(self.states)
 
     @cached_property
@@ -115,29 +96,40 @@ class Step:
         return self.lm.head(states.hidden)
 
 
+class Evidence(Protocol):
+    """Which examples moved the tokens of one step: for traces, and for an answer's sources."""
+
+    def count(self, row: int) -> int:
+        """How many entries or answers took part in one row."""
+        ...
+
+    def neighbors(self, row: int, picked: int, rival: int, *, most: int) -> list[Neighbor]:
+        """Those of one row that moved picked and rival apart, the strongest first."""
+        ...
+
+    def sources(self, row: int, picked: int) -> Sequence[Source]:
+        """The verified answers that voted for the picked token; their shares sum to 1."""
+        ...
+
+
 @dataclass(frozen=True)
 class Adjusted:
     """What a method makes of a step."""
 
     logits: torch.Tensor  # (rows, vocabulary)
-    evidence: Sequence[Evidence] = ()  # what was retrieved for it, where the method retrieves
+    evidence: Sequence[Evidence] = ()
     stretch: torch.Tensor | None = None  # (rows,) divides logits before probabilities are read
-    votes: Sequence[Votes | None] = ()  # what verified answers said in each row, if they vote
 
 
 class Method:
     """A decoding method: a frozen dataclass that keeps nothing between two calls.
 
-    Its fields are its settings, plain values all, beside `space` or `prompt`, which say what it
-    works with.
+    Its fields are its settings (plain values), and `space` or `prompt`.
     """
 
-    name: ClassVar[str]  # what results are filed under
+    name: ClassVar[str]  # results are filed under it
     needs: ClassVar[Needs] = Needs()
-    prompt: Prompt | None = None  # what a question is put into
-    # Settings under which it is what a user would do instead of a method: evaluations with
-    # controls show such rows beside their own.
-    instead: ClassVar[tuple[Mapping[str, Any], ...]] = ()
+    prompt: Prompt | None = None  # the template of a question
 
     def __post_init__(self) -> None:
         for name, value in self.settings().items():
@@ -145,81 +137,54 @@ class Method:
         self.check_settings(self.settings())
 
     def settings(self) -> dict[str, Any]:
-        """How it works, as plain values: every field but the space and the prompt."""
+        """Every field but the space and the prompt, as plain values."""
         names = [field.name for field in fields(self)]  # type: ignore[arg-type]
         return {name: getattr(self, name) for name in names if name not in ("space", "prompt")}
 
     @classmethod
-    def check_settings(cls, settings: Mapping[str, Any]) -> None:
-        """Refuse a value a setting cannot have; a method also checks combinations here."""
+    def check_settings(cls, settings: dict[str, Any]) -> None:
+        """Refuse values that a setting cannot have; override it to refuse combinations."""
         check_values(cls, settings)
-
-    @classmethod
-    def needs_wrong(cls, settings: Mapping[str, Any]) -> bool:
-        """Whether these settings want the entries of wrong answers in the space."""
-        return False
-
-    @classmethod
-    def settings_past_boundary(cls, context: int | str | None) -> dict[str, Any] | None:
-        """Settings that leave alone every step whose window reaches into the prompt.
-
-        `context` is the window of its space. None: it looks at no windows, or always at all.
-        """
-        return None
 
     @property
     def question_prompt(self) -> Prompt:
-        """The prompt a question is asked with."""
+        """The template that a question is put into."""
         return self.prompt or Prompt()
 
     def check(self, lm: Engine) -> None:
-        """Refuse a model it cannot work with, and open what it will look into."""
+        """Refuse a model it cannot work with, and open what it reads from disk."""
 
     def inputs(self, given: ModelInput) -> tuple[ModelInput, ...]:
         """What the model reads: mostly what was given; then a second input if it needs one."""
         return (given,)
 
-    def prepare(self, lm: Engine, given: ModelInput, options: Sampling) -> Any:
-        """What is worked out once for a request, and found in `step.rows.prepared`."""
-        return None
+    def prepare(self, lm: Engine, given: ModelInput, options: Sampling) -> Prepared:
+        """What is worked out once for a request, without a pass of the model."""
+        return Prepared()
 
-    def asks_model(self, question: str) -> bool:
-        """Whether the model reads anything when a request is prepared: see `prepare`."""
-        return False
+    def complete(self, lm: Engine, prepared: Prepared) -> Prepared:
+        """Add what takes passes of the model: called once, when the request joins the loop."""
+        return prepared
 
-    def is_covered(self, prepared: Any) -> bool | None:
-        """Whether verified examples answer a request; None: the method does not go by that."""
-        return None
+    def layers(self, lm: Engine) -> Sequence[int]:
+        """The earlier layers whose states it reads."""
+        return ()
 
-    def near_examples(self, lm: Engine, question: str) -> tuple[NearExample, ...] | None:
-        """The examples near to a question, and why they may speak or not, for explanations.
+    def reads_states(self, lm: Engine) -> bool:
+        """Whether it reads hidden states of this model; if not, it reads logits."""
+        return self.needs.states and lm.head is not None and lm.head.is_exact
 
-        None: the method does not go by that.
+    def prefetch(self, rows: Rows) -> Callable[[], Any] | None:
+        """Work for a step that needs no pass of the model, as a function; None: no such work.
+
+        The function runs in another thread while the model reads, and what it returns is
+        `step.fetched`. What needs the interpreter, such as tokenizing, belongs in `prefetch`.
         """
         return None
 
-    def layers(self, lm: Engine) -> Sequence[int]:
-        """The earlier layers whose states it reads, for a method that needs layers."""
-        return ()
-
-    def read_layers(self, lm: Engine) -> Sequence[int]:
-        """The layers an engine has to hand out for it; none unless it says it needs some."""
-        return self.layers(lm) if self.needs.layers else ()
-
-    def prefetch(self, rows: Rows) -> Prefetch | None:
-        """What it looks up for a step without the model; None: nothing."""
-        return None
-
     def adjust(self, step: Step) -> Adjusted:
-        """The logits to pick the next tokens from."""
+        """The logits to pick the next tokens from; the step itself is never changed."""
         raise NotImplementedError
-
-    def corrector(self, tokenizer: Any, *, stop_ids: Iterable[int] | None = None) -> Corrector:
-        """The method for an engine that gives logits and nothing else (`corrector`)."""
-        raise SettingError(
-            f"{self.name} needs more of an engine than logits, and this one gives no more; use "
-            "trueline.generate"
-        )
 
 
 class SpaceMethod(Method):
@@ -229,9 +194,7 @@ class SpaceMethod(Method):
 
     @property
     def question_prompt(self) -> Prompt:
-        """The prompt of the space."""
         return self.space.prompt
 
     def check(self, lm: Engine) -> None:
-        """Open the embedder; any model will do."""
         self.space.open_embedder("cpu")

@@ -1,4 +1,4 @@
-"""Context-aware decoding."""
+"""Methods that contrast two prompts: CAD, AdaCAD, instructive decoding."""
 
 from __future__ import annotations
 
@@ -15,15 +15,13 @@ from trueline.settings import Between
 
 @dataclass(frozen=True)
 class CAD(Method):
-    """Amplify what the full prompt says over what the bare question says (arXiv 2305.14739).
+    """Amplify what the full prompt adds to the bare question (arXiv 2305.14739).
 
     final = (1 + a) * l(full prompt) - a * l(bare prompt)
     """
 
     prompt: Prompt = Prompt()
-    a: Annotated[float, Between(0)] = (
-        0.5  # how far the bare prompt is pushed away; 0 is plain decoding
-    )
+    a: Annotated[float, Between(0)] = 0.5  # weight of the bare prompt; 0 is plain decoding
     bare: str | None = None  # the bare template; None: the one that belongs to the prompt
     name = "cad"
     needs = Needs(second_prompt=True, question=True)
@@ -38,14 +36,14 @@ class CAD(Method):
 def with_bare(
     given: ModelInput, prompt: Prompt, template: str | None
 ) -> tuple[ModelInput, ModelInput]:
-    """What was given, and its question in the bare template, or in that of the prompt."""
+    """What was given, and its question in a bare template; None: the one of the prompt."""
     usual = prompts_with(prompt).bare.template
     return given, given.bare(usual if template is None else template)
 
 
 @dataclass(frozen=True)
 class Instructive(Method):
-    """Move away from what a misleading instruction makes the model say (arXiv 2311.00233).
+    """Move away from the answer to a misleading instruction (arXiv 2311.00233).
 
     final = l(prompt) - eta * l(noisy prompt)
     """
@@ -65,7 +63,7 @@ class Instructive(Method):
 
 
 def jensen_shannon(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """How far log-probabilities are apart, in nats: from 0, for equals, to log 2."""
+    """The divergence of two distributions of log-probabilities, in nats: 0 to log 2."""
     middle = torch.logaddexp(one, other) - math.log(2)
     halves = [(x.exp() * (x - middle)).nan_to_num(0.0).sum(-1) for x in (one, other)]
     return (halves[0] + halves[1]) / 2
@@ -73,7 +71,7 @@ def jensen_shannon(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class AdaCAD(Method):
-    """Push the bare prompt away as far as it disagrees with the full one (arXiv 2409.07394).
+    """Contrast the bare prompt as far as it disagrees with the full one (arXiv 2409.07394).
 
     final = (1 + a) * l(full prompt) - a * l(bare prompt),   a = scale * JSD(p_full, p_bare)
     The divergence is in nats, as in the authors' code, so it is at most log 2.

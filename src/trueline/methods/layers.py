@@ -1,4 +1,4 @@
-"""What the methods share that read earlier layers."""
+"""Methods that compare the last layer with earlier ones: DoLa, SLED."""
 
 from __future__ import annotations
 
@@ -18,22 +18,21 @@ from trueline.prompts import Prompt
 from trueline.settings import Between
 
 
-class LayerDecoder(Method):
+class LayerMethod(Method):
     """Compares the last layer with earlier ones, its `candidates`."""
 
     candidates: str | tuple[int, ...]  # layers by number, or a word for some of them
-    needs = Needs(layers=True)
+    needs = Needs(states=True)
 
     def check(self, lm: Engine) -> None:
-        """Refuse an engine or a head without use for layers, and layers that are none."""
         if not lm.gives_layers:
             raise SettingError(
-                f"{self.name} reads early layers, and the engine of {lm.id} does not hand them "
-                "out; load it with engine='transformers'"
+                f"{self.name} reads early layers, and the engine of {lm.id} does not give "
+                "them; load it with engine='transformers'"
             )
         if lm.head is None:
             raise SettingError(
-                f"{self.name} reads early layers, and the head of {lm.id} takes none"
+                f"{self.name} reads early layers, and the head of {lm.id} cannot read them"
             )
         layers = self.layers(lm)
         if not layers or not all(0 <= layer < lm.depth for layer in layers):
@@ -42,14 +41,12 @@ class LayerDecoder(Method):
             )
 
     def layers(self, lm: Engine) -> Sequence[int]:
-        """The layers that were asked for by number, or those that the word stands for."""
         return self.candidates if isinstance(self.candidates, tuple) else self.named_layers(lm)
 
     def named_layers(self, lm: Engine) -> Sequence[int]:
         """The layers that the word in `candidates` stands for.
 
-        Layer 0 is none of them in a model with tied embeddings: it would give back its own
-        input.
+        Without layer 0 in a model with tied embeddings, where it would predict its own input.
         """
         raise NotImplementedError
 
@@ -61,20 +58,20 @@ def early_logits(step: Step, layers: Sequence[int]) -> torch.Tensor:
 
 
 Divergence = Literal["code", "textbook"]
-# By the textbook, sharp early distributions are often as far from the last one as can be. Which
-# of those is farthest would be rounding; the earliest is taken instead.
+# By the textbook, many sharp early distributions are equally far from the last one. Rounding
+# would decide which is farthest; with few decimals it is the earliest.
 _DECIMALS = 4
 
 
 @dataclass(frozen=True)
-class DoLa(LayerDecoder):
-    """Keep what the last layer learnt over an earlier one (arXiv 2309.03883).
+class DoLa(LayerMethod):
+    """Keep what the last layer adds to an earlier one (arXiv 2309.03883).
 
     early = the candidate layer whose distribution is farthest from the last one's
     final = log p_last - log p_early where p_last >= plausibility * max p_last, elsewhere -inf
-    Tokens that were read before are then made less likely by the repetition penalty.
+    The repetition penalty then makes tokens of the context less likely.
 
-    How far two distributions are apart, with m their mean: the authors' code averages
+    Distance of two distributions, with m their mean: the authors' code averages
     m (log m - log p) over the vocabulary, for p_last and p_early; the Jensen-Shannon divergence
     of the paper's text (`textbook`) sums p (log p - log m).
     """
@@ -89,7 +86,7 @@ class DoLa(LayerDecoder):
     name = "dola"
 
     def named_layers(self, lm: Engine) -> Sequence[int]:
-        """Every second layer of the half that was asked for, twenty layers deep at most."""
+        """Every second layer of one half, at most twenty layers deep."""
         depth = lm.depth
         if self.candidates == "high":
             return range(max(depth // 2, depth - 20), depth, 2)
@@ -103,13 +100,13 @@ class DoLa(LayerDecoder):
         farthest = distances(last, early, self.divergence).argmax(0)  # (rows,)
         contrast = last - early[farthest, torch.arange(len(last), device=last.device)]
         floor = last.max(-1, keepdim=True).values + math.log(self.plausibility)
-        barred = UNLIKELY if step.is_probability else -torch.inf
-        contrast = contrast.masked_fill(last < floor, barred)
+        banned = UNLIKELY if step.is_probability else -torch.inf
+        contrast = contrast.masked_fill(last < floor, banned)
         return Adjusted(penalized(contrast, step.contexts, self.repetition_penalty))
 
 
 def distances(last: torch.Tensor, early: torch.Tensor, how: Divergence) -> torch.Tensor:
-    """How far each early layer is from the last, of log-probabilities: (layers, rows)."""
+    """The distance of each early layer from the last, of log-probabilities: (layers, rows)."""
     last = last.expand_as(early)
     if how == "code":
         middle = (last.exp() + early.exp()) / 2
@@ -121,7 +118,7 @@ def distances(last: torch.Tensor, early: torch.Tensor, how: Divergence) -> torch
 def penalized(
     scores: torch.Tensor, contexts: Sequence[Sequence[int]], penalty: float
 ) -> torch.Tensor:
-    """Divide the positive scores of tokens read before, multiply the negative ones."""
+    """Divide the positive scores of tokens in the context, multiply the negative ones."""
     if penalty == 1.0:
         return scores
     scores = scores.clone()
@@ -133,12 +130,12 @@ def penalized(
 
 
 @dataclass(frozen=True)
-class SLED(LayerDecoder):
-    """Move the last layer on the way the earlier layers point (arXiv 2411.02433).
+class SLED(LayerMethod):
+    """Move the last layer further in the direction of the earlier ones (arXiv 2411.02433).
 
     Of the `scale` best tokens i, and every earlier layer n with logits l_n:
     m_ni = max(0, cos(l_n - l_last, p_n - e_i))^2,      latent_i = sum_n m_ni / sum_nj m_nj
-    final = l_last - rate_t * (softmax(l) - latent), `steps` times; all other tokens are out.
+    final = l_last - rate_t * (softmax(l) - latent), `steps` times; all other tokens are banned.
     rate_t falls from `rate` in equal steps, as in the authors' code; the paper's text has one.
     """
 
@@ -150,7 +147,6 @@ class SLED(LayerDecoder):
     name = "sled"
 
     def named_layers(self, lm: Engine) -> Sequence[int]:
-        """Every earlier layer."""
         return range(1 if lm.is_tied else 0, lm.depth)
 
     def adjust(self, step: Step) -> Adjusted:
@@ -170,13 +166,13 @@ class SLED(LayerDecoder):
 def latent_knowledge(
     last: torch.Tensor, early: torch.Tensor, best: torch.Tensor
 ) -> torch.Tensor:
-    """The share of each best token in how the layers move towards the last: (rows, scale)."""
+    """How much of the layers' movement points at each best token: (rows, scale)."""
     total = torch.zeros_like(best, dtype=last.dtype)
     for layer in early:
         moved, own = layer - last, layer.softmax(-1)  # (rows, vocabulary)
-        for place, tokens in enumerate(best.T):  # one token of each row at a time
+        for column, tokens in enumerate(best.T):  # one token of each row at a time
             towards = own - one_hot(tokens, last.shape[-1])
             alike = cosine_similarity(moved, towards, dim=-1).clamp(min=0.0)  # (rows,)
-            total[:, place] += alike.square()
+            total[:, column] += alike.square()
     sums = total.sum(-1, keepdim=True)
     return torch.where(sums > 0, total / sums, torch.zeros_like(total))

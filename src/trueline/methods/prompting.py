@@ -1,9 +1,9 @@
-"""The model as it is."""
+"""Methods that leave the logits alone: greedy decoding, and KATE's longer prompt."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from trueline.methods.base import Adjusted, Method, Needs, SpaceMethod, Step
 from trueline.prompts import ModelInput, Prompt, prompts_with
@@ -27,7 +27,7 @@ class Greedy(Method):
 class KATE(SpaceMethod):
     """Show the model the k examples whose questions are nearest (arXiv 2101.06804).
 
-    The nearest stands first, as in the authors' code. Each comes with the first of its answers.
+    The nearest comes first, as in the authors' code. Each has the first of its answers.
     """
 
     space: GroundingSpace
@@ -35,7 +35,7 @@ class KATE(SpaceMethod):
     nearest_at: Literal["start", "end"] = "start"  # `end`: the nearest next to the question
     name = "kate"
     needs = Needs(space=True, own_prompt=True, question=True)
-    instead = ({"k": 1}, {"k": 3})
+    baseline_settings: ClassVar[Any] = ({"k": 1}, {"k": 3})  # reported as baselines
 
     def inputs(self, given: ModelInput) -> tuple[ModelInput, ...]:
         form = prompts_with(self.space.prompt).demonstration
@@ -48,7 +48,7 @@ class KATE(SpaceMethod):
         return (given.preceded_by(before),)
 
     def nearest(self, question: str) -> list[Example]:
-        """The k examples with the nearest questions, in the order in which they are shown."""
+        """The k examples with the nearest questions, in the order of the prompt."""
         if not self.k:
             return []
         (query,) = self.space.open_embedder("cpu").embed([question])
@@ -56,7 +56,7 @@ class KATE(SpaceMethod):
             descending=True, stable=True
         )[: self.k]
         order = best if self.nearest_at == "start" else best.flip(0)
-        return [self.space.examples[place] for place in order.tolist()]
+        return [self.space.examples[index] for index in order.tolist()]
 
     def adjust(self, step: Step) -> Adjusted:
         return Adjusted(step.logits)

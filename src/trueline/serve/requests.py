@@ -40,7 +40,7 @@ class Job:
     @property
     def is_covered(self) -> bool | None:
         """Whether verified examples answer it; None: the method has no scope."""
-        found = [one.method.is_covered(one.prepared) for one in self.requests]
+        found = [one.prepared.coverage for one in self.requests]
         return None if None in found else all(found)
 
     @property
@@ -82,16 +82,12 @@ def prepare(
     for given, length in inputs:
         _check_length(catalog, limits, given, length)
 
-    def make() -> Job:
-        requests: list[Request] = []
-        for given, _ in inputs:
-            first = make_request(catalog.lm, method, given, sampling, index=len(requests))
-            requests += [replace(first, index=first.index + n) for n in range(body.n or 1)]
-        scope = requests[0].near if len(inputs) == 1 else None
-        return Job(name, space, short_state(method), tuple(requests), scope)
-
-    needs_model = any(method.asks_model(given.question or "") for given, _ in inputs)
-    return make if needs_model else make()
+    requests: list[Request] = []
+    for given, _ in inputs:
+        first = make_request(catalog.lm, method, given, sampling, index=len(requests))
+        requests += [replace(first, index=first.index + n) for n in range(body.n or 1)]
+    scope = requests[0].prepared.scope if len(inputs) == 1 else None
+    return Job(name, space, short_state(method), tuple(requests), scope)
 
 
 def _chat_input(body: ChatBody) -> Input:

@@ -25,13 +25,14 @@ from trueline.methods import (
     method_names,
 )
 from trueline.methods.base import Method
+from trueline.prompts import FilledPrompt
 from trueline.serve.access import APIError, invalid, json_response, need_admin
 from trueline.serve.engine import Service
 from trueline.serve.schemas import NewExamples, read_body
 from trueline.session import open_session
 from trueline.space import GroundingSpace, read_space
 from trueline.text import shown
-from trueline.types import Example
+from trueline.types import Example, Sampling
 
 FACTS = "facts"  # the name of the shipped facts' space
 _CACHED_METHODS = 64  # of each state of a space
@@ -237,7 +238,8 @@ def open_spaces(
     for space in spaces.values():
         method = make_method(DEFAULT, space=space)
         method.check(session.lm)
-        method.near_examples(session.lm, "Is it warm?")  # or the first request would be slow
+        trial = FilledPrompt(method.question_prompt, "Is it warm?")
+        method.prepare(session.lm, trial, Sampling(trace=True))  # or the first request is slow
     return session.lm, spaces
 
 

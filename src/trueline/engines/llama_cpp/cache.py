@@ -244,6 +244,7 @@ class Pool:
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
+        self.done: IsDone | None = None  # whether the work that needs a core is done
         self._free: list[Context] = []
         self._lock = Lock()
 
@@ -280,7 +281,7 @@ class SequenceCache:
     """
 
     def __init__(self, pool: Pool, *, states: bool = False) -> None:
-        self._pool, self._wants_states = pool, states
+        self._pool, self.gives_states = pool, states
         self._held: list[Context] = []  # the one context, once there is one
         self._rows: list[int] = []  # the sequence of each row
         self._lengths: dict[int, int] = {}  # tokens read in each sequence
@@ -301,11 +302,10 @@ class SequenceCache:
         contexts: Sequence[Sequence[int]],
         *,
         layers: Sequence[int] = (),
-        done: IsDone | None = None,
     ) -> States:
         _check_layers(layers)
         tokens = sum(map(len, contexts)) + _ROOM * len(contexts)
-        context = self._context(tokens, len(contexts), done)
+        context = self._context(tokens, len(contexts))
         new = self._unused(len(contexts))
         shared = context.shareable(contexts)
         if shared:
@@ -319,14 +319,12 @@ class SequenceCache:
         self._lengths |= dict(zip(new, map(len, contexts), strict=True))
         self._cells += sum(map(len, contexts)) - shared * (len(contexts) - 1)
         self._rows += new
-        return self._states(context.read_ends(before, last, states=self._wants_states))
+        return self._states(context.read_ends(before, last, states=self.gives_states))
 
-    def extend(
-        self, tokens: Sequence[int], *, layers: Sequence[int] = (), done: IsDone | None = None
-    ) -> States:
+    def extend(self, tokens: Sequence[int], *, layers: Sequence[int] = ()) -> States:
         _check_layers(layers)
         repeated = len(self._rows) - len(self._lengths)
-        context = self._context(len(tokens), repeated, done)
+        context = self._context(len(tokens), repeated)
         if repeated:
             self._separate_rows(context)
         lengths = self._lengths
@@ -335,7 +333,7 @@ class SequenceCache:
             entries.append(Entry(token, lengths[sequence], sequence, is_output=True))
             lengths[sequence] += 1
         self._cells += len(entries)
-        return self._states(context.read_step(entries, states=self._wants_states))
+        return self._states(context.read_step(entries, states=self.gives_states))
 
     def extend_many(
         self, continuations: Sequence[Sequence[int]], *, layers: Sequence[int] = ()
@@ -367,7 +365,7 @@ class SequenceCache:
         for sequence, (source, tokens) in zip(sequences, batch, strict=True):
             context.copy(source, sequence, self._lengths[source])
             rows.append(_entries(sequence, tokens, self._lengths[source], are_outputs=True))
-        outputs = context.read_rows(rows, states=self._wants_states)  # (tokens, width)
+        outputs = context.read_rows(rows, states=self.gives_states)  # (tokens, width)
         for sequence in sequences:
             context.drop(sequence)
         padded = outputs.new_zeros(len(batch), longest, outputs.shape[1])
@@ -376,12 +374,12 @@ class SequenceCache:
         return padded
 
     def _states(self, outputs: torch.Tensor) -> States:
-        return States(outputs, None) if self._wants_states else States(None, outputs)
+        return States(outputs, None) if self.gives_states else States(None, outputs)
 
-    def _context(self, tokens: int, sequences: int, done: IsDone | None = None) -> Context:
+    def _context(self, tokens: int, sequences: int) -> Context:
         """The context, with room for more tokens and sequences.
 
-        It leaves a core to the work that runs in parallel until that is `done`.
+        It leaves a core to the work that runs in parallel until that is done.
         """
         if len(self._lengths) + sequences > MAX_SEQUENCES:
             raise SettingError(
@@ -395,7 +393,7 @@ class SequenceCache:
             or context.sequences < self._numbers + sequences
         ):
             context = self._moved(tokens, sequences)
-        threads = torch.get_num_threads()
+        threads, done = torch.get_num_threads(), self._pool.done
         is_shared = done is not None and threads > 1 and not done()
         context.use_threads(threads - is_shared)
         return context

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from math import inf
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trueline.engines.base import HeadKind, KVCache, ScaledHead
+from trueline.engines.base import HeadKind, IsDone, KVCache, ScaledHead
 from trueline.engines.llama_cpp.cache import Pool, SequenceCache
 from trueline.engines.llama_cpp.library import open_library
 from trueline.engines.llama_cpp.tokenizer import GgufTokenizer
@@ -124,13 +125,13 @@ def find_head(
     output.weight = torch.nn.Parameter(read_tensor(weights, table), requires_grad=False)
     if bias is not None:
         output.bias = torch.nn.Parameter(read_tensor(weights, bias), requires_grad=False)
-    forms = [ScaledHead(output, is_linear=True)]
+    forms = [ScaledHead(output, is_exact=False, is_linear=True)]
     kind = settings.get("general.architecture")
     if scale := float(settings.get(f"{kind}.logit_scale", 0.0)):  # some models divide by it
-        forms.append(ScaledHead(output, multiplier=scale, is_linear=True))
-        forms.append(ScaledHead(output, divisor=scale, is_linear=True))
+        forms.append(ScaledHead(output, is_exact=False, multiplier=scale, is_linear=True))
+        forms.append(ScaledHead(output, is_exact=False, divisor=scale, is_linear=True))
     if cap := float(settings.get(f"{kind}.final_logit_softcapping", 0.0)):
-        forms.append(ScaledHead(output, cap=cap))
+        forms.append(ScaledHead(output, is_exact=False, cap=cap))
     best = min(forms, key=lambda form: distance(form, hidden, logits))
     return best if distance(best, hidden, logits) <= TOLERANCE else None
 
@@ -229,6 +230,15 @@ class LlamaModel:
 
     def start(self, *, states: bool = False) -> KVCache:
         return SequenceCache(self.pool, states=states and self.head is not None)
+
+    @contextmanager
+    def leave_core(self, done: IsDone) -> Iterator[None]:
+        """A context in which passes leave a core to other work until that is done."""
+        self.pool.done = done
+        try:
+            yield
+        finally:
+            self.pool.done = None
 
 
 def load(

@@ -196,7 +196,7 @@ class BatchCache:
 
     def __init__(self, lm: LanguageModel, *, states: bool) -> None:
         self._lm = lm
-        self._states = states  # whether it gives hidden states, or else logits
+        self.gives_states = states  # whether it gives hidden states, or else logits
         self._cache = Cache(lm.model)
         self._mask: torch.Tensor | None = None  # (rows, width); None while nothing is padded
         self._lengths: list[int] = []  # tokens read in each row, which is its next position
@@ -211,17 +211,16 @@ class BatchCache:
         contexts: Sequence[Sequence[int]],
         *,
         layers: Sequence[int] = (),
-        done: IsDone | None = None,
     ) -> States:
         if self.rows:
-            joining = BatchCache(self._lm, states=self._states)
-            states = joining.join(contexts, layers=layers, done=done)
+            joining = BatchCache(self._lm, states=self.gives_states)
+            states = joining.join(contexts, layers=layers)
             self._absorb(joining)
             return states
         self._lengths = [len(tokens) for tokens in contexts]
         shared = shared_length(contexts) if self._can_share() else 0
         if shared:
-            self._forward([list(contexts[0][:shared])], [0], done=done)
+            self._forward([list(contexts[0][:shared])], [0])
             self._cache.batch_select_indices(torch.zeros(self.rows, dtype=torch.long))
         self.width = max(self._lengths)
         gaps = [self.width - length for length in self._lengths]
@@ -233,15 +232,13 @@ class BatchCache:
             [0] * gap + list(tokens[shared:])
             for gap, tokens in zip(gaps, contexts, strict=True)
         ]
-        states = self._forward(ids, [shared - gap for gap in gaps], layers=layers, done=done)
+        states = self._forward(ids, [shared - gap for gap in gaps], layers=layers)
         return states.map(lambda tensor: tensor[:, -1])
 
-    def extend(
-        self, tokens: Sequence[int], *, layers: Sequence[int] = (), done: IsDone | None = None
-    ) -> States:
+    def extend(self, tokens: Sequence[int], *, layers: Sequence[int] = ()) -> States:
         self._grow_mask(1)
         ids = [[token] for token in tokens]
-        states = self._forward(ids, self._lengths, layers=layers, done=done)
+        states = self._forward(ids, self._lengths, layers=layers)
         self._lengths = [length + 1 for length in self._lengths]
         self.width += 1
         return states.map(lambda tensor: tensor[:, -1])
@@ -307,7 +304,6 @@ class BatchCache:
         first: Sequence[int],
         *,
         layers: Sequence[int] = (),
-        done: IsDone | None = None,
         ends: Sequence[int] | None = None,
     ) -> States:
         """Run the model over ids (rows, tokens), whose first tokens have these positions.
@@ -327,7 +323,7 @@ class BatchCache:
             "use_cache": True,
         }
         return self._lm.forward(
-            inputs, states=self._states, layers=layers, every=ends is not None, done=done
+            inputs, states=self.gives_states, layers=layers, every=ends is not None
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -220,12 +221,12 @@ class LanguageModel(TokenizerReader):
         ]
 
     def start(self, *, states: bool = False) -> KVCache:
-        """An empty cache; it gives the model's own logits until a method has used its head.
+        """An empty cache, which gives logits, or hidden states if the head is known."""
+        return BatchCache(self, states=states and self.head is not None)
 
-        From then on, or with `states`, it gives hidden states wherever the head is known.
-        """
-        wants_states = states or "head" in self.__dict__
-        return BatchCache(self, states=wants_states and self.head is not None)
+    def leave_core(self, done: IsDone) -> AbstractContextManager[None]:
+        """A context in which passes leave a core to other work until that is done."""
+        return leave_a_core(self._blocks, done, self.device)
 
     @torch.inference_mode()
     def forward(
@@ -235,7 +236,6 @@ class LanguageModel(TokenizerReader):
         states: bool,
         layers: Sequence[int] = (),
         every: bool = False,
-        done: IsDone | None = None,
     ) -> States:
         """One pass: hidden states or logits (of the last token or of `every` one), and layers.
 
@@ -244,8 +244,7 @@ class LanguageModel(TokenizerReader):
         options: dict[str, Any] = {"output_hidden_states": True} if layers else {}
         if not states and not every and self._has_logits_to_keep:
             options["logits_to_keep"] = 1
-        with leave_a_core(self._blocks, done, self.device):
-            out = (self.model.base_model if states else self.model)(**inputs, **options)
+        out = (self.model.base_model if states else self.model)(**inputs, **options)
         early = {layer: out.hidden_states[layer] for layer in layers}
         if states:
             return States(out.last_hidden_state, None, early)

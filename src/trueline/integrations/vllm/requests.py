@@ -16,7 +16,6 @@ from trueline.corrective.votes import Correction, lift_rows
 from trueline.engines import wrap_tokenizer
 from trueline.errors import SettingError, TruelineError
 from trueline.methods import DEFAULT, check_settings, make_method, method_class, settings_fields
-from trueline.methods.base import Method
 from trueline.prompts import check_question
 from trueline.space import GroundingSpace, read_space
 from trueline.text import shown
@@ -86,7 +85,7 @@ def check_arguments(given: Mapping[str, Any] | None) -> None:
     if arguments.space is not None and arguments.space not in spaces:
         has = ", ".join(spaces) or f"none ({SPACES} is not set)"
         raise SettingError(f"this server has no space {shown(arguments.space)}; it has {has}")
-    if method_class(arguments.method).corrector is Method.corrector:
+    if not hasattr(method_class(arguments.method), "corrector"):
         raise SettingError(
             f"{arguments.method} needs more than logits, and vLLM gives a processor only "
             f"logits; leave {PREFIX}method out, or use trueline's own server"
@@ -123,7 +122,8 @@ class Requests:
         self._spaces = {name: read_space(folder) for name, folder in folders.items()}
         for name, space in self._spaces.items():
             space.open_embedder("cpu")
-            corrector = make_method(DEFAULT, space=space).corrector(self._reader)
+            method: Any = make_method(DEFAULT, space=space)
+            corrector = method.corrector(self._reader)
             found = corrector.find(space.prompt.encode(_TRIAL, tokenizer))
             if found is None or found.question != _TRIAL:
                 log.warning(
@@ -138,11 +138,12 @@ class Requests:
         if arguments.is_off:
             return None
         space = self._newest(arguments.space or next(iter(self._spaces)))
-        method = make_method(arguments.method, space=space, settings=arguments.settings)
+        method: Any = make_method(arguments.method, space=space, settings=arguments.settings)
         stops = params.stop_token_ids if params.ignore_eos else params.all_stop_token_ids
-        return method.corrector(self._reader).begin(
+        correction: Correction | None = method.corrector(self._reader).begin(
             prompt_ids, question=arguments.question, stop_ids=sorted(stops or ())
         )
+        return correction
 
     def submit(self, params: Any, prompt_ids: Sequence[int] | None) -> Begun:
         """The same in a thread, while the model reads the prompt."""

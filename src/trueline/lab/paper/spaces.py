@@ -155,17 +155,16 @@ def retrieval_seconds(lm: Engine, space: GroundingSpace, benchmark: Benchmark) -
     import torch
 
     from trueline.methods.base import Rows
-    from trueline.rad.method import RAD, aggregate
+    from trueline.rad.method import RAD
 
     rad = RAD(space, **benchmark.settings)
     times = []
     with torch.no_grad():
         for window in _windows(lm, space, benchmark):
             begun = perf_counter()
-            lookup = rad.look_up(Rows(lm, [window], [0]))
-            for found in rad.retrieve(lm, lookup):
-                values = found.retriever.values(found.hits.entries)  # (hits, d)
-                aggregate(found.weights, found.hits.rows, values, 1)  # (1, d)
+            rows = Rows(lm, [window], [0])
+            for found in rad.weighed(rows, rad.prefetch(rows)()):
+                found.aggregated(is_state=True)  # (1, d)
             times.append(perf_counter() - begun)
     return times[len(times) // 10 :]  # without the first few, which only warm up
 
