@@ -392,7 +392,7 @@ class Lookup(ScopeMethod):
     threshold: Annotated[float, Between(0, 1)] | None = None  # as that of corrective decoding
     name = "lookup"
     needs = Needs(space=True)
-    instead = ({},)
+    baseline_settings = ({},)
 
     def plan_for(
         self, lm: TokenReader, question: str, stop_ids: Sequence[int] = ()

@@ -82,7 +82,7 @@ def cells_of(
     settings = {**suited, **variant.settings}
     method = Session(lm, space).method(variant.method, settings, prompt=benchmark.prompt)
     boundary = variant.boundary_settings if variant.control is Control.BOUNDARY else {}
-    found = []
+    cells = []
     for task in plan.tasks:
         samples = tuple(
             (index, sample)
@@ -110,8 +110,8 @@ def cells_of(
                 **_method_facts(variant, method, benchmark),
             )
             head = replace_line(head, cell=cell_id(head))
-            found.append(Cell(lm, benchmark, method, samples, head, variant, space))
-    return [cell for cell in found if cell.samples]
+            cells.append(Cell(lm, benchmark, method, samples, head, variant, space))
+    return [cell for cell in cells if cell.samples]
 
 
 def cell_id(head: CellLine) -> str:

@@ -135,9 +135,8 @@ class Method:
     name: ClassVar[str]  # what results are filed under
     needs: ClassVar[Needs] = Needs()
     prompt: Prompt | None = None  # what a question is put into
-    # Settings under which it is what a user would do instead of a method: evaluations with
-    # controls show such rows beside their own.
-    instead: ClassVar[tuple[Mapping[str, Any], ...]] = ()
+    # Settings that evaluations with controls report as baselines.
+    baseline_settings: ClassVar[tuple[Mapping[str, Any], ...]] = ()
 
     def __post_init__(self) -> None:
         for name, value in self.settings().items():

@@ -35,7 +35,7 @@ class KATE(SpaceMethod):
     nearest_at: Literal["start", "end"] = "start"  # `end`: the nearest next to the question
     name = "kate"
     needs = Needs(space=True, own_prompt=True, question=True)
-    instead = ({"k": 1}, {"k": 3})
+    baseline_settings = ({"k": 1}, {"k": 3})
 
     def inputs(self, given: ModelInput) -> tuple[ModelInput, ...]:
         form = prompts_with(self.space.prompt).demonstration
