@@ -10,7 +10,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,7 +82,7 @@ def cells_of(
     settings = {**suited, **variant.settings}
     method = Session(lm, space).method(variant.method, settings, prompt=benchmark.prompt)
     boundary = variant.boundary_settings if variant.control is Control.BOUNDARY else {}
-    found = []
+    cells = []
     for task in plan.tasks:
         samples = tuple(
             (index, sample)
@@ -111,8 +110,8 @@ def cells_of(
                 **_method_facts(variant, method, benchmark),
             )
             head = replace_line(head, cell=cell_id(head))
-            found.append(Cell(lm, benchmark, method, samples, head, variant, space))
-    return [cell for cell in found if cell.samples]
+            cells.append(Cell(lm, benchmark, method, samples, head, variant, space))
+    return [cell for cell in cells if cell.samples]
 
 
 def cell_id(head: CellLine) -> str:
@@ -171,9 +170,9 @@ def grounding_space(
 
 
 def space_hash(space: GroundingSpace, with_wrong: bool) -> str:
-    """A hash of what a method sees of its space: wrong answers count only where they are read.
+    """A hash of what a method sees of its space: wrong answers count only if it reads them.
 
-    The names of model and embedder do not count either; their weights do.
+    The names of model and embedder do not count; their weights do.
     """
     from trueline.examples import digest
 
@@ -184,9 +183,9 @@ def space_hash(space: GroundingSpace, with_wrong: bool) -> str:
 
 
 def versions(module: str = "trueline", others: Sequence[str] = ()) -> dict[str, str]:
-    """The versions of everything that computes, also of the package that brings a method.
+    """The versions of everything that computes, also of the package of a method.
 
-    Of such a package the hash of its source counts too: whoever writes a method changes it more
+    For such a package the hash of its source counts too: who writes a method changes it more
     often than its version.
     """
     found = {name: text for name in (*_PACKAGES, *others) if (text := _version(name))}
@@ -200,7 +199,7 @@ def versions(module: str = "trueline", others: Sequence[str] = ()) -> dict[str, 
 
 @cache
 def _version(name: str) -> str:
-    """The version of a package; empty where it is not installed."""
+    """The version of a package; empty if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -209,12 +208,12 @@ def _version(name: str) -> str:
 
 @cache
 def _distributions() -> Mapping[str, list[str]]:
-    """The distributions of each package; looked up once, as it reads every one installed."""
+    """The distributions of each package; this reads all that are installed."""
     return packages_distributions()
 
 
 def _source_hash(package: str) -> str:
-    """A hash of the Python of a package; empty where it stands in no file."""
+    """A hash of a package's Python files; empty if it has none."""
     file = getattr(sys.modules[package], "__file__", None)
     if file is None:
         return ""
@@ -226,12 +225,12 @@ def _source_hash(package: str) -> str:
 
 @cache
 def _hash_at(path: Path, time: int, size: int) -> str:
-    """The hash of a file as it was at a time; read again only where it was written since."""
+    """The hash of a file, read again only after it was written."""
     return file_hash(path)
 
 
 def machine(on: Cluster | None = None) -> dict[str, Any]:
-    """What the run stands on, without the name of the host."""
+    """The machine of a run, without its name."""
     import torch
 
     found = {
@@ -320,7 +319,7 @@ def _data_facts(plan: Plan, benchmark: Benchmark) -> dict[str, Any]:
 
 @cache
 def _folder_hash(folder: str) -> str:
-    """A hash of the files of an encoder; read once a process, as its weights are."""
+    """A hash of the files of an encoder, read once a process."""
     try:
         files = sorted(path for path in Path(folder).iterdir() if path.is_file())
         return _hash([(path.name, file_hash(path)) for path in files])
@@ -334,7 +333,7 @@ def _hash(content: object) -> str:
 
 
 def model_of(plan: Plan, name: str) -> Engine:
-    """Open a model as a plan wants it."""
+    """Open a model with the options of a plan."""
     from trueline.session import open_session
 
     return open_session(
@@ -348,14 +347,14 @@ def model_of(plan: Plan, name: str) -> Engine:
 
 
 def benchmark_of(plan: Plan, name: str) -> Benchmark:
-    """Read a benchmark as a plan wants it, its examples perhaps those of another one."""
+    """Read a benchmark as a plan says, perhaps with the examples of another one."""
     from trueline.examples import digest
     from trueline.lab.benchmarks import read_benchmark
 
     def read(name: str) -> Benchmark:
         return read_benchmark(
             name,
-            data=Path(plan.data) if plan.data else None,
+            data=None if plan.data is None else Path(plan.data),
             ground=plan.ground,
             test=None if plan.questions else plan.test,
             seed=plan.draw,
@@ -363,25 +362,25 @@ def benchmark_of(plan: Plan, name: str) -> Benchmark:
             columns=plan.columns,
         )
 
-    found = replace(_asked(read(name), plan.questions), layout=plan.prompts)
-    if not found.test:
+    benchmark = replace(_with_questions(read(name), plan.questions), layout=plan.prompts)
+    if not benchmark.test:
         raise SettingError(f"{name} has no sample to test on")
     if plan.ground_from in (None, name):
-        return found
+        return benchmark
     other = read(plan.ground_from or name)
-    content = f"{found.hash} {digest(other.ground)}"
-    grounding = {n: count for n, count in other.counts.items() if n.startswith("ground")}
-    testing = {n: count for n, count in found.counts.items() if not n.startswith("ground")}
+    content = f"{benchmark.hash} {digest(other.ground)}"
+    of_ground = {n: count for n, count in other.counts.items() if n.startswith("ground")}
+    of_test = {n: x for n, x in benchmark.counts.items() if not n.startswith("ground")}
     return replace(
-        found,
+        benchmark,
         ground=other.ground,
-        hash=sha256(content.encode()).hexdigest(),
-        counts={**grounding, **testing},
+        hash=hashlib.sha256(content.encode()).hexdigest(),
+        counts={**of_ground, **of_test},
     )
 
 
-def _asked(benchmark: Benchmark, questions: Sequence[str]) -> Benchmark:
-    """A benchmark with the named questions alone, as far as it has them."""
+def _with_questions(benchmark: Benchmark, questions: Sequence[str]) -> Benchmark:
+    """A benchmark with only the named questions, if any are named."""
     from trueline.lab.benchmarks.tables import data_hash
 
     if not questions:
@@ -389,36 +388,37 @@ def _asked(benchmark: Benchmark, questions: Sequence[str]) -> Benchmark:
     wanted = {bare_letters(question) for question in questions}
     test = tuple(one for one in benchmark.test if bare_letters(one.question) in wanted)
     if not test:
-        raise SettingError(f"{benchmark.name} has none of the {len(questions)} questions asked")
+        raise SettingError(
+            f"{benchmark.name} has none of the {len(questions)} questions of the plan"
+        )
     counts = {**benchmark.counts, "test used": len(test)}
-    hashed = data_hash(benchmark.ground, test)
-    return replace(benchmark, test=test, hash=hashed, counts=counts)
+    return replace(benchmark, test=test, hash=data_hash(benchmark.ground, test), counts=counts)
 
 
 def judges_of(plan: Plan, models: dict[str, Engine]) -> list[Judge]:
-    """Open the judges of a plan; those on this machine share its models, by name."""
+    """Open the judges of a plan; local ones share its models, by name."""
     if not plan.judges:
         return []
     from trueline.lab.judges import Limits, open_judge
 
-    own = ("max_tokens", "questions")  # not how hard a service is asked
-    options: dict[str, Any] = {name: plan.judge[name] for name in own if name in plan.judge}
-    limits = {name: value for name, value in plan.judge.items() if name not in own}
+    limits = dict(plan.judge)
+    own = ("max_tokens", "questions")  # not how fast a service gets requests
+    options: dict[str, Any] = {name: limits.pop(name) for name in own if name in limits}
     options["limits"] = Limits(**limits)
-    found = []
+    judges = []
     for name in plan.judges:
         kind, _, model = name.partition(":")
         if kind == "local" and model:
             if model not in models:
                 models[model] = model_of(plan, model)
-            found.append(open_judge("local", **{**options, "lm": models[model]}))
+            judges.append(open_judge("local", **{**options, "lm": models[model]}))
         else:
-            found.append(open_judge(name, **options))
-    return found
+            judges.append(open_judge(name, **options))
+    return judges
 
 
 def check_scorers(plan: Plan) -> None:
-    """Open what scores texts: a missing extra or encoder shows before anything is run."""
+    """Open the scorers of texts: a missing extra or encoder shows before the run."""
     from trueline.lab.metrics import BertScore, bleu, rouge_l
 
     for score in (bleu, rouge_l):

@@ -33,6 +33,7 @@ from trueline.lab.judges.models import Limits
 from trueline.methods import (
     DEFAULT,
     PLAIN,
+    built_in_names,
     check_settings,
     default_settings,
     method_class,
@@ -58,8 +59,6 @@ PAPER: Mapping[str, Any] = {  # `as = "paper"`: the defaults that it replaces
     "judge": {"questions": "paper"},
 }
 PAPER_ENCODER = "microsoft/deberta-xlarge-mnli"  # of BERTScore, rescaled by its baseline
-# Run as well if a method has a space: the nearest examples in the prompt, and printing.
-BASELINES = (("kate", {"k": 1}), ("kate", {"k": 3}), ("lookup", dict[str, Any]()))
 _MOST = 10**9  # the largest number of a plan: results and every library take it
 _LARGEST_FILE = 1_000_000  # bytes of a plan; those of the paper have 2,000
 _DEEPEST = 8  # tables and lists within each other
@@ -240,21 +239,21 @@ class Plan(Fidelity, frozen=True, kw_only=True):
     @property
     def variants(self) -> tuple[Variant, ...]:
         """Methods with swept settings, named variants, their controls, and the baselines."""
-        found: list[Variant] = []
+        made: list[Variant] = []
         for name in self.methods:
-            found += _swept(name, self.settings.get(name, {}), self.sweep, self.build)
+            made += _swept(name, self.settings.get(name, {}), self.sweep, self.build)
         for item in self.named:
             given = {**self.settings.get(item["method"], {}), **item}
-            found += _swept(given.pop("method"), given, {}, self.build)
-        found = [one for index, one in enumerate(found) if one not in found[:index]]
+            made += _swept(given.pop("method"), given, {}, self.build)
+        made = [one for index, one in enumerate(made) if one not in made[:index]]
         if self.controls:
-            found = _with_controls(found, self.build)
-        richer = {one.build for one in found if one.needs_wrong}  # shared by all with this one
+            made = _with_controls(made, self.build)
+        richer = {one.build for one in made if one.needs_wrong}  # shared by all with this one
         return tuple(
             replace(one, build=replace(one.build, wrong=True))
             if one.build is not None and one.build in richer
             else one
-            for one in found
+            for one in made
         )
 
 
@@ -296,15 +295,15 @@ def build_options_read_by(method: str) -> tuple[str, ...]:
 def _swept(method: str, given: Table, sweep: Table, build: Table) -> list[Variant]:
     """One method with every combination of the values that are swept for it."""
     keys = _swept_keys(method, sweep)
-    found = []
+    made = []
     for values in product(*(sweep[key] for key in keys)):
         settings, swept = dict(given), Table()
         for key, value in zip(keys, values, strict=True):
             (swept if key.startswith("build.") else settings)[keys[key]] = value
         frozen = {name: _frozen(value) for name, value in settings.items()}
         options = _build_options(method, build, swept)
-        found.append(Variant(method, frozen, options, is_swept=bool(keys)))
-    return found
+        made.append(Variant(method, frozen, options, is_swept=bool(keys)))
+    return made
 
 
 def _swept_keys(method: str, sweep: Table) -> dict[str, str]:
@@ -335,23 +334,24 @@ def _with_controls(variants: Sequence[Variant], build: Table) -> list[Variant]:
 
     A value of a sweep has no controls: name it as a variant to have them.
     """
-    found: list[Variant] = []
+    made: list[Variant] = []
     for variant in variants:
-        found.append(variant)
+        made.append(variant)
         if variant.build is None or variant.is_swept:
             continue
-        found += [replace(variant, control=one) for one in Control if one != Control.BOUNDARY]
+        made += [replace(variant, control=one) for one in Control if one != Control.BOUNDARY]
         if more := variant.boundary_settings:
             settings = {**variant.settings, **more}
-            found.append(replace(variant, settings=settings, control=Control.BOUNDARY))
+            made.append(replace(variant, settings=settings, control=Control.BOUNDARY))
     if any(variant.build is not None for variant in variants):
         known = [(variant.method, dict(variant.settings)) for variant in variants]
-        found += [
+        made += [
             Variant(name, settings, _build_options(name, build, {}), is_instead=True)
-            for name, settings in BASELINES
+            for name in built_in_names()
+            for settings in getattr(method_class(name), "baseline_settings", ())
             if (name, settings) not in known
         ]
-    return found
+    return made
 
 
 def controlled_examples(
@@ -423,36 +423,36 @@ def plan_from(table: Mapping[str, Any], where: str = "the plan") -> Plan:
     mistakes = {key: _mistakes(key, value, KEYS, "") for key, value in table.items()}
     values = {key: value for key, value in table.items() if not mistakes[key]}
     given = {key: _frozen(values.pop(key)) for key in SAMPLING if key in values}
-    found = [problem for problems in mistakes.values() for problem in problems]
-    found += [*_missing(table), *_judge_mistakes(values), *_method_mistakes(values)]
+    problems = [problem for each in mistakes.values() for problem in each]
+    problems += [*_missing(table), *_judge_mistakes(values), *_method_mistakes(values)]
     sampling, is_sampled = Sampling(), True
     try:
         sampling = Sampling(**given)
         is_sampled = sampling.is_sampled
     except SettingError as error:
-        found.append(str(error))
+        problems.append(str(error))
     if len(values.get("seeds", ())) > 1 and not is_sampled:
-        found.append("seeds has several, which needs a temperature above 0")
-    if not found:
+        problems.append("seeds has several, which needs a temperature above 0")
+    if not problems:
         fields = {_FIELDS[key]: msgspec.convert(x, KEYS[key]) for key, x in values.items()}
         plan = Plan(**fields, sampling=sampling)
-        found = [problem for variant in plan.variants for problem in _refused(variant)]
-    if found:
-        found = list(dict.fromkeys(found))
-        count = f"{len(found)} mistakes" if len(found) > 1 else "a mistake"
-        rest = [f"and {len(found) - _MOST_MISTAKES} more"] * (len(found) > _MOST_MISTAKES)
-        listed = [f"{where} has {count}:", *found[:_MOST_MISTAKES], *rest]
+        problems = [problem for variant in plan.variants for problem in _refused(variant)]
+    if problems:
+        problems = list(dict.fromkeys(problems))
+        count = f"{len(problems)} mistakes" if len(problems) > 1 else "a mistake"
+        rest = [f"and {len(problems) - _MOST_MISTAKES} more"] * (len(problems) > _MOST_MISTAKES)
+        listed = [f"{where} has {count}:", *problems[:_MOST_MISTAKES], *rest]
         raise SettingError("\n  - ".join(listed))
     return plan
 
 
 def _with_paper_defaults(table: Mapping[str, Any]) -> Table:
-    found, judge = {**PAPER, **table}, table.get("judge", {})
+    merged, judge = {**PAPER, **table}, table.get("judge", {})
     if isinstance(judge, Mapping):
-        found["judge"] = {**PAPER["judge"], **judge}
+        merged["judge"] = {**PAPER["judge"], **judge}
     if "bertscore" in table:
-        found.setdefault("bertscore_baseline", PAPER_ENCODER)
-    return found
+        merged.setdefault("bertscore_baseline", PAPER_ENCODER)
+    return merged
 
 
 def _mistakes(key: str, value: object, types: Table, inside: str) -> list[str]:

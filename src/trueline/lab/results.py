@@ -586,7 +586,7 @@ def _gather(head: CellLine, lines: list[PartOfCell]) -> CellResults:
 
     def ordered(kind: type[LineT]) -> tuple[LineT, ...]:
         lines_of_kind = [line for line in lines if isinstance(line, kind)]
-        return tuple(sorted(lines_of_kind, key=lambda x: order[x.sample]))
+        return tuple(sorted(lines_of_kind, key=lambda x: order.get(x.sample, 0)))
 
     return CellResults(
         head,

@@ -1,4 +1,4 @@
-"""The frozen values that pass through an evaluation; nothing here imports torch."""
+"""Values that pass through an evaluation: benchmarks, samples, verdicts; without torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trueline.types import Example
 
 Task = Literal["question", "dialogue", "summary"]
 Match = Literal["wording", "told", "target", "entry"]  # when an answer counts as right
-About = Literal["truth", "info", "hallucination"]  # what a judge is asked about an answer
+About = Literal["truth", "info", "hallucination"]  # the question to a judge about an answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +25,19 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """How a question stands to the grounding examples, and when its answer is right."""
+    """The regime of a question, and when its answer is right."""
 
     regime: Regime
-    meant: tuple[Example, ...] = ()  # what answers it; none: the answer must not change
-    about: tuple[str, ...] = ()  # ids of examples; without these it is not asked
+    meant: tuple[Example, ...] = ()  # they answer it; empty: the answer must not change
+    about: tuple[str, ...] = ()  # ids of examples; without them it is left out
     match: Match = "wording"
-    check: Mapping[str, Any] = field(default_factory=dict)  # the form that was asked for
+    check: Mapping[str, Any] = field(default_factory=dict)  # the requested form
     polarity: Literal["", "yes", "no"] = ""  # the true answer to a question of yes or no
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A question to evaluate on, with what is known of right and wrong answers."""
+    """A question to evaluate on, with its known right and wrong answers."""
 
     id: str
     question: str  # what goes into the prompt; for a summary, the document
@@ -45,13 +45,13 @@ class Sample:
     wrong_answers: tuple[str, ...] = ()
     single: Choices | None = None  # MC1: one of them is truthful
     multiple: Choices | None = None  # MC2 and MC3: several are
-    knowledge: str = ""  # HaluEval's; shown to nobody, it counts for the hash of the data
-    category: str = ""  # the makers' own; it counts for the hash of the data
-    probe: Probe | None = None  # None: a question to which no regime is known
+    knowledge: str = ""  # HaluEval's; only for the hash of the data
+    category: str = ""  # its authors'; only for the hash of the data
+    probe: Probe | None = None  # None: a question without a regime
 
 
 def bare_letters(question: str) -> str:
-    """A question without what may differ between two copies of it: case, signs, blanks."""
+    """A question in lower case without signs and spaces, to compare two copies of it."""
     return "".join(sign for sign in question.lower() if sign.isalnum())
 
 
@@ -63,7 +63,7 @@ class Benchmark:
     task: Task
     ground: tuple[Example, ...]
     test: tuple[Sample, ...]
-    hash: str  # of the ground examples and test samples, in order
+    hash: str  # of examples and samples, in order
     settings: Mapping[str, Any] = field(default_factory=dict)  # for methods that have them
     counts: Mapping[str, int] = field(default_factory=dict)  # rows read, kept, left out
     layout: Layout = "lines"  # of the prompt
@@ -76,7 +76,7 @@ class Benchmark:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a judge said of one answer."""
+    """A judge's verdict on one answer."""
 
     judge: str  # its id, with the model it runs on
     about: About
@@ -86,5 +86,5 @@ class Verdict:
     answer_tokens: int = 0
     cost: float | None = None  # in US dollars, where the price is known
     is_cached: bool = False
-    is_answered: bool = True  # False: a service gave no response, and can be asked again
-    basis: str = ""  # the measured rule it was reached by: a name in the judge's `agreement`
+    is_answered: bool = True  # False: a service gave no response; the next run tries again
+    basis: str = ""  # the rule it follows: a name in the judge's `agreement`
