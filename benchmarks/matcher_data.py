@@ -36,6 +36,7 @@ CANDIDATES = 6  # examples that the embedder proposes for a question
 HARD = 3  # of the nearest ones that do not answer, in training
 UNRELATED = 200  # unrelated questions that every training space meets
 SAME_WORDS, SAME_VECTOR = 0.75, 0.93  # Jaccard of words, cosine: a near duplicate
+SOME_WORDS = 0.25  # Jaccard from which on the cosine is looked at
 INTENT_ROWS = 2_500  # questions drawn from each set of intents
 # What their rows ask for differs in a word that the intent does not name (a city, a number).
 OPEN_INTENTS = frozenset(
@@ -90,7 +91,11 @@ class Space:
 
 def read_lines(path):
     """The objects of a file of JSON lines, packed or not."""
-    opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
+    opened = (
+        gzip.open(path, "rt", encoding="utf-8")
+        if path.suffix == ".gz"
+        else path.open(encoding="utf-8")
+    )
     with opened as file:
         return [json.loads(line) for line in file if line.strip()]
 
@@ -123,7 +128,8 @@ def repo_faqs(tested):
             id = line["id"]
             space.examples.append(Example(line["question"], line["answers"], id=id))
             space.asked.extend(
-                Asked(one["text"], (id,), (), "repo faqs/paraphrase") for one in line["paraphrases"]
+                Asked(one["text"], (id,), (), "repo faqs/paraphrase")
+                for one in line["paraphrases"]
             )
             space.asked.extend(
                 Asked(text, (), (id,), "repo faqs/near miss") for text in line["near_misses"]
@@ -176,7 +182,8 @@ def zsre(data):
         beside = line["locality"].get("Relation_Specificity", [])
         texts += [(one["prompt"], 0) for one in beside[:2]]
         pairs += [
-            Pair(text, prompt, answers, label, "zsre", 0.5) for text, label in dict(texts).items()
+            Pair(text, prompt, answers, label, "zsre", 0.5)
+            for text, label in dict(texts).items()
         ]
     return pairs
 
@@ -214,7 +221,11 @@ def intent_pairs(rng, name, rows, nearest):
         question = rng.choice(rows[intent])
         texts = [(rng.choice(anchors[names[other]]), 0) for other in rng.sample(near[at], 3)]
         same = rng.choice(anchors[intent])
-        if intent not in OPEN_INTENTS and figures(same) == figures(question) and same != question:
+        if (
+            intent not in OPEN_INTENTS
+            and figures(same) == figures(question)
+            and same != question
+        ):
             texts.append((same, 1))
         pairs.append([Pair(question, text, (), label, name, 0.25) for text, label in texts])
     return pairs
@@ -257,7 +268,11 @@ class Nearest:
     def __init__(self, cache):
         from trueline.embed import load_embedder
 
-        self.embedder, self.path, self.known = load_embedder(EMBEDDER), cache / "vectors.npz", {}
+        self.embedder, self.path, self.known = (
+            load_embedder(EMBEDDER),
+            cache / "vectors.npz",
+            {},
+        )
         if self.path.exists():
             with np.load(self.path) as kept:
                 self.known = dict(zip(kept["keys"].tolist(), kept["vectors"], strict=True))
@@ -265,12 +280,16 @@ class Nearest:
     def vectors(self, texts):
         """Unit vectors (texts, dimension)."""
         keys = [hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts]
-        new = {key: text for key, text in zip(keys, texts, strict=True) if key not in self.known}
+        new = {
+            key: text for key, text in zip(keys, texts, strict=True) if key not in self.known
+        }
         todo = sorted(new, key=lambda key: len(new[key]))
         for start in range(0, len(todo), 64):
             part = todo[start : start + 64]
             made = self.embedder.embed([new[key] for key in part]).numpy()
             self.known.update(zip(part, made, strict=True))
+            if len(self.known) // 5_000 > (len(self.known) - len(part)) // 5_000:
+                self.save()
         return np.stack([self.known[key] for key in keys])
 
     def examples(self, space, texts, most):
@@ -288,7 +307,7 @@ class Nearest:
         return [[int(n) for n in row if n != at][:5] for at, row in enumerate(order)]
 
     def save(self):
-        """Keep the vectors for the next run."""
+        """Keep the vectors for another run, also of one that is ended here."""
         np.savez(self.path, keys=[*self.known], vectors=np.stack([*self.known.values()]))
 
 
@@ -304,27 +323,30 @@ class Held:
         self.nearest = nearest
         self.vectors = nearest.vectors(texts) if nearest else None
 
-    def same_words(self, text):
-        """Whether a held text has nearly the same words, in whatever order."""
+    def shared(self, text):
+        """The greatest Jaccard of words with a held text, in whatever order."""
         words = set(words_in(text))
-        shared = Counter()
-        for word in words:
-            if len(self.places[word]) < 0.2 * len(self.words) + 10:  # others tell nothing
-                shared.update(self.places[word])
-        return any(
-            len(words & self.words[at]) >= SAME_WORDS * len(words | self.words[at])
-            for at in shared
+        places = {
+            at for word in words
+            if len(self.places[word]) < 0.2 * len(self.words) + 10  # others tell nothing
+            for at in self.places[word]
+        }  # fmt: skip
+        return max(
+            (len(words & self.words[at]) / len(words | self.words[at]) for at in places),
+            default=0,
         )
 
-    def near(self, texts):
-        """Those of some texts that are near duplicates of a held one."""
-        texts = sorted(set(texts))
-        found = {text for text in texts if self.same_words(text)}
-        if self.nearest:
-            for start in range(0, len(texts), 1_000):
-                part = texts[start : start + 1_000]
-                best = (self.nearest.vectors(part) @ self.vectors.T).max(1)
-                found |= {text for text, cosine in zip(part, best, strict=True) if cosine > SAME_VECTOR}
+    def near(self, texts, machine=frozenset()):
+        """Those of some texts that are near duplicates; machine-made ones go by words alone."""
+        shared = {text: self.shared(text) for text in {*texts, *machine}}
+        found = {text for text, most in shared.items() if most >= SAME_WORDS}
+        doubtful = sorted(text for text in texts if SOME_WORDS <= shared[text] < SAME_WORDS)
+        if self.nearest and doubtful:
+            cosines = self.nearest.vectors(doubtful) @ self.vectors.T  # (texts, held texts)
+            found |= {
+                text for text, most in zip(doubtful, cosines.max(1), strict=True)
+                if most > SAME_VECTOR
+            }  # fmt: skip
         return found
 
 
@@ -353,7 +375,9 @@ def space_pairs(rng, space, nearest, unrelated):
     texts = rng.sample(unrelated, min(UNRELATED, len(unrelated)))
     for text, near in zip(texts, nearest.examples(space, texts, 1), strict=True):
         chosen = [*near, rng.choice(space.examples)]
-        groups.append([_unrelated(text, one) for one in {id(one): one for one in chosen}.values()])
+        groups.append(
+            [_unrelated(text, one) for one in {id(one): one for one in chosen}.values()]
+        )
     return groups
 
 
@@ -387,7 +411,9 @@ def machine_pairs(rng, contrasts, bases, *, each=4):
         deciding = set(words_in(" ".join(base.answers)))
         rounds = [made for _ in range(3) for made in contrasts.negatives(rng, base)]
         bad = [*{new: (rule, new, 0) for rule, new in rounds}.values()]
-        good = [(rule, new, 1) for rule, new in contrasts.positives(rng, base.question, deciding)]
+        good = [
+            (rule, new, 1) for rule, new in contrasts.positives(rng, base.question, deciding)
+        ]
         made = rng.sample(bad, min(each, len(bad))) + rng.sample(good, min(2, len(good)))
         for rule, new, label in made:
             if not label and rng.random() < 0.3:  # else the frame would tell the label
@@ -405,14 +431,20 @@ def machine_doubles(rng, spaces, unrelated, count):
         by_id = {one.id: one for one in space.examples}
         single = [one for one in space.asked if len(one.means) == 1]
         first, second = rng.sample(single, 2)
-        parts, examples = [first.text, second.text], [by_id[first.means[0]], by_id[second.means[0]]]
+        parts, examples = (
+            [first.text, second.text],
+            [by_id[first.means[0]], by_id[second.means[0]]],
+        )
         if rng.random() < 0.4:
             parts, examples = [first.text, rng.choice(unrelated)], examples[:1]
         rng.shuffle(parts)
         text = rng.choice(("{} {}", "{} And {}", "{} Also, {}")).format(*parts)
         labels = {one.id: one for one in examples}
         groups.append(
-            [Pair(text, one.question, one.answers, 1, "machine/double", 0.5) for one in labels.values()]
+            [
+                Pair(text, one.question, one.answers, 1, "machine/double", 0.5)
+                for one in labels.values()
+            ]
         )
     return groups
 
@@ -448,7 +480,10 @@ def held_lines(sets, nearest, unrelated):
     for name, spaces in sets.items():
         for space in spaces:
             at = {one.id: n for n, one in enumerate(space.examples)}
-            asked = [(one.text, one.means, "own" if one.means else "near miss") for one in space.asked]
+            asked = [
+                (one.text, one.means, "own" if one.means else "near miss")
+                for one in space.asked
+            ]
             asked += [(text, (), "unrelated") for text in unrelated]
             ranked = nearest.examples(space, [text for text, _, _ in asked], CANDIDATES)
             yield {
@@ -466,7 +501,9 @@ def assemble(data, nearest, wordnet, held, seed):
     """All groups of pairs, and how many were dropped from each source."""
     rng = random.Random(seed)
     spaces = [*written_faqs("train"), *repo_faqs(tested=False)]
-    ground = facts_space("ground", [FACTS / "ground_questions.jsonl", HERE / "hand_questions.jsonl"])
+    ground = facts_space(
+        "ground", [FACTS / "ground_questions.jsonl", HERE / "hand_questions.jsonl"]
+    )
     rows = intents(data)
     small_talk = (HERE / "pairs" / "unrelated.txt").read_text("utf-8").splitlines()
     unrelated = unrelated_questions(data, half=0) + 4 * small_talk + rows["clinc150"]["oos"]
@@ -501,7 +538,9 @@ def machine_bases(rng, spaces, trivia, rows):
             (one.text, by_id[one.means[0]]) for one in space.asked
             if len(one.means) == 1 and not one.source.endswith(("misspelt", "double"))
         ]  # fmt: skip
-        bases += [Pair(text, one.question, one.answers, 1, "", 0.5) for text, one in own + asked]
+        bases += [
+            Pair(text, one.question, one.answers, 1, "", 0.5) for text, one in own + asked
+        ]
     bases += [Pair(one.question, one.question, one.answers, 1, "", 0.25) for one in trivia]
     texts = [text for intents in rows.values() for texts in intents.values() for text in texts]
     texts = [text for text in texts if len(text.split()) <= 9]  # in others much is aside
@@ -512,8 +551,8 @@ def without_held(groups, held):
     """The groups without pairs near to a held text, numbered; dropped pairs by source."""
     pairs = [(number, pair) for number, group in enumerate(groups) for pair in group]
     machine = {one.question for _, one in pairs if one.source.startswith("machine/")}
-    near = held.near({one.question for _, one in pairs} - machine | {one.example for _, one in pairs})
-    near |= {text for text in machine if held.same_words(text)}
+    others = {one.example for _, one in pairs} | {one.question for _, one in pairs} - machine
+    near = held.near(others, machine)
     kept = [replace(one, group=n) for n, one in pairs if not {one.question, one.example} & near]
     dropped = Counter(one.source for _, one in pairs if {one.question, one.example} & near)
     return kept, dropped
@@ -531,7 +570,9 @@ def print_sample(pairs, count, seed):
     made = [one for one in pairs if one.source.startswith("machine/")]
     for number, one in enumerate(random.Random(seed).sample(made, min(count, len(made)))):
         answer = one.answers[0][:120] if one.answers else ""
-        print(f"{number:3} {one.label} {one.source[8:]:18} {one.question}\n      {one.example} | {answer}")
+        print(
+            f"{number:3} {one.label} {one.source[8:]:18} {one.question}\n      {one.example} | {answer}"
+        )
 
 
 def main():
@@ -540,7 +581,9 @@ def main():
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path("work/matcher"))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--sample", type=int, default=0, help="print so many machine-made pairs")
+    parser.add_argument(
+        "--sample", type=int, default=0, help="print so many machine-made pairs"
+    )
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     nearest = Nearest(given.out)
@@ -550,9 +593,13 @@ def main():
     counts = Counter((one.source, one.label) for one in pairs)
     for source in sorted({source for source, _ in counts}):
         yes, no, open_ = (counts[source, label] for label in (1, 0, None))
-        print(f"{source:28} {yes:7} answered {no:7} not {open_:6} open {dropped[source]:5} dropped")
+        print(
+            f"{source:28} {yes:7} answered {no:7} not {open_:6} open {dropped[source]:5} dropped"
+        )
     total = [sum(one.label == label for one in pairs) for label in (1, 0, None)]
-    print(f"{'all':28} {total[0]:7} answered {total[1]:7} not {total[2]:6} open {dropped.total():5} dropped")
+    print(
+        f"{'all':28} {total[0]:7} answered {total[1]:7} not {total[2]:6} open {dropped.total():5} dropped"
+    )
     second = unrelated_questions(given.data, half=1)
     unrelated = random.Random(given.seed).sample(second, 100)
     held_lines_ = held_lines(sets, nearest, unrelated)

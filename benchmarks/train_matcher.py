@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from sklearn.metrics import roc_auc_score
 from tokenizers import Tokenizer
 from torch.nn.functional import binary_cross_entropy_with_logits, log_softmax, pad
-from transformers import AutoModel
+from transformers import AutoModel, logging
 
 from trueline.engines.models import resolve
 
@@ -76,6 +76,7 @@ class PairModel(torch.nn.Module):
     def __init__(self, folder, settings):
         super().__init__()
         torch.manual_seed(settings.seed)
+        logging.set_verbosity_error()  # the pooling layer that is left out is no news
         self.encoder = AutoModel.from_pretrained(folder, add_pooling_layer=False)
         self.head = torch.nn.Linear(self.encoder.config.hidden_size, 1)
         layers = self.encoder.encoder.layer
@@ -186,7 +187,9 @@ class TrainingData:
         made.sort(key=lambda group: max(len(ids) for _, (ids, _) in group))
         sizes = np.cumsum([len(group) for group in made])
         parts = np.minimum((sizes - 1) * CHUNK // sizes[-1], CHUNK - 1)
-        batches = [[g for g, part in zip(made, parts, strict=True) if part == n] for n in range(CHUNK)]
+        batches = [
+            [g for g, part in zip(made, parts, strict=True) if part == n] for n in range(CHUNK)
+        ]
         return [self._collate(batches[at]) for at in rng.permutation(CHUNK)]
 
     def _row(self, rng, at):
@@ -313,7 +316,10 @@ def train(model, data, out, *, minutes, steps=0):
         now = perf_counter()
         if done % 50 == 0 or done == steps:
             left = (now - start) / (done - first) * (steps - done) / 60
-            print(f"step {done} of {steps}, loss {average:.4f}, {left:.1f} minutes left", flush=True)
+            print(
+                f"step {done} of {steps}, loss {average:.4f}, {left:.1f} minutes left",
+                flush=True,
+            )
         if now - saved > SAVED_EVERY or done == steps:
             saved = now
             trained = {name: one.detach() for name, one in model.trained().items()}
@@ -448,7 +454,9 @@ def read_arguments():
     parser.add_argument("--minutes", type=float, default=75)
     parser.add_argument("--steps", type=int, default=0, help="in place of minutes")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--score", type=Path, help="write the trained model's scores, and no more")
+    parser.add_argument(
+        "--score", type=Path, help="write the trained model's scores, and no more"
+    )
     parser.add_argument("--evaluate", action="store_true", help="only print the held sets")
     for name, default in asdict(Settings()).items():
         choices = [*LOSSES] if name == "objective" else None
@@ -470,7 +478,10 @@ def main():
     if given.score or given.evaluate:
         load(model, given.out)
     if given.score:
-        texts = [(one["question"], one["example"], *(one["answers"] or [""])[:1]) for one in data.pairs]
+        texts = [
+            (one["question"], one["example"], *(one["answers"] or [""])[:1])
+            for one in data.pairs
+        ]
         np.savez(given.score, scores=score(model, tokenizer, texts), data=data.hash)
         return
     if given.evaluate:
