@@ -91,13 +91,9 @@ class Space:
 
 def read_lines(path):
     """The objects of a file of JSON lines, packed or not."""
-    opened = (
-        gzip.open(path, "rt", encoding="utf-8")
-        if path.suffix == ".gz"
-        else path.open(encoding="utf-8")
-    )
-    with opened as file:
-        return [json.loads(line) for line in file if line.strip()]
+    data = path.read_bytes()
+    text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
+    return [json.loads(line) for line in text.split("\n") if line.strip()]
 
 
 def written_faqs(split):
@@ -236,30 +232,21 @@ def figures(text):
     return set(re.findall(r"\d+|(?<=\w )[A-Z]\w+", text))
 
 
-def unrelated_questions(data, *, half):
+def trivia(data, *, half):
     """The first halves of three sets of trivia (to train) or the second ones (to measure)."""
     found = []
-    for file, column in (
-        ("nq_open/nq_open_dev", "question"),
-        ("popqa/popqa_1k", "question"),
-        ("simpleqa/simpleqa_every4", "problem"),
+    for file, question, answer in (
+        ("nq_open/nq_open_dev", "question", "answer"),
+        ("popqa/popqa_1k", "question", "obj"),
+        ("simpleqa/simpleqa_every4", "problem", "answer"),
     ):
         lines = read_lines(data / f"{file}.jsonl")
         middle = len(lines) // 2
-        found += [line[column] for line in (lines[:middle], lines[middle:])[half]]
+        found += [
+            Example(one[question], one[answer])
+            for one in (lines[:middle], lines[middle:])[half]
+        ]
     return found
-
-
-def trivia_examples(data):
-    """The first halves again, each question as an example with its answer."""
-    nq = read_lines(data / "nq_open/nq_open_dev.jsonl")
-    pop = read_lines(data / "popqa/popqa_1k.jsonl")
-    simple = read_lines(data / "simpleqa/simpleqa_every4.jsonl")
-    return [
-        *(Example(line["question"], line["answer"][:1]) for line in nq[: len(nq) // 2]),
-        *(Example(line["question"], [line["obj"]]) for line in pop[: len(pop) // 2]),
-        *(Example(line["problem"], [line["answer"]]) for line in simple[: len(simple) // 2]),
-    ]
 
 
 class Nearest:
@@ -268,11 +255,8 @@ class Nearest:
     def __init__(self, cache):
         from trueline.embed import load_embedder
 
-        self.embedder, self.path, self.known = (
-            load_embedder(EMBEDDER),
-            cache / "vectors.npz",
-            {},
-        )
+        self.embedder = load_embedder(EMBEDDER)
+        self.path, self.known = cache / "vectors.npz", {}
         if self.path.exists():
             with np.load(self.path) as kept:
                 self.known = dict(zip(kept["keys"].tolist(), kept["vectors"], strict=True))
@@ -308,7 +292,9 @@ class Nearest:
 
     def save(self):
         """Keep the vectors for another run, also of one that is ended here."""
-        np.savez(self.path, keys=[*self.known], vectors=np.stack([*self.known.values()]))
+        new = self.path.with_name("new.npz")
+        np.savez(new, keys=[*self.known], vectors=np.stack([*self.known.values()]))
+        new.replace(self.path)
 
 
 class Held:
@@ -472,7 +458,7 @@ def held_texts(data, sets):
     texts |= {line["question"] for line in read_lines(FACTS / "test_questions.jsonl")}
     for line in read_lines(data / "covid_faq_chatbot/covid_faq.jsonl"):
         texts |= {line["faq_question"], *line["user_queries"]}
-    return sorted(texts)
+    return sorted(texts.union(one.question for one in trivia(data, half=1)))
 
 
 def held_lines(sets, nearest, unrelated):
@@ -506,7 +492,8 @@ def assemble(data, nearest, wordnet, held, seed):
     )
     rows = intents(data)
     small_talk = (HERE / "pairs" / "unrelated.txt").read_text("utf-8").splitlines()
-    unrelated = unrelated_questions(data, half=0) + 4 * small_talk + rows["clinc150"]["oos"]
+    learnt = trivia(data, half=0)
+    unrelated = [one.question for one in learnt] + 4 * small_talk + rows["clinc150"]["oos"]
     groups = [
         group for space in (*spaces, ground, quebec(data))
         for group in space_pairs(rng, space, nearest, unrelated)
@@ -517,18 +504,17 @@ def assemble(data, nearest, wordnet, held, seed):
     groups += by_question.values()
     for name in rows:
         groups += intent_pairs(rng, name, rows[name], nearest)
-    bases = machine_bases(rng, [*spaces, ground], trivia_examples(data), rows)
-    names = {line["subj"] for line in read_lines(data / "popqa/popqa_1k.jsonl")[:500]}
-    for space in spaces:
-        found = [name for one in space.examples for name in names_in(one.question)]
-        names |= {name for name in found if not wordnet.known(name.split()[0].lower())}
+    bases = machine_bases(rng, [*spaces, ground], learnt, rows)
+    known = [*learnt, *(one for space in spaces for one in space.examples)]
+    names = {name for one in known for name in names_in(one.question)}
+    names = {name for name in names if not wordnet.known(name.split()[0].lower())}
     groups += machine_pairs(rng, Contrasts(wordnet, sorted(names)), bases)
     groups += machine_doubles(rng, [*spaces, ground], unrelated, 3_000)
     groups += crossed_pairs(rng, spaces, nearest, 10_000)
     return without_held(groups, held)
 
 
-def machine_bases(rng, spaces, trivia, rows):
+def machine_bases(rng, spaces, learnt, rows):
     """Answered pairs that machine-made ones start from; those of intents have no answers."""
     bases = []
     for space in spaces:
@@ -541,7 +527,7 @@ def machine_bases(rng, spaces, trivia, rows):
         bases += [
             Pair(text, one.question, one.answers, 1, "", 0.5) for text, one in own + asked
         ]
-    bases += [Pair(one.question, one.question, one.answers, 1, "", 0.25) for one in trivia]
+    bases += [Pair(one.question, one.question, one.answers, 1, "", 0.25) for one in learnt]
     texts = [text for intents in rows.values() for texts in intents.values() for text in texts]
     texts = [text for text in texts if len(text.split()) <= 9]  # in others much is aside
     return bases + [Pair(text, text, (), 1, "", 0.25) for text in rng.sample(texts, 4_000)]
@@ -600,7 +586,7 @@ def main():
     print(
         f"{'all':28} {total[0]:7} answered {total[1]:7} not {total[2]:6} open {dropped.total():5} dropped"
     )
-    second = unrelated_questions(given.data, half=1)
+    second = [one.question for one in trivia(given.data, half=1)]
     unrelated = random.Random(given.seed).sample(second, 100)
     held_lines_ = held_lines(sets, nearest, unrelated)
     hashes = {
