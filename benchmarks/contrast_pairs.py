@@ -114,7 +114,7 @@ class WordNet:
         return [
             other
             for other in self.words[found[1]]
-            if other.isalpha() and other != word
+            if other.isalpha() and other != word and other not in VAGUE
             and (meant := self.meaning(other)) and meant[1] == found[1] and meant[0] > 1
         ]  # fmt: skip
 
@@ -310,7 +310,7 @@ def _negated(rng, text, own, answers):
     turns = (
         (r"\bwithout (?=an? |the |my )", "with "),
         (r"\bif (I|we|you|they|my \w+) (?=(?:miss|have|lose|forget|cancel|pay|want|need|buy|get)\b)", r"if \1 don't "),
-        (r"\bif (.{3,30}?) (is|are) (?!not)", r"if \1 \2 not "),
+        (r"(?<!know )(?<!find )(?<!see )(?<!out )\bif (.{3,30}?) (is|are) (?!not)", r"if \1 \2 not "),
     )  # fmt: skip
     for old, new in turns:
         if re.search(old, text):
