@@ -11,12 +11,12 @@ import pytest
 import tiny
 from click.testing import CliRunner
 from conftest import EXAMPLES
+from rich.cells import cell_len as columns
 
 import trueline as tl
 from trueline.errors import SettingError
 from trueline.explain import explain
 from trueline.explain.summary import Quartile, entropy_quartiles, place_pieces
-from rich.cells import cell_len as columns
 from trueline.types import Answer, Candidate, NearExample, Neighbor, Signal, Source, TraceStep
 
 WORDS = ["", "It", " is", " not", " blue", " red", ".", "<eos>", " was", " very"]

@@ -215,18 +215,18 @@ def entries_for(
 
 
 def _load(model: str | None, space: GroundingSpace | None, **options: Any) -> Engine:
-    if space is None:
-        return load(model or DEFAULT_MODEL, **options)
+    named = "" if space is None else space.recipe.model
     try:
-        if model is None:
-            check_named(space.recipe.model, "--model")
-        return load(model or space.recipe.model or DEFAULT_MODEL, **options)
+        if model is None and space is not None:
+            check_named(named, "--model")
+        lm: Engine = load(model or named or DEFAULT_MODEL, **options)
+        return lm
     except ModelError as error:
-        if model is not None:
+        if model is not None or space is None:
             raise
         raise SpaceMismatchError(
-            f"{space.folder or 'the space'} was built with the model {space.recipe.model!r}, "
-            f"which cannot be opened by that name; say where it is with --model ({error})"
+            f"{space.folder or 'the space'} was built with the model {named!r}, which cannot "
+            f"be opened by that name; say where it is with --model ({error})"
         ) from error
 
 

@@ -233,7 +233,7 @@ def _pieces(lm: Engine, request: Request) -> Iterator[Piece]:
             yield Piece(
                 text=text[text_sent:ready],
                 token_ids=tuple(row.tokens[tokens_sent:]),
-                finish=answer and answer.finish,
+                finish=answer.finish if answer else None,
                 steps=tuple(row.steps[tokens_sent:]),
                 sources=answer.sources if answer else (),
                 is_covered=answer.is_covered if answer else None,
