@@ -214,22 +214,20 @@ def entries_for(
 
 
 def _load(model: str | None, space: GroundingSpace | None, **options: Any) -> Engine:
-    if space is None or space.entries is None:
-        plain: Engine = load(model or DEFAULT_MODEL, **options)
-        return plain
-    made = space.entries.settings.model
+    entries = None if space is None else space.entries
+    named = "" if entries is None else entries.settings.model
     try:
-        if model is None:
-            check_named(made, "--model")
-        own: Engine = load(model or made, **options)
+        if model is None and named:
+            check_named(named, "--model")
+        lm: Engine = load(model or named or DEFAULT_MODEL, **options)
+        return lm
     except ModelError as error:
-        if model is not None:
+        if model is not None or space is None:
             raise
         raise SpaceMismatchError(
-            f"{space.folder or 'the space'} was built with the model {made!r}, "
-            f"which cannot be opened by that name; say where it is with --model ({error})"
+            f"{space.folder or 'the space'} was built with the model {named!r}, which cannot "
+            f"be opened by that name; say where it is with --model ({error})"
         ) from error
-    return own
 
 
 def _meant_for(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,9 +28,10 @@ def Between(
 ) -> Meta:
     """A number from `low` to `high`; with `above`, `low` itself is excluded."""
     bounds = {"gt" if above else "ge": low} | ({} if high == inf else {"le": high})
+    # Whole bounds become int, since msgspec takes no others for an int.
     whole: dict[str, Any] = {name: int(x) if x == int(x) else x for name, x in bounds.items()}
-    made: Meta = Meta(**whole, description=help)  # whole bounds, as an int takes no others
-    return made
+    mark: Meta = Meta(**whole, description=help)
+    return mark
 
 
 def check_values(cls: type, values: Mapping[str, Any]) -> None:
