@@ -22,7 +22,6 @@ from trueline.cli import cli
 ROOT = Path(__file__).parent.parent
 DOCS, README = ROOT / "docs", ROOT / "README.md"
 PAGES = sorted(DOCS.glob("*.md"))
-LONGEST = 95  # lines of a page people write; cli.md is as long as the help is
 NOT_RUN = ("git clone ", "cd ", "pip install ", "python -m pip install ", "python -m venv ")
 
 
@@ -159,9 +158,8 @@ def test_the_page_of_the_command_line_is_what_help_prints():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_is_short_and_its_links_lead_somewhere(page):
+def test_the_links_of_a_page_lead_somewhere(page):
     text = page.read_text("utf-8")
-    assert page.name == "cli.md" or len(text.splitlines()) <= LONGEST
     for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
         assert "://" in link or (page.parent / link).exists(), f"{page.name} links to {link}"
 

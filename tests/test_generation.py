@@ -39,7 +39,9 @@ def method(request, space):
 def step_of(lm, questions, **options):
     contexts = [tl.Prompt().encode(question, lm.tokenizer) for question in questions]
     return Step(
-        Rows(lm, contexts, list(map(len, contexts))), lm.start().join(contexts), **options
+        Rows(lm, contexts, list(map(len, contexts))),
+        lm.start(states=True).join(contexts),
+        **options,
     )
 
 
@@ -70,7 +72,9 @@ def step_for(lm, method, questions, scale=1.0):
     """A step as the loop makes it for a method, its states blown up or shrunk."""
     requests = [make_request(lm, method, question) for question in questions]
     streams = [
-        lm.start().join(contexts, layers=method.layers(lm)).map(lambda tensor: tensor * scale)
+        lm.start(states=method.reads_states(lm))
+        .join(contexts, layers=method.layers(lm))
+        .map(lambda tensor: tensor * scale)
         for contexts in zip(*(request.contexts for request in requests))
     ]
     contexts = [request.contexts[0] for request in requests]
@@ -79,9 +83,10 @@ def step_for(lm, method, questions, scale=1.0):
 
 def test_a_step_is_left_as_it_was(lm, method):
     step = step_for(lm, method, tiny.QUESTIONS)
-    hidden, contexts = step.hidden.clone(), [list(context) for context in step.contexts]
+    given = step.states.logits if step.hidden is None else step.hidden
+    before, contexts = given.clone(), [list(context) for context in step.contexts]
     method.adjust(step)
-    assert torch.equal(step.hidden, hidden)
+    assert torch.equal(given, before)
     assert [list(context) for context in step.contexts] == contexts
 
 

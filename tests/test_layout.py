@@ -31,7 +31,7 @@ SHORTHANDS = {  # Answer.explain; RAD's entries, which a space carries and never
     ("space", "rad/entries"),
     ("space", "rad/build"),
 }
-METHODS = ("methods", "corrective", "rad", "lab/paper")  # where a method may be named
+METHODS = ("types", "methods", "corrective", "rad", "lab/paper")  # where a method may be named
 MODULES = sorted(SOURCE.rglob("*.py"))
 
 

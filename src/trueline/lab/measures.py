@@ -426,7 +426,7 @@ def rules_used(cells: Iterable[CellResults]) -> list[tuple[str, About, str]]:
 
 def measured_agreement(judge: str, about: About, basis: str) -> Mapping[str, Any] | None:
     """How far a judge agrees with people by one rule; None if nobody measured it."""
-    from trueline.lab.judges import agreement
+    from trueline.lab.judges.offline import agreement
 
     known = agreement()
     by_rule = known if judge == known.get("judge") else known.get("others", {}).get(judge, {})

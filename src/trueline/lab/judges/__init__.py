@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from trueline.errors import SettingError
 from trueline.lab.judges.models import SERVICES, Limits, LocalJudge, ServiceJudge
-from trueline.lab.judges.offline import OfflineJudge, agreement
 from trueline.lab.judges.questions import (
     Judge,
     Questions,
@@ -26,7 +25,6 @@ __all__ = [
     "JUDGES",
     "Judge",
     "Limits",
-    "agreement",
     "open_judge",
     "prompt_for",
     "questions_for",
@@ -63,6 +61,7 @@ def open_judge(
     kind, model, url = found.groups(default="") if found else ("", "", "")
     if name == "offline":
         from trueline.embed import load_embedder
+        from trueline.lab.judges.offline import OfflineJudge  # here, to keep --help instant
 
         return OfflineJudge(embedder or load_embedder())
     if kind == "local":
