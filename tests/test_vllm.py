@@ -118,7 +118,7 @@ def test_the_question_may_be_given_where_there_is_no_prompt(requests):
 def test_the_first_space_is_the_default(requests):
     def first(arguments):
         begun = requests.begin(Params(arguments), prompt(COVERED))
-        return begun.told.plan.speakers[0].example.id
+        return begun.scope[0].example.id
 
     assert first(None) == "bats"
     assert first({"trueline_space": "others"}) == "other"
