@@ -155,12 +155,9 @@ def test_settings_that_no_method_can_go_by_are_refused(space, settings):
 
 
 def test_a_manifest_with_such_settings_is_refused(embedder, tmp_path, monkeypatch):
-    from trueline.space import manifest
-
     space = tl.build(None, EXAMPLES, embedder=embedder)
     with monkeypatch.context() as patch:
-        patch.setattr("trueline.space.check_tuned", lambda given: None)
-        patch.setattr(manifest, "check_tuned", lambda given: None)
+        patch.setattr("trueline.store.check_tuned", lambda given: None)
         space.tune({"threshold": -1}).save(tmp_path / "bad.space")
     with pytest.raises(SpaceFormatError, match=r"tuned threshold must lie in \[0, 1\]"):
         tl.open(tmp_path / "bad.space", embedder=embedder)

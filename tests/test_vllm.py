@@ -210,7 +210,7 @@ def test_a_space_is_reloaded_between_requests_and_a_request_goes_on_as_it_began(
 
 
 def test_a_model_whose_prompts_hide_the_question_is_warned_of_at_the_start(caplog, monkeypatch):
-    monkeypatch.setattr("trueline.corrective.votes.find_question", lambda *_: None)
+    monkeypatch.setattr("trueline.corrective.method.find_question", lambda *_: None)
     Requests(named_spaces(), TOKENIZER)
     assert "only requests with trueline_question" in caplog.text
 
