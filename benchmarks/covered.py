@@ -26,7 +26,7 @@ from scipy.stats import beta
 
 import trueline as tl
 from trueline.corrective.scope import find_scope, threshold_for
-from trueline.examples import read_examples, read_questions
+from trueline.examples import read_examples, shipped_questions
 from trueline.lab.metrics import rouge_l
 from trueline.lab.plan import Control, controlled_examples
 from trueline.lab.statistics import paired_difference
@@ -95,7 +95,7 @@ def questions(regime, limit, data):
         drawn = sorted(random.Random(0).sample(range(len(every)), FAQ_QUESTIONS))
         found = [every[at] for at in drawn]
     else:
-        found = [(q.id, q.question) for q in read_questions("test") if q.regime == regime]
+        found = [(q.id, q.question) for q in shipped_questions("test") if q.regime == regime]
     if limit and len(found) > limit:
         found = [found[at] for at in sorted(random.Random(0).sample(range(len(found)), limit))]
     return found
@@ -340,7 +340,7 @@ def verdict_sheet(given):
         if one["regime"] in FORMS and one["space"] == "all":
             rows[one["id"]].add(one["text"])
     by_id = {fact.id: fact for fact in facts()}
-    asked = {q.id: q for q in read_questions("test")}
+    asked = {q.id: q for q in shipped_questions("test")}
     sheet = [
         {
             "key": hashlib.sha256(f"{id}\0{text}".encode()).hexdigest()[:12],
@@ -378,7 +378,7 @@ def _rows(cells, regime, method, space="all", seed=None):
 
 def _main_table(cells, given, model):
     by_id = {fact.id: fact for fact in facts()}
-    asked = {q.id: q for q in read_questions("test")}
+    asked = {q.id: q for q in shipped_questions("test")}
     print("| regime | method | right | nearer to a truthful answer | in scope |")
     print("| --- | --- | --- | --- | --- |")
     for regime in ("exact", "paraphrase"):
@@ -428,7 +428,7 @@ def _drawn_rows(cells, by_id):
 
 def _form_table(cells, given, model):
     verdicts = {one["key"]: one for one in read_lines(FOLDER / f"{model}-verdicts.jsonl")}
-    asked = {q.id: q for q in read_questions("test")}
+    asked = {q.id: q for q in shipped_questions("test")}
     by_id = {fact.id: fact for fact in facts()}
     for regime in FORMS:
         if not _rows(cells, regime, "corrective"):
@@ -544,7 +544,7 @@ def _faq_table(cells, given, model):
 def _quoted(cells):
     """Twenty answers to paraphrases, picked by seed, with the plain model's and one in the prompt."""
     ours = _rows(cells, "paraphrase", "corrective")
-    asked = {q.id: q for q in read_questions("test")}
+    asked = {q.id: q for q in shipped_questions("test")}
     by_id = {fact.id: fact for fact in facts()}
     if len(ours) < 20 or not _rows(cells, "paraphrase", "greedy"):
         return
@@ -596,7 +596,7 @@ def scope_only(given):
     space = space_of("all", given.embedder)
     print(f"| {given.embedder} | measured |\n| --- | --- |")
     flags, times = defaultdict(list), []
-    for question in read_questions("test"):
+    for question in shipped_questions("test"):
         begun = perf_counter()
         found = find_scope(space, question.question)
         times.append(1000 * (perf_counter() - begun))

@@ -16,7 +16,7 @@ from covered import share
 
 import trueline as tl
 from trueline.corrective.method import LEAST_EFFECT, effect_of_truth
-from trueline.examples import read_examples, read_questions
+from trueline.examples import read_examples, shipped_questions
 
 LEAST = (0.0, 0.1, 0.2, 0.3, 0.4, LEAST_EFFECT, 0.6, 0.8, 1.0)
 
@@ -24,7 +24,7 @@ LEAST = (0.0, 0.1, 0.2, 0.3, 0.4, LEAST_EFFECT, 0.6, 0.8, 1.0)
 def labelled(part, most):
     """Questions whose right word is known, half of them yes."""
     random.seed(0)
-    found = [one for one in read_questions(part) if one.polarity and len(one.means) == 1]
+    found = [one for one in shipped_questions(part) if one.polarity and len(one.means) == 1]
     kinds = [[one for one in found if one.polarity == word] for word in ("yes", "no")]
     few = min(most, *map(len, kinds))
     return [one for kind in kinds for one in random.sample(kind, few)]

@@ -23,7 +23,6 @@ from judge_server import KEY, serving
 from trueline.errors import MissingExtraError, SettingError, TruelineError
 from trueline.lab.judges import (
     Limits,
-    agreement,
     open_judge,
     prompt_for,
     questions_for,
@@ -36,6 +35,7 @@ from trueline.lab.judges.offline import (
     OfflineJudge,
     Regression,
     Vectors,
+    agreement,
     broken,
     regressions,
     signals_of,

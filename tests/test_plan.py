@@ -125,7 +125,7 @@ def test_every_mistake_is_listed_with_its_name_and_what_is_allowed():
     assert "benchmarks is missing" in told
     assert "tasks must be a list, each one of generate, choose; got ['chat']" in told
     assert 'test must be a whole number from 1 to 1,000,000,000 or "all"; got 0' in told
-    assert "temperature must be 0 (greedy) or at least 0.001, got -1.0" in told
+    assert "temperature must be 0 or more, got -1.0" in told
     assert "there is no method 'rat'; there are greedy, corrective, rad, " in told
     assert 'build.context must be a whole number from 1 to 1,000,000,000 or "full"; got' in told
     assert "build.depth is not a key; the keys are context, window, " in told

@@ -507,7 +507,7 @@ def test_settings_hashes_and_the_worth_of_the_offline_judge_stand_below(tmp_path
 def test_the_agreement_told_is_that_on_what_the_judge_was_asked(tmp_path, monkeypatch):
     figures = {"accuracy": [0.71, 0.6, 0.8], "balanced_accuracy": [0.7], "always": 0.58}
     measured = {"judge": JUDGE, "truth": figures}
-    monkeypatch.setattr("trueline.lab.judges.agreement", lambda: measured)
+    monkeypatch.setattr("trueline.lab.judges.offline.agreement", lambda: measured)
     asked = {"truth": GREEDY, "hallucination": hallucinations("g", "greedy", [True] * 4)}
     told = {}
     for about, lines in asked.items():
@@ -527,7 +527,7 @@ def test_the_agreement_told_is_that_on_what_the_judge_was_asked(tmp_path, monkey
 def test_columns_of_a_judge_below_75_percent_are_marked(tmp_path, monkeypatch, reached, mark):
     good = {"accuracy": [0.9], "balanced_accuracy": [0.9], "always": 0.5}
     measured = {"judge": JUDGE, "truth": {**good, "balanced_accuracy": [reached]}, "info": good}
-    monkeypatch.setattr("trueline.lab.judges.agreement", lambda: measured)
+    monkeypatch.setattr("trueline.lab.judges.offline.agreement", lambda: measured)
     results = read_results(write(tmp_path, *GREEDY, *RAD))
     (table,) = tables_of(results)
     head = grids_of(table)[0].head

@@ -71,7 +71,7 @@ def built(monkeypatch, tmp_path, embedder):
         found.append((out.name, context))
         return real(lm, EXAMPLES, embedder=embedder, context=context)
 
-    monkeypatch.setattr("trueline.space.build.build", build)
+    monkeypatch.setattr("trueline.space.build", build)
     return found
 
 

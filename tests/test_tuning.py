@@ -9,7 +9,7 @@ import trueline as tl
 from trueline.corrective import tune as tuning
 from trueline.corrective.scope import MeasuredScope, ScopeModel
 from trueline.corrective.tune import FEWEST, share_of, tune
-from trueline.errors import ExampleError, SettingError, SpaceConflictError
+from trueline.errors import ExampleError, SettingError, SpaceConflictError, SpaceFormatError
 from trueline.examples import AskedQuestion, read_asked
 from trueline.types import ScopedExample
 
@@ -152,6 +152,15 @@ def test_what_is_kept_is_plain_and_can_be_seen_and_undone(embedder, tmp_path, sc
 def test_settings_that_no_method_can_go_by_are_refused(space, settings):
     with pytest.raises(SettingError, match="tuned"):
         space.tune(settings)
+
+
+def test_a_manifest_with_such_settings_is_refused(embedder, tmp_path, monkeypatch):
+    space = tl.build(None, EXAMPLES, embedder=embedder)
+    with monkeypatch.context() as patch:
+        patch.setattr("trueline.store.check_tuned", lambda given: None)
+        space.tune({"threshold": -1}).save(tmp_path / "bad.space")
+    with pytest.raises(SpaceFormatError, match=r"tuned threshold must lie in \[0, 1\]"):
+        tl.open(tmp_path / "bad.space", embedder=embedder)
 
 
 def test_what_cannot_be_tuned_is_refused(space, embedder):
