@@ -406,6 +406,8 @@ def test_the_examples_of_the_help_run(name, few_facts, monkeypatch, tmp_path):
         run("build", "facts", "--out", "facts.space", "--overwrite")
     if name in ("", "build"):
         shutil.rmtree("facts.space")
+    if name == "build":  # the space of an older version that its examples are taken from
+        run("build", "facts", "--out", "OLD.space")
     if name == "merge":
         run("build", "more.jsonl", "--out", "more.space", "--context", "8")
     for one in cli.commands:  # a few tokens show as much as many

@@ -18,6 +18,7 @@ from trueline.engines import (
     lasting_name,
     open_device,
     open_encoder,
+    origin_of,
     remember,
 )
 from trueline.engines.models import resolve
@@ -67,6 +68,10 @@ class TwoPhaseEmbedder:
     def embed_tokenized(self, rows: TokenRows) -> torch.Tensor:
         """The second phase, safe in another thread."""
         raise NotImplementedError
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Another process opens it by name: its encoder and runtime cannot be pickled."""
+        return origin_of(self), ()
 
 
 @dataclass(frozen=True, slots=True)
