@@ -156,9 +156,9 @@ def test_wordllama_256_gives_the_vectors_of_its_own_library():
 def test_all_mpnet_base_v2_gives_the_vectors_of_sentence_transformers():
     from sentence_transformers import SentenceTransformer
 
-    from trueline.engines.models import list_models, resolve
+    from trueline.engines.models import ALIASES, resolve
 
-    if not next(row for row in list_models() if row.name == "all-mpnet-base-v2").cached:
+    if not ALIASES["all-mpnet-base-v2"].is_cached:
         pytest.skip("all-mpnet-base-v2 is optional and not in the cache")
     folder = resolve("all-mpnet-base-v2", "embedder").folder
     theirs = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)

@@ -14,11 +14,12 @@ import torch
 import trueline as tl
 from trueline.decode.generate import make_request
 from trueline.decode.loop import Decoding
+from trueline.engines import gguf as gguf_header
 from trueline.engines import models as sources
-from trueline.engines import weights as gguf_header
 from trueline.engines.llama_cpp import library as libraries
 from trueline.engines.llama_cpp import model as heads
-from trueline.engines.llama_cpp.tokenizer import render_chat
+from trueline.engines.llama_cpp.cache import Pool
+from trueline.engines.llama_cpp.tokenizer import compile_chat
 from trueline.engines.models import ALIASES
 from trueline.errors import MissingExtraError, ModelError, SettingError, SpaceMismatchError
 from trueline.types import Sampling
@@ -115,14 +116,17 @@ def test_a_chat_template_is_written_as_transformers_writes_it(template, referenc
     expected = theirs.apply_chat_template(
         messages, chat_template=template, tokenize=False, add_generation_prompt=True
     )
-    assert render_chat(template, messages, True, {"bos_token": "<bos>"}) == expected
+    ours = compile_chat(template).render(
+        messages=messages, add_generation_prompt=True, bos_token="<bos>"
+    )
+    assert ours == expected
 
 
 def test_a_template_that_cannot_be_read_or_that_refuses_is_an_error(lm):
     with pytest.raises(SettingError, match="cannot be read"):
-        render_chat("{% for %}", [], True, {})
+        compile_chat("{% for %}")
     with pytest.raises(SettingError, match="no system line"):
-        render_chat("{{ raise_exception('no system line') }}", [], True, {})
+        compile_chat("{{ raise_exception('no system line') }}").render()
 
 
 def test_what_it_says_of_itself_is_what_the_file_says(lm, reference, file):
@@ -602,28 +606,19 @@ def test_an_architecture_that_it_does_not_know_is_refused_by_name(tmp_path):
         tl.load(file, engine="llama.cpp")
 
 
-@pytest.fixture
-def fresh_library(monkeypatch):
-    libraries.open_library.cache_clear()
-    yield monkeypatch
-    libraries.open_library.cache_clear()
+open_library = libraries.open_library.__wrapped__  # not the one of this process
 
 
-def test_without_the_extra_it_is_named(fresh_library, file):
-    fresh_library.setattr(libraries.util, "find_spec", lambda name: None)
+def test_without_the_extra_it_is_named(monkeypatch):
+    monkeypatch.setattr(libraries.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"xllamacpp: pip install 'trueline\[llama\]'"):
-        tl.load(file, engine="llama.cpp")
-
-
-def test_another_version_is_refused_before_it_is_called(fresh_library, file):
-    fresh_library.setattr(libraries.metadata, "version", lambda name: "2027.1.1")
-    with pytest.raises(ModelError, match=r"xllamacpp 2027\.1\.1 .* install xllamacpp==2026"):
-        tl.load(file, engine="llama.cpp")
+        open_library()
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (lambda own: replace(own, version="2027.1.1"), "not known .* install xllamacpp==2027"),
         (lambda own: replace(own, llama_version="9.9"), "calls itself .*, not 9.9"),
         (
             lambda own: replace(own, context=replace(own.context, size=176)),
@@ -644,20 +639,16 @@ def test_another_version_is_refused_before_it_is_called(fresh_library, file):
         ),
     ],
 )
-def test_a_library_that_is_laid_out_in_another_way_is_refused(
-    change, message, fresh_library, file
-):
-    fresh_library.setattr(libraries, "BUILD", change(libraries.BUILD))
+def test_a_library_that_is_laid_out_in_another_way_is_refused(change, message):
     with pytest.raises(ModelError, match=message):
-        tl.load(file, engine="llama.cpp")
+        open_library(change(libraries.BUILD))
 
 
-def test_a_parameter_that_went_elsewhere_is_seen_in_what_comes_back(fresh_library, file):
+def test_a_parameter_that_went_elsewhere_is_seen_in_what_comes_back(file):
     """n_batch and n_ubatch change places in the table, with the defaults that stand there."""
     own = libraries.BUILD
     fields = {**own.context.fields, "n_batch": (8, "i", 512), "n_ctx": (4, "i", 2048)}
     changed = replace(own, context=replace(own.context, fields=fields))
-    fresh_library.setattr(libraries, "BUILD", changed)
-    lm = tl.load(file, engine="llama.cpp")
+    weights = heads.Weights(file, "tiny", open_library(changed))
     with pytest.raises(ModelError, match=r"asked for n_(ctx|batch)=\d+ and took \d+"):
-        lm.start().join([[7] * 400])
+        Pool(weights).take(1024, 4)

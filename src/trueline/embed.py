@@ -13,16 +13,8 @@ from typing import Any, Protocol
 import torch
 from tokenizers import Tokenizer
 
-from trueline.engines import (
-    DEFAULT_EMBEDDER,
-    lasting_name,
-    open_device,
-    open_encoder,
-    origin_of,
-    remember,
-)
-from trueline.engines.models import resolve
-from trueline.engines.weights import WEIGHTS, opening, weight_files
+from trueline.engines import DEFAULT_EMBEDDER, lasting_name, open_device, origin_of, remember
+from trueline.engines.models import WEIGHTS, opening, resolve, weight_files
 from trueline.errors import ModelError
 from trueline.files import file_hash
 from trueline.onnx import Runtime, TokenRows, open_runtime, pad_rows, runtime_path
@@ -58,7 +50,6 @@ class TwoPhaseEmbedder:
     dimension: int
 
     def embed(self, texts: Sequence[str]) -> torch.Tensor:
-        """Unit vectors (texts, dimension), float32, in the order of the texts."""
         return self.embed_tokenized(self.tokenize(texts))
 
     def tokenize(self, texts: Sequence[str], *, tails: bool = False) -> TokenRows:
@@ -89,18 +80,19 @@ def prepare_texts(
     """The first phase for texts with repeats; see `TwoPhaseEmbedder.tokenize` for `tails`."""
     index: dict[str, int] = {}
     indices = [index.setdefault(text, len(index)) for text in texts]
-    phases = _two_phases(embedder) if index else None
-    tokenized = phases.tokenize(list(index), tails=tails) if phases else None
+    tokenized = None
+    if index and isinstance(embedder, TwoPhaseEmbedder):
+        if type(embedder).embed is TwoPhaseEmbedder.embed:  # a subclass may have its own
+            tokenized = embedder.tokenize(list(index), tails=tails)
     return PreparedTexts(list(index), indices, tokenized)
 
 
 def embed_prepared(embedder: Embedder, prepared: PreparedTexts) -> torch.Tensor:
     """The second phase: the unit vectors of all texts, repeats too (texts, dimension)."""
-    phases = _two_phases(embedder)
     if not prepared.distinct:
         return torch.zeros(0, embedder.dimension)
-    if prepared.tokenized is not None and phases is not None:
-        vectors = phases.embed_tokenized(prepared.tokenized)
+    if prepared.tokenized is not None and isinstance(embedder, TwoPhaseEmbedder):
+        vectors = embedder.embed_tokenized(prepared.tokenized)
     else:
         vectors = embedder.embed(prepared.distinct)
     has_repeats = len(prepared.distinct) < len(prepared.indices)
@@ -114,13 +106,6 @@ def embed_distinct(
     return embed_prepared(embedder, prepare_texts(embedder, texts, tails=tails))
 
 
-def _two_phases(embedder: Embedder) -> TwoPhaseEmbedder | None:
-    """The embedder, unless a subclass has its own `embed`."""
-    if isinstance(embedder, TwoPhaseEmbedder):
-        return embedder if type(embedder).embed is TwoPhaseEmbedder.embed else None
-    return None
-
-
 class SentenceEmbedder(TwoPhaseEmbedder):
     """An encoder in the folder layout of sentence-transformers.
 
@@ -131,30 +116,22 @@ class SentenceEmbedder(TwoPhaseEmbedder):
     def __init__(self, id: str, folder: Path, device: torch.device) -> None:
         self.id, self.folder, self.device = id, folder, device
         config, pooling = _read(folder, "config.json"), _read(folder, "1_Pooling/config.json")
-        modules = [item["type"].rsplit(".", 1)[-1] for item in _read(folder, "modules.json")]
-        modes = [
-            key for key, on in pooling.items() if key.startswith("pooling_mode_") and on is True
-        ]
-        if modes not in (["pooling_mode_mean_tokens"], ["pooling_mode_cls_token"]) or (
-            set(modules) - {"Transformer", "Pooling", "Normalize"}
-        ):
+        kinds = [item["type"].rsplit(".", 1)[-1] for item in _read(folder, "modules.json")]
+        modes = [mode for mode, on in pooling.items() if "pooling_mode_" in mode and on is True]
+        is_known = modes in (["pooling_mode_mean_tokens"], ["pooling_mode_cls_token"])
+        if not is_known or set(kinds) - {"Transformer", "Pooling", "Normalize"}:
             raise ModelError(
-                f"{id} is built of {', '.join(modules)} with {', '.join(modes) or 'no pooling'}"
-                "; trueline runs encoders with mean or first-token pooling, such as "
+                f"{id} is built of {', '.join(kinds)} with {', '.join(modes) or 'no pooling'}; "
+                "trueline runs encoders with mean or first-token pooling, such as "
                 f"{DEFAULT_EMBEDDER}"
             )
         self.takes_mean = "mean" in modes[0]
         self.dimension = int(pooling["word_embedding_dimension"])
         self.pad_id = int(config.get("pad_token_id") or 0)
         self.hash = _hash_files(folder)
-        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self.tokenizer.no_padding()
-        self.tokenizer.no_truncation()
-        self._tails = Tokenizer.from_str(self.tokenizer.to_str())
-        limits = [
-            _read(folder, "sentence_bert_config.json").get("max_seq_length"),
-            config.get("max_position_embeddings"),
-        ]
+        self.tokenizer, self._tails = _tokenizer(folder), _tokenizer(folder)
+        longest = _read(folder, "sentence_bert_config.json").get("max_seq_length")
+        limits = [longest, config.get("max_position_embeddings")]
         if limit := min(filter(None, limits), default=None):
             self.tokenizer.enable_truncation(limit)
             self._tails.enable_truncation(limit, direction="left")
@@ -195,12 +172,15 @@ class SentenceEmbedder(TwoPhaseEmbedder):
                     if name.endswith("word_embeddings.weight"):
                         table: torch.Tensor = weights.get_tensor(name).float()
                         return table
-        found: torch.Tensor = self._model.encoder.word_vectors
+        found: torch.Tensor = self._model.encoder.get_input_embeddings().weight.detach()
         return found
 
     @cached_property
     def _model(self) -> _UnitVectors:
-        return _UnitVectors(open_encoder(self.folder, self.device), self.takes_mean)
+        from trueline.engines.transformers.open import open_model
+
+        encoder = open_model(self.folder, "encoder", torch.float32)
+        return _UnitVectors(encoder.to(self.device).eval(), self.takes_mean)
 
     @cached_property
     def _runtime(self) -> Runtime | None:
@@ -217,7 +197,8 @@ class _UnitVectors(torch.nn.Module):
         self.encoder, self.takes_mean = encoder, takes_mean
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        states = self.encoder(ids, mask).float()  # (texts, tokens, d)
+        output = self.encoder(input_ids=ids, attention_mask=mask)
+        states = output.last_hidden_state.float()  # (texts, tokens, d)
         summed = (states * mask[..., None]).sum(1) if self.takes_mean else states[:, 0]
         return torch.nn.functional.normalize(summed, dim=1)
 
@@ -234,15 +215,10 @@ class StaticEmbedder(TwoPhaseEmbedder):
         tensors = [t for t in load_file(folder / WEIGHTS).values() if t.dim() == 2]
         if len(tensors) != 1:
             raise ModelError(f"{id} holds {len(tensors)} matrices; word vectors are one")
-        self.id, self.hash, self.vectors = (
-            id,
-            _hash_files(folder),
-            tensors[0].float().to(device),
-        )
+        self.id, self.hash = id, _hash_files(folder)
+        self.vectors = tensors[0].float().to(device)
         self.dimension = int(self.vectors.shape[1])
-        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self.tokenizer.no_truncation()
-        self.tokenizer.no_padding()
+        self.tokenizer = _tokenizer(folder)
         self.unknown = self.tokenizer.token_to_id("[UNK]")
 
     def tokenize(self, texts: Sequence[str], *, tails: bool = False) -> TokenRows:
@@ -271,14 +247,12 @@ def load_embedder(
     embedder: SentenceEmbedder | StaticEmbedder
     with opening(source.id, "an embedder"):
         config = source.folder / "config.json"
-        is_static = config.exists() and _read(source.folder, "config.json").get("model_type")
-        if (source.folder / "modules.json").exists() and is_static != "model2vec":
+        kind = config.exists() and _read(source.folder, "config.json").get("model_type")
+        if (source.folder / "modules.json").exists() and kind != "model2vec":
             embedder = SentenceEmbedder(source.id, source.folder, place)
-            rows = embedder.tokenize([_TRIAL])
             is_exported = runtime_path(embedder.hash).exists()
-            vectors = (embedder.embed_tokenized if is_exported else embedder.embed_by_torch)(
-                rows
-            )
+            embed = embedder.embed_tokenized if is_exported else embedder.embed_by_torch
+            vectors = embed(embedder.tokenize([_TRIAL]))
         else:
             embedder = StaticEmbedder(source.id, source.folder, place)
             vectors = embedder.embed([_TRIAL])
@@ -296,6 +270,13 @@ def _hash_files(folder: Path) -> str:
     paths = [*weight_files(folder), *(folder / name for name in _HASHED)]
     lines = [f"{path.relative_to(folder)} {file_hash(path)}" for path in paths if path.exists()]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _tokenizer(folder: Path) -> Tokenizer:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
 
 
 def _read(folder: Path, name: str) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from trueline.engines.fetch import home
-from trueline.engines.weights import IMPORTING
+from trueline.engines.models import IMPORTING
 from trueline.files import replacing
 
 TokenRows = list[list[int]]  # the token ids of several texts

@@ -22,9 +22,8 @@ from transformers import PreTrainedTokenizerFast
 import trueline as tl
 from trueline.cli import main
 from trueline.embed import load_embedder
-from trueline.engines import open_bert_scorer
 from trueline.engines.models import resolve
-from trueline.engines.transformers.open import quiet
+from trueline.engines.transformers.open import open_bert_scorer, quiet
 from trueline.errors import ModelError, SettingError, TruelineError, UnknownModelError
 from trueline.prompts import Prompt, chat_turn, encode_plain, read_messages
 from trueline.session import open_session
@@ -746,13 +745,12 @@ def test_a_large_model_with_masks_of_its_own_is_no_damaged_one():
     from transformers import AutoModelForCausalLM, GPTNeoConfig
 
     from trueline.engines.transformers.open import _check_size
-    from trueline.engines.weights import WeightCount
 
     config = GPTNeoConfig(num_layers=24, attention_types=[[["global", "local"], 12]])
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     assert sum(buffer.numel() for buffer in model.buffers()) > 1 << 26
     values = sum(weight.numel() for weight in model.parameters())
-    _check_size(AutoModelForCausalLM, config, WeightCount(400, values))
+    _check_size(AutoModelForCausalLM, config, (400, values))
     with pytest.raises(ModelError, match="ask for"):
-        _check_size(AutoModelForCausalLM, config, WeightCount(400, values // 64))
+        _check_size(AutoModelForCausalLM, config, (400, values // 64))

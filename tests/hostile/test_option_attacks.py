@@ -590,8 +590,9 @@ def test_a_reader_that_leaves_in_the_middle_is_no_failure(parts):
     """More than a pipe holds is written, inside of the command."""
     script = (
         "import sys; from trueline.cli import main, screen;"
-        "import trueline.engines.models as s; one = s.list_models()[0];"
-        "s.list_models = lambda: [one] * 5000; sys.argv = ['trueline', 'models']; main()"
+        "from trueline.engines.models import ALIASES; one = ALIASES['smollm2-135m'];"
+        "ALIASES.update({str(n): one for n in range(5000)});"
+        "sys.argv = ['trueline', 'models']; main()"
     )
     command = f'{sys.executable} -c "{script}" | head -1; echo ${{PIPESTATUS[0]}}'
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)

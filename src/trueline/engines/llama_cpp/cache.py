@@ -111,10 +111,8 @@ class Context:
                     "parameters are laid out in another way; install the release this one "
                     "was made for"
                 )
-        self._memory = ctypes.c_void_p(library.call("llama_get_memory", self.pointer))
+        self._memory = Pointer(library.call("llama_get_memory", self.pointer))
         self._decode = library.function("llama_decode")
-        self._logits = library.function("llama_get_logits")
-        self._states = library.function("llama_get_embeddings")
         self._gives_states = False
         self._arrays = _Arrays()
         self._seen = (0, 0, 0)  # address, rows and width of the view
@@ -200,7 +198,9 @@ class Context:
             )
         if not count:
             return torch.empty(0, width)
-        address = (self._states if states else self._logits)(self.pointer)
+        address = self._library.call(
+            f"llama_get_{'embeddings' if states else 'logits'}", self.pointer
+        )
         if not address:
             raise ModelError(f"llama.cpp gave no output ({self._library.last_messages()})")
         if self._seen != (address, count, width):  # llama.cpp seldom moves its memory
@@ -272,12 +272,11 @@ def _power_of_two(number: int) -> int:
 
 
 class SequenceCache:
-    """The rows of one batch, each a sequence of llama.cpp.
+    """The rows of one batch, each a sequence of llama.cpp; repeated rows share one at first.
 
-    Repeats of a row share a sequence until their tokens differ. The keys of a row must lie in
-    the order of its tokens: attention adds them in the order of the cells, and another order
-    rounds differently. So the cells of rows that have left are not filled again; when the
-    context is full, the remaining rows move to another one.
+    The keys of a row must lie in the order of its tokens: attention adds them in the order of
+    the cells, and another order rounds differently. So the cells of rows that have left are
+    not filled again; when the context is full, the remaining rows move to another one.
     """
 
     def __init__(self, pool: Pool, *, states: bool = False) -> None:
@@ -297,12 +296,7 @@ class SequenceCache:
     def width(self) -> int:
         return max(self._lengths.values(), default=0)
 
-    def join(
-        self,
-        contexts: Sequence[Sequence[int]],
-        *,
-        layers: Sequence[int] = (),
-    ) -> States:
+    def join(self, contexts: Sequence[Sequence[int]], *, layers: Sequence[int] = ()) -> States:
         _check_layers(layers)
         tokens = sum(map(len, contexts)) + _ROOM * len(contexts)
         context = self._context(tokens, len(contexts))
@@ -386,12 +380,10 @@ class SequenceCache:
                 f"llama.cpp reads {MAX_SEQUENCES} rows at once, and "
                 f"{len(self._lengths) + sequences} are asked for; choose a smaller batch_size"
             )
-        context = self._held[0] if self._held else None
-        if (
-            context is None
-            or context.cells < self._cells + tokens
-            or context.sequences < self._numbers + sequences
-        ):
+        needed, numbers = self._cells + tokens, self._numbers + sequences
+        if self._held and self._held[0].cells >= needed and self._held[0].sequences >= numbers:
+            context = self._held[0]
+        else:
             context = self._moved(tokens, sequences)
         threads, done = torch.get_num_threads(), self._pool.done
         is_shared = done is not None and threads > 1 and not done()
@@ -418,17 +410,15 @@ class SequenceCache:
         seen: set[int] = set()
         for row, source in enumerate(self._rows):
             if source in seen:
-                (sequence,) = self._unused(1)
-                self._rows[row] = sequence
-                self._lengths[sequence] = self._lengths[source]
-                context.copy(source, sequence, self._lengths[source])
+                (self._rows[row],) = self._unused(1)
+                self._lengths[self._rows[row]] = self._lengths[source]
+                context.copy(source, self._rows[row], self._lengths[source])
             seen.add(source)
 
     def _unused(self, count: int) -> list[int]:
         """The next numbers, which no sequence of this context has had."""
-        first = self._numbers
         self._numbers += count
-        return list(range(first, self._numbers))
+        return list(range(self._numbers - count, self._numbers))
 
 
 def _entries(
@@ -459,6 +449,5 @@ def _give_back(pool: Pool, held: list[Context]) -> None:
 def _check_layers(layers: Sequence[int]) -> None:
     if layers:
         raise SettingError(
-            "llama.cpp does not hand out the states of earlier layers; use "
-            "engine='transformers' for a method that reads them"
+            "llama.cpp does not give the states of earlier layers; use engine='transformers'"
         )

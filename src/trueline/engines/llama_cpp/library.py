@@ -108,54 +108,36 @@ _CONTEXT = Layout(
 BUILD = Build("2026.10.11549", "0.6.0-dev", _MODEL, _CONTEXT)
 _PACKAGE = "xllamacpp"
 _LIBRARIES = (".so", ".pyd", ".dylib", ".dll")
-_int, _bool, _float, _text = ctypes.c_int32, ctypes.c_bool, ctypes.c_float, ctypes.c_char_p
-_uint, _size = ctypes.c_uint32, ctypes.c_size_t
-_SIGNATURES: dict[str, tuple[Any, ...]] = {  # the result, then the arguments
-    "llama_version": (_text,),
-    "llama_log_set": (None, Pointer, Pointer),
-    "llama_backend_init": (None,),
-    "llama_model_load_from_file": (Pointer, _text, Params),
-    "llama_model_free": (None, Pointer),
-    "llama_model_get_vocab": (Pointer, Pointer),
-    "llama_model_n_ctx_train": (_int, Pointer),
-    "llama_model_n_embd": (_int, Pointer),
-    "llama_model_n_layer": (_int, Pointer),
-    "llama_model_has_encoder": (_bool, Pointer),
-    "llama_model_has_decoder": (_bool, Pointer),
-    "llama_model_is_recurrent": (_bool, Pointer),
-    "llama_model_is_hybrid": (_bool, Pointer),
-    "llama_model_is_diffusion": (_bool, Pointer),
-    "llama_init_from_model": (Pointer, Pointer, Params),
-    "llama_free": (None, Pointer),
-    "llama_n_ctx": (_uint, Pointer),
-    "llama_n_batch": (_uint, Pointer),
-    "llama_n_ubatch": (_uint, Pointer),
-    "llama_n_seq_max": (_uint, Pointer),
-    "llama_n_threads": (_int, Pointer),
-    "llama_set_n_threads": (None, Pointer, _int, _int),
-    "llama_set_embeddings": (None, Pointer, _bool),
-    "llama_batch_get_one": (Params, Pointer, _int),
-    "llama_decode": (_int, Pointer, Batch),
-    "llama_get_logits": (Pointer, Pointer),
-    "llama_get_embeddings": (Pointer, Pointer),
-    "llama_get_memory": (Pointer, Pointer),
-    "llama_memory_clear": (None, Pointer, _bool),
-    "llama_memory_seq_rm": (_bool, Pointer, _int, _int, _int),
-    "llama_memory_seq_cp": (None, Pointer, _int, _int, _int, _int),
-    "llama_state_seq_get_size": (_size, Pointer, _int),
-    "llama_state_seq_get_data": (_size, Pointer, Pointer, _size, _int),
-    "llama_state_seq_set_data": (_size, Pointer, Pointer, _size, _int),
-    "llama_vocab_type": (_int, Pointer),
-    "llama_vocab_n_tokens": (_int, Pointer),
-    "llama_vocab_get_text": (_text, Pointer, _int),
-    "llama_vocab_get_attr": (_int, Pointer, _int),
-    "llama_vocab_is_eog": (_bool, Pointer, _int),
-    "llama_vocab_bos": (_int, Pointer),
-    "llama_vocab_eos": (_int, Pointer),
-    "llama_vocab_eot": (_int, Pointer),
-    "llama_tokenize": (_int, Pointer, _text, _int, Pointer, _int, _bool, _bool),
-    "llama_token_to_piece": (_int, Pointer, _int, Pointer, _int, _int, _bool),
-}
+_int, _uint, _bool, _size = ctypes.c_int32, ctypes.c_uint32, ctypes.c_bool, ctypes.c_size_t
+_text, _pair = ctypes.c_char_p, (Pointer, _int)
+_SIGNATURES: tuple[tuple[Any, tuple[Any, ...], str], ...] = (  # result, arguments, functions
+    (_text, (), "version"),
+    (None, (), "backend_init"),
+    (None, (Pointer, Pointer), "log_set"),
+    (Params, (), "model_default_params context_default_params"),
+    (Pointer, (_text, Params), "model_load_from_file"),
+    (Pointer, (Pointer, Params), "init_from_model"),
+    (None, (Pointer,), "model_free free"),
+    (Pointer, (Pointer,), "model_get_vocab get_logits get_embeddings get_memory"),
+    (_int, (Pointer,), "model_n_ctx_train model_n_embd model_n_layer n_threads"),
+    (_uint, (Pointer,), "n_ctx n_batch n_ubatch n_seq_max"),
+    (_bool, (Pointer,), "model_has_encoder model_has_decoder model_is_recurrent"),
+    (_bool, (Pointer,), "model_is_hybrid model_is_diffusion"),
+    (None, (Pointer, _int, _int), "set_n_threads"),
+    (None, (Pointer, _bool), "set_embeddings memory_clear"),
+    (Params, _pair, "batch_get_one"),
+    (_int, (Pointer, Batch), "decode"),
+    (_bool, (Pointer, _int, _int, _int), "memory_seq_rm"),
+    (None, (Pointer, _int, _int, _int, _int), "memory_seq_cp"),
+    (_size, _pair, "state_seq_get_size"),
+    (_size, (Pointer, Pointer, _size, _int), "state_seq_get_data state_seq_set_data"),
+    (_int, (Pointer,), "vocab_type vocab_n_tokens vocab_bos vocab_eos vocab_eot"),
+    (_text, _pair, "vocab_get_text"),
+    (_int, _pair, "vocab_get_attr"),
+    (_bool, _pair, "vocab_is_eog"),
+    (_int, (Pointer, _text, _int, Pointer, _int, _bool, _bool), "tokenize"),
+    (_int, (Pointer, _int, Pointer, _int, _int, _bool), "token_to_piece"),
+)
 _LogCallback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, Pointer)
 _WARNING = 3  # messages from this level on are kept for errors
 
@@ -167,14 +149,11 @@ class Library:
         self.build = build
         loaded = ctypes.CDLL(str(path))
         self._functions: dict[str, Any] = {}
-        for name, (result, *arguments) in _SIGNATURES.items():
-            function = getattr(loaded, name)
-            function.restype, function.argtypes = result, arguments
-            self._functions[name] = function
-        for kind in ("model", "context"):
-            function = loaded[f"llama_{kind}_default_params"]
-            function.restype, function.argtypes = Params, ()
-            self._functions[f"llama_{kind}_default_params"] = function
+        for result, arguments, names in _SIGNATURES:
+            for name in names.split():
+                function = loaded[f"llama_{name}"]  # an object of our own: it may be set up
+                function.restype, function.argtypes = result, arguments
+                self._functions[f"llama_{name}"] = function
         _check(self, loaded)
         self._messages: list[tuple[int, str]] = []  # level and text
         self._callback = _LogCallback(self._log)  # kept: the library calls it
@@ -182,7 +161,6 @@ class Library:
         self.call("llama_backend_init")
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Call a function that is not on the hot path."""
         return self._functions[name](*arguments)
 
     def function(self, name: str) -> Any:
@@ -211,29 +189,26 @@ class Library:
 
 
 @cache
-def open_library() -> Library:
+def open_library(build: Build = BUILD) -> Library:
     """The library of the installed package, checked once a process."""
     found = util.find_spec(_PACKAGE)
     if found is None or not found.submodule_search_locations:
         raise MissingExtraError(
-            "engine='llama.cpp' needs xllamacpp: pip install 'trueline[llama]'"
+            f"engine='llama.cpp' needs {_PACKAGE}: pip install 'trueline[llama]'"
         )
-    version, accepted = metadata.version(_PACKAGE), f"{_PACKAGE}=={BUILD.version}"
-    if version != BUILD.version:
-        raise ModelError(
-            f"{_PACKAGE} {version} is installed, and its parameter structs are not known to "
-            f"this release of trueline; install {accepted}"
-        )
+    version, accepted = metadata.version(_PACKAGE), f"{_PACKAGE}=={build.version}"
     folder = Path(next(iter(found.submodule_search_locations)))
     files = [path for path in sorted(folder.glob("*xllamacpp*.*")) if path.suffix in _LIBRARIES]
-    if not files:
-        raise ModelError(f"{folder} holds no shared library; install {accepted} again")
     try:
-        return Library(files[0], BUILD)
-    except (OSError, AttributeError) as error:  # it does not load, or lacks a function
+        if version != build.version:
+            raise OSError("its parameter structs are not known to this release of trueline")
+        if not files:
+            raise OSError(f"{folder} holds no shared library")
+        return Library(files[0], build)
+    except (OSError, AttributeError) as error:  # also if it does not load or lacks a function
         raise ModelError(
             f"the llama.cpp inside {_PACKAGE} {version} cannot be used "
-            f"({str(error)[:_SHOWN]}); install the release this one was made for: {accepted}"
+            f"({str(error)[:_SHOWN]}); install {accepted}"
         ) from error
 
 
@@ -259,10 +234,7 @@ def _check(library: Library, loaded: ctypes.CDLL) -> None:
     if batch.n_tokens != 2 or batch.token != ctypes.addressof(tokens) or any(others):
         problems.append("a batch of tokens is laid out in another way")
     if problems:
-        raise ModelError(
-            f"this llama.cpp is not the one trueline was made for ({'; '.join(problems)}); "
-            f"install {_PACKAGE}=={build.version}"
-        )
+        raise OSError("; ".join(problems))
 
 
 def _written(loaded: ctypes.CDLL, name: str) -> int | None:

@@ -14,22 +14,19 @@ import numpy as np
 import torch
 
 from trueline.engines.base import HeadKind, IsDone, KVCache, ScaledHead
+from trueline.engines.gguf import GgufHeader, GgufTensor, read_gguf_header
 from trueline.engines.llama_cpp.cache import Pool, SequenceCache
-from trueline.engines.llama_cpp.library import open_library
+from trueline.engines.llama_cpp.library import Library, open_library
 from trueline.engines.llama_cpp.tokenizer import GgufTokenizer
 from trueline.engines.models import resolve_gguf
-from trueline.engines.weights import GgufHeader, GgufTensor, read_gguf_header
 from trueline.errors import ModelError, SettingError, import_extra
 from trueline.files import file_hash
 
-_RUNNING_STATE = "where trueline needs a cache of keys and values; models with attention in "
-_RUNNING_STATE += "every layer work"
 _REFUSED = {  # what llama.cpp reports of a model: why it cannot be used
-    "llama_model_has_encoder": "has an encoder, which trueline does not run",
-    "llama_model_is_recurrent": f"keeps a running state {_RUNNING_STATE}",
-    "llama_model_is_hybrid": f"keeps a running state in some layers, {_RUNNING_STATE}",
-    "llama_model_is_diffusion": "writes all of its answer at once, and trueline goes token by "
-    "token",
+    "has_encoder": "has an encoder",
+    "is_recurrent": "keeps a running state instead of keys and values",
+    "is_hybrid": "keeps a running state in some layers instead of keys and values",
+    "is_diffusion": "writes all of its answer at once",
 }
 _MOST_LAYERS = 512  # what llama.cpp is built for
 # From eight tokens in a call on, llama.cpp multiplies weights of these formats (Q2_K to Q8_K)
@@ -46,11 +43,11 @@ _TRIAL = "Is the sky blue?"  # the first text a model reads
 class Weights:
     """A model of llama.cpp and its vocabulary."""
 
-    def __init__(self, file: Path, label: str) -> None:
+    def __init__(self, file: Path, label: str, library: Library | None = None) -> None:
         self.file = file
         self.header = read_gguf_header(file, label)
         _check_header(self.header, label)
-        self.library = open_library()
+        self.library = library or open_library()
         self.library.last_messages()
         # In its own layout, llama.cpp multiplies Q4_K weights for one row in one way and for
         # several in another, which rounds differently: an answer would depend on other rows.
@@ -76,35 +73,35 @@ class Weights:
         # In a call with at most so many rows, each has the logits that it has alone; None: any.
         is_k = any(tensor.kind in _K_FORMATS for tensor in self.header.tensors.values())
         self.rows_alike = _ALIKE if is_k else None
-        for question, why in _REFUSED.items():
-            if call(question, self.pointer):
-                raise ModelError(f"{label} {why}")
+        reasons = [
+            why for name, why in _REFUSED.items() if call(f"llama_model_{name}", self.pointer)
+        ]
         if not call("llama_model_has_decoder", self.pointer):
-            raise ModelError(f"{label} has no decoder: it embeds texts and writes none")
+            reasons.append("has no decoder: it embeds texts and writes none")
+        if reasons:
+            raise ModelError(
+                f"{label} {reasons[0]}; models that only decode, with attention in every "
+                "layer, work"
+            )
         for name in ("vocabulary", "limit", "width", "depth"):
-            if getattr(self, name) < 1:
-                raise ModelError(
-                    f"the header of {label} gives it a {name} of {getattr(self, name)}; "
-                    "fetch the model again"
-                )
+            if (value := getattr(self, name)) < 1:
+                raise _damaged(label, f"a {name} of {value}")
 
 
 def _check_header(header: GgufHeader, label: str) -> None:
     """Refuse settings at which llama.cpp ends the process instead of reporting an error."""
     kind = header.settings.get("general.architecture")
-    layers = header.settings.get(f"{kind}.block_count")
-    if layers is not None and not (isinstance(layers, int) and 0 < layers <= _MOST_LAYERS):
-        raise ModelError(
-            f"the header of {label} gives it {layers} layers, and llama.cpp takes from 1 to "
-            f"{_MOST_LAYERS}; fetch the model again"
-        )
+    layers = header.settings.get(f"{kind}.block_count", 1)
+    if not (isinstance(layers, int) and 0 < layers <= _MOST_LAYERS):
+        raise _damaged(label, f"{layers} layers, and llama.cpp takes from 1 to {_MOST_LAYERS}")
     for name in ("layer_norm_rms_epsilon", "layer_norm_epsilon"):
         value = header.settings.get(f"{kind}.attention.{name}", 0.0)
         if not (isinstance(value, float | int) and 0 <= value < inf):
-            raise ModelError(
-                f"the header of {label} gives it a {name} of {value}, which is no small "
-                "number; fetch the model again"
-            )
+            raise _damaged(label, f"a {name} of {value}, which is no small number")
+
+
+def _damaged(label: str, what: str) -> ModelError:
+    return ModelError(f"the header of {label} gives it {what}; fetch the model again")
 
 
 def find_head(
@@ -166,11 +163,8 @@ class LlamaModel:
         self.weights = weights = Weights(file, self.id)
         self.pool = Pool(weights)
         self.tokenizer = GgufTokenizer(weights, self.id)
-        self.vocabulary, self.limit, self.depth = (
-            weights.vocabulary,
-            weights.limit,
-            weights.depth,
-        )
+        self.vocabulary, self.limit = weights.vocabulary, weights.limit
+        self.depth = weights.depth
         self.is_tied = "output.weight" not in weights.header.tensors
         self.tokenizer_hash = weights.header.tokenizer_hash
         self.stop_ids = self.tokenizer.end_ids

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -36,20 +37,10 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def render_chat(
-    template: str,
-    messages: Sequence[Mapping[str, str]],
-    add_generation_prompt: bool,
-    special: Mapping[str, str],
-) -> str:
-    """The messages as one text; `special` names the tokens that begin and end a text."""
-    return _compiled(template).render(
-        messages=messages, add_generation_prompt=add_generation_prompt, **special
-    )
-
-
 @lru_cache(maxsize=16)
-def _compiled(template: str) -> Template:
+def compile_chat(template: str) -> Template:
+    """A chat template with what transformers gives it."""
+
     def refuse(message: str) -> None:
         raise SettingError(message)
 
@@ -70,7 +61,7 @@ def _compiled(template: str) -> Template:
 
 @dataclass(frozen=True, slots=True)
 class AddedToken:
-    """A token that the vocabulary has beside those of ordinary text."""
+    """A token of the vocabulary that ordinary text does not have."""
 
     content: str
     special: bool  # whether it never stands for text
@@ -108,7 +99,6 @@ class GgufTokenizer:
 
     @cached_property
     def added_tokens_decoder(self) -> dict[int, AddedToken]:
-        """The added tokens by id."""
         found, vocab = {}, self._weights.vocab
         for token in self._unusual:
             attribute = int(self._call("llama_vocab_get_attr", vocab, token))
@@ -121,13 +111,11 @@ class GgufTokenizer:
     @cached_property
     def end_ids(self) -> frozenset[int]:
         """The tokens that end an answer, by the file's settings and by their names."""
-        vocab = self._weights.vocab
-        ends = [
-            token for token in self._unusual if self._call("llama_vocab_is_eog", vocab, token)
-        ]
-        for token in (self.eos_token_id, self._token("eot")):
-            ends += [] if token is None else [token]
-        return frozenset(ends)
+        is_end = partial(self._call, "llama_vocab_is_eog", self._weights.vocab)
+        named = [self.eos_token_id, self._token("eot")]
+        return frozenset(filter(is_end, self._unusual)) | frozenset(
+            token for token in named if token is not None
+        )
 
     @cached_property
     def _unusual(self) -> list[int]:
@@ -135,16 +123,13 @@ class GgufTokenizer:
         header = self._weights.header
         if _TYPES not in header.arrays:
             return list(range(len(self)))
-        kind, start, length = header.arrays[_TYPES]
-        with self._weights.file.open("rb") as file:
-            file.seek(start)
-            types = memoryview(file.read(4 * length)).cast("i" if kind == 5 else "I")
-        return [
-            token for token, one in enumerate(types[: len(self)]) if one not in _USUAL_TYPES
-        ]
+        _, start, length = header.arrays[_TYPES]
+        types = np.fromfile(self._weights.file, np.int32, min(length, len(self)), offset=start)
+        unusual: list[int] = np.flatnonzero(~np.isin(types, _USUAL_TYPES)).tolist()
+        return unusual
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The token ids of a text; names of special tokens in it become these tokens."""
+        """The names of special tokens in a text become these tokens."""
         data = text.encode()
         room = len(data) + 8  # a token is a byte at least, and a few may begin or end a text
         found, vocab = (ctypes.c_int32 * room)(), self._weights.vocab
@@ -156,7 +141,6 @@ class GgufTokenizer:
     def decode(
         self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, **_: Any
     ) -> str:
-        """The text of some token ids."""
         known = self._bytes if skip_special_tokens else self._pieces
         parts = [
             known[token] if token in known else self._read(token, not skip_special_tokens)
@@ -171,13 +155,15 @@ class GgufTokenizer:
     def apply_chat_template(
         self, conversation: list[dict[str, str]], *, add_generation_prompt: bool, **_: Any
     ) -> str:
-        """The messages of a conversation as one text."""
-        names = {"bos_token": self.bos_token_id, "eos_token": self.eos_token_id}
-        special = {
-            name: "" if token is None else self.decode([token]) for name, token in names.items()
-        }
-        return render_chat(
-            self.chat_template or "", conversation, add_generation_prompt, special
+        bos, eos = (
+            "" if token is None else self.decode([token])
+            for token in (self.bos_token_id, self.eos_token_id)
+        )
+        return compile_chat(self.chat_template or "").render(
+            messages=conversation,
+            add_generation_prompt=add_generation_prompt,
+            bos_token=bos,
+            eos_token=eos,
         )
 
     def is_byte(self, token: int) -> bool:
@@ -196,7 +182,6 @@ class GgufTokenizer:
         return "".join([*texts, _characters(run)])
 
     def _read(self, token: int, special: bool, room: int = 64) -> bytes:
-        """The bytes of a token, kept for the next time."""
         found, vocab = (ctypes.c_char * room)(), self._weights.vocab
         length = self._call("llama_token_to_piece", vocab, token, found, room, 0, special)
         if length < 0:  # it needs so many bytes

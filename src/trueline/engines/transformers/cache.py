@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trueline.engines.base import IsDone, States, shared_length
-from trueline.engines.weights import IMPORTING
+from trueline.engines.models import IMPORTING
 
 if TYPE_CHECKING:
     from trueline.engines.transformers.model import LanguageModel

@@ -15,7 +15,7 @@ import torch
 
 from trueline.engines import open_device
 from trueline.engines.base import HeadKind, IsDone, KVCache, ScaledHead, States
-from trueline.engines.models import resolve
+from trueline.engines.models import IMPORTING, opening, resolve
 from trueline.engines.transformers.cache import BatchCache, leave_a_core, share_heads
 from trueline.engines.transformers.open import (
     fingerprint,
@@ -24,7 +24,6 @@ from trueline.engines.transformers.open import (
     tokenizer_hash,
     weights_state,
 )
-from trueline.engines.weights import IMPORTING, opening
 from trueline.errors import ModelError, SettingError
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
 import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from math import prod
 from pathlib import Path
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,13 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from trueline.engines.fetch import say
-from trueline.engines.weights import (
-    IMPORTING,
-    WeightCount,
-    check_weights,
-    opening,
-    read_gguf_header,
-)
+from trueline.engines.gguf import read_gguf_header
+from trueline.engines.models import IMPORTING, check_weights, opening
 from trueline.errors import ModelError, import_extra
 
 if TYPE_CHECKING:
@@ -50,8 +45,8 @@ _NOT_IN_LOGITS = (  # settings that do not change the logits
 def quiet() -> Iterator[None]:
     """Make transformers log errors only and ask nothing; restore its settings afterwards.
 
-    One thread at a time may be here. Progress bars of other threads are shown meanwhile. Where
-    a library does not say whether to run a folder's code, transformers asks on stdin and waits
+    One thread at a time may be here; progress bars of other threads are still shown. Where a
+    library does not say whether to run a folder's code, transformers asks on stdin and waits
     for an answer; with no time to wait it refuses.
     """
     with IMPORTING:
@@ -94,10 +89,13 @@ def open_model(
     dtype: Any,
     *,
     trust_remote_code: bool = False,
-    count: WeightCount | None = None,
+    count: tuple[int, int] | None = None,
     **source: Any,
 ) -> PreTrainedModel:
-    """Open the model of a folder, or of a GGUF file in it (`gguf_file`, with its `count`)."""
+    """Open the model of a folder, or of a GGUF file in it (`gguf_file`, with its `count`).
+
+    `count` is the number of tensors and of values in the weights.
+    """
     options = {"trust_remote_code": bool(trust_remote_code), **source}
     config = check_folder(folder, kind, count=count, **options)
     options |= {"config": config, "dtype": dtype, "use_safetensors": True}
@@ -121,7 +119,7 @@ def check_folder(
     kind: ModelClass,
     *,
     trust_remote_code: bool = False,
-    count: WeightCount | None = None,
+    count: tuple[int, int] | None = None,
     **source: Any,
 ) -> Any:
     """The configuration of a model, checked to be safe to open with any library."""
@@ -155,24 +153,24 @@ def _check_settings(config: Any) -> None:
             )
 
 
-def _check_size(auto: Any, config: Any, count: WeightCount) -> None:
+def _check_size(auto: Any, config: Any, count: tuple[int, int]) -> None:
     """Refuse settings that need more values than the weights hold; allocates no memory."""
-    settings = config.to_dict()
+    settings, (tensors, values) = config.to_dict(), count
     for name, number in _whole_numbers(settings):
-        if _REPEATED.search(name) and number > count.tensors:
+        if _REPEATED.search(name) and number > tensors:
             raise ModelError(
-                f"its settings say {name}={number}, and the weights are {count.tensors} "
-                "tensors; fetch the model again"
+                f"its settings have {name}={number}, and the weights {tensors} tensors; "
+                "fetch the model again"
             )
     with torch.device("meta"):
         model = auto.from_config(deepcopy(config), trust_remote_code=False)
     needed = sum(weight.numel() for weight in model.parameters())
     others = sum(buffer.numel() for buffer in model.buffers())
     packed = _PACKED if settings.get("quantization_config") else 1
-    if needed > 2 * packed * count.values + _SPARE or others > count.values + _BUFFERS:
+    if needed > 2 * packed * values + _SPARE or others > values + _BUFFERS:
         raise ModelError(
-            f"its settings ask for {needed + others} values, and the weights hold "
-            f"{count.values}; fetch the model again"
+            f"its settings ask for {needed + others} values, and the weights hold {values}; "
+            "fetch the model again"
         )
 
 
@@ -188,7 +186,9 @@ def convert_gguf(file: Path, folder: Path, label: str) -> None:
     """Write a GGUF's weights, in float32, and its tokenizer to a folder."""
     say(f"converting {label} to safetensors, once ...")
     with opening(label, "a GGUF language model; it may be cut short or of an unknown kind"):
-        count, name = read_gguf_header(file, label).count, file.name
+        header, name = read_gguf_header(file, label), file.name
+        shapes = [tensor.shape for tensor in header.tensors.values()]
+        count = len(shapes), sum(map(prod, shapes))
         tokenizer = open_tokenizer(file.parent, gguf_file=name)
         model: Any = open_model(file.parent, "causal", "float32", count=count, gguf_file=name)
     # A model that is marked as quantized refuses to be saved; these weights are plain now.
@@ -197,7 +197,8 @@ def convert_gguf(file: Path, folder: Path, label: str) -> None:
     for owner, mark in ((model, "quantization_method"), (model.config, "quantization_config")):
         if hasattr(owner, mark):
             delattr(owner, mark)
-    _begin_with_bos(tokenizer, file)
+    if header.settings.get("tokenizer.ggml.add_bos_token") is True:
+        _begin_with_bos(tokenizer)
     with quiet():
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -205,16 +206,12 @@ def convert_gguf(file: Path, folder: Path, label: str) -> None:
         weights.chmod(0o644)  # they are made private; a cache may be shared
 
 
-def _begin_with_bos(tokenizer: Any, file: Path) -> None:
-    """Make the tokenizer prepend BOS if the GGUF says so, as llama.cpp does."""
+def _begin_with_bos(tokenizer: Any) -> None:
+    """Make a tokenizer put BOS in front of a text, as llama.cpp does."""
     from tokenizers.processors import TemplateProcessing
 
-    with file.open("rb") as opened:
-        data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-    with data:  # the key, the number of the type "bool", and true
-        wants_bos = data.find(b"tokenizer.ggml.add_bos_token\x07\0\0\0\x01") >= 0
     bos, number = tokenizer.bos_token, tokenizer.bos_token_id
-    if wants_bos and bos is not None and tokenizer("a").input_ids[:1] != [number]:
+    if bos is not None and tokenizer("a").input_ids[:1] != [number]:
         tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
             single=[bos, "$A"], pair=[bos, "$A", bos, "$B:1"], special_tokens=[(bos, number)]
         )
@@ -281,29 +278,6 @@ def _code_hash(part: object) -> bytes:
     folder = Path(sys.modules[module].__file__ or "").parent
     files = sorted(folder.glob("*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).digest()
-
-
-class TransformersEncoder(torch.nn.Module):
-    """An encoder of transformers: ids and mask (rows, tokens) -> states (rows, tokens, d)."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__()
-        self.model = model.eval()
-
-    @property
-    def word_vectors(self) -> torch.Tensor:
-        """The input embedding: (vocabulary, d)."""
-        table: torch.Tensor = self.model.get_input_embeddings().weight.detach()
-        return table
-
-    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        states: torch.Tensor = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
-        return states
-
-
-def open_encoder(folder: Path, device: torch.device) -> TransformersEncoder:
-    """Open the encoder of a folder in float32; code in the folder never runs."""
-    return TransformersEncoder(open_model(folder, "encoder", torch.float32).to(device))
 
 
 def open_bert_scorer(folder: str, layers: int) -> Any:
