@@ -45,7 +45,8 @@ def main():
     prompt = tl.Greedy().prompt
     effects = []
     for question in labelled(given.facts, given.questions):
-        effect = effect_of_truth(lm, prompt, question.question, facts[question.means[0]])
+        fact = facts[question.means[0]]
+        effect = effect_of_truth(lm, prompt, question.question, fact) or 0.0
         effects.append((effect, question.polarity == "yes"))
         print(json.dumps({"id": question.id, "effect": round(effect, 3)}), flush=True)
     print("\n| least effect | a word is said | it is right |\n| --- | --- | --- |")

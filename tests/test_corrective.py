@@ -122,7 +122,7 @@ def test_at_the_start_every_answer_votes_for_its_first_letter():
     # 3 e^1, "ac" and "d" weigh 1/2 e^1 each: 3/4, 1/8, 1/8.
     votes = letters_plan((ONE, math.log(3), 0), (TWO, 0.0, 0)).votes([])
     assert votes.tokens == by_hand({A: 7 / 8, D: 1 / 8})
-    assert votes.candidates == (A,)  # 1/8 is less than half of 7/8
+    assert votes.candidates == [A]  # 1/8 is less than half of 7/8
 
 
 def test_an_answer_that_was_left_votes_no_more():
@@ -144,7 +144,8 @@ def test_off_all_tracks_nobody_votes():
 def test_half_of_the_best_vote_makes_a_candidate_and_less_does_not():
     half = letters_plan((ONE, math.log(2), 0), (Example("two?", ["d"]), 0.0, 0))
     assert half.votes([]).tokens == by_hand({A: 2 / 3, D: 1 / 3})
-    assert set(Votes({A: 0.5, D: 0.25, C: 0.2499}, {}).candidates) == {A, D}
+    shares = {A: {None: 0.5}, D: {None: 0.25}, C: {None: 0.2499}}
+    assert Votes(shares).candidates == [A, D]
 
 
 def test_who_said_more_of_its_answer_weighs_more():

@@ -17,7 +17,6 @@ from trueline.corrective.scope import (
     models_for,
     scope_models,
     threshold_for,
-    words_of,
 )
 from trueline.corrective.turns import (
     FormRequest,
@@ -27,8 +26,8 @@ from trueline.corrective.turns import (
     read_turn,
     wants_yes_or_no,
 )
-from trueline.prompts import FilledPrompt, Prompt, find_question
-from trueline.types import Example, Sampling, ScopedExample
+from trueline.prompts import Prompt, find_question
+from trueline.types import Example, ScopedExample
 
 # Turns.
 
@@ -404,30 +403,8 @@ def test_what_no_part_brings_in_answers_the_part_of_the_first():
 def test_a_threshold_is_exceeded_and_not_met(one_hot):
     space = tl.build(None, [BATS], embedder=CountingEmbedder())
     (found,) = find_scope(space, "Are bats gold?")
-    assert (
-        tl.Corrective(space, threshold=found.probability).is_in_scope(found, "Are bats gold?")
-        is False
-    )
-    below = tl.Corrective(space, threshold=max(0.0, found.probability - 1e-9))
-    assert below.is_in_scope(found, "Are bats gold?") is True
-
-
-def test_an_example_is_cut_into_words_once_for_scope_and_explanation(one_hot, monkeypatch):
-    space, cut = tl.build(None, [BATS], embedder=CountingEmbedder()), []
-
-    def cut_words(embedder, text):
-        cut.append(text)
-        return words_of(embedder, text)
-
-    monkeypatch.setattr("trueline.corrective.scope.words_of", cut_words)
-    asked = FilledPrompt(Prompt(), "Are bats gold?")
-    prepared = tl.Corrective(space).prepare(
-        tiny.language_model("llama"), asked, Sampling(trace=True)
-    )
-    (near,) = prepared.scope
-    assert near.example == BATS.id
-    asked = ["Are bats gold?"] * 2  # for its signals, and for what it has and the example lacks
-    assert sorted(cut) == sorted([BATS.question, *BATS.answers, *BATS.wrong_answers, *asked])
+    for threshold, count in [(found.probability, 0), (found.probability - 1e-9, 1)]:
+        assert len(in_scope([found], [threshold])) == count
 
 
 # Scope and edits of a space.

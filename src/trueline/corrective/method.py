@@ -17,23 +17,19 @@ from trueline.engines import as_logits_processor, wrap_tokenizer, wrap_transform
 from trueline.engines.base import Engine, TokenReader, read_continuations
 from trueline.errors import SettingError
 from trueline.methods.base import Adjusted, Needs, Prepared, SpaceMethod, Step
-from trueline.prompts import (
-    FoundQuestion,
-    ModelInput,
-    Prompt,
-    encode_onward,
-    find_question,
-)
+from trueline.prompts import FoundQuestion, ModelInput, Prompt, encode_onward, find_question
 from trueline.settings import Between
 from trueline.space import GroundingSpace
 from trueline.types import Example, Sampling, ScopedExample
 
 UNKNOWN = "I do not know: my verified answers do not cover this."
+Scope = Sequence[ScopedExample]
 
 
 class ScopeMethod(SpaceMethod):
     """Decides by the question which examples are in scope; with none it is plain decoding."""
 
+    needs = Needs(space=True)
     threshold: float | None
 
     def scope(self, lm: Engine, question: str) -> list[tuple[Example, float]]:
@@ -49,21 +45,16 @@ class ScopeMethod(SpaceMethod):
             return self.threshold
         return threshold_for(self.space, scoped.example, question)
 
-    def is_in_scope(self, scoped: ScopedExample, question: str) -> bool:
-        return scoped.probability > self.threshold_of(scoped, question)
-
     def correction(
-        self,
-        reader: TokenReader,
-        question: str,
-        near: Sequence[ScopedExample],
-        stop_ids: Sequence[int] = (),
+        self, reader: TokenReader, question: str, near: Scope, stop_ids: Sequence[int] = ()
     ) -> Correction | None:
         """The answers for a question that is near to these examples; None: there are none."""
         raise NotImplementedError
 
     def prepare(self, lm: Engine, given: ModelInput, options: Sampling) -> Prepared:
-        question = self._question_of(lm, given)
+        question = given.question
+        if question is None:
+            question = Corrector(self, lm).question_before(given.encode(lm.tokenizer))
         if question is None:
             return Prepared(coverage=False)
         near = find_scope(self.space, question)
@@ -71,18 +62,8 @@ class ScopeMethod(SpaceMethod):
         is_covered = state is not None and state.is_covered
         if not options.trace or given.question is None:
             return Prepared(state, is_covered)
-        explanations = [
-            explained(self.space, one, self.threshold_of(one, question)) for one in near
-        ]
-        return Prepared(state, is_covered, tuple(explanations))
-
-    def _question_of(self, lm: Engine, given: ModelInput) -> str | None:
-        """The question that was given, or the one that bare tokens end with in a known form."""
-        if given.question is not None:
-            return given.question
-        tokens = given.encode(lm.tokenizer)
-        found = find_question(self.space.prompt, lm.tokenizer, tokens)
-        return found.question if found is not None and found.start >= len(tokens) else None
+        scope = [explained(self.space, one, self.threshold_of(one, question)) for one in near]
+        return Prepared(state, is_covered, tuple(scope))
 
     def complete(self, lm: Engine, prepared: Prepared) -> Prepared:
         return replace(prepared, state=with_true_word(lm, self.space.prompt, prepared.state))
@@ -105,11 +86,7 @@ class ScopeMethod(SpaceMethod):
         return Corrector(self, wrap_tokenizer(tokenizer, stop_ids))
 
     def _made(
-        self,
-        reader: TokenReader,
-        scope: Sequence[ScopedExample],
-        stop_ids: Sequence[int],
-        **options: Any,
+        self, reader: TokenReader, scope: Scope, stop_ids: Sequence[int], **options: Any
     ) -> Correction:
         """A correction with a model's tokens; tokenized answers are kept with the space."""
         return Correction(
@@ -146,34 +123,27 @@ class Corrective(ScopeMethod):
     # Whether the model continues if one of several questions is not covered.
     answer_rest: bool = False
     name = "corrective"
-    needs = Needs(space=True)
 
     def correction(
-        self,
-        reader: TokenReader,
-        question: str,
-        near: Sequence[ScopedExample],
-        stop_ids: Sequence[int] = (),
+        self, reader: TokenReader, question: str, near: Scope, stop_ids: Sequence[int] = ()
     ) -> Correction | None:
         scope = in_scope(near, [self.threshold_of(one, question) for one in near])
         strength = self.strength
         if strength is None:
             strength = float(self.space.tuned.get("strength", 1.0))
-        made = partial(
-            self._made, reader, stop_ids=stop_ids, margin=self.margin, strength=strength
-        )
-        if not scope:
-            refusal = ScopedExample(Example(question, [UNKNOWN]), 1.0)
-            if self.only_covered:
-                return made([refusal], is_fixed=True, is_covered=False)
-            return None
-        form = read_form(question)
-        if self.answer_rest and not self.only_covered:
-            answered = [(one.text, one.part) for one in scope]
-            form = replace(form, is_open=leaves_open(read_turn(question), answered))
-        # The word is true of one example's answer; before another's it could be false.
-        asks = len(scope) == 1 and not form.opening and wants_yes_or_no(question)
-        return made(scope, form=form, asks_yes_or_no=asks)
+        options: dict[str, Any] = {"margin": self.margin, "strength": strength}
+        if scope:
+            form = read_form(question)
+            if self.answer_rest and not self.only_covered:
+                answered = [(one.text, one.part) for one in scope]
+                form = replace(form, is_open=leaves_open(read_turn(question), answered))
+            # The word is true of one example's answer; before another's it could be false.
+            asks = len(scope) == 1 and not form.opening and wants_yes_or_no(question)
+            options |= {"form": form, "asks_yes_or_no": asks}
+        elif self.only_covered:
+            scope = [ScopedExample(Example(question, [UNKNOWN]), 1.0)]
+            options |= {"is_fixed": True, "is_covered": False}
+        return self._made(reader, scope, stop_ids, **options) if scope else None
 
     def processor(
         self,
@@ -226,22 +196,16 @@ class Lookup(ScopeMethod):
     space: GroundingSpace
     threshold: Annotated[float, Between(0, 1)] | None = None  # as that of corrective decoding
     name = "lookup"
-    needs = Needs(space=True)
     baseline_settings: ClassVar[Any] = ({},)  # evaluations report it as a baseline
 
     def correction(
-        self,
-        reader: TokenReader,
-        question: str,
-        near: Sequence[ScopedExample],
-        stop_ids: Sequence[int] = (),
+        self, reader: TokenReader, question: str, near: Scope, stop_ids: Sequence[int] = ()
     ) -> Correction | None:
-        for best in near[:1]:
-            if self.is_in_scope(best, question):
-                printed = replace(best.example, answers=best.example.answers[:1])
-                scope = [replace(best, example=printed, part=0)]
-                return self._made(reader, scope, stop_ids, margin=0.0, is_fixed=True)
-        return None
+        if not near or near[0].probability <= self.threshold_of(near[0], question):
+            return None
+        best = near[0].example
+        printed = replace(near[0], example=replace(best, answers=best.answers[:1]), part=0)
+        return self._made(reader, [printed], stop_ids, margin=0.0, is_fixed=True)
 
 
 @dataclass(frozen=True)
@@ -254,6 +218,11 @@ class Corrector:
     def find(self, tokens: Sequence[int]) -> FoundQuestion | None:
         """The question in the tokens of a prompt, and where its answer begins."""
         return find_question(self.method.space.prompt, self.reader.tokenizer, tokens)
+
+    def question_before(self, tokens: Sequence[int]) -> str | None:
+        """The question of a prompt whose answer begins right after these tokens."""
+        found = self.find(tokens)
+        return found.question if found is not None and found.start >= len(tokens) else None
 
     def begin(
         self,
@@ -268,17 +237,15 @@ class Corrector:
         this request, in addition to the tokens that end any.
         """
         if question is None and prompt_ids is not None:
-            found = self.find(prompt_ids)
-            is_whole = found is not None and found.start >= len(prompt_ids)
-            question = found.question if found is not None and is_whole else None
+            question = self.question_before(prompt_ids)
         if not question:
             return None
-        method = self.method
-        near = find_scope(method.space, question)
-        correction = method.correction(self.reader, question, near, stop_ids)
-        if not hasattr(self.reader, "start"):  # there is no model to ask for the true word
+        space = self.method.space
+        near = find_scope(space, question)
+        correction = self.method.correction(self.reader, question, near, stop_ids)
+        if not hasattr(self.reader, "start"):  # it is no model, which decides on yes or no
             return correction
-        return with_true_word(self.reader, method.space.prompt, correction)  # type: ignore[arg-type]
+        return with_true_word(self.reader, space.prompt, correction)  # type: ignore[arg-type]
 
 
 LEAST_EFFECT = 0.5  # nats; chosen on the grounding facts
@@ -293,61 +260,46 @@ _BEGINS = re.compile(r"\W*(?:yes|no)\b", re.I)
 def with_true_word(
     lm: Engine, prompt: Prompt, correction: Correction | None
 ) -> Correction | None:
-    """The correction with `Yes.` or `No.` before its answer, if that was requested."""
+    """The correction with `Yes.` or `No.` before its answer, if that was requested.
+
+    Without either if the model does not decide, or an answer already begins with one. It takes
+    two short passes of the model.
+    """
     if correction is None or not correction.asks_yes_or_no:
         return correction
     (scoped,) = correction.scope
-    word = true_word(lm, prompt, scoped.text, scoped.example)
-    opening = f"{word}." if word else ""
+    example = scoped.example
+    if not example.wrong_answers or any(_BEGINS.match(answer) for answer in example.answers):
+        return correction
+    effect = effect_of_truth(lm, prompt, scoped.text, example)
+    if effect is None or not abs(effect) > LEAST_EFFECT:  # also if it is NaN
+        return correction
+    opening = "Yes." if effect > 0 else "No."
     return replace(correction, form=replace(correction.form, opening=opening))
 
 
-def true_word(lm: Engine, prompt: Prompt, question: str, example: Example) -> str:
-    """Yes or No; empty if the model does not decide, or an answer already begins with it.
-
-    It takes two short passes of the model.
-    """
-    if not example.wrong_answers or any(_BEGINS.match(answer) for answer in example.answers):
-        return ""
-    if lm.limit is not None:
-        texts = fact_questions(question, example)
-        longest = max(len(prompt.encode(text, lm.tokenizer)) for text in texts)
-        if longest + _WORD > lm.limit:
-            return ""
-    effect = effect_of_truth(lm, prompt, question, example)
-    if effect > LEAST_EFFECT:
-        return "Yes"
-    return "No" if effect < -LEAST_EFFECT else ""  # also where it is NaN
-
-
-def fact_questions(question: str, example: Example) -> list[str]:
-    """The question after the truthful answer, and after the wrong one."""
-    facts = (example.answers[0], example.wrong_answers[0])
-    return [_QUESTION.format(fact=fact, question=question) for fact in facts]
-
-
-def effect_of_truth(lm: Engine, prompt: Prompt, question: str, example: Example) -> float:
-    """How much more probable the truthful answer makes a yes than the wrong one does."""
-    texts = fact_questions(question, example)
-    pairs = [(text, word) for text in texts for word in ("Yes", "No")]
-    yes, no, wrong_yes, wrong_no = mean_log_probs(lm, prompt, pairs)
-    return (yes - no) - (wrong_yes - wrong_no)
-
-
 @torch.inference_mode()
-def mean_log_probs(lm: Engine, prompt: Prompt, pairs: Sequence[tuple[str, str]]) -> list[float]:
-    """The log-probability of each answer after its question, a token on average."""
-    questions = list(dict.fromkeys(question for question, _ in pairs))
-    rows = [questions.index(question) for question, _ in pairs]
-    contexts = [prompt.encode(question, lm.tokenizer) for question in questions]
+def effect_of_truth(
+    lm: Engine, prompt: Prompt, question: str, example: Example
+) -> float | None:
+    """How much more probable the truthful answer makes a yes than the wrong one does.
+
+    In nats, of the mean log-probability of a word's tokens; None: the model cannot read it.
+    """
+    facts = (example.answers[0], example.wrong_answers[0])
+    asked = [_QUESTION.format(fact=fact, question=question) for fact in facts]
+    contexts = [prompt.encode(one, lm.tokenizer) for one in asked]
+    if lm.limit is not None and max(map(len, contexts)) + _WORD > lm.limit:
+        return None
     answers = [
-        prompt.encode_answer(question, answer, lm.tokenizer) for question, answer in pairs
+        prompt.encode_answer(one, word, lm.tokenizer) for one in asked for word in ("Yes", "No")
     ]
-    states = read_continuations(lm, contexts, rows, answers)
+    states = read_continuations(lm, contexts, [0, 0, 1, 1], answers)
     assert states.logits is not None
     means = []
     for logits, tokens in zip(states.logits, answers, strict=True):
         log_probs = logits[: len(tokens)].float().log_softmax(-1)  # (tokens, vocabulary)
         chosen = log_probs.gather(1, torch.tensor(tokens, device=log_probs.device)[:, None])
         means.append(float(chosen.mean()))
-    return means
+    yes, no, wrong_yes, wrong_no = means
+    return (yes - no) - (wrong_yes - wrong_no)

@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, floor, sqrt
 from random import Random
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from trueline.corrective.scope import find_scope, has_same_words, model_for, scope_models
 from trueline.errors import SettingError
 from trueline.examples import AskedQuestion, check_meant
-from trueline.settings import plain
+from trueline.settings import Between, check_value, plain
 from trueline.space import GroundingSpace
-from trueline.text import shown
 from trueline.types import Example, OnProgress
 
 FALSE_SCOPE = 0.02  # share of questions that may bring a wrong example into scope
@@ -93,12 +92,11 @@ def tune(
     can then only rise, as other examples are easier to tell apart than near misses are.
     """
     limit = plain(false_scope)
-    if type(limit) not in (int, float) or not 0 <= limit <= 1:
-        raise SettingError(f"false_scope must lie in [0, 1], got {shown(false_scope)}")
+    check_value("false_scope", limit, Annotated[float, Between(0, 1)])
     if questions is not None and not questions:
         raise SettingError("there are no questions; leave them out to tune by the examples")
     is_own = questions is None
-    tried = _drawn(space.examples) if questions is None else list(questions)
+    tried = _questions_of(space.examples) if questions is None else list(questions)
     check_meant(tried, {example.id for example in space.examples}, "the questions")
     trials = []
     for number, question in enumerate(tried, 1):
@@ -152,34 +150,31 @@ def _trial(
     """
     meant = space.example(question.id) if question.id else None
     found = find_scope(space, question.question)
-    right = max((p.probability for p in found if _says_as(meant, p.example)), default=0.0)
-    others = [one for one in found if not _says_as(meant, one.example)]
-    if not others:
-        false, is_first = FalseScope(question.question, "", 0.0), False
-    else:
-        best = others[0]  # the most probable
-        is_first = is_own or meant is None or best.probability > right
-        probability = best.probability if is_first else 0.0
-        false = FalseScope(question.question, best.example.id, probability)
+    is_right = [_is_right(meant, one.example) for one in found]
+    right = max(
+        (p.probability for p, own in zip(found, is_right, strict=True) if own), default=0.0
+    )
+    best = next((p for p, own in zip(found, is_right, strict=True) if not own), None)
+    is_first = best is not None and (is_own or meant is None or best.probability > right)
+    id, probability = (best.example.id, best.probability) if best else ("", 0.0)
+    false = FalseScope(question.question, id, probability if is_first else 0.0)
     if is_own or meant is None:
         return None, false
     return 0.0 if is_first else right, false
 
 
-def _says_as(meant: Example | None, other: Example) -> bool:
-    """Whether an example is the one that is meant, or has its question or an answer of it."""
+def _is_right(meant: Example | None, other: Example) -> bool:
+    """Whether an example is the right one, or has its question or an answer of it."""
     if meant is None:
         return False
     is_same = meant.id == other.id or has_same_words(meant.question, other.question)
     return is_same or bool(set(meant.answers) & set(other.answers))
 
 
-def _drawn(examples: Sequence[Example]) -> list[AskedQuestion]:
+def _questions_of(examples: Sequence[Example]) -> list[AskedQuestion]:
     """The examples' own questions, or a part of them, the same every time."""
     if len(examples) < 2:
-        raise SettingError(
-            "the space has one example, and there is nothing to tell it from; give questions"
-        )
+        raise SettingError("the space has one example, and no other to compare; give questions")
     if len(examples) > _MOST:
         examples = [examples[n] for n in sorted(Random(0).sample(range(len(examples)), _MOST))]
     return [AskedQuestion(example.question, example.id) for example in examples]

@@ -14,11 +14,12 @@ answer is joined again once several of its tokens in a row have been generated.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from math import exp, log
+from typing import Any
 
 import torch
 
@@ -32,8 +33,8 @@ END = -1  # stands for every token that ends an answer
 _HALF = "\ufffd"  # an incomplete character decodes to it
 _OPENERS = "\"'([{"  # no space follows these
 _ENDS = ".?!:\n"  # a sentence begins after these
-JOINED = 4  # tokens in a row by which an answer is joined again
-CANDIDATE_SHARE = 0.5  # of the best vote: the least that makes a token a candidate
+_JOINED = 4  # tokens in a row by which an answer is joined again
+_CANDIDATE_SHARE = 0.5  # of the best vote: the least that makes a token a candidate
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,70 +45,87 @@ class VerifiedAnswer:
     text: str
     variants: tuple[str, ...]  # how it may be written; first as it begins a sentence
 
+    @property
+    def names(self) -> dict[str, Any]:
+        """What traces and sources repeat of it."""
+        example = self.scoped.example
+        about = {"question": example.question, "source": example.source}
+        return {"example": example.id, "answer": self.text, **about}
+
+    def variants_after(self, text: str) -> tuple[str, ...]:
+        is_sentence = not text or text.rstrip(" ")[-1:] in _ENDS
+        return self.variants[:1] if is_sentence else self.variants
+
+    def find_end(self, text: str) -> tuple[int, str] | None:
+        """Where it ends in a text, and the variant; None: the text does not contain it."""
+        found = [(at + len(own), own) for own in self.variants if (at := text.rfind(own)) >= 0]
+        return max(found, default=None)
+
+
+Vote = tuple[VerifiedAnswer, int, set[int]]  # a_i, and its next token in any tokenization
+
 
 @dataclass(frozen=True, slots=True)
 class Votes:
     """What the verified answers vote for."""
 
-    tokens: dict[int, float]  # END or a token: its share of all votes
-    shares: dict[int, dict[VerifiedAnswer, float]]  # the same by voter
+    shares: dict[int, dict[VerifiedAnswer, float]]  # of a token, or END: by voter, of all votes
 
     @property
-    def candidates(self) -> tuple[int, ...]:
+    def tokens(self) -> dict[int, float]:
+        """The share of each token."""
+        return {token: sum(own.values()) for token, own in self.shares.items()}
+
+    @property
+    def candidates(self) -> list[int]:
         """The tokens with at least half the best vote."""
-        least = CANDIDATE_SHARE * max(self.tokens.values())
-        return tuple(token for token, share in self.tokens.items() if share >= least)
+        tokens = self.tokens
+        least = _CANDIDATE_SHARE * max(tokens.values())
+        return [token for token, share in tokens.items() if share >= least]
+
+    @property
+    def answers(self) -> dict[VerifiedAnswer, float]:
+        """The share of each answer, over all tokens."""
+        weights: dict[VerifiedAnswer, float] = {}
+        for own in self.shares.values():
+            for answer, share in own.items():
+                weights[answer] = weights.get(answer, 0.0) + share
+        return weights
 
 
-@dataclass(frozen=True)
+def count_votes(found: Sequence[Vote]) -> Votes:
+    """Weigh the voters, and add up their votes."""
+    scores = [
+        aligned + answer.scoped.odds - log(len(answer.scoped.example.answers))
+        for answer, aligned, _ in found
+    ]
+    weights = [exp(score - max(scores)) for score in scores]
+    total = sum(weights)
+    shares: dict[int, dict[VerifiedAnswer, float]] = {}
+    for (answer, _, tokens), weight in zip(found, weights, strict=True):
+        for token in tokens:
+            shares.setdefault(token, {})[answer] = weight / total / len(tokens)
+    return Votes(shares)
+
+
 class TokenizedText:
-    """One variant of an answer, as tokens."""
+    """One variant of an answer, as tokens, after a space or no space."""
 
-    text: str  # without the space it may begin with
-    tokens: tuple[int, ...]
-    # (complete characters so far, tokens of an incomplete one) -> number of tokens so far
-    positions: dict[tuple[int, tuple[int, ...]], int]
-    ends: tuple[int, ...]  # complete characters after so many tokens, from 0 tokens on
-
-
-def tokenize_text(text: str, space: str, tokenize: Tokenize, decode: Decode) -> TokenizedText:
-    """Tokenize a text that follows a space or no space."""
-    tokens = tuple(tokenize(space + text))
-    positions: dict[tuple[int, tuple[int, ...]], int] = {}
-    ends: list[int] = []
-    complete = characters = 0  # tokens, and their characters
-    for count, prefix in enumerate(_prefixes(tokens, decode)):
-        if not prefix.endswith(_HALF):
-            complete, characters = count, len(prefix.lstrip(" "))
-        positions.setdefault((characters, tokens[complete:count]), count)
-        ends.append(characters)
-    return TokenizedText(text, tokens, positions, tuple(ends))
-
-
-def _prefixes(tokens: Sequence[int], decode: Decode) -> Iterator[str]:
-    """The text of no token, of the first one, of the first two, and so on."""
-    pieces = [decode([token]) for token in tokens]
-    if "".join(pieces) == decode(tokens):  # no character is split, and no space is lost
-        return accumulate(pieces, initial="")
-    return (decode(tokens[:count]) if count else "" for count in range(len(tokens) + 1))
-
-
-@dataclass(frozen=True, slots=True)
-class _Vote:
-    answer: VerifiedAnswer
-    aligned: int  # a_i
-    tokens: frozenset[int]  # the next token, in every possible tokenization
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What is lifted in one row at one step."""
-
-    votes: Votes | None  # None: no example takes part
-    candidates: Sequence[int]  # the tokens that are lifted
-
-
-NOTHING = Decision(None, ())
+    def __init__(self, text: str, space: str, tokenize: Tokenize, decode: Decode) -> None:
+        self.text, self.tokens = text, tuple(tokenize(space + text))
+        # (complete characters so far, tokens of an incomplete one) -> number of tokens so far
+        self.positions: dict[tuple[int, tuple[int, ...]], int] = {}
+        self.ends: list[int] = []  # complete characters after so many tokens, from 0 on
+        pieces = [decode([token]) for token in self.tokens]
+        prefixes: Iterable[str] = accumulate(pieces, initial="")
+        if "".join(pieces) != decode(self.tokens):  # a character is split, or a space is lost
+            prefixes = ["", *(decode(self.tokens[: n + 1]) for n in range(len(pieces)))]
+        complete = characters = 0  # tokens, and their characters
+        for count, prefix in enumerate(prefixes):
+            if not prefix.endswith(_HALF):
+                complete, characters = count, len(prefix.lstrip(" "))
+            self.positions.setdefault((characters, self.tokens[complete:count]), count)
+            self.ends.append(characters)
 
 
 @dataclass(frozen=True)
@@ -130,33 +148,26 @@ class Correction:
         """The logits (vocabulary,) to pick the next token from, before temperature."""
         return lift_rows([self], [output_ids], logits[None]).logits[0]
 
-    def decide(self, output_ids: Sequence[int], logits: torch.Tensor) -> Decision:
-        """The votes after the tokens of the answer so far, and the candidates among them.
+    def candidates(self, votes: Votes, logits: torch.Tensor) -> list[int]:
+        """The tokens to lift; one that is banned in `logits` (vocabulary,), with -inf, is not.
 
-        END stands for every token that ends the answer; a token that is banned in `logits`
-        (vocabulary,), with -inf, is no candidate.
+        END stands for every token that ends the answer.
         """
-        votes = self.votes(output_ids)
-        if votes is None:
-            return NOTHING
-        wanted = {
-            token
-            for voted in votes.candidates
-            for token in (self.ends if voted == END else (voted,))
-        }
-        known = sorted(token for token in wanted if token < len(logits))
+        tokens = {*votes.candidates}
+        if END in tokens:
+            tokens = tokens - {END} | self.ends
+        known = sorted(token for token in tokens if token < len(logits))
         values = logits[known].tolist()
-        free = [token for token, value in zip(known, values, strict=True) if value > -torch.inf]
-        return Decision(votes if free and self.is_covered else None, free)
+        return [token for token, value in zip(known, values, strict=True) if value > -torch.inf]
 
     @cached_property
     def answers(self) -> tuple[VerifiedAnswer, ...]:
         """Every truthful answer in scope; only short ones if any is short enough.
 
-        Where several are wanted, none has the opening and closing words that were requested.
+        If several are wanted, none has the opening and closing words that were requested.
         """
-        parts, form = {scoped.part for scoped in self.scope}, self.form
-        if len(parts) * form.sentences > 1:
+        form = self.form
+        if len({scoped.part for scoped in self.scope}) * form.sentences > 1:
             form = replace(form, opening="", closing="", words=None)
         answers = [
             VerifiedAnswer(scoped, answer.strip(), _variants(answer.strip(), form))
@@ -175,28 +186,28 @@ class Correction:
 
     def votes(self, tokens: Sequence[int]) -> Votes | None:
         """The votes after these tokens; None: they are in the middle of no answer."""
-        text, half = self._complete_text(tokens)
-        given = {
-            answer: ending for answer in self.answers if (ending := _find_end(answer, text))
-        }
+        text, count = self.decode(tokens), len(tokens)
+        while text.endswith(_HALF):
+            count -= 1
+            text = self.decode(tokens[:count])
+        half = tuple(tokens[count:])  # no complete character yet
+        given = {answer: end for answer in self.answers if (end := answer.find_end(text))}
+        left = [answer for answer in self.answers if answer not in given]
         parts = self._wanted - Counter(answer.scoped.part for answer in given)  # still wanted
         anchors = sorted({0, *(end for end, _ in given.values())})
-        left = [answer for answer in self.answers if answer not in given]
         found = [
-            self._begun(answer, text, half, anchors, answer.scoped.part in parts)
-            for answer in left
+            self._begun(one, text, half, anchors, one.scoped.part in parts) for one in left
         ]
         if not parts and not half and self._may_end(len(given)):
             found += [
-                _Vote(answer, 1 + self._length(variant, text), frozenset({END}))
+                (answer, 1 + self._length(variant, text), {END})
                 for answer, (end, variant) in given.items()
                 if end == len(text)
             ]
-        votes = [vote for vote in found if vote is not None]
+        votes = [vote for vote in found if vote]
         if not votes and text:
-            joined = [self._joined(answer, text, half) for answer in left]
-            votes = [vote for vote in joined if vote is not None]
-        return _count(votes) if votes else None
+            votes = [vote for one in left if (vote := self._joined(one, text, half))]
+        return count_votes(votes) if votes else None
 
     def _may_end(self, given: int) -> bool:
         """Whether the text may end after so many answers.
@@ -205,17 +216,8 @@ class Correction:
         a reply with another question left that no example answers.
         """
         form = self.form
-        if form.is_open:
-            return False
-        return not form.is_text or (form.is_counted and given >= form.sentences)
-
-    def _complete_text(self, tokens: Sequence[int]) -> tuple[str, tuple[int, ...]]:
-        """The text of some tokens, and the last ones that are no complete character yet."""
-        text, count = self.decode(tokens), len(tokens)
-        while text.endswith(_HALF):
-            count -= 1
-            text = self.decode(tokens[:count])
-        return text, tuple(tokens[count:])
+        is_complete = form.is_counted and given >= form.sentences
+        return not form.is_open and (is_complete or not form.is_text)
 
     def _begun(
         self,
@@ -224,33 +226,23 @@ class Correction:
         half: tuple[int, ...],
         anchors: Sequence[int],
         may_begin: bool,
-    ) -> _Vote | None:
+    ) -> Vote | None:
         """The vote of an answer that was begun at one of the anchors, or may begin here."""
         for anchor in anchors:
-            before, begun = text[:anchor], text[anchor:].lstrip(" ")
+            begun = text[anchor:].lstrip(" ")
             if not begun and not may_begin:
                 continue
-            if not begun and not half:
-                return _Vote(answer, 1, self._first_tokens(answer, text))
-            variants = answer.variants if begun else _variants_after(answer, text)
             steps = [
                 step
-                for variant in variants
+                for variant in (answer.variants if begun else answer.variants_after(text))
                 if variant.startswith(begun)
-                for space in _spaces_after(before)
+                for space in _spaces_after(text[:anchor] if begun or half else text)
                 if (step := self._next(self._tokenized(variant, space), begun, half))
             ]
             if steps:
                 aligned = max(count for _, count in steps)
-                return _Vote(answer, 1 + aligned, frozenset(token for token, _ in steps))
+                return answer, 1 + aligned, {token for token, _ in steps}
         return None
-
-    def _first_tokens(self, answer: VerifiedAnswer, text: str) -> frozenset[int]:
-        """The tokens an answer may begin with after a text."""
-        variants = _variants_after(answer, text)
-        spaces = _spaces_after(text)
-        texts = [self._tokenized(one, space) for one in variants for space in spaces]
-        return frozenset(one.tokens[0] for one in texts if one.tokens)
 
     def _next(
         self, own: TokenizedText, begun: str, half: tuple[int, ...]
@@ -270,7 +262,7 @@ class Correction:
         spaces = _spaces_after(text[: len(text) - len(variant)].rstrip(" "))
         return max(len(self._tokenized(variant, space).tokens) for space in spaces)
 
-    def _joined(self, answer: VerifiedAnswer, text: str, half: tuple[int, ...]) -> _Vote | None:
+    def _joined(self, answer: VerifiedAnswer, text: str, half: tuple[int, ...]) -> Vote | None:
         """The vote of an answer whose tokens the text ends with, from wherever they begin."""
         own, lower = self._tokenized(answer.variants[0], " "), text.casefold()
         answer_lower = own.text.casefold()
@@ -278,22 +270,19 @@ class Correction:
             return None
         best = 0, 0  # aligned, count
         for (end, own_half), count in own.positions.items():
-            if own_half != half or count < JOINED or count == len(own.tokens):
+            if own_half != half or count < _JOINED or count == len(own.tokens):
                 continue
             first = count
             while first and lower.endswith(answer_lower[own.ends[first - 1] : end]):
                 first -= 1
             best = max(best, (count - first, count))
         aligned, count = best
-        if aligned < JOINED:
-            return None
-        return _Vote(answer, aligned, frozenset({own.tokens[count]}))
+        return (answer, aligned, {own.tokens[count]}) if aligned >= _JOINED else None
 
     def _tokenized(self, variant: str, space: str) -> TokenizedText:
         key = (variant, space)
         if key not in self.tokenized:
-            made = tokenize_text(variant, space, self.tokenize, self.decode)
-            self.tokenized[key] = made
+            self.tokenized[key] = TokenizedText(variant, space, self.tokenize, self.decode)
         return self.tokenized[key]
 
 
@@ -309,41 +298,11 @@ def _variants(text: str, form: FormRequest) -> tuple[str, ...]:
     return tuple(one.upper() if form.is_upper else one for one in found)
 
 
-def _variants_after(answer: VerifiedAnswer, text: str) -> tuple[str, ...]:
-    is_sentence = not text or text.rstrip(" ")[-1:] in _ENDS
-    return answer.variants[:1] if is_sentence else answer.variants
-
-
-def _find_end(answer: VerifiedAnswer, text: str) -> tuple[int, str] | None:
-    """Where an answer ends in a text, and the variant; None: the text does not contain it."""
-    found = [(at + len(own), own) for own in answer.variants if (at := text.rfind(own)) >= 0]
-    return max(found, default=None)
-
-
 def _spaces_after(text: str) -> tuple[str, ...]:
     """What may stand between a text and an answer that follows it."""
     if not text:
         return "", " "
     return ("",) if text[-1:].isspace() or text[-1:] in _OPENERS else (" ",)
-
-
-def _count(found: Sequence[_Vote]) -> Votes:
-    """Weigh the voters, and add up their votes."""
-    scores = [
-        vote.aligned + vote.answer.scoped.odds - log(len(vote.answer.scoped.example.answers))
-        for vote in found
-    ]
-    weights = [exp(score - max(scores)) for score in scores]
-    total = sum(weights)
-    tokens: dict[int, float] = {}
-    shares: dict[int, dict[VerifiedAnswer, float]] = {}
-    for vote, weight in zip(found, weights, strict=True):
-        for token in vote.tokens:
-            share = weight / total / len(vote.tokens)
-            tokens[token] = tokens.get(token, 0.0) + share
-            own = shares.setdefault(token, {})
-            own[vote.answer] = own.get(vote.answer, 0.0) + share
-    return Votes(tokens, shares)
 
 
 def lift(
@@ -386,59 +345,40 @@ class Lifted:
     logits: torch.Tensor  # (rows, vocabulary); the same tensor as `base` if nothing is lifted
     base: torch.Tensor  # (rows, vocabulary)
     corrections: Sequence[Correction | None]  # of each row
-    decisions: Sequence[Decision]
+    votes: dict[int, Votes]  # by row, of those that are lifted to a verified answer
 
     def count(self, row: int) -> int:
-        """How many answers voted in one row."""
-        return len(self._weights(row))
+        return len(self.votes[row].answers) if row in self.votes else 0
 
     def neighbors(self, row: int, picked: int, rival: int, *, most: int) -> list[Neighbor]:
         """The answers that voted, each with its part of how far picked moved from rival."""
-        weights = self._weights(row)
+        weights = self.votes[row].answers if row in self.votes else {}
         moved = move_of(self.base[row], self.logits[row], picked, rival)
         return [
             Neighbor(
-                example=answer.scoped.example.id,
-                question=answer.scoped.example.question,
-                answer=answer.text,
-                source=answer.scoped.example.source,
+                **answer.names,
                 step=0,
                 similarity=answer.scoped.probability,
-                weight=weights[answer],
-                push=weights[answer] * moved,
+                weight=weight,
+                push=weight * moved,
                 nearness="probability",
             )
-            for answer in sorted(weights, key=lambda answer: -weights[answer])[:most]
+            for answer, weight in sorted(weights.items(), key=lambda one: -one[1])[:most]
         ]
 
     def sources(self, row: int, picked: int) -> list[Source]:
         """The answers that voted for the picked token, each with its share of these votes."""
-        votes, correction = self.decisions[row].votes, self.corrections[row]
-        if votes is None or correction is None:
+        correction = self.corrections[row]
+        if row not in self.votes or correction is None:
             return []
-        own = votes.shares.get(picked) or {}
+        own = self.votes[row].shares.get(picked)
         if not own and picked in correction.ends:
-            own = votes.shares.get(END) or {}
-        total = sum(own.values())
+            own = self.votes[row].shares.get(END)
+        total = sum(own.values()) if own else 1.0
         return [
-            Source(
-                example=answer.scoped.example.id,
-                question=answer.scoped.example.question,
-                answer=answer.text,
-                source=answer.scoped.example.source,
-                share=share / total,
-                probability=answer.scoped.probability,
-            )
-            for answer, share in own.items()
+            Source(**answer.names, share=share / total, probability=answer.scoped.probability)
+            for answer, share in (own or {}).items()
         ]
-
-    def _weights(self, row: int) -> dict[VerifiedAnswer, float]:
-        votes = self.decisions[row].votes
-        weights: dict[VerifiedAnswer, float] = {}
-        for own in () if votes is None else votes.shares.values():
-            for answer, share in own.items():
-                weights[answer] = weights.get(answer, 0.0) + share
-        return weights
 
 
 def lift_rows(
@@ -447,25 +387,27 @@ def lift_rows(
     logits: torch.Tensor,
 ) -> Lifted:
     """Lift a batch (rows, vocabulary) of any requests; None leaves a row alone."""
-    decisions = [
-        NOTHING if own is None else own.decide(output, logits[row])
-        for row, (own, output) in enumerate(zip(corrections, outputs, strict=True))
-    ]
-    rows = [row for row, decision in enumerate(decisions) if decision.candidates]
-    if not rows:
-        return Lifted(logits, logits, corrections, decisions)
-    lifting = [own for row in rows if (own := corrections[row]) is not None]
-    is_all = len(rows) == len(logits)
+    lifting: dict[int, Correction] = {}  # by row
+    candidates, voted = [], {}
+    for row, (own, output) in enumerate(zip(corrections, outputs, strict=True)):
+        votes = own and own.votes(output)
+        if own and votes and (tokens := own.candidates(votes, logits[row])):
+            lifting[row] = own
+            candidates.append(tokens)
+            if own.is_covered:
+                voted[row] = votes
+    if not lifting:
+        return Lifted(logits, logits, corrections, voted)
+    rows, is_all = [*lifting], len(lifting) == len(logits)
     base = logits if is_all else logits[rows]
-    numbers = torch.tensor([[own.margin, own.strength] for own in lifting]).to(base.device)
-    candidates = [decisions[row].candidates for row in rows]
-    lifted = lift(base, candidates, margin=numbers[:, 0], strength=numbers[:, 1])
-    for at, own in enumerate(lifting):
+    numbers = [[own.margin, own.strength] for own in lifting.values()]
+    margin, strength = torch.tensor(numbers).to(base.device).T
+    lifted = lift(base, candidates, margin=margin, strength=strength)
+    for at, own in enumerate(lifting.values()):
         if own.is_fixed:
             only = torch.full_like(base[at], -torch.inf)
             only[candidates[at]] = base[at, candidates[at]]
             lifted[at] = only
     if not is_all:
-        lifted, part = logits.clone(), lifted
-        lifted[rows] = part
-    return Lifted(lifted, logits, corrections, decisions)
+        lifted = logits.clone().index_copy_(0, torch.tensor(rows, device=logits.device), lifted)
+    return Lifted(lifted, logits, corrections, voted)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
 from time import perf_counter
-from typing import Unpack, overload
+from typing import Any, Unpack, overload
 
 import torch
 
@@ -20,7 +20,6 @@ from trueline.prompts import (
     ModelInput,
     TokenContext,
     check_question,
-    check_text,
     read_messages,
 )
 from trueline.settings import whole_number
@@ -29,6 +28,7 @@ from trueline.types import PLAIN, Answer, OnProgress, Piece, Sampling, SamplingO
 
 Messages = Sequence[Mapping[str, str]]
 Given = str | ModelInput  # a question for the method's own prompt, or what the model reads
+Many = Sequence[str] | Sequence[ModelInput]
 
 
 def make_request(
@@ -44,9 +44,7 @@ def make_request(
     The method itself is checked against the model by `method.check`, once for all requests.
     """
     options, what = options or Sampling(), f"question {index + 1}"
-    given = _as_input(method, given, what)
-    inputs = _model_inputs(method, given)
-    contexts = _contexts(lm, inputs, what)
+    read, inputs, contexts = _encode(lm, method, given, what)
     longest, room = max(map(len, contexts)), options.max_new_tokens
     if lm.limit is not None:
         room = min(room, lm.limit - longest)
@@ -54,11 +52,11 @@ def make_request(
         raise SettingError(
             f"{what} makes {method.name} read a prompt of {longest} tokens, {lm.id} reads "
             f"{lm.limit} at most; shorten it, or what the method puts before it: "
-            f"{(given.question or '')[:60]!r}"
+            f"{(read.question or '')[:60]!r}"
         )
     hashes = tuple(one.hash for one in inputs)
-    prepared = method.prepare(lm, given, options)
-    return Request(method, given, contexts, hashes, options, room, index, prepared)
+    prepared = method.prepare(lm, read, options)
+    return Request(method, read, contexts, hashes, options, room, index, prepared)
 
 
 def _check_method(method: object, lm: Engine) -> None:
@@ -70,35 +68,31 @@ def _check_method(method: object, lm: Engine) -> None:
     method.check(lm)
 
 
-def _as_input(method: Method, given: object, what: str) -> ModelInput:
-    """A question in the method's own prompt; any other input as it is."""
-    if hasattr(given, "encode_answer") and hasattr(given, "question"):
-        if given.question is not None:
-            check_question(given.question, what)
-        return given  # type: ignore[return-value]
-    check_question(given, what)
-    return FilledPrompt(method.question_prompt, str(given))
+def _encode(
+    lm: Engine, method: Method, given: object, what: str
+) -> tuple[ModelInput, tuple[ModelInput, ...], tuple[tuple[int, ...], ...]]:
+    """What was given, what the method makes the model read instead, and the tokens of that.
 
-
-def _model_inputs(method: Method, given: ModelInput) -> tuple[ModelInput, ...]:
-    """What a method makes the model read; one that rewrites prompts needs more than tokens."""
+    A question is put into the method's own prompt.
+    """
     needs = method.needs
-    if isinstance(given, TokenContext) and (needs.own_prompt or needs.second_prompt):
+    if hasattr(given, "encode_answer") and hasattr(given, "question"):
+        read: ModelInput = given  # type: ignore[assignment]
+    else:
+        check_question(given, what)
+        read = FilledPrompt(method.question_prompt, str(given))
+    if read.question is not None:
+        check_question(read.question, what)
+    if isinstance(read, TokenContext) and (needs.own_prompt or needs.second_prompt):
         raise SettingError(
             f"{method.name} writes a prompt of its own around the question, and only tokens "
             "were given; give a question or messages, or choose another method"
         )
-    if needs.question and given.question is None:
+    if needs.question and read.question is None:
         raise SettingError(
             f"{method.name} needs the text of the question; give a question or messages"
         )
-    return method.inputs(given)
-
-
-def _contexts(
-    lm: Engine, inputs: Sequence[ModelInput], what: str
-) -> tuple[tuple[int, ...], ...]:
-    """The tokens of each input; none may be empty or hold tokens the model does not have."""
+    inputs = method.inputs(read)
     contexts = tuple(tuple(one.encode(lm.tokenizer)) for one in inputs)
     for context in contexts:
         if not context:
@@ -108,48 +102,30 @@ def _contexts(
                 f"{what} holds tokens from {min(context)} to {max(context)}; {lm.id} has those "
                 f"from 0 to {lm.vocabulary - 1}"
             )
-    return contexts
+    return read, inputs, contexts
+
+
+class _Options(SamplingOptions, total=False):
+    batch_size: int
+    progress: OnProgress | None
 
 
 @overload
 def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str too
-    lm: Engine,
-    method: Method,
-    questions: Given,
-    *,
-    batch_size: int = ...,
-    progress: OnProgress | None = ...,
-    **options: Unpack[SamplingOptions],
+    lm: Engine, method: Method, questions: Given, **options: Unpack[_Options]
 ) -> Answer: ...
-
-
 @overload
 def generate(
-    lm: Engine,
-    method: Method,
-    questions: Sequence[str] | Sequence[ModelInput],
-    *,
-    batch_size: int = ...,
-    progress: OnProgress | None = ...,
-    **options: Unpack[SamplingOptions],
+    lm: Engine, method: Method, questions: Many, **options: Unpack[_Options]
 ) -> list[Answer]: ...
-
-
 @overload
 def generate(
-    lm: Engine,
-    method: Method,
-    questions: None = ...,
-    *,
-    messages: Messages,
-    **options: Unpack[SamplingOptions],
+    lm: Engine, method: Method, *, messages: Messages, **options: Unpack[_Options]
 ) -> Answer: ...
-
-
 def generate(
     lm: Engine,
     method: Method,
-    questions: Given | Sequence[str] | Sequence[ModelInput] | None = None,
+    questions: Given | Many | None = None,
     *,
     messages: Messages | None = None,
     batch_size: int = 16,
@@ -218,7 +194,6 @@ def stream(
 
 
 def _pieces(lm: Engine, request: Request) -> Iterator[Piece]:
-    """The growing text of one request, as far as it can no longer change."""
     decoding = Decoding(lm, max_rows=1)
     decoding.submit(request)
     text_sent = tokens_sent = 0
@@ -245,25 +220,20 @@ def settled_text(lm: Engine, row: Row) -> tuple[str, int]:
         return row.text, len(row.text)
     text = lm.decode_settled(row.tokens)
     settled = text.rstrip("\ufffd")  # half a character decodes to a replacement sign
-    ready = len(settled)
-    for string in row.request.options.stop_strings:
-        for length in range(min(len(string) - 1, len(settled)), 0, -1):
-            if settled.endswith(string[:length]):
-                ready = min(ready, len(settled) - length)
-                break
-    return text, ready
+    begun = [
+        length
+        for string in row.request.options.stop_strings
+        for length in range(1, min(len(string), len(settled) + 1))
+        if settled.endswith(string[:length])
+    ]
+    return text, len(settled) - max(begun, default=0)
 
 
-def _given(
-    questions: Given | Sequence[str] | Sequence[ModelInput] | None, messages: Messages | None
-) -> Given | tuple[Given, ...]:
+def _given(questions: Given | Many | None, messages: Messages | None) -> Any:
     """One question or conversation, or a tuple of several questions."""
     if (questions is None) == (messages is None):
         raise SettingError("give either questions or messages, one of the two")
-    given: Given | tuple[Given, ...] = (
-        to_tuple(questions) if messages is None else read_messages(messages)
-    )
-    return given
+    return to_tuple(questions) if messages is None else read_messages(messages)
 
 
 _POSITIONS = 64  # logits kept in memory at once while scoring: as many positions
@@ -292,24 +262,18 @@ def score(
     if not isinstance(texts, tuple):
         raise SettingError(f"candidates must be a list of answers, got {shown(candidates)}")
     for number, candidate in enumerate(texts, 1):
-        check_text(candidate, f"candidate {number}")
-        if not candidate.strip():
-            raise SettingError(f"candidate {number} is empty; leave it out")
+        check_question(candidate, f"candidate {number}")
+    given = _given(question, messages)
     if not texts:
         return []
-    if (question is None) == (messages is None):
-        raise SettingError("give either a question or messages, one of the two")
-    given = question if messages is None else read_messages(messages)
-    given = _as_input(method, given, "the question")
-    inputs = _model_inputs(method, given)
-    contexts = _contexts(lm, inputs, "the question")
+    read, inputs, contexts = _encode(lm, method, given, "the question")
     answers = [tuple(inputs[0].encode_answer(text, lm.tokenizer)) for text in texts]
     longest = max(map(len, contexts)) + max(map(len, answers))
     if lm.limit is not None and longest > lm.limit:
         raise SettingError(
             f"the longest prompt and candidate are {longest} tokens, {lm.id} reads {lm.limit}"
         )
-    rows = [Continuation(given, contexts, answer) for answer in answers]
+    rows = [Continuation(read, contexts, answer) for answer in answers]
     return [total for total, _ in score_continuations(lm, method, rows)]
 
 
@@ -322,19 +286,7 @@ def score_continuations(
     Rows with the same contexts share one reading of them.
     """
     totals, is_own = [0.0] * len(rows), [True] * len(rows)
-    for batch, log_probs in _positions(lm, method, rows):
-        for (row, at), line, best in zip(batch, log_probs, log_probs.argmax(-1), strict=True):
-            token = rows[row].tokens[at]
-            totals[row] += float(line[token])
-            is_own[row] &= int(best) == token
-    return list(zip(totals, is_own, strict=True))
-
-
-def _positions(
-    lm: Engine, method: Method, rows: Sequence[Continuation]
-) -> Iterator[tuple[list[tuple[int, int]], torch.Tensor]]:
-    """Every position of every row, and the log-probabilities there (positions, vocabulary)."""
-    first, second = _read(lm, method, rows)
+    streams = _read(lm, method, rows)
     distinct = dict.fromkeys((row.contexts, row.given) for row in rows)
     prepared = {
         key: method.complete(lm, method.prepare(lm, key[1], Sampling())).state
@@ -343,43 +295,40 @@ def _positions(
     positions = [(row, at) for row, one in enumerate(rows) for at in range(len(one.tokens))]
     for start in range(0, len(positions), _POSITIONS):
         batch = positions[start : start + _POSITIONS]
-        which, steps = [row for row, _ in batch], [at for _, at in batch]
-        step = Step(
-            Rows(
-                lm,
-                [[*rows[row].contexts[0], *rows[row].tokens[:at]] for row, at in batch],
-                [len(rows[row].contexts[0]) for row in which],
-                [rows[row].given.question for row in which],
-                [prepared[rows[row].contexts, rows[row].given] for row in which],
-            ),
-            first.map(lambda tensor: tensor[which, steps]),  # noqa: B023
-            None if second is None else second.map(lambda tensor: tensor[which, steps]),  # noqa: B023
-            is_probability=True,
+        which, steps = (list(index) for index in zip(*batch, strict=True))
+        known = Rows(
+            lm,
+            [[*rows[row].contexts[0], *rows[row].tokens[:at]] for row, at in batch],
+            [len(rows[row].contexts[0]) for row in which],
+            [rows[row].given.question for row in which],
+            [prepared[rows[row].contexts, rows[row].given] for row in which],
         )
-        yield batch, method.adjust(step).logits.float().log_softmax(-1)
+        states = [one.map(lambda tensor: tensor[which, steps]) for one in streams]  # noqa: B023
+        adjusted = method.adjust(Step(known, *states, is_probability=True))
+        log_probs = adjusted.logits.float().log_softmax(-1)  # (positions, vocabulary)
+        best = log_probs.argmax(-1).tolist()
+        for index, (row, at) in enumerate(batch):
+            token = rows[row].tokens[at]
+            totals[row] += float(log_probs[index, token])
+            is_own[row] &= best[index] == token
+    return list(zip(totals, is_own, strict=True))
 
 
-def _read(
-    lm: Engine, method: Method, rows: Sequence[Continuation]
-) -> tuple[States, States | None]:
+def _read(lm: Engine, method: Method, rows: Sequence[Continuation]) -> list[States]:
     """The states before each token of each row (rows, longest, ...), under each prompt."""
-    prompts = len(rows[0].contexts)
-    distinct = {row.contexts: None for row in rows}
-    index = {contexts: number for number, contexts in enumerate(distinct)}
-    read = [contexts[prompt] for prompt in range(prompts) for contexts in distinct]
-    own = [index[row.contexts] for row in rows]
-    which = [prompt * len(distinct) + number for prompt in range(prompts) for number in own]
+    prompts = range(len(rows[0].contexts))
+    index = {row.contexts: 0 for row in rows}
+    index = {contexts: number for number, contexts in enumerate(index)}
     states = read_continuations(
         lm,
-        read,
-        which,
-        [row.tokens for row in rows] * prompts,
+        [contexts[prompt] for prompt in prompts for contexts in index],
+        [prompt * len(index) + index[row.contexts] for prompt in prompts for row in rows],
+        [row.tokens for row in rows] * len(prompts),
         layers=method.layers(lm),
         states=method.reads_states(lm),
     )
-    first = states.map(lambda tensor: tensor[: len(rows)])
-    second = states.map(lambda tensor: tensor[len(rows) :])
-    return first, second if prompts > 1 else None
+    parts = [slice(prompt * len(rows), (prompt + 1) * len(rows)) for prompt in prompts]
+    return [states.map(lambda tensor: tensor[part]) for part in parts]  # noqa: B023
 
 
 def first_difference(one: Sequence[object], other: Sequence[object]) -> int | None:

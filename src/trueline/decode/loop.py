@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from contextvars import copy_context
@@ -46,8 +46,8 @@ _local = local()  # whether a thread is the worker's
 class Alongside:
     """Prefetches that run in a thread while the model reads; `results` waits for them.
 
-    `done` says whether the thread is done; it is None without a thread. Without a second core
-    the work is done when its results are asked for.
+    `done` returns whether the thread is done; it is None without a thread. Without a second
+    core the work is done when its results are needed.
     """
 
     def __init__(self, work: Sequence[Work | None], device: torch.device) -> None:
@@ -64,34 +64,32 @@ class Alongside:
         return self._run() if self._future is None else self._future.result()
 
     def _run(self) -> list[Any]:
-        return [None if one is None else _result(one) for one in self._work]
-
-
-def _result(work: Work) -> Any:
-    try:
-        return work()
-    except Exception as error:  # it fails the rows that the work was for
-        return error
+        found: list[Any] = []
+        for work in self._work:
+            try:
+                found.append(work and work())
+            except Exception as error:  # it fails the rows that the work was for
+                found.append(error)
+        return found
 
 
 @cache
 def _worker() -> ThreadPoolExecutor:
     """The one thread, kept: a new one would make torch set up its threads at every step."""
+
+    def begin() -> None:
+        torch.get_num_threads()  # torch reads its default at first use, and would do so later
+        torch.set_num_threads(1)
+        _local.is_worker = True
+
     threads = torch.get_num_threads()
-    pool = ThreadPoolExecutor(1, "trueline", initializer=_begin_worker)
+    pool = ThreadPoolExecutor(1, "trueline", initializer=begin)
     pool.submit(int).result()  # the thread has begun
     torch.set_num_threads(threads)  # the worker's own setting also holds for later threads
     return pool
 
 
-def _begin_worker() -> None:
-    torch.get_num_threads()  # torch reads its default at first use, and would do so later
-    torch.set_num_threads(1)
-    _local.is_worker = True
-
-
-# A forked process has no such thread, so it makes its own.
-if hasattr(os, "register_at_fork"):
+if hasattr(os, "register_at_fork"):  # a forked process has no such thread and makes its own
     os.register_at_fork(after_in_child=_worker.cache_clear)
 
 
@@ -129,14 +127,14 @@ class Row:
     request: Request
     ticket: int
     submitted: float  # when, by the loop's clock
-    context: list[int]  # the tokens so far under its first prompt
-    generator: torch.Generator | None  # for its draws
     prepared: Prepared
+    generator: torch.Generator | None  # for its draws
+    context: list[int]  # the tokens so far under its first prompt
+    index: int = 0  # in the cache: of the row under its first prompt, the others follow it
     tokens: list[int] = field(default_factory=list)
     steps: list[TraceStep] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # if requested
-    # (example, answer) -> its source; share: of the tokens that were picked with its votes
-    votes: dict[tuple[str, str], Source] = field(default_factory=dict)
+    votes: list[Source] = field(default_factory=list)  # of each token, the share of its votes
     text: str | None = None  # set when the answer has ended
     error: Exception | None = None  # set when the row has failed
     finish: Finish = "length"
@@ -154,29 +152,30 @@ class Row:
         return [[*context, *self.tokens] for context in self.request.contexts]
 
     @property
+    def indices(self) -> range:
+        """Its rows in the cache."""
+        return range(self.index, self.index + len(self.request.contexts))
+
+    @property
     def remaining(self) -> int:
         """How many tokens it may still get."""
         return self.request.room - len(self.tokens)
 
-    def credit(self, sources: Sequence[Source]) -> None:
-        """Add the sources of a picked token."""
-        for one in sources:
-            key = one.example, one.answer
-            known = self.votes[key].share if key in self.votes else 0.0
-            self.votes[key] = replace(one, share=known + one.share)
-
     def sources(self) -> tuple[Source, ...]:
-        """The examples that took part so far, the largest share first."""
-        by_example: dict[str, list[Source]] = {}
-        for one in self.votes.values():
-            by_example.setdefault(one.example, []).append(one)
-        found = [
-            replace(
-                max(own, key=lambda one: one.share),
-                share=sum(one.share for one in own) / len(self.tokens),
-            )
-            for own in by_example.values()
-        ]
+        """The examples that took part so far, the largest share of the tokens first.
+
+        Each with the one of its answers that has most votes.
+        """
+        by_example: dict[str, dict[str, Source]] = {}
+        for one in self.votes:
+            answers = by_example.setdefault(one.example, {})
+            known = answers.get(one.answer)
+            answers[one.answer] = replace(one, share=one.share + (known.share if known else 0))
+        found = []
+        for answers in by_example.values():
+            best = max(answers.values(), key=lambda one: one.share)
+            total = sum(one.share for one in answers.values())
+            found.append(replace(best, share=total / len(self.tokens)))
         return tuple(sorted(found, key=lambda one: -one.share))
 
     def answer(self) -> Answer:
@@ -224,17 +223,12 @@ def end_row(row: Row, lm: Engine) -> None:
 class Group:
     """The rows of one method in one step."""
 
-    method: Method
     members: list[Row]
     rows: Rows
-    first: list[int]  # the indices of the rows' states under their first prompt
-    second: list[int]  # and under the second; empty if the method reads one
 
-    def apart(self) -> Iterator[Group]:
-        """The same, row by row."""
-        for at, row in enumerate(self.members):
-            one = slice(at, at + 1)
-            yield _group(self.rows.lm, [row], self.first[one])
+    @property
+    def method(self) -> Method:
+        return self.members[0].request.method
 
     def prefetch(self) -> Work | None:
         """What the method does while the model reads; an error is raised when it runs."""
@@ -249,32 +243,33 @@ class Group:
             return fail
 
 
-def group_rows(lm: Engine, rows: Sequence[Row]) -> Iterator[Group]:
+def group_rows(lm: Engine, rows: Sequence[Row]) -> list[Group]:
     """Group the rows by method, and by whether their tokens are drawn."""
     members: dict[tuple[int, bool], list[Row]] = {}
-    first: dict[int, int] = {}
-    start = 0
     for row in rows:
-        request = row.request
-        members.setdefault((id(request.method), request.options.is_sampled), []).append(row)
-        first[row.ticket] = start
-        start += len(request.contexts)
-    for own in members.values():
-        yield _group(lm, own, [first[row.ticket] for row in own])
+        key = id(row.request.method), row.request.options.is_sampled
+        members.setdefault(key, []).append(row)
+    return [_group(lm, own) for own in members.values()]
 
 
-def _group(lm: Engine, members: list[Row], first: list[int]) -> Group:
-    requests = [row.request for row in members]
+def _group(lm: Engine, members: list[Row]) -> Group:
+    """Its rows contain their growing contexts, so a group stays right as they grow."""
     rows = Rows(
         lm,
         [row.context for row in members],
-        [len(request.contexts[0]) for request in requests],
-        [request.question for request in requests],
+        [len(row.request.contexts[0]) for row in members],
+        [row.request.question for row in members],
         [row.prepared.state for row in members],
     )
-    has_second = len(requests[0].contexts) > 1
-    second = [index + 1 for index in first] if has_second else []
-    return Group(requests[0].method, members, rows, first, second)
+    return Group(members, rows)
+
+
+def _number(rows: Sequence[Row]) -> None:
+    """Give the rows their indices in the cache, which has them in this order."""
+    index = 0
+    for row in rows:
+        row.index = index
+        index += len(row.request.contexts)
 
 
 class Decoding:
@@ -334,14 +329,8 @@ class Decoding:
                 "shorten it, or ask for fewer new tokens"
             )
         self._tickets += 1
-        row = Row(
-            request,
-            self._tickets,
-            self._clock(),
-            list(request.contexts[0]),
-            random_source(request.options, request.index),
-            request.prepared,
-        )
+        drawn, context = random_source(request.options, request.index), [*request.contexts[0]]
+        row = Row(request, self._tickets, self._clock(), request.prepared, drawn, context)
         self._waiting.append(row)
         return row.ticket
 
@@ -358,22 +347,18 @@ class Decoding:
         in the call if the culprit is unknown. Failed rows are returned with their `error`.
         """
         admitted = self._admit()
-        for row in admitted:
-            try:
-                row.prepared = row.request.method.complete(self._lm, row.prepared)
-            except Exception as error:
-                row.error = error
-        joining = [row for row in admitted if row.error is None]
+        joining = [row for row in admitted if self._complete(row)]
         failed = [row for row in admitted if row.error is not None]
         rows = [*self._live, *joining]
         if not rows:
             return failed
-        # Rows contain their growing contexts, so their groups stay right as they grow.
-        groups = [] if joining else self._groups
-        groups = groups or list(group_rows(self._lm, rows))
+        if joining or not self._groups:
+            _number(rows)
+            self._groups = group_rows(self._lm, rows)
+        groups = self._groups
         try:
             states, fetched = self._read(joining, groups)
-            self._live, self._groups = rows, groups
+            self._live = rows
         except BaseException as error:
             self._forget()  # what was read no longer fits the tokens
             if not isinstance(error, Exception):
@@ -405,6 +390,14 @@ class Decoding:
                 break
             joining.append(self._waiting.popleft())
         return joining
+
+    def _complete(self, row: Row) -> bool:
+        """Let the method of a row that joins add what takes a pass of the model."""
+        try:
+            row.prepared = row.request.method.complete(self._lm, row.prepared)
+        except Exception as error:
+            row.error = error
+        return row.error is None
 
     def _has_room(self, joining: Sequence[Row]) -> bool:
         """Whether the caches hold these rows and the running ones until all have ended."""
@@ -461,7 +454,8 @@ class Decoding:
                 sound.append(row)
             except Exception as own:
                 row.error = own
-        groups = list(group_rows(self._lm, sound))
+        _number(sound)
+        groups = group_rows(self._lm, sound)
         try:
             if not sound:
                 raise error
@@ -469,7 +463,8 @@ class Decoding:
             contexts = [context for row in sound for context in row.contexts]
             states = cache.join(contexts, layers=layers)
         except Exception as final:
-            _fail([row for row in rows if row.error is None], final)
+            for row in rows:
+                row.error = row.error or final
             return None
         self._live, self._groups, self._cache = sound, groups, cache
         return groups, states
@@ -479,20 +474,21 @@ class Decoding:
         try:
             self._pick(group, states, fetched)
         except Exception as error:  # whatever a method raises
-            if len(group.members) == 1 or isinstance(fetched, Exception):
-                _fail(group.members, error)
-                return
-            for one in group.apart():
-                self._pick_apart(one, states, None)
+            is_apart = len(group.members) > 1 and not isinstance(fetched, Exception)
+            for row in group.members:
+                if is_apart:
+                    self._pick_apart(_group(self._lm, [row]), states, None)
+                else:
+                    row.error = error
 
     def _pick(self, group: Group, states: States, fetched: Any) -> None:
         """Let a method adjust its rows, and pick their tokens."""
         if isinstance(fetched, Exception):
             raise fetched
+        streams = zip(*(row.indices for row in group.members), strict=True)
         step = Step(
             group.rows,
-            _taken(states, group.first),
-            _taken(states, group.second) if group.second else None,
+            *(_taken(states, [*indices]) for indices in streams),
             is_probability=group.members[0].request.options.is_sampled,
             fetched=fetched,
         )
@@ -519,7 +515,7 @@ class Decoding:
             log_probs = (adjusted.logits[index].float() / stretch).log_softmax(-1)
             row.logprobs.append(token_logprobs(log_probs, token, options.logprobs))
         for evidence in adjusted.evidence:
-            row.credit(evidence.sources(index, token))
+            row.votes += evidence.sources(index, token)
 
     def _add(self, row: Row, token: int) -> None:
         """Give a row its next token, and end it if that was its last."""
@@ -539,24 +535,13 @@ class Decoding:
         if not staying:
             self._forget()
             return
-        kept: list[int] = []
-        start = 0
-        for row in self._live:
-            count = len(row.request.contexts)
-            if row in staying:
-                kept += range(start, start + count)
-            start += count
         assert self._cache is not None
-        self._cache.keep(kept)
+        self._cache.keep([index for row in staying for index in row.indices])
+        _number(staying)
         self._live, self._groups = staying, []
 
     def _forget(self) -> None:
         self._live, self._groups, self._cache = [], [], None
-
-
-def _fail(rows: Sequence[Row], error: Exception) -> None:
-    for row in rows:
-        row.error = error
 
 
 def _taken(states: States, rows: list[int]) -> States:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -61,6 +61,7 @@ class Step:
     rows: Rows
     states: States  # of each row, under its first prompt
     other: States | None = None  # under the second prompt, if the method reads one
+    _: KW_ONLY
     is_probability: bool = False  # whether the result is read as probabilities, or as a ranking
     fetched: Any = None  # what the function from `prefetch` returned; None: it did not run
 
