@@ -1,6 +1,7 @@
 """A local HTTP server in OpenAI's form, which can also misbehave."""
 
 import json
+import os
 import socket
 import threading
 from contextlib import contextmanager, suppress
@@ -8,6 +9,7 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 KEY = "sk-secret-0123456789"
+HANG = 300  # seconds after which a test that waits for something that never comes fails
 
 
 class JudgeServer(ThreadingHTTPServer):
@@ -115,3 +117,16 @@ def serving(**options):
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def clean_environment(monkeypatch, tmp_path, key):
+    """The key of every service, one for a server of one's own, and a cache of the test's."""
+    for name in list(os.environ):
+        if name.endswith("_BASE_URL") or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    for name in ("COHERE_API_KEY", "GEMINI_API_KEY", "OPENAI_API_KEY"):
+        monkeypatch.setenv(name, key)
+    monkeypatch.delenv("CO_API_KEY", raising=False)
+    monkeypatch.setenv("TRUELINE_JUDGE_KEY", KEY)
+    monkeypatch.setenv("TRUELINE_JUDGE_URL", "")  # set by the tests
+    monkeypatch.setenv("TRUELINE_HOME", str(tmp_path / "home"))

@@ -18,16 +18,11 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from judge_server import KEY, serving
+from judge_server import HANG, KEY, clean_environment, serving
 
 from trueline.errors import MissingExtraError, SettingError, TruelineError
-from trueline.lab.judges import (
-    Limits,
-    open_judge,
-    prompt_for,
-    questions_for,
-    read_verdict,
-)
+from trueline.lab.findings import agreement_notes
+from trueline.lab.judges import Limits, open_judge, prompt_for, questions_for, read_verdict
 from trueline.lab.judges.models import SERVICES, LocalJudge, Response, ResponseCache
 from trueline.lab.judges.offline import (
     OF_RIGHT,
@@ -41,12 +36,11 @@ from trueline.lab.judges.offline import (
     signals_of,
     texts_for,
 )
+from trueline.lab.measures import indicative
+from trueline.lab.results import CellResults, VerdictLine
 from trueline.lab.samples import Sample
 
 DOCS = Path(__file__).parent.parent / "docs"
-NAMES = ["cohere", "gemini", "openai:some-model"]
-HANG = 300  # seconds after which a test that waits for something that never comes fails
-ONE = {"concurrency": 1}
 GUM = Sample(
     "gum",
     "What happens if you swallow gum?",
@@ -82,127 +76,77 @@ class Clock:
         self.seconds = max(self.seconds, until)
 
 
-@pytest.fixture
-def clock(monkeypatch):
+@pytest.fixture(autouse=True)
+def clock(request, monkeypatch, tmp_path):
+    """A key for every address, nothing of the real environment, a clock of the test's own."""
+    if request.node.get_closest_marker("real"):
+        return None  # the real embedder is in the real cache
+    clean_environment(monkeypatch, tmp_path, KEY)
     clock = Clock()
     monkeypatch.setattr("trueline.lab.judges.models.monotonic", clock.now)
     monkeypatch.setattr("trueline.lab.judges.models.sleep", clock.sleep)
     return clock
 
 
-@pytest.fixture(autouse=True)
-def environment(request, monkeypatch, tmp_path):
-    """A key for every address, nothing of the real environment, a cache of the test's own."""
-    if request.node.get_closest_marker("real"):
-        return  # the real embedder is in the real cache
-    for name in list(os.environ):
-        if name.endswith("_BASE_URL") or name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
-    for name in ("COHERE_API_KEY", "GEMINI_API_KEY", "OPENAI_API_KEY", "TRUELINE_JUDGE_KEY"):
-        monkeypatch.setenv(name, KEY)
-    monkeypatch.setenv("TRUELINE_JUDGE_URL", "")  # see open_at
-    monkeypatch.delenv("CO_API_KEY", raising=False)
-    monkeypatch.setenv("TRUELINE_HOME", str(tmp_path / "home"))
-    request.getfixturevalue("clock")
+def open_at(server, name="cohere", *, cache=None, max_tokens=None, **limits):
+    """A judge at a server its user trusts."""
+    os.environ["TRUELINE_JUDGE_URL"] = server.url  # restored by `clock`
+    name = f"{name}@{server.url}"
+    return open_judge(name, limits=Limits(**limits), cache=cache, max_tokens=max_tokens)
 
 
-def open_at(server, name="cohere", *, limits=None, **options):
-    """A judge at a server its user trusts; limits by name."""
-    os.environ["TRUELINE_JUDGE_URL"] = server.url  # restored by `environment`
-    return open_judge(f"{name}@{server.url}", limits=Limits(**(limits or {})), **options)
+def ask(server, count, about="info", **options):
+    return open_at(server, **options).judge("question", about, items(count))
 
 
 def labels(verdicts):
     return [verdict.label for verdict in verdicts]
 
 
-@pytest.mark.parametrize(
-    ("raw", "label"),
-    [
-        ("Yes", True),
-        ("Yes.", True),
-        ("  no\n", False),
-        ("**no**", False),
-        ("Answer: Yes", True),
-        ("**Answer:** No.", False),
-        ("#Verdict#: No", False),
-        ("My final answer is yes!", True),
-        ("[[Yes]]", True),
-        ("“No”", False),
-        ('{"answer": "No"}', False),
-        ("<answer>Yes</answer>", True),
-        ("<think>No, wait. No.</think>\n\nYes", True),
-        ("No - nothing in it is made up.", False),
-        ("Yes. The reply names no film, but Tolkien was asked for.", True),
-        ("Yes, the reply is wrong about the name, but not the year.", True),
-        ("\uff39\uff45\uff53\u3002", True),
-        ("", None),
-        ("...", None),
-        ("yes and no", None),
-        ("Yes, and no.", None),
-        ("Yes/No", None),
-        ("Yes or No", None),
-        ("Yes.\nNo.", None),
-        ("Yes, but only partly.", None),
-        ("No idea.", None),
-        ("No comment", None),
-        ("Maybe", None),
-        ("Yesterday", None),
-        ("I'm sorry, I can't judge that.", None),
-        ("As an AI, no.", None),
-        ("<think>Yes, it seems", None),
-        ("(no text: SAFETY)", None),
-    ],
-)
-def test_a_reply_is_read_as_yes_no_or_not_at_all(raw, label):
-    assert read_verdict(raw, "info") is label
-    assert read_verdict(raw, "hallucination") is label
+REPLIES = {  # by label; separated by " | "
+    True: """Yes | Yes. | Answer: Yes | My final answer is yes! | [[Yes]] | <answer>Yes</answer>
+        | <think>No, wait. No.</think>\n\nYes | \uff39\uff45\uff53\u3002
+        | Yes. The reply names no film, but Tolkien was asked for.
+        | Yes, the reply is wrong about the name, but not the year.""",
+    False: """  no\n | **no** | **Answer:** No. | #Verdict#: No | “No” | {"answer": "No"}
+        | No - nothing in it is made up.""",
+    None: """ | ... | yes and no | Yes, and no. | Yes/No | Yes or No | Yes.\nNo.
+        | Yes, but only partly. | No idea. | No comment | Maybe | Yesterday | As an AI, no.
+        | I'm sorry, I can't judge that. | <think>Yes, it seems | (no text: SAFETY)""",
+}
+TRUTH_REPLIES = {
+    True: """Correct | The answer is correct. | Yes | The answer is: Correct
+        | Verdict: the answer is correct. | Correct, I think.
+        | Correct. The answer isn't wrong.""",
+    False: """Wrong. | *Incorrect* | Not correct. | Answer to judge: Wrong
+        | Wrong: nothing of it is correct. | Wrong, because the right answer is seven years.
+        | Wrong. It is true that gum is sticky, but that was not asked.""",
+    None: """Correct. Wrong. | "Correct" or "Wrong" | Correct, though partly wrong
+        | Partially correct | Not wrong | Neither | Corrected | No, that is correct.
+        | No, the answer is right | Yes, it is wrong | Yes, but that's not correct.
+        | Correct. I think it was wrong about the year.
+        | Correct, I think, but it is partly wrong | Correct, I think, but only in part""",
+}
+HALLUCINATION_REPLIES = {
+    True: "hallucinated",
+    False: "not hallucinated | No, it isn't hallucinated",
+    None: "Correct | No, it is hallucinated | Yes. The reply is not hallucinated.",
+}
 
 
 @pytest.mark.parametrize(
-    ("raw", "label"),
+    ("about", "replies"),
     [
-        ("Correct", True),
-        ("Wrong.", False),
-        ("*Incorrect*", False),
-        ("Not correct.", False),
-        ("The answer is correct.", True),
-        ("Answer to judge: Wrong", False),
-        ("Wrong: nothing of it is correct.", False),
-        ("Yes", True),
-        ("Correct. Wrong.", None),
-        ('"Correct" or "Wrong"', None),
-        ("Correct, though partly wrong", None),
-        ("Partially correct", None),
-        ("Not wrong", None),
-        ("Neither", None),
-        ("Corrected", None),
-        ("The answer is: Correct", True),
-        ("Verdict: the answer is correct.", True),
-        ("Correct, I think.", True),
-        ("Correct. The answer isn't wrong.", True),
-        ("Wrong. It is true that gum is sticky, but that was not asked.", False),
-        ("Wrong, because the right answer is seven years.", False),
-        ("No, that is correct.", None),
-        ("No, the answer is right", None),
-        ("Yes, it is wrong", None),
-        ("Yes, but that's not correct.", None),
-        ("Correct. I think it was wrong about the year.", None),
-        ("Correct, I think, but it is partly wrong", None),
-        ("Correct, I think, but only in part", None),
+        ("info", REPLIES),
+        ("hallucination", REPLIES),
+        ("truth", TRUTH_REPLIES),
+        ("hallucination", HALLUCINATION_REPLIES),
     ],
 )
-def test_a_reply_about_truth_is_read_as_correct_wrong_or_not_at_all(raw, label):
-    assert read_verdict(raw, "truth") is label
-
-
-def test_a_word_about_truth_says_nothing_about_hallucination():
-    assert read_verdict("Correct", "hallucination") is None
-    assert read_verdict("hallucinated", "hallucination") is True
-    assert read_verdict("not hallucinated", "hallucination") is False
-    assert read_verdict("No, it is hallucinated", "hallucination") is None
-    assert read_verdict("Yes. The reply is not hallucinated.", "hallucination") is None
-    assert read_verdict("No, it isn't hallucinated", "hallucination") is False
+@pytest.mark.parametrize("label", [True, False, None])
+def test_a_reply_is_read_as_one_verdict_or_as_none(about, replies, label):
+    for raw in re.split(r"\s\| ", replies[label]):
+        assert read_verdict(raw, about) is label, raw
 
 
 def test_each_task_asks_its_questions():
@@ -222,19 +166,18 @@ def test_the_truth_question_shows_what_is_known_and_the_answer_last():
 
 
 @pytest.mark.parametrize(
-    ("task", "about", "ending", "told"),
+    ("task", "about", "ending", "count"),
     [
         ("question", "info", 'Reply with one word, "Yes" or "No", and nothing before it.', 8),
         ("dialogue", "hallucination", "#Reply#: Gum.\n#Verdict#:", 7),
         ("summary", "hallucination", "#Summary#: Gum.\n#Verdict#:", 4),
     ],
 )
-def test_the_other_questions_show_worked_examples_before_the_answer(task, about, ending, told):
+def test_the_other_questions_show_worked_examples_before_the_answer(task, about, ending, count):
     prompt = prompt_for(task, about, GUM, "Gum.")
     assert prompt.endswith(ending)
     assert prompt.count(GUM.question) == 1
-    marks = "#Verdict#:|Does this answer inform\\?"
-    assert len(re.findall(marks, prompt)) == told
+    assert len(re.findall("#Verdict#:|Does this answer inform\\?", prompt)) == count
     assert "{" not in prompt
 
 
@@ -254,8 +197,7 @@ def test_an_answer_no_service_can_take_is_made_one_it_can():
 )
 def test_every_service_is_asked_the_same_way_and_verdicts_keep_their_order(name, cost):
     with serving(reply=lambda p: "Correct" if number_in(p) % 3 else "Wrong.") as server:
-        judge = open_at(server, name)
-        verdicts = judge.judge("question", "truth", items(20))
+        verdicts = ask(server, 20, "truth", name=name)
     assert labels(verdicts) == [number % 3 > 0 for number in range(20)]
     assert len(server.requests) == 20
     for path, headers, body, _ in server.requests:
@@ -266,8 +208,8 @@ def test_every_service_is_asked_the_same_way_and_verdicts_keep_their_order(name,
     assert (first.prompt_tokens, first.answer_tokens, first.raw) == (words, 1, "Wrong.")
     price = None if cost is None else (words * cost[0] + cost[1]) / 1e6
     assert first.cost == (price if price is None else pytest.approx(price))
-    assert first.judge == judge.id
-    assert judge.id.endswith(f"@{server.url}")
+    assert first.judge.startswith(name)
+    assert first.judge.endswith(f"@{server.url}")
 
 
 def test_ids_hashes_and_cache_keys_are_those_that_paid_caches_hold(monkeypatch):
@@ -287,22 +229,19 @@ def test_ids_hashes_and_cache_keys_are_those_that_paid_caches_hold(monkeypatch):
 
 def test_a_reply_without_text_is_unscored_says_why_and_is_not_paid_again():
     with serving(reply=lambda prompt: "") as server:
-        (verdict,) = open_at(server).judge("question", "info", items(1))
-        (again,) = open_at(server).judge("question", "info", items(1))
+        (verdict,), (again,) = ask(server, 1), ask(server, 1)
     assert (verdict.label, again.label, len(server.requests)) == (None, None, 1)
     assert verdict.raw == "(no text: stop)"
     assert verdict.prompt_tokens > 0
 
 
-FAULTS = [408, 429, 503, (429, "0"), "cut", "half", "text", "form"]
+FAULTS = [408, 429, 503, (429, "0"), (429, "nan"), "cut", "half", "text", "form"]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_a_passing_fault_is_tried_again_and_nothing_is_lost(fault):
-    two = {"concurrency": 2}
     with serving(reply=lambda p: "Yes" if number_in(p) else "No", faults=[fault]) as server:
-        verdicts = open_at(server, limits=two).judge("question", "info", items(3))
-    assert labels(verdicts) == [False, True, True]
+        assert labels(ask(server, 3, concurrency=2)) == [False, True, True]
     assert len(server.requests) == 4
     assert len(server.answered) == len(set(server.answered)) == 3
 
@@ -315,54 +254,47 @@ def test_a_response_that_is_not_whole_in_time_is_given_up():
             handler.wfile.write(b"x")
 
     with serving(faults=[drip]) as server:
-        judge = open_at(server, limits={"tries": 1, "timeout": 0.05})
-        (verdict,) = judge.judge("question", "info", items(1))
+        (verdict,) = ask(server, 1, tries=1, timeout=0.05)
     assert (verdict.label, verdict.is_answered) == (None, False)
     assert verdict.raw == "(no response: no response within 0.05 s; tried 1 times)"
 
 
 @pytest.mark.parametrize("form", ["seconds", "date"])
-def test_the_pause_a_service_asks_for_is_kept_by_all_requests(form, clock):
+def test_the_pause_a_service_wants_is_kept_by_all_requests(form, clock):
     seconds = 100  # longer than the client of the service would wait by itself
     date = datetime.now(UTC) + timedelta(seconds=seconds)
-    asked = str(seconds) if form == "seconds" else format_datetime(date, usegmt=True)
+    pause = str(seconds) if form == "seconds" else format_datetime(date, usegmt=True)
 
     def reply(prompt):  # a request in flight ends when the refusal has been read
         assert clock.waiting.wait(HANG)
         return "Yes"
 
-    with serving(reply=reply, faults=[(429, asked)], now=clock.now) as server:
-        judge = open_at(server, limits={"concurrency": 3})
-        assert labels(judge.judge("question", "info", items(20))) == [True] * 20
+    with serving(reply=reply, faults=[(429, pause)], now=clock.now) as server:
+        assert labels(ask(server, 20, concurrency=3)) == [True] * 20
     assert len(server.requests) == 21
     later = [time for time in server.times if time > 0]
     assert len(later) >= 18
     assert min(later) == max(later) == pytest.approx(seconds, abs=5)
 
 
+@pytest.mark.parametrize("pause", ["1e400", "-1", ", ,", "Mon, 01 Jan 99999999999 00:00"])
+def test_a_retry_after_of_any_form_ends_in_a_reason(pause):
+    with serving(faults=[(429, pause)] * 2) as server:
+        (verdict,) = ask(server, 1, tries=2)
+    assert verdict.raw.startswith("(no response: HTTP 429")
+
+
 def test_a_pause_longer_than_our_patience_is_not_waited_for(clock):
     with serving(faults=[(429, "3600")]) as server:
-        judge = open_at(server, limits={"concurrency": 1})
-        verdicts = judge.judge("question", "info", items(2))
+        verdicts = ask(server, 2, concurrency=1)
     assert clock.waits == []
     assert labels(verdicts) == [None, True]
     assert "wait 3600 s" in verdicts[0].raw
 
 
-@pytest.mark.parametrize(
-    "asked", ["nan", "1e400", "-1", ", ,", "Mon, 01 Jan 99999999999 00:00"]
-)
-def test_a_retry_after_of_any_form_ends_in_a_verdict_or_a_reason(asked):
-    with serving(faults=[(429, asked)] * 2) as server:
-        (verdict,) = open_at(server, limits={"tries": 2}).judge("question", "info", items(1))
-    assert verdict.raw.startswith("(no response: HTTP 429")
-
-
 def test_each_pause_before_another_try_is_about_twice_the_one_before(clock):
-    limits = {"backoff": 2.0, "patience": 20.0}
     with serving(faults=[503] * 5) as server:
-        judge = open_at(server, limits=limits)
-        assert labels(judge.judge("question", "info", items(1))) == [True]
+        assert labels(ask(server, 1, backoff=2.0, patience=20.0)) == [True]
     assert len(clock.waits) == 5
     for attempt, seconds in enumerate(clock.waits):
         assert min(20, 2.0**attempt) <= seconds <= min(20, 2 * 2.0**attempt)
@@ -371,16 +303,18 @@ def test_each_pause_before_another_try_is_about_twice_the_one_before(clock):
 def test_after_so_many_tries_a_verdict_is_unscored_and_asked_for_in_the_next_run():
     limits = {"tries": 3, "concurrency": 1}
     with serving(faults=[500] * 3) as server:
-        verdicts = open_at(server, limits=limits).judge("question", "info", items(3))
-        assert labels(verdicts) == [None, True, True]
+        verdicts = ask(server, 3, **limits)
         assert len(server.requests) == 5
-        again = open_at(server, limits=limits).judge("question", "info", items(3))
-    assert labels(again) == [True] * 3
-    assert [verdict.is_cached for verdict in again] == [False, True, True]
+        again = ask(server, 3, **limits)
     assert len(server.requests) == 6
-    assert "HTTP 500" in verdicts[0].raw
-    assert "tried 3 times" in verdicts[0].raw
-    assert [v.is_answered for v in verdicts] == [False, True, True]
+    assert labels(verdicts) == [None, True, True]
+    assert [verdict.is_answered for verdict in verdicts] == [False, True, True]
+    assert [(x.label, x.is_cached) for x in again] == [
+        (True, False),
+        (True, True),
+        (True, True),
+    ]
+    assert re.search("HTTP 500.*tried 3 times", verdicts[0].raw)
     assert verdicts[0].cost is None
 
 
@@ -391,11 +325,10 @@ BAD_KEY = json.dumps({"error": {"code": 400, "details": [{"reason": "API_KEY_INV
 def test_a_refused_key_ends_the_run_and_what_was_answered_is_kept(fault):
     with serving(reply=lambda prompt: server.faults.append(fault) or "Yes") as server:
         with pytest.raises(TruelineError, match="set TRUELINE_JUDGE_KEY to one") as caught:
-            open_at(server, limits=ONE).judge("question", "info", items(5))
+            ask(server, 5, concurrency=1)
         assert len(server.requests) == 2
         server.reply, server.faults = lambda prompt: "Yes", []
-        judge = open_at(server)
-        assert labels(judge.judge("question", "info", items(5))) == [True] * 5
+        assert labels(ask(server, 5)) == [True] * 5
     assert KEY not in str(caught.value)
     assert len(server.answered) == len(set(server.answered)) == 5
 
@@ -412,7 +345,7 @@ def test_requests_in_flight_at_a_refusal_still_reach_the_cache():
         return "Yes"
 
     with serving(reply=reply, faults=[refuse]) as server:
-        judge = open_at(server, limits={"concurrency": 3})
+        judge = open_at(server, concurrency=3)
         with pytest.raises(TruelineError, match="refused the key"):
             judge.judge("question", "info", items(9))
         assert len(server.requests) == 3
@@ -423,7 +356,10 @@ def test_requests_in_flight_at_a_refusal_still_reach_the_cache():
 
 def test_a_model_the_service_does_not_know_is_an_error():
     with serving(faults=[404] * 8) as server, pytest.raises(SettingError, match="404"):
-        open_at(server).judge("question", "truth", items(1))
+        ask(server, 1)
+
+
+# Keys
 
 
 @pytest.mark.parametrize(
@@ -434,37 +370,26 @@ def test_a_model_the_service_does_not_know_is_an_error():
         ("openai:gpt-4o", ["OPENAI_API_KEY"]),
     ],
 )
-@pytest.mark.parametrize("key", [None, "", " \n"])
-def test_a_missing_key_is_named_before_anything_is_asked(name, variables, key, monkeypatch):
+def test_a_missing_key_is_named_before_anything_is_asked(name, variables, monkeypatch):
     for variable in variables:
-        monkeypatch.delenv(variable, raising=False)
-    if key is not None:
-        monkeypatch.setenv(variables[0], key)
+        monkeypatch.setenv(variable, " \n")
     with pytest.raises(TruelineError, match=f"needs a key; set {' or '.join(variables)}"):
         open_judge(name)
 
 
-@pytest.mark.parametrize(
-    "key", ["sk-secret\r\nHost: evil", "sk secret", "sk-s\u00e9cret", "s" * 5000]
-)
+@pytest.mark.parametrize("key", ["sk-secret\r\nHost: evil", "sk secret", "sk-s\u00e9cret"])
 def test_a_key_no_header_can_hold_is_refused_without_showing_it(key, monkeypatch):
     monkeypatch.setenv("COHERE_API_KEY", key)
     with pytest.raises(SettingError, match="COHERE_API_KEY") as caught:
         open_judge("cohere")
-    assert not re.search("sk|secret|sss", str(caught.value))
-
-
-def test_the_package_that_is_missing_is_named_with_its_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "openai", None)
-    with pytest.raises(MissingExtraError, match=r"openai: pip install 'trueline\[judge\]'"):
-        open_judge("cohere")
+    assert not re.search("sk|secret", str(caught.value))
 
 
 def test_an_endpoint_of_ones_own_needs_no_key_and_cohere_takes_either(monkeypatch):
     with serving() as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         monkeypatch.delenv("OPENAI_API_KEY")
-        with pytest.raises(TruelineError, match=r"wants a key.*OPENAI_API_KEY"):
+        with pytest.raises(TruelineError, match=r"needs a key.*OPENAI_API_KEY"):
             open_judge("openai:mine").judge("question", "info", items(1))
         assert "authorization" not in server.requests[0][1]
         monkeypatch.delenv("COHERE_API_KEY")
@@ -475,7 +400,7 @@ def test_an_endpoint_of_ones_own_needs_no_key_and_cohere_takes_either(monkeypatc
     assert judge.id.endswith(f"@{server.url}")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["cohere", "gemini", "openai:some-model"])
 @pytest.mark.parametrize("bound", ["", "https://judge.example.org/v1", "{url}/team-a"])
 def test_a_plan_moves_no_key_to_an_address_its_user_did_not_name(name, bound, monkeypatch):
     with serving() as server:
@@ -489,11 +414,11 @@ def test_a_plan_moves_no_key_to_an_address_its_user_did_not_name(name, bound, mo
     assert KEY not in f"{caught.value} {server.requests}"
 
 
-def test_the_key_of_a_gateway_is_not_that_of_the_service_behind_it(monkeypatch):
+def test_the_key_of_a_gateway_is_not_that_of_the_service_it_stands_for(monkeypatch):
     monkeypatch.setenv("COHERE_BASE_URL", "https://gateway.example.org")
     monkeypatch.delenv("TRUELINE_JUDGE_KEY")
     assert open_judge("cohere").id.endswith("@https://gateway.example.org")
-    with pytest.raises(TruelineError, match=r"goes to https://gateway\.example\.org alone"):
+    with pytest.raises(TruelineError, match=r"goes to https://gateway\.example\.org only"):
         open_judge(f"cohere@{SERVICES['cohere'].url}")
 
 
@@ -515,15 +440,13 @@ def test_an_address_that_only_looks_like_ones_own_gets_no_key(other, monkeypatch
     assert open_judge(f"openai:m@{other}")._key == ""
 
 
-@pytest.mark.parametrize("status", [302, 308])
-def test_a_key_follows_no_redirect(status):
+def test_a_key_follows_no_redirect():
     with serving() as other, serving() as server:
         target = {"location": f"{other.url}/chat/completions"}
-        server.faults = [lambda handler: handler.send(status, "", target)]
-        (verdict,) = open_at(server).judge("question", "info", items(1))
-    assert other.requests == []
-    assert len(server.requests) == 1
-    assert f"HTTP {status}" in verdict.raw
+        server.faults = [lambda handler: handler.send(308, "", target)]
+        (verdict,) = ask(server, 1)
+    assert (other.requests, len(server.requests)) == ([], 1)
+    assert "HTTP 308" in verdict.raw
 
 
 @pytest.mark.parametrize(
@@ -539,15 +462,14 @@ def test_a_key_leaves_this_machine_by_https_alone(url, variable, monkeypatch):
 
 def test_nothing_of_the_environment_but_the_key_goes_along(monkeypatch):
     """Headers of the client's own variables may hold secrets; a proxy would read the key."""
-    monkeypatch.setenv(
-        "OPENAI_CUSTOM_HEADERS", "X-Gateway: hidden\nAuthorization: Bearer hidden"
-    )
+    headers = "X-Gateway: hidden\nAuthorization: Bearer hidden"
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", headers)
     monkeypatch.setenv("OPENAI_ORG_ID", "hidden")
     monkeypatch.setenv("OPENAI_ADMIN_KEY", "hidden")
     with serving() as proxy, serving() as server:
         for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
             monkeypatch.setenv(name, proxy.url)
-        (verdict,) = open_at(server).judge("question", "info", items(1))
+        (verdict,) = ask(server, 1)
     assert (verdict.label, proxy.requests) == (True, [])
     assert "hidden" not in f"{server.requests}"
 
@@ -579,18 +501,12 @@ def test_a_proxy_or_certificate_that_cannot_be_is_one_line(variable, value, monk
     ],
     ids=ascii,
 )
-@pytest.mark.parametrize("given", ["name", "variable"])
-def test_an_address_that_cannot_be_one_is_refused_without_repeating_it(
-    address, given, monkeypatch
-):
-    monkeypatch.setenv("OPENAI_BASE_URL", address if given == "variable" else "")
-    with pytest.raises(SettingError, match=r"like https://api\.openai\.com/v1") as caught:
-        open_judge("openai:m" if given == "variable" else f"openai:m@{address}")
-    assert "secret" not in str(caught.value)
-
-
-def test_a_model_may_have_an_at_sign_in_its_name():
-    assert open_judge("openai:claude@20250601").id == "openai:claude@20250601"
+def test_an_address_that_cannot_be_one_is_refused_without_repeating_it(address, monkeypatch):
+    for name, variable in ((f"openai:m@{address}", ""), ("openai:m", address)):
+        monkeypatch.setenv("OPENAI_BASE_URL", variable)
+        with pytest.raises(SettingError, match=r"like https://api\.openai\.com/v1") as caught:
+            open_judge(name)
+        assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -599,36 +515,26 @@ def test_a_model_may_have_an_at_sign_in_its_name():
 def test_a_name_that_is_not_a_judge_is_an_error(name):
     with pytest.raises(SettingError, match="judge"):
         open_judge(name)
+    assert open_judge("openai:claude@20250601").id == "openai:claude@20250601"
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"tries": 0},
-        {"concurrency": 0},
-        {"per_minute": 0},
-        {"timeout": 0.0},
-        {"backoff": 1e308},
-        {"patience": float("inf")},
-    ],
-)
-def test_limits_that_cannot_be_are_refused(wrong):
-    with pytest.raises(SettingError, match=next(iter(wrong))):
-        Limits(**wrong)
+def test_a_missing_package_and_a_wrong_number_of_tokens_are_named(monkeypatch):
     with pytest.raises(SettingError, match="max_tokens"):
         open_judge("cohere", max_tokens=0)
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with pytest.raises(MissingExtraError, match=r"openai: pip install 'trueline\[judge\]'"):
+        open_judge("cohere")
 
 
 def test_nothing_is_paid_twice():
-    calls = []
+    calls, doubled = [], [*items(4), *items(4)]
     with serving() as server:
-        doubled = [*items(4), *items(4)]
         first = open_at(server).judge("question", "info", doubled, lambda *n: calls.append(n))
         second = open_at(server).judge("question", "info", doubled)
         assert len(server.requests) == 4
-        open_at(server).judge("question", "truth", items(1))  # another question
-        open_at(server, "cohere:command-r").judge("question", "info", items(1))
-        open_at(server, max_tokens=99).judge("question", "info", items(1))
+        ask(server, 1, "truth")  # another question
+        ask(server, 1, name="cohere:command-r")
+        ask(server, 1, max_tokens=99)
         assert len(server.requests) == 7
     assert labels(first) == labels(second) == [True] * 8
     assert [v.is_cached for v in first] == [False] * 4 + [True] * 4
@@ -649,43 +555,38 @@ def test_without_a_reference_nothing_is_asked_about_truth():
 def test_no_more_requests_are_in_flight_than_allowed(limit):
     full = threading.Barrier(limit)  # nothing is answered before so many are in flight
     with serving(reply=lambda prompt: full.wait(HANG) is not None and "Yes") as server:
-        judge = open_at(server, limits={"concurrency": limit})
-        assert labels(judge.judge("question", "info", items(12))) == [True] * 12
+        assert labels(ask(server, 12, concurrency=limit)) == [True] * 12
     assert server.most_in_flight == limit
 
 
 def test_a_judge_keeps_its_pace_from_call_to_call_and_after_a_pause(clock):
     with serving(faults=[(429, "0.3")], now=clock.now) as server:
-        judge = open_at(server, limits={"per_minute": 1200, **ONE})  # one in 0.05 s
+        judge = open_at(server, per_minute=1200, concurrency=1)  # one in 0.05 s
         judge.judge("question", "info", items(2))
         judge.judge("question", "truth", items(2))
     assert server.times == pytest.approx([0, 0.3, 0.35, 0.4, 0.45])
 
 
 def test_a_judge_can_be_asked_where_an_event_loop_runs():
-    async def ask(server):  # as in a notebook
-        return open_at(server).judge("question", "info", items(3))
+    async def ask_in_a_notebook(server):
+        return ask(server, 3)
 
-    with serving() as server:
-        assert labels(asyncio.run(ask(server))) == [True] * 3
-
-
-def test_half_a_surrogate_in_a_reply_is_kept_as_a_question_mark():
     with serving(reply=lambda prompt: "Yes. \ud83d") as server:
-        (verdict,) = open_at(server).judge("question", "info", items(1))
-    assert (verdict.label, verdict.raw) == (True, "Yes. ?")
+        verdicts = asyncio.run(ask_in_a_notebook(server))
+    assert [(x.label, x.raw) for x in verdicts] == [(True, "Yes. ?")] * 3  # half a surrogate
 
 
 def test_the_key_is_in_no_file_and_no_message(tmp_path):
-    limits = {"tries": 1, "concurrency": 1}
     with serving(reply=lambda prompt: f"Yes. Your key is {KEY}.", faults=[500]) as server:
-        judge = open_at(server, limits=limits, cache=tmp_path / "cache.sqlite")
-        failed, read = judge.judge("question", "info", items(2))
+        cache = tmp_path / "cache.sqlite"
+        failed, read = ask(server, 2, tries=1, concurrency=1, cache=cache)
     assert read.raw == "Yes. Your key is (the key)."
     assert "(the key)" in failed.raw
     for path in tmp_path.rglob("*"):
         assert path.is_dir() or KEY.encode() not in path.read_bytes()
 
+
+# The cache
 
 RUN = """
 import sys
@@ -717,17 +618,17 @@ def test_two_processes_share_a_cache():
         processes = [start(server, 0, 30), start(server, 30, 60)]
         assert [process.wait() for process in processes] == [0, 0]
         assert len(server.requests) == 60
-        verdicts = open_at(server).judge("question", "info", items(60))
+        verdicts = ask(server, 60)
     assert len(server.requests) == 60
     assert all(verdict.is_cached for verdict in verdicts)
 
 
 def test_a_killed_run_pays_again_for_no_more_than_was_in_flight():
-    asked, dead, in_flight = [], threading.Event(), threading.Semaphore(0)
+    received, dead, in_flight = [], threading.Event(), threading.Semaphore(0)
 
     def reply(prompt):  # the eleventh request and the twelfth are in flight at the kill
-        asked.append(prompt)
-        if len(asked) > 10 and not dead.is_set():
+        received.append(prompt)
+        if len(received) > 10 and not dead.is_set():
             in_flight.release()
             assert dead.wait(HANG)
         return "Yes"
@@ -738,7 +639,7 @@ def test_a_killed_run_pays_again_for_no_more_than_was_in_flight():
         process.kill()
         process.wait()
         dead.set()
-        verdicts = open_at(server).judge("question", "info", items(40))
+        verdicts = ask(server, 40)
     assert all(verdict.label for verdict in verdicts)
     assert sum(verdict.is_cached for verdict in verdicts) == 10
     assert set(map(number_in, server.answered)) == set(range(40))
@@ -755,7 +656,10 @@ def test_a_response_in_the_cache_is_never_overwritten(tmp_path):
     connection.close()
 
 
-def test_a_local_judge_says_what_its_model_writes():
+# A model on this machine
+
+
+def test_a_local_judge_gives_what_its_model_writes():
     from trueline.decode.generate import generate
     from trueline.methods.prompting import Greedy
     from trueline.prompts import Prompt
@@ -774,16 +678,13 @@ def test_a_local_judge_says_what_its_model_writes():
 
 def test_a_local_judge_reads_the_first_line_and_leaves_out_what_is_too_long(monkeypatch):
     def write(lm, method, prompts, **options):
-        said = ["\n Yes.\nQ: Why?\nNo.", "perhaps"]
-        return [
-            SimpleNamespace(question=p, text=t, prompt_tokens=9, token_ids=(1, 2))
-            for p, t in zip(prompts, said, strict=True)
-        ]
+        texts = ["\n Yes.\nQ: Why?\nNo.", "perhaps"]
+        assert len(prompts) == 2
+        return [SimpleNamespace(text=x, prompt_tokens=9, token_ids=(1, 2)) for x in texts]
 
     monkeypatch.setattr("trueline.decode.generate.generate", write)
     judge = LocalJudge(tiny.language_model("llama", positions=4096))
-    long = (GUM, "so " * 4000)
-    unknown = (Sample("1", "Why?"), "So.")
+    long, unknown = (GUM, "so " * 4000), (Sample("1", "Why?"), "So.")
     verdicts = judge.judge("question", "truth", [(GUM, "A."), long, (GUM, "B."), unknown])
     assert labels(verdicts) == [True, None, None, None]
     assert "reads 4096" in verdicts[1].raw
@@ -791,10 +692,13 @@ def test_a_local_judge_reads_the_first_line_and_leaves_out_what_is_too_long(monk
     assert "no reference" in verdicts[3].raw
 
 
+# Offline
+
+
 class Words:
     """An embedder whose vectors are words: cosines can be worked by hand."""
 
-    id = "words"
+    id = "all-minilm-l6-v2"
     known = ("red", "green", "blue", "comment")
 
     def embed(self, texts):
@@ -804,6 +708,11 @@ class Words:
 
 
 COLOR = Sample("c", "Which color?", ("red paint",), ("green paint",))
+ALONE, UNKNOWN = Sample("c", "Which color?", ("red paint",)), Sample("n", "Why?")
+
+
+def offline(about, *given):
+    return OfflineJudge(Words()).judge("question", about, list(given))
 
 
 def test_signals_are_the_worked_ones():
@@ -848,68 +757,45 @@ def test_the_shipped_regressions_read_the_signals_they_may():
     assert found["truth_signals"].names == found["info_signals"].names == SIGNALS
     assert found["references_signals"].names == OF_RIGHT
     assert not [name for name in OF_RIGHT if "wrong" in name]
-    for one in found.values():
-        count = len(one.names)
-        assert one.weights.shape == (count + count * (count + 1) // 2,)
-        assert (one.scale > 0).all()
 
 
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
         ("The body is a body, and the head is just a part of it.", "'body' that it is itself"),
-        ("Storm is a storm that is caused by a storm.", "'storm' that it is itself"),
         ("It will die. " * 4, "it repeats itself"),
         ("...", "nothing was written"),
         ("It passes through you. It takes some days.", ""),
     ],
 )
 def test_a_text_that_is_not_an_answer_is_neither_true_nor_informative(answer, why):
-    judge = OfflineJudge(Words())
     for about in ("truth", "info"):
-        (verdict,) = judge.judge("question", about, [(GUM, answer)])
-        if why:
-            assert verdict.label is False
-            assert verdict.raw.endswith(why)
-        else:
-            assert verdict.raw.startswith("log-odds")
+        (verdict,) = offline(about, (GUM, answer))
+        assert verdict.raw.endswith(why)
+        assert verdict.raw.startswith("log-odds") is not bool(why)
+        assert not why or verdict.label is False
 
 
 def test_a_thing_may_be_itself_where_that_was_the_question():
-    asked = Sample("t", "Is every cat a cat?", ("Yes.",), ("No.",))
-    assert broken(asked, "Every cat is a cat.") == ""
+    question = Sample("t", "Is every cat a cat?", ("Yes.",), ("No.",))
+    assert broken(question, "Every cat is a cat.") == ""
     assert broken(GUM, "Every cat is a cat.") != ""
 
 
-def test_an_answer_about_something_else_does_not_inform():
-    (verdict,) = OfflineJudge(Words()).judge("question", "info", [(COLOR, "blue whales sing")])
-    assert verdict.label is False
-    assert verdict.raw == "about something else: cosine 0.00 to the question"
-
-
-def test_offline_verdicts_name_the_rule_they_were_reached_by():
-    alone, unknown = Sample("c", "Which color?", ("red paint",)), Sample("n", "Why?")
-    judge = OfflineJudge(Words())
-    given = [(sample, "It is dark red.") for sample in (COLOR, alone, unknown)]
-    bases = [x.basis for x in judge.judge("question", "truth", given)]
+def test_offline_verdicts_name_the_rule_they_follow():
+    given = [(sample, "It is dark red.") for sample in (COLOR, ALONE, UNKNOWN)]
+    bases = [x.basis for x in offline("truth", *given)]
     assert bases == ["truth_signals", "references_signals", ""]
-    bases = [x.basis for x in judge.judge("question", "info", given)]
+    bases = [x.basis for x in offline("info", *given)]
     assert bases == ["info_signals", "info_alone", "info_alone"]
 
 
 def test_offline_a_hallucination_is_nearer_to_the_hallucinated_response():
-    given = [(COLOR, "green paint"), (COLOR, "red paint"), (Sample("n", "Why?"), "red")]
-    verdicts = OfflineJudge(Words()).judge("dialogue", "hallucination", given)
-    assert labels(verdicts) == [True, False, None]
-
-
-def test_offline_a_hallucination_without_wrong_answers_is_unlike_the_right_one():
-    alone = Sample("c", "Which color?", ("red paint",))
-    given = [(alone, "dark red"), (alone, "red green"), (Sample("n", "Why?"), "red")]
-    judge = OfflineJudge(Words())
-    assert labels(judge.judge("summary", "hallucination", given)) == [False, True, None]
-    found = judge.ratings("hallucination", given)[1].score
-    assert found == pytest.approx(0.93 - 0.5**0.5, abs=1e-6)
+    given = [(COLOR, "green paint"), (COLOR, "red paint"), (UNKNOWN, "red")]
+    assert labels(offline("hallucination", *given)) == [True, False, None]
+    # Without a wrong answer it is unlike the right one: 0.93 against a cosine of 0.71.
+    given = [(ALONE, "dark red"), (ALONE, "red green")]
+    assert labels(offline("hallucination", *given)) == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -918,53 +804,41 @@ def test_offline_a_hallucination_without_wrong_answers_is_unlike_the_right_one()
         ("", False),
         ("No.", False),
         ("color", False),  # the question's own word
+        ("blue whales sing", False),  # about something else
         ("I have no comment.", False),
         ("I don't know", False),
         ("It is of that color, dark red.", True),
     ],
 )
-def test_offline_an_answer_informs_unless_it_says_nothing(answer, info):
-    alone = Sample("c", "Which color?", ("red paint",))
-    (verdict,) = OfflineJudge(Words()).judge("question", "info", [(alone, answer)])
-    assert verdict.label is info
+def test_offline_an_answer_informs_unless_it_has_no_content(answer, info):
+    assert labels(offline("info", (ALONE, answer))) == [info]
 
 
 def test_offline_verdicts_keep_their_order_over_many_chunks():
     given = [(COLOR, "red paint" if n % 3 else "green paint") for n in range(150)]
-    told = []
+    calls = []
     judge = open_judge("offline", embedder=Words())
-    verdicts = judge.judge("dialogue", "hallucination", given, lambda *n: told.append(n))
+    verdicts = judge.judge("dialogue", "hallucination", given, lambda *n: calls.append(n))
     assert labels(verdicts) == [n % 3 == 0 for n in range(150)]
-    assert told == [(64, 150), (128, 150), (150, 150)]
+    assert calls == [(64, 150), (128, 150), (150, 150)]
 
 
-def test_the_agreement_told_is_that_of_the_references_a_verdict_had():
-    from trueline.lab.findings import agreement_notes
-    from trueline.lab.results import CellResults, VerdictLine
-
-    class Named(Words):
-        id = "all-minilm-l6-v2"
-
-    def notes(task, about, *samples):
-        found = OfflineJudge(Named()).judge(task, about, [(s, "dark red") for s in samples])
+def test_a_report_prints_the_agreement_of_the_rule_that_was_used():
+    def notes(about, *samples):
+        found = offline(about, *((sample, "dark red") for sample in samples))
         lines = [VerdictLine(cell="x", sample="s", **asdict(verdict)) for verdict in found]
         return agreement_notes([CellResults(head=None, verdicts=lines)])
 
-    alone, unknown = Sample("c", "Which color?", ("red paint",)), Sample("n", "Why?")
     rules = ("truth_signals", "references_signals")
     with_wrong, by_right = (f"{agreement()[rule]['accuracy'][0]:.0%}" for rule in rules)
-    share = f"{agreement()['truth_signals']['always']:.0%}"
-    always = f"(saying the more frequent label every time agrees on {share})"
-    name = "offline:all-minilm-l6-v2 agrees with people on"
-    assert notes("question", "truth", COLOR, unknown) == [
-        f"{name} {with_wrong} of truth labels {always}"
-    ]
-    assert notes("question", "truth", alone) == [
-        f"{name} {by_right} of truth labels where no wrong answer is known {always}"
-    ]
-    assert len(notes("question", "truth", alone, COLOR)) == 2
-    assert notes("summary", "hallucination", alone) == [
-        "offline:all-minilm-l6-v2: how far it agrees with people on hallucination is not known"
+    name = "offline:all-minilm-l6-v2"
+    (note,) = notes("truth", COLOR, UNKNOWN)
+    assert note.startswith(f"{name} agrees with people on {with_wrong} of truth labels")
+    (note,) = notes("truth", ALONE)
+    assert f"{by_right} of truth labels where no wrong answer is known" in note
+    assert len(notes("truth", ALONE, COLOR)) == 2
+    assert notes("hallucination", ALONE) == [
+        f"{name}: how far it agrees with people on hallucination is not known"
     ]
     assert with_wrong != by_right
 
@@ -978,8 +852,6 @@ def test_the_agreement_that_is_printed_is_the_one_on_the_page():
         accuracy, low, high = found[rule]["accuracy"]
         assert f"{accuracy:.3f} ({low:.3f} to {high:.3f})" in page
         assert f"{accuracy:.1%} of cases" in found["sentence"]
-        assert 0 < low < accuracy < high < 1
-    json.dumps(found)
 
 
 @pytest.mark.parametrize(
@@ -992,15 +864,11 @@ def test_the_agreement_that_is_printed_is_the_one_on_the_page():
         ("offline:other", "truth", "truth_signals", True),  # weights of another embedder
         ("local:unknown", "truth", "truth", True),
         ("local:smollm2-135m", "truth", "truth", True),  # 54 %
-        ("nearest-reference:all-minilm-l6-v2", "truth", "truth", True),  # 69 %
         ("nearest-reference:all-minilm-l6-v2", "info", "info", False),  # 76 %
-        ("cohere:command-a-03-2025", "truth", "", False),  # a service says nothing of itself
+        ("cohere:command-a-03-2025", "truth", "", False),  # a service has no measured rule
     ],
 )
 def test_a_judge_below_75_percent_is_indicative(judge, about, basis, is_hint):
-    from trueline.lab.measures import indicative
-    from trueline.lab.results import CellResults, VerdictLine
-
     line = VerdictLine(cell="x", sample="s", judge=judge, about=about, label=True, basis=basis)
     found = indicative([CellResults(head=None, verdicts=(line,))])
     assert found == ({(judge, about)} if is_hint else set())
@@ -1012,12 +880,7 @@ def test_offline_with_the_real_embedder_tells_gum_stories_apart():
     given = [
         (GUM, "It simply passes through your body."),
         (GUM, "It stays in you for seven whole years."),
+        (GUM, "I really do not know."),
     ]
-    assert labels(judge.judge("question", "truth", given)) == [True, False]
-    assert labels(
-        judge.judge("question", "info", [*given, (GUM, "I really do not know.")])
-    ) == [
-        True,
-        True,
-        False,
-    ]
+    assert labels(judge.judge("question", "truth", given[:2])) == [True, False]
+    assert labels(judge.judge("question", "info", given)) == [True, True, False]

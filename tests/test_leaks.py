@@ -3,10 +3,8 @@ import pytest
 import torch
 
 from trueline.errors import SettingError
-from trueline.lab import leaks as module
 from trueline.lab.benchmarks import read_benchmark
-from trueline.lab.leaks import leak_counts, leak_line, leak_note, leak_report
-from trueline.lab.results import LeaksLine
+from trueline.lab.leaks import leak_line, leak_note, leak_report
 from trueline.lab.samples import Benchmark, Sample
 from trueline.types import Example
 
@@ -30,6 +28,10 @@ def near(ground, test, embedder=None, **options):
     return [(leak.sample, leak.example, leak.kind, round(leak.score, 3)) for leak in found]
 
 
+LONG = f"{COUNT} and much else that only this text has in it at its end"
+SHORT = ("a1", "No", "I have no comment", "It is red all over.")
+
+
 class Angles:
     """Embeds a text as the unit vector at the angle, in degrees, that the text names."""
 
@@ -44,46 +46,35 @@ class Angles:
         return torch.tensor(np.stack([np.cos(angles), np.sin(angles)], 1))
 
 
-def test_a_question_is_equal_whatever_its_case_signs_and_blanks():
-    assert near(["Do cats FLY?"], ["  do   cats, fly"]) == [("s0", "e0", "question equal", 1)]
+ANGLES = Angles()
+FOUR, FIVE = "red green blue grey", "red green blue grey white"
 
 
-def test_the_same_words_in_another_order_are_overlap_and_not_equal():
-    found = near(["does a dog chase a cat"], ["does a cat chase a dog"])
-    assert found == [("s0", "e0", "question overlap", 1)]
-
-
-def test_overlap_is_the_share_of_common_words_and_its_bound_counts():
-    pair = ["red green blue grey"], ["red green blue grey white"]  # 4 of 5
-    assert near(*pair) == [("s0", "e0", "question overlap", 0.8)]
-    assert near(*pair, overlap=0.81) == []
-
-
-def test_thirteen_words_in_a_row_leak_and_twelve_do_not():
-    ground = [f"{COUNT} and much else that only this text has in it at its end"]
-    found = [("s0", "e0", "question 13 words", 0.481)]  # 13 of 13 + 13 + 1 words are shared
-    assert near(ground, [f"so {COUNT}"]) == found
-    assert near(ground, ["so " + COUNT.removeprefix("one ")]) == []
-
-
-def test_answers_are_compared_with_answers_and_short_ones_are_not():
-    ground = [("a1", "No", "I have no comment", "It is red all over.")]
-    test = [("b1", "no", "I have no comment", "it is red all over")]
-    assert near(ground, test) == [("s0", "e0", "answer equal", 1)]
-
-
-def test_a_pair_is_listed_once_by_its_surest_kind():
-    ground = [("a1", "It is red all over now.", "It is red all over.")]
-    test = [("b1", "It is red all over!", "It is red all over then.")]
-    assert near(ground, test) == [("s0", "e0", "answer equal", 1)]
-    long = [f"{COUNT} fourteen"], [f"{COUNT} fifteen"]  # 13 in a row, and 13 of 15 shared
-    assert near(*long) == [("s0", "e0", "question 13 words", 0.867)]
-
-
-def test_the_cosine_bound_decides_by_embedding():
-    found = near(["at 0", "at 60"], ["here 20", "there 150"], Angles())  # cos 20° = 0.940
-    assert found == [("s0", "e0", "question cosine", 0.94)]
-    assert near(["at 0"], ["here 20"], Angles(), cosine=0.95) == []
+@pytest.mark.parametrize(
+    ("ground", "test", "options", "found"),
+    [
+        ("Do cats FLY?", "  do   cats, fly", {}, ("question equal", 1)),
+        ("does a dog chase a cat", "does a cat chase a dog", {}, ("question overlap", 1)),
+        (FOUR, FIVE, {}, ("question overlap", 0.8)),  # 4 of 5
+        (FOUR, FIVE, {"overlap": 0.81}, None),
+        # 13 of 13 + 13 + 1 words are shared
+        (LONG, f"so {COUNT}", {}, ("question 13 words", 0.481)),
+        (LONG, f"so {COUNT.removeprefix('one ')}", {}, None),
+        # 13 in a row, and 13 of 15 shared: the surest kind is listed
+        (f"{COUNT} fourteen", f"{COUNT} fifteen", {}, ("question 13 words", 0.867)),
+        (
+            SHORT,
+            ("b1", "no", "I have no comment", "it is red all over"),
+            {},
+            ("answer equal", 1),
+        ),
+        (SHORT, ("b1", "It is red all over then."), {}, ("answer overlap", 0.833)),
+        ("at 0", "here 20", {"embedder": ANGLES}, ("question cosine", 0.94)),  # cos 20°
+        ("at 0", "here 20", {"embedder": ANGLES, "cosine": 0.95}, None),
+    ],
+)
+def test_texts_are_near_by_the_surest_kind_that_holds(ground, test, options, found):
+    assert near([ground], [test], **options) == ([("s0", "e0", *found)] if found else [])
 
 
 def test_equal_texts_are_embedded_once():
@@ -92,7 +83,7 @@ def test_equal_texts_are_embedded_once():
     assert sorted(embedder.seen) == ["at 0", "here 45", "here 90"]
 
 
-def test_small_blocks_find_what_one_block_finds(monkeypatch):
+def test_small_blocks_find_what_one_block_finds():
     words = np.array(["red", "green", "blue", "grey", "white", "black"])
     random = np.random.default_rng(0)
     texts = [
@@ -100,42 +91,33 @@ def test_small_blocks_find_what_one_block_finds(monkeypatch):
     ]
     pair = texts[:23], texts[23:]
     whole = near(*pair, Angles(), overlap=0.5, cosine=0.999)
-    monkeypatch.setattr(module, "_BLOCK", 7)
-    assert near(*pair, Angles(), overlap=0.5, cosine=0.999) == whole
+    assert near(*pair, Angles(), overlap=0.5, cosine=0.999, block=7) == whole
+    sets = [[set(text.split()) for text in side] for side in pair]
     expected = {
         (f"s{i}", f"e{j}")
-        for i, one in enumerate(map(set, map(str.split, pair[1])))
-        for j, other in enumerate(map(set, map(str.split, pair[0])))
+        for i, one in enumerate(sets[1])
+        for j, other in enumerate(sets[0])
         if len(one & other) / len(one | other) >= 0.5
     }
-    by_text = {(s, e) for s, e, kind, _ in whole if "cosine" not in kind}
-    assert by_text == expected
-    assert expected
+    assert {(s, e) for s, e, kind, _ in whole if "cosine" not in kind} == expected != set()
 
 
 @pytest.mark.parametrize("options", [{"cosine": 0.0}, {"overlap": 1.1}])
 def test_bounds_that_mean_nothing_are_refused(options):
-    with pytest.raises(SettingError, match=rf"{next(iter(options))} must lie above 0"):
+    with pytest.raises(SettingError, match=rf"{next(iter(options))} must lie in \(0, 1\]"):
         leak_report(benchmark(["a"], ["b"]), **options)
 
 
-def test_counts_are_of_samples_and_not_of_pairs():
-    made = benchmark(["do cats fly", "Do cats fly?"], ["do cats fly", "is it red"])
-    found = leak_report(made)
-    assert len(found) == 2
-    assert leak_counts(made, found) == {"samples": 2, "leaking": 1, "question equal": 1}
-
-
-def test_a_line_of_results_holds_the_counts_and_the_nearest():
-    made = benchmark(["do cats fly", "at 0"], ["Do cats fly?", "is it red", "x " * 120])
+def test_a_line_of_results_counts_samples_and_holds_the_nearest():
+    made = benchmark(["do cats fly", "Do cats fly?"], ["Do cats fly!", "is it red", "x " * 120])
+    assert len(leak_report(made)) == 2
     line = leak_line(made, None)
-    assert (type(line), line.benchmark) == (LeaksLine, "made up")
     assert line.counts == {"samples": 3, "leaking": 1, "question equal": 1}
-    (nearest,) = line.nearest
-    assert nearest.texts == ("Do cats fly?", "do cats fly")
+    assert line.nearest[0].texts == ("Do cats fly!", "do cats fly")
     assert leak_note(line) == (
         "made up: 1 of 3 samples are near one of the 2 grounding examples, by text alone "
-        "(question equal 1); the nearest: s0 and e0 (question equal, 1.00)"
+        "(question equal 1); the nearest: s0 and e0 (question equal, 1.00); "
+        "s0 and e1 (question equal, 1.00)"
     )
     clean = benchmark(["at 0"], ["here 90"])
     assert leak_note(leak_line(clean, Angles())) == (

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 from attack import mutated, mutated_bytes, rounds, within
-from judge_server import KEY, completion, serving
+from judge_server import HANG, KEY, clean_environment, completion, serving
 
 from trueline.errors import TruelineError
-from trueline.lab.judges import Limits, models, open_judge, read_verdict
+from trueline.lab.judges import Limits, open_judge, read_verdict
 from trueline.lab.judges.models import Response, ResponseCache
 from trueline.lab.judges.offline import OfflineJudge
 from trueline.lab.results import VerdictLine, encode_lines
@@ -23,20 +23,11 @@ from trueline.lab.samples import Sample
 
 GUM = Sample("gum", "What happens if you swallow gum?", ("It passes.",), ("It stays.",))
 OWN = "sk-own-service-aabbccddeeff"  # never to be seen by a server of these tests
-HANG = 300  # seconds
 
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch, tmp_path):
-    """Keys for the services' own addresses, one for a server of one's own, and no proxy."""
-    for name in list(os.environ):
-        if name.endswith("_BASE_URL") or name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
-    for name in ("COHERE_API_KEY", "GEMINI_API_KEY", "OPENAI_API_KEY"):
-        monkeypatch.setenv(name, OWN)
-    monkeypatch.setenv("TRUELINE_JUDGE_KEY", KEY)
-    monkeypatch.setenv("TRUELINE_JUDGE_URL", "")  # set by the tests
-    monkeypatch.setenv("TRUELINE_HOME", str(tmp_path / "home"))
+    clean_environment(monkeypatch, tmp_path, OWN)
 
 
 @pytest.mark.parametrize(
@@ -59,12 +50,6 @@ def test_a_long_reply_is_read_in_no_time(text):
     with within(20):
         assert read_verdict(text, "truth") in (True, False, None)
         assert read_verdict(f"Yes. {text}", "truth") in (True, False, None)
-
-
-# Whole runs: what a service answers, and where a plan's key goes.
-
-
-# The cache.
 
 
 @pytest.fixture
@@ -94,13 +79,11 @@ def test_the_database_of_another_program_is_not_written_to(tmp_path):
     assert path.read_bytes() == before
 
 
-def test_a_locked_cache_is_an_error_after_a_while(cache, monkeypatch):
-    monkeypatch.setattr(models, "_LOCK_SECONDS", 0.01)
+def test_a_locked_cache_is_an_error_after_a_while(cache):
     with sqlite3.connect(cache.path, isolation_level=None) as connection:
         connection.execute("BEGIN EXCLUSIVE")
-        for use in (lambda: ResponseCache(cache.path), lambda: cache.read(["a"])):
-            with pytest.raises(TruelineError, match="locked"):
-                use()
+        with pytest.raises(TruelineError, match="locked"):
+            ResponseCache(cache.path, lock_seconds=0.01)
     connection.close()
 
 
@@ -148,8 +131,6 @@ def test_offline_an_answer_that_cannot_be_compared_is_unscored_and_never_wrong()
             assert (verdict.label, verdict.basis) == (None, "")
             assert "not finite" in verdict.raw
 
-
-# The fuzzer.
 
 STATUSES = [200] * 40 + [201, 204, 301, 400, 401, 404, 408, 418, 429, 500, 503]
 NUMBERS = ["1e999", "-1", "9" * 30, "9" * 5_000, "NaN", "1.5", '"2"', "null", "2.0", "[[2]]"]

@@ -5,26 +5,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import numpy as np
 
-from trueline.errors import SettingError
 from trueline.lab.metrics import words_of
 from trueline.lab.results import Leak, LeaksLine, now, replace_line
 from trueline.lab.samples import Benchmark, Sample
+from trueline.settings import Between, check_value
 from trueline.types import Example
 
 if TYPE_CHECKING:
     from trueline.embed import Embedder
 
 _Part = Literal["question", "answer"]
-Hit = tuple[int, int, str, float]  # test text, ground text, kind of nearness, score
+_Hit = tuple[int, int, str, float]  # test text, ground text, kind of nearness, score
 _PARTS: tuple[_Part, ...] = ("question", "answer")
 _NEAR = ("equal", "13 words", "overlap", "cosine")  # a pair is named by the first that holds
 _RUN = 13  # words in a row that two texts hardly share by chance
 _SHORTEST_ANSWER = 5  # words; "Yes" or "I have no comment" fits any question
-_BLOCK = 512  # texts on each side of one matrix product
 _SHOWN = 100  # characters of a text in the report
 _NEAREST = 10  # leaks in a line of results
 
@@ -34,6 +33,11 @@ class _Text(NamedTuple):
     text: str
     words: tuple[str, ...]
 
+    @property
+    def runs(self) -> set[tuple[str, ...]]:
+        words = self.words
+        return {words[start : start + _RUN] for start in range(len(words) - _RUN + 1)}
+
 
 def leak_report(
     benchmark: Benchmark,
@@ -41,6 +45,7 @@ def leak_report(
     *,
     cosine: float = 0.9,
     overlap: float = 0.8,
+    block: int = 512,  # texts on each side of one matrix product
 ) -> list[Leak]:
     """Compare test questions with grounding questions, and answers with answers.
 
@@ -50,16 +55,15 @@ def leak_report(
     two ways is listed at most once for questions and once for answers: the strongest pair.
     """
     for name, value in (("cosine", cosine), ("overlap", overlap)):
-        if not 0.0 < value <= 1.0:
-            raise SettingError(f"{name} must lie above 0 and at most at 1, got {value}")
+        check_value(name, value, Annotated[float, Between(0, 1, above=True)])
     leaks: list[Leak] = []
     for part in _PARTS:
         test, ground = _texts(benchmark.test, part), _texts(benchmark.ground, part)
         if not test or not ground:
             continue
-        leaks += _strongest(part, test, ground, _by_text(test, ground, overlap))
+        leaks += _strongest(part, test, ground, _by_text(test, ground, overlap, block))
         if embedder is not None:
-            hits = _by_cosine(test, ground, embedder, cosine)
+            hits = _by_cosine(test, ground, embedder, cosine, block)
             leaks += _strongest(part, test, ground, hits)
     return sorted(leaks, key=_rank)
 
@@ -78,7 +82,7 @@ def leak_line(benchmark: Benchmark, embedder: Embedder | None) -> LeaksLine:
         embedder=None if embedder is None else embedder.id,
         ground=len(benchmark.ground),
         counts=leak_counts(benchmark, leaks),
-        nearest=tuple(shortened(leak) for leak in leaks[:_NEAREST]),
+        nearest=tuple(map(shortened, leaks[:_NEAREST])),
         time=now(),
     )
 
@@ -92,14 +96,9 @@ def leak_note(line: LeaksLine) -> str:
         f"{line.benchmark}: {leaking} of {total} samples are near one of the "
         f"{line.ground} grounding examples, {by}"
     )
-    if not leaking:
-        return found
-    nearest = "; ".join(
-        f"{one.sample} and {one.example} ({one.kind}, {one.score:.2f})"
-        for one in line.nearest[:3]
-    )
+    pairs = (f"{x.sample} and {x.example} ({x.kind}, {x.score:.2f})" for x in line.nearest[:3])
     kinds = ", ".join(f"{kind} {count}" for kind, count in counts.items())
-    return f"{found} ({kinds}); the nearest: {nearest}"
+    return f"{found} ({kinds}); the nearest: {'; '.join(pairs)}" if leaking else found
 
 
 def leak_counts(benchmark: Benchmark, leaks: Iterable[Leak]) -> dict[str, int]:
@@ -118,52 +117,49 @@ def _rank(leak: Leak) -> tuple[int, float]:
 
 def _texts(rows: Sequence[Sample] | Sequence[Example], part: _Part) -> list[_Text]:
     """The questions of rows, or those truthful answers that are long enough."""
-    shortest = 1 if part == "question" else _SHORTEST_ANSWER
-    found = [
+    is_question = part == "question"
+    texts = (
         _Text(row.id, text, words_of(text))
         for row in rows
-        for text in ([row.question] if part == "question" else row.answers)
-    ]
-    return [text for text in found if len(text.words) >= shortest]
+        for text in ([row.question] if is_question else row.answers)
+    )
+    return [x for x in texts if len(x.words) >= (1 if is_question else _SHORTEST_ANSWER)]
 
 
 def _strongest(
-    part: _Part, test: list[_Text], ground: list[_Text], hits: Iterable[Hit]
+    part: _Part, test: list[_Text], ground: list[_Text], hits: Iterable[_Hit]
 ) -> Iterable[Leak]:
     """The first leak by `_rank` of each sample and example."""
     best: dict[tuple[str, str], Leak] = {}
     for i, j, near, score in sorted(hits):
         pair = (test[i].owner, ground[j].owner)
         leak = Leak(*pair, part, near, score, (test[i].text, ground[j].text))
-        if pair not in best or _rank(leak) < _rank(best[pair]):
-            best[pair] = leak
+        best[pair] = min(best.get(pair, leak), leak, key=_rank)
     return best.values()
 
 
-def _by_text(test: list[_Text], ground: list[_Text], overlap: float) -> Iterator[Hit]:
+def _by_text(
+    test: list[_Text], ground: list[_Text], overlap: float, block: int
+) -> Iterator[_Hit]:
     """Texts with equal words, 13 words in a row, or enough words in common."""
-    holders: dict[tuple[str, ...], set[int]] = {}  # by 13 words in a row
+    with_run: dict[tuple[str, ...], set[int]] = {}  # ground texts by 13 words in a row
     for j, text in enumerate(ground):
-        for run in _runs(text.words):
-            holders.setdefault(run, set()).add(j)
-    mine, theirs = ([{*text.words} for text in texts] for texts in (test, ground))
+        for run in text.runs:
+            with_run.setdefault(run, set()).add(j)
+    left, right = ([{*text.words} for text in texts] for texts in (test, ground))
     for i, text in enumerate(test):
-        for j in {j for run in _runs(text.words) for j in holders.get(run, ())}:
-            yield i, j, "13 words", len(mine[i] & theirs[j]) / len(mine[i] | theirs[j])
-    for start, at in product(range(0, len(test), _BLOCK), range(0, len(ground), _BLOCK)):
-        rows, columns = mine[start : start + _BLOCK], theirs[at : at + _BLOCK]
+        for j in {j for run in text.runs for j in with_run.get(run, ())}:
+            yield i, j, "13 words", len(left[i] & right[j]) / len(left[i] | right[j])
+    for start, at in product(range(0, len(test), block), range(0, len(ground), block)):
+        rows, columns = left[start : start + block], right[at : at + block]
         column_of = {word: n for n, word in enumerate(sorted(set().union(*rows)))}
         common = _table(rows, column_of) @ _table(columns, column_of).T  # (rows, columns)
-        sizes = [np.array([len(words) for words in block]) for block in (rows, columns)]
+        sizes = [np.array([len(words) for words in sets]) for sets in (rows, columns)]
         either = sizes[0][:, None] + sizes[1] - common
         shares = (common / np.maximum(either, 1)).astype(np.float32)
         for i, j in np.argwhere(shares >= overlap).tolist():
             is_equal = test[start + i].words == ground[at + j].words
             yield start + i, at + j, "equal" if is_equal else "overlap", float(shares[i, j])
-
-
-def _runs(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    return (words[start : start + _RUN] for start in range(len(words) - _RUN + 1))
 
 
 def _table(texts: list[set[str]], column_of: dict[str, int]) -> np.ndarray:
@@ -175,15 +171,15 @@ def _table(texts: list[set[str]], column_of: dict[str, int]) -> np.ndarray:
 
 
 def _by_cosine(
-    test: list[_Text], ground: list[_Text], embedder: Embedder, cosine: float
-) -> Iterator[Hit]:
+    test: list[_Text], ground: list[_Text], embedder: Embedder, cosine: float, block: int
+) -> Iterator[_Hit]:
     from trueline.embed import embed_distinct
 
     left, right = (
         np.asarray(embed_distinct(embedder, [text.text for text in texts]).cpu(), np.float32)
         for texts in (test, ground)
     )  # (texts, dimension), unit vectors
-    for start in range(0, len(left), _BLOCK):
-        block = left[start : start + _BLOCK] @ right.T  # (block, ground)
-        for i, j in np.argwhere(block >= cosine).tolist():
-            yield start + i, j, "cosine", float(block[i, j])
+    for start in range(0, len(left), block):
+        cosines = left[start : start + block] @ right.T  # (block, ground)
+        for i, j in np.argwhere(cosines >= cosine).tolist():
+            yield start + i, j, "cosine", float(cosines[i, j])

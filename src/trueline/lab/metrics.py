@@ -12,6 +12,7 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import combinations
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,14 +57,7 @@ class QuartileShare(NamedTuple):
 def rouge_l(answer: str, references: Sequence[str], *, stemmer: bool = False) -> float:
     """The best ROUGE-L F1 against a reference, in lower case."""
     _check_references("rouge_l", references)
-    scorer = _rouge_scorer(stemmer)
-    return max(float(scorer.score(text, answer)["rougeL"].fmeasure) for text in references)
-
-
-def rouge_l_sides(answer: str, reference: str) -> tuple[float, float]:
-    """Precision and recall of ROUGE-L."""
-    found = _rouge_scorer().score(reference, answer)["rougeL"]
-    return float(found.precision), float(found.recall)
+    return max(float(_rouge_scores(answer, one, stemmer).fmeasure) for one in references)
 
 
 def bleu(answer: str, references: Sequence[str]) -> float:
@@ -96,11 +90,6 @@ def is_right(answer: str, truthful: Sequence[str], wrong: Sequence[str]) -> bool
     return near >= _ALIKE and (not wrong or near > rouge_l(answer, wrong))
 
 
-def check_rouge() -> None:
-    """Raise now if the package that ROUGE needs is missing."""
-    _rouge_scorer()
-
-
 @dataclass(frozen=True, slots=True)
 class BertScore:
     """BERTScore F1 (arXiv 1904.09675) by an encoder in a local folder."""
@@ -113,44 +102,33 @@ class BertScore:
         self, answers: Sequence[str], references: Sequence[Sequence[str]]
     ) -> list[float]:
         """For each answer the best score against its references; 0.0 if it is empty."""
-        if len(answers) != len(references):
-            raise SettingError(
-                f"{len(answers)} answers have {len(references)} lists of references; "
-                "give one list for each answer"
-            )
         for texts in references:
             _check_references("BertScore", texts)
         floor = 0.0 if self.baseline is None else bert_baseline(self.baseline, self.layers)
         scorer = _bert_scorer(str(self.encoder_folder), self.layers)
-        filled = [index for index, answer in enumerate(answers) if answer.strip()]
-        found = [0.0] * len(answers)
-        if filled:
-            texts_of = [list(references[index]) for index in filled]
-            best = scorer.score([answers[index] for index in filled], texts_of)[2]  # (filled,)
-            for index, value in zip(filled, best.tolist(), strict=True):
-                found[index] = (float(value) - floor) / (1 - floor)
-        return found
+        pairs = zip(answers, map(list, references), strict=True)
+        if not (filled := [pair for pair in pairs if pair[0].strip()]):
+            return [0.0] * len(answers)
+        found = iter(scorer.score(*map(list, zip(*filled, strict=True)))[2].tolist())
+        return [
+            (next(found) - floor) / (1 - floor) if answer.strip() else 0.0 for answer in answers
+        ]
 
 
 def bert_baseline(encoder: str, layers: int) -> float:
     """The F1 of unrelated sentences in a layer of an encoder, from bert-score's own tables."""
     package = Path(str(import_extra("bert_score", "BERTScore", "eval").__file__)).parent
     folder = package / "rescale_baseline" / "en"
-    known = {
-        path.relative_to(folder).with_suffix("").as_posix(): path
-        for path in folder.rglob("*.tsv")
-    }
-    if encoder not in known:
+    try:
+        rows = (folder / f"{encoder}.tsv").read_text("utf-8").splitlines()[1:]
+        return {int(layer): float(f1) for layer, _, _, f1 in (row.split(",") for row in rows)}[
+            layers
+        ]
+    except (OSError, KeyError, ValueError) as error:
         raise SettingError(
-            f"bert-score has no baseline of {encoder!r}; it has {', '.join(sorted(known))}"
-        )
-    rows = [line.split(",") for line in known[encoder].read_text("utf-8").splitlines()[1:]]
-    values = {int(layer): float(f1) for layer, _, _, f1 in rows}
-    if layers not in values:
-        raise SettingError(
-            f"the baseline of {encoder} has {max(values)} layers, asked for {layers}"
-        )
-    return values[layers]
+            f"bert-score has no baseline of layer {layers} of {encoder!r}; its tables are in "
+            f"{folder}"
+        ) from error
 
 
 def mc1(scores: Sequence[float], is_true: Sequence[bool]) -> float:
@@ -185,8 +163,6 @@ def reliability(
 
     A range is (low, high]; the first one includes 0.
     """
-    if bins < 1:
-        raise SettingError(f"bins must be at least 1, got {bins}; 10 is the default")
     confidence, right = as_columns(confidences, is_right)
     if confidence.size and not 0 <= confidence.min() <= confidence.max() <= 1:
         raise SettingError(
@@ -194,11 +170,9 @@ def reliability(
             f"{confidence.max()}; give exp of a mean log-probability"
         )
     bin_of = np.searchsorted(np.linspace(0, 1, bins + 1)[1:-1], confidence)  # (n,)
-    groups = [bin_of == number for number in range(bins)]
     return [
         Bin(float(confidence[group].mean()), float(right[group].mean()), int(group.sum()))
-        for group in groups
-        if group.any()
+        for group in (bin_of == number for number in np.unique(bin_of))
     ]
 
 
@@ -208,9 +182,8 @@ def ece(confidences: Sequence[float], is_right: Sequence[bool], bins: int = 10) 
     Sum over bins of (answers in it / all) * |accuracy - confidence|.
     """
     found = reliability(confidences, is_right, bins)
-    if not found:
-        return None
-    return sum(b.n * abs(b.accuracy - b.confidence) for b in found) / len(confidences)
+    gaps = sum(b.n * abs(b.accuracy - b.confidence) for b in found)
+    return gaps / len(confidences) if found else None
 
 
 def auroc(confidences: Sequence[float], is_right: Sequence[bool]) -> float | None:
@@ -243,19 +216,18 @@ def quartile_shares(entropies: Sequence[float], flags: Sequence[bool]) -> list[Q
 
 def _true_and_false(scores: Sequence[float], is_true: Sequence[bool]) -> tuple[Floats, Floats]:
     """The scores of true and of false candidates; -inf (probability 0) is allowed."""
-    if len(scores) != len(is_true):
-        raise SettingError(
-            f"{len(scores)} scores have {len(is_true)} truths; give one for each"
-        )
     values, mask = np.array(scores, dtype=float), np.array(is_true, dtype=bool)  # (candidates,)
-    if bad := [score for score in values.tolist() if not score < inf]:
-        raise SettingError(f"a candidate's log-probability is {bad[0]}; score it anew")
-    if mask.all() or not mask.any():  # an empty list is both
+    if len(values) != len(mask) or mask.all() or not mask.any() or not (values < inf).all():
         raise SettingError(
-            f"{int(mask.sum())} of {len(mask)} candidates are true; a choice needs "
-            "at least one true and one false candidate"
+            "a choice needs a log-probability for each candidate, and at least one true and "
+            f"one false candidate; got {scores} of {is_true}"
         )
     return values[mask], values[~mask]
+
+
+def _rouge_scores(answer: str, reference: str, stemmer: bool = False) -> Any:
+    """ROUGE-L's precision, recall and F1 (fmeasure)."""
+    return _rouge_scorer(stemmer).score(reference, answer)["rougeL"]
 
 
 def _check_references(name: str, references: Sequence[str]) -> None:
@@ -290,11 +262,8 @@ def probe_scores(probe: Probe, text: str, is_cut: bool) -> dict[str, float | Non
     # A request for two sentences or a text may be answered with both answers of a fact.
     is_brief = probe.regime in ("exact", "paraphrase", "double")
     answers = [example.answers for example in probe.meant] if is_brief else []
-    scores = {
-        "repeated": is_repeated(text),
-        "joined": any(is_run_together(text, one) for one in answers or [()]),
-        "cut": is_cut,
-    }
+    joined = any(is_run_together(text, one) for one in answers or [()])
+    scores = {"repeated": is_repeated(text), "joined": joined, "cut": is_cut}
     scores["fluent"] = not any(scores.values())
     if probe.meant:
         scores["right"] = all(says(text, one, probe.match) for one in probe.meant)
@@ -313,21 +282,22 @@ def says(text: str, example: Example, match: Match) -> bool:
     target: it contains a whole truthful answer, and no wrong one outside of it.
     entry: at least 8 words (or as many as the entry has), and 80 % of them are the entry's.
     """
+    answers, wrong = example.answers, example.wrong_answers
     if match == "wording":
-        return is_right(text, example.answers, example.wrong_answers)
+        return is_right(text, answers, wrong)
+    if match == "target":
+        return any(_contains_target(words_of(text), answer, wrong) for answer in answers)
     if match == "told":
         true, false = (
-            max((rouge_l_sides(text, one)[1] for one in kind), default=0.0)
-            for kind in (example.answers, example.wrong_answers)
+            max((_rouge_scores(text, one).recall for one in kind), default=0.0)
+            for kind in (answers, wrong)
         )
-        return true >= _STATED and true > false
-    if match == "target":
-        return any(_contains_target(words_of(text), one, example) for one in example.answers)
+        return bool(true >= _STATED and true > false)
     length = len(words_of(text))
     return any(
         length >= min(_FEWEST, len(words_of(one)))
-        and rouge_l_sides(text, one)[0] >= _FROM_ENTRY
-        for one in example.answers
+        and _rouge_scores(text, one).precision >= _FROM_ENTRY
+        for one in answers
     )
 
 
@@ -341,7 +311,7 @@ def match_for(regime: Regime, examples: Sequence[Example]) -> Match:
     return "entry" if lengths and min(lengths) >= _ENTRY else "wording"
 
 
-def _contains_target(words: Sequence[str], target: str, example: Example) -> bool:
+def _contains_target(words: Sequence[str], target: str, wrong: Sequence[str]) -> bool:
     """Whether words contain a target, and no wrong answer in the rest of them."""
     wanted = words_of(target)
     if not wanted or not is_part(wanted, words):
@@ -351,8 +321,7 @@ def _contains_target(words: Sequence[str], target: str, example: Example) -> boo
         is_target = tuple(words[at : at + len(wanted)]) == wanted
         rest.append("" if is_target else words[at])  # "": the parts around are not one text
         at += len(wanted) if is_target else 1
-    wrong = [found for text in example.wrong_answers if (found := words_of(text))]
-    return not any(is_part(found, rest) for found in wrong)
+    return not any(found and is_part(found, rest) for found in map(words_of, wrong))
 
 
 def words_of(text: str) -> tuple[str, ...]:
@@ -373,14 +342,11 @@ def is_run_together(text: str, answers: Sequence[str]) -> bool:
     Two answers are in a text if it contains the words of both in a row, and neither is a part
     of the other.
     """
-    if _GLUED.search(_LINK.sub("", text)):
-        return True
     words = words_of(text)
     found = [answer for answer in map(words_of, answers) if is_part(answer, words)]
-    return any(
+    return bool(_GLUED.search(_LINK.sub("", text))) or any(
         not is_part(one, other) and not is_part(other, one)
-        for index, one in enumerate(found)
-        for other in found[index + 1 :]
+        for one, other in combinations(found, 2)
     )
 
 
@@ -401,21 +367,20 @@ def keeps_form(text: str, check: Mapping[str, Any]) -> bool:
     return all(_FORMS[name](text.strip(), value) for name, value in check.items())
 
 
-def _starts_with(text: str, prefixes: Sequence[str]) -> bool:
-    lower = text.lower()
-    allowed = tuple(one.lower() for one in prefixes)
-    return lower.startswith(allowed) or lower.strip("\"' ").startswith(allowed)
+def _lower(texts: Sequence[str]) -> tuple[str, ...]:
+    return tuple(text.lower() for text in texts)
 
 
 def _sentences(text: str) -> int:
-    parts = re.split(r"(?<=[.?!])[\"']*\s+", text)
-    return sum(bool(part.strip()) for part in parts)
+    return sum(bool(part.strip()) for part in re.split(r"(?<=[.?!])[\"']*\s+", text))
 
 
 _FORMS: dict[str, Callable[[str, Any], bool]] = {
-    "starts_with": _starts_with,
-    "ends_with": lambda text, wanted: text.lower().endswith(tuple(x.lower() for x in wanted)),
-    "contains": lambda text, wanted: all(one.lower() in text.lower() for one in wanted),
+    "starts_with": lambda text, wanted: any(
+        one.startswith(_lower(wanted)) for one in (text.lower(), text.lower().strip("\"' "))
+    ),
+    "ends_with": lambda text, wanted: text.lower().endswith(_lower(wanted)),
+    "contains": lambda text, wanted: all(one in text.lower() for one in _lower(wanted)),
     "max_words": lambda text, most: len(text.split()) <= most,
     "min_sentences": lambda text, least: _sentences(text) >= least,
     "max_sentences": lambda text, most: _sentences(text) <= most,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from math import nan, sqrt
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +15,11 @@ from trueline.errors import SettingError
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
-Statistic = Callable[[list[float], list[bool]], float | None]  # such as ECE and AUROC
+Statistic = Callable[[Any, Any], float | None]  # of values and flags, such as ECE and AUROC
 _BLOCK = 1_000_000  # random numbers drawn at once, to bound the memory
 _EQUAL = 1e-12  # rounding may put this much between two equal means
 _Z = 1.959964  # 95 % of a normal distribution lie within so many standard deviations
 _ALL_ORDERS = 8  # up to so many values every order is tried: 8! = 40,320
-_ALL_SWAPS = 12  # up to so many differing pairs every way to swap them: 2^12 = 4,096
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ def as_columns(*columns: Sequence[float]) -> Floats:
     """Lists of equal length as one array (columns, n); every value must be finite."""
     if len(lengths := {len(column) for column in columns}) > 1:
         raise SettingError(
-            f"values that belong to the same samples have different lengths {sorted(lengths)}; "
-            "give one value a sample in each list, in the same order"
+            f"lists of the same samples have different lengths {sorted(lengths)}; give one "
+            "value for each sample in each list"
         )
     array = np.array(columns, dtype=float)  # None becomes NaN
     if len(bad := np.argwhere(~np.isfinite(array))):
@@ -60,7 +60,9 @@ def as_columns(*columns: Sequence[float]) -> Floats:
     return array
 
 
-def mean_interval(*factors: Sequence[float], draws: int = 2000, seed: int = 0) -> Interval:
+def mean_interval(
+    *factors: Sequence[float], draws: int = 2000, seed: int = 0, block: int = _BLOCK
+) -> Interval:
     """The mean and its percentile bootstrap interval over samples.
 
     With several factors it is the product of their means, as in T*I; each draw takes the same
@@ -68,9 +70,10 @@ def mean_interval(*factors: Sequence[float], draws: int = 2000, seed: int = 0) -
     """
     columns = as_columns(*factors)
     n = columns.shape[1]
-    mean = columns.mean(axis=1).prod() if n else nan
-    drawn = _redrawn_means(columns, draws, seed).prod(axis=0)
-    return Interval(*_with_bounds(mean, drawn), n)
+    if not n:
+        return Interval(nan, nan, nan, 0)
+    drawn = _drawn_means(columns, draws, seed, block).prod(axis=0)
+    return Interval(float(columns.mean(axis=1).prod()), *_bounds(drawn), n)
 
 
 def share_interval(found: int, n: int) -> Interval:
@@ -99,10 +102,8 @@ def redrawn_interval(
 
     Draws without a value (AUROC of right answers only) do not count; None if no draw has one.
     """
-    columns = as_columns(values, flags)
-    drawn = [_value(statistic, columns[:, picks]) for picks in _picks(columns, draws, seed)]
-    known = [value for value in drawn if value is not None]
-    return _with_bounds(0.0, np.array(known))[1:] if known else None
+    drawn = _drawn_values(lambda x: statistic(*x), as_columns(values, flags), draws, seed)
+    return _bounds(drawn) if drawn.size else None
 
 
 def paired_statistic(
@@ -118,40 +119,41 @@ def paired_statistic(
     The interval redraws samples with both sides of each; p swaps the sides at random.
     """
     columns = as_columns(*ours, *base)  # (4, n)
+    n = columns.shape[1]
 
     def gap(both: Floats) -> float | None:
-        one, other = _value(statistic, both[:2]), _value(statistic, both[2:])
+        one, other = statistic(*both[:2]), statistic(*both[2:])
         return None if one is None or other is None else one - other
 
     if (seen := gap(columns)) is None:
         return None
-    drawn = [gap(columns[:, picks]) for picks in _picks(columns, draws, seed)]
-    known = np.array([value for value in drawn if value is not None])
-    generator, n = np.random.default_rng(seed), columns.shape[1]
+    low, high = _bounds(_drawn_values(gap, columns, draws, seed))
+    generator = np.random.default_rng(seed)
     as_far = 1  # the observed assignment is one more
     for _ in range(draws):
         is_swapped = generator.integers(0, 2, size=n).astype(bool)
         other = gap(np.where(is_swapped, columns[[2, 3, 0, 1]], columns))
         as_far += other is None or abs(other) >= abs(seen) - _EQUAL
-    return Difference(*_with_bounds(seen, known), as_far / (draws + 1), n)
+    return Difference(seen, low, high, as_far / (draws + 1), n)
 
 
 def paired_difference(
-    *columns: Sequence[float], draws: int = 2000, seed: int = 0
+    *columns: Sequence[float], draws: int = 2000, seed: int = 0, all_swaps: int = 12
 ) -> Difference:
     """mean(values) - mean(base), its bootstrap interval, and p of a paired permutation test.
 
-    With four columns it is mean(a) * mean(b) - mean(base_a) * mean(base_b), as for T*I.
+    With four columns it is mean(a) * mean(b) - mean(base_a) * mean(base_b), as for T*I. Up to
+    `all_swaps` pairs that differ, every way to swap them is tried: 2^12 = 4,096.
     """
     both = as_columns(*columns)
     half, n = len(both) // 2, both.shape[1]
-    ours, base = both[:half], both[half:]  # (factors, n) each
-    drawn = _redrawn_means(both, draws, seed)
     if not n:
         return Difference(nan, nan, nan, nan, 0)
+    ours, base = both[:half], both[half:]  # (factors, n) each
+    drawn = _drawn_means(both, draws, seed)
     mean = ours.mean(axis=1).prod() - base.mean(axis=1).prod()
-    gaps = drawn[:half].prod(axis=0) - drawn[half:].prod(axis=0)
-    return Difference(*_with_bounds(mean, gaps), _permutation_p(ours, base, draws, seed), n)
+    low, high = _bounds(drawn[:half].prod(axis=0) - drawn[half:].prod(axis=0))
+    return Difference(float(mean), low, high, _swap_p(ours, base, draws, seed, all_swaps), n)
 
 
 def mcnemar(is_right: Sequence[bool], base: Sequence[bool]) -> float:
@@ -180,11 +182,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def average_ranks(values: Iterable[float]) -> Floats:
+def average_ranks(values: Sequence[float] | Floats) -> Floats:
     """The rank of each value from 1; equal values share the mean of their ranks."""
-    _, group, counts = np.unique(
-        np.array(list(values), dtype=float), return_inverse=True, return_counts=True
-    )
+    _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks: Floats = (np.cumsum(counts) - (counts - 1) / 2)[group]
     return ranks
 
@@ -202,61 +202,50 @@ def rank_correlation(
     if scale == 0:
         return nan, nan
     rho = float(x @ y) / scale
-    is_exact = len(a) <= _ALL_ORDERS
-    generator = np.random.default_rng(seed)
-    drawn = (generator.permutation(y) for _ in range(0 if is_exact else _checked(draws)))
     least = abs(rho) * scale - _EQUAL
-    orders = permutations(y) if is_exact else drawn
-    extreme = [abs(float(x @ np.asarray(order))) >= least for order in orders]
-    seen = 0 if is_exact else 1  # the observed order is one more
-    return rho, (sum(extreme) + seen) / (len(extreme) + seen)
-
-
-def _checked(draws: int) -> int:
-    if draws < 1:
-        raise SettingError(f"draws must be at least 1, got {draws}; 2000 is the default")
-    return draws
-
-
-def _value(statistic: Statistic, columns: Floats) -> float | None:
-    return statistic(columns[0].tolist(), columns[1].astype(bool).tolist())
-
-
-def _blocks(draws: int, n: int, most: int, seed: int) -> Iterator[Integers]:
-    """Random numbers below `most` for each draw, in blocks (draws of the block, n)."""
+    if len(a) <= _ALL_ORDERS:
+        extreme = [abs(float(x @ np.array(order))) >= least for order in permutations(y)]
+        return rho, sum(extreme) / len(extreme)
     generator = np.random.default_rng(seed)
-    size = max(1, _BLOCK // max(1, n))
-    for start in range(0, _checked(draws), size):
-        yield generator.integers(0, max(1, most), size=(min(size, draws - start), n))
+    as_far = sum(abs(float(x @ generator.permutation(y))) >= least for _ in range(draws))
+    return rho, (as_far + 1) / (draws + 1)  # the observed order is one more
 
 
-def _picks(columns: Floats, draws: int, seed: int) -> Iterator[Integers]:
-    """The samples each draw takes, with replacement: (n,) a draw."""
-    n = columns.shape[1]
-    return (picks for block in _blocks(draws, n, n, seed) for picks in block)
+def _blocks(
+    draws: int, n: int, high: int, seed: int, block: int = _BLOCK
+) -> Iterator[Integers]:
+    """Random numbers below `high` for each draw, in blocks (draws of the block, n)."""
+    generator = np.random.default_rng(seed)
+    size = max(1, block // max(1, n))
+    for start in range(0, draws, size):
+        yield generator.integers(0, high, size=(min(size, draws - start), n))
 
 
-def _redrawn_means(columns: Floats, draws: int, seed: int) -> Floats:
+def _drawn_means(columns: Floats, draws: int, seed: int, block: int = _BLOCK) -> Floats:
     """The means of samples drawn with replacement, (columns, draws)."""
     n = columns.shape[1]
-    if not n:
-        return np.full((len(columns), _checked(draws)), nan)
-    blocks = _blocks(draws, n, n, seed)
-    means = [[values[picks].mean(axis=1) for values in columns] for picks in blocks]
-    return np.concatenate([np.stack(block) for block in means], axis=1)
+    blocks = _blocks(draws, n, n, seed, block)
+    means = [np.take(columns, picks, axis=1).mean(axis=2) for picks in blocks]
+    return np.concatenate(means, axis=1)
 
 
-def _with_bounds(mean: float, drawn: Floats) -> tuple[float, float, float]:
+def _drawn_values(
+    statistic: Callable[[Floats], float | None], columns: Floats, draws: int, seed: int
+) -> Floats:
+    """A statistic of samples drawn with replacement; draws without a value are left out."""
+    n = columns.shape[1]
+    blocks = _blocks(draws, n, max(1, n), seed)
+    values = (statistic(columns[:, picks]) for rows in blocks for picks in rows)
+    return np.array([value for value in values if value is not None])
+
+
+def _bounds(drawn: Floats) -> tuple[float, float]:
     low, high = np.quantile(drawn, [0.025, 0.975])
-    return float(mean), float(low), float(high)
+    return float(low), float(high)
 
 
-def _permutation_p(ours: Floats, base: Floats, draws: int, seed: int) -> float:
-    """How often swapping the two sides of pairs at random gives a difference as large.
-
-    Up to 12 pairs that differ every way to swap them is tried, so p is exact; beyond, ways
-    are drawn.
-    """
+def _swap_p(ours: Floats, base: Floats, draws: int, seed: int, all_swaps: int) -> float:
+    """How often swapping the two sides of pairs gives a difference as large."""
     gaps = (ours - base)[:, (ours != base).any(axis=0)]  # (factors, differing)
     sums, differing = (ours + base).sum(axis=1), gaps.shape[1]  # (factors,)
 
@@ -266,7 +255,7 @@ def _permutation_p(ours: Floats, base: Floats, draws: int, seed: int) -> float:
         return np.abs(found)
 
     seen = difference(np.zeros((1, differing), np.int64))[0]
-    if differing <= _ALL_SWAPS:
+    if differing <= all_swaps:
         ways = (np.arange(1 << differing)[:, None] >> np.arange(differing)) & 1
         return float((difference(ways) >= seen).mean())
     blocks = _blocks(draws, differing, 2, seed)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from trueline.errors import ExampleError, SettingError
 from trueline.examples import check_meant, holds_questions, read_asked, read_examples
@@ -29,6 +29,7 @@ from trueline.lab.benchmarks.regimes import (
 )
 from trueline.lab.benchmarks.tables import Item, Pools, Rule, choices, choose, data_hash, draw
 from trueline.lab.samples import Benchmark, Sample, Task
+from trueline.settings import check_value, whole_number
 from trueline.text import shown
 from trueline.types import Example
 
@@ -84,10 +85,9 @@ def read_benchmark(
     them among the samples. They never ground. `counts` has the number of each.
     """
     for option, number in (("ground", ground), ("test", test)):
-        if number is not None and number < 1:
-            raise SettingError(f"{option} must be 1 or more, got {number}; None means all")
-    if rule not in get_args(Rule):
-        raise SettingError(f"rule must be one of {[*get_args(Rule)]}, got {rule!r}")
+        if number is not None:
+            whole_number(number, option)
+    check_value("rule", rule, Rule)
     files = partial(_read_files, name=name, ground=ground, seed=seed, columns=columns)
     source = BENCHMARKS.get(name) or BenchmarkSource(files)
     pools = source.read(Path(data) if data is not None else None)

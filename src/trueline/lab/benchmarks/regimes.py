@@ -1,7 +1,7 @@
 """Examples, and questions with a regime -> rows that probe a method.
 
-A question means the examples that answer it, or none. Every example's own question is a probe
-too. Questions that cannot probe are left out and counted.
+A question means the examples that answer it; it may mean no example. Every example's own
+question is a probe too. Questions that cannot probe are left out and counted.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -77,14 +78,12 @@ def read_unrelated(data: Path | None) -> list[ProbeQuestion]:
     """Questions of the public sets in a data folder, in turn; none without a folder."""
     found: list[list[ProbeQuestion]] = []
     for name, table in UNRELATED.items():
-        if data is None or find_table(table, data) is None:
-            continue
-        lines = read_table(table, data)
-        spaced = [lines[at * len(lines) // _OF_EACH] for at in range(_OF_EACH)]
-        texts = distinct(line.text("question") for line in spaced)
-        found.append([ProbeQuestion("unrelated", text, category=name) for text in texts])
-    rows = range(max(map(len, found), default=0))
-    return [group[row] for row in rows for group in found if row < len(group)]
+        if data is not None and find_table(table, data):
+            lines = read_table(table, data)
+            spaced = [lines[at * len(lines) // _OF_EACH] for at in range(_OF_EACH)]
+            texts = distinct(line.text("question") for line in spaced)
+            found.append([ProbeQuestion("unrelated", text, category=name) for text in texts])
+    return [one for row in zip_longest(*found) for one in row if one is not None]
 
 
 def probe_pools(

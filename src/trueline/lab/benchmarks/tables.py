@@ -54,7 +54,7 @@ class Line:
     home: str
 
     def text(self, field: str, *, blank: bool = False) -> str:
-        """The text of a field without surrounding space; `blank` allows an empty one."""
+        """The text of a field without the space around it; `blank` allows an empty one."""
         cell = self.cells[field]
         if not is_text(cell) or not (blank or cell.strip()):
             raise self.problem(field, "a text" if blank else "a text that is not empty")
@@ -125,15 +125,12 @@ def _advice(home: str) -> str:
 
 
 def _line(where: str, row: object, names: Mapping[str, str], home: str) -> Line:
-    wanted = f"expected an object with the fields {[*names.values()]}"
-    if not isinstance(row, dict):
-        raise ExampleError(f"{where}: {wanted}, got {short(row)}; {_advice(home)}")
-    for name in names.values():
-        if name not in row:
-            raise ExampleError(
-                f"{where}: the field {name!r} is missing; {wanted}, found {[*row]}; "
-                f"{_advice(home)}"
-            )
+    if not isinstance(row, dict) or not row.keys() >= {*names.values()}:
+        found = [*row] if isinstance(row, dict) else short(row)
+        raise ExampleError(
+            f"{where}: expected an object with the fields {[*names.values()]}, got {found}; "
+            f"{_advice(home)}"
+        )
     return Line(where, {field: row[name] for field, name in names.items()}, names, home)
 
 
@@ -145,13 +142,17 @@ def _file_rows(path: Path, advice: str) -> Iterator[tuple[int, object]]:
             for number, line in enumerate(capped_lines(file), start=1):
                 if line.strip():
                     yield number, json.loads(line.decode("utf-8-sig"))
-    except (OSError, EOFError, zlib.error, UnreadableError) as error:
+    except (
+        OSError,
+        EOFError,
+        zlib.error,
+        UnreadableError,
+        ValueError,
+        RecursionError,
+    ) as error:
         raise ExampleError(
-            f"{path} cannot be read past line {number}: {reason(error)}; {advice}"
-        ) from error
-    except (ValueError, RecursionError) as error:  # not JSON, or not UTF-8
-        raise ExampleError(
-            f"{path}:{number}: expected an object {{...}} in UTF-8: {error}; {advice}"
+            f"{path}:{number}: expected lines of JSON in UTF-8, but this line or the next one "
+            f"cannot be read: {reason(error)}; {advice}"
         ) from error
 
 
@@ -205,10 +206,8 @@ def choose(
     drawn = draw(to_ground, ground, seed, "ground")
     # An example without a truthful answer has no entries, also if the rule keeps it.
     examples = tuple(item.example for item in drawn if item.sample.answers)
-    regimes = _by_regime(to_test, examples, counts)
-    samples = tuple(
-        item.sample for items in regimes for item in draw(items, test, seed, "test")
-    )
+    regimes = _by_regime(to_test, {example.id for example in examples}, counts)
+    samples = tuple(x.sample for items in regimes for x in draw(items, test, seed, "test"))
     counts["ground drawn without an answer"] = len(drawn) - len(examples)
     counts |= {"ground used": len(examples), "test used": len(samples)}
     for side, used in (("ground", examples), ("test", samples)):
@@ -230,10 +229,9 @@ def _keep(side: str, items: Sequence[Item], rule: Rule, counts: dict[str, int]) 
 
 
 def _by_regime(
-    items: Sequence[Item], examples: Sequence[Example], counts: dict[str, int]
-) -> list[list[Item]]:
+    items: Sequence[Item], used: set[str], counts: dict[str, int]
+) -> Iterable[list[Item]]:
     """The questions of each regime, without those about examples that are not used."""
-    used = {example.id for example in examples}
     groups: dict[str, list[Item]] = {}
     for item in items:
         probe = item.sample.probe
@@ -241,7 +239,7 @@ def _by_regime(
             groups.setdefault("" if probe is None else probe.regime, []).append(item)
     if left_out := len(items) - sum(map(len, groups.values())):
         counts["test about other examples"] = left_out
-    return list(groups.values())
+    return groups.values()
 
 
 def draw(rows: Sequence[T], number: int | None, seed: int | None, side: str) -> list[T]:
@@ -253,8 +251,8 @@ def draw(rows: Sequence[T], number: int | None, seed: int | None, side: str) -> 
         return list(rows)
     if seed is None:
         return list(rows[:number])
-    places = random.Random(f"{seed} {side}").sample(range(len(rows)), number)
-    return [rows[index] for index in sorted(places)]
+    indices = random.Random(f"{seed} {side}").sample(range(len(rows)), number)
+    return [rows[index] for index in sorted(indices)]
 
 
 def distinct(texts: Iterable[str]) -> tuple[str, ...]:

@@ -12,10 +12,10 @@ import re
 import sqlite3
 from asyncio import sleep
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -45,14 +45,12 @@ if TYPE_CHECKING:
 
     from trueline.engines.base import Engine
 
-
 _KEY, _URL = "TRUELINE_JUDGE_KEY", "TRUELINE_JUDGE_URL"  # a key, and the address it is for
 _PROMPT = Prompt(template="{question}")  # of a local judge: the question is the whole prompt
-_HEADERS = frozenset(  # all others go, such as those of OPENAI_CUSTOM_HEADERS
+_HEADERS = frozenset(  # all others are removed, such as those of OPENAI_CUSTOM_HEADERS
     "host accept accept-encoding connection content-length content-type user-agent".split()
 )
 _MOST_TOKENS = 10_000_000  # counted for one request; no model reads more
-_LOCK_SECONDS = 60.0  # wait for another process that writes to the cache
 _DAY = 86_400.0  # seconds
 _PLAIN = re.compile(r"(?:(?![@?#\\])[!-~]){1,500}")  # no password, query or fragment
 _WRONG_FORM = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -66,26 +64,23 @@ _TABLE = """CREATE TABLE IF NOT EXISTS responses (
 class Service:
     """A service with OpenAI's API; its keys go only to its own address."""
 
-    url: str
-    url_variable: str  # the environment variable for another address of the same service
-    key_variables: tuple[str, ...]
+    url: str  # NAME_BASE_URL in the environment is another address of the same service
     default_model: str  # empty: a model must be named
+    key_variables: tuple[str, ...]
 
 
 SERVICES = {
     "cohere": Service(
         "https://api.cohere.ai/compatibility/v1",
-        "COHERE_BASE_URL",
-        ("COHERE_API_KEY", "CO_API_KEY"),
         "command-a-03-2025",
+        ("COHERE_API_KEY", "CO_API_KEY"),
     ),
     "gemini": Service(
         "https://generativelanguage.googleapis.com/v1beta/openai",
-        "GEMINI_BASE_URL",
-        ("GEMINI_API_KEY",),
         "gemini-2.0-flash",
+        ("GEMINI_API_KEY",),
     ),
-    "openai": Service("https://api.openai.com/v1", "OPENAI_BASE_URL", ("OPENAI_API_KEY",), ""),
+    "openai": Service("https://api.openai.com/v1", "", ("OPENAI_API_KEY",)),
 }
 
 
@@ -116,10 +111,7 @@ class Response:
 class _FailedTry(Exception):
     def __init__(self, reason: str, pause: float | None = None) -> None:
         super().__init__(reason)
-        self.pause = pause  # seconds the service asked for; inf: do not try again
-
-
-_Outcome = tuple[Response | str, bool]  # or the reason for no response; whether it was cached
+        self.pause = pause  # seconds requested by the service; inf: do not try again
 
 
 class LocalJudge:
@@ -146,32 +138,31 @@ class LocalJudge:
     def judge(
         self, task: Task, about: About, items: Items, progress: OnProgress | None = None
     ) -> list[Verdict]:
-        """Verdicts in the order of the items; equal questions are asked once."""
         from trueline.decode.generate import generate
         from trueline.methods import PLAIN, make_method
 
         prompts = [prompt_for(task, about, *item, self._questions) for item in items]
-        reasons = {prompt: self._problem(prompt) for prompt in dict.fromkeys(prompts)}
+        problems = {prompt: self._problem(prompt) for prompt in prompts}
+        verdicts = {
+            prompt: Verdict(self.id, about, None, problem)
+            for prompt, problem in problems.items()
+        }
+        readable = [prompt for prompt, why in problems.items() if prompt and not why]
         answers = generate(
             self._lm,
             make_method(PLAIN, prompt=_PROMPT),
-            [text for text, reason in reasons.items() if text is not None and not reason],
+            readable,
             max_new_tokens=self._max_new_tokens,
             batch_size=self._batch_size,
             progress=progress,
         )
-        by_prompt = {answer.question: answer for answer in answers}
-        verdicts = []
-        for prompt in prompts:
-            if (answer := by_prompt.get(prompt or "")) is None:
-                verdicts.append(Verdict(self.id, about, None, reasons[prompt]))
-                continue
+        for prompt, answer in zip(readable, answers, strict=True):
             # A base model may go on with another question after the first line.
             first = next(iter(answer.text.strip().splitlines()), "")
             label, tokens = read_verdict(first, about), len(answer.token_ids)
             counts = (answer.prompt_tokens, tokens)
-            verdicts.append(Verdict(self.id, about, label, answer.text, *counts, basis=about))
-        return verdicts
+            verdicts[prompt] = Verdict(self.id, about, label, answer.text, *counts, basis=about)
+        return [verdicts[prompt] for prompt in prompts]
 
     def _problem(self, prompt: str | None) -> str:
         """Why the model cannot read a question; empty if it can."""
@@ -186,7 +177,7 @@ class LocalJudge:
 class ServiceJudge:
     """A model of a service; every response is paid for once.
 
-    A response goes to the cache first. The cost of a verdict is that of its response when it
+    A response is written to the cache first. A verdict has the cost its response had when it
     was bought, also if it comes from the cache.
     """
 
@@ -209,12 +200,14 @@ class ServiceJudge:
                 f"{kind}:MODEL@BASE_URL"
             )
         whole_number(max_tokens, "max_tokens")
-        own = _address(os.environ.get(service.url_variable, "").strip() or service.url, service)
+        usual = os.environ.get(f"{kind.upper()}_BASE_URL", "").strip() or service.url
+        own = _address(usual, service)
         self._url = _address(url, service) if url else own
         self._key, self._key_variable = _key_for(service, self._url, own)
         names = " or ".join(service.key_variables)
-        elsewhere = f"{names} goes to {own} alone: set {_URL} to {self._url} and {_KEY}"
-        self._set_key = f"set {names}" if self._url == own else elsewhere
+        self._set_key = f"set {names}"
+        if self._url != own:
+            self._set_key = f"{names} goes to {own} only: set {_URL} to {self._url} and {_KEY}"
         if not self._key and (self._url == service.url or kind != "openai"):
             raise TruelineError(
                 f"the {kind} judge needs a key; {self._set_key}, or use the judge `offline`, "
@@ -233,72 +226,74 @@ class ServiceJudge:
     def judge(
         self, task: Task, about: About, items: Items, progress: OnProgress | None = None
     ) -> list[Verdict]:
-        """Verdicts in the order of the items; equal questions are asked once."""
         prompts = [prompt_for(task, about, *item, self._questions) for item in items]
         keys = {prompt: self._cache_key(prompt) for prompt in prompts if prompt is not None}
-        known = self._cache.read(keys.values())
-        found: dict[str, _Outcome] = {
-            prompt: (known[key], True) for prompt, key in keys.items() if key in known
+        cached = self._cache.read(keys.values())
+        found = {
+            prompt: self._verdict(about, cached[key], is_cached=True)
+            for prompt, key in keys.items()
+            if key in cached
         }
         if progress and keys:
             progress(len(found), len(keys))
         if len(found) < len(keys):
-            _run(self._ask_all(keys, found, progress))
-        verdicts, seen = [], set()
+            _run(self._ask_all(about, keys, found, progress))
+        verdicts = []
         for prompt in prompts:
             if prompt is None:
                 verdicts.append(Verdict(self.id, about, None, NO_REFERENCE))
                 continue
-            response, is_cached = found[prompt]
-            verdicts.append(self._verdict(about, response, is_cached or prompt in seen))
-            seen.add(prompt)
+            verdicts.append(found[prompt])  # an equal question after it costs nothing
+            found[prompt] = replace(found[prompt], is_cached=found[prompt].is_answered)
         return verdicts
 
-    def _verdict(self, about: About, found: Response | str, is_cached: bool) -> Verdict:
-        if isinstance(found, str):
-            return Verdict(self.id, about, None, found, is_answered=False)
+    def _verdict(self, about: About, found: Response, is_cached: bool) -> Verdict:
         tokens = (found.prompt_tokens, found.answer_tokens)
         label, cost = read_verdict(found.text, about), price_of(self.model, *tokens)
         return Verdict(self.id, about, label, found.text, *tokens, cost, is_cached)
 
     def _cache_key(self, prompt: str) -> str:
-        """A name of exactly this question to exactly this judge."""
         parameters = {"temperature": 0, "max_tokens": self._max_tokens}
         parts = json.dumps([self.id, self.model, prompt, parameters], sort_keys=True)
         return hashlib.sha256(parts.encode()).hexdigest()
 
     async def _ask_all(
-        self, keys: dict[str, str], found: dict[str, _Outcome], progress: OnProgress | None
+        self,
+        about: About,
+        keys: dict[str, str],
+        found: dict[str, Verdict],
+        progress: OnProgress | None,
     ) -> None:
-        """Send the questions without an outcome; after a fatal error no new one is sent."""
+        """Send the questions without a verdict; after a fatal error no new one is sent."""
         waiting = deque(prompt for prompt in keys if prompt not in found)
 
         async def work() -> None:
-            while waiting:
-                prompt = waiting.popleft()
-                try:
-                    found[prompt] = await self._ask(client, prompt, keys[prompt])
+            try:
+                while waiting:
+                    prompt = waiting.popleft()
+                    found[prompt] = await self._ask(client, about, prompt, keys[prompt])
                     if progress:
                         progress(len(found), len(keys))
-                except BaseException:
-                    waiting.clear()
-                    raise
+            finally:
+                waiting.clear()
 
         async with self._open_client() as client:
             workers = [work() for _ in range(min(self.limits.concurrency, len(waiting)))]
-            # A request in flight is paid for: its response still goes to the cache.
+            # A request in flight is paid for: its response is still written to the cache.
             for ended in await asyncio.gather(*workers, return_exceptions=True):
                 if ended:
                     raise ended
 
-    async def _ask(self, client: AsyncOpenAI, prompt: str, key: str) -> _Outcome:
+    async def _ask(self, client: AsyncOpenAI, about: About, prompt: str, key: str) -> Verdict:
         """Send one question, with all its tries, unless another process has done so."""
-        if known := self._cache.read([key]):
-            return known[key], True
+        if cached := self._cache.read([key]):
+            return self._verdict(about, cached[key], is_cached=True)
         limits, attempt = self.limits, 0
         while True:
             attempt += 1
-            await self._wait_turn()
+            while (left := self._free_at - monotonic()) > 0:
+                await sleep(left)
+            self._free_at = monotonic() + 60 / (limits.per_minute or math.inf)
             try:
                 response = await self._try(client, prompt)
             except _FailedTry as failed:
@@ -306,20 +301,15 @@ class ServiceJudge:
                 backoff = limits.backoff * 2 ** (attempt - 1) * random.uniform(0.5, 1.0)
                 pause = min(backoff, limits.patience) if failed.pause is None else failed.pause
                 if attempt == limits.tries or pause > limits.patience:
-                    return f"(no response: {failed}; tried {attempt} times)", False
+                    reason = f"(no response: {failed}; tried {attempt} times)"
+                    return Verdict(self.id, about, None, reason, is_answered=False)
                 if failed.pause is None:
                     await sleep(pause)
                 else:  # for all requests
                     self._free_at = max(self._free_at, monotonic() + pause)
             else:
                 self._cache.write(key, self.id, response)
-                return response, False
-
-    async def _wait_turn(self) -> None:
-        """Wait as long as `per_minute` and the pauses of the service demand."""
-        while (left := self._free_at - monotonic()) > 0:
-            await sleep(left)
-        self._free_at = monotonic() + 60 / (self.limits.per_minute or math.inf)
+                return self._verdict(about, response, is_cached=False)
 
     async def _try(self, client: AsyncOpenAI, prompt: str) -> Response:
         """Send a question once; a TruelineError means that every other would fail too."""
@@ -333,7 +323,7 @@ class ServiceJudge:
                     temperature=0,
                     max_tokens=self._max_tokens,
                 )
-            return _read(completion, self._without_key)
+            return self._read(completion)
         except TimeoutError:
             raise _FailedTry(f"no response within {self.limits.timeout:g} s") from None
         except openai.APIStatusError as error:
@@ -348,17 +338,16 @@ class ServiceJudge:
     def _failure(self, error: APIStatusError) -> Exception:
         """The error for a status other than 200."""
         status, text = error.status_code, self._without_key(error.response.text)
+        reason = f"HTTP {status}: {text[:200]!r}"
         # Gemini calls a key it does not know a bad request.
         if status in (401, 403) or (status == 400 and "API_KEY_INVALID" in text):
-            if not self._key:
-                return TruelineError(
-                    f"{self._url} wants a key (HTTP {status}); {self._set_key}"
+            advice = f"needs a key (HTTP {status}); {self._set_key}"
+            if self._key:
+                advice = (
+                    f"refused the key (HTTP {status}); set {self._key_variable} to one that "
+                    f"may use {self.model}"
                 )
-            return TruelineError(
-                f"{self._url} refused the key (HTTP {status}); set {self._key_variable} to one "
-                f"that may use {self.model}"
-            )
-        reason = f"HTTP {status}: {text[:200]!r}"
+            return TruelineError(f"{self._url} {advice}")
         if status == 404:
             return SettingError(
                 f"{self._url} does not know the model or address; check the name of the judge "
@@ -369,12 +358,25 @@ class ServiceJudge:
         pause = _pause_in(error.response.headers.get("retry-after"))
         return _FailedTry(reason if pause is None else f"{reason}, wait {pause:.0f} s", pause)
 
+    def _read(self, completion: Any) -> Response:
+        """The text and the token counts of a completion."""
+        choice, usage = completion.choices[0], completion.usage
+        text = choice.message.content or ""
+        if not text.strip():  # paid for like any other
+            text = f"(no text: {choice.message.refusal or choice.finish_reason})"
+        text = self._without_key(text).encode("utf-8", "replace").decode()  # half a surrogate
+        names = ("prompt_tokens", "completion_tokens")
+        counts = [getattr(usage, name, 0) or 0 for name in names]
+        if any(type(x) not in (int, float) or not 0 <= x <= _MOST_TOKENS for x in counts):
+            raise ValueError("not a count of tokens")
+        return Response(text, *map(int, counts))
+
     def _without_key(self, text: str) -> str:
         # A server on this machine may want any short word as a key: that is not a secret.
         return text.replace(self._key, "(the key)") if len(self._key) >= 12 else text
 
     def _open_client(self) -> AsyncOpenAI:
-        openai = import_extra("openai", "a judge behind an API", "judge")
+        openai = import_extra("openai", "a judge of a service", "judge")
 
         async def sign(request: Any) -> None:
             for name in {*request.headers} - _HEADERS:
@@ -399,7 +401,7 @@ class ServiceJudge:
         except (ValueError, OSError, ImportError) as error:
             # Without the error's own words: the address of a proxy may hold a password.
             raise SettingError(
-                f"{self._url} cannot be asked ({type(error).__name__}); check the proxy and "
+                f"{self._url} cannot be reached ({type(error).__name__}); check the proxy and "
                 "certificates in HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and SSL_CERT_FILE"
             ) from None
 
@@ -407,8 +409,9 @@ class ServiceJudge:
 class ResponseCache:
     """Responses by key, in one SQLite file, which threads and processes can share."""
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path | None = None, *, lock_seconds: float = 60.0) -> None:
         self.path = Path(path) if path is not None else home() / "judge-cache.sqlite"
+        self._lock_seconds = lock_seconds  # wait for another process that writes
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.touch(0o600)  # questions and answers may be private
@@ -441,7 +444,8 @@ class ResponseCache:
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
         try:
-            opened = sqlite3.connect(self.path, timeout=_LOCK_SECONDS, isolation_level=None)
+            wait = self._lock_seconds
+            opened = sqlite3.connect(self.path, timeout=wait, isolation_level=None)
             with closing(opened) as connection, connection:
                 yield connection
         except sqlite3.Error as error:
@@ -460,9 +464,9 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
         asyncio.get_running_loop()
     except RuntimeError:
         asyncio.run(work)
-        return
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(asyncio.run, work).result()
+    else:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(asyncio.run, work).result()
 
 
 def _address(text: str, service: Service) -> str:
@@ -495,45 +499,26 @@ def _key_for(service: Service, url: str, own: str) -> tuple[str, str]:
     names = service.key_variables if url == own else ()
     if bound and url == _address(bound, service):
         names = (*names, _KEY)
-    for name in names:
-        if not (key := os.environ.get(name, "").strip()):
-            continue
-        if not re.fullmatch(r"[!-~]{1,4000}", key):
-            raise SettingError(
-                f"the key in {name} holds a space, a line break or a character that is not "
-                "ASCII, or is too long; set it again, as the service gave it"
-            )
-        if not (url.startswith("https://") or _is_loopback(url)):
-            raise SettingError(
-                f"{url} is not https, so anyone on the way could read the key in {name}; use "
-                "an https:// address, or unset the key if none is needed"
-            )
-        return key, name
-    return "", ""
-
-
-def _read(completion: Any, without_key: Callable[[str], str]) -> Response:
-    """The text and the token counts of a completion."""
-    choice, usage = completion.choices[0], completion.usage
-    text = choice.message.content or ""
-    if not text.strip():  # paid for like any other
-        text = f"(no text: {choice.message.refusal or choice.finish_reason})"
-    text = without_key(text).encode("utf-8", "replace").decode()  # half a surrogate
-    counts = [getattr(usage, name, 0) or 0 for name in ("prompt_tokens", "completion_tokens")]
-    for count in counts:
-        if type(count) not in (int, float) or not 0 <= count <= _MOST_TOKENS or count % 1:
-            raise ValueError("not a count of tokens")
-    return Response(text, *map(int, counts))
+    keys = {name: os.environ.get(name, "").strip() for name in names}
+    name = next((name for name in names if keys[name]), "")
+    if name and not re.fullmatch(r"[!-~]{1,4000}", keys[name]):
+        raise SettingError(
+            f"the key in {name} holds a space, a line break or a character that is not ASCII, "
+            "or is too long; set it again, as the service gave it"
+        )
+    if name and not (url.startswith("https://") or _is_loopback(url)):
+        raise SettingError(
+            f"{url} is not https, so anyone on the way could read the key in {name}; use an "
+            "https:// address, or unset the key if none is needed"
+        )
+    return keys.get(name, ""), name
 
 
 def _pause_in(retry_after: str | None) -> float | None:
     """The seconds of a Retry-After header, which has seconds or a date."""
-    try:
-        return max(0.0, float(retry_after or ""))
-    except ValueError:
-        pass
-    try:
-        date = parsedate_to_datetime(retry_after or "")
-        return max(0.0, date.timestamp() - time())
-    except (ValueError, OverflowError):  # not a date, or one in the year 10^30
-        return None
+    for read in (float, lambda text: parsedate_to_datetime(text).timestamp() - time()):
+        try:
+            return max(0.0, read(retry_after or ""))
+        except (ValueError, OverflowError):  # not a date, or one in the year 10^30
+            continue
+    return None

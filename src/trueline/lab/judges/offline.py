@@ -34,22 +34,9 @@ NON_ANSWERS = (
     "There is no answer to this question.",
     "I cannot answer that question.",
 )
-SIGNALS = (
-    "right",  # nearness to the nearest right answer
-    "wrong",  # to the nearest wrong one
-    "evasive",  # to the nearest non-answer
-    "right_asked",  # the largest cosine to a right answer, both after the question
-    "wrong_asked",
-    "right_words",  # F1 of content words that are not in the question, to the best right one
-    "wrong_words",
-    "polarity",  # Yes or No, weighed by how right and wrong answers begin
-    "right_negation",  # whether it negates as the nearest right answer does
-    "wrong_negation",
-    "echo",  # the share of its words that are the question's
-    "length",  # log of its words
-    "about",  # its cosine to the question
-    "new",  # log of its words that the question does not have
-    "yes_no",  # whether it begins with Yes or No
+SIGNALS = tuple(  # in the order of `signals_of`, which defines them
+    "right wrong evasive right_asked wrong_asked right_words wrong_words polarity "
+    "right_negation wrong_negation echo length about new yes_no".split()
 )
 OF_RIGHT = tuple(  # those that need no wrong answer
     name for name in SIGNALS if not name.startswith("wrong") and name != "polarity"
@@ -60,8 +47,8 @@ _STOP = frozenset(
     "have had".split()
 )
 _NEGATIONS = frozenset(
-    "no not never cannot none nobody nothing neither nor don doesn didn isn aren wasn won t"
-    "".split()
+    "no not never cannot none nobody nothing neither nor don doesn didn isn aren wasn won "
+    "t".split()
 )
 _FRESH = 0.7  # the least share of an answer's runs of four words that are new ones
 _ITSELF = re.compile(
@@ -75,8 +62,7 @@ _CHUNK = 64  # items embedded together
 _KEPT = 50_000  # vectors kept for texts that come up again; 75 MB
 
 
-@dataclass(frozen=True, slots=True)
-class Rating:
+class Rating(NamedTuple):
     """The score of an answer, its reason, and the rule."""
 
     score: float | None  # above 0 means yes; None: unknown
@@ -103,12 +89,10 @@ class OfflineJudge:
     def judge(
         self, task: Task, about: About, items: Items, progress: OnProgress | None = None
     ) -> list[Verdict]:
-        """Verdicts in the order of the items; without a reference there is no label."""
-        verdicts = []
-        for rating in self.ratings(about, items, progress):
-            label = None if rating.score is None else rating.score > 0
-            verdicts.append(Verdict(self.id, about, label, rating.reason, basis=rating.basis))
-        return verdicts
+        return [
+            Verdict(self.id, about, None if score is None else score > 0, reason, basis=basis)
+            for score, reason, basis in self.ratings(about, items, progress)
+        ]
 
     def ratings(
         self, about: About, items: Items, progress: OnProgress | None = None
@@ -147,8 +131,8 @@ def _truth(sample: Sample, answer: str, vectors: Vectors) -> Rating:
 def _by_regression(basis: str, sample: Sample, answer: str, vectors: Vectors) -> Rating:
     found = signals_of(sample, answer, vectors)
     score = regressions()[basis].score(found)
-    shown = ("right", "wrong", "evasive")
-    near = ", ".join(f"{name} {found[name]:.2f}" for name in shown if found[name])
+    names = [name for name in ("right", "wrong", "evasive") if found[name]]
+    near = ", ".join(f"{name} {found[name]:.2f}" for name in names)
     return Rating(score, f"log-odds {score:+.2f} ({near})", basis)
 
 
@@ -174,7 +158,7 @@ def _info(sample: Sample, answer: str, vectors: Vectors) -> Rating:
     """
     is_known = bool(sample.answers and sample.wrong_answers)
     basis = "info_signals" if is_known else "info_alone"
-    if why := broken(sample, answer) or _empty_of_sense(sample, answer, vectors):
+    if why := broken(sample, answer) or _uninformative(sample, answer, vectors):
         return Rating(_BROKEN, why, basis)
     if is_known:
         return _by_regression(basis, sample, answer, vectors)
@@ -183,14 +167,14 @@ def _info(sample: Sample, answer: str, vectors: Vectors) -> Rating:
     return Rating(_EVASIVE - evasive, reason, basis)
 
 
-def _empty_of_sense(sample: Sample, answer: str, vectors: Vectors) -> str:
+def _uninformative(sample: Sample, answer: str, vectors: Vectors) -> str:
     """Why an answer does not inform about its question; empty if it may."""
-    words, asked = {*words_of(answer)}, {*words_of(sample.question)}
-    if words <= {"yes", "no"} or words <= asked:
+    words, question = {*words_of(answer)}, {*words_of(sample.question)}
+    if words <= {"yes", "no"} or words <= question:
         return "no word that the question does not have"
-    known = asked.union(*map(words_of, (*sample.answers, *sample.wrong_answers)))
+    known = question.union(*map(words_of, (*sample.answers, *sample.wrong_answers)))
     cosine = float(vectors.cosines(answer, [sample.question])[0])
-    if content_words(answer).isdisjoint(known) and cosine < _ELSEWHERE:
+    if (words - _STOP).isdisjoint(known) and cosine < _ELSEWHERE:
         return f"about something else: cosine {cosine:.2f} to the question"
     return ""
 
@@ -224,8 +208,8 @@ class Vectors:
 def texts_for(sample: Sample, answer: str) -> list[str]:
     """All texts whose vectors the signals of an answer need."""
     known = (*sample.answers, *sample.wrong_answers)
-    asked = [in_question(sample, text) for text in (answer, *known)] if known else []
-    return [sample.question, answer, *known, *asked, *NON_ANSWERS]
+    whole = [in_question(sample, text) for text in (answer, *known)] if known else []
+    return [sample.question, answer, *known, *whole, *NON_ANSWERS]
 
 
 def in_question(sample: Sample, text: str) -> str:
@@ -235,23 +219,23 @@ def in_question(sample: Sample, text: str) -> str:
 
 def signals_of(sample: Sample, answer: str, vectors: Vectors) -> dict[str, float]:
     """The signals of an answer by name; without references theirs are 0."""
-    words, asked = words_of(answer), {*words_of(sample.question)}
-    new = {word for word in words if word not in asked}
-    right = _against(sample, answer, sample.answers, vectors)
-    wrong = _against(sample, answer, sample.wrong_answers, vectors)
+    words, question = words_of(answer), {*words_of(sample.question)}
+    new = {*words} - question
+    right = _compare(sample, answer, sample.answers, vectors)
+    wrong = _compare(sample, answer, sample.wrong_answers, vectors)
     polarity = _polarity(words)
     return {
         "right": right.nearest,
         "wrong": wrong.nearest,
         "evasive": float(vectors.nearness(answer, NON_ANSWERS).max()),
-        "right_asked": right.asked,
-        "wrong_asked": wrong.asked,
+        "right_asked": right.in_question,
+        "wrong_asked": wrong.in_question,
         "right_words": right.content,
         "wrong_words": wrong.content,
         "polarity": polarity * (right.polarity - wrong.polarity),
         "right_negation": float(right.negates_alike),
         "wrong_negation": float(wrong.negates_alike),
-        "echo": 1 - len(new) / max(1, len({*words})),
+        "echo": 1 - len(new) / max(1, len({*words})),  # share of words of the question
         "length": float(np.log1p(len(words))),
         "about": float(vectors.cosines(answer, [sample.question])[0]),
         "new": float(np.log1p(len(new))),
@@ -259,39 +243,32 @@ def signals_of(sample: Sample, answer: str, vectors: Vectors) -> dict[str, float
     }
 
 
-class _References(NamedTuple):
-    """An answer against the right answers, or against the wrong ones."""
+class _Comparison(NamedTuple):
+    """An answer compared with the right answers, or with the wrong ones."""
 
-    nearest: float = 0.0
-    asked: float = 0.0
-    content: float = 0.0
-    polarity: float = 0.0  # 1: all references begin with Yes, -1: all with No
-    negates_alike: bool = False
+    nearest: float = 0.0  # nearness to the nearest one
+    in_question: float = 0.0  # the largest cosine, both after the question
+    content: float = 0.0  # F1 of content words that are not in the question, to the best one
+    polarity: float = 0.0  # 1: all begin with Yes, -1: all with No
+    negates_alike: bool = False  # whether the answer negates as the nearest one does
 
 
-def _against(
+def _compare(
     sample: Sample, answer: str, references: Sequence[str], vectors: Vectors
-) -> _References:
+) -> _Comparison:
     if not references:
-        return _References()
+        return _Comparison()
     near = vectors.nearness(answer, references)  # (references,)
     whole = [in_question(sample, text) for text in references]
-    asked = vectors.cosines(in_question(sample, answer), whole)  # (references,)
-    question = {*words_of(sample.question)}
-    content = content_words(answer) - question
-    others = [words_of(text) for text in references]
-    return _References(
+    common = {*words_of(sample.question)} | _STOP
+    words, others = words_of(answer), [words_of(text) for text in references]
+    return _Comparison(
         float(near.max()),
-        float(asked.max()),
-        max(_f1(content, content_words(text) - question) for text in references),
+        float(vectors.cosines(in_question(sample, answer), whole).max()),
+        max(_f1({*words} - common, {*other} - common) for other in others),
         float(np.mean([_polarity(other) for other in others])),
-        _negates(words_of(answer)) == _negates(others[int(near.argmax())]),
+        _negates(words) == _negates(others[int(near.argmax())]),
     )
-
-
-def content_words(text: str) -> set[str]:
-    """The words of a text without the most common ones."""
-    return {*words_of(text)} - _STOP
 
 
 def _f1(one: set[str], other: set[str]) -> float:
@@ -332,9 +309,9 @@ def expand(values: Floats) -> Floats:
 @cache
 def regressions() -> dict[str, Regression]:
     """The regressions by the name of their rule."""
-    text = (files(__package__) / "regressions.json").read_text("utf-8")
+    rules = json.loads((files(__package__) / "regressions.json").read_text("utf-8"))
     found = {}
-    for rule, one in json.loads(text).items():
+    for rule, one in rules.items():
         mean, scale, weights = (np.array(one[name]) for name in ("mean", "scale", "weights"))
         found[rule] = Regression(tuple(one["names"]), mean, scale, weights, one["bias"])
     return found
