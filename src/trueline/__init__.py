@@ -34,35 +34,21 @@ if TYPE_CHECKING:
     from trueline.types import Piece as Piece
     from trueline.types import Sampling as Sampling
 
-_LAZY = {  # public name -> where it lives, opened when first asked for: --help stays instant
-    "AdaCAD": "trueline.methods.contrast",
-    "CAD": "trueline.methods.contrast",
-    "Corrective": "trueline.corrective.method",
-    "DoLa": "trueline.methods.layers",
-    "Instructive": "trueline.methods.contrast",
-    "KATE": "trueline.methods.prompting",
-    "KNNLM": "trueline.rad.method",
-    "Lookup": "trueline.corrective.method",
-    "Answer": "trueline.types",
-    "Example": "trueline.types",
-    "Greedy": "trueline.methods.prompting",
-    "Sampling": "trueline.types",
-    "GroundingSpace": "trueline.space",
-    "LanguageModel": "trueline.engines.transformers.model",
-    "Piece": "trueline.types",
-    "Prompt": "trueline.prompts",
-    "RAD": "trueline.rad.method",
-    "SLED": "trueline.methods.layers",
-    "TruelineError": "trueline.errors",
-    "build": "trueline.space",
-    "compare": "trueline.decode.generate",
-    "generate": "trueline.decode.generate",
-    "load": "trueline.engines",
-    "merge": "trueline.space",
-    "open": "trueline.space:read_space",
-    "score": "trueline.decode.generate",
-    "stream": "trueline.decode.generate",
+_MODULES = {  # where the public names live; opened when first used: --help stays instant
+    "corrective.method": "Corrective Lookup",
+    "decode.generate": "compare generate score stream",
+    "engines": "load",
+    "engines.transformers.model": "LanguageModel",
+    "errors": "TruelineError",
+    "methods.contrast": "AdaCAD CAD Instructive",
+    "methods.layers": "DoLa SLED",
+    "methods.prompting": "Greedy KATE",
+    "prompts": "Prompt",
+    "rad.method": "KNNLM RAD",
+    "space": "GroundingSpace build merge open",
+    "types": "Answer Example Piece Sampling",
 }
+_LAZY = {name: module for module, names in _MODULES.items() for name in names.split()}
 __all__ = sorted(_LAZY)
 __version__ = "0.2.0"
 
@@ -70,8 +56,8 @@ __version__ = "0.2.0"
 def __getattr__(name: str) -> object:
     if name not in _LAZY:
         raise AttributeError(f"trueline has no {name!r}; it has {', '.join(__all__)}")
-    module, _, attribute = _LAZY[name].partition(":")
-    value = globals()[name] = getattr(import_module(module), attribute or name)
+    module = import_module(f"trueline.{_LAZY[name]}")
+    value = globals()[name] = getattr(module, "read_space" if name == "open" else name)
     return value
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import hashlib
 import json
 import os
@@ -35,10 +36,28 @@ from trueline.settings import check_value, whole_number
 from trueline.text import half_character, has_half_character, shown
 from trueline.types import Example
 
-TableRow = dict[str, Any]
-Found = tuple[int | str, TableRow | str]  # line or number of a row; the row or its problem
+Row = dict[str, Any]
+Found = tuple[int, Row | str]  # the line or number of a row; the row or its problem
+Columns = dict[str, tuple[str, ...]]  # our field -> the columns that may hold it, best first
 _MOST_JSON = 256_000_000  # characters of a JSON list, which is read as a whole
 _SHIPPED = {"facts": "ground", "facts:ground": "ground", "facts:test": "test"}
+_COLUMNS: Columns = {
+    "id": ("id",),
+    "question": ("question",),
+    "answers": ("answers", "answer"),
+    "wrong_answers": ("wrong_answers", "wrong", "incorrect_answers"),
+    "source": ("source",),
+}
+_SOUNDS_LIKE = {  # what people call the columns of a FAQ
+    "question": r"quest|query|\bask|^q$|prompt|title",
+    "answers": r"^(?!.*(wrong|incorrect)).*(answer|repl|respon|^a$|solution|\bsay)",
+    "wrong_answers": r"wrong|incorrect|false",
+}
+EXAMPLE_FIELDS = tuple(_COLUMNS)  # in the order of a line; the id is the first
+_ID_DIGITS = 12  # of the hash of its content: the id of an example without one
+
+
+# Rows
 
 
 def _read_rows(
@@ -48,28 +67,21 @@ def _read_rows(
     limit: int | None = None,
 ) -> list[Found]:
     """The rows of a source, or one error that names it."""
-    try:
-        return list(islice(_rows(source, split, config), limit))
-    except (OSError, EOFError, ValueError, NotImplementedError, zlib.error, csv.Error) as error:
-        why = reason(error) if isinstance(error, OSError) else error
-        raise ExampleError(f"{os.fspath(source)} cannot be read: {why}") from error
-
-
-def _rows(
-    source: str | os.PathLike[str], split: str = "train", config: str | None = None
-) -> Iterator[Found]:
     name, path = os.fspath(source), Path(source)
     is_path = not isinstance(source, str) or _format(path) in _FORMATS or lexists(path.parent)
-    if source in _SHIPPED:
-        shipped = resources.files("trueline") / "facts" / f"{_SHIPPED[name]}.jsonl"
-        with resources.as_file(shipped) as file:
-            yield from _file_rows(file)
-    elif name and isdir(path):
-        yield from _dataset_rows(str(path.absolute()), split, config)
-    elif not is_path and re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        yield from _dataset_rows(name, split, config)
-    else:
-        yield from _file_rows(path)
+    is_hub = not is_path and re.fullmatch(r"[\w.-]+/[\w.-]+", name)
+    try:
+        if source in _SHIPPED:
+            shipped = resources.files("trueline") / "facts" / f"{_SHIPPED[name]}.jsonl"
+            with resources.as_file(shipped) as file:
+                return list(islice(_file_rows(file), limit))
+        if is_hub or (name and isdir(path)):
+            data = name if is_hub and not isdir(path) else str(path.absolute())
+            return list(islice(_dataset_rows(data, split, config), limit))
+        return list(islice(_file_rows(path), limit))
+    except (OSError, EOFError, ValueError, NotImplementedError, zlib.error, csv.Error) as error:
+        why = reason(error) if isinstance(error, OSError) else error
+        raise ExampleError(f"{name} cannot be read: {why}") from error
 
 
 def _refuse_rows(name: str, problems: Sequence[str], total: int) -> NoReturn:
@@ -86,34 +98,24 @@ def _format(path: Path) -> str:
 
 
 def _file_rows(path: Path) -> Iterator[Found]:
-    if _is_missing(path):
-        is_fact, others = path.name.startswith("facts:"), path.parent.glob("*")
-        near = get_close_matches(path.name, _SHIPPED if is_fact else [x.name for x in others])
-        meant = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise ValueError(f"there is no such file{meant}")
     if problem := refusal(path):
+        if problem == os.strerror(errno.ENOENT) and not lexists(path):
+            is_fact, others = path.name.startswith("facts:"), path.parent.glob("*")
+            known = _SHIPPED if is_fact else [other.name for other in others]
+            near = get_close_matches(path.name, known)
+            meant = f"; did you mean {' or '.join(near)}?" if near else ""
+            problem = f"there is no such file{meant}"
         raise ValueError(problem)
     if _format(path) not in _FORMATS:
         raise ValueError(f"its name must end in one of {[*_FORMATS]}, or a text form with .gz")
     if (reader := _FORMATS[_format(path)]) is None:
         with import_extra("pyarrow.parquet", str(path), "data").ParquetFile(path) as table:
-            parts = table.iter_batches()
-            yield from enumerate((row for part in parts for row in part.to_pylist()), start=1)
+            yield from _arrow_rows(table.iter_batches())
         return
     with open_unpacked(path) as data:
         if problem := foreign_encoding(data.peek(4)):
             raise ValueError(problem)
         yield from reader(TextIOWrapper(data, "utf-8-sig", "surrogateescape", newline=""))
-
-
-def _is_missing(path: Path) -> bool:
-    try:
-        path.lstat()
-    except FileNotFoundError:
-        return True
-    except (OSError, ValueError):  # such as a name that the system does not take
-        return False
-    return False
 
 
 def _jsonl_rows(file: TextIO) -> Iterator[Found]:
@@ -123,32 +125,31 @@ def _jsonl_rows(file: TextIO) -> Iterator[Found]:
 
 
 def _json_rows(file: TextIO) -> Iterator[Found]:
-    """One row per item of a JSON list, at the line where the item starts."""
+    """The items of a JSON list, by number; what is no JSON is named by its line."""
     text = file.read(_MOST_JSON + 1)
     if len(text) > _MOST_JSON:
         raise ValueError(f"it has more than {_MOST_JSON:,} characters; write it as .jsonl")
     if not text.lstrip().startswith("["):
         raise ValueError(f"expected a list, got {short(text)}; one object a line is .jsonl")
-    line, at, end, number = 1, 0, text.find("[") + 1, 0
+    down, problem = _not_utf8(text)
+    if problem:
+        raise ValueError(f"in line {1 + down} {problem}")
     try:
-        while (solid := re.compile(r"[^\s,]").search(text, end)) and solid[0] != "]":
-            end = json.JSONDecoder().raw_decode(text, start := solid.start())[1]
-            lines, at, number = text.count("\n", at, start), start, number + 1
-            line += lines
-            down, problem = _not_utf8(text[start:end])
-            where = line + down if lines or number == 1 else f"{line} (item {number})"
-            yield where, problem or _parse(text[start:end])
-        json.loads(text)  # finds what the search skips: stray commas, a missing end
+        items = json.loads(text)
     except (ValueError, RecursionError) as error:
-        yield getattr(error, "lineno", line), f"this is not JSON: {error}"
+        raise ValueError(f"this is not JSON: {error}") from error
+    yield from enumerate(map(_as_row, items), start=1)
 
 
-def _parse(text: str) -> TableRow | str:
-    """The object that a piece of JSON holds, or what is wrong with it."""
+def _parse(text: str) -> Row | str:
+    """The object that a line of JSON holds, or what is wrong with it."""
     try:
-        item = json.loads(text)
+        return _as_row(json.loads(text))
     except (ValueError, RecursionError) as error:
         return f"this is not JSON: {error}".replace(": line 1 ", ": ")
+
+
+def _as_row(item: object) -> Row | str:
     return item if isinstance(item, dict) else f"expected an object {{...}}, got {short(item)}"
 
 
@@ -193,26 +194,24 @@ def _csv_rows(file: TextIO, delimiter: str = ",") -> Iterator[Found]:
 def _dataset_rows(name: str, split: str, config: str | None) -> Iterator[Found]:
     """The rows of a dataset on the hub or in a folder."""
     datasets = import_extra("datasets", name, "data")
+    failures = (OSError, ValueError, RuntimeError, LookupError)  # the last for the folder /
     has_bars = not datasets.are_progress_bars_disabled()
-    is_shown = sys.stderr.isatty() and not isdir(name)  # somebody waits for a download
-    if has_bars and not is_shown:
+    is_awaited = sys.stderr.isatty() and not isdir(name)  # somebody waits for a download
+    if has_bars and not is_awaited:
         datasets.disable_progress_bars()
     try:
         dataset = datasets.load_dataset(name, config, split=split)
-    except (
-        OSError,
-        ValueError,
-        RuntimeError,
-        LookupError,  # raised for the folder /
-        datasets.exceptions.DatasetsError,
-    ) as error:
+    except (*failures, datasets.exceptions.DatasetsError) as error:
         why = error.__cause__ or error
         why = reason(why) if isinstance(why, OSError) else why
         raise ValueError(f"{why}; check name, split and config, or give a file") from error
     finally:
         if has_bars:
             datasets.enable_progress_bars()
-    parts = dataset.with_format("arrow").iter(1000)  # as Arrow tables, no image is decoded
+    yield from _arrow_rows(dataset.with_format("arrow").iter(1000))  # decodes no image
+
+
+def _arrow_rows(parts: Iterable[Any]) -> Iterator[Found]:
     yield from enumerate((row for part in parts for row in part.to_pylist()), start=1)
 
 
@@ -226,21 +225,7 @@ _FORMATS: dict[str, Callable[[TextIO], Iterator[Found]] | None] = {
 }
 
 
-Columns = dict[str, tuple[str, ...]]  # our field -> the columns that may hold it, best first
-_COLUMNS: Columns = {
-    "id": ("id",),
-    "question": ("question",),
-    "answers": ("answers", "answer"),
-    "wrong_answers": ("wrong_answers", "wrong", "incorrect_answers"),
-    "source": ("source",),
-}
-_SOUNDS_LIKE = {  # what people call the columns of a FAQ
-    "question": r"quest|query|\bask|^q$|prompt|title",
-    "answers": r"^(?!.*(wrong|incorrect)).*(answer|repl|respon|^a$|solution|\bsay)",
-    "wrong_answers": r"wrong|incorrect|false",
-}
-EXAMPLE_FIELDS = tuple(_COLUMNS)  # in the order of a line; the id is the first
-_ID_DIGITS = 12  # of the hash of its content: the id of an example without one
+# Examples
 
 
 def read_examples(
@@ -294,28 +279,27 @@ def content_hash(example: Example) -> str:
     return hashlib.sha256(json.dumps(content, ensure_ascii=False).encode()).hexdigest()
 
 
-def _choose(name: str, rows: list[TableRow], columns: Mapping[str, str | None]) -> Columns:
+def _choose(name: str, rows: list[Row], columns: Mapping[str, str | None]) -> Columns:
     """The columns that each field is read from; one that no row has is an error."""
     is_map = isinstance(columns, Mapping)
     if not is_map or not all(isinstance(x, str | None) for x in columns.values()):
         raise SettingError(f"columns maps our fields to names of columns, got {shown(columns)}")
     known = [*dict.fromkeys(key for row in rows for key in row)]
-    there = f"its columns are {', '.join(map(repr, known))}"
+    has = f"its columns are {', '.join(map(repr, known))}"
     if unknown := [field for field in columns if field not in _COLUMNS]:
-        near = [one for field in unknown for one in get_close_matches(str(field), _COLUMNS, 1)]
-        wanted = f"there is no field {' or '.join(map(shown, unknown))}" + (
-            f" (did you mean {' or '.join(near)}?)" if near else ""
-        )
-        wanted += f"; an example has {', '.join(_COLUMNS)}"
-        raise SettingError(f"{name}: {wanted}; {there}" if known else f"{name}: {wanted}")
+        near = get_close_matches(str(unknown[0]), _COLUMNS, 1)
+        meant = f" (did you mean {near[0]}?)" if near else ""
+        fields = f"{name}: there is no field {shown(unknown[0])}{meant}; an example has "
+        raise SettingError(fields + ", ".join(_COLUMNS) + (f"; {has}" if known else ""))
     chosen = _COLUMNS | {field: (name,) if name else () for field, name in columns.items()}
-    missing = []
-    for field in dict.fromkeys(("question", "answers", *columns)):
+
+    def is_missing(field: str) -> bool:
         cells = ((row, column) for row in rows for column in chosen[field])
-        has = any(column in row or _cell(row, column) is not None for row, column in cells)
-        if rows and chosen[field] and not has:
-            missing.append(field)
-    if missing:
+        found = any(column in row or _cell(row, column) is not None for row, column in cells)
+        return bool(rows and chosen[field]) and not found
+
+    required = dict.fromkeys(("question", "answers", *columns))
+    if missing := [field for field in required if is_missing(field)]:
         wanted = " and ".join(
             f"no column {' or '.join(map(repr, chosen[field]))}"
             + (f" for {field}" if field in columns else "")
@@ -323,7 +307,7 @@ def _choose(name: str, rows: list[TableRow], columns: Mapping[str, str | None]) 
         )
         taken = {name for field in columns if field not in missing for name in chosen[field]}
         free = [column for column in known if column not in taken]
-        raise ColumnError(f"{name} has {wanted}; {there}", _guesses(missing, free))
+        raise ColumnError(f"{name} has {wanted}; {has}", _guesses(missing, free))
     return chosen
 
 
@@ -337,7 +321,7 @@ def _guesses(fields: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _cell(row: TableRow, column: str) -> Any:
+def _cell(row: Row, column: str) -> Any:
     """A cell; the column `answers.text` is the part `text` of the column `answers`."""
     value: Any = row
     for part in [column] if column in row else column.split("."):
@@ -345,11 +329,11 @@ def _cell(row: TableRow, column: str) -> Any:
     return value
 
 
-def _example(row: TableRow | str, chosen: Columns, separator: str | None) -> Example | str:
+def _example(row: Row | str, chosen: Columns, separator: str | None) -> Example | str:
     """The example in a row, or what is wrong with it."""
     if isinstance(row, str):
         return row
-    fields: TableRow = {}
+    fields: Row = {}
     for field, columns in chosen.items():
         cells = [cell for column in columns if (cell := _cell(row, column)) is not None]
         if not cells and field in ("question", "answers"):
@@ -380,7 +364,7 @@ def _texts(cell: Any, field: str, separator: str | None) -> list[str]:
     return list(cell)
 
 
-def _collect(name: str, rows: Iterable[tuple[int | str, Example | str]]) -> list[Example]:
+def _collect(name: str, rows: Iterable[tuple[int, Example | str]]) -> list[Example]:
     """The examples, each with an id, or one error that lists every problem."""
     examples: list[Example] = []
     problems: list[str] = []
@@ -495,7 +479,7 @@ def check_meant(asked: Sequence[AskedQuestion], known: Collection[str], where: s
         )
 
 
-def _question(row: TableRow | str, needs_ids: bool) -> AskedQuestion | str:
+def _question(row: Row | str, needs_ids: bool) -> AskedQuestion | str:
     """The question in a row, or what is wrong with it."""
     if isinstance(row, str):
         return row

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
@@ -41,6 +40,7 @@ class Session:
     space: GroundingSpace | None  # None: no method needs one, and none was named
     methods: Mapping[str, Method] = field(default_factory=dict)
     is_shipped: bool = False  # whether the space is that of the shipped facts
+    _shipped: dict[bool, GroundingSpace] = field(default_factory=dict)  # by: has it entries
 
     def method(
         self,
@@ -50,22 +50,14 @@ class Session:
         prompt: Prompt | None = None,
     ) -> Method:
         """A method on the model and the space, or on a prompt if it needs no space."""
-        space = self.space
-        if needs_entries(name) and (space is None or self.is_shipped):
-            space = self._shipped_with_entries
-        elif space is None and method_class(name).needs.space:
-            space = self._shipped
+        space, with_entries = self.space, needs_entries(name)
+        if self.is_shipped and with_entries and space is not None and space.entries is None:
+            space = None
+        if space is None and method_class(name).needs.space:
+            if with_entries not in self._shipped:
+                self._shipped[with_entries] = shipped_space(self.lm if with_entries else None)
+            space = self._shipped[with_entries]
         return make_method(name, space=space, prompt=prompt, settings=settings)
-
-    @cached_property
-    def _shipped(self) -> GroundingSpace:
-        return shipped_space()
-
-    @cached_property
-    def _shipped_with_entries(self) -> GroundingSpace:
-        if self.space is not None and self.space.entries is not None:
-            return self.space
-        return shipped_space(self.lm)
 
     def current(self) -> Session:
         """The same on the newest state of the space's folder, at the cost of one small read.
@@ -94,19 +86,16 @@ def open_session(
     space: str | Path | GroundingSpace | None = None,
     embedder: str | None = None,
     settings: Mapping[str, Any] | None = None,
-    engine: str = "transformers",
-    dtype: str = "auto",
-    device: str | None = None,
-    trust_remote_code: bool = False,
     builds_entries: bool = False,
     progress: OnProgress | None = None,
+    **weights: Any,
 ) -> Session:
     """Open a model, a space and methods; wrong names are refused before a model is opened.
 
     Without a space, methods that need one get that of the shipped facts. A space without the
     entries that a method needs is refused; with `builds_entries` they are built. Settings are
     named `tau` for every method that has one, or `rad.tau` for one of them. Without a model,
-    it is the one the space was built with.
+    it is the one the space was built with; `weights` are the options of `load`.
     """
     given = settings or {}
     check_names(names, given)
@@ -115,20 +104,21 @@ def open_session(
 
         space = read_space(space, embedder=embedder)
     own = {name: _meant_for(name, given) for name in names}
+    needs_space = any(method_class(name).needs.space for name in names)
+    needs_any_entries = any(map(needs_entries, names))
     if space is not None:  # before a model is opened: what the space cannot give shows at once
         for name in names:
             if not (builds_entries and needs_entries(name)):
                 make_method(name, space=space, settings=own[name])
-        _open_embedder(space, names)
-    if model is None or isinstance(model, str):
-        weights = {"dtype": dtype, "device": device, "trust_remote_code": trust_remote_code}
-        lm: Engine = _load(model, space, engine=engine, **weights)
-    else:
-        lm = model
-    is_shipped = space is None and any(method_class(name).needs.space for name in names)
+        if needs_space:
+            _open_embedder(space)
+    lm: Engine = (
+        _load(model, space, **weights) if model is None or isinstance(model, str) else model
+    )
+    is_shipped = space is None and needs_space
     if is_shipped:
-        space = shipped_space(lm if any(map(needs_entries, names)) else None, progress)
-    elif builds_entries and space is not None and any(map(needs_entries, names)):
+        space = shipped_space(lm if needs_any_entries else None, progress)
+    elif builds_entries and space is not None and needs_any_entries:
         space = entries_for(space, lm, progress=progress)
     session = Session(lm, space, is_shipped=is_shipped)
     return replace(session, methods={name: session.method(name, own[name]) for name in names})
@@ -139,18 +129,17 @@ def needs_entries(name: str) -> bool:
     return method_class(name).needs.context is not None
 
 
-def _open_embedder(space: GroundingSpace, names: Sequence[str]) -> None:
-    """Open the embedder in a thread while the model is opened, if a method needs the space.
+def _open_embedder(space: GroundingSpace) -> None:
+    """Open the embedder in a thread while the model is opened; most of it is outside Python.
 
-    Most of this runs outside Python. An error shows again when the embedder is needed.
+    An error shows again when the embedder is needed.
     """
 
     def run() -> None:
         with suppress(Exception):
             space.open_embedder("cpu")
 
-    if any(method_class(name).needs.space for name in names):
-        Thread(target=run, daemon=True).start()
+    Thread(target=run, daemon=True).start()
 
 
 def check_names(names: Sequence[str], settings: Mapping[str, Any]) -> None:
@@ -187,7 +176,6 @@ def entries_for(
     space: GroundingSpace,
     lm: Engine,
     *,
-    context: int = _CONTEXT,
     progress: OnProgress | None = None,
 ) -> GroundingSpace:
     """The space with entries of this model: its own, or built and kept with it.
@@ -203,7 +191,7 @@ def entries_for(
     built = build(
         lm,
         space.examples,
-        context=context,
+        context=_CONTEXT,
         prompt=space.prompt,
         embedder=space.open_embedder(lm.device),
         out=None if space.entries is not None else space.folder,

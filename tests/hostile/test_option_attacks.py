@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import traceback
+import warnings
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -23,21 +24,25 @@ from attack import ODD_TEXTS, Hang, Ran, Terminal, rounds, run_command, steering
 from conftest import EXAMPLES
 
 import trueline as tl
-from trueline.cli import cli
+from trueline.cli import cli, screen
+from trueline.decode.sampling import probabilities
+from trueline.engines.fetch import say
 from trueline.errors import ExampleError, SettingError
 from trueline.examples import read_examples, to_lines
 from trueline.methods import make_method, method_names
+from trueline.settings import read_settings
 from trueline.text import shown, visible, visible_json, visible_line
 from trueline.types import Sampling
 
 CLI = Path(sys.modules["trueline.cli"].__file__).parent
 QUESTION = "Are bats blind?"
 SHORT = ("--space", "odd.space", "--max-new-tokens", "3")
-RAD, BOTH = ("--method", "rad"), ("--methods", "greedy,rad,corrective")
+RAD = ("--method", "rad", "--set", "alpha=1.0")
+BOTH = ("--methods", "greedy,rad,corrective", "--flips", "--set", "rad.alpha=1.0")
 EVIL = "\x1b]0;owned\x07\x1b[2J\u202e\x9b31m\ufeff\u2066\r"
-WRITES = re.compile(r"(click\.)?(secho|echo)|print|input|.*std(out|err)\.\w+")
+WRITES = re.compile(r"(click\.)?(secho|echo)|print|input|.*std(out|err)\.(?!isatty)\w+")
 WRITING = ("build", "add", "remove", "merge", "explain", "eval", "report")
-WITH_MODELS = ("eval", "reproduce")  # whose own borders are attacked elsewhere
+WITH_MODELS = ("eval", "reproduce")  # attacked by tests of their own
 
 
 @pytest.fixture(scope="module")
@@ -89,16 +94,14 @@ def refused(*args, **how):
 
 
 def test_only_the_screen_writes_in_the_command_line():
-    found = []
-    for path in CLI.glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.Call) and path.name != "screen.py":
-                called = ast.unparse(node.func)
-                if re.fullmatch(
-                    r"(click\.)?(secho|echo)|print|input|.*std(out|err)\.\w+", called
-                ):
-                    found.append(f"{path.name}:{node.lineno} {called}")
-    assert [name for name in found if not name.endswith("isatty")] == []
+    found = [
+        f"{path.name}:{node.lineno}"
+        for path in CLI.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call) and path.name != "screen.py"
+        if WRITES.fullmatch(ast.unparse(node.func))
+    ]
+    assert found == []
 
 
 def test_what_steers_a_terminal_is_spelled_out_and_the_rest_stays():
@@ -121,23 +124,26 @@ def test_json_spells_the_same_signs_and_is_read_as_the_same_value():
     assert json.loads(text) == value
 
 
+SHOWN = [  # commands that show what the space holds
+    ["info", "odd.space"],
+    ["compare", *SHORT, *BOTH, QUESTION],
+    ["explain", *SHORT, *RAD, QUESTION],
+]
+
+
 @pytest.mark.parametrize("terminal", [False, True], ids=["piped", "terminal"])
 @pytest.mark.parametrize(
     "args",
     [
-        ["info", "odd.space"],
+        *SHOWN,
         ["info", "odd.space", "--json"],
         ["log", "odd.space"],
         ["verify", "odd.space"],
-        ["compare", *SHORT, *BOTH, "--flips", "--set", "rad.alpha=1.0", QUESTION + EVIL],
-        ["compare", *SHORT, "--flips", "--json", QUESTION],
-        ["explain", *SHORT, *RAD, "--set", "alpha=1.0", QUESTION + EVIL],
+        ["compare", *SHORT, "--flips", "--json", QUESTION + EVIL],
         ["explain", *SHORT, QUESTION + EVIL],
-        ["explain", *SHORT, "--json", QUESTION],
         ["ask", *SHORT, "--json", QUESTION + EVIL],
         ["info", EVIL],
         ["ask", *SHORT, "--method", EVIL, QUESTION],
-        ["ask", "--space", EVIL, QUESTION],
         ["ask", *SHORT, "--model", EVIL, QUESTION],
         ["ask", *SHORT, f"--{EVIL}", QUESTION],
         ["build", EVIL, "--out", "x"],
@@ -152,18 +158,8 @@ def test_nothing_foreign_steers_a_terminal(args, terminal):
     ran = run_command(*args, terminal=terminal)
     assert steering(ran.out + ran.err) == []
     assert ran.code in (0, 1)
-
-
-def test_the_space_is_as_hostile_as_it_looks():
-    """Or the test above would show nothing."""
-    for args in (
-        ["info", "odd.space"],
-        ["compare", *SHORT, *BOTH, "--flips", "--set", "rad.alpha=1.0", QUESTION],
-        ["explain", *SHORT, *RAD, "--set", "alpha=1.0", QUESTION],
-    ):
-        assert "\\x1b]0;owned\\x07\\x1b[2J\\u202e\\x9b31m" in run_command(*args).out, args
-    told = run_command("explain", *SHORT, *RAD, "--set", "alpha=1.0", "--json", QUESTION).out
-    assert any(EVIL in one["example"] for one in json.loads(told)["summary"]["cited"])
+    if args in SHOWN and not terminal:  # or the lines above would show nothing
+        assert "\\x1b]0;owned\\x07\\x1b[2J\\u202e\\x9b31m" in ran.out
 
 
 def test_chat_shows_foreign_text_safely():
@@ -183,30 +179,21 @@ def test_an_answer_is_exact_in_a_pipe_and_safe_in_a_terminal(monkeypatch):
     assert run_command("ask", *SHORT, QUESTION, terminal=True).out == "\\x1b[1mbold\\u202e\n"
 
 
-def test_a_cell_forges_neither_cells_nor_lines(capsys):
-    from trueline.cli.screen import print_facts, print_table
-
-    print_table(["a", "b"], [["1\t2\n3", "[bold]x[/bold]"]])
-    print_facts({"name": "x\nforged  1"})
+def test_tables_bars_and_notes_show_foreign_text_safely(capsys, monkeypatch):
+    screen.print_table(["a", "b"], [["1\t2\n3", "[bold]x[/bold]"]])
+    screen.print_facts({"name": "x\nforged  1"})
     assert capsys.readouterr().out == "a\tb\n1\\t2\\n3\t[bold]x[/bold]\nname  x\\nforged  1\n"
-
-
-def test_a_label_of_a_bar_is_plain_text():
-    from trueline.cli.screen import progress_bars
-
+    say(f"converting {EVIL}.gguf")
+    assert steering(capsys.readouterr().err) == []
+    monkeypatch.setenv("TERM", "dumb")
     for kind in (io.StringIO, Terminal):
-        with pytest.MonkeyPatch.context() as patch:
-            err = kind()
-            patch.setenv("TERM", "dumb")
-            patch.setattr(sys, "stderr", err)
-            with progress_bars("done") as tell:
-                tell(f"[red]{EVIL}", 1, 2)
-        assert steering(err.getvalue()) == []
+        monkeypatch.setattr(sys, "stderr", kind())
+        with screen.progress_bars("done") as tell:
+            tell(f"[red]{EVIL}", 1, 2)
+        assert steering(sys.stderr.getvalue()) == []
 
 
 def test_a_warning_is_one_safe_line(monkeypatch):
-    import warnings
-
     def info(*_):
         with warnings.catch_warnings():
             warnings.simplefilter("always")
@@ -219,46 +206,22 @@ def test_a_warning_is_one_safe_line(monkeypatch):
     assert [line.partition(":")[0] for line in ran.err.splitlines()] == ["note", "Error"]
 
 
-def test_the_library_itself_says_nothing_that_steers(capsys):
-    from trueline.engines.fetch import say
-
-    say(f"converting {EVIL}.gguf")
-    assert steering(capsys.readouterr().err) == []
-
-
 # Numbers, texts and questions in the library
+
+
+HOT = {"temperature": 1.0}
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"stop": 5},
-        {"stop": b"x"},
-        {"stop": [5]},
-        {"stop": [None]},
-        {"stop": {"a": 1}},
-        {"stop": ""},
-        {"stop": "\ud800"},
-        {"stop_ids": 5},
-        {"stop_ids": ["a"]},
-        {"stop_ids": [1.5]},
-        {"temperature": None},
-        {"temperature": "hot"},
-        {"temperature": True},
-        {"temperature": float("nan")},
-        {"temperature": 10**400},
-        {"temperature": -1},
-        {"seed": 1.5, "temperature": 1.0},
-        {"seed": -1, "temperature": 1.0},
-        {"seed": 10**5000, "temperature": 1.0},
-        {"top_k": 1.0, "temperature": 1.0},
-        {"top_p": "x", "temperature": 1.0},
-        {"max_new_tokens": True},
-        {"max_new_tokens": 1.0},
-        {"max_new_tokens": None},
-        {"max_new_tokens": "5"},
-        {"max_new_tokens": -(10**5000)},
-        {"max_new_tokens": np.array([1, 2])},
+        *({"stop": stop} for stop in (5, b"x", [5], [None], {"a": 1}, "", "\ud800")),
+        *({"stop_ids": ids} for ids in (5, ["a"], [1.5])),
+        *({"temperature": x} for x in (None, "hot", True, float("nan"), 10**400, -1)),
+        *({"seed": seed, **HOT} for seed in (1.5, -1, 10**5000)),
+        {"top_k": 1.0, **HOT},
+        {"top_p": "x", **HOT},
+        *({"max_new_tokens": x} for x in (True, 1.0, None, "5", -(10**5000), np.array([1, 2]))),
         {"trace": 1},
     ],
     ids=lambda options: shown(options)[:60],
@@ -278,118 +241,83 @@ def lm():
 
 
 def test_numbers_of_numpy_are_numbers():
-    options = Sampling(
-        max_new_tokens=np.int64(3),
-        temperature=np.float32(0.5),
-        top_p=np.float64(0.5),
-        seed=np.uint8(7),
-        stop_ids=np.array([1, 2]),
-    )
+    given = {"max_new_tokens": np.int64(3), "temperature": np.float32(0.5)}
+    given |= {"top_p": np.float64(0.5), "seed": np.uint8(7), "stop_ids": np.array([1, 2])}
+    options = Sampling(**given)
     assert options == Sampling(
         max_new_tokens=3, temperature=0.5, top_p=0.5, seed=7, stop_ids=(1, 2)
     )
-    assert type(options.max_new_tokens) is int
+    assert type(options.max_new_tokens) is type(options.stop_ids[0]) is int
     assert type(options.temperature) is float
-    assert [type(one) for one in options.stop_ids] == [int, int]
     assert type(make_method("id", settings={"eta": np.float32(0.5)}).settings()["eta"]) is float
     answers = tl.generate(lm(), tl.Greedy(), ["q"], batch_size=np.int64(2), max_new_tokens=2)
     assert len(answers) == 1
     assert read_examples(EXAMPLES, limit=np.int64(1)) == EXAMPLES[:1]
 
 
-@pytest.mark.parametrize("size", [1.5, 0, -1, None, "4", True, float("nan"), [4]], ids=repr)
-def test_a_batch_that_cannot_be_is_refused(size):
-    with pytest.raises(SettingError, match="batch_size must be"):
-        tl.generate(lm(), tl.Greedy(), ["q"], batch_size=size)
-
-
-@pytest.mark.parametrize(
-    "question",
-    [
-        "",
-        " ",
-        "\n\t",
-        "\u3000",
-        None,
-        5,
-        b"q",
-        {"q": 1},
-        ["q", None],
-        ["q", ""],
-        [b"q"],
-        "\ud800",
-    ],
-    ids=repr,
-)
-def test_a_question_that_is_none_is_refused_alike_everywhere(question):
-    method, model = tl.Greedy(), lm()
-    many = question if isinstance(question, list) else [question]
-    calls = {
-        "generate": lambda: tl.generate(model, method, question),
-        "stream": lambda: list(tl.stream(model, method, question)),
-        "score": lambda: tl.score(model, method, question, ["a"]),
-        "compare": lambda: tl.compare(model, [method], many),
-    }
-    messages = {}
-    for name, call in calls.items():
-        with pytest.raises(SettingError) as caught:
-            call()
-        messages[name] = str(caught.value)
-    if question is not None and not isinstance(question, list):
-        reasons = {
-            message.partition(" ")[2].lstrip("0123456789 ") for message in messages.values()
-        }
-        assert len({reason.removeprefix("question ") for reason in reasons}) == 1, messages
-
-
-def test_questions_may_come_from_anywhere():
-    model, method = lm(), tl.Greedy()
-    wanted = tl.generate(model, method, ["a", "b"], max_new_tokens=2)
-    given = (text for text in ("a", "b"))
-    assert tl.generate(model, method, given, max_new_tokens=2) == wanted
-    compared = tl.compare(model, [method], (t for t in ("a", "b")), max_new_tokens=2)
-    assert compared["greedy"].answers == wanted
-    candidates = (text for text in ("yes", "no"))
-    assert tl.score(model, method, "a", candidates) == tl.score(
-        model, method, "a", ["yes", "no"]
-    )
-    assert tl.generate(model, method, []) == []
-    assert tl.score(model, method, "a", []) == []
+def generated(*given, **options):
+    return tl.generate(lm(), tl.Greedy(), *given, **options)
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: tl.score(lm(), tl.Greedy(), "q", 5),
-        lambda: tl.score(lm(), tl.Greedy(), "q", "yes"),
-        lambda: tl.score(lm(), tl.Greedy(), "q", [None]),
-        lambda: tl.score(lm(), tl.Greedy(), "q", [""]),
-        lambda: tl.compare(lm(), 5, ["q"]),
-        lambda: tl.compare(lm(), [5], ["q"]),
-        lambda: tl.compare(lm(), tl.Greedy(), ["q"]),
-        lambda: tl.compare(lm(), [tl.Greedy()], "q"),
-        lambda: tl.compare(lm(), [tl.Greedy()], 5),
-        lambda: tl.compare(lm(), [tl.Greedy()], []),
-        lambda: tl.generate(lm(), "rad", "q"),
-        lambda: tl.generate(lm(), None, "q"),
-        lambda: tl.generate(lm(), tl.Greedy(), messages=5),
-        lambda: tl.generate(lm(), tl.Greedy(), messages=[5]),
-        lambda: tl.generate(lm(), tl.Greedy(), messages=[{"role": [], "content": "x"}]),
-        lambda: tl.generate(lm(), tl.Greedy(), messages=[{"role": "user", "content": " "}]),
-        lambda: read_examples(5),
-        lambda: read_examples(None),
-        lambda: read_examples(b"facts"),
-        lambda: read_examples({"question": "q"}),
-        lambda: read_examples([None]),
-        lambda: read_examples([]),
-        lambda: read_examples(""),
-        lambda: read_examples("facts", limit=1.5),
-        lambda: read_examples("facts", limit=0),
-        lambda: read_examples("facts", separator=5),
-        lambda: read_examples("facts", split=5),
-        lambda: read_examples("facts", columns=5),
-        lambda: read_examples("facts", columns={"question": 5}),
-        lambda: read_examples("facts", columns={5: "x"}),
+        *(
+            lambda size=size: generated(["q"], batch_size=size)
+            for size in (1.5, 0, -1, None, "4", True, float("nan"), [4])
+        ),
+        *(
+            lambda call=call, question=question: call(question)
+            for question in ("", "\n\t", "\u3000", None, 5, b"q", {"q": 1}, "\ud800")
+            for call in (
+                generated,
+                lambda question: list(tl.stream(lm(), tl.Greedy(), question)),
+                lambda question: tl.score(lm(), tl.Greedy(), question, ["a"]),
+                lambda question: tl.compare(lm(), [tl.Greedy()], [question]),
+            )
+        ),
+        *(lambda given=given: generated(given) for given in (["q", None], ["q", ""], [b"q"])),
+        *(
+            lambda given=given: tl.score(lm(), tl.Greedy(), "q", given)
+            for given in (5, "yes", [None], [""])
+        ),
+        *(
+            lambda given=given: tl.compare(lm(), *given)
+            for given in (
+                (5, ["q"]),
+                ([5], ["q"]),
+                (tl.Greedy(), ["q"]),
+                ([tl.Greedy()], "q"),
+                ([tl.Greedy()], 5),
+                ([tl.Greedy()], []),
+            )
+        ),
+        *(lambda method=method: tl.generate(lm(), method, "q") for method in ("rad", None)),
+        *(
+            lambda messages=messages: generated(messages=messages)
+            for messages in (
+                5,
+                [5],
+                [{"role": [], "content": "x"}],
+                [{"role": "user", "content": " "}],
+            )
+        ),
+        *(
+            lambda source=source: read_examples(source)
+            for source in (5, None, b"facts", {"question": "q"}, [None], [], "")
+        ),
+        *(
+            lambda options=options: read_examples("facts", **options)
+            for options in (
+                {"limit": 1.5},
+                {"limit": 0},
+                {"separator": 5},
+                {"split": 5},
+                {"columns": 5},
+                {"columns": {"question": 5}},
+                {"columns": {5: "x"}},
+            )
+        ),
         lambda: tl.build(None, 5, context=None),
     ],
 )
@@ -399,9 +327,18 @@ def test_what_a_call_cannot_take_is_one_line(call):
     assert "\n" not in str(caught.value).partition(" rows cannot be used")[0]
 
 
-def test_the_smallest_nucleus_is_the_best_token():
-    from trueline.decode.sampling import probabilities
+def test_questions_may_come_from_anywhere():
+    model, method = lm(), tl.Greedy()
+    wanted = tl.generate(model, method, ["a", "b"], max_new_tokens=2)
+    assert tl.generate(model, method, iter(["a", "b"]), max_new_tokens=2) == wanted
+    compared = tl.compare(model, [method], iter(["a", "b"]), max_new_tokens=2)
+    assert compared["greedy"].answers == wanted
+    scores = tl.score(model, method, "a", ["yes", "no"])
+    assert tl.score(model, method, "a", iter(["yes", "no"])) == scores
+    assert tl.generate(model, method, []) == tl.score(model, method, "a", []) == []
 
+
+def test_the_smallest_nucleus_is_the_best_token():
     logits = torch.tensor([[0.0, 3.0, 1.0]])
     for p in (1e-300, 5e-324, 1e-45, 1e-8):
         found = probabilities(logits, Sampling(temperature=1.0, top_p=p, seed=0))
@@ -432,7 +369,6 @@ def test_a_marked_file_of_questions_is_read_as_it_was_written():
         ("latin.txt", "in line 2 the byte 0xee is not UTF-8; save the file as UTF-8"),
         ("wide.txt", "it is UTF-16; save it as UTF-8"),
         ("large.txt", "it has more than 16,000,000 bytes"),
-        ("empty.txt", "empty.txt holds no questions; write one a line"),
         ("folder", "it is a folder"),
         ("fifo", "it is no regular file"),
         ("/dev/zero", "it is no regular file"),
@@ -445,6 +381,7 @@ def test_a_marked_file_of_questions_is_read_as_it_was_written():
 def test_a_file_of_questions_that_cannot_be_read_is_one_line(file, reason):
     with within(20):
         said = refused("compare", *SHORT, "--file", file)
+    assert file in said
     assert reason in said
     assert len(said.splitlines()) == 1
 
@@ -453,31 +390,18 @@ def test_a_file_of_questions_that_cannot_be_read_is_one_line(file, reason):
     ("args", "reason"),
     [
         ([*RAD, "--set", "alpha=" + "-" * 100_000 + "1"], "alpha must be a number"),
-        ([*RAD, "--set", "alpha=" + "(" * 100_000], "alpha must be a number"),
         ([*RAD, "--set", "alpha=" + "[" * 100_000], "alpha must be a number"),
         ([*RAD, "--set", "alpha=" + "9" * 5_000], "alpha must lie in"),
         ([*RAD, "--set", "alpha=1e999"], "alpha must lie in"),
-        ([*RAD, "--set", "alpha=nan"], "alpha must lie in"),
         (["--set", "x" * 100_000], "a setting is NAME=VALUE"),
         (["--set", "=1"], "no setting ''"),
-        (["--set", ""], "it is empty"),
-        (["--set", "strength=" + "(" * 100_000], "strength must be a number"),
         (["--set", "strength=nan"], "strength must lie in"),
-        (["--set", "margin=1e999"], "margin must lie in"),
         (["--max-new-tokens", "9" * 5_000], "is not a valid integer"),
         (["--max-new-tokens", "-" + "9" * 4_000], "max_new_tokens must be 1 or more"),
         (["--temperature", "inf"], "temperature must be"),
-        (["--temperature", "nan"], "temperature must be"),
-        (["--seed", "-1", "--temperature", "1"], "seed must lie"),
         (["--seed", "1" * 100, "--temperature", "1"], "seed must lie"),
-        (["--stop", ""], "it is empty"),
         (["--stop", "\udc80"], "not valid UTF-8"),
-        (["--method", ""], "it is empty"),
         (["--method", "\udcff"], "not valid UTF-8"),
-        (["--model", ""], "it is empty"),
-        (["--space", ""], "it is empty"),
-        (["--embedder", ""], "it is empty"),
-        (["--device", ""], "it is empty"),
         (["--device", "meta"], "cannot be used here"),
     ],
     ids=lambda value: shown(value)[:30] if isinstance(value, list) else "",
@@ -500,12 +424,10 @@ def test_odd_values_that_mean_something_are_taken():
         ["--temperature", "1", "--seed", "1", "--top-p", "1e-300"],
         ["--temperature", "1e308", "--seed", "1"],
         ["--temperature", "1", "--seed", "1", "--top-k", "9" * 30],
-        ["--max-new-tokens", "3"],
+        ["--space", "facts.space", "--max-new-tokens", "9" * 30, "--stop", "e"],
     ):
         ran = run_command("ask", *SHORT, *args, QUESTION)
         assert ran.code == 0, ran.err
-    long = ["--space", "facts.space", "--max-new-tokens", "9" * 30, "--stop", "e"]
-    assert run_command("ask", *long, QUESTION).code == 0
 
 
 @pytest.mark.parametrize(
@@ -524,8 +446,6 @@ def test_odd_values_that_mean_something_are_taken():
     ],
 )
 def test_a_setting_is_read_as_a_number_a_word_or_a_list(text, value):
-    from trueline.settings import read_settings
-
     read = read_settings([f"x={text}"])["x"]
     assert (read, type(read)) == (value, type(value))
 
@@ -538,7 +458,7 @@ def test_bytes_that_are_no_text_go_through_as_a_path_and_are_refused_as_text():
     assert ran.out.endswith("\n")
 
 
-def every_text_option():
+def text_options():
     for name, command in cli.commands.items():
         for param in command.params:
             is_text = isinstance(param.type, click.Path) or param.type is click.STRING
@@ -546,7 +466,7 @@ def every_text_option():
                 yield pytest.param(name, param.opts[0], id=f"{name} {param.opts[0]}")
 
 
-@pytest.mark.parametrize(("name", "flag"), list(every_text_option()))
+@pytest.mark.parametrize(("name", "flag"), list(text_options()))
 def test_no_option_takes_an_empty_text(name, flag):
     arguments = [p for p in cli.commands[name].params if isinstance(p, click.Argument)]
     given = ["x" for param in arguments if param.required]

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from trueline import __version__
+from trueline.cli import spaces
 from trueline.cli.ask import ask
 from trueline.cli.chat import chat
 from trueline.cli.compare import compare
@@ -22,44 +23,42 @@ from trueline.cli.explain import explain
 from trueline.cli.models import models
 from trueline.cli.options import WrappingGroup, check_texts
 from trueline.cli.report import report, reproduce
-from trueline.cli.screen import abandon, flush, has_reader, note, one_line, settle_streams, show
+from trueline.cli.screen import (
+    ReaderLeftError,
+    discard,
+    flush,
+    note,
+    one_line,
+    settle_streams,
+    show,
+)
 from trueline.cli.serve import serve
-from trueline.cli.spaces import add, build, info, log, merge, remove, tune, verify
 from trueline.errors import OutputError, TruelineError
 from trueline.text import visible_line
 
 _STRAY_BREAK = re.compile(r"\n(?!  |\(see `)")  # in a message: part of a name it quotes
 _LONGEST = 500  # characters of what click says of a wrong command line, which it quotes whole
-_STOPPED = dict.fromkeys(  # what is said of the commands that keep what they have done
-    ("build", "eval", "reproduce"),
-    "stopped; run the same command again, and it goes on where it was",
-)
+_RESUMED = ("build", "eval", "reproduce")  # commands that keep what they have done
 _LIKELY = 0.7  # likeness of two names from which on one may be the other, mistyped
 _OBJECTS_UNTIL_COLLECTION = 100_000
 
 
-class _ReaderLeftError(Exception):
-    """The reader of our output has left, as `head` does."""
-
-
 class _Group(WrappingGroup):
-    """The group of all commands; click itself would call a reader that leaves a failure."""
+    """The group of all commands; click itself would exit with 1 where a pipe is broken."""
 
     def make_context(self, *given: Any, **options: Any) -> click.Context:
-        """Read the command line; --help is printed here."""
         try:
             return super().make_context(*given, **options)
-        except BrokenPipeError as error:
-            raise _ReaderLeftError from error
+        except BrokenPipeError as error:  # click prints --help
+            raise ReaderLeftError from error
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
-            if has_reader():
-                raise OutputError("another process closed a pipe that is in use") from error
-            raise _ReaderLeftError from error
+            if {"-h", "--help"} & {*sys.argv}:
+                raise ReaderLeftError from error
+            raise OutputError("another process closed a pipe that is in use") from error
 
 
 @click.group(
@@ -84,7 +83,7 @@ def cli() -> None:
     """
 
 
-_SPACES = (models, build, add, remove, merge, log, info, verify, tune)
+_SPACES = (models, *spaces.COMMANDS)
 _ANSWERING = (ask, chat, compare, explain, serve)
 _MEASURING = (evaluate, report, reproduce)
 for command in (*_SPACES, *_ANSWERING, *_MEASURING):
@@ -95,7 +94,12 @@ for command in (*_SPACES, *_ANSWERING, *_MEASURING):
 
 def main() -> None:
     """Run a command; exit 1 with one line for what the user can mend, 130 when interrupted."""
-    _settle_process()
+    # Garbage is collected rarely: the millions of objects that imports make are none. A thread
+    # of torch that waits for work gives its core back after 0.3 ms, not 5 ms, as the embedder
+    # needs it; libgomp reads this once, when torch is imported.
+    gc.set_threshold(_OBJECTS_UNTIL_COLLECTION, 20, 100)
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
@@ -103,8 +107,8 @@ def main() -> None:
             flush()
         except TruelineError as error:
             code = _stop(str(error))
-        except (_ReaderLeftError, BrokenPipeError):
-            abandon(sys.stdout)
+        except ReaderLeftError:
+            discard(sys.stdout)
             code = 0
     if code:
         sys.exit(code)
@@ -119,28 +123,27 @@ def _run() -> int:
         show(error.format_message())
     except click.UsageError as error:
         hint = f"\n(see `{error.ctx.command_path} --help`)" if error.ctx else ""
-        return _stop(_shortened(_usage_message(error)) + hint)
+        text = _usage_message(error)
+        if len(text) > _LONGEST:
+            text = f"{text[: _LONGEST - 100]} ... {text[-95:]}"
+        return _stop(text + hint)
     except click.ClickException as error:
         return _stop(error.format_message())
     except (click.Abort, KeyboardInterrupt):
-        return _stop(_STOPPED.get(_running(), "stopped"), 130)
-    except OSError as error:  # borders say more than this; here is what none of them foresaw
+        running = next((word for word in sys.argv[1:] if word in cli.commands), "")
+        hint = "; run the same command again, and it goes on where it was"
+        return _stop("stopped" + hint * (running in _RESUMED), 130)
+    except OSError as error:  # library code says more than this; here is what it did not catch
         return _stop(one_line(error))
     return 0
 
 
 def _usage_message(error: click.UsageError) -> str:
     """What is wrong with a command line; of the names that click finds near, the one meant."""
-    for kind in ("option", "command"):
-        given = getattr(error, f"{kind}_name", None)
-        if given and getattr(error, "possibilities", None):
-            meant = _meant(given, error.possibilities)  # type: ignore[attr-defined]
-            return f"{error.message} Did you mean {meant!r}?" if meant else error.message
-    return error.format_message()
-
-
-def _meant(given: str, near: Sequence[str]) -> str | None:
-    """The name that a mistyped one most likely stands for, if any is likely."""
+    given = getattr(error, "option_name", None) or getattr(error, "command_name", None)
+    near: Sequence[str] = getattr(error, "possibilities", None) or ()
+    if not given or not near:
+        return error.format_message()
     typed = given.lstrip("-")
 
     def likeness(name: str) -> float:
@@ -150,32 +153,12 @@ def _meant(given: str, near: Sequence[str]) -> str | None:
         return SequenceMatcher(None, typed, bare).ratio() + (is_part or is_swapped)
 
     best = max(near, key=likeness)
-    return best if likeness(best) >= _LIKELY else None
-
-
-def _running() -> str:
-    """The name of the command that runs."""
-    return next((word for word in sys.argv[1:] if word in cli.commands), "")
+    meant = f" Did you mean {best!r}?" if likeness(best) >= _LIKELY else ""
+    return error.message + meant
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     note(f"note: {visible_line(str(message))}")
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 100]} ... {text[-95:]}"
-
-
-def _settle_process() -> None:
-    """Set up a process that is ours alone; what its user has set stands.
-
-    Garbage is looked for rarely: the millions of objects that imports make are none. A thread
-    of torch that waits for work gives its core back after 0.3 ms, not 5 ms, as the embedder
-    needs it; libgomp reads this once, when torch is imported.
-    """
-    gc.set_threshold(_OBJECTS_UNTIL_COLLECTION, 20, 100)
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 
 def _stop(message: str, code: int = 1) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,18 @@ from trueline.cli.options import (
     json_option,
     method_option,
 )
+from trueline.cli.screen import (
+    AnswerWriter,
+    flush,
+    has_piped_input,
+    is_terminal,
+    print_json,
+    read_lines,
+    tell,
+    write,
+)
 from trueline.errors import SettingError
+from trueline.examples import read_questions
 from trueline.text import visible_line
 
 if TYPE_CHECKING:
@@ -24,7 +36,6 @@ if TYPE_CHECKING:
     from trueline.types import Answer
 
 _STDIN = "-"  # stands for standard input, as with other commands
-_COLUMNS = ("question", "covered", "from", "answer")
 _JSON = """question text is_covered sources finish method prompt_tokens new_tokens seconds
     first_token_seconds""".split()  # fields without --trace
 
@@ -67,8 +78,6 @@ def ask(
       trueline ask --space facts.space --only-covered "Who won the cup in 1990?"
       trueline ask --space facts.space --file questions.txt
     """
-    from trueline.cli.screen import flush, is_terminal, print_json, tell, write
-
     if trace and not as_json:
         raise SettingError(
             "--trace needs --json; to read why an answer says what it says, use: trueline "
@@ -80,36 +89,34 @@ def ask(
 
     lm, found = session.lm, session.methods[method]
     is_one = question not in (None, _STDIN)
+    answers = (generate(lm, found, one, trace=trace, **options.sampling) for one in questions)
     if as_json:
-        answers = [
-            _as_json(generate(lm, found, one, trace=trace, **options.sampling))
-            for one in questions
-        ]
-        print_json(answers[0] if is_one else answers)
+        listed = [_as_json(answer) for answer in answers]
+        print_json(listed[0] if is_one else listed)
     elif is_one or is_terminal():
         for number, one in enumerate(questions):
             if not is_one:
                 tell(f"{chr(10) * (number > 0)}{visible_line(one)}", "prompt")
             _stream(lm, found, one, options)
     else:
-        write("\t".join(_COLUMNS) + "\n")
-        for one in questions:
-            row = _row(generate(lm, found, one, **options.sampling))
+        write("question\tcovered\tfrom\tanswer\n")
+        for answer in answers:
+            covered = {True: "yes", False: "no", None: ""}[answer.is_covered]
+            sources = ", ".join(source.example for source in answer.sources)
+            row = (answer.question, covered, sources, " ".join(answer.text.split()))
             write("\t".join(map(visible_line, row)) + "\n")
             flush()
 
 
 def _questions(question: str | None, file: Path | None) -> list[str]:
     """The question of the command line, or those of a file or of standard input."""
-    from trueline.cli.screen import has_piped_input, read_lines
-    from trueline.examples import read_questions
     from trueline.prompts import check_question
 
     if file is not None:
         if question is not None:
             raise SettingError("give QUESTION or --file, not both")
         return [one.question for one in read_questions(file, needs_ids=False)]
-    if question not in (None, _STDIN):
+    if question is not None and question != _STDIN:
         return [question]
     lines = read_lines() if question == _STDIN or has_piped_input() else {}
     if not lines:
@@ -124,8 +131,6 @@ def _questions(question: str | None, file: Path | None) -> list[str]:
 
 def _as_json(answer: Answer) -> dict[str, Any]:
     """An answer with its sources and counts, and everything else if it has a trace."""
-    from dataclasses import asdict
-
     fields = {**asdict(answer), "new_tokens": answer.new_tokens}
     first = {name: fields.pop(name) for name in _JSON}
     return first if answer.trace is None else {**first, **fields}
@@ -133,7 +138,6 @@ def _as_json(answer: Answer) -> dict[str, Any]:
 
 def _stream(lm: Engine, method: Method, question: str, options: AnswerOptions) -> None:
     """Stream an answer, then print its sources."""
-    from trueline.cli.screen import AnswerWriter, tell
     from trueline.decode.generate import stream
     from trueline.explain.text import source_lines
 
@@ -143,9 +147,3 @@ def _stream(lm: Engine, method: Method, question: str, options: AnswerOptions) -
     writer.end()
     if lines := source_lines(piece):  # the last piece has the sources
         tell("\n".join(["", *map(visible_line, lines)]), "dim")
-
-
-def _row(answer: Answer) -> tuple[str, ...]:
-    covered = {True: "yes", False: "no", None: ""}[answer.is_covered]
-    sources = ", ".join(source.example for source in answer.sources)
-    return (answer.question, covered, sources, " ".join(answer.text.split()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ from trueline.cli.screen import (
 )
 from trueline.errors import OutputError, TruelineError
 from trueline.methods import PLAIN, names_in_words
+from trueline.session import entries_for, needs_entries
 from trueline.settings import read_settings
 from trueline.text import counted, visible_line
 
@@ -45,7 +45,7 @@ with / is a command:
 
 @dataclass
 class Chat:
-    """The state of a conversation."""
+    """The state of a conversation; a method `do_x` is the command /x."""
 
     session: Session
     options: AnswerOptions
@@ -53,11 +53,6 @@ class Chat:
     settings: dict[str, object]  # of the method
     turns: list[tuple[str, str]] = field(default_factory=list)  # questions and their answers
     answer: Answer | None = None  # the last one, with its trace
-
-    @property
-    def method(self) -> Method:
-        """The method that answers now."""
-        return self.session.method(self.name, self.settings)
 
     @property
     def prompt(self) -> str:
@@ -68,91 +63,82 @@ class Chat:
             name = space.folder.name
         return f"{self.name}, {name}> "
 
-    def run(self, line: str) -> bool:
-        """Answer a question or carry out a command; False ends the chat."""
+    def run(self, line: str) -> None:
+        """Answer a question or carry out a command."""
         self.session = self.session.current()  # the space may have been edited meanwhile
         if not line.startswith("/"):
-            self.answer = self._write(self.method, self._input(line, self.turns))
+            method = self.session.method(self.name, self.settings)
+            self.answer = self._write(method, self._input(line, self.turns))
             self.turns.append((line, self.answer.text))
-            return True
+            return
         command, _, rest = line[1:].partition(" ")
-        if command in ("quit", "exit", "q"):
-            return False
-        actions: dict[str, Callable[[str], None]] = {
-            "new": lambda _: self.begin(),
-            "method": self.switch,
-            "set": self.change,
-            "space": self.open,
-            "why": lambda _: self.why(),
-            "plain": lambda _: self.plain(),
-            "help": lambda _: tell(HELP.format(methods=names_in_words())),
-        }
-        if command in actions:
-            actions[command](rest.strip())
+        if action := getattr(self, f"do_{command}", None):
+            action(rest.strip())
         else:
             tell(f"there is no /{command}; /help lists the commands")
-        return True
 
-    def begin(self) -> None:
+    def do_new(self, _: str) -> None:
         self.turns.clear()
         self.answer = None
         tell("a new conversation")
 
-    def switch(self, name: str) -> None:
-        """Answer with another method."""
+    def do_method(self, name: str) -> None:
         if not self.session.is_shipped and self.session.space is not None:
-            space = self._ready(self.session.space, name)
+            space = self._with_entries(self.session.space, name)
             if space is not self.session.space:
                 self.session = self.session.on(space)
         self.session.method(name)
         self.name, self.settings = name, {}
         tell(f"method {name}")
 
-    def change(self, text: str) -> None:
-        """Change a setting of the method, if it takes that value."""
+    def do_set(self, text: str) -> None:
         settings = {**self.settings, **read_settings([text.replace(" ", "=", 1)])}
         self.session.method(self.name, settings)
         self.settings = settings
         tell(", ".join(f"{name} = {value}" for name, value in settings.items()))
 
-    def open(self, folder: str) -> None:
-        """Answer from another space."""
+    def do_space(self, folder: str) -> None:
         from trueline.space import read_space
 
         space = read_space(folder, embedder=self.options.embedder)
         for name in {*self.session.methods, self.name}:
-            space = self._ready(space, name)
+            space = self._with_entries(space, name)
         self.session = self.session.on(space)
         tell(counted(len(space), "example"))
 
-    def _ready(self, space: GroundingSpace, name: str) -> GroundingSpace:
-        """The space, with entries if the method needs them; they are built if missing."""
-        from trueline.session import entries_for, needs_entries
-
-        if not needs_entries(name):
-            return space
-        with progress_bar(ENTRIES, "") as progress:
-            return entries_for(space, self.session.lm, progress=progress)
-
-    def why(self) -> None:
-        """Explain the last answer."""
+    def do_why(self, _: str) -> None:
         if self.answer is None:
             tell("ask something first")
         else:
             tell(self.answer.explain().text(text_width()))
 
-    def plain(self) -> None:
-        """Answer the last question without any method."""
+    def do_plain(self, _: str) -> None:
         if self.turns:
             given = self._input(self.turns[-1][0], self.turns[:-1])
             self._write(self.session.method(PLAIN), given)
         else:
             tell("ask something first")
 
+    def do_help(self, _: str) -> None:
+        tell(HELP.format(methods=names_in_words()))
+
+    def do_quit(self, _: str) -> None:
+        raise EOFError
+
+    do_exit = do_q = do_quit
+
+    def _with_entries(self, space: GroundingSpace, name: str) -> GroundingSpace:
+        """The space, with entries if the method needs them; they are built if missing."""
+        if not needs_entries(name):
+            return space
+        with progress_bar(ENTRIES, "") as progress:
+            return entries_for(space, self.session.lm, progress=progress)
+
     def _input(self, question: str, earlier: list[tuple[str, str]]) -> ModelInput:
         from trueline.prompts import chat_turn
 
-        return chat_turn(self.method.question_prompt, question, earlier)
+        method = self.session.method(self.name, self.settings)
+        return chat_turn(method.question_prompt, question, earlier)
 
     def _write(self, method: Method, given: ModelInput) -> Answer:
         """Stream an answer; return it with its trace, which /why shows."""
@@ -187,12 +173,11 @@ def chat(method: str, options: AnswerOptions) -> None:
     tell("ask a question, or /help")
     while True:
         try:
-            line = read_line(talk.prompt).strip()
-            if line and not talk.run(line):
-                return
+            if line := read_line(talk.prompt).strip():
+                talk.run(line)
         except EOFError:
             return
-        except (OutputError, BrokenPipeError):
+        except OutputError:
             raise
         except TruelineError as error:
             tell(f"Error: {error}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +16,21 @@ from trueline.cli.options import (
     check_questions,
     json_option,
 )
+from trueline.cli.screen import (
+    ShownAnswer,
+    print_answers,
+    print_json,
+    print_table,
+    progress_bars,
+    tell,
+)
 from trueline.errors import SettingError
+from trueline.examples import AskedQuestion, check_meant, read_examples, read_questions
 from trueline.methods import DEFAULT, PLAIN, built_in_names, method_names
+from trueline.session import check_parts
 
 if TYPE_CHECKING:
     from trueline.decode.generate import Compared
-    from trueline.examples import AskedQuestion
     from trueline.types import Answer, Example
 
 
@@ -69,10 +79,10 @@ def compare(
       trueline compare --space facts.space --flips "What happens if you swallow gum?"
       trueline compare --methods all --set kate.k=4 "What happens if you swallow gum?"
     """
-    from trueline.cli.screen import print_json, progress_bars
-    from trueline.session import check_parts
-
-    asked = _questions(questions, file)
+    asked = [AskedQuestion(text.strip()) for text in questions]
+    asked += [] if file is None else read_questions(file, needs_ids=True)
+    if not asked:
+        raise SettingError("there is no question; give some as arguments or with --file")
     texts = [one.question for one in asked]
     names = [name.strip() for name in methods.split(",") if name.strip()]
     names = method_names() if names == ["all"] else names
@@ -96,20 +106,8 @@ def compare(
         _show(texts, runs, traced, verdicts)
 
 
-def _questions(given: tuple[str, ...], file: Path | None) -> list[AskedQuestion]:
-    from trueline.examples import AskedQuestion, read_questions
-
-    asked = [AskedQuestion(text.strip()) for text in given]
-    asked += [] if file is None else read_questions(file, needs_ids=True)
-    if not asked:
-        raise SettingError("there is no question; give some as arguments or with --file")
-    return asked
-
-
 def _meant(asked: Sequence[AskedQuestion], space: Path | None) -> list[Example | None]:
     """The example that answers each question; an id that no example has is refused."""
-    from trueline.examples import check_meant, read_examples
-
     if not any(one.id for one in asked):
         return [None] * len(asked)
     from trueline.lab.metrics import rouge_l
@@ -135,8 +133,6 @@ def _judge(answers: Sequence[Answer], meant: Sequence[Example | None]) -> list[b
 def _as_json(
     runs: Mapping[str, Compared], traced: Mapping[str, list[Answer]], verdicts: Verdicts
 ) -> dict[str, Any]:
-    from dataclasses import asdict
-
     return {
         name: {
             "answers": [asdict(answer) for answer in traced.get(name, run.answers)],
@@ -158,7 +154,6 @@ def _show(
     verdicts: Verdicts,
 ) -> None:
     """One block a question: its answers, whether right, and their sources; then the sums."""
-    from trueline.cli.screen import ShownAnswer, print_answers, print_table, tell
     from trueline.explain.text import moves, source_lines
 
     is_judged = any(verdict is not None for verdict in next(iter(verdicts.values())))
@@ -171,22 +166,19 @@ def _show(
             mark = _MARKS[verdicts[name][index]] if is_judged else ""
             shown.append(ShownAnswer(name, mark, answer.text, notes))
         print_answers(question, shown)
-    head = ["method", "tokens", "tokens/s", "changed", "first change at token", ""]
-    rows = [_row(run) for run in runs.values()]
-    if is_judged:
-        head.insert(1, "right")
-        for row, judged in zip(rows, verdicts.values(), strict=True):
-            known = [verdict for verdict in judged if verdict is not None]
-            row.insert(1, f"{sum(known)} of {len(known)}")
-    print_table(head, rows)
+    judged = ["right"] if is_judged else []
+    head = ["method", *judged, "tokens", "tokens/s", "changed", "first change at token", ""]
+    print_table(head, [_row(run, verdicts[name]) for name, run in runs.items()])
     if is_judged:
         tell(_RULE)
 
 
-def _row(run: Compared) -> list[str]:
+def _row(run: Compared, verdicts: Sequence[bool | None]) -> list[str]:
+    known = [verdict for verdict in verdicts if verdict is not None]
+    judged = [f"{sum(known)} of {len(known)}"] if known else []
     count = sum(len(answer.token_ids) for answer in run.answers)
     changed = "" if run.changed is None else f"{run.changed:.0%}"
     first = ", ".join(str(token + 1) for token in run.diverges if token is not None)
     nothing = "did nothing: equals the plain model everywhere"
     note = nothing if run.did_nothing and run.name != PLAIN else ""
-    return [run.name, str(count), f"{run.tokens_per_second:.1f}", changed, first, note]
+    return [run.name, *judged, str(count), f"{run.tokens_per_second:.1f}", changed, first, note]

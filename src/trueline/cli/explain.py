@@ -15,12 +15,12 @@ from trueline.cli.options import (
     json_option,
     method_option,
 )
+from trueline.cli.screen import print_json, show, show_line, text_width
 from trueline.methods import PLAIN, default_settings
 from trueline.text import counted
 
 if TYPE_CHECKING:
     from trueline.methods.base import Method
-    from trueline.types import Answer
 
 
 @click.command()
@@ -55,7 +55,6 @@ def explain(
       trueline explain "What happens if you swallow gum?"
       trueline explain --space facts.space --out gum.html "What happens if you swallow gum?"
     """
-    from trueline.cli.screen import print_json, show, show_line, text_width
     from trueline.explain import check_explanation_path
     from trueline.explain.text import coverage_lines
 
@@ -66,13 +65,11 @@ def explain(
 
     lm, methods, sampling = session.lm, session.methods, options.sampling
     answer = generate(lm, methods[method], question, trace=True, **sampling)
-    beside: Answer | None = None
-    if method != PLAIN:
-        beside = generate(lm, methods[PLAIN], question, **sampling)
+    plain = None if method == PLAIN else generate(lm, methods[PLAIN], question, **sampling)
     counts = {} if session.space is None else session.space.counts()
     held = {name: count for name, count in counts.items() if name != "wrong" and count}
     settings = {"model": lm.id, **held, **_settings(methods[method])}
-    explanation = answer.explain(beside, settings=settings)
+    explanation = answer.explain(plain, settings=settings)
     if out is not None:
         explanation.save(out, with_signals=signals)
     if as_json:

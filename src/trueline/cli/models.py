@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 
 from trueline.cli.options import WrappingGroup, json_option
+from trueline.cli.screen import print_json, print_table, show_line, size
+from trueline.engines.models import ALIASES, fetch_alias, folder_size, remove_alias
 
 
 @click.group(cls=WrappingGroup, invoke_without_command=True)
@@ -19,9 +21,6 @@ def models(ctx: click.Context, as_json: bool) -> None:
       trueline models pull gemma3-270m
       trueline models rm gemma3-270m
     """
-    from trueline.cli.screen import print_json, print_table, size
-    from trueline.engines.models import ALIASES
-
     if ctx.invoked_subcommand is not None:
         return
     rows = ALIASES.values()
@@ -46,9 +45,6 @@ def pull(name: str) -> None:
     Example:
       trueline models pull gemma3-270m
     """
-    from trueline.cli.screen import show_line, size
-    from trueline.engines.models import fetch_alias, folder_size
-
     folder = fetch_alias(name)
     show_line(f"{name} is here: {folder}, {size(folder_size(folder))}")
 
@@ -62,9 +58,6 @@ def rm(name: str) -> None:
     Example:
       trueline models rm gemma3-270m
     """
-    from trueline.cli.screen import show_line, size
-    from trueline.engines.models import remove_alias
-
     freed = remove_alias(name)
     show_line(
         f"{name} was not here" if freed is None else f"{name} is gone: {size(freed)} freed"

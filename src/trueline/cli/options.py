@@ -15,7 +15,7 @@ import click
 from msgspec import Meta
 
 from trueline.cli.screen import note, progress_bars
-from trueline.engines import DEFAULT_MODEL, ENGINES
+from trueline.engines import ENGINES
 from trueline.errors import ColumnError, ExampleError, SettingError
 from trueline.methods import DEFAULT, names_in_words
 from trueline.settings import read_settings
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 ENTRIES = "building entries, once for this space and model"
 _LONGEST_HELP = 500  # characters of a command's first sentence
+Decorator = Callable[[Any], Any]
 
 
 class FlagEnvvarOption(click.Option):
     """An option whose variable is spelled like its flag, whatever its parameter is called."""
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        """TRUELINE_<COMMAND>_<FLAG>, if it is set."""
         flag = self.opts[0].lstrip("-").replace("-", "_").upper()
         return os.environ.get(f"{ctx.auto_envvar_prefix}_{flag}") or None
 
@@ -44,7 +44,6 @@ class WrappingGroup(click.Group):
     """A group whose list of commands wraps long lines instead of truncating them."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands."""
         with formatter.section("Commands"):
             formatter.write_dl(
                 [
@@ -86,16 +85,33 @@ def check_questions(ctx: click.Context, param: click.Parameter, value: Any) -> A
     return value
 
 
-Decorator = Callable[[Any], Any]
+def several(*options: Decorator, into: str = "") -> Decorator:
+    """Several options as one; the command gets the values of those `into` a name as a dict."""
 
-
-def _all(*options: Decorator) -> Decorator:
     def decorate(command: Any) -> Any:
         for option in reversed(options):
             command = option(command)
         return command
 
-    return decorate
+    if not into:
+        return decorate
+    probe: Any = decorate(lambda: None)
+    names = [param.name for param in reversed(probe.__click_params__)]
+
+    def decorate_gathered(command: Any) -> Any:
+        @functools.wraps(command)
+        def gathered(**given: Any) -> None:
+            command(**{into: {name: given.pop(name) for name in names}}, **given)
+
+        return decorate(gathered)
+
+    return decorate_gathered
+
+
+def choice_option(flag: str, *choices: str, help: str) -> Decorator:
+    """One of some words; the first is the default."""
+    kind, default = click.Choice(choices), choices[0]
+    return click.option(flag, type=kind, default=default, show_default=True, help=help)
 
 
 def described(cls: type) -> dict[str, tuple[list[Any], str]]:
@@ -113,22 +129,21 @@ def _parts(hint: Any) -> list[Any]:
     return [hint, get_origin(hint), *(part for one in get_args(hint) for part in _parts(one))]
 
 
-def flags_of(cls: type) -> Decorator:
+def flags_of(cls: type, into: str) -> Decorator:
     """A flag for each field of a dataclass that has a description."""
     defaults = {field.name: field.default for field in fields(cls)}
-    return _all(
-        *(
-            click.option(
-                f"--{name.replace('_', '-')}",
-                type=next(kind for kind in (int, float, str) if kind in parts),
-                multiple=tuple in parts,
-                default=None if defaults[name] == () else defaults[name],
-                show_default=defaults[name] not in (None, ()),
-                help=help,
-            )
-            for name, (parts, help) in described(cls).items()
+    options = [
+        click.option(
+            f"--{name.replace('_', '-')}",
+            type=next(kind for kind in (int, float, str) if kind in parts),
+            multiple=tuple in parts,
+            default=None if defaults[name] == () else defaults[name],
+            show_default=defaults[name] not in (None, ()),
+            help=help,
         )
-    )
+        for name, (parts, help) in described(cls).items()
+    ]
+    return several(*options, into=into)
 
 
 json_option = click.option(
@@ -142,37 +157,24 @@ engine_option = click.option(
     envvar="TRUELINE_ENGINE",
     help="What runs the model; llama.cpp reads .gguf files, and aliases for one.",
 )
+dtype_option = choice_option(
+    "--dtype", "auto", "float32", "bfloat16", "float16", help="auto: float32 on a CPU."
+)
+device_option = click.option("--device", help="cpu, cuda, mps; the best there is if left out.")
+trust_option = click.option(
+    "--trust-remote-code", is_flag=True, help="Run code that comes with a model."
+)
+weights_options = several(
+    engine_option, dtype_option, device_option, trust_option, into="weights"
+)
 space_model_option = click.option("--model", help="The model, if not the one the space names.")
 embedder_option = click.option(
     "--embedder", help="The embedder, if not the one the space names."
 )
-device_options = _all(
-    click.option("--device", help="cpu, cuda, mps; the best there is if left out."),
-    click.option("--trust-remote-code", is_flag=True, help="Run code that comes with a model."),
-)
-_WEIGHTS = (
-    engine_option,
-    click.option(
-        "--dtype",
-        type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
-        default="auto",
-        show_default=True,
-        help="auto: float32 on a CPU.",
-    ),
-    device_options,
-)
-model_options = _all(
-    click.option(
-        "--model",
-        help="What --context reads the answers with: alias, hub id, folder or .gguf file; "
-        f"{DEFAULT_MODEL} if left out.",
-    ),
-    *_WEIGHTS,
-)
 overwrite_option = click.option(
     "--overwrite", is_flag=True, help="Replace another space in that folder."
 )
-cluster_options = _all(
+cluster_options = several(
     click.option(
         "--on",
         metavar="CLUSTER",
@@ -207,26 +209,9 @@ class AnswerOptions:
     space: Path | None
     model: str | None
     embedder: str | None
-    engine: str
-    dtype: str
-    device: str | None
-    trust_remote_code: bool
-    strength: float | None
-    threshold: float | None
-    only_covered: bool
-    sets: tuple[str, ...]
+    weights: Mapping[str, Any]
+    settings: Mapping[str, Any]  # of the method, by name
     sampling: Mapping[str, Any]
-
-    @property
-    def settings(self) -> dict[str, object]:
-        """Settings by name, from --set and from the flags named like a setting."""
-        given = {
-            "strength": self.strength,
-            "threshold": self.threshold,
-            "only_covered": self.only_covered or None,
-        }
-        named = {name: value for name, value in given.items() if value is not None}
-        return {**read_settings(self.sets), **named}
 
     def open(self, names: Sequence[str]) -> Session:
         """The model, the space and the methods of these names."""
@@ -235,24 +220,23 @@ class AnswerOptions:
         Sampling(**self.sampling)  # refused before anything is opened
         if not names:
             raise SettingError(f"name a method: {names_in_words()}")
-        model = check_parts(names, space=self.space, model=self.model, embedder=self.embedder)
+        parts: dict[str, Any] = {
+            "space": self.space,
+            "model": self.model,
+            "embedder": self.embedder,
+        }
+        model = check_parts(names, **parts)
         what = model if self.space is None else f"{model} and {self.space}"
-        settings = self.settings
+        has_entries = any(map(needs_entries, names))
+        label = ENTRIES if has_entries else "building the space of the facts"
         with progress_bars("", f"opening {what}") as progress:
-            has_entries = any(map(needs_entries, names))
-            label = ENTRIES if has_entries else "building the space of the facts"
             session = open_session(
                 names,
-                model=self.model,
-                space=self.space,
-                embedder=self.embedder,
-                settings=settings,
-                engine=self.engine,
-                dtype=self.dtype,
-                device=self.device,
-                trust_remote_code=self.trust_remote_code,
+                settings=self.settings,
                 builds_entries=True,
                 progress=functools.partial(progress, label),
+                **parts,
+                **self.weights,
             )
         if self.space is None:
             count = 0 if session.space is None else len(session.space)
@@ -261,48 +245,50 @@ class AnswerOptions:
         return session
 
 
-_ANSWER_OPTIONS = _all(
+_ANSWER_OPTIONS = several(
     click.option(
         "--space", type=PATH, help="The grounding space; the shipped facts if left out."
     ),
     space_model_option,
     embedder_option,
-    *_WEIGHTS,
-    click.option(
-        "--strength", type=float, help="From 0, the plain model, to 1, the verified words."
+    weights_options,
+    several(
+        click.option(
+            "--strength", type=float, help="From 0, the plain model, to 1, the verified words."
+        ),
+        click.option(
+            "--threshold",
+            type=float,
+            help="An example is in scope above this probability of answering the question.",
+        ),
+        click.option(
+            "--only-covered",
+            is_flag=True,
+            default=None,
+            help="If no example covers the question, answer 'I do not know'.",
+        ),
+        click.option(
+            "--set",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="Any setting of a method, such as margin=3, or METHOD.k=5 for one of several.",
+        ),
+        into="settings",
     ),
-    click.option(
-        "--threshold",
-        type=float,
-        help="An example is in scope above this probability of answering the question.",
-    ),
-    click.option(
-        "--only-covered",
-        is_flag=True,
-        help="If no example covers the question, only say so.",
-    ),
-    click.option(
-        "--set",
-        "sets",
-        cls=FlagEnvvarOption,
-        multiple=True,
-        metavar="NAME=VALUE",
-        help="Any setting of a method, such as margin=3, or METHOD.k=5 for one of several.",
-    ),
-    flags_of(Sampling),
+    flags_of(Sampling, into="sampling"),
 )
 
 
 def answer_options(command: Callable[..., None]) -> Callable[..., None]:
     """The options of AnswerOptions, passed to the command as `options`."""
-    own = [field.name for field in fields(AnswerOptions) if field.name != "sampling"]
-    sampled = list(described(Sampling))
 
     @functools.wraps(command)
-    def gathered(**given: Any) -> None:
-        sampling = {name: given.pop(name) for name in sampled}
-        options = {name: given.pop(name) for name in own}
-        command(options=AnswerOptions(**options, sampling=sampling), **given)
+    def gathered(settings: dict[str, Any], **given: Any) -> None:
+        own = {field.name: given.pop(field.name) for field in fields(AnswerOptions)[:3]}
+        own |= {name: given.pop(name) for name in ("weights", "sampling")}
+        named = read_settings(settings.pop("set"))
+        named |= {name: value for name, value in settings.items() if value is not None}
+        command(options=AnswerOptions(**own, settings=named), **given)
 
     decorated: Callable[..., None] = _ANSWER_OPTIONS(gathered)
     return decorated
@@ -316,32 +302,23 @@ column_option = click.option(
     metavar="FIELD=COLUMN",
     help="Which column holds a field: question, answers, wrong_answers, id, source.",
 )
-_EXAMPLE_OPTIONS = _all(
+example_options = several(
     column_option,
     click.option("--separator", help="Split an answers cell at this text."),
     click.option("--split", default="train", show_default=True, help="Of a hub dataset."),
     click.option("--config", help="Of a hub dataset."),
     click.option("--limit", type=int, help="Take the first N examples only."),
+    into="reading",
 )
 
 
-def example_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options of reading; the command gets `read`, a function from EXAMPLES to examples."""
+def read_with(reading: Mapping[str, Any], source: str) -> list[Example]:
+    """The examples of a source, read as the options of `example_options` say."""
+    from trueline.examples import read_examples
 
-    def read(source: str, *, columns: Sequence[str], **options: Any) -> list[Example]:
-        from trueline.examples import read_examples
-
-        with columns_as_flags():
-            return read_examples(source, columns=read_columns(columns), **options)
-
-    @functools.wraps(command)
-    def gathered(**given: Any) -> None:
-        names = ("columns", "separator", "split", "config", "limit")
-        options = {name: given.pop(name) for name in names}
-        command(read=functools.partial(read, **options), **given)
-
-    decorated: Callable[..., None] = _EXAMPLE_OPTIONS(gathered)
-    return decorated
+    columns = read_columns(reading["columns"])
+    with columns_as_flags():
+        return read_examples(source, **{**reading, "columns": columns})
 
 
 def read_columns(texts: Sequence[str]) -> dict[str, str] | None:

@@ -6,18 +6,18 @@ things are exact in a pipe: JSON, which escapes such characters itself, and a mo
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
 import re
-import select
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from textwrap import wrap
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from trueline.errors import OutputError
 from trueline.files import reason
@@ -26,11 +26,16 @@ from trueline.text import counted, visible, visible_json, visible_line
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
+    from rich.table import Table
 
 _STYLES = {"dim": "2", "prompt": "36"}  # SGR numbers of a terminal
 _PLAIN_WIDTH = 100  # columns of text outside a terminal
 _SIDE_DIGITS = 4  # of the width or height of a terminal
 OnLabel = Callable[[str, int, int], None]  # a label, how much of it is done, and of how much
+
+
+class ReaderLeftError(Exception):
+    """The reader of our output has left, as `head` does; nothing is wrong."""
 
 
 def show(text: str) -> None:
@@ -50,20 +55,15 @@ def note(text: str) -> None:
         sys.stderr.write(("\n".join(_wrapped(text)) if sys.stderr.isatty() else text) + "\n")
         sys.stderr.flush()
     except OSError:  # nobody reads it, or its disk is full
-        abandon(sys.stderr)
+        discard(sys.stderr)
 
 
 def _wrapped(text: str) -> Iterator[str]:
     """The lines of a text, broken between words; a line of flags stays whole, to be copied."""
     for line in text.split("\n"):
-        if line.startswith("  --"):
-            yield line
-        else:
-            indent = " " * (len(line) - len(line.lstrip()))
-            width = terminal_width()
-            yield from wrap(line, width, break_on_hyphens=False, subsequent_indent=indent) or [
-                ""
-            ]
+        indent, width = line[: len(line) - len(line.lstrip())], terminal_width()
+        lines = wrap(line, width, break_on_hyphens=False, subsequent_indent=indent)
+        yield from [line] if line.startswith("  --") else lines or [""]
 
 
 def tell(text: str, style: str = "") -> None:
@@ -89,13 +89,8 @@ def styled(text: str, style: str) -> str:
 
 def print_json(value: Any) -> None:
     """Anything as JSON that every reader takes: a number that is not finite is null."""
-    plain = _finite(value)
-    text = visible_json(json.dumps(plain, indent=1, ensure_ascii=False))
-    try:
-        text.encode(sys.stdout.encoding or "utf-8")
-    except UnicodeEncodeError:  # then JSON escapes the characters
-        text = visible_json(json.dumps(plain, indent=1))
-    write(text + "\n")
+    is_ascii = not (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+    write(visible_json(json.dumps(_finite(value), indent=1, ensure_ascii=is_ascii)) + "\n")
 
 
 def _finite(value: Any) -> Any:
@@ -112,10 +107,9 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     if not sys.stdout.isatty():
         write("".join("\t".join(line) + "\n" for line in lines))
         return
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = _table()
     for index, name in enumerate(lines[0]):
         table.add_column(Text(name), overflow="fold", no_wrap=index == 0)
     for line in lines[1:]:
@@ -125,24 +119,24 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def print_stacked(head: Sequence[str], rows: Sequence[Sequence[Sequence[str]]]) -> None:
     """A table in a terminal whose numbers have smaller lines below them."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = _table()
     for index, name in enumerate(head):
-        justify: Literal["left", "right"] = "right" if index else "left"
+        justify: Any = "right" if index else "left"
         table.add_column(Text(visible_line(name)), justify=justify, no_wrap=True)
     for row in rows:
-        cells = []
-        for first, *below in row:
-            cell = Text(visible_line(first))
-            cell.append("".join(f"\n{visible_line(line)}" for line in below), style="dim")
-            cells.append(cell)
+        cells = [
+            Text(visible_line(first)).append(
+                "".join(f"\n{visible_line(line)}" for line in below), style="dim"
+            )
+            for first, *below in row
+        ]
         table.add_row(*cells)
     _console().print(table)
 
 
-def print_facts(facts: dict[str, Any]) -> None:
+def print_facts(facts: Mapping[str, Any]) -> None:
     """One fact a line."""
     width = max(map(len, facts)) + 2
     for name, value in facts.items():
@@ -191,41 +185,37 @@ def _console() -> Console:
     return Console(highlight=False, emoji=False, markup=False)
 
 
+def _table(**options: Any) -> Table:
+    from rich.table import Table
+
+    return Table(box=None, pad_edge=False, header_style="bold", **options)
+
+
 def write(text: str) -> None:
     """Text to standard output as it is; a failure is one error."""
-    with _written():
+    with _output():
         sys.stdout.write(text)
 
 
 def flush() -> None:
     """Send what was printed; a failure is one error."""
-    with _written():
+    with _output():
         sys.stdout.flush()
 
 
 @contextmanager
-def _written() -> Iterator[None]:
+def _output() -> Iterator[None]:
     try:
         yield
-    except BrokenPipeError:
-        raise
+    except BrokenPipeError as error:
+        raise ReaderLeftError from error
     except OSError as error:
-        abandon(sys.stdout)
+        discard(sys.stdout)
         message = f"standard output cannot be written: {reason(error)}"
         raise OutputError(message) from error
 
 
-def has_reader() -> bool:
-    """Whether anybody still reads our output; `head` leaves as soon as it has enough."""
-    try:
-        watch = select.poll()
-        watch.register(sys.stdout.fileno(), 0)
-        return not watch.poll(0)
-    except (OSError, ValueError, AttributeError):  # no file, or a system without poll
-        return False
-
-
-def abandon(stream: TextIO) -> None:
+def discard(stream: TextIO) -> None:
     """Discard the rest of a stream, so that nothing fails when Python closes it."""
     with suppress(OSError, ValueError):  # a stream without a file
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
@@ -236,21 +226,13 @@ def settle_streams() -> None:
 
     A closed standard output is refused at once: nobody would see the result.
     """
-    from io import TextIOWrapper, UnsupportedOperation
-
     is_closed = sys.stdout is None
-    streams = (
-        ("stdin", "r", "surrogateescape"),
-        ("stdout", "w", "backslashreplace"),
-        ("stderr", "w", "backslashreplace"),
-    )
-    for name, mode, errors in streams:
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # the file takes the lowest number, which is the closed
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
-        stream = getattr(sys, name)
-        with suppress(UnsupportedOperation):  # it was read from before
-            if isinstance(stream, TextIOWrapper):
-                stream.reconfigure(errors=errors)
+        with suppress(AttributeError, io.UnsupportedOperation):  # no file; it was read from
+            errors = "surrogateescape" if mode == "r" else "backslashreplace"
+            getattr(sys, name).reconfigure(errors=errors)
     for name in ("COLUMNS", "LINES"):
         if len(os.environ.get(name, "")) > _SIDE_DIGITS:  # not the size of a terminal
             del os.environ[name]
@@ -275,12 +257,9 @@ def holdings(counts: Mapping[str, int]) -> str:
 
 def size(count: int) -> str:
     """Bytes as people read them."""
-    amount = float(count)
-    for unit in ("bytes", "kB", "MB"):
-        if amount < 1000:
-            return f"{amount:.0f} {unit}" if unit == "bytes" else f"{amount:.1f} {unit}"
-        amount /= 1000
-    return f"{amount:.1f} GB"
+    from rich.filesize import decimal
+
+    return decimal(count)
 
 
 @contextmanager
@@ -289,19 +268,19 @@ def progress_bars(unit: str, first: str = "") -> Iterator[OnLabel]:
     if not is_screen(sys.stderr):
         yield _progress_lines(unit)
         return
-    from rich import progress as rich_progress
+    from rich import progress
     from rich.console import Console
 
     columns = (
-        rich_progress.TextColumn("{task.description}", markup=False),
-        rich_progress.BarColumn(),
-        rich_progress.MofNCompleteColumn(),
-        rich_progress.TextColumn(unit, markup=False),
-        rich_progress.TimeElapsedColumn(),
-        rich_progress.TimeRemainingColumn(),
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TextColumn(unit, markup=False),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
     )
     bars: dict[str, TaskID] = {}
-    with rich_progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         if first:
             bars[""] = bar.add_task(visible_line(first), total=None)
 
@@ -341,7 +320,6 @@ def _progress_lines(unit: str) -> OnLabel:
     return report
 
 
-_MARKS = {"right": "green", "wrong": "bold red", "not judged": "dim"}
 _WORDS = re.compile(r"\s*[^\s]+|\s+")  # a word with the spaces before it
 
 
@@ -359,7 +337,6 @@ class AnswerWriter:
         self._word = ""  # not shown yet: spaces, then the beginning of a word
 
     def write(self, text: str) -> None:
-        """Write a part of the answer."""
         if not self._is_terminal:
             write(text)
         else:
@@ -387,6 +364,9 @@ class AnswerWriter:
         self._column += cell_len(word.rpartition("\n")[2])
 
 
+_MARKS = {"right": "green", "wrong": "bold red", "not judged": "dim"}
+
+
 class ShownAnswer(NamedTuple):
     """The answer of a method."""
 
@@ -399,36 +379,27 @@ class ShownAnswer(NamedTuple):
 def print_answers(question: str, answers: Sequence[ShownAnswer]) -> None:
     """A question, the answer of each method, and notes below; wrapped in a terminal."""
     is_marked = any(one.mark for one in answers)
-    rows = [
-        (
-            [visible_line(one.name), *([one.mark] * is_marked)],
-            visible_line(" ".join(one.text.split())),
-            [visible_line(note) for note in one.notes],
-        )
-        for one in answers
-    ]
+    cells = [(one.name, *[one.mark] * is_marked, " ".join(one.text.split())) for one in answers]
+    rows = [[visible_line(cell) for cell in row] for row in cells]
+    notes = [[visible_line(note) for note in one.notes] for one in answers]
     if not sys.stdout.isatty():
         lines = [visible_line(question)]
-        for head, text, notes in rows:
-            lines += [
-                "\t".join([f"  {head[0]}", *head[1:], text]),
-                *(f"    {n}" for n in notes),
-            ]
+        for row, below in zip(rows, notes, strict=True):
+            lines += ["  " + "\t".join(row), *(f"    {note}" for note in below)]
         write("\n".join(lines) + "\n\n")
         return
     from rich.padding import Padding
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-    for number in range(1 + is_marked):
-        table.add_column(style="" if number else "cyan", no_wrap=True)
+    table = _table(show_header=False, padding=(0, 2, 0, 0))
+    for style in ["cyan", *[""] * is_marked]:
+        table.add_column(style=style, no_wrap=True)
     table.add_column(overflow="fold")
-    for head, text, notes in rows:
-        marks = [Text(mark, style=_MARKS.get(mark, "")) for mark in head[1:]]
-        table.add_row(Text(head[0]), *marks, Text(text))
-        for note in notes:
-            table.add_row(*([""] * len(head)), Text(note.strip(), style="dim"))
+    for (name, *marks, text), below in zip(rows, notes, strict=True):
+        styles = [Text(mark, style=_MARKS.get(mark, "")) for mark in marks]
+        table.add_row(Text(name), *styles, Text(text))
+        for note in below:
+            table.add_row(*[""] * (1 + is_marked), Text(note.strip(), style="dim"))
     screen = _console()
     screen.print(Text(visible_line(question), style="bold"))
     screen.print(Padding(table, (0, 0, 0, 2)))

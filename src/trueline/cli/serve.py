@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 import click
 
-from trueline.cli.options import PATH, FlagEnvvarOption
+from trueline.cli.options import PATH, FlagEnvvarOption, device_option, dtype_option, several
+from trueline.cli.screen import note, progress_bar, show
 from trueline.engines import DEFAULT_MODEL
 from trueline.errors import SettingError, import_extra
+from trueline.session import check_parts
 from trueline.settings import read_settings
-
-_PACKAGES = ("msgspec", "starlette", "uvicorn", "prometheus_client")
 
 
 @click.command()
@@ -30,14 +30,7 @@ _PACKAGES = ("msgspec", "starlette", "uvicorn", "prometheus_client")
     help="A grounding space; repeat it for more. The shipped facts if left out.",
 )
 @click.option("--name", help="The model's name in the API; its own name if left out.")
-@click.option(
-    "--dtype",
-    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
-    default="auto",
-    show_default=True,
-    help="auto: float32 on a CPU.",
-)
-@click.option("--device", help="cpu, cuda, mps; the best there is if left out.")
+@several(dtype_option, device_option, into="weights")
 @click.option(
     "--host",
     default="127.0.0.1",
@@ -60,32 +53,31 @@ _PACKAGES = ("msgspec", "starlette", "uvicorn", "prometheus_client")
 @click.option(
     "--cors", multiple=True, metavar="ORIGIN", help="A site whose pages may call this server."
 )
-@click.option("--rows", type=int, help="Answers decoded together; 16 if left out.")
-@click.option("--queue", type=int, help="Answers that may wait for a row; 64 if left out.")
-@click.option("--deadline", type=float, help="Seconds for an answer; 300 if left out.")
-@click.option(
-    "--limit",
-    "limits",
-    cls=FlagEnvvarOption,
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Any other limit, such as new_tokens=512 or body_bytes=65536.",
+@several(
+    click.option("--rows", type=int, help="Answers decoded together; 16 if left out."),
+    click.option("--queue", type=int, help="Answers that may wait for a row; 64 if left out."),
+    click.option("--deadline", type=float, help="Seconds for an answer; 300 if left out."),
+    click.option(
+        "--limit",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Any other limit, such as new_tokens=512 or body_bytes=65536.",
+    ),
+    into="limits",
 )
 @click.option("--log-text", is_flag=True, help="Write questions and answers to the log, too.")
 def serve(
     model: str | None,
     spaces: tuple[str, ...],
     name: str | None,
-    dtype: str,
-    device: str | None,
+    weights: dict[str, Any],
     host: str,
     port: int,
     key_file: Path | None,
     new_key: Literal["user", "admin"] | None,
     cors: tuple[str, ...],
+    limits: dict[str, Any],
     log_text: bool,
-    limits: tuple[str, ...],
-    **named: Any,
 ) -> None:
     """Serve a model and spaces over an OpenAI-compatible API, with a page to try them.
 
@@ -98,9 +90,7 @@ def serve(
       trueline serve --new-key user
       trueline serve --space facts.space --host 0.0.0.0 --keys keys.txt
     """
-    from trueline.cli.screen import note, progress_bar, show
-
-    for package in _PACKAGES:
+    for package in ("starlette", "uvicorn", "prometheus_client"):
         import_extra(package, "the server", "serve")
     from trueline.serve import access
 
@@ -109,14 +99,13 @@ def serve(
         return
     from trueline.serve import process
     from trueline.serve.schemas import Limits
-    from trueline.session import check_parts
 
     keys = access.read_keys(key_file, os.environ)
     process.check_host(host, keys)
-    values: dict[str, Any] = read_settings(limits)
-    values |= {k: v for k, v in named.items() if v is not None}
+    values: dict[str, Any] = read_settings(limits.pop("limit"))
+    values |= {name: value for name, value in limits.items() if value is not None}
     known = [one.name for one in fields(Limits)]
-    if unknown := sorted(set(values) - set(known)):
+    if unknown := sorted({*values} - {*known}):
         raise SettingError(
             f"there is no limit {', '.join(unknown)}; there are {', '.join(known)}"
         )
@@ -129,8 +118,7 @@ def serve(
 
         bar = progress_bar("building the space of the facts", "", "opening the model")
         with bar as progress, process.one_thread():
-            options = {"dtype": dtype, "device": device, "progress": progress}
-            lm, opened = open_spaces(model, spaces, **options)
+            lm, opened = open_spaces(model, spaces, progress=progress, **weights)
         own_key = ""
         if process.is_loopback(host) and not keys.has("admin"):
             own_key, _ = access.new_key("admin")  # nobody edits spaces without a key

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,35 +11,54 @@ import msgspec
 
 from trueline.cli.options import (
     PATH,
+    choice_option,
     cluster_options,
-    device_options,
+    device_option,
     embedder_option,
     engine_option,
     example_options,
     json_option,
-    model_options,
     overwrite_option,
     read_cluster,
+    read_with,
+    several,
     space_model_option,
+    trust_option,
+    weights_options,
 )
-from trueline.engines import DEFAULT_EMBEDDER
+from trueline.cli.screen import (
+    holdings,
+    print_facts,
+    print_json,
+    print_table,
+    progress_bar,
+    show_line,
+    size,
+)
+from trueline.engines import DEFAULT_EMBEDDER, DEFAULT_MODEL, load
 from trueline.errors import SettingError
+from trueline.examples import as_record, check_meant, read_asked
+from trueline.session import check_parts
 from trueline.text import counted, shown
 
 if TYPE_CHECKING:
     from trueline.corrective.tune import Share, Tuning
     from trueline.rad.entries import Context
-    from trueline.types import Example
 
-Read = Callable[[str], list["Example"]]
 folder_argument = click.argument("folder", type=PATH)
 _DIGITS = 9  # of a number of tokens
+_UNUSED = {"model": None, "dtype": "auto", "device": None, "trust_remote_code": False}
 
 
 @click.command()
 @click.argument("examples")
 @click.option("--out", type=PATH, required=True, help="The folder of the space.")
-@model_options
+@click.option(
+    "--model",
+    help="What --context reads the answers with: alias, hub id, folder or .gguf file; "
+    f"{DEFAULT_MODEL} if left out.",
+)
+@weights_options
 @click.option(
     "--embedder", default=DEFAULT_EMBEDDER, show_default=True, help="Alias, hub id or folder."
 )
@@ -49,43 +68,39 @@ _DIGITS = 9  # of a number of tokens
     show_default=True,
     help="Also build the entries that RAD needs: tokens in a window, such as 8, or `full`.",
 )
-@click.option(
-    "--window",
-    type=click.Choice(["all", "answer"]),
-    default="all",
-    show_default=True,
-    help="Whether a window may reach into the prompt.",
+@several(
+    choice_option(
+        "--window", "all", "answer", help="Whether a window may reach into the prompt."
+    ),
+    click.option(
+        "--end", is_flag=True, help="Also store an entry after the last token of each answer."
+    ),
+    choice_option(
+        "--values",
+        *("auto", "hidden", "logits"),
+        help="What to store: auto is the smallest exact form.",
+    ),
+    choice_option(
+        "--value-dtype",
+        *("auto", "float32", "float16"),
+        help="The number type of stored keys and values.",
+    ),
+    click.option(
+        "--wrong", is_flag=True, help="Also store entries of the wrong answers, for RAD's beta."
+    ),
+    into="entries",
 )
-@click.option(
-    "--end", is_flag=True, help="Also store an entry after the last token of each answer."
+@several(
+    choice_option(
+        "--task",
+        *("question", "dialogue", "summary"),
+        help="Which of the paper's prompts to use.",
+    ),
+    click.option("--template", help="The prompt, with {question} where the question goes."),
+    click.option("--system", help="A system line for the prompt."),
+    click.option("--no-chat", is_flag=True, help="Leave the model's chat template out."),
+    into="prompting",
 )
-@click.option(
-    "--values",
-    type=click.Choice(["auto", "hidden", "logits"]),
-    default="auto",
-    show_default=True,
-    help="What to store: auto is the smallest exact form.",
-)
-@click.option(
-    "--value-dtype",
-    type=click.Choice(["auto", "float32", "float16"]),
-    default="auto",
-    show_default=True,
-    help="The number type of stored keys and values.",
-)
-@click.option(
-    "--wrong", is_flag=True, help="Also store entries of the wrong answers, for RAD's beta."
-)
-@click.option(
-    "--task",
-    type=click.Choice(["question", "dialogue", "summary"]),
-    default="question",
-    show_default=True,
-    help="Which of the paper's prompts to use.",
-)
-@click.option("--template", help="The prompt, with {question} where the question goes.")
-@click.option("--system", help="A system line for the prompt.")
-@click.option("--no-chat", is_flag=True, help="Leave the model's chat template out.")
 @cluster_options
 @overwrite_option
 @example_options
@@ -93,20 +108,15 @@ def build(
     examples: str,
     out: Path,
     model: str | None,
-    engine: str,
-    dtype: str,
-    device: str | None,
-    trust_remote_code: bool,
+    weights: dict[str, Any],
+    embedder: str,
     context: str,
-    task: str,
-    template: str | None,
-    system: str | None,
-    no_chat: bool,
-    value_dtype: str,
+    entries: dict[str, Any],
+    prompting: dict[str, Any],
     on: str | None,
     workers: int | None,
-    read: Read,
-    **options: Any,
+    overwrite: bool,
+    reading: dict[str, Any],
 ) -> None:
     """Build a grounding space from EXAMPLES.
 
@@ -123,60 +133,54 @@ def build(
       trueline build OLD.space --out NEW.space
       trueline build facts.jsonl --context 8 --on ray --workers 4 --out rad.space
     """
-    from trueline.cli.screen import progress_bar, show_line
-    from trueline.engines import DEFAULT_MODEL, load
     from trueline.prompts import Prompt, prompt_sets
-    from trueline.session import check_parts
     from trueline.store import check_folder, examples_of_space
 
     check_folder(out)  # this and the next lines, before anything heavy is imported
-    template = template or prompt_sets()[task].base.template
-    prompt = Prompt(template, system=system, chat=False if no_chat else None)
+    template = prompting["template"] or prompt_sets()[prompting["task"]].base.template
+    chat = False if prompting["no_chat"] else None
+    prompt = Prompt(template, system=prompting["system"], chat=chat)
     tokens, lm = _context(context), None
-    cluster = read_cluster(on, workers, device)
-    if tokens is None:
-        _refuse_model_options(model, dtype, device, trust_remote_code)
-    check_parts((), model=model, embedder=options["embedder"])
-    found = examples_of_space(examples) or read(examples)
+    cluster = read_cluster(on, workers, weights["device"])
+    given = {"model": model, **weights}
+    unused = [name for name, default in _UNUSED.items() if given[name] != default]
+    if tokens is None and unused:
+        flag = f"--{unused[0].replace('_', '-')}"
+        raise SettingError(
+            f"{flag} is for the model that makes RAD's entries, which needs --context: add "
+            f"--context 8, or leave {flag} out, as the space works with any model"
+        )
+    check_parts((), model=model, embedder=embedder)
+    found = examples_of_space(examples) or read_with(reading, examples)
     unit = "examples" if tokens is None else "entries"
-    with progress_bar("building", unit, f"opening {options['embedder']}") as progress:
+    with progress_bar("building", unit, f"opening {embedder}") as progress:
         from trueline.space import build as build_space
 
         if tokens is not None:
-            weights: dict[str, Any] = {"dtype": dtype, "device": device, "engine": engine}
-            lm = load(model or DEFAULT_MODEL, trust_remote_code=trust_remote_code, **weights)
-        options |= {"context": tokens, "prompt": prompt, "dtype": value_dtype}
-        space = build_space(lm, found, out=out, on=cluster, progress=progress, **options)
-    show_line(f"{out}: {_summary(space.info())}")
-
-
-def _summary(facts: dict[str, Any]) -> str:
-    from trueline.cli.screen import holdings, size
-
-    total = f"{holdings(facts)}, {size(facts['bytes'])}"
-    if facts["context"] is None:
-        return f"{total} ({facts['bytes_per_example']:,} bytes an example beside its text)"
-    return (
-        f"{total} ({facts['values']} values, {facts['head']} head, "
-        f"{facts['bytes_per_entry']:,} bytes an entry; logits would take "
-        f"{facts['logits_would_be']:,})"
-    )
-
-
-def _refuse_model_options(
-    model: str | None, dtype: str, device: str | None, is_trusted: bool
-) -> None:
-    given = {
-        "--model": model is not None,
-        "--dtype": dtype != "auto",
-        "--device": device is not None,
-        "--trust-remote-code": is_trusted,
-    }
-    if flags := [name for name, is_given in given.items() if is_given]:
-        raise SettingError(
-            f"{flags[0]} is for the model that makes RAD's entries, which needs --context: add "
-            f"--context 8, or leave {flags[0]} out, as the space works with any model"
+            lm = load(model or DEFAULT_MODEL, **weights)
+        space = build_space(
+            lm,
+            found,
+            context=tokens,
+            prompt=prompt,
+            embedder=embedder,
+            out=out,
+            overwrite=overwrite,
+            on=cluster,
+            progress=progress,
+            dtype=entries.pop("value_dtype"),
+            **entries,
         )
+    facts = space.info()
+    if tokens is None:
+        details = f"{facts['bytes_per_example']:,} bytes an example in addition to its text"
+    else:
+        details = (
+            f"{facts['values']} values, {facts['head']} head, "
+            f"{facts['bytes_per_entry']:,} bytes an entry; logits would take "
+            f"{facts['logits_would_be']:,}"
+        )
+    show_line(f"{out}: {holdings(facts)}, {size(facts['bytes'])} ({details})")
 
 
 def _context(text: str) -> Context | None:
@@ -197,8 +201,7 @@ def _context(text: str) -> Context | None:
 @click.option("--replace", is_flag=True, help="Replace the examples of known ids.")
 @space_model_option
 @embedder_option
-@engine_option
-@device_options
+@several(engine_option, device_option, trust_option, into="weights")
 @example_options
 def add(
     folder: Path,
@@ -206,10 +209,8 @@ def add(
     replace: bool,
     model: str | None,
     embedder: str | None,
-    engine: str,
-    device: str | None,
-    trust_remote_code: bool,
-    read: Read,
+    weights: dict[str, Any],
+    reading: dict[str, Any],
 ) -> None:
     """Add EXAMPLES to the grounding space in FOLDER.
 
@@ -220,12 +221,8 @@ def add(
     Example:
       trueline add facts.space more.jsonl
     """
-    from trueline.cli.screen import holdings, progress_bar, show_line
-    from trueline.engines import load
-    from trueline.session import check_parts
-
     check_parts((), space=folder, model=model, embedder=embedder)
-    found = read(examples)
+    found = read_with(reading, examples)
     with progress_bar("adding", "", f"opening {folder}") as progress:
         from trueline.space import read_space
 
@@ -235,9 +232,7 @@ def add(
         lm = None
         if space.entries is not None:  # they need their model, in their number type
             made = space.entries.settings
-            weights: dict[str, Any] = {"engine": engine, "device": device}
-            weights |= {"dtype": made.computed, "trust_remote_code": trust_remote_code}
-            lm = load(model or made.model, **weights)
+            lm = load(model or made.model, dtype=made.computed, **weights)
         if known:
             space = space.replace(known, lm, progress=progress)
         if new:
@@ -257,7 +252,6 @@ def remove(folder: Path, ids: tuple[str, ...]) -> None:
     Example:
       trueline remove facts.space health-001 health-002
     """
-    from trueline.cli.screen import holdings, show_line
     from trueline.space import read_space
 
     counts = read_space(folder).remove(ids).counts()
@@ -283,7 +277,6 @@ def merge(first: Path, second: Path, out: Path, overwrite: bool) -> None:
     Example:
       trueline merge facts.space more.space --out both.space
     """
-    from trueline.cli.screen import holdings, show_line
     from trueline.space import merge as merge_spaces
     from trueline.space import read_space
     from trueline.store import check_folder
@@ -304,8 +297,6 @@ def log(folder: Path, as_json: bool) -> None:
     Example:
       trueline log facts.space
     """
-
-    from trueline.cli.screen import print_json, print_table
     from trueline.store import read_manifest
 
     lines = [msgspec.structs.asdict(commit) for commit in read_manifest(folder).history]
@@ -328,8 +319,6 @@ def info(folder: Path, examples: bool, as_json: bool) -> None:
       trueline info facts.space
       trueline info facts.space --examples
     """
-    from trueline.cli.screen import print_facts, print_json, print_table
-    from trueline.examples import as_record
     from trueline.space import read_space
 
     space = read_space(folder)
@@ -341,8 +330,7 @@ def info(folder: Path, examples: bool, as_json: bool) -> None:
     elif as_json:
         print_json(space.info())
     else:  # facts about RAD's entries are None if there are no entries
-        facts = space.info()
-        print_facts({name: facts[name] for name in facts if facts[name] is not None})
+        print_facts({name: fact for name, fact in space.info().items() if fact is not None})
 
 
 @click.command()
@@ -355,18 +343,14 @@ def verify(folder: Path, as_json: bool) -> None:
     Example:
       trueline verify facts.space
     """
-    from trueline.cli.screen import holdings, print_json, show_line
     from trueline.space import read_space
 
-    space = read_space(folder)  # which checks all there is to check
-    assert space.state is not None
-    checked = {"files": len(space.state.files), **space.counts()}
+    checked = read_space(folder).verify()
     if as_json:
         print_json(checked)
     else:
-        show_line(
-            f"{folder} is sound: {counted(checked['files'], 'file')}, {holdings(checked)}"
-        )
+        files = counted(checked["files"], "file")
+        show_line(f"{folder} is sound: {files}, {holdings(checked)}")
 
 
 @click.command()
@@ -405,12 +389,6 @@ def tune(
       trueline tune facts.space
       trueline tune facts.space --undo
     """
-    from dataclasses import asdict
-
-    from trueline.cli.screen import print_json, progress_bar, show_line
-    from trueline.examples import check_meant, read_asked
-    from trueline.session import check_parts
-
     if undo and questions is not None:
         raise SettingError("--undo takes no --questions: it only removes the tuned settings")
     asked = None if questions is None else read_asked(questions)
@@ -419,24 +397,22 @@ def tune(
 
     space = read_space(folder, embedder=embedder)
     if undo:
-        was_tuned = bool(space.tuned)
+        state = "as it was before it was tuned" if space.tuned else "was not tuned"
         tuned = dict(space.tune({}).tuned)
-        if as_json:
-            print_json({"tuned": tuned or None})
-        else:
-            state = "as it was before it was tuned" if was_tuned else "was not tuned"
-            show_line(f"{folder}: {state}")
-        return
-    check_meant(asked or (), {example.id for example in space.examples}, str(questions))
-    with progress_bar("tuning", "questions", f"opening {folder}") as progress:
-        from trueline.corrective.tune import tune as fit
-
-        fitted = fit(space, asked, false_scope=false_scope, progress=progress)
-    space.tune(fitted.settings)
-    if as_json:
-        print_json({**asdict(fitted), "tuned": fitted.settings})
+        facts, lines = {"tuned": tuned or None}, [f"{folder}: {state}"]
     else:
-        for line in _lines(folder, fitted):
+        check_meant(asked or (), {example.id for example in space.examples}, str(questions))
+        with progress_bar("tuning", "questions", f"opening {folder}") as progress:
+            from trueline.corrective.tune import tune as fit
+
+            fitted = fit(space, asked, false_scope=false_scope, progress=progress)
+        space.tune(fitted.settings)
+        facts = {**asdict(fitted), "tuned": fitted.settings}
+        lines = _lines(folder, fitted)
+    if as_json:
+        print_json(facts)
+    else:
+        for line in lines:
             show_line(line)
 
 
@@ -471,3 +447,6 @@ def _share(share: Share) -> str:
     interval = f"{share.low:.1%} to {share.high:.1%}"
     count = f"{round(share.mean * share.n):,} of {share.n:,}"
     return f"{count} ({share.mean:.1%}; 95 % interval {interval})"
+
+
+COMMANDS = (build, add, remove, merge, log, info, verify, tune)
