@@ -175,11 +175,10 @@ def test_there_is_one_entry_for_every_token_of_every_answer(lm, space, examples)
     assert entries.tokens.tolist() == [token for answer in answers for token in answer]
     assert entries.steps.tolist() == [step for x in answers for step in range(len(x))]
     for number in (0, 20, len(entries) - 1):
-        example, answer, step = space.entries.source(number)
-        wanted = prompt.encode_answer(
-            examples[example].question, examples[example].answers[answer], lm.tokenizer
-        )
-        assert wanted[step] == entries.tokens[number]
+        example = examples[entries.examples[number]]
+        answer = example.answers[entries.answers[number]]
+        wanted = prompt.encode_answer(example.question, answer, lm.tokenizer)
+        assert wanted[entries.steps[number]] == entries.tokens[number]
 
 
 def test_end_adds_one_entry_an_answer_and_it_names_the_stop_token(

@@ -1,6 +1,5 @@
 """Searches: all keys exactly, or through an index that is kept and never believed blindly."""
 
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -159,8 +158,8 @@ def kept(monkeypatch, tmp_path):
     return keys, mine, theirs, good, read
 
 
-def resealed(path, **seal):
-    path.with_suffix(".json").write_text(json.dumps(seal))
+def resealed(path, seal):
+    path.with_suffix(".seal").write_bytes(seal)
 
 
 def odd_header(position, number):
@@ -174,12 +173,12 @@ def odd_header(position, number):
 
 def swapped(mine, theirs):
     shutil.copy(theirs, mine)
-    shutil.copy(theirs.with_suffix(".json"), mine.with_suffix(".json"))
+    shutil.copy(theirs.with_suffix(".seal"), mine.with_suffix(".seal"))
 
 
 def stand_in(which, standin):
     def changed(mine, theirs):
-        path = mine if which == "index" else mine.with_suffix(".json")
+        path = mine if which == "index" else mine.with_suffix(".seal")
         path.rename(path.with_name("elsewhere"))
         STANDINS[standin](path, path.with_name("elsewhere"))
 
@@ -196,14 +195,12 @@ INDEXES = {
     "of another space": lambda mine, theirs: shutil.copy(theirs, mine),
     "of another space, with its seal": swapped,
     "a seal of another file": lambda mine, theirs: resealed(
-        mine, keys="a" * 64, sha256="0" * 64
+        mine, b"a" * 64 + b" " + b"0" * 64 + b"\n"
     ),
-    "a seal without a name": lambda mine, theirs: resealed(mine, sha256="0" * 64),
-    "a seal that is a list": lambda mine, theirs: mine.with_suffix(".json").write_text("[]"),
-    "a seal without end": lambda mine, theirs: mine.with_suffix(".json").write_text(
-        "[" * 10**6
+    "a seal of no text": lambda mine, theirs: resealed(mine, b"\xff"),
+    "a seal with more in it": lambda mine, theirs: resealed(
+        mine, mine.with_suffix(".seal").read_bytes() + b"x"
     ),
-    "a seal of no text": lambda mine, theirs: mine.with_suffix(".json").write_bytes(b"\xff"),
     **{
         f"the {which} is {standin}": stand_in(which, standin)
         for which in ("index", "seal")

@@ -404,7 +404,7 @@ def test_spaces_merge_if_they_were_made_alike_and_agree(build, examples, embedde
         ({"context": 4}, "context 8 and 4"),
         ({"prompt": tl.Prompt("{question}")}, "prompt"),
         ({"end": True}, "end False and True"),
-        ({"context": None}, "only one of them has RAD entries"),
+        ({"context": None}, "context 8 and None"),
     ]:
         with pytest.raises(SpaceMismatchError, match=f"not made alike: {reason}"):
             tl.merge(space, build(MORE, **options))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import warnings
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 
 from trueline.engines.fetch import home
-from trueline.files import file_hash, open_regular, replacing, write_text
+from trueline.files import file_hash, open_regular, replacing
 
 _log = logging.getLogger(__name__)
 LARGE = 50_000  # keys from which an index is used: below it, all are compared exactly
@@ -22,7 +21,6 @@ PROBE_FACTOR = 1.5  # times the root of the number of lists: how many are search
 _BLOCK = 4_096  # keys compared at once: their float32 copy stays in the processor's cache
 _NAMED = 32  # digits of the hash of some keys in the name of their index
 _TRAINED = 40  # keys a list is made from
-_LONGEST_SEAL = 1_000  # bytes; a seal has two hundred
 
 
 @dataclass(frozen=True)
@@ -136,14 +134,12 @@ def open_search(keys: torch.Tensor, name: str | None = None) -> Search:
     index = _index(faiss, keys)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as scratch:
+        with replacing(path) as scratch, replacing(path.with_suffix(".seal")) as seal:
             faiss.write_index(index, str(scratch))
-            seal = {"keys": name, "sha256": file_hash(scratch)}
-        write_text(path.with_suffix(".json"), json.dumps(seal))
+            seal.write_text(_seal(name, file_hash(scratch)))
     except (OSError, RuntimeError) as error:  # no room, or not ours to write
         _log.warning("the index of %d entries cannot be kept (%s)", len(keys), error)
-        return Index(index)
-    return _kept(faiss, path, name) or Index(index)
+    return Index(index)
 
 
 def forget_index(name: str) -> None:
@@ -153,17 +149,16 @@ def forget_index(name: str) -> None:
 
 
 def _kept(faiss: Any, path: Path, name: str) -> Index | None:
-    """The index that is kept under a name, if it is whole and of these keys.
+    """The index that is kept under a name, if it is complete and of these keys.
 
-    FAISS believes what it reads, so it reads only what its seal vouches for.
+    FAISS does not check what it reads, so the seal contains the hash of the file.
     """
     try:
-        with open_regular(path.with_suffix(".json")) as file:
-            seal = json.loads(file.read(_LONGEST_SEAL))
         with open_regular(path) as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        if seal != {"keys": name, "sha256": sha256}:
-            raise ValueError("it is not what was kept for these keys")
+            wanted = _seal(name, hashlib.file_digest(file, "sha256").hexdigest()).encode()
+        with open_regular(path.with_suffix(".seal")) as file:
+            if file.read(len(wanted) + 1) != wanted:
+                raise ValueError("it is not what was kept for these keys")
         return Index(faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC))
     except FileNotFoundError:
         return None
@@ -172,20 +167,19 @@ def _kept(faiss: Any, path: Path, name: str) -> Index | None:
         return None
 
 
+def _seal(name: str, sha256: str) -> str:
+    return f"{name} {sha256}\n"
+
+
 def _index_path(keys: torch.Tensor, name: str) -> Path:
-    made = f"{len(keys)} {keys.dtype} {_lists(len(keys))} {_TRAINED}"
-    how = hashlib.sha256(made.encode()).hexdigest()[:8]
+    how = hashlib.sha256(f"{len(keys)} {keys.dtype} {_TRAINED}".encode()).hexdigest()[:8]
     return home() / "indexes" / f"{name[:_NAMED]}-{how}.faiss"
-
-
-def _lists(count: int) -> int:
-    return int(2 ** round(1 + np.log2(count) / 2))
 
 
 def _index(faiss: Any, keys: torch.Tensor) -> Any:
     """About 2 sqrt(n) lists of half-precision keys, trained on a sample drawn with a seed."""
     count, dimension = keys.shape
-    lists = _lists(count)
+    lists = int(2 ** round(1 + np.log2(count) / 2))
     index = faiss.index_factory(dimension, f"IVF{lists},SQfp16", faiss.METRIC_INNER_PRODUCT)
     index.cp.max_points_per_centroid, index.cp.niter = _TRAINED, 8
     sample = np.random.default_rng(0).choice(count, min(count, _TRAINED * lists), replace=False)

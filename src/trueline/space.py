@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from difflib import get_close_matches
+from functools import cached_property
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -48,8 +49,6 @@ Now = Callable[[], datetime]
 QUESTIONS, ANSWERS, WRONG_ANSWERS = "questions", "answers", "wrong_answers"
 VECTORS = (QUESTIONS, ANSWERS, WRONG_ANSWERS)
 OPENING_LOCK = RLock()  # one thread at a time opens embedders and indexes
-_SHARED = "shared vector"  # its key in `texts_read`
-_SEARCH = "search"  # its key in `_questions`
 _FEW = 3  # examples that weigh as much as the mean of all
 _LISTED = 10  # ids that an error lists
 _AT_ONCE = 512  # examples that are embedded before their vectors are kept
@@ -82,13 +81,10 @@ class GroundingSpace:
     now: Now = field(default=utc_now, repr=False)  # the clock of the history
     embedder: Embedder | None = field(default=None, repr=False)  # None: opened when needed
     opened: dict[torch.device, Embedder] = field(default_factory=dict, repr=False)
-    # What scope and corrective decoding read of an example's texts, by example or text.
+    # What corrective decoding made of an example's texts, by example or tokenizer.
     texts_read: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
-    _numbers: dict[str, int] = field(default_factory=dict, init=False, repr=False)  # by id
-    _questions: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._numbers.update((one.id, number) for number, one in enumerate(self.examples))
         if self.embedder is not None:
             self.check_embedder(self.embedder)
 
@@ -101,6 +97,10 @@ class GroundingSpace:
     def __repr__(self) -> str:
         count = "no" if self.entries is None else len(self.entries)
         return f"GroundingSpace({len(self)} examples, {count} entries)"
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {example.id: number for number, example in enumerate(self.examples)}
 
     # What it holds
 
@@ -195,15 +195,17 @@ class GroundingSpace:
                 f"with `trueline build --embedder {embedder.id}`"
             )
 
+    @cached_property
+    def _questions(self) -> torch.Tensor:
+        return torch.from_numpy(self.vectors[QUESTIONS]).float()
+
+    @cached_property
+    def _search(self) -> Search:
+        return open_search(self._questions, self.file_hash(store.VECTORS))
+
     def question_vectors(self, device: str | torch.device) -> torch.Tensor:
-        """The examples' questions as unit vectors (examples, dimension), float32; kept."""
-        device = torch.device(device)
-        with OPENING_LOCK:
-            if device not in self._questions:
-                vectors = torch.from_numpy(self.vectors[QUESTIONS]).to(device).float()
-                self._questions[device] = vectors
-            found: torch.Tensor = self._questions[device]
-            return found
+        """The examples' questions as unit vectors (examples, dimension), float32."""
+        return self._questions.to(device)
 
     def nearest_examples(self, vectors: torch.Tensor, k: int) -> list[int]:
         """The numbers of the k examples whose questions are nearest to each vector, together.
@@ -211,27 +213,20 @@ class GroundingSpace:
         `vectors` are (queries, dimension), on the CPU.
         """
         with OPENING_LOCK:
-            if _SEARCH not in self._questions:
-                keys = self.question_vectors("cpu")
-                self._questions[_SEARCH] = open_search(keys, self.file_hash(store.VECTORS))
-            search: Search = self._questions[_SEARCH]
+            search = self._search
         hits = search.nearest(vectors, k)
         columns = (hits.rows, -hits.similarities, hits.entries)
         near = sorted(zip(*(column.tolist() for column in columns), strict=True))
         return list(dict.fromkeys(number for _, _, number in near))
 
+    @cached_property
     def shared_vector(self) -> torch.Tensor:
         """What the questions and truthful answers of all examples share: (dimension,).
 
         It is their mean, drawn towards zero while there are few examples.
         """
-        if _SHARED not in self.texts_read:
-            names = (QUESTIONS, ANSWERS)
-            sums = [self.vectors[name].sum(0, dtype=np.float32) for name in names]
-            total = torch.from_numpy(np.sum(sums, axis=0))
-            self.texts_read[_SHARED] = total / (2 * (len(self.examples) + _FEW))
-        found: torch.Tensor = self.texts_read[_SHARED]
-        return found
+        sums = [self.vectors[name].sum(0, dtype=np.float32) for name in (QUESTIONS, ANSWERS)]
+        return torch.from_numpy(np.sum(sums, axis=0)) / (2 * (len(self.examples) + _FEW))
 
     def example_vectors(self, number: int) -> torch.Tensor:
         """The vectors of one example's question, truthful and wrong answers: (3, dimension)."""
@@ -251,9 +246,11 @@ class GroundingSpace:
         A space that had no folder has this one from now on: edits are committed there.
         """
         folder = Path(folder)
-        is_same = _is_same(folder, self.folder)
-        made = self if is_same or self.folder is None else replace(self, folder=None)
-        made._write(folder, self._base if is_same else None, check=is_same)
+        if _is_same(folder, self.folder):
+            self._write(folder, self._base)
+        else:
+            made = self if self.folder is None else replace(self, folder=None)
+            made._write(folder, None, check=False)
         store.clear_others(folder)
 
     def current(self) -> GroundingSpace:
@@ -413,13 +410,6 @@ class GroundingSpace:
 
     def _write(self, folder: Path, base: str | None, *, check: bool = True) -> None:
         """Commit to a folder, and show that commit from now on."""
-
-        def write(scratch: Path) -> None:
-            (scratch / store.EXAMPLES).write_bytes(store.examples_bytes(self.examples))
-            store.write_arrays(scratch / store.VECTORS, self.vectors)
-            if self.entries is not None:
-                self.entries.write(scratch)
-
         manifest = Manifest(
             embedder=self.embedder_id,
             embedder_hash=self.embedder_hash,
@@ -428,7 +418,12 @@ class GroundingSpace:
             entries=self.made_with()["entries"],
             history=self.commits,
         )
-        state, stamp = store.commit(folder, manifest, write, base, check=check)
+        contents = {
+            store.EXAMPLES: store.examples_bytes(self.examples),
+            store.VECTORS: store.arrays_bytes(self.vectors),
+            **({} if self.entries is None else self.entries.contents()),
+        }
+        state, stamp = store.commit(folder, manifest, contents, base, check=check)
         old = {} if self.state is None or not check else self.state.files
         for name, value in (("folder", folder), ("state", state), ("stamp", stamp)):
             object.__setattr__(self, name, value)
@@ -479,33 +474,29 @@ def build(
         embedder = load_embedder(embedder, device="cpu" if model is None else model.device)
     prompt = prompt or Prompt()
     planned = plan_entries(context, entries, model, read, prompt)
-    cluster = Cluster(address=on) if isinstance(on, str) else on
-    run: Run = map if cluster is None else cluster.map
-
-    def make(work: Path | None) -> GroundingSpace:
-        steps: dict[str, Any] = {"work": work, "run": run}
-        vectors = embed_examples(
-            read, embedder, progress=None if planned else progress, **steps
-        )
-        made = planned and build_entries(*planned, model, embedder, progress=progress, **steps)
-        parts = (tuple(read), vectors, embedder.id, embedder.hash, prompt, made)
-        space = GroundingSpace(*parts, now=now, embedder=embedder)
-        return space._committed("build", len(read))
-
-    if out is None:
-        return make(None)
-    folder = Path(out)
     settings = planned[0] if planned else None
     plan = _plan(_made_with(embedder.id, embedder.hash, prompt, settings), read)
+    cluster = Cluster(address=on) if isinstance(on, str) else on
+    folder = None if out is None else Path(out)
     with store.working(folder, plan) as work:
-        base = store.state_in(folder)
-        space = _existing(folder, plan, is_replaced=overwrite)
-        if space is not None:
+        base = store.state_in(folder) if folder else None
+        space = _existing(folder, plan, is_replaced=overwrite) if folder else None
+        if space:
             space = replace(space, embedder=embedder, now=now)
         else:
-            space = make(work)
-            space._write(folder, None if base is None else base.sha256)
-    store.clear_others(folder)
+            steps: dict[str, Any] = {"work": work, "run": cluster.map if cluster else map}
+            reports = (None, progress) if planned else (progress, None)
+            vectors = embed_examples(read, embedder, progress=reports[0], **steps)
+            made = planned and build_entries(
+                *planned, model, embedder, progress=reports[1], **steps
+            )
+            parts = (tuple(read), vectors, embedder.id, embedder.hash, prompt, made)
+            space = GroundingSpace(*parts, now=now, embedder=embedder)
+            space = space._committed("build", len(read))
+            if folder:
+                space._write(folder, base.sha256 if base else None)
+    if folder:
+        store.clear_others(folder)
     return space
 
 
@@ -549,12 +540,12 @@ def merge(
     if entries is not None and new.entries is not None:
         entries = entries.joined(new.entries, len(one))
     made = one._joined(new.examples, new.vectors, entries)
-    place: dict[str, Any] = {"folder": None, "state": None, "stamp": None}
-    for space in (one, other):
-        if out is not None and _is_same(out, space.folder):
-            place = {name: getattr(space, name) for name in place}
-            break
-    made = replace(made, **place)._committed("merge", len(new))
+    same = next((x for x in (one, other) if out is not None and _is_same(out, x.folder)), None)
+    if same is None:
+        made = replace(made, folder=None, state=None, stamp=None)
+    else:
+        made = replace(made, folder=same.folder, state=same.state, stamp=same.stamp)
+    made = made._committed("merge", len(new))
     if out is not None and made.folder is None:
         _existing(Path(out), is_replaced=overwrite)
         made.save(out)
@@ -664,15 +655,16 @@ def _parse(manifest: Manifest, read: Read) -> GroundingSpace:
 
 
 def _check_alike(one: GroundingSpace, other: GroundingSpace) -> None:
+    mine, theirs = (
+        {"embedder": space.embedder_hash, "prompt": space.prompt}
+        | (space.made_with()["entries"] or {"context": None})
+        for space in (one, other)
+    )
     differing = [
-        f"{name} {getattr(one, name)!r} and {getattr(other, name)!r}"
-        for name in ("embedder_hash", "prompt")
-        if getattr(one, name) != getattr(other, name)
+        f"{name} {value!r} and {theirs[name]!r}"
+        for name, value in mine.items()
+        if name != "model" and name in theirs and value != theirs[name]
     ]
-    if (one.entries is None) != (other.entries is None):
-        differing.append("only one of them has RAD entries")
-    elif one.entries is not None and other.entries is not None:
-        differing += one.entries.differences(other.entries)
     if differing:
         raise SpaceMismatchError(
             f"the two spaces were not made alike: {'; '.join(differing)}; build one of them "

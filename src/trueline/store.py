@@ -1,4 +1,4 @@
-"""The folder of a space: locked, committed by one rename, checked, never one of others.
+"""The folder of a space: locked, committed by one rename, checked, never somebody else's.
 
     space.json    what belongs together: settings, checksums, history
     g-<hash>/     examples.jsonl, vectors.safetensors, and rad/ with RAD's entries, if any
@@ -27,7 +27,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 import msgspec
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load, load_file, save_file
+from safetensors.numpy import load, load_file, save
 
 from trueline import files
 from trueline.cluster import Run
@@ -36,19 +36,15 @@ from trueline.prompts import Prompt
 from trueline.text import counted
 from trueline.types import Example, OnProgress
 
-FORMAT: Final = "trueline space"
 FORMAT_VERSION: Final = 4
-NAME = "space.json"
-PRIVATE = ".trueline"
+NAME, PRIVATE = "space.json", ".trueline"
 EXAMPLES, VECTORS = "examples.jsonl", "vectors.safetensors"
 _OLD_NAME = "manifest.json"  # of a space of 0.2.0
-_HEAD = f'{{\n "format": "{FORMAT}",\n'.encode()
+_HEAD = b'{\n "format": "trueline space",\n'
 _NO_HASH = "0" * 64
-_GENERATION = re.compile(r"g-[0-9a-f]{16}")
 _OURS = re.compile(  # all that is ever written into the folder of a space
-    r"space\.json|(\.trueline|g-[0-9a-f]{16})(/new|/work-[0-9a-f]{16}|/rad)*"
-    r"(/(lock|space\.json|examples\.jsonl|\.tmp\w{6}"
-    r"|\.?[a-z]+(-\d+)?\.safetensors(\.\d+-\d+\.tmp)?))?"
+    r"space\.json|(\.trueline|g-[0-9a-f]{16})(/work-[0-9a-f]{16}|/rad)?"
+    r"(/(lock|space\.json|examples\.jsonl|[a-z]+(-\d+)?\.safetensors))?"
 )
 _LARGEST = 1 << 28  # bytes of space.json
 _READS = 5  # times a folder is read while commits replace what is read
@@ -87,7 +83,7 @@ class Commit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The content of space.json."""
 
-    format: Literal["trueline space"] = FORMAT
+    format: Literal["trueline space"] = "trueline space"
     format_version: Literal[4] = FORMAT_VERSION
     embedder: str
     embedder_hash: str
@@ -106,9 +102,9 @@ class _Version(msgspec.Struct):
 
 def sealed(manifest: Manifest) -> tuple[Manifest, bytes]:
     """A manifest with the hash of itself, and the text of space.json."""
-    blank = msgspec.structs.replace(manifest, sha256=_NO_HASH)
-    text = msgspec.json.format(msgspec.json.encode(blank), indent=1) + b"\n"
-    digest = hashlib.sha256(text).hexdigest()
+    unsigned = msgspec.structs.replace(manifest, sha256=_NO_HASH)
+    text = msgspec.json.format(msgspec.json.encode(unsigned), indent=1) + b"\n"
+    digest = _sha256(text)
     data = text[: text.rindex(_NO_HASH.encode())] + digest.encode() + b'"\n}\n'
     return msgspec.structs.replace(manifest, sha256=digest), data
 
@@ -147,7 +143,7 @@ def read(folder: Path, parse: Callable[[Manifest, Read], T]) -> tuple[T, Stamp |
     for _ in range(_READS):
         stamp, manifest = read_stamp(folder), read_manifest(folder)
         try:
-            return parse(manifest, partial(read_file, folder, manifest)), stamp
+            return parse(manifest, partial(_read_file, folder, manifest)), stamp
         except ValueError as error:
             if read_manifest(folder).sha256 == manifest.sha256:
                 raise unreadable(folder, str(error)) from error
@@ -157,38 +153,49 @@ def read(folder: Path, parse: Callable[[Manifest, Read], T]) -> tuple[T, Stamp |
 
 def read_manifest(folder: Path) -> Manifest:
     """The content of space.json, checked; a folder without a space is refused."""
-    _check_is_folder(folder)
     try:
         with files.open_regular(folder / NAME) as file:
             return from_bytes(file.read(_LARGEST))
     except ValueError as error:
         raise unreadable(folder, str(error)) from error
     except OSError as error:
-        if not os.path.lexists(folder / NAME):
-            if os.path.lexists(folder / _OLD_NAME):
-                raise SpaceFormatError(
-                    f"{folder} is a space of trueline 0.2.0 or before, which this release does "
-                    "not read; take its examples into a new one with "
-                    f"`trueline build {folder} --out NEW.space`"
-                ) from None
-            if is_ours(folder):
-                raise SpaceFormatError(
-                    f"{folder} holds an unfinished build; run the same `trueline build` again"
-                ) from None
-        reason = f"{NAME} is missing or no regular file ({files.reason(error)})"
-        raise unreadable(folder, reason) from error
+        raise _no_space(folder, error) from error
+
+
+def _no_space(folder: Path, error: OSError) -> SpaceFormatError:
+    """The error of a folder whose space.json cannot be opened."""
+    reason = files.reason(error)
+    if not os.path.isdir(folder):
+        with suppress(OSError):
+            spaces = {x.parent.stem: x.parent.name for x in folder.parent.glob(f"*/{NAME}")}
+            for name in get_close_matches(folder.stem, spaces, n=1):
+                reason = f"did you mean {spaces[name]}?"
+        text = f"there is no space at {folder} ({reason}); build one with `trueline build`"
+    elif os.path.lexists(folder / NAME):
+        return unreadable(folder, f"{NAME} cannot be read ({reason})")
+    elif os.path.lexists(folder / _OLD_NAME):
+        text = (
+            f"{folder} is a space of trueline 0.2.0 or before, which this release does not "
+            f"read; take its examples into a new one with `trueline build {folder} --out "
+            "NEW.space`"
+        )
+    elif is_ours(folder):
+        text = f"{folder} holds an unfinished build; run the same `trueline build` again"
+    else:
+        return unreadable(folder, f"it has no {NAME} ({reason})")
+    return SpaceFormatError(text)
 
 
 def read_stamp(folder: Path) -> Stamp | None:
     """What changes with every commit, without reading the file."""
     try:
-        found = (folder / NAME).stat()
+        status = (folder / NAME).stat()
     except (OSError, ValueError):
         return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-def read_file(folder: Path, manifest: Manifest, name: str) -> bytes:
+def _read_file(folder: Path, manifest: Manifest, name: str) -> bytes:
     """The bytes of a file that space.json names: a regular one, as it was written."""
     record, path = manifest.files.get(name), folder / manifest.folder / name
     if record is None:
@@ -201,7 +208,7 @@ def read_file(folder: Path, manifest: Manifest, name: str) -> bytes:
     except OSError as error:
         reason = f"{name} is missing or cannot be read ({files.reason(error)})"
         raise ValueError(reason) from error
-    if hashlib.sha256(data).hexdigest() != record.sha256:
+    if _sha256(data) != record.sha256:
         raise ValueError(f"{name} was changed: its checksum differs")
     return data
 
@@ -210,14 +217,14 @@ def examples_in(data: bytes) -> tuple[Example, ...]:
     """The examples of a file, which must be to the byte what we would write."""
     decode = msgspec.json.Decoder(Example).decode
     try:
-        found = tuple(decode(line) for line in data.splitlines())
+        examples = tuple(decode(line) for line in data.splitlines())
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{EXAMPLES} cannot be read: {error}") from None
-    if examples_bytes(found) != data:
+    if examples_bytes(examples) != data:
         raise ValueError(f"{EXAMPLES} is not as trueline writes it")
-    if not found or len({example.id for example in found} - {""}) != len(found):
+    if not examples or len({example.id for example in examples} - {""}) != len(examples):
         raise ValueError("it holds no example, one without an id, or two with one id")
-    return found
+    return examples
 
 
 def examples_bytes(examples: Sequence[Example]) -> bytes:
@@ -228,19 +235,19 @@ def examples_bytes(examples: Sequence[Example]) -> bytes:
 def arrays_in(data: bytes, forms: Mapping[str, tuple[str, int]]) -> Arrays:
     """The arrays of a file: just those of the names, types and numbers of dimensions given."""
     try:
-        found: Arrays = load(data)
+        arrays: Arrays = load(data)
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"its arrays cannot be read: {error}") from None
-    if {name: (str(a.dtype), a.ndim) for name, a in found.items()} != dict(forms):
-        wrong = {name: f"{a.dtype} of the shape {a.shape}" for name, a in found.items()}
+    if {name: (str(a.dtype), a.ndim) for name, a in arrays.items()} != dict(forms):
+        wrong = {name: f"{a.dtype} of the shape {a.shape}" for name, a in arrays.items()}
         raise ValueError(f"its arrays are {short(wrong)}, not {short(dict(forms))}")
-    return found
+    return arrays
 
 
-def write_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
-    """Write arrays as a file that others may read."""
-    save_file({name: np.ascontiguousarray(a) for name, a in arrays.items()}, path)
-    path.chmod(0o644)  # safetensors writes private files; a space may be shared
+def arrays_bytes(arrays: Mapping[str, Array]) -> bytes:
+    """Arrays as the content of a file."""
+    data: bytes = save({name: np.ascontiguousarray(a) for name, a in arrays.items()})
+    return data
 
 
 def are_unit(vectors: Array) -> bool:
@@ -261,25 +268,6 @@ def unreadable(folder: Path | None, reason: str) -> SpaceFormatError:
     )
 
 
-def _check_is_folder(folder: Path) -> None:
-    try:
-        if stat.S_ISDIR(folder.stat().st_mode):
-            return
-        reason = "it is no folder"
-    except FileNotFoundError:
-        spaces: dict[str, str] = {}
-        with suppress(OSError):
-            for path in folder.parent.glob(f"*/{NAME}"):
-                spaces[path.parent.stem] = path.parent.name
-        near = get_close_matches(folder.stem, spaces, n=1)
-        reason = f"did you mean {spaces[near[0]]}?" if near else "nothing is there"
-    except (OSError, ValueError) as error:
-        reason = files.reason(error)
-    raise SpaceFormatError(
-        f"there is no space at {folder} ({reason}); build one with `trueline build`"
-    )
-
-
 def examples_of_space(source: object) -> list[Example] | None:
     """The examples of a space, also of one of 0.2.0; None if the source is not one."""
     if not isinstance(source, (str, os.PathLike)) or not os.path.isdir(source):
@@ -287,27 +275,30 @@ def examples_of_space(source: object) -> list[Example] | None:
     folder = Path(source)
     if os.path.lexists(folder / NAME):
         return list(read(folder, lambda _, data: examples_in(data(EXAMPLES)))[0])
-    if not os.path.lexists(folder / _OLD_NAME):
-        return None
-    found: list[Example] = []
+    return _old_examples(folder) if os.path.lexists(folder / _OLD_NAME) else None
+
+
+def _old_examples(folder: Path) -> list[Example]:
+    """The examples of a space of 0.2.0: those of its segments that were not removed."""
+    examples: list[Example] = []
     decode = msgspec.json.Decoder(Example).decode
     try:
         with files.open_regular(folder / _OLD_NAME) as file:
             manifest = msgspec.json.decode(file.read())
         for segment in manifest["segments"]:
-            record, removed = segment["files"]["examples"], set(segment["removed"])
+            record = segment["files"]["examples"]
             with files.open_regular(folder / Path(record["name"]).name) as file:
                 data = file.read()
-            if hashlib.sha256(data).hexdigest() != record["sha256"]:
+            if _sha256(data) != record["sha256"]:
                 raise ValueError(f"{record['name']} was changed: its checksum differs")
-            examples = map(decode, data.splitlines())
-            found += [example for example in examples if example.id not in removed]
+            lines = map(decode, data.splitlines())
+            examples += [line for line in lines if line.id not in segment["removed"]]
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise SpaceFormatError(
             f"the examples of {folder} cannot be read ({files.reason(error)}); restore it from "
             "a copy"
         ) from error
-    return found
+    return examples
 
 
 # Writing
@@ -316,43 +307,42 @@ def examples_of_space(source: object) -> list[Example] | None:
 def commit(
     folder: Path,
     manifest: Manifest,
-    write: Callable[[Path], None],
+    contents: Mapping[str, bytes],
     base: str | None,
     *,
     check: bool = True,
 ) -> tuple[Manifest, Stamp | None]:
-    """Change a folder from the state `base` to another, in one moment.
+    """Change a folder from the state `base` to one with these files, in one moment.
 
-    `write` puts the files of the new state into a folder. Without `check` any state may be
-    replaced.
+    Without `check` any state may be replaced.
     """
+    records = {x: FileRecord(_sha256(data), len(data)) for x, data in sorted(contents.items())}
+    name = f"g-{_sha256(msgspec.json.encode(records))[:16]}"
+    manifest, text = sealed(msgspec.structs.replace(manifest, folder=name, files=records))
     if check and not folder.exists():
-        check_base(folder, base)
+        _check_base(folder, base)
     with _writing(folder), locked(folder / PRIVATE / "lock", _WAITING):
         if check:
-            check_base(folder, base)
-        scratch = folder / PRIVATE / "new"
-        _remove(folder, scratch)
-        scratch.mkdir()
-        write(scratch)
-        manifest, data = sealed(_with_files(manifest, scratch))
+            _check_base(folder, base)
         if not _is_whole(folder, manifest):  # else only space.json changes
-            _remove(folder, folder / manifest.folder)  # damaged, or left by a kill
-            scratch.rename(folder / manifest.folder)
-        _remove(folder, scratch)
-        _sync_folder(folder)
+            _remove(folder, folder / name)  # damaged, or left by a kill
+            (folder / name).mkdir()
+            for path, data in contents.items():
+                (folder / name / path).parent.mkdir(exist_ok=True)
+                _write(folder / name / path, data)
+            _sync(folder / name)
+            _sync(folder)
         written = folder / PRIVATE / NAME
         written.unlink(missing_ok=True)
-        written.write_bytes(data)
-        files.sync(written)
+        _write(written, text)
         os.replace(written, folder / NAME)
-        _sync_folder(folder)
+        _sync(folder)
         stamp = read_stamp(folder)
-        _remove_others(folder, manifest.folder)
+        _remove_others(folder, name)
     return manifest, stamp
 
 
-def check_base(folder: Path, base: str | None) -> None:
+def _check_base(folder: Path, base: str | None) -> None:
     """Refuse a commit if another came first: the folder must still be in the state `base`."""
     state = state_in(folder)
     if (None if state is None else state.sha256) != base:
@@ -391,7 +381,6 @@ def working(folder: Path | None, plan: str) -> Iterator[Path | None]:
 def clear_others(folder: Path) -> None:
     """Delete what a kill left: work that nobody is doing any more, and old states."""
     with suppress(OSError, SpaceFormatError), locked(folder / PRIVATE / "lock", 0.0):
-        _remove(folder, folder / PRIVATE / "new")
         _remove_others(folder, read_manifest(folder).folder)
     for work in (folder / PRIVATE).glob("work-*"):
         if _is_ours(folder, work):
@@ -411,19 +400,20 @@ def resumed(
 ) -> list[Arrays]:
     """What is made of every unit, or was kept in `work` when an earlier call made it."""
     paths = [work and work / f"{kind}-{number:05d}.safetensors" for number in range(len(units))]
-    found = [_kept(path) for path in paths]
-    made = run(make, [unit for unit, one in zip(units, found, strict=True) if one is None])
+    kept = [_kept(path) for path in paths]
+    made = run(make, [unit for unit, one in zip(units, kept, strict=True) if one is None])
     report, done = progress or (lambda done, total: None), 0
-    for number, (path, size) in enumerate(zip(paths, sizes, strict=True)):
+    results = []
+    for path, arrays, size in zip(paths, kept, sizes, strict=True):
         report(done, sum(sizes))
-        if found[number] is None:
-            found[number] = one = next(made)
+        if arrays is None:
+            arrays = next(made)
             if path is not None:
-                with files.replacing(path) as scratch:
-                    save_file(one, scratch)
+                _write(path, arrays_bytes(arrays))
+        results.append(arrays)
         done += size
     report(done, sum(sizes))
-    return [one for one in found if one is not None]
+    return results
 
 
 def _kept(path: Path | None) -> Arrays | None:
@@ -481,38 +471,18 @@ def _writing(folder: Path) -> Iterator[None]:
             f"another build or edit like this one is writing to {folder}; wait for it or name "
             "another folder"
         ) from error
-    except (OSError, SafetensorError) as error:  # safetensors has its own for a full disk
-        closed = (errno.EACCES, errno.EPERM, errno.EROFS)
-        is_closed = getattr(error, "errno", None) in closed
-        step = "open it for writing, or name another folder" if is_closed else "free some room"
+    except OSError as error:
         raise SpaceError(
             f"{folder} cannot be written ({files.reason(error)}); what was finished is kept; "
-            f"{step}, and run the same again"
+            "make room or open it for writing, and run the same again"
         ) from error
-
-
-def _with_files(manifest: Manifest, scratch: Path) -> Manifest:
-    """The manifest with the files of a folder, all of which are then on the disk."""
-    records = {}
-    for path in sorted(scratch.rglob("*"), reverse=True):  # a folder after its files
-        if path.is_dir():
-            _sync_folder(path)
-        else:
-            files.sync(path)
-            name = path.relative_to(scratch).as_posix()
-            records[name] = FileRecord(files.file_hash(path), path.stat().st_size)
-    _sync_folder(scratch)
-    records = dict(sorted(records.items()))
-    name = f"g-{hashlib.sha256(msgspec.json.encode(records)).hexdigest()[:16]}"
-    return msgspec.structs.replace(manifest, folder=name, files=records)
 
 
 def _is_whole(folder: Path, manifest: Manifest) -> bool:
     """Whether all files that a state names are there already, as they were written."""
-    try:
-        return all(read_file(folder, manifest, name) is not None for name in manifest.files)
-    except ValueError:
-        return False
+    with suppress(ValueError):
+        return all(_read_file(folder, manifest, name) is not None for name in manifest.files)
+    return False
 
 
 def _remove(folder: Path, path: Path) -> None:
@@ -530,16 +500,27 @@ def _remove(folder: Path, path: Path) -> None:
 def _remove_others(folder: Path, name: str) -> None:
     """Delete all states of a space but one."""
     for path in folder.glob("g-*"):
-        if _GENERATION.fullmatch(path.name) and path.name != name:
+        if _is_ours(folder, path) and path.name != name:
             _remove(folder, path)
 
 
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
+def _write(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+    _sync(path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 # Folders of others
@@ -547,22 +528,18 @@ def _sync_folder(folder: Path) -> None:
 
 def check_folder(folder: Path) -> None:
     """Refuse to write over something that is not a space, or through a link out of it."""
-
-    def refused(path: Path, why: str) -> SpaceError:
-        return SpaceError(f"{path} {why}; nothing was written; name another folder")
-
     try:
-        if not stat.S_ISDIR(folder.stat().st_mode):
-            raise refused(folder, "is a file")
-        if any(folder.iterdir()) and not is_ours(folder):
-            raise refused(folder, "is not empty and holds no space of this release")
-        for path in [folder / NAME, folder / PRIVATE, *(folder / PRIVATE).rglob("*")]:
-            if not _is_regular(path):
-                raise refused(path, "is no file that trueline made (a link or a device)")
+        is_link = (folder / PRIVATE).is_symlink()
+        if not is_link and (not any(folder.iterdir()) or is_ours(folder)):
+            return
+        problem = "is not empty and holds no space of this release"
     except FileNotFoundError:
         return
+    except NotADirectoryError:
+        problem = "is a file"
     except (OSError, ValueError) as error:
-        raise refused(folder, f"cannot be written to ({files.reason(error)})") from error
+        problem = f"cannot be written to ({files.reason(error)})"
+    raise SpaceError(f"{folder} {problem}; nothing was written; name another folder")
 
 
 def is_ours(folder: Path) -> bool:
@@ -570,23 +547,15 @@ def is_ours(folder: Path) -> bool:
     with suppress(OSError), files.open_regular(folder / NAME) as file:
         if file.read(len(_HEAD)) == _HEAD:
             return True
-    has_folder = False
-    for path in folder.rglob("*"):
-        if not _is_ours(folder, path):
-            return False
-        has_folder |= path.is_dir()
-    return has_folder
+    paths = list(folder.rglob("*"))
+    return all(_is_ours(folder, x) for x in paths) and any(x.is_dir() for x in paths)
 
 
 def _is_ours(folder: Path, path: Path) -> bool:
-    name = path.relative_to(folder).as_posix()
-    return _OURS.fullmatch(name) is not None and _is_regular(path)
-
-
-def _is_regular(path: Path) -> bool:
-    """Whether it is no link and no device; also if somebody else has just removed it."""
-    try:
+    """Whether we may have made a file or folder; no link or device is ours."""
+    if not _OURS.fullmatch(path.relative_to(folder).as_posix()):
+        return False
+    with suppress(FileNotFoundError):
         mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return True
-    return stat.S_ISDIR(mode) or stat.S_ISREG(mode)
+        return stat.S_ISDIR(mode) or stat.S_ISREG(mode)
+    return True  # somebody else has just removed it

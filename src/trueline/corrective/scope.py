@@ -298,7 +298,7 @@ def _signals(
 ) -> list[dict[str, float]]:
     """The signals of one example for each of some texts."""
     theirs = _example_words(space, space.examples[number])
-    own, shared = space.example_vectors(number), space.shared_vector()
+    own, shared = space.example_vectors(number), space.shared_vector
     cosines = (vectors @ own.T).tolist()  # (texts, 3)
     apart = normalize(vectors - shared, dim=1) @ normalize(own[:2] - shared, dim=1).T
     found = []

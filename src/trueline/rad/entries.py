@@ -1,6 +1,6 @@
 """RAD's entries: contexts and what the model predicts in them, attached to a space.
 
-A space uses `open_entries`, `write`, `flaw`, `kept` (without some examples), `joined` (with
+A space uses `open_entries`, `contents`, `flaw`, `kept` (without some examples), `joined` (with
 those of another space), `counts` and `info`; rad.build makes the entries of new examples.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -16,7 +15,7 @@ import numpy as np
 
 from trueline.errors import SettingError, SpaceMismatchError
 from trueline.settings import check_values, plain
-from trueline.store import Array, Arrays, Read, are_unit, arrays_in, write_arrays
+from trueline.store import Array, Arrays, Read, are_unit, arrays_bytes, arrays_in
 from trueline.types import Example
 
 if TYPE_CHECKING:
@@ -118,6 +117,48 @@ class Entries:
         pairs = {name: (mine, getattr(shifted, name)) for name, mine in self.arrays().items()}
         return Entries(**{name: np.concatenate(pair) for name, pair in pairs.items()})
 
+    def flaw(self, settings: EntrySettings, dimension: int, answers: Array) -> str:
+        """What is wrong with the entries; `answers` (count,) of each example. "" if nothing."""
+        width, count = self.values.shape[1], len(self)
+        if {len(array) for array in self.arrays().values()} != {count}:
+            return "its arrays have different numbers of rows"
+        if self.keys.shape[1] != dimension:
+            return f"keys have {self.keys.shape[1]} numbers, vectors {dimension}"
+        if not width or (settings.values == "logits" and width != settings.vocabulary):
+            return f"values have {width} numbers, which the model's have not"
+        if not count:
+            return ""
+        least = -1 if settings.end else 0  # an end without a token
+        if not _lie_in(self.tokens, least, settings.vocabulary):
+            return "it has a token that the model does not have"
+        if not _lie_in(self.examples, 0, len(answers)):
+            return "it names an example that does not exist"
+        if not _lie_in(self.answers, 0, answers[self.examples]):
+            return "it names an answer that does not exist"
+        return self._order_flaw() or self._value_flaw(settings)
+
+    def _order_flaw(self) -> str:
+        rows = np.stack([self.examples, self.answers, self.steps], 1).astype(np.int64)
+        change = np.diff(rows, axis=0, prepend=[[-1, 0, 0]])  # (n, 3)
+        is_new = (change[:, 0] > 0) | ((change[:, 0] == 0) & (change[:, 1] > 0))
+        is_next = (change == [0, 0, 1]).all(1)
+        is_sorted = np.where(is_new, rows[:, 2] == 0, is_next).all()
+        return "" if is_sorted else "it is not sorted by example, answer and step"
+
+    def _value_flaw(self, settings: EntrySettings) -> str:
+        if not are_unit(self.keys):
+            return "some keys are not of unit length"
+        low = -_LARGEST if settings.values == "hidden" else float(np.finfo(np.float32).min)
+        if self.values.dtype == np.float16:  # comparing these is seven times slower
+            is_sound = np.isfinite(self.values).all()
+        else:  # NaN fails both comparisons
+            is_sound = low <= self.values.min() and self.values.max() <= _LARGEST
+        return "" if is_sound else "some values are not finite, or larger than any are"
+
+
+def _lie_in(numbers: Array, low: int, end: int | Array) -> bool:
+    return bool(((low <= numbers) & (numbers < end)).all())
+
 
 @dataclass(frozen=True, eq=False)
 class RadEntries:
@@ -144,22 +185,16 @@ class RadEntries:
             wrong = wrong.joined(other.wrong, first)
         return RadEntries(self.settings, self.truthful.joined(other.truthful, first), wrong)
 
-    def write(self, folder: Path) -> None:
-        """Write the files of the entries."""
-        (folder / "rad").mkdir()
-        for name, entries in self.sets():
-            write_arrays(folder / name, entries.arrays())
+    def contents(self) -> dict[str, bytes]:
+        """The files of the entries."""
+        return {name: arrays_bytes(entries.arrays()) for name, entries in self.sets()}
 
     def flaw(self, examples: Sequence[Example], dimension: int) -> str:
         """What is wrong with these entries of some examples; "" if nothing is."""
         for name, entries in self.sets():
-            is_wrong = name == WRONG
-            answers = [len(x.wrong_answers if is_wrong else x.answers) for x in examples]
-            flaw = _form_flaw(entries, self.settings, dimension)
-            if not flaw and len(entries):
-                flaw = _number_flaw(entries, self.settings, np.array(answers))
-                flaw = flaw or _value_flaw(entries, self.settings)
-            if flaw:
+            kind = "wrong_answers" if name == WRONG else "answers"
+            answers = np.array([len(getattr(example, kind)) for example in examples])
+            if flaw := entries.flaw(self.settings, dimension, answers):
                 return f"{name}: {flaw}"
         return ""
 
@@ -174,21 +209,12 @@ class RadEntries:
         wrong = {} if self.wrong is None else {"wrong": len(self.wrong)}
         return {"entries": len(self), **wrong}
 
-    def source(self, entry: int, *, wrong: bool = False) -> tuple[int, int, int]:
-        """The number of the example of an entry, which of its answers, and which token."""
-        entries = self.wrong if wrong else self.truthful
-        assert entries is not None
-        columns = entries.examples, entries.answers, entries.steps
-        example, answer, step = (int(column[entry]) for column in columns)
-        return example, answer, step
-
     def info(self) -> dict[str, Any]:
-        """What `GroundingSpace.info` says of them."""
+        """What `GroundingSpace.info` lists of them."""
         size = sum(array.nbytes for array in self.truthful.arrays().values())
-        settings = asdict(self.settings)
         names = ("model", "context", "window", "end", "values", "head", "dtype")
         return {
-            **{name: settings[name] for name in names},
+            **{name: getattr(self.settings, name) for name in names},
             "model_fingerprint": self.settings.model_fingerprint[:16],
             "entries": len(self),
             "wrong_entries": 0 if self.wrong is None else len(self.wrong),
@@ -197,41 +223,32 @@ class RadEntries:
             "logits_would_be": 4 * self.settings.vocabulary,
         }
 
-    def differences(self, other: RadEntries) -> list[str]:
-        """In what entries made otherwise differ; the name of the model does not count."""
-        mine, theirs = asdict(self.settings), asdict(other.settings)
-        return [
-            f"{name} {mine[name]!r} and {theirs[name]!r}"
-            for name in mine
-            if name != "model" and mine[name] != theirs[name]
-        ]
-
     def check_model(self, lm: Engine) -> None:
         """Refuse a model or tokenizer the entries were not made with, or a head they miss."""
-        made = self.settings
-        again = f"build it anew with `trueline build --model {lm.id}`"
+        made, again = self.settings, f"build it anew with `trueline build --model {lm.id}`"
         if (lm.fingerprint, lm.vocabulary) != (made.model_fingerprint, made.vocabulary):
             if lm.id == made.model:
                 again = (
                     "the name is the same, the weights or their precision are not (float32 and "
                     f"bfloat16 count as one, float16 does not); {again}"
                 )
-            raise SpaceMismatchError(
+            problem = (
                 f"the space was built with the model {made.model} "
                 f"(fingerprint {made.model_fingerprint[:12]}, vocabulary {made.vocabulary}), "
                 f"this is {lm.id} (fingerprint {lm.fingerprint[:12]}, vocabulary "
-                f"{lm.vocabulary}); {again}"
+                f"{lm.vocabulary})"
             )
-        if lm.tokenizer_hash != made.tokenizer_hash:
-            raise SpaceMismatchError(
+        elif lm.tokenizer_hash != made.tokenizer_hash:
+            problem = (
                 "the space was built with another tokenizer "
                 f"(hash {made.tokenizer_hash[:12]}, this one has {lm.tokenizer_hash[:12]}): "
-                f"the same text would become other tokens; {again}"
+                "the same text would become other tokens"
             )
-        if made.values == "hidden" and not self._fit_head(lm):
-            raise SpaceMismatchError(
-                f"the space keeps hidden states that the head of {lm.id} does not take; {again}"
-            )
+        elif made.values == "hidden" and not self._fit_head(lm):
+            problem = f"the space keeps hidden states that the head of {lm.id} does not take"
+        else:
+            return
+        raise SpaceMismatchError(f"{problem}; {again}")
 
     def _fit_head(self, lm: Engine) -> bool:
         """Whether the model's head takes its hidden states, tried on one of them."""
@@ -242,7 +259,7 @@ class RadEntries:
         state = torch.zeros(1, self.truthful.values.shape[1], dtype=lm.dtype, device=lm.device)
         try:
             lm.head.at(state, torch.zeros(1, dtype=torch.long, device=lm.device))
-        except RuntimeError:  # torch says so where the widths differ
+        except RuntimeError:  # from torch, where the widths differ
             return False
         return True
 
@@ -267,49 +284,3 @@ def entries_of(space: GroundingSpace, method: str, context: Context) -> RadEntri
             f"context={context!r} (`trueline build --context {context}`)"
         )
     return space.entries
-
-
-def _form_flaw(entries: Entries, settings: EntrySettings, dimension: int) -> str:
-    """What is wrong with the shapes of the arrays; "" if nothing is."""
-    if {len(array) for array in entries.arrays().values()} != {len(entries)}:
-        return "its arrays have different numbers of rows"
-    if entries.keys.shape[1] != dimension:
-        return f"keys have {entries.keys.shape[1]} numbers, vectors {dimension}"
-    width = entries.values.shape[1]
-    if not width or (settings.values == "logits" and width != settings.vocabulary):
-        return f"values have {width} numbers, which the model's have not"
-    return ""
-
-
-def _number_flaw(entries: Entries, settings: EntrySettings, answers: Array) -> str:
-    """Which whole numbers are out of range or order; `answers` (count,) of each example."""
-    least = -1 if settings.end else 0  # an end without a token
-    if not _lie_in(entries.tokens, least, settings.vocabulary):
-        return "it has a token that the model does not have"
-    if not _lie_in(entries.examples, 0, len(answers)):
-        return "it names an example that is not there"
-    if not _lie_in(entries.answers, 0, answers[entries.examples]):
-        return "it names an answer that is not there"
-    places = np.stack([entries.examples, entries.answers, entries.steps], 1).astype(np.int64)
-    change = np.diff(places, axis=0, prepend=[[-1, 0, 0]])  # (n, 3)
-    is_new = (change[:, 0] > 0) | ((change[:, 0] == 0) & (change[:, 1] > 0))
-    is_next = (change == [0, 0, 1]).all(1)
-    if not np.where(is_new, places[:, 2] == 0, is_next).all():
-        return "it is not sorted by example, answer and step"
-    return ""
-
-
-def _value_flaw(entries: Entries, settings: EntrySettings) -> str:
-    """Whether keys are of unit length and values can be computed with."""
-    if not are_unit(entries.keys):
-        return "some keys are not of unit length"
-    low = -_LARGEST if settings.values == "hidden" else float(np.finfo(np.float32).min)
-    if entries.values.dtype == np.float16:  # comparing these is seven times slower
-        is_sound = np.isfinite(entries.values).all()
-    else:  # NaN fails both comparisons
-        is_sound = low <= entries.values.min() and entries.values.max() <= _LARGEST
-    return "" if is_sound else "some values are not finite, or larger than any are"
-
-
-def _lie_in(numbers: Array, low: int, end: int | Array) -> bool:
-    return bool(((low <= numbers) & (numbers < end)).all())

@@ -1,4 +1,4 @@
-"""RAD (Algorithm 1 of arXiv 2508.02184) and kNN-LM: methods that look up stored entries."""
+"""RAD, which is Algorithm 1 of arXiv 2508.02184, and kNN-LM: methods that look up entries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import torch
 
 from trueline.engines import as_logits_processor, wrap_transformers
-from trueline.engines.base import Engine
+from trueline.engines.base import Engine, States
 from trueline.errors import SettingError
 from trueline.methods.base import Adjusted, Needs, Rows, SpaceMethod, Step
 from trueline.rad.entries import EntrySettings, entries_of
@@ -23,6 +23,7 @@ from trueline.types import Neighbor, Source
 Aggregation = Literal["weighted", "mean"]
 Fusion = Literal["add", "mix", "prob"]
 Found = tuple[Hits, ...]  # the hits of a step, one for each set of entries that is searched
+_CHUNK = 64  # entries whose logits are computed at once, if the head is not linear
 
 
 class EntryMethod(SpaceMethod):
@@ -31,11 +32,6 @@ class EntryMethod(SpaceMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         entries_of(self.space, self.name, self.needs.context or "full")
-
-    @property
-    def made(self) -> EntrySettings:
-        """How the entries of the space were made."""
-        return settings_of(self.space)
 
     def check(self, lm: Engine) -> None:
         assert self.space.entries is not None
@@ -46,13 +42,14 @@ class EntryMethod(SpaceMethod):
         return open_retriever(self.space, lm.device)
 
     def prefetch(self, rows: Rows) -> Callable[[], Found]:
+        """e_t = E(last M tokens) of every row, then the entries near to it."""
         windows = window_texts(self.space, rows.lm, rows.contexts, rows.starts)
         retriever = self.retriever(rows.lm)
         tokens = retriever.tokenize(windows)  # of the embedder
-        return lambda: self.search(rows.lm, retriever.embed_tokenized(tokens))
+        return lambda: self.retrieve(rows.lm, retriever.embed_tokenized(tokens))
 
-    def search(self, lm: Engine, e: torch.Tensor) -> Found:
-        """The entries near to the embedded windows e (rows, dimension)."""
+    def retrieve(self, lm: Engine, e_t: torch.Tensor) -> Found:
+        """The entries near to the embedded windows e_t (rows, dimension)."""
         raise NotImplementedError
 
 
@@ -83,36 +80,36 @@ class RAD(EntryMethod):
     name = "rad"
     needs = Needs(space=True, context=8, states=True)
 
-    # Algorithm 1, for all rows of a step at once.
-
-    def search(self, lm: Engine, e: torch.Tensor) -> Found:
-        """S = {i : s_i > tau}, s_i = cos(e_t, e_i): of the truthful, then the wrong entries."""
-        return tuple(
-            retriever.above(e, tau=self.tau, matches=self.matches)
-            for retriever, _ in self._sets(lm)
-        )
+    # Algorithm 1, for all rows of a step at once. Each list has one item; with beta a second
+    # one, of the wrong answers, whose alpha is -beta.
 
     def adjust(self, step: Step) -> Adjusted:
-        """l_final of every row; l are states instead of logits if the head is linear."""
+        """l_final of every row, from which the loop picks x_t."""
+        # Stage 1: retrieve S. It may have run while the model read.
         found = self.prefetch(step.rows)() if step.fetched is None else step.fetched
-        sets = self.weighed(step.rows, found)  # S, and w_i = s_i / sum_S s
-        if not any(map(len, sets)):
+        # Stage 2: aggregate, with w_i = s_i / sum_S s.
+        sets = self.weighed(step.rows, found)
+        if not any(map(len, sets)):  # every S is empty
             return Adjusted(step.logits, sets)
-        is_state = step.hidden is not None and self._is_fused_before_head(step.lm)
-        l_base = step.hidden if is_state and step.hidden is not None else step.logits
+        l_base, is_state = self._base(step)
         l_agg = [one.aggregated(is_state=is_state) for one in sets]
+        # Stage 3: add.
         l_final = self.add(l_base, l_agg, sets, is_neutral=self._is_neutral(step))
-        if is_state:
-            l_final = self._head(step, l_final, sets)
-        return self._adjusted(step, l_final, sets)
+        return self._adjusted(step, l_final, sets, is_state=is_state)
+
+    def retrieve(self, lm: Engine, e_t: torch.Tensor) -> Found:
+        """S = {i : s_i > tau}, s_i = cos(e_t, e_i)."""
+        return tuple(
+            C.above(e_t, tau=self.tau, matches=self.matches) for C, _ in self._sets(lm)
+        )
 
     def weighed(self, rows: Rows, found: Found) -> tuple[Neighbors, ...]:
         """The hits of every set with their weights w_i = s_i / sum_S s."""
         sets = []
-        for (retriever, strength), hits in zip(self._sets(rows.lm), found, strict=True):
-            hits = self._after_first_steps(rows, hits)
-            w = weigh(hits.similarities, hits.rows, len(rows), self.aggregation)
-            sets.append(Neighbors(self.space, rows.lm, retriever, hits, w, strength, len(rows)))
+        for (C, alpha), S in zip(self._sets(rows.lm), found, strict=True):
+            S = self._after_first_steps(rows, S)
+            w = weigh(S.similarities, S.rows, len(rows), self.aggregation)
+            sets.append(Neighbors(self.space, rows.lm, C, S, w, alpha, len(rows)))
         return tuple(sets)
 
     def add(
@@ -123,10 +120,10 @@ class RAD(EntryMethod):
         *,
         is_neutral: bool,
     ) -> torch.Tensor:
-        """l_base + alpha * l_agg, in the rows with a hit: (rows, width)."""
+        """l_final = l_base + alpha * l_agg, in the rows with a hit: (rows, width)."""
         l_final = l_base
         for one, aggregated in zip(sets, l_agg, strict=True):
-            l_final = fuse(l_final, aggregated, one.hit, alpha=one.strength, how=self.fusion)
+            l_final = fuse(l_final, aggregated, one.hit, alpha=one.alpha, how=self.fusion)
         if is_neutral and self.fusion == "add":
             l_final = neutralize(l_final, sets[0].hit, self.alpha)
         return l_final
@@ -135,7 +132,7 @@ class RAD(EntryMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.beta and not self.made.wrong:
+        if self.beta and not settings_of(self.space).wrong:
             raise SettingError(
                 "beta subtracts the logits from wrong answers, and this space contains none; "
                 "build it with wrong=True (`trueline build --wrong`)"
@@ -152,7 +149,7 @@ class RAD(EntryMethod):
         self._sets(lm)
 
     def _sets(self, lm: Engine) -> list[tuple[Retriever, float]]:
-        """The truthful entries, then the wrong ones if they count; each with its strength."""
+        """The truthful entries, then the wrong ones if they count; each with its alpha."""
         sets = [(self.retriever(lm), self.alpha)]
         if self.beta:
             sets.append((open_retriever(self.space, lm.device, wrong=True), -self.beta))
@@ -169,20 +166,26 @@ class RAD(EntryMethod):
     def _is_neutral(self, step: Step) -> bool:
         return step.is_probability if self.neutral is None else self.neutral
 
+    def _base(self, step: Step) -> tuple[torch.Tensor, bool]:
+        """What entries are added to, and whether that is states, before a linear head.
+
+        The head is the largest product of a step: one then gives the logits of the sum.
+        """
+        if step.hidden is None or self.fusion == "prob" or not is_linear(self.space, step.lm):
+            return step.logits, False
+        return step.hidden, True
+
     def _adjusted(
-        self, step: Step, logits: torch.Tensor, sets: tuple[Neighbors, ...]
+        self, step: Step, l_final: torch.Tensor, sets: tuple[Neighbors, ...], *, is_state: bool
     ) -> Adjusted:
         """The logits, how far `add` stretched them, and the neighbors as evidence."""
+        logits = self._head(step, l_final, sets) if is_state else l_final
         if self.fusion != "add":
             return Adjusted(logits, sets)
         stretch = 1 + self.alpha * sets[0].hit  # (rows,)
         if self._is_neutral(step):
             return Adjusted(logits, tuple(replace(one, scale=1 / stretch) for one in sets))
         return Adjusted(logits, sets, None if self.neutral is False else stretch)
-
-    def _is_fused_before_head(self, lm: Engine) -> bool:
-        """Whether one head product gives both the model's logits and those of the entries."""
-        return is_linear(self.space, lm) and self.fusion != "prob"
 
     def _head(
         self, step: Step, states: torch.Tensor, sets: Sequence[Neighbors]
@@ -213,22 +216,18 @@ class RAD(EntryMethod):
         """
         lm = wrap_transformers(model, tokenizer)
         self.check(lm)
-        needs_length = self.made.window == "answer" or self.from_step
+        needs_length = settings_of(self.space).window == "answer" or self.from_step
         if needs_length and prompt_length is None:
             raise SettingError(
                 "a space built with window='answer', and from_step, need to know where the "
-                "answer begins, which transformers does not say: give "
+                "answer begins, which transformers does not report: give "
                 "prompt_length=input_ids.shape[1]"
             )
         start = prompt_length or 0
 
         def adjust(contexts: list[list[int]], scores: torch.Tensor) -> torch.Tensor:
             rows = Rows(lm, contexts, [start] * len(contexts), [question] * len(contexts))
-            sets = self.weighed(rows, self.prefetch(rows)())
-            if not any(map(len, sets)):
-                return scores
-            l_agg = [one.aggregated(is_state=False) for one in sets]
-            return self.add(scores, l_agg, sets, is_neutral=bool(self.neutral))
+            return self.adjust(Step(rows, States(None, scores))).logits
 
         return as_logits_processor(adjust)
 
@@ -248,8 +247,8 @@ class KNNLM(EntryMethod):
     name = "knn-lm"
     needs = Needs(space=True, context="full")
 
-    def search(self, lm: Engine, e: torch.Tensor) -> Found:
-        return (self.retriever(lm).nearest(e, self.k),)
+    def retrieve(self, lm: Engine, e_t: torch.Tensor) -> Found:
+        return (self.retriever(lm).nearest(e_t, self.k),)
 
     def adjust(self, step: Step) -> Adjusted:
         if self.lam == 0:
@@ -335,9 +334,6 @@ def settings_of(space: GroundingSpace) -> EntrySettings:
     return space.entries.settings
 
 
-_CHUNK = 64  # entries whose logits are computed at once, if the head is not linear
-
-
 @dataclass(frozen=True)
 class Neighbors:
     """The hits of a step in one set of entries, with the weight each has in its row."""
@@ -347,7 +343,7 @@ class Neighbors:
     retriever: Retriever
     hits: Hits
     weights: torch.Tensor  # (hits,), summing to 1 in each row
-    strength: float  # the factor of the weighted sum; below 0 for wrong answers
+    alpha: float  # the factor of the weighted sum; below 0 for wrong answers
     rows: int
     are_tokens: bool = False  # whether entries stand for their next token, not for logits
     scale: torch.Tensor | None = None  # (rows,) the factor of each row's sum at last
@@ -390,7 +386,6 @@ class Neighbors:
     # As evidence.
 
     def count(self, row: int) -> int:
-        """How many entries one row hit."""
         return int((self.hits.rows == row).sum())
 
     def sources(self, row: int, picked: int) -> Sequence[Source]:
@@ -398,11 +393,10 @@ class Neighbors:
         return ()
 
     def neighbors(self, row: int, picked: int, rival: int, *, most: int) -> list[Neighbor]:
-        """The hits of one row that moved picked and rival apart, the strongest first."""
         which = (self.hits.rows == row).nonzero()[:, 0]
         entries = self.hits.entries[which]
         logits = self._logits_at(entries, torch.tensor([picked, rival], device=entries.device))
-        pushes = self.strength * self.weights[which] * (logits[:, 0] - logits[:, 1])
+        pushes = self.alpha * self.weights[which] * (logits[:, 0] - logits[:, 1])
         if self.scale is not None:
             pushes = pushes * self.scale[row]
         best = pushes.abs().argsort(descending=True, stable=True)[:most]
@@ -413,17 +407,17 @@ class Neighbors:
         ]
 
     def _neighbor(self, entry: int, similarity: float, weight: float, push: float) -> Neighbor:
-        is_wrong = self.strength < 0
-        assert self.space.entries is not None
-        number, answer, step = self.space.entries.source(entry, wrong=is_wrong)
-        example = self.space.examples[number]
+        rad, is_wrong = self.space.entries, self.alpha < 0
+        entries = None if rad is None else rad.wrong if is_wrong else rad.truthful
+        assert entries is not None
+        example = self.space.examples[entries.examples[entry]]
         answers = example.wrong_answers if is_wrong else example.answers
         return Neighbor(
             example=example.id,
             question=example.question,
-            answer=answers[answer],
+            answer=answers[entries.answers[entry]],
             source=example.source,
-            step=step,
+            step=int(entries.steps[entry]),
             similarity=similarity,
             weight=weight,
             push=push,
