@@ -16,17 +16,19 @@ from hypothesis import strategies as st
 import trueline as tl
 from trueline.corrective.method import UNKNOWN, Lookup
 from trueline.corrective.turns import FormRequest
-from trueline.corrective.votes import END, Correction, VerifiedAnswer, Votes, lift, lift_rows
+from trueline.corrective.votes import END, Correction, Votes, lift, lift_rows
 from trueline.errors import SettingError
 from trueline.methods.base import Rows, Step
 from trueline.prompts import Prompt, encode_onward
-from trueline.types import Example, Sampling, ScopedExample
+from trueline.types import Example, ScopedExample
 
 SKY, BATS, GOLD, FISH = (
     Example(question, answers, wrong, id=f"fact-{number}")
     for number, ((question, answers), wrong) in enumerate(zip(tiny.FACTS, tiny.WRONG), 1)
 )
-FAR = Example("Где?", ["Да, 😀 это так.", "水在低溫沸騰。"], id="far")  # cut within characters
+FAR = Example(
+    "Где?", ["Да, 😀 это так.", "水在低溫沸騰。"], id="far"
+)  # split within characters
 FACTS = [SKY, BATS, GOLD, FISH, FAR]
 SCOPES = {  # question: (example, probability, part of the turn)
     tiny.QUESTIONS[0]: [(SKY, 0.9, 0)],
@@ -36,6 +38,7 @@ SCOPES = {  # question: (example, probability, part of the turn)
     tiny.QUESTIONS[4]: [(FAR, 0.6, 0)],
 }
 LENGTH = 26
+PLAIN = FormRequest()
 
 
 def odds(probability):
@@ -82,9 +85,9 @@ def prompt_of(lm, question):
 
 
 @cache
-def expected(architecture, chat):
+def expected(chat):
     """The oracle's answers, which all fast paths must give."""
-    lm = tiny.language_model(architecture, chat=chat)
+    lm = tiny.language_model("llama", chat=chat)
     return [
         slow(lm).decode(prompt_of(lm, question), slow_scope(question), length=LENGTH)
         for question in tiny.QUESTIONS
@@ -94,85 +97,65 @@ def expected(architecture, chat):
 # Numbers by hand: two examples and four tokens, the letters a to d.
 
 LETTERS = "abcd"
-
-
-def spell(text):
-    return [LETTERS.index(letter) for letter in text if letter in LETTERS]
-
-
-def read(tokens):
-    return "".join(LETTERS[token] for token in tokens)
-
-
-def letters_plan(*scope, **settings):
-    return Correction(scoped(*scope), spell, read, **settings)
-
-
 ONE = Example("one?", ["ab"])
 TWO = Example("two?", ["ac", "d"])
 A, B, C, D = range(4)
 
 
-def by_hand(votes):
-    return None if votes is None else pytest.approx(votes)
+def by_letters(*scope, **settings):
+    def spell(text):
+        return [LETTERS.index(letter) for letter in text if letter in LETTERS]
+
+    def read(tokens):
+        return "".join(LETTERS[token] for token in tokens)
+
+    return Correction(scoped(*scope), spell, read, **settings)
 
 
-def test_at_the_start_every_answer_votes_for_its_first_letter():
-    # Odds of 3 : 1 and 1 : 1. TWO shares its weight among two answers, so "ab" weighs
-    # 3 e^1, "ac" and "d" weigh 1/2 e^1 each: 3/4, 1/8, 1/8.
-    votes = letters_plan((ONE, math.log(3), 0), (TWO, 0.0, 0)).votes([])
-    assert votes.tokens == by_hand({A: 7 / 8, D: 1 / 8})
-    assert votes.candidates == [A]  # 1/8 is less than half of 7/8
+BOTH = by_letters((ONE, math.log(3), 0), (TWO, 0.0, 0))  # odds of 3 : 1 and 1 : 1
+NESTED = by_letters((Example("?", ["ab", "abcd"]), 0.0, 0))
+THREE = Example("three?", ["ab", "abc", "d"])
+TWICE = by_letters((THREE, 0.0, 0), form=FormRequest(sentences=2))
+WHOLE = math.e**2 + 1
 
 
-def test_an_answer_that_was_left_votes_no_more():
-    # "a" is how "ab" and "ac" begin: 3 e^2 against 1/2 e^2.
-    votes = letters_plan((ONE, math.log(3), 0), (TWO, 0.0, 0)).votes([A])
-    assert votes.tokens == by_hand({B: 6 / 7, C: 1 / 7})
-
-
-def test_where_an_answer_ends_it_votes_for_the_end():
-    plan = letters_plan((ONE, math.log(3), 0), (TWO, 0.0, 0))
-    assert plan.votes([A, B]).tokens == {END: 1.0}
-    assert plan.votes([D]).tokens == {END: 1.0}
-
-
-def test_off_all_tracks_nobody_votes():
-    assert letters_plan((ONE, 0.0, 0), (TWO, 0.0, 0)).votes([B, A]) is None
+@pytest.mark.parametrize(
+    ("correction", "output", "votes"),
+    [
+        # TWO shares its weight among two answers, so "ab" weighs 3 e^1, "ac" and "d" weigh
+        # 1/2 e^1 each: 3/4, 1/8, 1/8. Every answer votes for its first letter.
+        (BOTH, [], {A: 7 / 8, D: 1 / 8}),
+        # "a" is how "ab" and "ac" begin: 3 e^2 against 1/2 e^2; "d" votes no more.
+        (BOTH, [A], {B: 6 / 7, C: 1 / 7}),
+        (BOTH, [A, B], {END: 1.0}),
+        (BOTH, [D], {END: 1.0}),
+        (BOTH, [B, A], None),  # off track
+        # Two sentences are wanted, and "ab" is complete; "abc" goes on (a = 1 + 2), "d" begins
+        # (a = 1): e^3 against e^1.
+        (TWICE, [A, B], {C: math.e**2 / WHOLE, D: 1 / WHOLE}),
+        # One answer begins another: it may end or go on.
+        (NESTED, [A, B], {END: 0.5, C: 0.5}),
+        (NESTED, [A, B, C], {D: 1.0}),
+        (NESTED, [A, B, C, D], {END: 1.0}),
+    ],
+)
+def test_votes_are_those_worked_by_hand(correction, output, votes):
+    found = correction.votes(output)
+    assert (found and found.tokens) == (votes and pytest.approx(votes))
 
 
 def test_half_of_the_best_vote_makes_a_candidate_and_less_does_not():
-    half = letters_plan((ONE, math.log(2), 0), (Example("two?", ["d"]), 0.0, 0))
-    assert half.votes([]).tokens == by_hand({A: 2 / 3, D: 1 / 3})
+    assert BOTH.votes([]).candidates == [A]  # 1/8 is less than half of 7/8
+    assert set(NESTED.votes([A, B]).candidates) == {END, C}
     shares = {A: {None: 0.5}, D: {None: 0.25}, C: {None: 0.2499}}
     assert Votes(shares).candidates == [A, D]
 
 
-def test_who_said_more_of_its_answer_weighs_more():
-    # Two sentences are wanted. "ab" was told; "abc" goes on (a = 1 + 2), "d" begins (a = 1):
-    # e^3 against e^1.
-    three = Example("three?", ["ab", "abc", "d"])
-    votes = letters_plan((three, 0.0, 0), form=FormRequest(sentences=2)).votes([A, B])
-    whole = math.e**2 + 1
-    assert votes.tokens == by_hand({C: math.e**2 / whole, D: 1 / whole})
-
-
-def test_an_answer_that_begins_another_may_end_or_go_on():
-    plan = letters_plan((Example("?", ["ab", "abcd"]), 0.0, 0))
-    votes = plan.votes([A, B])
-    assert votes.tokens == by_hand({END: 0.5, C: 0.5})
-    assert set(votes.candidates) == {END, C}
-    assert plan.votes([A, B, C]).tokens == {D: 1.0}
-    assert plan.votes([A, B, C, D]).tokens == {END: 1.0}
-
-
-def test_shares_say_who_voted():
-    plan = letters_plan((ONE, math.log(3), 0), (TWO, 0.0, 0))
-    shares = plan.votes([]).shares
-    assert {answer.text: share for answer, share in shares[A].items()} == by_hand(
-        {"ab": 6 / 8, "ac": 1 / 8}
-    )
-    assert {answer.text: share for answer, share in shares[D].items()} == by_hand({"d": 1 / 8})
+def test_shares_name_the_answers_that_voted():
+    shares = BOTH.votes([]).shares
+    by_text = {x: {one.text: y for one, y in own.items()} for x, own in shares.items()}
+    assert by_text[A] == pytest.approx({"ab": 6 / 8, "ac": 1 / 8})
+    assert by_text[D] == pytest.approx({"d": 1 / 8})
 
 
 def test_candidates_are_lifted_to_the_odds_of_the_margin():
@@ -233,7 +216,7 @@ def test_strength_zero_is_the_plain_model_to_the_bit(given_rows, margin):
 
 
 @given(rows_of_logits(), st.floats(-12, 12))
-def test_candidates_hold_what_they_are_owed_or_what_they_held(given_rows, margin):
+def test_candidates_hold_the_margin_or_what_they_held(given_rows, margin):
     base, mask = given_rows
     final = lift(base, tokens_in(mask), margin=margin, strength=1.0)
     for row in range(len(base)):
@@ -241,12 +224,12 @@ def test_candidates_hold_what_they_are_owed_or_what_they_held(given_rows, margin
             continue
         before = float(base[row].double().softmax(-1)[mask[row]].sum())
         after = float(final[row].double().softmax(-1)[mask[row]].sum())
-        owed = 1 / (1 + math.exp(-margin))
-        assert after == pytest.approx(max(before, owed), abs=2e-5)
+        wanted = 1 / (1 + math.exp(-margin))
+        assert after == pytest.approx(max(before, wanted), abs=2e-5)
 
 
 @given(rows_of_logits(), st.floats(-20, 20), st.floats(0, 1))
-def test_who_is_no_candidate_keeps_its_logit_and_who_is_banned_stays_so(
+def test_other_tokens_keep_their_logits_and_banned_ones_stay_banned(
     given_rows, margin, strength
 ):
     base, mask = given_rows
@@ -275,8 +258,8 @@ WORDS = [
     "water (boils) 😀",
     "4",
 ]
-WISHES = [
-    FormRequest(),
+FORMS = [
+    PLAIN,
     FormRequest(sentences=2),
     FormRequest(is_text=True, sentences=2),
     FormRequest(is_text=True, sentences=2, is_counted=True),
@@ -289,25 +272,27 @@ WISHES = [
 ]
 
 
-def form_of(wish):
-    return Form(**asdict(wish))
-
-
 @cache
 def tiny_tools():
     lm = tiny.language_model("llama")
     return lm, slow(lm), partial(encode_onward, tokenizer=lm.tokenizer)
 
 
-def real_plan(scope, form=FormRequest()):  # noqa: B008
-    lm, _, cut = tiny_tools()
-    return Correction(scoped(*scope), cut, lm.decode, form)
+def correct(scope, form=PLAIN, *, ends=(), **settings):
+    lm, _, tokenize = tiny_tools()
+    return Correction(
+        scoped(*scope), tokenize, lm.decode, form, lm.stop_ids.union(ends), **settings
+    )
 
 
-def cut_letters(text):
-    """Another cut: every letter a token of its own."""
-    _, _, cut = tiny_tools()
-    return [token for letter in text for token in cut(letter)]
+def one_answer(*answers, form=PLAIN):
+    return correct([(Example("?", list(answers)), 0.0, 0)], form)
+
+
+def by_letter(text):
+    """Another tokenization: every letter a token of its own."""
+    _, _, tokenize = tiny_tools()
+    return [token for letter in text for token in tokenize(letter)]
 
 
 @st.composite
@@ -319,154 +304,119 @@ def scopes(draw):
 
 
 @st.composite
-def sayings(draw):
-    """Tokens that a model might have said: answers, parts of them, other words, other cuts."""
-    _, _, cut = tiny_tools()
-    said = []
+def outputs(draw):
+    """Tokens that a model might generate: answers, parts of them, other words."""
+    _, _, tokenize = tiny_tools()
+    output = []
     for _ in range(draw(st.integers(0, 3))):
         text = draw(st.sampled_from([*WORDS, "Well, bats see", "I say ", "\n", "So: ", " "]))
         text = draw(st.sampled_from(["", " "])) + draw(
             st.sampled_from([text, text[:1].lower() + text[1:], text.upper()])
         )
-        whole = text.isascii() and draw(st.booleans())
-        tokens = cut_letters(text) if whole else cut(text)
-        said += tokens[: draw(st.integers(0, len(tokens)) | st.just(len(tokens)))]
-    return said
+        is_split = text.isascii() and draw(st.booleans())
+        tokens = by_letter(text) if is_split else tokenize(text)
+        output += tokens[: draw(st.integers(0, len(tokens)) | st.just(len(tokens)))]
+    return output
 
 
-@given(scopes(), sayings(), st.sampled_from(WISHES))
-@example([(Example("q?", ["Да, 😀 это так."]), 0.0, 0)], [145], FormRequest())
-def test_votes_are_those_of_the_oracle(scope, said, wish):
+@given(scopes(), outputs(), st.sampled_from(FORMS))
+@example([(Example("q?", ["Да, 😀 это так."]), 0.0, 0)], [145], PLAIN)
+def test_votes_are_those_of_the_oracle_and_sum_to_one(scope, output, form):
     _, oracle, _ = tiny_tools()
-    wanted = oracle.votes(scope, said, form_of(wish))
-    votes = real_plan(scope, wish).votes(said)
+    wanted = oracle.votes(scope, output, Form(**asdict(form)))
+    votes = correct(scope, form).votes(output)
     found = {} if votes is None else votes.tokens
     assert {THE_END if x == END else x: v for x, v in found.items()} == pytest.approx(wanted)
-
-
-@given(scopes(), sayings(), st.sampled_from(WISHES))
-def test_votes_sum_to_one_or_there_are_none(scope, said, wish):
-    votes = real_plan(scope, wish).votes(said)
     if votes is not None:
-        assert sum(votes.tokens.values()) == pytest.approx(1)
-        assert min(votes.tokens.values()) > 0
-        for token, own in votes.shares.items():
-            assert sum(own.values()) == pytest.approx(votes.tokens[token])
+        assert sum(found.values()) == pytest.approx(1)
+        assert sum(votes.answers.values()) == pytest.approx(1)
+        assert min(found.values()) > 0
 
 
-def tell(plan, said=(), *, prefer=min, most=200):
+def follow(correction, output=(), *, prefer=min, most=200):
     """The text that comes of always picking a candidate."""
     lm, _, _ = tiny_tools()
-    tokens = list(said)
+    tokens = list(output)
     for _ in range(most):
-        votes = plan.votes(tokens)
+        votes = correction.votes(tokens)
         if votes is None:
-            return lm.decode(tokens), "off track"
+            return lm.decode(tokens).strip(" "), "off track"
         picked = prefer(votes.candidates)
         if picked == END:
-            return lm.decode(tokens), "end"
+            return lm.decode(tokens).strip(" "), "end"
         tokens.append(picked)
     raise AssertionError(f"no end in sight: {lm.decode(tokens)[:300]}")
 
 
 @given(scopes(), st.sampled_from([min, max]))
-def test_following_the_candidates_tells_verified_answers_once_and_ends(scope, prefer):
-    text, how = tell(real_plan(scope), prefer=prefer)
+def test_following_the_candidates_gives_verified_answers_once_and_ends(scope, prefer):
+    text, how = follow(correct(scope), prefer=prefer)
     assert how == "end"
     text = text.lower()  # inside a sentence an answer may begin with a small letter
-    told = [(a.lower(), part) for one, _, part in scope for a in one.answers]
-    told = [(answer, part) for answer, part in told if answer in text]
-    assert {part for _, part in told} == {part for _, _, part in scope}
-    longest = max((answer for answer, _ in told), key=len)
+    given = [(a.lower(), part) for one, _, part in scope for a in one.answers]
+    given = [(answer, part) for answer, part in given if answer in text]
+    assert {part for _, part in given} == {part for _, _, part in scope}
+    longest = max((answer for answer, _ in given), key=len)
     assert text.count(longest) == 1
 
 
 # Every fast path against the oracle.
 
 
-@pytest.mark.parametrize("architecture", tiny.mostly_slow(tiny.ARCHITECTURES))
 @pytest.mark.parametrize("chat", [False, True], ids=["plain", "chat"])
-def test_generate_and_stream_pick_the_tokens_of_the_oracle(
-    architecture, chat, space, chosen_scope
-):
-    lm = tiny.language_model(architecture, chat=chat)
-    wanted = expected(architecture, chat)
-    plain = [
-        answer.token_ids
-        for answer in tl.generate(lm, tl.Greedy(), tiny.QUESTIONS, max_new_tokens=LENGTH)
-    ]
-    assert [ours == own for ours, own in zip(wanted, plain)] == [
-        False, False, True, False, False,
-    ]  # fmt: skip
+def test_generate_and_stream_pick_the_tokens_of_the_oracle(chat, space, chosen_scope):
+    lm, wanted = tiny.language_model("llama", chat=chat), expected(chat)
+    plain = tl.generate(lm, tl.Greedy(), tiny.QUESTIONS, max_new_tokens=LENGTH)
+    same = [ours == own.token_ids for ours, own in zip(wanted, plain)]
+    assert same == [False, False, True, False, False]
     for batch_size in (1, 16):
         answers = tl.generate(
             lm, method(space), tiny.QUESTIONS, max_new_tokens=LENGTH, batch_size=batch_size
         )
         assert [answer.token_ids for answer in answers] == wanted
-        assert [answer.is_covered for answer in answers] == [True, True, False, True, True]
+        assert [answer.is_covered for answer in answers] == [not own for own in same]
     for question, tokens, answer in zip(tiny.QUESTIONS, wanted, answers):
         pieces = list(tl.stream(lm, method(space), question, max_new_tokens=LENGTH))
         assert tuple(token for piece in pieces for token in piece.token_ids) == tokens
         assert "".join(map(str, pieces)) == answer.text
 
 
-@pytest.mark.parametrize("architecture", tiny.mostly_slow(tiny.ARCHITECTURES))
-@pytest.mark.parametrize(
-    ("strength", "margin"),
-    [
-        (0.5, 2.0),
-        pytest.param(0.8, -1.0, marks=pytest.mark.slow),
-        pytest.param(0.0, 5.0, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("strength", "margin"), [(0.5, 2.0), (0.8, -1.0), (0.0, 5.0)])
 def test_every_strength_and_margin_pick_the_tokens_of_the_oracle(
-    architecture, strength, margin, space, chosen_scope
+    strength, margin, space, chosen_scope
 ):
-    lm = tiny.language_model(architecture)
+    lm, oracle, _ = tiny_tools()
     settings = {"strength": strength, "margin": margin}
     answers = tl.generate(lm, method(space, **settings), tiny.QUESTIONS, max_new_tokens=LENGTH)
     for question, answer in zip(tiny.QUESTIONS, answers):
-        picked = slow(lm).picks(
-            prompt_of(lm, question), answer.token_ids, slow_scope(question), **settings
-        )
-        assert picked == answer.token_ids
+        prompt, scope = prompt_of(lm, question), slow_scope(question)
+        assert oracle.picks(prompt, answer.token_ids, scope, **settings) == answer.token_ids
 
 
-@pytest.mark.parametrize("architecture", tiny.mostly_slow(tiny.ARCHITECTURES))
-def test_score_gives_the_log_probabilities_of_the_oracle(architecture, space, chosen_scope):
-    lm = tiny.language_model(architecture)
+def test_score_gives_the_log_probabilities_of_the_oracle(space, chosen_scope):
+    lm, oracle, _ = tiny_tools()
     candidates = ["Bats are not blind.", "Bats are blind.", "Fish rest, bats see well 😀."]
     for question in tiny.QUESTIONS[1:4]:
+        prompt, scope = prompt_of(lm, question), slow_scope(question)
         found = tl.score(lm, method(space), question, candidates)
-        wanted = [
-            slow(lm).log_probability(
-                prompt_of(lm, question),
-                Prompt().encode_answer(question, text, lm.tokenizer),
-                slow_scope(question),
-            )
-            for text in candidates
-        ]
+        tokens = [Prompt().encode_answer(question, one, lm.tokenizer) for one in candidates]
+        wanted = [oracle.log_probability(prompt, one, scope) for one in tokens]
         assert found == pytest.approx(wanted, abs=2e-3)
     bare = tl.score(lm, tl.Greedy(), question, candidates)
     assert found[0] - bare[0] > 5
 
 
-@pytest.mark.parametrize("architecture", tiny.mostly_slow(tiny.ARCHITECTURES))
-@pytest.mark.parametrize(
-    ("chat", "is_length_given"),
-    [
-        (False, False),
-        (True, True),
-        pytest.param(True, False, marks=pytest.mark.slow),
-        pytest.param(False, True, marks=pytest.mark.slow),
-    ],
-)
+def padded(lm, prompts):
+    return lm.tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
+
+
+@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize("is_length_given", [False, True])
 def test_the_processor_picks_the_tokens_of_the_oracle_in_a_padded_batch(
-    architecture, chat, is_length_given, space, chosen_scope
+    chat, is_length_given, space, chosen_scope
 ):
-    lm = tiny.language_model(architecture, chat=chat)
-    prompts = [prompt_of(lm, question) for question in tiny.QUESTIONS]
-    batch = lm.tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
+    lm = tiny.language_model("llama", chat=chat)
+    batch = padded(lm, [prompt_of(lm, question) for question in tiny.QUESTIONS])
     width = batch["input_ids"].shape[1]
     processor = method(space).processor(
         lm.model, lm.tokenizer, prompt_length=width if is_length_given else None
@@ -475,146 +425,146 @@ def test_the_processor_picks_the_tokens_of_the_oracle_in_a_padded_batch(
         out = lm.model.generate(
             **batch, max_new_tokens=LENGTH, do_sample=False, logits_processor=[processor]
         )
-        for row, answer in zip(out[:, width:].tolist(), expected(architecture, chat)):
+        for row, answer in zip(out[:, width:].tolist(), expected(chat)):
             assert tuple(row[: len(answer)]) == answer
             assert set(row[len(answer) :]) <= {lm.tokenizer.pad_token_id, *lm.stop_ids}
 
 
 @pytest.mark.parametrize("is_length_given", [False, True])
-def test_the_processor_takes_a_question_of_its_own(is_length_given, space, chosen_scope):
-    lm = tiny.language_model("llama")
-    asked, said = tiny.QUESTIONS[1], tiny.QUESTIONS[2]
-    ids = [lm.tokenizer.pad_token_id] * 7 + prompt_of(lm, said)  # another question is read
-    batch = {
-        "input_ids": torch.tensor([ids]),
-        "attention_mask": torch.tensor([[0] * 7 + [1] * (len(ids) - 7)]),
-    }
+def test_the_processor_takes_another_question_than_the_prompts(
+    is_length_given, space, chosen_scope
+):
+    lm, oracle, _ = tiny_tools()
+    question, read = tiny.QUESTIONS[1], tiny.QUESTIONS[2]
+    batch = padded(lm, [prompt_of(lm, read), prompt_of(lm, tiny.QUESTIONS[1])])
+    width = batch["input_ids"].shape[1]
+    length = width if is_length_given else None
     processor = method(space).processor(
-        lm.model,
-        lm.tokenizer,
-        question=asked,
-        prompt_length=len(ids) if is_length_given else None,
+        lm.model, lm.tokenizer, question=question, prompt_length=length
     )
     out = lm.model.generate(
         **batch, max_new_tokens=LENGTH, do_sample=False, logits_processor=[processor]
     )
-    wanted = slow(lm).decode(prompt_of(lm, said), slow_scope(asked), length=LENGTH)
-    assert tuple(out[0, len(ids) :].tolist()) == wanted
+    wanted = oracle.decode(prompt_of(lm, read), slow_scope(question), length=LENGTH)
+    assert tuple(out[0, width:].tolist())[: len(wanted)] == wanted
 
 
-def test_the_processor_says_where_an_answer_begins_or_asks(space, chosen_scope):
-    lm = tiny.language_model("llama")
+def test_the_processor_needs_to_know_where_an_answer_begins(space, chosen_scope):
+    lm, _, _ = tiny_tools()
     ids = torch.tensor([lm.encode("Bats, they say, are", special=True)])
     scores = torch.randn(1, lm.vocabulary)
-    quiet = method(space).processor(lm.model, lm.tokenizer)
-    assert quiet(ids, scores) is scores  # no question: the plain model
-    lost = method(space).processor(lm.model, lm.tokenizer, question=tiny.QUESTIONS[1])
+
+    def adjusted(**settings):
+        return method(space).processor(lm.model, lm.tokenizer, **settings)(ids, scores)
+
+    assert adjusted() is scores  # no question: the plain model
     with pytest.raises(SettingError, match="prompt_length"):
-        lost(ids, scores)
-    told = method(space).processor(
-        lm.model, lm.tokenizer, question=tiny.QUESTIONS[1], prompt_length=ids.shape[1]
-    )
-    assert not torch.equal(told(ids, scores), scores)
+        adjusted(question=tiny.QUESTIONS[1])
+    length = ids.shape[1]
+    assert not torch.equal(adjusted(question=tiny.QUESTIONS[1], prompt_length=length), scores)
 
 
 def test_a_question_in_the_answer_is_not_the_question(space, chosen_scope):
-    """With its length known, the prompt alone is looked at."""
-    lm = tiny.language_model("llama")
+    """If its length is known, only the prompt is read."""
+    lm, _, _ = tiny_tools()
     prompt = prompt_of(lm, tiny.QUESTIONS[1])
     other = Prompt().render(tiny.QUESTIONS[2], lm.tokenizer)
-    ids = torch.tensor([[*prompt, *lm.encode("It is the air. " + other)]])
     scores = torch.randn(1, lm.vocabulary)
-    known = method(space).processor(lm.model, lm.tokenizer, prompt_length=len(prompt))
-    asked = method(space).processor(
-        lm.model, lm.tokenizer, question=tiny.QUESTIONS[1], prompt_length=len(prompt)
-    )
-    start = torch.cat([ids, torch.tensor([lm.encode(" Bats are not")])], 1)
-    assert torch.equal(known(start, scores), asked(start, scores))
-    begun = torch.tensor([[*prompt, *lm.encode(" Bats are not")]])
-    assert not torch.equal(known(begun, scores), scores)
+
+    def adjusted(text, **settings):
+        made = method(space).processor(
+            lm.model, lm.tokenizer, prompt_length=len(prompt), **settings
+        )
+        return made(torch.tensor([[*prompt, *lm.encode(text)]]), scores)
+
+    text = f"It is the air. {other} Bats are not"
+    given = adjusted(text, question=tiny.QUESTIONS[1])
+    assert torch.equal(adjusted(text), given)
+    assert not torch.equal(adjusted(" Bats are not"), scores)
 
 
-def test_beams_tell_a_verified_answer(space, chosen_scope):
-    lm = tiny.language_model("llama")
-    prompts = [prompt_of(lm, question) for question in tiny.QUESTIONS]
-    batch = lm.tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
+def test_beams_give_a_verified_answer(space, chosen_scope):
+    lm, _, _ = tiny_tools()
+    batch = padded(lm, [prompt_of(lm, question) for question in tiny.QUESTIONS])
     options = {"max_new_tokens": 40, "num_beams": 2, "do_sample": False}
     processor = method(space, margin=12.0).processor(lm.model, lm.tokenizer)
     found = lm.model.generate(**batch, **options, logits_processor=[processor])
     plain = lm.model.generate(**batch, **options)
     width = batch["input_ids"].shape[1]
     texts = [lm.decode(row) for row in found[:, width:].tolist()]
-    assert texts[0].strip() in SKY.answers
-    assert texts[1].strip() in BATS.answers
-    assert texts[4].strip() in FAR.answers
-    for example_told in (BATS, FISH):
-        assert any(answer in texts[3] for answer in example_told.answers)
+    for index, one in ((0, SKY), (1, BATS), (4, FAR)):
+        assert texts[index].strip() in one.answers
+    for one in (BATS, FISH):
+        assert any(answer in texts[3] for answer in one.answers)
     assert texts[2] == lm.decode(plain[2, width:].tolist())  # nothing in scope
 
 
 def test_a_draw_is_the_same_in_a_batch_and_alone(space, chosen_scope):
-    lm = tiny.language_model("llama")
+    lm, _, _ = tiny_tools()
     drawn = {"max_new_tokens": 16, "temperature": 1.0, "top_p": 0.95}
     mild = method(space, margin=1.0)
-    for batch_size in (1, 16):
-        together = tl.generate(lm, mild, tiny.QUESTIONS, seed=5, batch_size=batch_size, **drawn)
-        alone = [
-            tl.generate(lm, mild, question, seed=5 + index, **drawn)
-            for index, question in enumerate(tiny.QUESTIONS)
-        ]
-        assert [one.token_ids for one in together] == [one.token_ids for one in alone]
-    greedy = tl.generate(lm, mild, tiny.QUESTIONS, max_new_tokens=16)
-    assert [one.token_ids for one in together] != [one.token_ids for one in greedy]
-    plain = tl.generate(lm, tl.Greedy(), tiny.QUESTIONS, seed=5, **drawn)
-    same = [ours.token_ids == own.token_ids for ours, own in zip(together, plain)]
-    assert same[2]  # nothing is in scope
-    assert not all(same)
+
+    def tokens(method, questions=tiny.QUESTIONS, **options):
+        answers = tl.generate(lm, method, questions, **options)
+        return [one.token_ids for one in answers]
+
+    together = tokens(mild, seed=5, **drawn)
+    for index, question in enumerate(tiny.QUESTIONS):
+        assert tokens(mild, [question], seed=5 + index, **drawn) == [together[index]]
+    assert tokens(mild, max_new_tokens=16) != together
+    plain = tokens(tl.Greedy(), seed=5, **drawn)
+    assert together[2] == plain[2]  # nothing is in scope
+    assert together != plain
 
 
-def test_a_form_that_is_asked_for_is_that_of_the_oracle(space, monkeypatch):
-    lm = tiny.language_model("llama")
-    forms = {
-        'Are bats blind? Begin with "Well,".': Form(opening="Well,"),
-        "Are bats blind? Write in capital letters.": Form(is_upper=True),
-        "Are bats blind? Use two sentences.": Form(sentences=2, is_counted=True),
-        "Write two sentences about blind bats.": Form(2, is_text=True, is_counted=True),
-        "Write about bats and whether they are blind.": Form(sentences=2, is_text=True),
-        "Are bats blind? Finish with 'So long!'": Form(closing="So long!"),
-        "Are bats blind? In at most 4 words.": Form(words=4),
-        "Are bats blind? And who says so?": Form(is_open=True),
-    }
+def test_a_requested_form_is_that_of_the_oracle(space, monkeypatch):
+    lm, oracle, _ = tiny_tools()
+    answers, (first, second) = BATS.answers, BATS.answers
+    orders = (f"{first} {second}", f"{second} {first}")
+    inside = [one[:1].lower() + one[1:] for one in answers]
+    forms = {  # question: the form, and the answers it allows; None: the model continues them
+        'Are bats blind? Begin with "Well,".': (
+            Form(opening="Well,"), [f"Well, {one}" for one in [*answers, *inside]]
+        ),
+        "Are bats blind? Write in capital letters.": (
+            Form(is_upper=True), [one.upper() for one in answers]
+        ),
+        "Are bats blind? Use two sentences.": (Form(sentences=2, is_counted=True), orders),
+        "Write two sentences about blind bats.": (
+            Form(2, is_text=True, is_counted=True), orders
+        ),
+        "Write about bats and whether they are blind.": (Form(2, is_text=True), None),
+        "Are bats blind? Finish with 'So long!'": (
+            Form(closing="So long!"), [f"{one} So long!" for one in answers]
+        ),
+        "Are bats blind? In at most 4 words.": (Form(words=4), ["Bats are not blind."]),
+        "Are bats blind? And who says so?": (Form(is_open=True), None),
+    }  # fmt: skip
     found = [ScopedExample(BATS, 0.9, 0, 0.9, "Are bats blind?")]
     monkeypatch.setattr("trueline.corrective.method.find_scope", lambda *_: found)
-    ours = method(space, answer_rest=True)
-    answers = tl.generate(lm, ours, list(forms), max_new_tokens=40)
+    written = tl.generate(lm, method(space, answer_rest=True), [*forms], max_new_tokens=40)
     scope = [(BATS, odds(0.9), 0)]
-    for (question, wish), answer in zip(forms.items(), answers):
-        prompt = prompt_of(lm, question)
-        assert slow(lm).picks(prompt, answer.token_ids, scope, wish=wish) == answer.token_ids
-    said = [answer.text.strip() for answer in answers]
-    well, upper, two, both, text, closing, short, goes_on = said
-    inside = [one[:1].lower() + one[1:] for one in BATS.answers]
-    assert well in [f"Well, {one}" for one in [*BATS.answers, *inside]]
-    assert upper in [one.upper() for one in BATS.answers]
-    assert {two, both} <= {" ".join(BATS.answers), " ".join(BATS.answers[::-1])}
-    assert text.startswith((" ".join(BATS.answers), " ".join(BATS.answers[::-1])))
-    assert closing in [f"{one} So long!" for one in BATS.answers]
-    assert short == "Bats are not blind."
-    assert goes_on.startswith(tuple(BATS.answers))
-    assert goes_on not in BATS.answers
-    asked = "Are bats blind? And who says so?"
+    for (question, (form, allowed)), answer in zip(forms.items(), written):
+        prompt, text = prompt_of(lm, question), answer.text.strip()
+        picked = oracle.picks(prompt, answer.token_ids, scope, wish=form)
+        assert picked == answer.token_ids
+        if allowed is None:
+            assert text.startswith(tuple(orders) if form.is_text else tuple(answers))
+            assert text not in answers
+        else:
+            assert text in allowed
     for settings in ({}, {"answer_rest": True, "only_covered": True}):
-        alone = tl.generate(lm, method(space, **settings), asked, max_new_tokens=40)
-        assert alone.text.strip() in BATS.answers
+        alone = tl.generate(lm, method(space, **settings), question, max_new_tokens=40)
+        assert alone.text.strip() in answers
 
 
 # In scope and out of it.
 
 
-def test_nothing_in_scope_is_the_very_same_tensor_and_asks_nobody(space, monkeypatch):
-    lm = tiny.language_model("llama")
+def test_nothing_in_scope_is_the_very_same_tensor_without_any_vote(space, monkeypatch):
+    lm, _, _ = tiny_tools()
     monkeypatch.setattr("trueline.corrective.method.find_scope", lambda *_: [])
-    monkeypatch.setattr(Correction, "votes", lambda *_: pytest.fail("somebody was asked"))
+    monkeypatch.setattr(Correction, "votes", lambda *_: pytest.fail("votes were counted"))
     prompts = [prompt_of(lm, question) for question in tiny.QUESTIONS[:2]]
     rows = Rows(lm, prompts, list(map(len, prompts)), tiny.QUESTIONS[:2], [None, None])
     step = Step(rows, lm.start().join(prompts))
@@ -632,69 +582,55 @@ def test_nothing_in_scope_is_the_very_same_tensor_and_asks_nobody(space, monkeyp
         assert tl.score(lm, ours, question, texts) == tl.score(lm, tl.Greedy(), question, texts)
 
 
-def test_a_row_out_of_scope_stays_beside_one_in_scope():
-    lm, _, _ = tiny_tools()
-    plan = plan_of(lm, (BATS, 0.0, 0))
-    base = torch.randn(3, lm.vocabulary)
-    final = lift_rows([None, plan, plan], [[], [], [7, 7]], base).logits
-    assert torch.equal(final[0], base[0])  # no plan
+def test_a_row_without_votes_stays_as_it_is_next_to_one_with_votes():
+    correction = correct([(BATS, 0.0, 0)])
+    base = torch.randn(3, tiny_tools()[0].vocabulary)
+    final = lift_rows([None, correction, correction], [[], [], [7, 7]], base).logits
+    assert torch.equal(final[0], base[0])  # nothing in scope
     assert torch.equal(final[2], base[2])  # off track
     assert not torch.equal(final[1], base[1])
-
-
-def plan_of(lm, *scope, ends=(), **settings):
-    cut = partial(encode_onward, tokenizer=lm.tokenizer)
-    return Correction(scoped(*scope), cut, lm.decode, ends=lm.stop_ids.union(ends), **settings)
-
-
-def test_strength_zero_gives_the_logits_of_the_model_to_the_bit():
-    lm, _, _ = tiny_tools()
-    base = torch.randn(lm.vocabulary)
-    off, weak = (plan_of(lm, (BATS, 0.0, 0), strength=strength) for strength in (0.0, 0.1))
-    assert torch.equal(off.lift([], base), base)
-    assert not torch.equal(weak.lift([], base), base)
+    off = correct([(BATS, 0.0, 0)], strength=0.0)
+    assert torch.equal(off.lift([], base[1]), base[1])
 
 
 def test_a_banned_token_stays_banned_and_is_no_candidate():
-    lm, _, cut = tiny_tools()
-    plan = plan_of(lm, (Example("?", ["Bats are", "Fish rest"]), 0.0, 0), margin=3.0)
+    lm, _, tokenize = tiny_tools()
+    correction = correct([(Example("?", ["Bats are", "Fish rest"]), 0.0, 0)], margin=3.0)
     base = torch.zeros(lm.vocabulary)
-    bats = {cut("Bats")[0], cut(" Bats")[0]}
-    fish = {cut("Fish")[0], cut(" Fish")[0]}
-    base[list(bats)] = -math.inf
-    final = plan.lift([], base)
-    assert bool((final[list(bats)] == -math.inf).all())
-    share = float(final.softmax(-1)[list(fish)].sum())
+    bats, fish = ([tokenize(x)[0], tokenize(f" {x}")[0]] for x in ("Bats", "Fish"))
+    base[bats] = -math.inf
+    final = correction.lift([], base)
+    assert bool((final[bats] == -math.inf).all())
+    share = float(final.softmax(-1)[fish].sum())
     assert share == pytest.approx(1 / (1 + math.exp(-3)), abs=1e-4)
-    base[list(fish)] = -math.inf  # all candidates are banned: the row stays as it is
-    assert torch.equal(plan.lift([], base), base)
+    base[fish] = -math.inf  # all candidates are banned: the row stays as it is
+    assert torch.equal(correction.lift([], base), base)
 
 
 def test_the_end_stands_for_every_token_that_ends_an_answer():
-    lm, _, cut = tiny_tools()
-    plan = plan_of(lm, (BATS, 0.0, 0), ends=(9, 11))
+    lm, _, tokenize = tiny_tools()
+    correction = correct([(BATS, 0.0, 0)], ends=(9, 11))
     base = torch.randn(lm.vocabulary)
-    final = plan.lift(cut("Bats are not blind."), base)
-    raised = (final != base).nonzero()[:, 0].tolist()
-    assert raised == sorted({9, 11, *lm.stop_ids})
+    final = correction.lift(tokenize("Bats are not blind."), base)
+    assert (final != base).nonzero()[:, 0].tolist() == sorted({9, 11, *lm.stop_ids})
 
 
-def test_what_is_not_covered_is_refused_where_only_covered_is_asked_for(space, chosen_scope):
-    lm = tiny.language_model("llama")
-    strict = method(space, only_covered=True)
-    answers = tl.generate(lm, strict, tiny.QUESTIONS, max_new_tokens=64)
-    assert answers[2].text.strip() == UNKNOWN
-    assert (answers[2].is_covered, answers[2].finish) == (False, "stop")
-    free = tl.generate(lm, method(space), tiny.QUESTIONS, max_new_tokens=64)
+def test_with_only_covered_any_other_question_is_refused(space, chosen_scope):
+    lm, _, _ = tiny_tools()
+    strict, free = (
+        tl.generate(lm, method(space, only_covered=only), tiny.QUESTIONS, max_new_tokens=64)
+        for only in (True, False)
+    )
+    assert strict[2].text.strip() == UNKNOWN
+    assert (strict[2].is_covered, strict[2].finish, strict[2].sources) == (False, "stop", ())
     for index in (0, 1, 3, 4):
-        assert answers[index].token_ids == free[index].token_ids
-        assert answers[index].is_covered
+        assert strict[index].token_ids == free[index].token_ids
+        assert strict[index].is_covered
 
 
 def test_lookup_prints_the_first_answer_of_the_best_example(space, chosen_scope):
-    lm = tiny.language_model("llama")
-    lookup = Lookup(space, threshold=0.0)
-    answers = tl.generate(lm, lookup, tiny.QUESTIONS, max_new_tokens=64)
+    lm, _, _ = tiny_tools()
+    answers = tl.generate(lm, Lookup(space, threshold=0.0), tiny.QUESTIONS, max_new_tokens=64)
     firsts = [SKY, BATS, None, FISH, FAR]  # FISH is more probable than BATS
     for answer, best in zip(answers, firsts):
         if best is not None:
@@ -702,155 +638,139 @@ def test_lookup_prints_the_first_answer_of_the_best_example(space, chosen_scope)
             assert (answer.finish, answer.is_covered) == ("stop", True)
             assert [source.example for source in answer.sources] == [best.id]
     plain = tl.generate(lm, tl.Greedy(), tiny.QUESTIONS[2], max_new_tokens=64)
-    assert answers[2].token_ids == plain.token_ids
-    assert answers[2].is_covered is False
+    assert (answers[2].token_ids, answers[2].is_covered) == (plain.token_ids, False)
 
 
 def test_a_source_has_the_share_of_the_tokens_it_voted_for(space, chosen_scope):
-    lm = tiny.language_model("llama")
-    answer = tl.generate(lm, method(space), tiny.QUESTIONS[0], max_new_tokens=64)
-    assert answer.finish == "stop"
-    assert [(one.example, one.share) for one in answer.sources] == [
-        ("fact-1", pytest.approx(1.0))
-    ]
-    both = tl.generate(lm, method(space), tiny.QUESTIONS[3], max_new_tokens=64).sources
+    lm, _, _ = tiny_tools()
+
+    def answer(question, **options):
+        return tl.generate(lm, method(space), question, max_new_tokens=64, **options)
+
+    whole = answer(tiny.QUESTIONS[0])
+    assert {one.example: one.share for one in whole.sources} == {"fact-1": pytest.approx(1.0)}
+    both = answer(tiny.QUESTIONS[3]).sources
     assert {one.example for one in both} == {"fact-2", "fact-4"}
     assert sum(one.share for one in both) == pytest.approx(1.0)
-
-
-def test_a_stop_token_of_the_request_counts_as_the_answers_end(space, chosen_scope):
-    """A source's share is 1 also where the request's own token ended the answer."""
-    lm = tiny.language_model("llama")
-    whole = tl.generate(lm, method(space), tiny.QUESTIONS[0], max_new_tokens=64)
+    # A stop token of the request counts as the end of the answer: one that no answer votes
+    # for, and the period.
     others = [token for token in range(5, lm.vocabulary) if token not in whole.token_ids]
-    for stop_ids in (others, whole.token_ids[-2:-1]):  # what nobody voted for, and the period
-        answer = tl.generate(
-            lm, method(space), tiny.QUESTIONS[0], max_new_tokens=64, stop_ids=stop_ids
-        )
-        assert answer.text.startswith(whole.text)
-        assert answer.token_ids[-1] in stop_ids
-        assert [one.share for one in answer.sources] == [pytest.approx(1.0)]
+    for stop_ids in (others, whole.token_ids[-2:-1]):
+        stopped = answer(tiny.QUESTIONS[0], stop_ids=stop_ids)
+        assert stopped.text.startswith(whole.text)
+        assert stopped.token_ids[-1] in stop_ids
+        assert [one.share for one in stopped.sources] == [pytest.approx(1.0)]
 
 
 # Edge cases of the alignment.
 
 
-def one_answer(*answers, form=FormRequest()):  # noqa: B008
-    return real_plan([(Example("?", list(answers)), 0.0, 0)], form)
-
-
-def next_texts(plan, said):
-    """The candidates behind a text, as text."""
-    lm, _, cut = tiny_tools()
-    votes = plan.votes(cut(said) if isinstance(said, str) else said)
-    if votes is None:
-        return None
+def next_texts(correction, output):
+    """The candidates after a text, as text."""
+    lm, _, tokenize = tiny_tools()
+    votes = correction.votes(tokenize(output) if isinstance(output, str) else output)
     return {"END" if x == END else lm.decode([x]) for x in votes.candidates}
 
 
+@pytest.mark.parametrize("prefer", [min, max])
 @pytest.mark.parametrize(
     "answer",
     [
         "😀 ok.",
-        "Да, это так.",
+        "Да, это так.",  # its first letter takes two tokens, the first is that of "д" too
         "Это 👩‍👩‍👧 семья, да.",
         "水在低溫沸騰。",
         "naïve café — 北京 🙂",
         "İstanbul ßchön",
     ],
 )
-@pytest.mark.parametrize("prefer", [min, max])
-def test_characters_that_are_cut_into_tokens_come_out_whole(answer, prefer):
-    text, how = tell(one_answer(answer), prefer=prefer)
-    assert (text.strip(" "), how) == (answer, "end")
+def test_characters_of_several_tokens_come_out_whole(answer, prefer):
+    assert follow(one_answer(answer), prefer=prefer) == (answer, "end")
 
 
-def test_an_answer_is_joined_again_at_a_whole_character():
-    plan = one_answer("the gold is blue 😀 and more")
-    _, _, cut = tiny_tools()
-    text, how = tell(plan, cut("Hm, gold is blue "))
-    assert (text, how) == ("Hm, gold is blue 😀 and more", "off track")
+NOT_BLIND = "Bats are not blind."
 
 
-def test_another_cut_of_the_same_words_still_aligns():
-    plan = one_answer("Bats are not blind.")
-    said = cut_letters("Bats are n")
-    assert said != tiny_tools()[2]("Bats are n")
-    assert next_texts(plan, said) == next_texts(plan, "Bats are n") == {"o"}
-    text, how = tell(plan, said)
-    assert (text, how) == ("Bats are not blind.", "end")
+@pytest.mark.parametrize(
+    ("form", "wanted", "how"),
+    [
+        (FormRequest(opening="My answer:"), f"My answer: {NOT_BLIND}", "end"),
+        (FormRequest(closing="Ask again!"), f"{NOT_BLIND} Ask again!", "end"),
+        (FormRequest(is_upper=True), NOT_BLIND.upper(), "end"),
+        (FormRequest(is_text=True), NOT_BLIND, "off track"),  # the model continues
+        (FormRequest(is_open=True), NOT_BLIND, "off track"),
+    ],
+)
+def test_an_answer_has_the_requested_form(form, wanted, how):
+    assert follow(one_answer(NOT_BLIND, form=form)) == (wanted, how)
 
 
-@pytest.mark.parametrize("said", ["", " ", "  "])
-def test_blanks_before_an_answer_do_not_count(said):
-    _, _, cut = tiny_tools()
-    text, how = tell(one_answer("Bats are not blind."), cut(said))
-    assert (text.strip(" "), how) == ("Bats are not blind.", "end")
-    assert len(text) <= len("Bats are not blind.") + 2
+@pytest.mark.parametrize("start", ["", " ", "  "])
+def test_spaces_before_an_answer_do_not_count(start):
+    _, _, tokenize = tiny_tools()
+    assert follow(one_answer(NOT_BLIND), tokenize(start)) == (NOT_BLIND, "end")
 
 
-def letters_behind(before, answer):
-    """The letters an answer may go on with behind a text, where every letter is a token."""
+@pytest.mark.parametrize(
+    ("answers", "output", "wanted"),
+    [
+        ([NOT_BLIND], "Bats are n", {"o"}),
+        (["Gold does not rust."], "gold does", {" not"}),  # begun with a small letter
+        (["Bats are not", NOT_BLIND], "Bats are not", {"END", " blind"}),
+        (["Bats are not", NOT_BLIND], NOT_BLIND, {"END"}),
+        # After a complete answer only one that is left is joined.
+        ([NOT_BLIND, "No, bats see well in the dark."], NOT_BLIND, {"END"}),
+        (
+            [NOT_BLIND, "No, bats see well in the dark."],
+            f"{NOT_BLIND} Hm, bats see well in the",
+            {" dark"},
+        ),
+    ],
+)
+def test_the_next_tokens_of_an_answer_that_was_begun(answers, output, wanted):
+    assert next_texts(one_answer(*answers), output) == wanted
+
+
+def test_another_tokenization_of_the_same_words_still_aligns():
+    correction, output = one_answer(NOT_BLIND), by_letter("Bats are n")
+    assert output != tiny_tools()[2]("Bats are n")
+    assert next_texts(correction, output) == {"o"}
+    assert follow(correction, output) == (NOT_BLIND, "end")
+
+
+@pytest.mark.parametrize(
+    ("before", "answer", "wanted"),
+    [
+        ("He said.", "Gold rusts.", {" "}),
+        ("He said. ", "Gold rusts.", {"G"}),  # the space is there already
+        ("He said (", "Gold rusts.", {"G", "g"}),
+        ("He said ", "Gold rusts.", {"G", "g"}),  # a sentence goes on
+        ("He said ", "NASA says.", {"N"}),
+        ("He said ", "it is.", {"i"}),
+        ("He said ", "A bat.", {"A"}),
+    ],
+)
+def test_the_text_before_an_answer_decides_on_space_and_capital(before, answer, wanted):
+    """Where every letter is a token."""
     scope = [(Example("1?", [before.rstrip(" ")]), 0.0, 0), (Example("2?", [answer]), 0.0, 1)]
-    plan = Correction(
+    correction = Correction(
         scoped(*scope),
         lambda text: [ord(letter) for letter in text],
         lambda tokens: "".join(map(chr, tokens)),
     )
-    found = plan.votes([ord(letter) for letter in before])
-    return {"END" if x == END else chr(x) for x in found.candidates}
+    found = correction.votes([ord(letter) for letter in before])
+    assert {chr(x) for x in found.candidates} == wanted
 
 
-@pytest.mark.parametrize(
-    ("before", "wanted"),
-    [
-        ("He said.", {" "}),
-        ("He said. ", {"G"}),  # the blank is there already
-        ("He said (", {"G", "g"}),
-        ("He said ", {"G", "g"}),  # a sentence goes on
-    ],
-)
-def test_what_stands_before_an_answer_decides_on_blank_and_capital(before, wanted):
-    assert letters_behind(before, "Gold rusts.") == wanted
-
-
-@pytest.mark.parametrize(
-    ("answer", "wanted"),
-    [("Bats see.", {"B", "b"}), ("NASA says.", {"N"}), ("it is.", {"i"}), ("A bat.", {"A"})],
-)
-def test_inside_a_sentence_a_word_may_begin_small_and_an_abbreviation_may_not(answer, wanted):
-    assert letters_behind("He said ", answer) == wanted
-
-
-def test_an_answer_that_begins_a_sentence_keeps_its_capital():
-    assert letters_behind("He said. ", "Bats see.") == {"B"}
-    # Also where its first letter takes two tokens, of which the first is that of "д" too.
+def test_two_parts_of_a_turn_are_answered_one_after_the_other():
+    correction = correct([(Example("1?", [NOT_BLIND]), 2.0, 0), (GOLD, 1.0, 1)])
     for prefer in (min, max):
-        text, how = tell(one_answer("Да, так."), prefer=prefer)
-        assert (text.strip(), how) == ("Да, так.", "end")
-
-
-def test_an_answer_begun_with_a_small_letter_goes_on():
-    assert next_texts(one_answer("Gold does not rust."), "gold does") == {" not"}
-
-
-def test_one_answer_may_be_the_beginning_of_another():
-    plan = one_answer("Bats are not", "Bats are not blind.")
-    assert next_texts(plan, "Bats are not") == {"END", " blind"}
-    assert next_texts(plan, "Bats are not blind.") == {"END"}
-
-
-def test_two_parts_are_told_one_behind_the_other():
-    scope = [(Example("1?", ["Bats are not blind."]), 2.0, 0), (GOLD, 1.0, 1)]
-    plan = real_plan(scope)
-    for prefer in (min, max):
-        text, how = tell(plan, prefer=prefer)
+        text, how = follow(correction, prefer=prefer)
         assert how == "end"
-        assert "Bats are not blind." in text
+        assert NOT_BLIND in text
         assert sum(answer in text for answer in GOLD.answers) == 1
-    assert "END" not in next_texts(plan, "Bats are not blind.")
-    assert "END" not in next_texts(plan, "Gold does not rust.")
-    assert next_texts(plan, "Gold does not rust. Bats are not blind.") == {"END"}
+    assert "END" not in next_texts(correction, NOT_BLIND)
+    assert next_texts(correction, f"Gold does not rust. {NOT_BLIND}") == {"END"}
 
 
 @pytest.mark.parametrize("prefer", [min, max])
@@ -858,108 +778,61 @@ def test_answers_that_begin_alike_do_not_loop(prefer):
     one = "No reliable evidence shows that gold rusts."
     two = "No reliable evidence shows that bats are blind."
     scope = [(Example("1?", [one]), 1.0, 0), (Example("2?", [two]), 1.0, 1)]
-    text, how = tell(real_plan(scope), prefer=prefer)
+    text, how = follow(correct(scope), prefer=prefer)
     assert how == "end"
-    assert text.strip() in (f"{one} {two}", f"{two} {one}")
+    assert text in (f"{one} {two}", f"{two} {one}")
 
 
 def test_an_answer_is_joined_again_by_four_tokens_in_a_row():
-    _, _, cut = tiny_tools()
-    plan = one_answer("No, bats see well in the dark.")
-    tokens = cut(" " + "No, bats see well in the dark.")
-    lm, _, _ = tiny_tools()
-    for count in (3, 4):  # of its own tokens, behind words of the model's
-        run = tokens[3 : 3 + count]
-        found = plan.votes([*cut("Hmm"), *run])
-        if count < 4:
-            assert found is None
-        else:
-            assert found.tokens == {tokens[7]: 1.0}
-    shout = [*cut("Hmm"), *cut(lm.decode(tokens[3:9]).upper())]
-    assert plan.votes(shout).tokens == {tokens[9]: 1.0}  # in capitals too
+    lm, _, tokenize = tiny_tools()
+    answer = "No, bats see well in the dark."
+    correction, tokens = one_answer(answer), tokenize(f" {answer}")
+    assert correction.votes([*tokenize("Hmm"), *tokens[3:6]]) is None
+    assert correction.votes([*tokenize("Hmm"), *tokens[3:7]]).tokens == {tokens[7]: 1.0}
+    capitals = [*tokenize("Hmm"), *tokenize(lm.decode(tokens[3:9]).upper())]
+    assert correction.votes(capitals).tokens == {tokens[9]: 1.0}
+    whole = one_answer("the gold is blue 😀 and more")  # joined at a whole character
+    wanted = ("Hm, gold is blue 😀 and more", "off track")
+    assert follow(whole, tokenize("Hm, gold is blue ")) == wanted
 
 
-def test_behind_a_told_answer_nothing_is_joined_but_what_is_left():
-    plan = one_answer("Bats are not blind.", "No, bats see well in the dark.")
-    assert next_texts(plan, "Bats are not blind.") == {"END"}
-    assert next_texts(plan, "Bats are not blind. Hm, bats see well in the") == {" dark"}
-
-
-def test_an_opening_stands_before_the_answer():
-    opened = one_answer("Bats are not blind.", form=FormRequest(opening="Well,"))
-    assert tell(opened)[0].strip().lower() == "well, bats are not blind."
-    new = one_answer("Bats are not blind.", form=FormRequest(opening="My answer:"))
-    assert tell(new)[0].strip() == "My answer: Bats are not blind."
-
-
-def test_a_closing_stands_behind_the_answer():
-    plan = one_answer("Bats are not blind.", form=FormRequest(closing="Ask again!"))
-    assert tell(plan)[0].strip() == "Bats are not blind. Ask again!"
-    assert "END" not in next_texts(plan, "Bats are not blind.")
-
-
-def test_capitals_are_told_in_capitals():
-    plan = one_answer("Bats are not blind.", form=FormRequest(is_upper=True))
-    text, how = tell(plan)
-    assert (text.strip(), how) == ("BATS ARE NOT BLIND.", "end")
-
-
-def test_two_sentences_tell_two_answers_and_no_third():
+def test_two_sentences_are_two_answers_and_no_third():
     answers = ["Bats see.", "Gold rusts.", "Fish rest."]
-    plan = one_answer(*answers, form=FormRequest(sentences=2))
-    text, how = tell(plan)
-    assert how == "end"
-    assert sum(answer in text for answer in answers) == 2
-
-
-def test_a_text_goes_on_where_the_facts_are_told():
-    plan = one_answer("Bats are not blind.", form=FormRequest(is_text=True))
-    text, how = tell(plan)
-    assert (text.strip(), how) == ("Bats are not blind.", "off track")
-
-
-def test_what_is_asked_beside_the_told_is_left_to_the_model():
-    text, how = tell(one_answer("Bats are not blind.", form=FormRequest(is_open=True)))
-    assert (text.strip(), how) == ("Bats are not blind.", "off track")
+    text, how = follow(one_answer(*answers, form=FormRequest(sentences=2)))
+    assert (how, sum(answer in text for answer in answers)) == ("end", 2)
 
 
 def test_few_words_choose_the_short_answers():
-    plan = one_answer("Bats see.", "No, bats see well in the dark.", form=FormRequest(words=4))
-    assert [answer.text for answer in plan.answers] == ["Bats see."]
-    none = one_answer("No, bats see well in the dark.", form=FormRequest(words=2))
-    assert len(none.answers) == 1  # none is short enough: what there is is told
+    long = "No, bats see well in the dark."
+    found = one_answer("  Bats see.  ", long, form=FormRequest(words=4)).answers
+    assert [(one.text, one.variants) for one in found] == [
+        ("Bats see.", ("Bats see.", "bats see."))
+    ]
+    assert len(one_answer(long, form=FormRequest(words=2)).answers) == 1  # none is short enough
 
 
-def test_a_plan_keeps_the_cuts_it_made():
-    lm, _, cut = tiny_tools()
+def test_a_text_is_tokenized_once():
+    lm, _, tokenize = tiny_tools()
     seen = Counter()
 
     def counted(text):
         seen[text] += 1
-        return cut(text)
+        return tokenize(text)
 
-    plan = Correction(scoped((BATS, 0.0, 0)), counted, lm.decode)
-    first = tell(plan)
+    correction = Correction(scoped((BATS, 0.0, 0)), counted, lm.decode)
+    first = follow(correction)
     assert max(seen.values()) == 1
     seen.clear()
-    assert tell(plan) == first
+    assert follow(correction) == first
     assert not seen
 
 
-def test_voices_name_their_speaker_and_their_text():
-    plan = one_answer("  Bats see.  ")
-    (answer,) = plan.answers
-    assert isinstance(answer, VerifiedAnswer)
-    assert (answer.text, answer.variants) == ("Bats see.", ("Bats see.", "bats see."))
-
-
-def test_prepare_reads_the_last_user_turn(space, chosen_scope):
+def test_the_question_of_messages_is_the_last_user_turn(space, chosen_scope):
     lm = tiny.language_model("llama", chat=True)
-    asked = tiny.QUESTIONS[0]
     history = [
         {"role": "user", "content": tiny.QUESTIONS[1]},
-        {"role": "assistant", "content": "Bats are not blind."},
-        {"role": "user", "content": asked},
+        {"role": "assistant", "content": NOT_BLIND},
+        {"role": "user", "content": tiny.QUESTIONS[0]},
     ]
     answer = tl.generate(lm, method(space), messages=history, max_new_tokens=64)
     assert answer.text.strip() in SKY.answers
@@ -970,13 +843,3 @@ def test_prepare_reads_the_last_user_turn(space, chosen_scope):
         ids, max_new_tokens=64, do_sample=False, logits_processor=[processor]
     )
     assert tuple(out[0, ids.shape[1] :].tolist()) == answer.token_ids
-
-
-def test_options_of_a_request_reach_its_plan(space, chosen_scope):
-    from trueline.prompts import FilledPrompt
-
-    lm = tiny.language_model("llama")
-    asked = FilledPrompt(Prompt(), tiny.QUESTIONS[0])
-    prepared = method(space).prepare(lm, asked, Sampling(stop_ids=(8,)))
-    assert prepared.state.ends == {8, *lm.stop_ids}
-    assert prepared.coverage is True

@@ -9,11 +9,10 @@ import torch
 import transcriptions as slow
 
 import trueline as tl
-from trueline.corrective.method import UNKNOWN
 from trueline.engines.base import ScaledHead, States
 from trueline.errors import SettingError
 from trueline.lab.plan import BuildOptions, Variant
-from trueline.methods import make_method, method_names
+from trueline.methods import make_method
 from trueline.methods.base import Rows, Step
 from trueline.methods.layers import distances, latent_knowledge, penalized
 from trueline.prompts import FilledPrompt, prompt_sets, prompts_with
@@ -224,65 +223,12 @@ def spaces(embedder):
     }
 
 
-OFF = {
-    "greedy": {},
-    "corrective": {"strength": 0.0},
-    "rad": {"alpha": 0.0},
-    "knn-lm": {"lam": 0.0},
-    "cad": {"a": 0.0},
-    "adacad": {"scale": 0.0},
-    "sled": {"rate": 0.0},
-    "id": {"eta": 0.0},
-    "dola": {"plausibility": 1.0, "repetition_penalty": 1.0},
-    "kate": {"k": 0},
-    "lookup": {"threshold": 1.0},
-}
-ON = {"rad": {"tau": 0.8}, "kate": {"k": 2}}
+ON = {"kate": {"k": 2}}
 
 
 def tokens(lm, method, **options):
     answers = tl.generate(lm, method, tiny.QUESTIONS, max_new_tokens=LENGTH, **options)
     return [answer.token_ids for answer in answers]
-
-
-@pytest.mark.parametrize("name", method_names())
-def test_every_method_has_an_off_switch_and_does_something_without_it(name, lm, spaces):
-    greedy = tokens(lm, tl.Greedy())
-    assert tokens(lm, make_method(name, space=spaces[8], settings=OFF[name])) == greedy
-    if name != "greedy":
-        assert (
-            tokens(lm, make_method(name, space=spaces[8], settings=ON.get(name, {}))) != greedy
-        )
-
-
-@pytest.mark.parametrize("name", method_names())
-def test_every_method_scores_what_it_generates(name, lm, spaces):
-    method = make_method(name, space=spaces[8], settings=ON.get(name, {}))
-    scores = tl.score(lm, method, "Do bats sleep?", ["No, bats see well.", "Gold."])
-    assert all(score < 0 for score in scores)
-    greedy = tl.score(lm, tl.Greedy(), "Do bats sleep?", ["No, bats see well.", "Gold."])
-    assert (scores == greedy) == (name == "greedy")
-
-
-@pytest.mark.parametrize("name", method_names())
-def test_every_method_leaves_a_trace(name, lm, spaces):
-    method = make_method(name, space=spaces[8], settings=ON.get(name, {}))
-    answer = tl.generate(lm, method, "Do bats sleep?", max_new_tokens=6, trace=True)
-    assert [step.token for step in answer.trace] == list(answer.token_ids)
-    explained = ("corrective", "rad", "knn-lm", "lookup")
-    neighbors = [neighbor for step in answer.trace for neighbor in step.neighbors]
-    assert (name in explained) == bool(neighbors)
-    assert all(math.isfinite(neighbor.push) for neighbor in neighbors)
-
-
-def test_what_declines_to_answer_cites_nobody(lm, spaces):
-    method = tl.Corrective(spaces[8], threshold=1.0, only_covered=True)
-    answer = tl.generate(lm, method, "Do bats sleep?", max_new_tokens=60, trace=True)
-    assert (answer.text.strip(), answer.is_covered) == (UNKNOWN, False)
-    assert (answer.sources, [step.neighbors for step in answer.trace if step.neighbors]) == (
-        (),
-        [],
-    )
 
 
 def transcribed(name, lm, space, question, sentence_transformer, length=LENGTH, **settings):
@@ -376,27 +322,30 @@ def test_beta_without_wrong_entries_is_refused(lm, examples, embedder):
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("name", "settings", "message"),
     [
-        (lambda space: tl.CAD(a=-1), "a must be 0 or more"),
-        (lambda space: tl.Instructive(eta=math.nan), "eta"),
-        (lambda space: tl.DoLa(candidates="middle"), "candidates must be low, high"),
-        (lambda space: tl.DoLa(plausibility=0), "plausibility"),
-        (lambda space: tl.DoLa(repetition_penalty=0), "repetition_penalty"),
-        (lambda space: tl.KATE(space, k=-1), "k must be"),
-        (lambda space: tl.KNNLM(space, k=0), "k must be"),
-        (lambda space: tl.KNNLM(space, lam=2), "lam"),
-        (lambda space: tl.RAD(space, beta=2), "beta"),
-        (lambda space: make_method("magic", space=space), "there is no method 'magic'"),
-        (
-            lambda space: make_method("cad", space=space, settings={"tau": 1}),
-            "cad has no setting 'tau'",
-        ),
+        ("cad", {"a": -1}, "a must be 0 or more"),
+        ("id", {"eta": math.nan}, "eta"),
+        ("dola", {"candidates": "middle"}, "candidates must be low, high"),
+        ("dola", {"plausibility": 0}, "plausibility"),
+        ("dola", {"repetition_penalty": 0}, "repetition_penalty"),
+        ("kate", {"k": -1}, "k must be"),
+        ("knn-lm", {"k": 0}, "k must be"),
+        ("knn-lm", {"lam": 2}, "lam"),
+        ("rad", {"alpha": 1.1}, "alpha"),
+        ("rad", {"alpha": math.nan}, "alpha"),
+        ("rad", {"beta": 2}, "beta"),
+        ("rad", {"tau": -1.1}, "tau"),
+        ("rad", {"fusion": "sum"}, "fusion must be one of add, mix, prob"),
+        ("rad", {"aggregation": "max"}, "aggregation"),
+        ("rad", {"matches": "some"}, "matches"),
+        ("magic", {}, "there is no method 'magic'"),
+        ("cad", {"tau": 1}, "cad has no setting 'tau'"),
     ],
 )
-def test_a_setting_that_cannot_be_is_refused_by_name(make, message, spaces):
+def test_an_impossible_setting_is_refused_by_name(name, settings, message, spaces):
     with pytest.raises(SettingError, match=message):
-        make(spaces[8])
+        make_method(name, space=spaces[8], settings=settings)
 
 
 def test_dola_refuses_layers_the_model_does_not_have(lm):

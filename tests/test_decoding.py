@@ -11,7 +11,7 @@ from conftest import EXAMPLES
 
 import trueline as tl
 from trueline.decode.generate import Continuation, make_request, score_continuations
-from trueline.decode.loop import Decoding, group_rows
+from trueline.decode.loop import Decoding
 from trueline.errors import SettingError
 from trueline.methods import make_method, method_names
 from trueline.methods.base import Prepared
@@ -163,23 +163,6 @@ def test_the_width_of_a_long_running_batch_comes_down_again(lm):
     assert max(widths) <= 2 * (longest + 6)
 
 
-def test_rows_are_grouped_anew_only_when_one_joins_or_leaves(lm, monkeypatch):
-    made = []
-
-    def counted(*given):
-        made.append(len(given[1]))
-        return group_rows(*given)
-
-    monkeypatch.setattr("trueline.decode.loop.group_rows", counted)
-    decoding = Decoding(lm, max_rows=2)
-    for length in (6, 3, 2):  # the third takes the row of the second
-        options = Sampling(max_new_tokens=length)
-        decoding.submit(make_request(lm, tl.Greedy(), "Do fish sleep?", options))
-    steps = [len(decoding.step()) for _ in range(6)]
-    assert (steps, made) == ([2, 2, 2, 2, 2, 1], [2, 2, 1])
-    assert decoding.is_idle
-
-
 def test_a_cancelled_request_leaves_and_the_others_go_on(lm):
     options = Sampling(max_new_tokens=6)
     decoding = Decoding(lm, max_rows=2)
@@ -228,38 +211,40 @@ def test_a_message_list_is_asked_through_the_chat_template_with_its_history():
     assert "".join(map(str, pieces)) == answer.text
 
 
-@pytest.mark.parametrize("name", method_names())
-def test_every_method_answers_messages(name, embedder):
-    lm = tiny.language_model("llama", chat=True)
-    space = tl.build(lm, EXAMPLES, context=8, embedder=embedder)
-    method = make_method(name, space=space, settings=SETTINGS.get(name, {}))
-    messages = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Do they sleep?"},
-    ]
-    assert tl.generate(lm, method, messages=messages, max_new_tokens=3).new_tokens == 3
-    assert len(tl.score(lm, method, messages=messages, candidates=["Yes.", "No."])) == 2
+USER = {"role": "user", "content": "Do fish sleep?"}
 
 
 @pytest.mark.parametrize(
-    ("messages", "told"),
+    ("method", "messages", "message"),
     [
-        ([], "messages must be a list"),
-        ("hello", "messages must be a list"),
-        ([{"role": "user"}], "message 1 needs a role and a content"),
-        ([{"role": "robot", "content": "x"}], "has the role 'robot'; there are system, user"),
-        ([{"role": "user", "content": 3}], "content of message 1 must be text"),
-        ([{"role": "assistant", "content": "x"}], "the last message must be the user's"),
+        (tl.Greedy(), [], "messages must be a list"),
+        (tl.Greedy(), "hello", "messages must be a list"),
+        (tl.Greedy(), [{"role": "user"}], "message 1 needs a role and a content"),
+        (tl.Greedy(), [{**USER, "role": "robot"}], "role 'robot'; there are system, user"),
+        (tl.Greedy(), [{**USER, "content": 3}], "content of message 1 must be text"),
+        (tl.Greedy(), [{**USER, "role": "assistant"}], "the last message must be the user's"),
+        (tl.CAD(), [USER], "no context to be contrasted with"),
     ],
 )
-def test_messages_that_cannot_be_are_refused(messages, told, lm):
-    with pytest.raises(SettingError, match=told):
-        tl.generate(lm, tl.Greedy(), messages=messages)
+def test_impossible_messages_are_refused(method, messages, message, lm):
+    with pytest.raises(SettingError, match=message):
+        tl.generate(lm, method, messages=messages)
 
 
-def test_a_method_with_a_prompt_of_its_own_refuses_bare_tokens(lm):
-    with pytest.raises(SettingError, match="cad writes a prompt of its own"):
-        tl.generate(lm, tl.CAD(), TokenContext((5, 6, 7)))
+@pytest.mark.parametrize(
+    ("method", "tokens", "message"),
+    [
+        (tl.CAD(), (5, 6, 7), "cad writes a prompt of its own"),
+        (tl.Greedy(), (), "empty prompt"),
+        (tl.Greedy(), (5, 10**6), "tiny-llama has those from 0"),
+        (tl.Greedy(), (-1,), "tiny-llama has those from 0"),
+    ],
+)
+def test_impossible_tokens_are_refused(method, tokens, message, lm):
+    with pytest.raises(SettingError, match=message):
+        tl.generate(lm, method, TokenContext(tokens))
+    with pytest.raises(SettingError, match=message):
+        tl.score(lm, method, TokenContext(tokens), ["No."])
 
 
 def test_a_stream_carries_tokens_reasons_and_the_finish(lm):
@@ -271,69 +256,89 @@ def test_a_stream_carries_tokens_reasons_and_the_finish(lm):
     assert pieces[-1].finish == whole.finish == "length"
 
 
+BAD = tiny.QUESTIONS[1]
+
+
 @dataclass(frozen=True)
 class Faulty(tl.Greedy):
-    """Greedy that fails at its third token: while it adjusts, or while it looks up."""
+    """Greedy that fails on one question: as it joins, looks up, or at its third token."""
 
     where: str = "adjust"
     name = "faulty"
 
-    def prefetch(self, rows):
-        if self.where == "prefetch" and max(map(len, rows.contexts)) > rows.starts[0] + 1:
-            raise ZeroDivisionError(self.where)
-        return self.run if self.where == "run" else None
+    def _fail(self, where, rows, after=0):
+        lengths = zip(rows.questions, map(len, rows.contexts), rows.starts)
+        is_due = any(one == BAD and n > start + after for one, n, start in lengths)
+        if self.where == where and is_due:
+            raise ZeroDivisionError(where)
 
-    def run(self):
-        raise ZeroDivisionError(self.where)
+    def complete(self, lm, prepared):
+        if self.where == "complete" and prepared.state == BAD:
+            raise ZeroDivisionError(self.where)
+        return prepared
+
+    def prepare(self, lm, given, options):
+        return Prepared(given.question)
+
+    def prefetch(self, rows):
+        self._fail("prefetch", rows, after=1)
+        return lambda: self._fail("run", rows)
 
     def adjust(self, step):
-        if self.where == "adjust" and len(step.contexts[0]) > step.rows.starts[0] + 1:
-            raise ZeroDivisionError(self.where)
+        self._fail("adjust", step.rows, after=1)
         return super().adjust(step)
 
 
-@pytest.mark.parametrize("where", ["adjust", "prefetch", "run"])
-def test_a_method_that_fails_ends_its_own_rows_and_no_others(where, lm):
-    options = Sampling(max_new_tokens=6)
-    decoding = Decoding(lm)
-    good = decoding.submit(make_request(lm, tl.Greedy(), tiny.QUESTIONS[0], options))
-    bad = decoding.submit(make_request(lm, Faulty(where=where), tiny.QUESTIONS[1], options))
+def run(decoding):
+    """The rows that ended, by their ticket."""
     ended = {}
     while not decoding.is_idle:
         ended |= {row.ticket: row for row in decoding.step() if row.is_ended}
-    assert ended[good].answer() == tl.generate(
-        lm, tl.Greedy(), tiny.QUESTIONS[0], max_new_tokens=6
-    )
-    assert ended[bad].text is None
-    with pytest.raises(ZeroDivisionError, match=where):
-        ended[bad].answer()
-    with pytest.raises(ZeroDivisionError, match=where):
-        tl.generate(lm, Faulty(where=where), "q?", max_new_tokens=6)
+    return ended
 
 
-def test_an_engine_that_fails_ends_what_it_read_and_what_waits_goes_on(lm, monkeypatch):
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("where", ["complete", "adjust", "prefetch", "run"])
+def test_a_method_that_fails_ends_its_own_rows_and_no_others(where, temperature, lm):
+    """Only the row that caused it, if that can be found by trying each row alone."""
+    drawn = {"temperature": temperature, "seed": 3} if temperature else {}
+    options, decoding = Sampling(max_new_tokens=6, **drawn), Decoding(lm)
+    methods = [tl.Greedy(), *[Faulty(where=where)] * 2]
+    for question, method in zip((tiny.QUESTIONS[0], BAD, tiny.QUESTIONS[2]), methods):
+        decoding.submit(make_request(lm, method, question, options))
+    ended = run(decoding)
+    failed = {ticket for ticket, row in ended.items() if row.error is not None}
+    assert failed == ({2} if where in ("adjust", "complete") else {2, 3})
+    for row in ended.values():
+        if row.error is None:
+            question = row.request.question
+            alone = tl.generate(lm, tl.Greedy(), question, max_new_tokens=6, **drawn)
+            assert row.answer().token_ids == alone.token_ids
+        else:
+            assert row.text is None
+            with pytest.raises(ZeroDivisionError, match=where):
+                row.answer()
+    with pytest.raises(ZeroDivisionError, match=where):
+        tl.generate(lm, Faulty(where=where), BAD, max_new_tokens=6)
+
+
+def test_an_engine_that_fails_ends_the_rows_it_read_and_the_waiting_ones_go_on(lm, monkeypatch):
     options = Sampling(max_new_tokens=3)
     decoding = Decoding(lm, max_rows=1)
-    first, second = (
+    for question in tiny.QUESTIONS[:2]:
         decoding.submit(make_request(lm, tl.Greedy(), question, options))
-        for question in tiny.QUESTIONS[:2]
-    )
     with monkeypatch.context() as patch:
         patch.setattr(type(lm), "forward", lambda *given, **options: 1 / 0)
         (row,) = decoding.step()
-    assert (row.ticket, type(row.error)) == (first, ZeroDivisionError)
-    ended = [row for _ in range(3) for row in decoding.step() if row.is_ended]
-    assert [row.ticket for row in ended] == [second]
-    assert ended[0].answer().text
+    assert (row.ticket, type(row.error)) == (1, ZeroDivisionError)
+    assert run(decoding)[2].answer().text
 
 
 def test_an_engine_that_fails_on_one_row_ends_it_and_the_others_go_on(lm, monkeypatch):
-    options = Sampling(max_new_tokens=5)
-    decoding = Decoding(lm)
-    tickets = [
+    methods, decoding = (tl.Greedy(), tl.Greedy(), tl.CAD()), Decoding(lm)
+    for question, method in zip(tiny.QUESTIONS, methods):
+        options = Sampling(max_new_tokens=5)
         decoding.submit(make_request(lm, method, question, options))
-        for question, method in zip(tiny.QUESTIONS[:3], (tl.Greedy(), tl.Greedy(), tl.CAD()))
-    ]
     decoding.step()
     rows = decoding.step()
     bad, forward = rows[1].tokens[-1], type(lm).forward
@@ -345,52 +350,11 @@ def test_an_engine_that_fails_on_one_row_ends_it_and_the_others_go_on(lm, monkey
         return forward(self, inputs, **options)
 
     monkeypatch.setattr(type(lm), "forward", failing)
-    ended = {}
-    while not decoding.is_idle:
-        ended |= {row.ticket: row for row in decoding.step() if row.is_ended}
-    assert isinstance(ended[tickets[1]].error, ZeroDivisionError)
-    for ticket, question, method in [
-        (tickets[0], tiny.QUESTIONS[0], tl.Greedy()),
-        (tickets[2], tiny.QUESTIONS[2], tl.CAD()),
-    ]:
-        alone = tl.generate(lm, method, question, max_new_tokens=5)
-        assert ended[ticket].answer().token_ids == alone.token_ids
-
-
-@dataclass(frozen=True)
-class Picky(tl.Greedy):
-    """Greedy that fails while it adjusts a batch with a question it does not like."""
-
-    name = "picky"
-
-    def adjust(self, step):
-        if tiny.QUESTIONS[1] in step.rows.questions:
-            raise ZeroDivisionError
-        return super().adjust(step)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_method_that_fails_on_one_row_ends_it_and_its_other_rows_go_on(lm, temperature):
-    seed = {"seed": 3} if temperature else {}
-    options = Sampling(max_new_tokens=4, temperature=temperature, **seed)
-    decoding, method = Decoding(lm), Picky()
-    for question in tiny.QUESTIONS[:3]:
-        decoding.submit(make_request(lm, method, question, options))
-    ended = []
-    while not decoding.is_idle:
-        ended += [row for row in decoding.step() if row.is_ended]
-    (bad,) = [row for row in ended if row.error is not None]
-    assert bad.request.question == tiny.QUESTIONS[1]
-    for row in [row for row in ended if row is not bad]:
-        alone = tl.generate(
-            lm,
-            tl.Greedy(),
-            row.request.question,
-            max_new_tokens=4,
-            temperature=temperature,
-            **seed,
-        )
-        assert row.answer().token_ids == alone.token_ids
+    ended = run(decoding)
+    assert isinstance(ended[2].error, ZeroDivisionError)
+    for index in (0, 2):
+        alone = tl.generate(lm, methods[index], tiny.QUESTIONS[index], max_new_tokens=5)
+        assert ended[index + 1].answer().token_ids == alone.token_ids
 
 
 def test_the_log_probabilities_of_an_answer_are_those_that_score_gives(lm, embedder):
@@ -411,16 +375,8 @@ def test_the_log_probabilities_of_an_answer_are_those_that_score_gives(lm, embed
         assert len(one.best) == 3
 
 
-@pytest.mark.parametrize("tokens", [(), (5, 10**6), (-1,)])
-def test_tokens_the_model_does_not_have_are_refused(tokens, lm):
-    with pytest.raises(SettingError, match=r"empty prompt|tiny-llama has those from 0"):
-        tl.generate(lm, tl.Greedy(), TokenContext(tokens))
-    with pytest.raises(SettingError, match=r"empty prompt|tiny-llama has those from 0"):
-        tl.score(lm, tl.Greedy(), TokenContext(tokens), ["No."])
-
-
 def test_a_long_context_and_a_long_continuation_fit_into_one_pass_of_gpt2():
-    """Pads behind the shorter continuation are read at no position the model does not know."""
+    """The pads after a shorter continuation have no position that the model does not know."""
     lm = tiny.language_model("gpt2")
     rows = [
         Continuation(TokenContext(context), (context,), after)
@@ -429,11 +385,6 @@ def test_a_long_context_and_a_long_continuation_fit_into_one_pass_of_gpt2():
     together = score_continuations(lm, tl.Greedy(), rows)
     alone = [score_continuations(lm, tl.Greedy(), [row])[0] for row in rows]
     assert [total for total, _ in together] == pytest.approx([t for t, _ in alone], abs=1e-3)
-
-
-def test_a_single_message_has_nothing_to_be_contrasted_with(lm):
-    with pytest.raises(SettingError, match="no context to be contrasted with"):
-        tl.generate(lm, tl.CAD(), messages=[{"role": "user", "content": "Do fish sleep?"}])
 
 
 def test_the_hash_of_a_conversation_is_that_of_all_but_the_question():
