@@ -222,7 +222,7 @@ def test_the_example_runs(tmp_path):
     verdicts = [line for line in lines if isinstance(line, VerdictLine)]
     assert len(verdicts) == 2 * 2 * 5  # truth and info, of two answers, by five variants
     assert "note: offline:all-minilm-l6-v2 agrees with people on " in ran.err
-    assert " of truth labels (saying the more frequent label every time agrees on " in ran.err
+    assert " of truth labels (always giving the more frequent label agrees on " in ran.err
 
 
 def test_the_command_is_listed_and_every_key_is_on_the_page():

@@ -20,9 +20,9 @@ from trueline.lab.cells import benchmark_of
 from trueline.lab.judges.offline import agreement
 from trueline.lab.measures import MEASURES, Average, Column
 from trueline.lab.paper.compare import (
-    agreement_with_paper,
+    PARTS,
     caveats,
-    comparable_sentence,
+    differences,
     figure_pairs,
     row_for,
 )
@@ -102,7 +102,7 @@ def test_what_two_tables_give_of_one_run_is_the_same():
             assert numbers == main[model, benchmark, row]
 
 
-def test_what_the_text_says_follows_from_the_tables():
+def test_figures_in_the_text_follow_from_the_tables():
     from trueline.lab.statistics import rank_correlation
 
     main, second = figures("main"), figures("second-judge")
@@ -162,19 +162,28 @@ def test_every_recipe_is_there_and_named_once():
     assert all(len(recipe.about) < 85 for recipe in recipes().values())
     with pytest.raises(SettingError, match="no recipe 'mian'; there are main"):
         recipe_named("mian")
+    nameless = CliRunner().invoke(cli, ["reproduce"])
+    assert nameless.exception.args[0].startswith("name a recipe: main")
 
 
-@pytest.mark.parametrize("is_full", [False, True], ids=["small", "full"])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_is_a_plan_on_known_benchmarks(name, is_full):
-    plans = plans_of(recipe_named(name), {}, is_full=is_full)
-    for plan in plans:
-        assert set(plan.benchmarks) <= set(BENCHMARKS)
-        assert plan.judges
-        assert plan.test is None if is_full else 8 <= plan.test <= 32
-    wanted = {(b.benchmark) for b in paper().blocks if b.recipe == name}
-    if is_full:
-        assert wanted <= {benchmark for plan in plans for benchmark in plan.benchmarks}
+def test_a_recipe_is_plans_whose_answers_and_examples_it_counts(name):
+    recipe = recipe_named(name)
+    plans = plans_of(recipe, {})
+    assert all(plan.judges and 8 <= plan.test <= 32 for plan in plans)
+    answers = sum(len(plan.benchmarks) * len(plan.variants) * plan.test for plan in plans)
+    assert recipe.answers == (0 if recipe.show == "spaces" else answers)
+    assert recipe.examples == sum(
+        len(plan.benchmarks)
+        * len({x.build for x in plan.variants if x.build and x.build.context is not None})
+        * plan.ground
+        for plan in plans
+    )
+    whole = plans_of(recipe, {}, is_full=True)
+    assert {plan.test for plan in whole} == {None}
+    run = {benchmark for plan in (*plans, *whole) for benchmark in plan.benchmarks}
+    assert {block.benchmark for block in paper().blocks if block.recipe == name} <= run
+    assert run <= set(BENCHMARKS)
 
 
 def test_every_row_of_the_paper_has_a_run_at_full_size():
@@ -215,7 +224,7 @@ def alpha(tiny_home, tmp_path_factory):
     return reproduce("alpha", folder, TINY), folder
 
 
-def test_a_sweep_is_run_and_stands_beside_the_paper(alpha):
+def test_a_sweep_is_run_and_stands_next_to_the_paper(alpha):
     made, folder = alpha
     rows = {(one["row"], one["metric"]): one for one in made.data["figures"]}
     theirs = {"Qwen2.5-7B, cohere, on truthfulqa": 53.1}  # ours is on facts
@@ -230,13 +239,14 @@ def test_a_sweep_is_run_and_stands_beside_the_paper(alpha):
     assert len(read_results(folder).cells) == 6  # greedy, and five weights
 
 
-def test_why_figures_cannot_be_compared_is_said_plainly(alpha):
-    notes = "\n".join(alpha[0].data["notes"])
-    assert alpha[0].data["notes"][0] == (
-        "The figures cannot be compared with the paper's, only which way a method moves them. "
-        "What differs: model, benchmark, judge, the judge's question, generation prompt, token "
-        "limit, questions judged, examples."
+def test_the_notes_give_the_reasons_why_figures_cannot_be_compared(alpha):
+    made, folder = alpha
+    first, *more = made.data["notes"]
+    assert first == (
+        "The figures cannot be compared with the paper's, only the direction in which a method "
+        f"moves them. What differs: {', '.join(PARTS)}."
     )
+    notes = "\n".join(more)
     assert "Another model: ours is smollm2-135m" in notes
     assert "Another judge: ours is offline:" in notes
     assert "command-a-03-2025" in notes
@@ -244,35 +254,34 @@ def test_why_figures_cannot_be_compared_is_said_plainly(alpha):
     assert "Grounded in 3 examples" in notes
     share = agreement()["truth_signals"]["accuracy"][0]
     assert f"agrees with people on {share:.0%} of truth labels" in notes
+    assert made.document.title.startswith("Recipe alpha, N = 2 (a smoke test")
+    (table,) = tables_of(read_results(folder))
+    scored = replace(table, columns=(*table.columns, Column(MEASURES["bertscore"])))
+    noted = ("\n".join(caveats(recipe_named("lexical"), [one])) for one in (table, scored))
+    assert ["not rescaled" in text for text in noted] == [False, True]
 
 
 def test_figures_of_another_benchmark_of_the_paper_are_named_as_such(alpha):
     (table,) = tables_of(read_results(alpha[1]))
-    wikiqa = replace(table, benchmark="wikiqa")  # the paper has it, and not in this recipe
-    found = figure_pairs(recipe_named("alpha"), wikiqa)
-    assert {name for one in found for name in one.paper} == {
-        "Qwen2.5-7B, cohere, on truthfulqa"
-    }
-    (note,) = [
-        n for n in caveats(recipe_named("alpha"), [wikiqa]) if n.startswith("Another bench")
+    recipe = recipe_named("alpha")
+    own, other = (replace(table, benchmark=name) for name in ("truthfulqa", "wikiqa"))
+    names = [{x for one in figure_pairs(recipe, t) for x in one.paper} for t in (own, other)]
+    # The paper has WikiQA, and not in this recipe.
+    assert names == [{"Qwen2.5-7B, cohere"}, {"Qwen2.5-7B, cohere, on truthfulqa"}]
+    notes = [[n for n in caveats(recipe, [t]) if "Another bench" in n] for t in (own, other)]
+    assert notes == [
+        [],
+        [
+            "Another benchmark: the paper's figures next to wikiqa are for truthfulqa and "
+            "cannot be compared."
+        ],
     ]
-    assert note == (
-        "Another benchmark: the paper's figures beside wikiqa are for truthfulqa and cannot be "
-        "compared."
-    )
-    own = replace(table, benchmark="truthfulqa")
-    assert not [
-        n for n in caveats(recipe_named("alpha"), [own]) if n.startswith("Another bench")
-    ]
-    assert {name for one in figure_pairs(recipe_named("alpha"), own) for name in one.paper} == {
-        "Qwen2.5-7B, cohere"
-    }
 
 
 ITS_JUDGE = "cohere:command-a-03-2025"
 
 
-def as_in_the_paper(table, *, judge=f"{ITS_JUDGE}+paper", **changed):
+def as_in_the_paper(table, *, judge=f"{ITS_JUDGE}+paper", n=500, **changed):
     """A table of RAD on HaluEval's dialogues whose every part is the paper's."""
     parts = {
         "model": "Qwen/Qwen2.5-7B-Instruct",
@@ -297,34 +306,32 @@ def as_in_the_paper(table, *, judge=f"{ITS_JUDGE}+paper", **changed):
             for cell in row.cells
         ]
         column = Column(MEASURES["hallucination"], judge)
-        value = Average(0.5, n=500)
+        value = Average(0.5, n=n)
         rows.append(replace(row, cells=tuple(cells), values={column.id: value}))
     made = replace(table, benchmark="halueval-dialogue", rows=tuple(rows))
     return replace(made, columns=(column,))
 
 
-def test_figures_are_called_comparable_only_if_every_part_agrees(alpha):
-    (table,) = tables_of(read_results(alpha[1]))
-    recipe, whole = recipe_named("halueval"), as_in_the_paper(table)
-    assert comparable_sentence(recipe, [whole]).endswith("the figures can be compared.")
-    for changed, part in [
+@pytest.mark.parametrize(
+    ("changed", "part"),
+    [
+        ({}, None),
         ({"model": "smollm2-135m"}, "model"),
+        ({"judge": "gemini:gemini-2.0-flash+paper"}, "judge"),
+        ({"judge": ITS_JUDGE}, "the judge's question"),
+        ({"n": 499}, "questions judged"),
         ({"fidelity": {}}, "generation prompt"),
         ({"max_new_tokens": 64}, "token limit"),
         ({"ground": 99}, "examples"),
         ({"draw": 1}, "examples"),
-        ({"judge": "gemini:gemini-2.0-flash+paper"}, "judge"),
-        ({"judge": ITS_JUDGE}, "the judge's question"),
-    ]:
-        found = agreement_with_paper(recipe, [as_in_the_paper(table, **changed)])
-        assert [name for name, agrees in found.items() if not agrees] == [part]
-    fewer = [
-        replace(row, values={id: replace(x, n=499) for id, x in row.values.items()})
-        for row in whole.rows
-    ]
-    assert comparable_sentence(recipe, [replace(whole, rows=tuple(fewer))]).endswith(
-        "What differs: questions judged."
-    )
+    ],
+)
+def test_figures_can_be_compared_only_if_every_part_agrees(changed, part, alpha):
+    (table,) = tables_of(read_results(alpha[1]))
+    recipe, made = recipe_named("halueval"), as_in_the_paper(table, **changed)
+    assert [name for name, _ in differences(recipe, [made])] == ([part] if part else [])
+    end = f"What differs: {part}." if part else "the figures can be compared."
+    assert caveats(recipe, [made])[0].endswith(end)
 
 
 def test_the_cases_are_the_six_questions_of_the_paper():
@@ -336,7 +343,7 @@ def test_the_cases_are_the_six_questions_of_the_paper():
     assert own.questions == ()
 
 
-def test_named_questions_are_asked_alone_and_one_that_is_not_there_is_said():
+def test_only_named_questions_are_run_and_an_unknown_one_is_refused():
     plan = {"benchmarks": ["facts"], "methods": ["greedy"]}
     every = benchmark_of(plan_from(plan), "facts").test
     wanted = [every[3].question.upper(), every[1].question.replace("?", " ?")]
@@ -347,11 +354,7 @@ def test_named_questions_are_asked_alone_and_one_that_is_not_there_is_said():
         benchmark_of(plan_from({**plan, "questions": ["Who?"]}), "facts")
 
 
-def test_the_title_of_a_small_recipe_says_its_n(alpha):
-    assert alpha[0].document.title.startswith("Recipe alpha, N = 2 (a smoke test")
-
-
-def test_every_recipe_that_is_kept_says_in_its_title_that_it_is_a_smoke_test():
+def test_the_title_of_every_committed_recipe_calls_it_a_smoke_test():
     folder = Path(__file__).parents[1] / "docs" / "results" / "recipes"
     pages = sorted(folder.glob("*/reproduce.md"))
     assert [page.parent.name for page in pages] == sorted(recipes())
@@ -359,17 +362,7 @@ def test_every_recipe_that_is_kept_says_in_its_title_that_it_is_a_smoke_test():
     assert [title for title in titles if "a smoke test" not in title] == []
 
 
-def test_our_bertscore_is_said_to_be_another(alpha):
-    (table,) = tables_of(read_results(alpha[1]))
-    scored = replace(table, columns=(*table.columns, Column(MEASURES["bertscore"])))
-    noted = [
-        any("not rescaled" in note for note in caveats(recipe_named("lexical"), [one]))
-        for one in (table, scored)
-    ]
-    assert noted == [False, True]
-
-
-def test_the_same_call_again_runs_nothing_and_says_the_same(alpha):
+def test_the_same_call_again_runs_nothing_and_gives_the_same(alpha):
     made, folder = alpha
     before = (folder / "results.jsonl").read_bytes()
     again = reproduce("alpha", folder, TINY)
@@ -397,10 +390,6 @@ def test_rows_are_found_by_their_settings(alpha):
     assert all(metric in MEASURES for one in found for metric in [one.metric])
 
 
-def ours_said(data):
-    return [line["ours"] for line in data["text_figures"]]
-
-
 def check_cases(data):
     methods = ["greedy", "cad", "dola", "id", "kate", "rad"]
     assert data["cases"]
@@ -420,7 +409,9 @@ def check_reliability(data):
 def check_second_judge(data):
     assert [judge.split(":")[0] for judge in data["judges"]] == ["offline", "local"]
     assert [line["what"][:3] for line in data["text_figures"]] == ["ran", "rho"]
-    assert re.match("[01]|-[01]|none: a judge|needs two judges", ours_said(data)[1])
+    assert re.match(
+        "[01]|-[01]|none: a judge|needs two judges", data["text_figures"][1]["ours"]
+    )
 
 
 SHOWN = {
@@ -476,15 +467,15 @@ def test_spaces_are_weighed_and_timed(name, tiny_home, tmp_path, monkeypatch):
     assert space["entries"] > 10
     assert 0 < space["size"] < space["as_logits"]
     assert (space["build_seconds"], space["retrieval_ms"]) == (1.0, 1000.0)
-    said = {line["what"]: line for line in made.data["text_figures"]}
-    assert bool(said) == (name == "latency")
-    assert all("to" in line["ours"] for line in said.values())
+    texts = [line["ours"] for line in made.data["text_figures"]]
+    assert bool(texts) == (name == "latency")
+    assert all("to" in text for text in texts)
 
 
-def test_the_paper_s_sizes_stand_beside_ours():
-    from trueline.lab.paper.spaces import SpaceCosts, space_figure, space_grid
+def test_the_sizes_of_the_paper_stand_next_to_ours():
+    from trueline.lab.paper.spaces import SpaceCosts, space_figure, space_section
 
-    # of the 100 the paper asks for, 90 have an answer: it is still the paper's row
+    # of the 100 the paper wants, 90 have an answer: it is still the paper's row
     ours = SpaceCosts(
         model="m",
         benchmark="truthfulqa",
@@ -502,9 +493,9 @@ def test_the_paper_s_sizes_stand_beside_ours():
     )
     assert space_figure(ours)["paper_entries"] == 3755
     assert space_figure(ours)["paper_gigabytes"] == 12
-    (row,) = space_grid([ours]).rows
+    (row,) = space_section([ours]).grids[0].rows
     assert [entry.text for entry in row][1:7] == [
-        "90 of 100 asked for", "3,800", "3,755", "10.0 MB", "1,000 MB", "12 GB"
+        "90 of 100 wanted", "3,800", "3,755", "10.0 MB", "1,000 MB", "12 GB"
     ]  # fmt: skip
 
 
@@ -553,18 +544,3 @@ def test_the_list_is_one_recipe_a_line():
     assert "Minutes are estimated from the number of answers" in run.stderr
     listed = CliRunner().invoke(cli, ["reproduce", "--list", "--json"], catch_exceptions=False)
     assert [one["name"] for one in json.loads(listed.stdout)] == NAMES
-
-
-@pytest.mark.parametrize("recipe", recipes().values(), ids=lambda recipe: recipe.name)
-def test_a_recipe_says_how_many_answers_and_examples_it_comes_to(recipe):
-    plans = plans_of(recipe, {})
-    answers = sum(len(plan.benchmarks) * len(plan.variants) * plan.test for plan in plans)
-    assert recipe.answers == (0 if recipe.show == "spaces" else answers)
-    assert recipe.examples == sum(
-        len(plan.benchmarks)
-        * len({x.build for x in plan.variants if x.build and x.build.context is not None})
-        * plan.ground
-        for plan in plans
-    )
-    nameless = CliRunner().invoke(cli, ["reproduce"])
-    assert nameless.exception.args[0].startswith("name a recipe: main")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -14,7 +15,7 @@ from click.testing import CliRunner
 
 from trueline.cli import cli
 from trueline.errors import SettingError
-from trueline.lab.measures import columns_of, summarize_cell
+from trueline.lab.measures import summarize_cell
 from trueline.lab.paper.compare import our_text_figures
 from trueline.lab.report.pages import (
     answers_grid,
@@ -23,14 +24,12 @@ from trueline.lab.report.pages import (
     as_latex,
     as_markdown,
     escape_latex,
-    named_plots,
     report_of,
     write_report,
 )
-from trueline.lab.report.plots import as_png, as_svg, edit_quartiles, inline_svg, plots_of
+from trueline.lab.report.plots import edit_quartiles, plots_of
 from trueline.lab.report.tables import (
     Document,
-    Figure,
     Grid,
     GridText,
     Section,
@@ -56,13 +55,6 @@ JUDGE = "offline:tiny"
 SAMPLES = ["q1", "q2", "q3", "q4"]
 SETTINGS = {"alpha": 0.5, "tau": 0.7}
 BUILD = {"context": 8, "window": "all", "embedder": "tiny-bert", "values": "auto"}
-
-
-@pytest.fixture(autouse=True)
-def few_samples_make_a_curve(monkeypatch):
-    """The runs of these tests are small."""
-    for name in ("plots", "pages"):
-        monkeypatch.setattr(f"trueline.lab.report.{name}.FEWEST", 1)
 
 
 def cell(id, method="greedy", *, settings=None, build=None, **given):
@@ -179,9 +171,18 @@ def write(folder, *lines):
     return folder
 
 
+def report(folder, *lines, **options):
+    """A run with one table: its results, this table, and its section of the report."""
+    results = read_results(write(folder, *lines))
+    (table,) = tables_of(results)
+    document = report_of(results, [table], **options)
+    return SimpleNamespace(
+        results=results, table=table, document=document, section=document.sections[0]
+    )
+
+
 def table(folder, *lines):
-    (found,) = tables_of(read_results(write(folder, *lines)))
-    return found
+    return report(folder, *lines).table
 
 
 def values(table, label):
@@ -189,10 +190,21 @@ def values(table, label):
     return row.values
 
 
-def test_means_are_those_worked_by_hand(tmp_path):
-    made = table(tmp_path, *RAD, *GREEDY)
-    assert [row.label for row in made.rows] == ["greedy", "rad"]  # greedy first
-    greedy, rad = values(made, "greedy"), values(made, "rad")
+def of_cell(id, method="greedy", rouge=(0.1, 0.1, 0.1, 0.1), *, text="same", **given):
+    """The lines of a finished cell without verdicts."""
+    return [cell(id, method, **given), *answers(id, rouge=rouge, text=text), done(id)]
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory):
+    """Greedy and RAD, one answer of which has no verdict that can be read."""
+    folder = tmp_path_factory.mktemp("usual")
+    return report(folder, *RAD, *GREEDY, has_plots=True, fewest=1)
+
+
+def test_means_are_those_worked_by_hand(usual):
+    assert [row.label for row in usual.table.rows] == ["greedy", "rad"]  # greedy first
+    greedy, rad = values(usual.table, "greedy"), values(usual.table, "rad")
     shown = {key: round(value.mean, 4) for key, value in greedy.items()}
     assert shown == {
         f"truth@{JUDGE}": 0.5,
@@ -204,84 +216,54 @@ def test_means_are_those_worked_by_hand(tmp_path):
         f"auroc@{JUDGE}": 1.0,
         "grounded": 0.0,
         "edits": 0.0,
-        "speed": 4.0,  # 4 tokens behind the first ones, in 1 second
+        "speed": 4.0,  # 4 tokens after the first ones, in 1 second
     }
     # T*I is over the three answers with both verdicts: 2/3 truthful, all informative
-    assert rad[f"truth_info@{JUDGE}"].mean == pytest.approx(2 / 3)
-    assert rad[f"truth_info@{JUDGE}"].n == 3
+    both = rad[f"truth_info@{JUDGE}"]
+    assert (both.mean, both.n) == (pytest.approx(2 / 3), 3)
     assert (rad["grounded"].mean, rad["edits"].mean) == (0.5, 0.5)
-
-
-def test_a_verdict_that_could_not_be_read_is_unscored_and_counted(tmp_path):
-    info = values(table(tmp_path, *GREEDY, *RAD), "rad")[f"info@{JUDGE}"]
+    info = rad[f"info@{JUDGE}"]
     assert (info.mean, info.n, info.unscored) == (1.0, 3, 1)
-    grid = grids_of(table(tmp_path, *GREEDY, *RAD))[0]
-    assert grid.rows[1][-1].below == ("1 unscored, 0 failed, 0 skipped",)
+    counts = usual.section.grids[0].rows[1][-1]
+    assert counts.below == ("1 unscored, 0 failed, 0 skipped",)
 
 
-def test_differences_are_paired_with_greedy(tmp_path):
-    made = table(tmp_path, *GREEDY, *RAD)
-    rad = values(made, "rad")
-    assert all(value.difference is None for value in values(made, "greedy").values())
+def test_differences_are_paired_with_greedy(usual):
+    greedy, rad = values(usual.table, "greedy"), values(usual.table, "rad")
+    assert all(value.difference is None for value in greedy.values())
     assert rad["rouge_l"].difference.mean == pytest.approx(0.05)
     assert rad["rouge_l"].p == rad["rouge_l"].difference.p
     # one pair went from wrong to right, none back: McNemar's exact p is 2 * 1/2
     assert (rad[f"truth@{JUDGE}"].difference.mean, rad[f"truth@{JUDGE}"].p) == (0.25, 1.0)
     # on q1 to q3 greedy has truth 1/3, info 2/3: 2/3 - 2/9
     assert rad[f"truth_info@{JUDGE}"].difference.mean == pytest.approx(2 / 3 - 2 / 9)
+    for name in (f"ece@{JUDGE}", f"auroc@{JUDGE}"):
+        change = rad[name].difference
+        assert change.mean == pytest.approx(rad[name].mean - greedy[name].mean)
+        assert change.low <= change.mean <= change.high
+        assert 0 < rad[name].p <= 1
 
 
-def test_of_equals_none_is_the_best(tmp_path):
-    made = table(tmp_path, *GREEDY, *cell_lines_like_greedy())
-    for row in made.rows:
-        assert not any(value.is_best for value in row.values.values())
+def test_rates_have_wilsons_interval_and_p_is_also_corrected(tmp_path):
+    right = [True] * 4
+    judged = [*verdicts("o", "truth", right), *verdicts("o", "info", right)]
+    made = report(tmp_path, *GREEDY, *RAD, *of_cell("o", "cad"), *judged)
+    value = values(made.table, "cad")[f"truth@{JUDGE}"]
+    square = 1.959964**2 / 4  # Wilson, 4 of 4: n / (n + z^2) up to 1
+    assert (value.low, value.high) == (pytest.approx(1 / (1 + square)), pytest.approx(1))
+    assert value.p_holm >= value.p
+    assert "(Holm " in as_markdown(made.document)
 
 
-def cell_lines_like_greedy():
-    """Another method with the answers and verdicts of the plain model."""
-    head = cell("r", "rad")
-    lines = [replace_line(line, cell="r") for line in GREEDY if not isinstance(line, CellLine)]
-    return [head, *lines]
-
-
-def test_a_report_shows_answers_and_marks_the_wrong_ones(tmp_path):
-    made = table(tmp_path, *GREEDY, *RAD)
-    grid = answers_grid(made)
-    assert grid.head == ("question", "method", "answer", "")
-    assert len(grid.rows) == 2 * len(SAMPLES)
-    marks = {}
-    for row in grid.rows:
-        marks.setdefault(row[1].text, []).append(row[3].text)
-        assert row[3].is_bold == (row[3].text == "wrong")
-    labels = {
-        row.label: [row.first.labels("truth", JUDGE).get(sample) for sample in SAMPLES]
-        for row in made.rows
-    }
-    for label, given in labels.items():
-        told = [{True: "right", False: "wrong"}.get(one) for one in given]
-        pairs = zip(told, marks[label], strict=True)
-        assert all(mark == one for one, mark in pairs if one)
-    assert "drawn with the seed 0" in grid.notes[0]
-
-
-def test_few_samples_make_no_curve_and_the_report_says_so(tmp_path, monkeypatch):
-    for name in ("plots", "pages"):
-        monkeypatch.setattr(f"trueline.lab.report.{name}.FEWEST", 30)
-    results = read_results(write(tmp_path, *GREEDY, *RAD))
-    tables = tables_of(results)
-    assert not [name for some in named_plots(tables) for name, *_ in some if "reliab" in name]
-    (section,) = report_of(results, tables).sections
-    wanted = "No reliability curve is drawn: it takes 30 judged samples or more."
-    assert wanted in section.notes
-
-
-def test_only_the_best_of_a_column_is_marked(tmp_path):
-    made = table(tmp_path, *GREEDY, *RAD)
-    greedy, rad = values(made, "greedy"), values(made, "rad")
-    assert [greedy[f"truth@{JUDGE}"].is_best, rad[f"truth@{JUDGE}"].is_best] == [False, True]
-    assert not any(row.values["edits"].is_best for row in made.rows)  # neither way is better
-    alone = table(tmp_path / "alone", *GREEDY)
-    assert not any(value.is_best for value in values(alone, "greedy").values())
+def test_only_the_best_of_a_column_is_marked(usual, tmp_path):
+    greedy, rad = values(usual.table, "greedy"), values(usual.table, "rad")
+    truth = f"truth@{JUDGE}"
+    assert [greedy[truth].is_best, rad[truth].is_best] == [False, True]
+    assert not rad["edits"].is_best  # neither way is better
+    same = [replace_line(line, cell="r") for line in GREEDY if not isinstance(line, CellLine)]
+    for number, lines in enumerate(([], [cell("r", "rad"), *same])):  # alone, or two equals
+        made = table(tmp_path / str(number), *GREEDY, *lines)
+        assert not any(x.is_best for row in made.rows for x in row.values.values())
 
 
 def test_a_row_that_is_not_finished_is_not_the_best(tmp_path):
@@ -296,9 +278,8 @@ def test_a_row_that_is_not_finished_is_not_the_best(tmp_path):
 
 
 def hallucinations(id, method, labels):
-    head = cell(id, method, benchmark="halueval-dialogue")
-    said = verdicts(id, "hallucination", labels)
-    return [head, *answers(id, rouge=[0.1] * 4), *said, done(id)]
+    lines = of_cell(id, method, benchmark="halueval-dialogue")
+    return [*lines[:-1], *verdicts(id, "hallucination", labels), lines[-1]]
 
 
 def test_hallucination_is_a_rate_that_should_be_low(tmp_path):
@@ -307,56 +288,66 @@ def test_hallucination_is_a_rate_that_should_be_low(tmp_path):
         *hallucinations("g", "greedy", [True, True, False, False]),
         *hallucinations("r", "rad", [True, False, False, False]),
     )
-    key = f"hallucination@{JUDGE}"
-    assert [values(made, x)[key].mean for x in ("greedy", "rad")] == [0.5, 0.25]
-    assert [values(made, x)[key].is_best for x in ("greedy", "rad")] == [False, True]
+    found = [values(made, label)[f"hallucination@{JUDGE}"] for label in ("greedy", "rad")]
+    assert [(value.mean, value.is_best) for value in found] == [(0.5, False), (0.25, True)]
 
 
-def test_choices_join_the_row_of_their_method(tmp_path):
-    scored = [cell("c", task="choose", max_new_tokens=None, stop=None, samples=4),
-              *choices("c", [1.0, 0.0, 0.0, 0.0]), done("c")]  # fmt: skip
-    made = table(tmp_path, *GREEDY, *scored)
-    (row,) = made.rows
-    assert (row.values["mc1"].mean, row.values["rouge_l"].mean) == (0.25, 0.25)
-    assert "mc2" not in row.values  # nobody has one
+def test_a_report_shows_answers_and_marks_the_wrong_ones(usual):
+    grid = answers_grid(usual.table)
+    assert grid.head == ("question", "method", "answer", "")
+    rows = [[entry.text for entry in row] for row in grid.rows]
+    marks = {label: [row[3] for row in rows if row[1] == label] for label in ("greedy", "rad")}
+    assert marks == {
+        "greedy": ["right", "wrong", "wrong", "right"],
+        "rad": ["right", "right", "wrong", "right"],
+    }
+    assert all(row[3].is_bold == (row[3].text == "wrong") for row in grid.rows)
+    assert "drawn with the seed 0" in grid.notes[0]
 
 
-def test_each_task_has_counts_of_its_own(tmp_path):
+def test_few_samples_make_no_curve_and_the_report_gives_the_reason(usual, tmp_path):
+    made = report(tmp_path, *GREEDY, *RAD, has_plots=True)
+    names = [[plot.name for plot in one.section.plots] for one in (usual, made)]
+    assert [any("reliability" in name for name in some) for some in names] == [True, False]
+    wanted = "No reliability curve is drawn: it takes 30 judged samples or more."
+    assert [wanted in one.section.notes for one in (usual, made)] == [False, True]
+
+
+def test_choices_join_the_row_of_their_method_with_counts_of_their_own(tmp_path):
     head = cell("c", task="choose", max_new_tokens=None, stop=None, samples=3)
-    scored = [head, choices("c", [1.0])[0], failed("c", "q2", 1)]
-    made = table(tmp_path, *GREEDY, *scored)
+    marked = choices("c", [1.0, 0.0])
+    made = table(tmp_path, *GREEDY, head, *marked[:1], failed("c", "q2", 1))
+    (row,) = made.rows
+    assert (row.values["mc1"].mean, row.values["rouge_l"].mean) == (1.0, 0.25)
+    assert "mc2" not in row.values  # nobody has one
     grids = {grid.title: grid.rows[0][-1] for grid in grids_of(made)}
     assert grids["Overlap"] == GridText("n 4", ("0 unscored, 0 failed, 0 skipped",))
     assert grids["Choices"] == GridText("n 1", ("0 unscored, 1 failed, 1 skipped", "1 to come"))
-    rows = {row["measure"]: row for row in csv.DictReader(io.StringIO(as_csv([made])))}
+    rows = {row["measure"]: row for row in csv_rows([made])}
     assert (rows["rouge_l"]["answered"], rows["mc1"]["answered"]) == ("4", "1")
     assert (rows["rouge_l"]["failed"], rows["mc1"]["failed"]) == ("0", "1")
 
 
-def test_verdicts_not_asked_yet_are_to_come_and_warned_of(tmp_path):
+def test_missing_verdicts_are_to_come_and_warned_of(tmp_path):
     begun = [line for line in RAD if not isinstance(line, VerdictLine)]
     begun += verdicts("r", "truth", [None, True])  # q3 and q4, and all of info, are not judged
-    results = read_results(write(tmp_path, *GREEDY, *begun))
-    (made,) = tables_of(results)
-    truth = values(made, "rad")[f"truth@{JUDGE}"]
+    made = report(tmp_path, *GREEDY, *begun)
+    truth = values(made.table, "rad")[f"truth@{JUDGE}"]
     assert (truth.mean, truth.n, truth.unscored, truth.to_come) == (1.0, 1, 1, 2)
-    assert f"info@{JUDGE}" not in values(made, "rad")
-    (section,) = report_of(results, [made]).sections
-    assert section.warnings[0] == (
-        f"not judged to the end by {JUDGE}: rad (6 to come); their numbers will change"
+    assert f"info@{JUDGE}" not in values(made.table, "rad")
+    assert made.section.warnings[0] == (
+        f"not fully judged by {JUDGE}: rad (6 to come); their numbers will change"
     )
-    assert section.grids[0].rows[1][-1].below == (
+    assert made.section.grids[0].rows[1][-1].below == (
         "1 unscored, 0 failed, 0 skipped",
         "2 to be judged",
     )
 
 
-def test_seeds_are_averaged_and_their_spread_is_told(tmp_path):
-    def seed(number, rouge):
-        id = f"s{number}"
-        return [cell(id, seed=number, temperature=0.7), *answers(id, rouge=rouge), done(id)]
-
-    made = table(tmp_path, *seed(0, [0.1, 0.3, 0.1, 0.3]), *seed(1, [0.3, 0.5, 0.3, 0.5]))
+def test_seeds_are_averaged_and_their_spread_is_shown(tmp_path):
+    rouges = [(0.1, 0.3, 0.1, 0.3), (0.3, 0.5, 0.3, 0.5)]
+    lines = [of_cell(f"s{n}", rouge=x, seed=n, temperature=0.7) for n, x in enumerate(rouges)]
+    made = table(tmp_path, *lines[0], *lines[1])
     (row,) = made.rows
     found = row.values["rouge_l"]
     assert found.mean == pytest.approx(0.3)  # of 0.2 and 0.4
@@ -367,175 +358,91 @@ def test_seeds_are_averaged_and_their_spread_is_told(tmp_path):
     assert "seeds ±14.1" in entry.below
 
 
-def test_what_was_varied_beside_the_label_is_told(tmp_path):
-    few = [cell("f", "rad", ground=2), *answers("f", rouge=[0.3] * 4), done("f")]
-    made = table(tmp_path, *GREEDY, *RAD, *few)
-    assert [row.label for row in made.rows] == [
-        "greedy ground=3",
-        "rad ground=3",
-        "rad ground=2",
-    ]
-
-
-def spaces_by(name, made):
-    """A row of RAD by what its space was built with."""
-    for index, value in enumerate(made):
-        id = f"x{index}"
-        yield cell(id, "rad", build={name: value})
-        yield from answers(id, rouge=[0.1 * index] * 4, text=id)
-        yield done(id)
+def test_a_label_names_what_differs_between_rows(tmp_path):
+    made = table(tmp_path, *GREEDY, *RAD, *of_cell("f", "rad", ground=2))
+    labels = [row.label for row in made.rows]
+    assert labels == ["greedy ground=3", "rad ground=3", "rad ground=2"]
 
 
 @pytest.mark.parametrize(
-    ("name", "made"), [("context", [4, 8, 16, "full"]), ("embedder", ["a", "b", "c"])]
+    ("name", "made", "labels"),
+    [
+        ("context", (4, 8, "full"), [" context=4", " context=8", " context=full"]),
+        ("embedder", ("a", "b", "c"), [" embedder=a", " embedder=b", " embedder=c"]),
+        ("values", ("auto", "hidden", "logits"), ["", " values=hidden", " values=logits"]),
+    ],
 )
-def test_what_a_space_was_built_with_makes_rows_and_a_sweep(name, made, tmp_path):
-    knn = [
-        cell("k", "knn-lm", build={"context": "full"}),
-        *answers("k", rouge=[0.1] * 4, text="k"),
+def test_what_a_space_was_built_with_makes_rows_and_a_sweep(name, made, labels, tmp_path):
+    spaces = [
+        line
+        for n, value in enumerate(made)
+        for line in of_cell(f"x{n}", "rad", [0.1 * n] * 4, text=f"x{n}", build={name: value})
     ]
-    found = table(tmp_path, *GREEDY, *knn, done("k"), *spaces_by(name, made))
+    knn = of_cell("k", "knn-lm", text="k", build={"context": "full"})
+    found = table(tmp_path, *GREEDY, *knn, *spaces)
     assert [row.label for row in found.rows] == [
         "greedy",
-        "knn-lm",  # it has one alone
-        *(f"rad {name}={value}" for value in made),
+        "knn-lm",
+        *(f"rad{x}" for x in labels),
     ]
-    assert [row.values["rouge_l"].mean for row in found.rows[2:]] == pytest.approx(
-        [0.1 * place for place in range(len(made))]
-    )
+    means = [row.values["rouge_l"].mean for row in found.rows[2:]]
+    assert means == pytest.approx([0.0, 0.1, 0.2])
     (sweep,) = sweeps_of(found)
-    assert (sweep.name, sweep.values) == (name, tuple(made))
+    assert (sweep.name, sweep.values) == (name, made)
 
 
-def test_a_build_option_other_than_the_default_is_in_the_label_and_a_sweep_too(tmp_path):
-    lines = [
-        line
-        for id in ("auto", "hidden", "logits")
-        for line in (
-            cell(id, "rad", build={"values": id}),
-            *answers(id, rouge=[0.1] * 4, text=id),
-            done(id),
-        )
-    ]
-    made = table(tmp_path, *lines)
-    assert [row.label for row in made.rows] == ["rad", "rad values=hidden", "rad values=logits"]
-    (sweep,) = sweeps_of(made)
-    assert (sweep.name, sweep.values) == ("values", ("auto", "hidden", "logits"))
-
-
-def test_failed_and_missing_samples_are_counted_and_warned_of(tmp_path):
-    one = answers("g", rouge=[0.5] * 4)[:1]
-    lines = [cell("g", samples=3, test=4), *one, failed("g", "q4", 3)]
-    results = read_results(write(tmp_path, *lines))
-    (made,) = tables_of(results)
-    counts = made.rows[0].counts["generate"]
+def test_failed_missing_and_cut_off_samples_are_counted_and_warned_of(tmp_path):
+    one = answers("g", rouge=[0.5] * 4, finish="length")[:1]
+    made = report(tmp_path, cell("g", samples=3, test=4), *one, failed("g", "q4", 3))
+    counts = made.table.rows[0].counts["generate"]
     assert (counts.answered, counts.failed, counts.skipped, counts.left) == (1, 1, 1, 1)
-    (section,) = report_of(results, [made]).sections
-    assert any("not finished: greedy" in text for text in section.warnings)
-    assert any("too long" in text for text in section.warnings)
+    text = "\n".join(made.section.warnings)
+    assert "not finished: greedy" in text
+    assert "1 of 3 samples failed (q4); the first one: too long" in text
+    assert "1 of 1 answers are cut off after 8 tokens" in text
+    assert "1 cut off" in as_markdown(made.document)
 
 
-def test_rates_have_wilsons_interval_and_p_is_corrected_beside_the_raw_one(tmp_path):
-    right = [True] * 4
-    other = [cell("o", "cad"), *answers("o", rouge=[0.2] * 4), done("o")]
-    told = [*verdicts("o", "truth", right), *verdicts("o", "info", right)]
-    (table,) = tables_of(read_results(write(tmp_path, *GREEDY, *RAD, *other, *told)))
-    (cad,) = [row for row in table.rows if row.method == "cad"]
-    value = cad.values[f"truth@{JUDGE}"]
-    square = 1.959964**2 / 4  # Wilson, 4 of 4: n / (n + z^2) up to 1
-    assert (value.low, value.high) == (pytest.approx(1 / (1 + square)), pytest.approx(1))
-    assert value.p_holm >= value.p
-    assert "(Holm " in as_markdown(report_of(read_results(tmp_path), [table]))
-
-
-def test_answers_that_were_cut_off_are_counted_and_warned_of(tmp_path):
-    cut = [
-        cell("o", "cad"),
-        *answers("o", rouge=[0.2] * 4, text="x", finish="length"),
-        done("o"),
-    ]
-    results = read_results(write(tmp_path, *GREEDY, *cut))
-    (table,) = tables_of(results)
-    assert table.rows[1].counts["generate"].cut_off == 4
-    (section,) = report_of(results, [table]).sections
-    (warning,) = [text for text in section.warnings if "cut off" in text]
-    assert "4 of 4 answers are cut off after 8 tokens" in warning
-    assert "4 cut off" in as_markdown(report_of(results, [table]))
-
-
-def test_ece_and_auroc_have_a_difference_from_greedy(tmp_path):
-    (table,) = tables_of(read_results(write(tmp_path, *GREEDY, *RAD)))
-    (rad,) = [row for row in table.rows if row.method == "rad"]
-    for name in ("ece", "auroc"):
-        value, plain = (row.values[f"{name}@{JUDGE}"] for row in (rad, table.rows[0]))
-        assert value.difference.mean == pytest.approx(value.mean - plain.mean)
-        assert value.difference.low <= value.difference.mean <= value.difference.high
-        assert 0 < value.p <= 1
-        assert plain.difference is None
-
-
-def test_a_method_that_did_nothing_and_another_prompt_are_warned_of(tmp_path):
-    idle = [cell("i", "rad"), *answers("i", rouge=[0.1] * 4), done("i")]
+def test_a_method_that_did_nothing_and_another_prompt_are_warned_of(usual, tmp_path):
     strange = answers("o", rouge=[0.1] * 4, text="x", prompt_hashes=("another",))
     other = [cell("o", "cad"), *strange, done("o")]
-    results = read_results(write(tmp_path, *GREEDY, *idle, *other))
-    (section,) = report_of(results, tables_of(results)).sections
-    assert sum("did nothing" in text for text in section.warnings) == 1
-    assert sum("another prompt" in text for text in section.warnings) == 1
-    fair = read_results(write(tmp_path / "fair", *GREEDY, *RAD))
-    (warning,) = report_of(fair, tables_of(fair)).sections[0].warnings
+    found = report(tmp_path, *GREEDY, *of_cell("i", "rad"), *other).section.warnings
+    assert sum("did nothing" in text for text in found) == 1
+    assert sum("another prompt" in text for text in found) == 1
+    (warning,) = usual.section.warnings
     assert warning.startswith("rad: no controls were run")
 
 
-def test_settings_hashes_and_the_worth_of_the_offline_judge_stand_below(tmp_path):
-    results = read_results(write(tmp_path, *GREEDY, *RAD))
-    (section,) = report_of(results, tables_of(results)).sections
-    facts = dict(section.facts)
+def test_settings_hashes_and_the_worth_of_the_judge_come_last(usual):
+    facts = dict(usual.section.facts)
     assert facts["fingerprint"] == "f"
     assert facts["versions"] == "trueline 0"
     assert "alpha 0.5" in facts["rad (generate, cell r)"]
     assert "space abc of 9 entries, context 8" in facts["rad (generate, cell r)"]
-    assert section.notes[0] == (
-        f"Judge {JUDGE}: 16 verdicts, 1 unscored, 32 tokens, 4.0000 US dollars."
-    )
-    assert section.notes[1:] == (
+    assert {*usual.section.notes} == {
+        f"Judge {JUDGE}: 16 verdicts, 1 unscored, 32 tokens, 4.0000 US dollars.",
         f"{JUDGE}: how far it agrees with people on truth is not known",
         f"{JUDGE}: how far it agrees with people on info is not known",
-    )
-
-
-def test_the_agreement_told_is_that_on_what_the_judge_was_asked(tmp_path, monkeypatch):
-    figures = {"accuracy": [0.71, 0.6, 0.8], "balanced_accuracy": [0.7], "always": 0.58}
-    measured = {"judge": JUDGE, "truth": figures}
-    monkeypatch.setattr("trueline.lab.judges.offline.agreement", lambda: measured)
-    asked = {"truth": GREEDY, "hallucination": hallucinations("g", "greedy", [True] * 4)}
-    told = {}
-    for about, lines in asked.items():
-        results = read_results(write(tmp_path / about, *lines))
-        (section,) = report_of(results, tables_of(results)).sections
-        told[about] = section.notes[1]
-    known = (
-        f"{JUDGE} agrees with people on 71% of truth labels "
-        "(saying the more frequent label every time agrees on 58%)"
-    )
-    assert told["truth"] == known
-    unknown = f"{JUDGE}: how far it agrees with people on hallucination is not known"
-    assert told["hallucination"] == unknown
+    }
 
 
 @pytest.mark.parametrize(("reached", "mark"), [(0.74, ", indicative"), (0.75, "")])
-def test_columns_of_a_judge_below_75_percent_are_marked(tmp_path, monkeypatch, reached, mark):
-    good = {"accuracy": [0.9], "balanced_accuracy": [0.9], "always": 0.5}
+def test_the_agreement_of_a_judge_is_shown_and_marks_columns(
+    tmp_path, monkeypatch, reached, mark
+):
+    good = {"accuracy": [0.71], "balanced_accuracy": [0.9], "always": 0.58}
     measured = {"judge": JUDGE, "truth": {**good, "balanced_accuracy": [reached]}, "info": good}
     monkeypatch.setattr("trueline.lab.judges.offline.agreement", lambda: measured)
-    results = read_results(write(tmp_path, *GREEDY, *RAD))
-    (table,) = tables_of(results)
-    head = grids_of(table)[0].head
+    made = report(tmp_path, *GREEDY, *RAD)
+    assert made.section.notes[1] == (
+        f"{JUDGE} agrees with people on 71% of truth labels "
+        "(always giving the more frequent label agrees on 58%)"
+    )
+    head = made.section.grids[0].head
     assert head == ("method", f"%Truth{mark}", "%Info", f"T*I{mark}", "counts")
-    (cell, _) = results.cells
     hints = {f"{key}@{JUDGE}" for key in ("truth", "truth_info")} if mark else set()
-    assert set(summarize_cell(cell).indicative) == hints
-    marked = [row["measure"] for row in csv_rows([table]) if row["is_indicative"] == "1"]
+    assert set(summarize_cell(made.results.cells[0]).indicative) == hints
+    marked = [row["measure"] for row in csv_rows([made.table]) if row["is_indicative"] == "1"]
     assert {"truth", "truth_info"} <= set(marked) if mark else not marked
 
 
@@ -583,39 +490,28 @@ def hostile():
     return Document(HOSTILE, (HOSTILE,), (section,))
 
 
-def test_html_is_one_page_whose_tables_read_back(tmp_path):
-    results = read_results(write(tmp_path, *GREEDY, *RAD))
-    drawn = [[Figure("dot", "A dot", '<?xml?><svg><path d="M0 0"/></svg>')]]
-    text = as_html(report_of(results, tables_of(results), drawn))
+def test_html_is_one_page_whose_tables_read_back(usual, hostile):
+    text = as_html(usual.document)
     page = Read()
     page.feed(text)
     assert page.open == []
-    assert page.rows[0] == [
-        "method",
-        "%Truth, indicative",
-        "%Info, indicative",
-        "T*I, indicative",
-        "counts",
-    ]
+    indicative = [f"{name}, indicative" for name in ("%Truth", "%Info", "T*I")]
+    assert page.rows[0] == ["method", *indicative, "counts"]
     assert page.rows[1][0] == "greedy"
     assert page.rows[1][1].startswith("50.0[")
     assert "svg" in page.kinds
     assert not {"script", "link", "img"} & page.kinds
-    assert not re.search(r"(src|href)=\"http", text)
+    assert not re.search(r"(src|href)=\"http", text.replace("http://www.w3.org", ""))
     assert "prefers-color-scheme: dark" in text
     assert "width=device-width" in text
-
-
-def test_html_shows_hostile_text_as_it_is(hostile):
     page = Read()
     page.feed(as_html(hostile))
     assert "script" not in page.kinds
     assert page.rows[1] == [HOSTILE, "1.0[0.5, 1.5] n 4"]
 
 
-def test_latex_is_escaped_and_its_braces_balance(hostile, tmp_path):
-    results = read_results(write(tmp_path, *GREEDY, *RAD))
-    for document in (hostile, report_of(results, tables_of(results))):
+def test_latex_is_escaped_and_its_braces_balance(usual, hostile):
+    for document in (hostile, usual.document):
         text = "\n".join(x for x in as_latex(document).splitlines() if not x.startswith("%"))
         bare = re.sub(r"\\[\\{}%$&#_]", "", text)
         depth = 0
@@ -635,80 +531,77 @@ def test_latex_is_escaped_and_its_braces_balance(hostile, tmp_path):
     assert escape_latex("a_b 5% \N{MINUS SIGN}2") == r"a\_b 5\% $-$2"
 
 
-def test_markdown_tables_have_as_many_cells_as_their_head(hostile, tmp_path):
-    results = read_results(write(tmp_path, *GREEDY, *RAD))
-    for document in (hostile, report_of(results, tables_of(results))):
+def test_markdown_tables_have_as_many_cells_as_their_head(usual, hostile):
+    for document in (hostile, usual.document):
         lines = [x for x in as_markdown(document).splitlines() if x.startswith("| ")]
         assert len(lines) > 2
         bars = [len(re.findall(r"(?<!\\)\|", line)) for line in lines]
         heads = [number - 1 for number, line in enumerate(lines) if line.startswith("| ---")]
         for start, end in zip(heads, [*heads[1:], len(lines)]):
             assert len(set(bars[start:end])) == 1
-    text = as_markdown(report_of(results, tables_of(results)))
+    text = as_markdown(usual.document)
     assert "| **75.0**<br>" in text
     assert "tiny\\_100%" in text
 
 
-def test_csv_reads_back_with_the_same_numbers(tmp_path):
-    made = table(tmp_path, *GREEDY, *RAD)
-    rows = list(csv.DictReader(io.StringIO(as_csv([made]))))
-    assert len(rows) == sum(len(row.values) for row in made.rows)
+def test_csv_reads_back_with_the_same_numbers(usual):
+    rows = csv_rows([usual.table])
+    assert len(rows) == sum(len(row.values) for row in usual.table.rows)
     (rad,) = [r for r in rows if (r["label"], r["measure"]) == ("rad", "truth")]
-    shown = {name: rad[name] for name in ("model", "judge", "unit", "mean", "n", "p")}
-    assert shown == {
-        "model": "tiny_100%", "judge": JUDGE, "unit": "percent",
-        "mean": "75", "n": "4", "p": "1",
+    wanted = {
+        "model": "tiny_100%", "judge": JUDGE, "unit": "percent", "mean": "75", "n": "4",
+        "p": "1", "difference": "25", "is_best": "1", "seeds": "1",
     }  # fmt: skip
-    assert (rad["difference"], rad["is_best"], rad["seeds"]) == ("25", "1", "1")
+    assert {name: rad[name] for name in wanted} == wanted
 
 
-def sweep_lines():
-    for index, alpha in enumerate([0.0, 0.3, 1.0]):
-        id = f"a{index}"
-        yield cell(id, "rad", settings={"alpha": alpha})
-        yield from answers(id, rouge=[0.1 * index, 0.2, 0.3, 0.4], text=id)
-        yield done(id)
+def sweep_lines(alphas=(0.0, 0.3, 1.0)):
+    return [
+        line
+        for n, alpha in enumerate(alphas)
+        for line in of_cell(
+            f"a{alpha}", "rad", [0.1 * n, 0.2, 0.3, 0.4], text=f"{n}", settings={"alpha": alpha}
+        )
+    ]
 
 
 def test_a_setting_with_three_values_is_a_sweep_in_order(tmp_path):
-    lines = list(sweep_lines())
-    made = table(tmp_path, *GREEDY, *reversed_cells(lines))
+    made = table(tmp_path, *GREEDY, *sweep_lines((1.0, 0.3, 0.0)))
     (sweep,) = sweeps_of(made)
     assert (sweep.method, sweep.name, sweep.values) == ("rad", "alpha", (0.0, 0.3, 1.0))
     assert [row.label for row in sweep.rows] == ["rad alpha=0", "rad alpha=0.3", "rad alpha=1"]
-    assert sweeps_of(table(tmp_path / "two", *GREEDY, *lines[:12])) == []
+    assert sweeps_of(table(tmp_path / "two", *GREEDY, *sweep_lines((1.0, 0.3)))) == []
 
 
-def reversed_cells(lines):
-    return [line for place in (2, 1, 0) for line in lines[6 * place : 6 * place + 6]]
-
-
-def test_edits_fall_into_the_quartiles_of_entropy(tmp_path):
-    made = table(tmp_path, *GREEDY, *RAD)
-    rows = {row.label: row for row in made.rows}
-    assert edit_quartiles(rows["greedy"]) == []
-    shares = [(q.share, q.n) for q in edit_quartiles(rows["rad"])]
+def test_edits_fall_into_the_quartiles_of_entropy(usual, tmp_path):
+    greedy, rad = usual.table.rows
+    assert edit_quartiles(greedy) == []
+    shares = [(q.share, q.n) for q in edit_quartiles(rad)]
     # half the steps have entropy 0.1 and no edit, half 2.0 and one; ties stay together
     assert [pair for pair in shares if pair[1]] == [(0.0, 4), (1.0, 4)]
+    made = table(tmp_path, *GREEDY, *of_cell("i", "rad", text="x"))  # it changed no token
+    assert {q.share for q in edit_quartiles(made.rows[1])} == {0.0, None}  # None: no step in it
+    assert not any("interventions" in plot.name for plot in plots_of([made])[0])
+    figures = our_text_figures("interventions", [made])
+    assert figures["edit_q1"] == "0.0 % of 4 tokens (entropy 0.10 to 0.10)"
 
 
 def test_every_plot_is_drawn_as_svg_and_png(tmp_path):
     made = table(tmp_path, *GREEDY, *RAD, *sweep_lines())
-    plots = plots_of(made, sweeps_of(made))
-    assert [name for name, _, _ in plots] == [
+    (plots,) = plots_of([made], fewest=1)
+    assert [plot.name.removeprefix("facts-tiny_100-") for plot in plots] == [
         "methods",
         "interventions",
-        f"reliability-{JUDGE}",
+        "reliability-offline-tiny",
         "sweep-rad-alpha",
     ]
-    assert plots[-1][1] == "rad: alpha, facts, tiny_100%"
-    for name, _, draw in plots:
-        svg = as_svg(draw, name)
-        assert ElementTree.fromstring(svg).tag.endswith("svg")
-        assert inline_svg(svg).startswith("<svg")
-        assert "currentColor" in inline_svg(svg)
-    assert svg == as_svg(draw, name)  # the same text again
-    png = as_png(draw, name)
+    assert plots[-1].title == "rad: alpha, facts, tiny_100%"
+    for plot in plots:
+        assert ElementTree.fromstring(plot.svg).tag.endswith("svg")
+        assert plot.inline_svg.startswith("<svg")
+        assert "currentColor" in plot.inline_svg
+    assert replace(plots[-1]).svg == plots[-1].svg  # drawn again, the same text
+    png = plots[-1].content("png")
     assert png[:8] == b"\x89PNG\r\n\x1a\n"
     assert len(png) > 5000
 
@@ -720,17 +613,7 @@ def test_a_sweep_without_a_value_worth_a_plot_is_not_drawn(tmp_path):
     ]
     made = table(tmp_path, *GREEDY, *lines)
     assert len(sweeps_of(made)) == 1
-    assert not [name for name, _, _ in plots_of(made, sweeps_of(made)) if "sweep" in name]
-
-
-def test_a_method_that_changed_no_token_has_quartiles_of_zero_and_no_plot(tmp_path):
-    idle = [cell("i", "rad"), *answers("i", rouge=[0.1] * 4, text="x"), done("i")]
-    made = table(tmp_path, *GREEDY, *idle)
-    (row,) = [row for row in made.rows if row.label == "rad"]
-    assert {q.share for q in edit_quartiles(row)} == {0.0, None}  # None: no step is in it
-    assert [name for name, _, _ in plots_of(made, [])] == ["methods", f"reliability-{JUDGE}"]
-    told = our_text_figures("interventions", [made])
-    assert told["edit_q1"] == "0.0 % of 4 tokens (entropy 0.10 to 0.10)"
+    assert not any("sweep" in plot.name for plot in plots_of([made])[0])
 
 
 def test_one_model_in_two_dtypes_has_files_and_titles_of_its_own(tmp_path):
@@ -742,45 +625,36 @@ def test_one_model_in_two_dtypes_has_files_and_titles_of_its_own(tmp_path):
         )
         for line in [*GREEDY, *RAD]
     ]
-    results = read_results(write(tmp_path, *GREEDY, *RAD, *half))
-    tables = tables_of(results)
-    assert [section.title for section in report_of(results, tables).sections] == [
+    tables = tables_of(read_results(write(tmp_path, *GREEDY, *RAD, *half)))
+    assert [table.title for table in tables] == [
         "facts, tiny_100%, float32",
         "facts, tiny_100%, bfloat16",
     ]
-    names = [name for some in named_plots(tables) for name, _, _ in some]
-    assert len(names) == len(set(names)) == 6
+    names = [plot.name for some in plots_of(tables, 1) for plot in some]
     assert names[0] == "facts-tiny_100-float32-methods"
-    same = [name for some in named_plots([tables[0], tables[0]]) for name, _, _ in some]
-    assert len(set(same)) == 6  # even where nothing tells two tables apart
+    assert len(names) == len(set(names)) == 6
 
 
-def test_the_name_of_a_plot_fits_a_file_system_in_bytes_and_tells_the_plot(tmp_path):
-    results = read_results(write(tmp_path, *GREEDY, *RAD))
-    table = replace(tables_of(results)[0], benchmark="事実" * 100)
-    names = [name for some in named_plots([table] * 3) for name, _, _ in some]
-    assert len(set(names)) == len(names) == 9
+def test_the_name_of_a_plot_fits_a_file_system_in_bytes(usual):
+    table = replace(usual.table, benchmark="事実" * 100)
+    names = [plot.name for some in plots_of([table] * 3, 1) for plot in some]
+    assert len(set(names)) == len(names) == 9  # although only the number differs
     assert max(len(name.encode()) for name in names) <= 80
     assert names[0].endswith("-methods")
     assert names[3].endswith("-methods-2")
 
 
 def test_a_report_is_written_in_every_format(tmp_path):
-    folder = write(tmp_path / "run", *GREEDY, *RAD)
-    run = CliRunner().invoke(
-        cli,
-        ["report", str(folder), "--out", str(tmp_path / "out"), "--format", "md,html,csv,latex",
-         "--plots", "svg,png"],
-        catch_exceptions=False,
-    )  # fmt: skip
+    folder, out = write(tmp_path / "run", *GREEDY, *RAD), tmp_path / "out"
+    flags = ["--out", str(out), "--format", "md,html,csv,latex", "--plots", "svg,png"]
+    run = CliRunner().invoke(cli, ["report", str(folder), *flags], catch_exceptions=False)
     assert run.exit_code == 0
-    names = {path.name for path in (tmp_path / "out").iterdir()}
+    names = {path.name for path in out.iterdir()}
     assert names >= {"report.md", "report.html", "report.csv", "report.tex"}
-    assert "facts-tiny_100-methods.svg" in names
-    assert sum(name.endswith(".png") for name in names) == 3
-    shown = re.findall(r"!\[.*?\]\((.*?)\)", (tmp_path / "out/report.md").read_text("utf-8"))
-    assert shown
-    assert set(shown) <= names
+    shown = set(re.findall(r"!\[.*?\]\((.*?)\)", (out / "report.md").read_text("utf-8")))
+    assert shown == {name for name in names if name.endswith(".svg")}
+    assert shown == {f"facts-tiny_100-{name}.svg" for name in ("methods", "interventions")}
+    assert sum(name.endswith(".png") for name in names) == 2
     assert {line.split("/")[-1] for line in run.output.splitlines()} == names
 
 
@@ -791,22 +665,16 @@ def test_a_report_opens_no_model_no_space_no_method_and_not_the_paper(tmp_path):
 from trueline.lab.report.pages import write_report
 write_report({str(tmp_path)!r}, formats={formats}, plots=["svg"])
 print(*sys.modules)"""
-    done = subprocess.run(
+    run = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    loaded = done.stdout.split()
     assert {"report.md", "report.tex"} < {path.name for path in tmp_path.iterdir()}
-    banned = (
-        "torch",
-        "transformers",
-        "trueline.lab.paper",
-        "trueline.space",
-        "trueline.methods.",
-    )
-    assert [name for name in loaded if name.startswith(banned)] == []
+    heavy = ("torch", "transformers")
+    banned = (*heavy, "trueline.lab.paper", "trueline.space", "trueline.methods.")
+    assert [name for name in run.stdout.split() if name.startswith(banned)] == []
 
 
-def test_a_format_or_plot_that_is_none_is_refused_before_anything_is_written(tmp_path):
+def test_an_unknown_format_or_plot_is_refused_before_anything_is_written(tmp_path):
     folder = write(tmp_path, *GREEDY)
     with pytest.raises(SettingError, match="no format 'pdf'; there are md, html, csv, latex"):
         write_report(folder, formats=["pdf"])
@@ -821,24 +689,15 @@ def test_two_judges_have_columns_of_their_own(tmp_path):
     found = values(made, "greedy")
     assert (found[f"truth@{JUDGE}"].mean, found["truth@local:x"].mean) == (0.5, 0.0)
     assert "auroc@local:x" not in found  # all are wrong: there is nothing to rank
-    (grid, *_) = grids_of(made)
-    assert "%Truth (local:x)" in grid.head
-    assert [c.id for c in columns_of(made.cells)] == [
-        f"truth@{JUDGE}",
-        "truth@local:x",
-        f"info@{JUDGE}",
-        f"truth_info@{JUDGE}",
-        "rouge_l",
-        f"ece@{JUDGE}",
-        "ece@local:x",
-        f"auroc@{JUDGE}",
-        "grounded",
-        "edits",
-        "speed",
+    assert "%Truth (local:x)" in grids_of(made)[0].head
+    ids = [column.id.replace(JUDGE, "1").replace("local:x", "2") for column in made.columns]
+    assert ids == [
+        *("truth@1", "truth@2", "info@1", "truth_info@1", "rouge_l", "ece@1", "ece@2"),
+        *("auroc@1", "grounded", "edits", "speed"),
     ]
 
 
-def test_every_judge_and_every_pair_of_judges_is_told(tmp_path):
+def test_every_judge_and_every_pair_of_judges_has_a_figure(tmp_path):
     def lines(id, method, truths):
         yield cell(id, method)
         yield from answers(id, rouge=[0.1] * 4, text=id, sure=[0.9, 0.2, 0.3, 0.8])
@@ -858,6 +717,6 @@ def test_every_judge_and_every_pair_of_judges_is_told(tmp_path):
         our_text_figures("reliability", [made])["auroc greedy"]
         == "1.00 (a), 1.00 (b), 0.33 (c)"
     )
-    told = our_text_figures("judges", [made])
-    assert [*told] == ["rho facts", "rho facts, a and c", "rho facts, b and c"]
-    assert [text[:5].rstrip(",") for text in told.values()] == ["1.00", "-1.00", "-1.00"]
+    found = our_text_figures("judges", [made])
+    assert [*found] == ["rho facts", "rho facts, a and c", "rho facts, b and c"]
+    assert [text[:5].rstrip(",") for text in found.values()] == ["1.00", "-1.00", "-1.00"]

@@ -629,7 +629,7 @@ def test_unequal_rules_and_prompts_are_found_out(table, tmp_path):
     told = "\n".join(warnings(gather_cells(lines)))
     assert "the methods ran with different values of max_new_tokens" in told
     assert "the methods ran with different values of stop" in told
-    assert "cad (generate): 1 answers were asked with another prompt" in told
+    assert "cad (generate): 1 answers were generated with another prompt" in told
     assert "base prompt" not in told
     lines[7] = replace_line(lines[7], prompt_hashes=("another", "two"))
     assert "different values of base prompt" in "\n".join(warnings(gather_cells(lines)))

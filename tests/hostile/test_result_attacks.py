@@ -502,7 +502,7 @@ def test_a_full_disk_leaves_the_old_report_whole(room, tmp_path):
     command = [sys.executable, "-c", FULL, str(run), str(out), str(room)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 1
-    assert "cannot be written to (File too large); what was there is as it was" in ended.stderr
+    assert "cannot be written to (File too large); the old files are unchanged" in ended.stderr
     assert "Traceback" not in ended.stderr
     assert files_of(out) == before
     write_report(run, out=out, formats=ALL, plots=())
@@ -551,9 +551,7 @@ def test_a_folder_in_the_place_of_a_file_is_refused_before_anything_is_written(t
 
 
 @pytest.mark.parametrize("stays", [0, 2], ids=["none is placed", "two are placed"])
-def test_what_was_there_is_as_it_was_only_where_no_file_was_placed(
-    stays, tmp_path, monkeypatch
-):
+def test_old_files_are_unchanged_only_where_no_file_was_placed(stays, tmp_path, monkeypatch):
     names, real, placed = ("a.md", "b.md", "c.md"), os.replace, []
     for name in names:
         (tmp_path / name).write_bytes(b"old")
@@ -568,7 +566,7 @@ def test_what_was_there_is_as_it_was_only_where_no_file_was_placed(
     with pytest.raises(SettingError) as caught:
         write_files(tmp_path, dict.fromkeys(names, b"new"), overwrite=True)
     is_old = [(tmp_path / name).read_bytes() == b"old" for name in names]
-    assert all(is_old) == ("what was there is as it was" in str(caught.value)) == (stays == 0)
+    assert all(is_old) == ("the old files are unchanged" in str(caught.value)) == (stays == 0)
     assert not [*tmp_path.glob("*.tmp"), *tmp_path.glob(".*.tmp")]
 
 

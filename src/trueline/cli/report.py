@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from trueline.cli.eval import plan_flags, with_flags
 from trueline.cli.options import PATH, FlagEnvvarOption, json_option
 from trueline.engines import DEFAULT_MODEL
 from trueline.errors import SettingError
@@ -15,11 +17,15 @@ if TYPE_CHECKING:
     from trueline.lab.report.tables import Document
 
 _PAGES = ("reproduce.md", "reproduce.html")
+_FLAGS = (  # keys of a plan that a recipe takes
+    "models engine data benchmarks ground test judges max_new_tokens bertscore "
+    "bertscore_layers controls as"
+).split()
 
 
 @click.command()
 @click.argument("folder", type=PATH)
-@click.option("--out", type=PATH, help="Where to write; beside the results if left out.")
+@click.option("--out", type=PATH, help="Where to write; next to the results if left out.")
 @click.option(
     "--format",
     "formats",
@@ -59,35 +65,22 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-@click.command()
+class _RecipeCommand(click.Command):
+    """A command with flags of `trueline eval`, whose defaults are not those of a recipe."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        name, *own = super().get_params(ctx)
+        flags = [copy(plan_flags()[key]) for key in _FLAGS]
+        for flag in flags:
+            flag.help = (flag.help or "").partition("  [")[0]
+        return [name, *flags, *own]
+
+
+@click.command(cls=_RecipeCommand)
 @click.argument("name", required=False)
 @click.option(
     "--list", "is_list", cls=FlagEnvvarOption, is_flag=True, help="Print the recipes and stop."
 )
-@click.option("--model", help=f"Alias, hub id or folder.  [{DEFAULT_MODEL}]")
-@click.option(
-    "--engine", envvar="TRUELINE_ENGINE", help="transformers or llama.cpp.  [transformers]"
-)
-@click.option("--data", help="A folder of benchmark files; the hub if left out.")
-@click.option(
-    "--benchmark",
-    "benchmarks",
-    cls=FlagEnvvarOption,
-    multiple=True,
-    help="Others than the recipe's, such as facts, which needs no data.",
-)
-@click.option("--ground", type=int, help="Examples to ground with; the most where they vary.")
-@click.option("--test", type=int, help="Questions of each benchmark.")
-@click.option(
-    "--judge", "judges", cls=FlagEnvvarOption, multiple=True, help="One or more.  [offline]"
-)
-@click.option("--max-new-tokens", type=int, help="Of each answer.  [64]")
-@click.option("--bertscore", help="The folder of an encoder, for BERTScore.")
-@click.option("--bertscore-layers", type=int, help="Which layer of it is compared.")
-@click.option(
-    "--controls/--no-controls", default=None, help="As in eval.  [on with --full alone]"
-)
-@click.option("--as", "as", help="paper: as in eval.  [with --full alone]")
 @click.option("--full", is_flag=True, help="As many examples and questions as in the paper.")
 @click.option("--out", type=PATH, help="The folder.  [reproduced/NAME]")
 @click.option(
@@ -97,17 +90,17 @@ def _names(text: str) -> list[str]:
 def reproduce(
     name: str | None,
     is_list: bool,
-    model: str | None,
     full: bool,
     out: Path | None,
     overwrite: bool,
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Run the recipe NAME and print the paper's figures beside ours.
+    """Run the recipe NAME and print the paper's figures next to ours.
 
     A recipe takes 25 examples and 16 questions of each benchmark if it names no numbers of its
-    own; --full takes the paper's. The same command goes on where it was stopped.
+    own; --full takes the paper's, with --as paper and --controls. The same command goes on
+    where it was stopped.
 
     \b
     Examples:
@@ -118,31 +111,22 @@ def reproduce(
     from trueline.cli.screen import print_json, progress_bars, show
     from trueline.lab.paper.recipes import recipes
     from trueline.lab.paper.reproduce import reproduce as run
-    from trueline.lab.report.pages import (
-        as_html,
-        as_markdown,
-        check_free,
-        svg_files,
-        write_files,
-    )
+    from trueline.lab.report.pages import as_html, as_markdown, check_free, write_files
 
     if is_list:
         _list_recipes(as_json)
         return
     if name is None:
         raise SettingError(f"name a recipe: {', '.join(recipes())}")
-    given = {key: value for key, value in flags.items() if value not in (None, ())}
-    given |= {key: list(x) for key, x in given.items() if isinstance(x, tuple)}
-    given |= {"models": [model]} if model else {}
     folder = out or Path("reproduced") / name
     plots = [path.name for path in folder.glob("*.svg")]
     check_free(folder, [*_PAGES, *plots], overwrite=overwrite)  # before hours of work
     with progress_bars("done") as progress:
-        made = run(name, folder, given, is_full=full, progress=progress)
+        made = run(name, folder, with_flags({}, flags), is_full=full, progress=progress)
     texts = (as_markdown(made.document, figures="svg"), as_html(made.document))
-    pages = {page: text.encode() for page, text in zip(_PAGES, texts, strict=True)}
-    figures = svg_files(x for section in made.document.sections for x in section.figures)
-    written = write_files(folder, {**pages, **figures}, overwrite=overwrite)
+    contents = {page: text.encode() for page, text in zip(_PAGES, texts, strict=True)}
+    contents |= {f"{plot.name}.svg": plot.content("svg") for plot in made.document.plots}
+    written = write_files(folder, contents, overwrite=overwrite)
     if as_json:
         print_json(made.data)
         return

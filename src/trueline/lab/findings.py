@@ -1,7 +1,8 @@
-"""Cells -> what controls say of a gain, and what makes cells incomparable, in sentences."""
+"""Cells -> what controls show about a gain, and what makes cells incomparable, in sentences."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -29,7 +30,7 @@ _SETTING = "model fingerprint dtype benchmark test task temperature max_new_toke
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What controls say of a gain over the plain model, in the unit of its column.
+    """What controls show about a gain over the plain model, in the unit of its column.
 
     `effect`: the gain and the lead over every control are beyond chance. `shared`: a control
     gains at least half as much, and the lead over it is not beyond chance. `unclear`: the gain
@@ -46,23 +47,20 @@ class Effect:
         listed = ", ".join(f"{n} {scale * x:+.{digits}f}" for n, x in self.controls.items())
         return {
             "shared": f"{NOT_AN_EFFECT}: {listed}",
-            "unclear": f"not told apart from its controls: {listed}",
-            "effect": "ahead of every control",
+            "unclear": f"not clearly better than its controls: {listed}",
+            "effect": "better than every control",
         }[self.finding]
 
 
 def effect_of(
     ours: Cells, plain: Cells, controls: Mapping[str, Cells], column: Column
 ) -> Effect | None:
-    """What the controls say of a gain; None without a gain or without common samples."""
-    leads = {
-        name: lead
-        for name, cells in controls.items()
-        if (lead := difference_from(cells, ours, column)) is not None
-    }
-    if not leads or (change := difference_from(plain, ours, column)) is None:
+    """What the controls show about a gain; None without a gain or without common samples."""
+    leads = {name: difference_from(cells, ours, column) for name, cells in controls.items()}
+    known = {name: lead for name, lead in leads.items() if lead is not None}
+    if not known or (change := difference_from(plain, ours, column)) is None:
         return None
-    return judge_gain(change, leads, column.measure.better)
+    return judge_gain(change, known, column.measure.better)
 
 
 def judge_gain(
@@ -72,23 +70,22 @@ def judge_gain(
     gain = better * change.mean
     if gain <= 0:
         return None
+
+    def is_beyond_chance(difference: Difference) -> bool:
+        return (difference.low if better > 0 else -difference.high) > 0
+
     gains = {name: gain - better * lead.mean for name, lead in leads.items()}
-    unbeaten = {name: x for name, x in gains.items() if not _is_ahead(leads[name], better)}
+    unbeaten = {name: x for name, x in gains.items() if not is_beyond_chance(leads[name])}
     sharing = {name: x for name, x in unbeaten.items() if x >= _SHARE * gain}
     if sharing:
         return Effect("shared", gain, sharing)
-    if not _is_ahead(change, better):
+    if not is_beyond_chance(change):
         return None
     return Effect("unclear", gain, unbeaten) if unbeaten else Effect("effect", gain, gains)
 
 
-def _is_ahead(difference: Difference, better: int) -> bool:
-    """Whether the whole interval of a difference lies on the better side of 0."""
-    return (difference.low if better > 0 else -difference.high) > 0
-
-
 def effect_notes(cells: Cells) -> list[str]:
-    """What the controls of a run say, a sentence for every gain, and where none were run."""
+    """What the controls of a run show, a sentence for each gain, and where none were run."""
     groups: dict[str, list[CellResults]] = {}  # of cells that need controls, by experiment
     controls: dict[str, dict[str, list[CellResults]]] = {}  # by experiment and name
     plain: dict[str, list[CellResults]] = {}  # by setting
@@ -102,18 +99,13 @@ def effect_notes(cells: Cells) -> list[str]:
     notes = []
     for experiment, group in groups.items():
         own, base = controls.get(experiment, {}), plain.get(_values_of(group[0], _SETTING), [])
-        found = _gains(group, base, own) if own and base else [WITHOUT]
+        found = [] if own and base else [WITHOUT]
+        for column in filter(can_gain, columns_of(group)):
+            if effect := effect_of(group, base, own, column):
+                gain = effect.gain * (100 if column.measure.is_percent else 1)
+                words = effect.in_words(column)
+                found.append(f"{column.id} is {gain:.1f} better than the plain model, {words}")
         notes += [f"{group[0].description}: {note}" for note in found]
-    return notes
-
-
-def _gains(group: Cells, plain: Cells, controls: Mapping[str, Cells]) -> list[str]:
-    notes = []
-    for column in judged_columns(group):
-        if (found := effect_of(group, plain, controls, column)) is not None:
-            gain = found.gain * (100 if column.measure.is_percent else 1)
-            words = found.in_words(column)
-            notes.append(f"{column.id} is {gain:.1f} better than the plain model, {words}")
     return notes
 
 
@@ -123,10 +115,8 @@ def needs_controls(cell: CellResults) -> bool:
     return head.space is not None and head.control is None and not head.is_instead
 
 
-def judged_columns(cells: Cells) -> list[Column]:
-    """The columns in which a method can gain."""
-    columns = columns_of(cells)
-    return [x for x in columns if x.measure.better and x.measure.group != "Behaviour"]
+def can_gain(column: Column) -> bool:
+    return column.measure.better != 0 and column.measure.group != "Behaviour"
 
 
 def _values_of(cell: CellResults, names: Iterable[str]) -> str:
@@ -138,10 +128,10 @@ def warnings(cells: Cells) -> list[str]:
     found = []
     groups: dict[str, list[CellResults]] = {}
     for cell in cells:
-        found += _warnings_of_a_cell(cell)
+        found += [f"{cell.description}: {text}" for text in _problems_of(cell)]
         groups.setdefault(_values_of(cell, _COMPARED), []).append(cell)
     for group in groups.values():
-        found += _unequal_rules(group) + _unequal_judges(group) + _without_effect(group)
+        found += _unequal_parts(group) + _without_effect(group)
     return found
 
 
@@ -157,13 +147,13 @@ def agreement_notes(cells: Iterable[CellResults]) -> list[str]:
         where = " where no wrong answer is known" if is_alone else ""
         notes.append(
             f"{judge} agrees with people on {known['accuracy'][0]:.0%} of {about} "
-            f"labels{where} (saying the more frequent label every time agrees on "
+            f"labels{where} (always giving the more frequent label agrees on "
             f"{known['always']:.0%})"
         )
     return notes
 
 
-def _warnings_of_a_cell(cell: CellResults) -> list[str]:
+def _problems_of(cell: CellResults) -> list[str]:
     """Failed samples, answers cut off by the token limit, and answers to another prompt."""
     found = []
     if failed := cell.failed:
@@ -180,42 +170,33 @@ def _warnings_of_a_cell(cell: CellResults) -> list[str]:
         )
     strange = [line for line in cell.answers if line.prompt_hashes != cell.head.prompt_hashes]
     if strange and not cell.head.has_own_prompt:
-        found.append(f"{len(strange)} answers were asked with another prompt")
-    return [f"{cell.description}: {text}" for text in found]
+        found.append(f"{len(strange)} answers were generated with another prompt")
+    return found
 
 
-def _unequal_rules(cells: Cells) -> list[str]:
-    """Settings that differ although the cells are compared."""
+def _unequal_parts(cells: Cells) -> list[str]:
+    """Settings, data or judges that differ although the cells are compared."""
     heads = [cell.head for cell in cells]
-    where = f"{heads[0].model} on {heads[0].benchmark} ({heads[0].task})"
     hashes: dict[object, list[str]] = {}  # by their grounding examples
     for head in heads:
         hashes.setdefault((head.ground, head.ground_from), []).append(head.data_hash)
-    rules: dict[str, list[object]] = {
+    values: dict[str, list[object]] = {
         "stop": [head.stop for head in heads],
         "max_new_tokens": [head.max_new_tokens for head in heads],
         "base prompt": [head.prompt_hashes[0] for head in heads if not head.has_own_prompt],
         "dataset": [hash == group[0] for group in hashes.values() for hash in group],
     }
-    return [
-        f"{where}: the methods ran with different values of {name}"
-        for name, values in rules.items()
-        if any(value != values[0] for value in values)
+    where = f"{heads[0].model} on {heads[0].benchmark}"
+    found = [
+        f"{where} ({heads[0].task}): the methods ran with different values of {name}"
+        for name, each in values.items()
+        if any(value != each[0] for value in each)
     ]
-
-
-def _unequal_judges(cells: Cells) -> list[str]:
-    """Judges with one name and different hashes in cells that are compared."""
-    hashes: dict[str, set[str]] = {}
-    for cell in cells:
-        for line in cell.verdicts:
-            hashes.setdefault(line.judge, set()).add(line.judge_hash)
-    where = f"{cells[0].head.model} on {cells[0].head.benchmark}"
-    return [
-        f"{where}: {judge} judged with different settings, prompts or weights"
-        for judge, found in hashes.items()
-        if len(found) > 1
-    ]
+    judges = {(line.judge, line.judge_hash) for cell in cells for line in cell.verdicts}
+    for judge, count in sorted(Counter(name for name, _ in judges).items()):
+        if count > 1:
+            found.append(f"{where}: {judge} judged with different settings, prompts or weights")
+    return found
 
 
 def _without_effect(cells: Cells) -> list[str]:
@@ -223,7 +204,7 @@ def _without_effect(cells: Cells) -> list[str]:
     plain = next((cell for cell in cells if cell.head.is_plain), None)
     if plain is None:
         return []
-    found, base = [], _outputs(plain)
+    base, found = _outputs(plain), []
     for cell in cells:
         outputs = _outputs(cell)
         shared = outputs.keys() & base.keys()

@@ -1,4 +1,4 @@
-"""A recipe's name -> its run, and a document with the paper's figures beside ours."""
+"""A recipe's name -> its run, and a document with the paper's figures next to ours."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ from trueline.lab.paper.compare import (
 )
 from trueline.lab.paper.recipes import PaperRecipe, PlanKeys, paper, plans_of, recipe_named
 from trueline.lab.paper.spaces import (
-    SpaceCosts,
     measure_spaces,
     our_times,
     space_caveats,
-    space_facts,
     space_figure,
-    space_grid,
+    space_section,
 )
 from trueline.lab.plan import Plan
-from trueline.lab.report.pages import draw_all, facts_of, named_plots, warnings_of
+from trueline.lab.report.pages import LEAD, facts_of, warnings_of
+from trueline.lab.report.plots import plots_of
 from trueline.lab.report.tables import Document, Grid, GridText, Section, Table, tables_of
 from trueline.lab.results import RunResults, plain, read_results
 from trueline.lab.run import OnLabelledProgress, run_plan
@@ -57,74 +56,63 @@ def reproduce(
     recipe = recipe_named(name)
     plans = plans_of(recipe, given or {}, is_full=is_full)
     if recipe.show == "spaces":
-        return _with_spaces(recipe, measure_spaces(plans, Path(folder), progress))
+        measured = measure_spaces(plans, Path(folder), progress)
+        ours = our_times(measured) if recipe.name == "latency" else {}
+        data: dict[str, Any] = {"figures": [space_figure(one) for one in measured]}
+        data |= {"warnings": {}, "models": sorted({one.model for one in measured})}
+        sections = [space_section(measured)]
+        return _reproduced(recipe, recipe.name, ours, space_caveats(measured), sections, data)
     results, left_out = run_all(plans, Path(folder), progress)
     tables = tables_of(results)
-    data: dict[str, Any] = {"figures": []}
+    data = {"figures": []}
     if has_cases := recipe.show == "cases":
         data |= {"cases": [], "paper_cases": [asdict(case) for case in paper().cases]}
     sections = []
-    for table, plots in zip(tables, named_plots(tables), strict=True):
+    for table, plots in zip(tables, plots_of(tables), strict=True):
         pairs = figure_pairs(recipe, table)
         data["figures"] += [pair.plain() for pair in pairs]
         if has_cases and (cases := cases_of(plans[0], results.folder, table)):
             data["cases"] += [asdict(case) for case in cases]
-            grid = case_grid(table, cases)
+            grid = case_grid(cases)
         else:
             grid = pair_grid(table, pairs)
-        grids = (grid,) if grid.rows else ()
-        figures, facts = draw_all(plots), facts_of(table.cells)
-        sections.append(Section(table.title, warnings_of(table), grids, figures, facts))
+        grids, facts = (grid,) if grid.rows else (), facts_of(table.cells)
+        sections.append(Section(table.title, warnings_of(table), grids, plots, facts))
     data |= {
+        "models": sorted({table.model for table in tables}),
         "judges": list(dict.fromkeys(j for cell in results.cells for j in cell.judges)),
         "warnings": {section.title: list(section.warnings) for section in sections},
         "cells": [plain(cell.head) for cell in results.cells],  # settings, hashes, versions
     }
-    models = {table.model for table in tables}
-    ours = our_text_figures(recipe.show, tables)
+    title, ours = f"{recipe.name}{_size(tables)}", our_text_figures(recipe.show, tables)
     notes = (*left_out, *caveats(recipe, tables))
-    return _reproduced(recipe, models, ours, notes, sections, data, _size(tables))
-
-
-def _with_spaces(recipe: PaperRecipe, measured: Sequence[SpaceCosts]) -> Reproduced:
-    ours = our_times(measured) if recipe.name == "latency" else {}
-    section = Section("Spaces", (), (space_grid(measured),), facts=space_facts(measured))
-    data = {"figures": [space_figure(one) for one in measured], "warnings": {}}
-    models = {one.model for one in measured}
-    return _reproduced(recipe, models, ours, space_caveats(measured), [section], data)
+    return _reproduced(recipe, title, ours, notes, sections, data)
 
 
 def _reproduced(
     recipe: PaperRecipe,
-    models: set[str],
+    title: str,
     ours: dict[str, str],
     notes: Sequence[str],
     sections: Sequence[Section],
     data: dict[str, Any],
-    size: str = "",
 ) -> Reproduced:
     """The sections after a summary of how far the figures can be compared."""
     figures = _text_figures(recipe, ours)
-    grids = []
+    grids = [paper_grid()] if recipe.show == "cases" else []
     if figures:
         rows = tuple(tuple(GridText(text) for text in line.values()) for line in figures)
-        grids.append(Grid("What the paper's text says", ("what", "paper", "ours"), rows))
-    if recipe.show == "cases":
-        grids.append(paper_grid())
+        grids.append(Grid("Figures in the paper's text", ("what", "paper", "ours"), rows))
     summary = Section("How far it can be compared", (), tuple(grids), notes=tuple(notes))
-    title = f"Recipe {recipe.name}{size}: {recipe.about}"
-    shared = {
-        "recipe": recipe.name,
-        "about": recipe.about,
-        "models": sorted(models),
-        "text_figures": figures,
-        "notes": list(notes),
-    }
-    return Reproduced(recipe, Document(title, (), (summary, *sections)), {**shared, **data})
+    lead = () if recipe.show == "spaces" else LEAD[:1]
+    document = Document(f"Recipe {title}: {recipe.about}", lead, (summary, *sections))
+    named = {"recipe": recipe.name, "about": recipe.about}
+    more = {"text_figures": figures, "notes": list(notes)}
+    return Reproduced(recipe, document, named | more | data)
 
 
 def _text_figures(recipe: PaperRecipe, ours: dict[str, str]) -> list[dict[str, str]]:
-    """The figures of the paper's text beside ours, then those that only we have."""
+    """The figures of the paper's text with ours, then those that only we have."""
     theirs = {one.key: one for one in paper().text_figures if one.recipe == recipe.name}
     rows = [
         {"what": one.what, "paper": one.printed, "ours": ours.get(key, "not measured")}
@@ -148,17 +136,15 @@ def run_all(
     """Run plans into one folder; a model or embedder that is not available is left out."""
     ids: list[str] = []
     left_out: list[str] = []
-    last: ModelError | None = None
     for plan in plans:
         try:
             outcome = run_plan(plan, folder, progress=progress)
         except ModelError as error:
-            last = error
             left_out.append(f"Left out: {error}")
+            if len(left_out) == len(plans):
+                raise
         else:
             ids += [summary.cell for summary in outcome.cells]
-    if not ids and last is not None:
-        raise last
     results = read_results(folder)
     cells = tuple(cell for cell in results.cells if cell.id in ids)
     if not cells:

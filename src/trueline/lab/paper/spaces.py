@@ -18,10 +18,10 @@ import msgspec
 from trueline.errors import SettingError
 from trueline.files import reason, write_text
 from trueline.lab.cells import benchmark_of, machine, model_of, space_hash, versions
-from trueline.lab.paper.compare import RULES, other_models
+from trueline.lab.paper.compare import model_note
 from trueline.lab.paper.recipes import paper
 from trueline.lab.plan import BuildOptions, Plan
-from trueline.lab.report.tables import DASH, Grid, GridText
+from trueline.lab.report.tables import DASH, Grid, GridText, Section
 from trueline.lab.run import OnLabelledProgress
 
 if TYPE_CHECKING:
@@ -33,6 +33,23 @@ if TYPE_CHECKING:
 
 MEASURED = "spaces.json"  # what was measured in a folder, by all that shapes it
 _WINDOWS = 100  # retrievals that are timed; the median is kept
+_HEAD = (
+    "benchmark",
+    "examples",
+    "entries",
+    "paper: entries",
+    "size",
+    "as 32-bit logits",
+    "paper: size",
+    "time to build",
+    "time to retrieve",
+)
+_RULES = {  # how examples are taken, by the plan's rule
+    "answered": "Rule `answered`: questions without an answer are left out before examples are "
+    "taken, so their number is the wanted one if the benchmark holds as many.",
+    "all": "Rule `all`, as in the paper: examples are taken among all questions, and those "
+    "without an answer cannot ground, so there may be fewer than wanted.",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +58,9 @@ class SpaceCosts:
 
     model: str
     benchmark: str
-    wanted: int | None  # examples that were asked for; None: all
-    ground: int  # examples that could be had
-    rule: str  # whether questions without an answer are among those asked for
+    wanted: int | None  # the number of examples in the plan; None: all
+    ground: int  # examples in the space
+    rule: str  # whether questions without an answer are among the wanted
     entries: int
     size: int  # bytes on disk
     as_logits: int  # bytes that 32-bit logits would take, which is what the paper keeps
@@ -53,19 +70,36 @@ class SpaceCosts:
     machine: dict[str, Any]
     versions: dict[str, str]
 
+    @property
+    def examples(self) -> str:
+        is_all = self.wanted in (None, self.ground)
+        return str(self.ground) if is_all else f"{self.ground} of {self.wanted} wanted"
+
+    def of_the_paper(self, metric: str) -> float | None:
+        """The paper's figure for the same benchmark and number of examples."""
+        for block in paper().blocks:
+            if (block.recipe, block.benchmark, block.metrics) == (
+                "sizes",
+                self.benchmark,
+                (metric,),
+            ):
+                return next(iter(block.rows.get(f"rad ground={self.wanted}", ())), None)
+        return None
+
 
 def measure_spaces(
     plans: Sequence[Plan], folder: Path, progress: OnLabelledProgress | None = None
 ) -> list[SpaceCosts]:
     """Build the space of every benchmark of every plan in a folder, and measure it.
 
-    A space that was measured there before is not built again. If more examples are asked for
-    than there are, spaces are equal and only one of them is returned.
+    A space that was measured there before is not built again. If plans want more examples than
+    there are, their spaces are equal and only one of them is returned.
     """
     from trueline.embed import load_embedder
 
     open_model, open_embedder = cache(partial(model_of, plans[0])), cache(load_embedder)
-    known, found = _known(folder), dict[str, SpaceCosts]()
+    path = folder / MEASURED
+    known, found = _read(path), dict[str, SpaceCosts]()
     for plan in plans:
         options = plan.variants[0].build or BuildOptions(context=8)
         for name, model in product(plan.benchmarks, plan.models):
@@ -75,7 +109,13 @@ def measure_spaces(
             if key not in known:
                 target = folder / "spaces" / f"measured-{key}.space"
                 known[key] = _measure(lm, embedder, plan, benchmark, options, target, progress)
-                _keep(folder / MEASURED, known)
+                try:
+                    write_text(path, msgspec.json.encode(known).decode())
+                except OSError as error:
+                    raise SettingError(
+                        f"{path} cannot be written ({reason(error)}); fix the cause, then run "
+                        "the same command again"
+                    ) from error
             found.setdefault(key, replace(known[key], wanted=plan.ground, rule=plan.rule))
     return list(found.values())
 
@@ -89,8 +129,7 @@ def _key(lm: Engine, embedder: Embedder, benchmark: Benchmark, options: BuildOpt
     return sha256(json.dumps(content).encode()).hexdigest()[:12]
 
 
-def _known(folder: Path) -> dict[str, SpaceCosts]:
-    path = folder / MEASURED
+def _read(path: Path) -> dict[str, SpaceCosts]:
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, SpaceCosts])
     except FileNotFoundError:
@@ -98,15 +137,6 @@ def _known(folder: Path) -> dict[str, SpaceCosts]:
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise SettingError(
             f"{path} cannot be read ({error}); move it away, or name another folder with --out"
-        ) from error
-
-
-def _keep(path: Path, known: dict[str, SpaceCosts]) -> None:
-    try:
-        write_text(path, msgspec.json.encode(known).decode())
-    except OSError as error:
-        raise SettingError(
-            f"{path} cannot be written ({reason(error)}); mend that and run the same again"
         ) from error
 
 
@@ -158,9 +188,15 @@ def retrieval_seconds(lm: Engine, space: GroundingSpace, benchmark: Benchmark) -
     from trueline.rad.method import RAD
 
     rad = RAD(space, **benchmark.settings)
+    texts = [text for one in benchmark.ground for text in (one.question, *one.answers)]
+    tokens = lm.encode(" ".join(texts))
+    context = space.info()["context"]
+    length = context if isinstance(context, int) else 64
+    starts = range(max(1, len(tokens) - length))
+    windows = list(dict.fromkeys(tuple(tokens[n : n + length]) for n in starts))[:_WINDOWS]
     times = []
     with torch.no_grad():
-        for window in _windows(lm, space, benchmark):
+        for window in windows:
             begun = perf_counter()
             rows = Rows(lm, [window], [0])
             for found in rad.weighed(rows, rad.prefetch(rows)()):
@@ -169,43 +205,20 @@ def retrieval_seconds(lm: Engine, space: GroundingSpace, benchmark: Benchmark) -
     return times[len(times) // 10 :]  # without the first few, which only warm up
 
 
-def _windows(lm: Engine, space: GroundingSpace, benchmark: Benchmark) -> list[tuple[int, ...]]:
-    """Different windows of the examples' text."""
-    texts = [text for one in benchmark.ground for text in (one.question, *one.answers)]
-    tokens = lm.encode(" ".join(texts))
-    context = space.info()["context"]
-    context = context if isinstance(context, int) else 64
-    places = range(max(1, len(tokens) - context))
-    return list(dict.fromkeys(tuple(tokens[n : n + context]) for n in places))[:_WINDOWS]
-
-
-_HEAD = (
-    "benchmark",
-    "examples",
-    "entries",
-    "paper: entries",
-    "size",
-    "as 32-bit logits",
-    "paper: size",
-    "time to build",
-    "time to retrieve",
-)
-
-
 def space_figure(one: SpaceCosts) -> dict[str, Any]:
     """A space as JSON, with the paper's figures for the same benchmark and examples."""
-    entries, size = _paper(one, "entries"), _paper(one, "gigabytes")
-    return {**asdict(one), "paper_entries": entries, "paper_gigabytes": size}
+    theirs = {f"paper_{name}": one.of_the_paper(name) for name in ("entries", "gigabytes")}
+    return {**asdict(one), **theirs}
 
 
-def space_grid(measured: Sequence[SpaceCosts]) -> Grid:
-    """A row a space."""
+def space_section(measured: Sequence[SpaceCosts]) -> Section:
+    """A row a space, and what is needed to measure the same again."""
     rows = []
     for one in measured:
-        entries, size = _paper(one, "entries"), _paper(one, "gigabytes")
+        entries, size = one.of_the_paper("entries"), one.of_the_paper("gigabytes")
         texts = (
             one.benchmark,
-            _examples(one),
+            one.examples,
             f"{one.entries:,}",
             DASH if entries is None else f"{entries:,.0f}",
             f"{one.size / 1e6:,.1f} MB",
@@ -216,28 +229,23 @@ def space_grid(measured: Sequence[SpaceCosts]) -> Grid:
         )
         rows.append(tuple(GridText(text) for text in texts))
     models = ", ".join(dict.fromkeys(one.model for one in measured))
-    return Grid(f"Spaces of {models}, the paper's of Qwen2.5-7B", _HEAD, tuple(rows))
-
-
-def space_facts(measured: Sequence[SpaceCosts]) -> tuple[tuple[str, str], ...]:
-    """What is needed to measure the same again."""
+    grid = Grid(f"Spaces of {models}, the paper's of Qwen2.5-7B", _HEAD, tuple(rows))
     facts = {}
     for name in ("machine", "versions"):
-        each = (
-            ", ".join(f"{k} {v}" for k, v in getattr(one, name).items()) for one in measured
-        )
-        facts[name] = "; ".join(dict.fromkeys(each))
+        each = [getattr(one, name).items() for one in measured]
+        words = [", ".join(f"{key} {value}" for key, value in items) for items in each]
+        facts[name] = "; ".join(dict.fromkeys(words))
     for one in measured:
-        name = f"{one.benchmark}, {one.model}, {_examples(one)} examples"
+        name = f"{one.benchmark}, {one.model}, {one.examples} examples"
         facts[name] = f"space {one.space_hash}, rule {one.rule}"
-    return tuple(facts.items())
+    return Section("Spaces", grids=(grid,), facts=tuple(facts.items()))
 
 
 def space_caveats(measured: Sequence[SpaceCosts]) -> tuple[str, ...]:
     """What to know before sizes and times are compared."""
     notes = [
-        other_models({one.model for one in measured}),
-        *dict.fromkeys(RULES[one.rule] for one in measured),
+        model_note(one.model for one in measured),
+        *dict.fromkeys(_RULES[one.rule] for one in measured),
         "The paper keeps logits and ran on an H100; ours keeps hidden states, from which those "
         "logits follow, so only the numbers of entries can be compared.",
         "The paper's sizes do not follow from its entries: 3,755 entries of Qwen2.5-7B are "
@@ -256,17 +264,3 @@ def our_times(measured: Sequence[SpaceCosts]) -> dict[str, str]:
         "retrieval_ms": f"{min(retrievals):.2f} to {max(retrievals):.2f}",
         "construction_minutes": f"{built} ({grounds} examples)",
     }
-
-
-def _examples(one: SpaceCosts) -> str:
-    is_all = one.wanted in (None, one.ground)
-    return str(one.ground) if is_all else f"{one.ground} of {one.wanted} asked for"
-
-
-def _paper(one: SpaceCosts, metric: str) -> float | None:
-    for block in paper().blocks:
-        is_this = (block.recipe, block.benchmark) == ("sizes", one.benchmark)
-        row = block.rows.get(f"rad ground={one.wanted}")
-        if is_this and metric in block.metrics:
-            return None if row is None else row[block.metrics.index(metric)]
-    return None

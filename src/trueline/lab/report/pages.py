@@ -7,10 +7,9 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from importlib.resources import files
-from itertools import chain, count
 from pathlib import Path
 from random import Random
 from typing import Any, get_args
@@ -26,18 +25,16 @@ from trueline.lab.findings import (
 )
 from trueline.lab.leaks import leak_note
 from trueline.lab.measures import Average, Column
-from trueline.lab.report.plots import FEWEST, Plot, as_png, as_svg, inline_svg, plots_of
+from trueline.lab.report.plots import FEWEST, plots_of
 from trueline.lab.report.tables import (
     MARK,
     Document,
-    Figure,
     Grid,
     GridText,
     MethodRow,
     Section,
     Table,
     grids_of,
-    sweeps_of,
     tables_of,
 )
 from trueline.lab.results import AnswerLine, CellResults, RunResults, plain, read_results
@@ -49,7 +46,7 @@ FORMATS = {"md": "report.md", "html": "report.html", "csv": "report.csv", "latex
 PLOTS = ("svg", "png")
 TORN = (
     "The last line of the results is cut off and does not count: the run was killed, or is "
-    "writing it just now. The same `trueline eval` does it again."
+    "still writing. The same `trueline eval` writes it again."
 )
 LEAD = (
     "Below each mean: its 95 % bootstrap interval and its number of samples; then the "
@@ -68,8 +65,6 @@ SHOWN = 6  # samples with their answers; drawn with a seed, so that nobody picke
 _SEED = 0
 _WRONG = "wrong"
 _LONGEST = 400  # characters of an answer or a question
-_LONGEST_NAME = 80  # bytes of a plot's file name, without .svg; a file system takes 255
-_NAME_BEGIN = 30  # bytes of its beginning that a longer name keeps
 _FACTS = (
     "model fingerprint dtype device benchmark data_hash counts ground ground_from test task "
     "max_new_tokens batch_size temperature seed stop prompt_hashes embedder bertscore draw "
@@ -115,9 +110,7 @@ def write_report(
             raise SettingError(f"there is no {kind} {bad[0]!r}; there are {', '.join(known)}")
     results = read_results(folder)
     tables = tables_of(results)
-    named = named_plots(tables) if plots else []
-    figures = [draw_all(group) for group in named]
-    document = report_of(results, tables, figures)
+    document = report_of(results, tables, has_plots=bool(plots))
     texts = {
         "md": lambda: as_markdown(document, figures=plots[0] if plots else ""),
         "html": lambda: as_html(document),
@@ -125,33 +118,37 @@ def write_report(
         "latex": lambda: as_latex(document),
     }
     written = {FORMATS[name]: texts[name]().encode() for name in formats}
-    if "svg" in plots:
-        written |= svg_files(figure for group in figures for figure in group)
-    if "png" in plots:
-        each = [plot for group in named for plot in group]
-        written |= {f"{name}.png": as_png(draw, name) for name, _, draw in each}
+    written |= {
+        f"{plot.name}.{kind}": plot.content(kind) for kind in plots for plot in document.plots
+    }
     target = Path(out) if out is not None else results.folder
     return write_files(target, written, overwrite=overwrite)
 
 
 def report_of(
-    results: RunResults, tables: Sequence[Table], figures: Sequence[Sequence[Figure]] = ()
+    results: RunResults,
+    tables: Sequence[Table],
+    *,
+    has_plots: bool = False,
+    fewest: int = FEWEST,
 ) -> Document:
-    """The report of a run: a section a table, with its figures if there are any."""
+    """The report of a run: a section a table; a reliability curve takes `fewest` samples."""
     sections = []
-    for index, table in enumerate(tables):
+    plots = plots_of(tables, fewest) if has_plots else [()] * len(tables)
+    for table, drawn in zip(tables, plots, strict=True):
         hashes = {cell.head.data_hash for cell in table.cells}
-        leaks = [f"{leak_note(x)}." for x in results.leaks if x.data_hash in hashes]
-        sections.append(
-            Section(
-                table.title,
-                warnings_of(table),
-                (*grids_of(table), *filter(None, [answers_grid(table)])),
-                tuple(figures[index]) if figures else (),
-                facts_of(table.cells),
-                (*_judge_notes(table.cells), *_curve_note(table), *leaks),
+        notes = _judge_notes(table) + agreement_notes(table.cells)
+        judged = [
+            len(row.first.labels("truth", x)) for row in table.rows for x in row.first.judges
+        ]
+        if 0 < max(judged, default=0) < fewest:
+            notes.append(
+                f"No reliability curve is drawn: it takes {fewest} judged samples or more."
             )
-        )
+        notes += [f"{leak_note(x)}." for x in results.leaks if x.data_hash in hashes]
+        grids = (*grids_of(table), *filter(None, [answers_grid(table)]))
+        warned, facts = warnings_of(table), facts_of(table.cells)
+        sections.append(Section(table.title, warned, grids, drawn, facts, tuple(notes)))
     lead = (*LEAD, TORN) if results.torn else LEAD
     return Document(f"Results of {results.folder.resolve().name}", lead, tuple(sections))
 
@@ -166,31 +163,32 @@ def answers_grid(table: Table) -> Grid | None:
     drawn = set(Random(_SEED).sample(common, min(SHOWN, len(common))))
     rows = []
     for id in (id for id in common if id in drawn):
-        answered = [row for row in table.rows if id in answers[row.label]]
-        for row in answered:
-            line = answers[row.label][id]
-            mark = _mark(row, line, table.columns)
-            texts = (line.question if row is answered[0] else "", row.label, line.text)
-            entries = [GridText(_shortened(text)) for text in texts]
-            rows.append((*entries, GridText(mark, is_bold=mark == _WRONG)))
+        question = next(lines[id].question for lines in found)
+        for row in table.rows:
+            if line := answers[row.label].get(id):
+                mark = _mark(row, line, table.judges)
+                texts = (_shortened(x) for x in (question, row.label, line.text))
+                rows.append((*map(GridText, texts), GridText(mark, is_bold=mark == _WRONG)))
+                question = ""
     note = (
-        f"{len(drawn)} of {len(common)} samples, drawn with the seed {_SEED}. The judge says "
-        "what is wrong; where there is none, what ROUGE-L finds nearer to a wrong answer is."
+        f"{len(drawn)} of {len(common)} samples, drawn with the seed {_SEED}. The judge "
+        "decides what is wrong; without a verdict, whether ROUGE-L is nearer to a wrong answer."
     )
     return Grid("Answers", ("question", "method", "answer", ""), tuple(rows), (note,))
 
 
-def _mark(row: MethodRow, line: AnswerLine, columns: tuple[Column, ...]) -> str:
+def _mark(row: MethodRow, line: AnswerLine, judges: Sequence[str]) -> str:
     """Whether an answer is right or wrong by the first judge, or else by ROUGE-L."""
-    judges = dict.fromkeys(column.judge for column in columns if column.judge)
     abouts: tuple[tuple[About, bool], ...] = (("truth", True), ("hallucination", False))
-    for about, is_good in abouts:
-        for judge in judges:
-            label = row.first.labels(about, judge).get(line.sample)
-            if label is not None:
-                return "right" if label == is_good else _WRONG
+    found = [
+        label == is_good
+        for about, is_good in abouts
+        for judge in judges
+        if (label := row.first.labels(about, judge).get(line.sample)) is not None
+    ]
     nearer = line.scores.get("rouge_accuracy")
-    return "" if nearer is None else "right" if nearer else _WRONG
+    found += [] if nearer is None else [bool(nearer)]
+    return "" if not found else "right" if found[0] else _WRONG
 
 
 def _shortened(text: str) -> str:
@@ -200,65 +198,50 @@ def _shortened(text: str) -> str:
 
 def warnings_of(table: Table) -> tuple[str, ...]:
     """What is wrong with a table's runs, or makes its rows hard to compare."""
-    cells = table.cells
     found = []
     rows = (*table.rows, *table.controls)
     unfinished = [row.label for row in rows if any(cell.done is None for cell in row.cells)]
     if unfinished:
         found.append(f"not finished: {', '.join(unfinished)}; their numbers will change")
-    for judge in _judges(cells):
-        left = {row.label: _to_be_judged(row.cells, judge, cells) for row in rows}
+    for judge in table.judges:
+        left = {row.label: _to_be_judged(row, judge, table) for row in rows}
         late = [f"{label} ({count} to come)" for label, count in left.items() if count]
         if late:
-            found.append(
-                f"not judged to the end by {judge}: {', '.join(late)}; "
-                "their numbers will change"
-            )
+            text = ", ".join(late)
+            found.append(f"not fully judged by {judge}: {text}; their numbers will change")
     if not any(row.is_plain for row in table.rows):
         found.append(f"there is no {PLAIN} row, so no differences from it can be given")
     grounded = [row for row in table.rows if needs_controls(row.first)]
     bare = [row.label for row in grounded if not table.controls_of(row)]
     found += [f"{', '.join(bare)}: {WITHOUT}"] if bare else []
-    return (*found, *warnings(cells))
+    return (*found, *warnings(table.cells))
 
 
-def _judges(cells: Sequence[CellResults]) -> list[str]:
-    return list(dict.fromkeys(judge for cell in cells for judge in cell.judges))
-
-
-def _to_be_judged(row: Sequence[CellResults], judge: str, cells: Sequence[CellResults]) -> int:
+def _to_be_judged(row: MethodRow, judge: str, table: Table) -> int:
     """The number of verdicts that a judge of the table has not given on a row yet."""
     from trueline.lab.judges import questions_for
 
-    used = {x.about for cell in cells for x in cell.verdicts if x.judge == judge}
+    used = {x.about for cell in table.cells for x in cell.verdicts if x.judge == judge}
     sets = [questions_for(task) for task in get_args(Task)]
     questions = {about for one in sets if used & set(one) for about in one}
-    given = sum(line.judge == judge for cell in row for line in cell.verdicts)
-    answers = sum(not line.is_local for cell in row for line in cell.answers)
+    given = sum(line.judge == judge for cell in row.cells for line in cell.verdicts)
+    answers = sum(not line.is_local for cell in row.cells for line in cell.answers)
     return len(questions) * answers - given
 
 
-def _judge_notes(cells: Sequence[CellResults]) -> list[str]:
-    """For each judge its verdicts and their cost; then how far judges agree with people."""
+def _judge_notes(table: Table) -> list[str]:
+    """For each judge its verdicts and their cost."""
     notes = []
-    for judge in _judges(cells):
-        lines = [line for cell in cells for line in cell.verdicts if line.judge == judge]
-        unread = [line for line in lines if line.label is None]
+    for judge in table.judges:
+        lines = [x for cell in table.cells for x in cell.verdicts if x.judge == judge]
+        unread = sum(line.label is None for line in lines)
         bought = [line for line in lines if not line.is_cached]
         tokens = sum(line.prompt_tokens + line.answer_tokens for line in bought)
         costs = [line.cost for line in bought if line.cost is not None]
         cost = f", {sum(costs):.4f} US dollars" if costs else ""
-        counts = f"{len(lines)} verdicts, {len(unread)} unscored, {tokens} tokens{cost}"
+        counts = f"{len(lines)} verdicts, {unread} unscored, {tokens} tokens{cost}"
         notes.append(f"Judge {judge}: {counts}.")
-    return notes + agreement_notes(cells)
-
-
-def _curve_note(table: Table) -> list[str]:
-    """Why there is no reliability curve, if there are verdicts for one."""
-    judged = [len(row.first.labels("truth", x)) for row in table.rows for x in row.first.judges]
-    if 0 < max(judged, default=0) < FEWEST:
-        return [f"No reliability curve is drawn: it takes {FEWEST} judged samples or more."]
-    return []
+    return notes
 
 
 def facts_of(cells: Sequence[CellResults]) -> tuple[tuple[str, str], ...]:
@@ -290,43 +273,6 @@ def _fact(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False) if is_list else str(value)
 
 
-def named_plots(tables: Sequence[Table]) -> list[list[Plot]]:
-    """The plots of each table, each with a file name of its own."""
-    taken: set[str] = set()
-    found = []
-    for table in tables:
-        parts = [Path(table.benchmark).name, Path(table.model).name, table.apart]
-        start = "-".join(filter(None, parts))
-        group = []
-        for name, title, draw in plots_of(table, sweeps_of(table)):
-            file = _file_name(f"{start}-{name}", taken)
-            taken.add(file)
-            group.append((file, title, draw))
-        found.append(group)
-    return found
-
-
-def _file_name(text: str, taken: Container[str]) -> str:
-    """A new name that every file system takes; a long one keeps its beginning and end."""
-    data = re.sub(r"[^\w.]+", "-", text).strip("-.").encode()
-    for end in chain([""], (f"-{number}" for number in count(2))):
-        name, most = data, _LONGEST_NAME - len(end)
-        if len(name) > most:
-            name = name[:_NAME_BEGIN] + b"-" + name[_NAME_BEGIN + 1 - most :]
-        if (found := name.decode(errors="ignore") + end) not in taken:
-            return found
-    raise AssertionError
-
-
-def draw_all(plots: Iterable[Plot]) -> tuple[Figure, ...]:
-    return tuple(Figure(name, title, as_svg(draw, name)) for name, title, draw in plots)
-
-
-def svg_files(figures: Iterable[Figure]) -> dict[str, bytes]:
-    """The files of figures and their content."""
-    return {f"{figure.name}.svg": figure.svg.encode() for figure in figures}
-
-
 def as_markdown(document: Document, figures: str = "") -> str:
     """Markdown; with `figures` the plots are shown from files with that suffix."""
     text = _render("page.md.j2", escape_markdown, document=document, suffix=figures)
@@ -335,8 +281,7 @@ def as_markdown(document: Document, figures: str = "") -> str:
 
 def as_html(document: Document) -> str:
     """One page that needs no other file, plots included; fit for dark mode and phones."""
-    page = _render("page.html", visible_line, document=document, inline=inline_svg)
-    return page + "\n"
+    return _render("page.html", visible_line, document=document) + "\n"
 
 
 def as_latex(document: Document) -> str:
@@ -353,10 +298,7 @@ def _render(template: str, escape: Callable[[str], str], **values: Any) -> str:
         return escape(str(value)) if is_text else value
 
     environment = Environment(
-        autoescape=template == "page.html",
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=safe,
+        autoescape=template == "page.html", trim_blocks=True, lstrip_blocks=True, finalize=safe
     )
     environment.filters["one_line"] = one_line
     if template == "page.tex.j2":  # braces belong to LaTeX
@@ -399,41 +341,30 @@ def as_csv(tables: Sequence[Table]) -> str:
 
 
 def _csv_line(table: Table, row: MethodRow, column: Column, value: Average) -> dict[str, Any]:
-    scale = 100 if column.measure.is_percent else 1
-    change = value.difference
-    counts = row.counts[column.measure.task]
-
-    def scaled(number: float | None) -> float | None:
-        return None if number is None else scale * number
-
+    measure, counts = column.measure, row.counts[column.measure.task]
+    numbers = {name: getattr(value, name) for name in ("mean", "low", "high", "spread")}
+    if value.difference is not None:
+        ends = {"": "mean", "_low": "low", "_high": "high"}
+        numbers |= {f"difference{n}": getattr(value.difference, x) for n, x in ends.items()}
+    scale = 100 if measure.is_percent else 1
     return {
         "model": table.model,
         "dtype": row.first.head.dtype,
         "benchmark": table.benchmark,
         "label": row.label,
         "method": row.method,
-        "measure": column.measure.key,
+        "measure": measure.key,
         "judge": column.judge,
-        "unit": "percent" if column.measure.is_percent else "",
-        **{name: scaled(getattr(value, name)) for name in ("mean", "low", "high", "spread")},
-        "n": value.n,
-        "unscored": value.unscored,
-        "seeds": len(row.seeds),
-        "difference": scaled(change.mean if change else None),
-        "difference_low": scaled(change.low if change else None),
-        "difference_high": scaled(change.high if change else None),
-        "p": value.p,
-        "p_holm": value.p_holm,
+        "unit": "percent" if measure.is_percent else "",
+        "seeds": len({cell.head.seed for cell in row.cells}),
         "control": row.control,
-        "effect": value.effect,
         "is_best": int(value.is_best),
-        "answered": counts.answered,
-        "failed": counts.failed,
-        "skipped": counts.skipped,
-        "cut_off": counts.cut_off,
         "to_come": counts.left,
         "to_be_judged": value.to_come,
         "is_indicative": int(column.id in table.indicative),
+        **{name: None if x is None else scale * x for name, x in numbers.items()},
+        **{name: getattr(value, name) for name in "n unscored p p_holm effect".split()},
+        **{name: getattr(counts, name) for name in "answered failed skipped cut_off".split()},
     }
 
 
@@ -451,7 +382,7 @@ def write_files(
     folder: Path, contents: Mapping[str, bytes], *, overwrite: bool = False
 ) -> list[Path]:
     """Write files into a folder; if the disk is full, all stay as they were."""
-    outcome = "what was there is as it was"
+    outcome = "the old files are unchanged"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         check_free(folder, contents, overwrite=overwrite)
@@ -476,22 +407,19 @@ def check_free(folder: Path, names: Iterable[str], *, overwrite: bool = False) -
 
     `overwrite` replaces any file, but no folder.
     """
-    paths = [folder / name for name in names]
-    try:
-        taken = [path for path in paths if path.is_dir()]
-        there = [path for path in paths if not overwrite and os.path.lexists(path)]
-        foreign = [path for path in there if not _is_report(path)]
-    except OSError as error:
-        raise SettingError(f"{folder} cannot be read ({reason(error)})") from error
-    if taken:
+    for path in (folder / name for name in names):
+        try:
+            if path.is_dir():
+                problem = "should be a file and is a folder"
+            elif not overwrite and os.path.lexists(path) and not _is_report(path):
+                problem = "would be replaced, and no earlier report wrote that"
+            else:
+                continue
+        except OSError as error:
+            problem = f"cannot be read ({reason(error)})"
         raise SettingError(
-            f"{', '.join(map(str, taken))} should be a file and is a folder; move it away, or "
-            "name another folder with --out"
-        )
-    if foreign:
-        raise SettingError(
-            f"{', '.join(map(str, foreign))} would be replaced, and no earlier report wrote "
-            "that; move it away, name another folder with --out, or say --overwrite"
+            f"{path} {problem}; move it away, name another folder with --out, or replace a "
+            "file with --overwrite"
         )
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import io
+import re
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import chain, count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trueline.errors import MissingExtraError
-from trueline.lab.measures import Column, confidences
+from trueline.errors import import_extra
+from trueline.lab.measures import Average, Column, confidences
 from trueline.lab.metrics import QuartileShare, auroc, ece, quartile_shares, reliability
-from trueline.lab.report.tables import MARK, MethodRow, Sweep, Table
+from trueline.lab.report.tables import MARK, MethodRow, Sweep, Table, sweeps_of
 from trueline.text import visible_line
 
 if TYPE_CHECKING:
@@ -19,64 +23,132 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-Draw = Callable[[], "Figure"]
-Plot = tuple[str, str, Draw]  # its name, its title, and how it is drawn
+FEWEST = 30  # samples of a reliability curve: below, its points are of a few answers each
 _INK = "#24292f"  # in a page it becomes the color of the surrounding text
 _COLORS = ("#6b7280", "#0f8f6c", "#d9730d", "#3b7dd8", "#b04fb3", "#b8860b", "#c0392b")
+_STYLE = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,  # a dollar in a name is a dollar
+    "font.size": 10,
+    "font.family": ["DejaVu Sans"],
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 11,
+    "legend.frameon": False,
+    **dict.fromkeys(
+        ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), _INK
+    ),
+    "axes.titlecolor": _INK,
+}
 _SHOWN = ("truth_info", "hallucination", "truth", "info", "rouge_l", "mc1", "mc2")
 _PANELS = 3  # measures side by side
 _LONGEST = 80  # characters of a label
+_LONGEST_NAME = 76  # bytes of a file name without number and suffix; a file system takes 255
+_NAME_BEGIN = 30  # bytes of its beginning that a longer name keeps
 _USUAL = 30  # characters that have room anyway
-FEWEST = 30  # samples of a reliability curve: below, its points are of a few answers each
 _CURVES = 4  # methods in one diagram, so that it can be read
 
 
-def plots_of(table: Table, sweeps: Sequence[Sweep]) -> list[Plot]:
-    """Every plot a table has the numbers for."""
-    what, plots = table.title, list[Plot]()
-    columns = shown_columns(table, table.rows)
+@dataclass(frozen=True)
+class Plot:
+    """A plot: the name of its files without a suffix, its title, and how it is drawn."""
+
+    name: str
+    title: str
+    draw: Callable[[], Figure]
+
+    @cached_property
+    def svg(self) -> str:
+        """SVG; the same plot and name give the same text."""
+        return self._saved(
+            "svg", transparent=True, metadata={"Date": None, "Creator": MARK}
+        ).decode()
+
+    @property
+    def inline_svg(self) -> str:
+        """SVG for a page: without its XML head, in the color of the surrounding text."""
+        return self.svg[self.svg.index("<svg") :].replace(_INK, "currentColor")
+
+    def content(self, kind: str) -> bytes:
+        """The content of its file: svg or png."""
+        return (
+            self.svg.encode()
+            if kind == "svg"
+            else self._saved("png", metadata={"Software": MARK})
+        )
+
+    def _saved(self, kind: str, **options: Any) -> bytes:
+        matplotlib = import_extra(
+            "matplotlib", "a report with plots (else --plots none)", "eval"
+        )
+        out = io.BytesIO()
+        # The same name gives the same bytes.
+        style = {**_STYLE, "svg.hashsalt": self.name}
+        with matplotlib.rc_context(style), warnings.catch_warnings():
+            # A sign that the font lacks is drawn as a box, without a line for each.
+            warnings.filterwarnings("ignore", message="Glyph .* missing from")
+            self.draw().savefig(out, format=kind, dpi=150, **options)
+        return out.getvalue()
+
+
+def plots_of(tables: Sequence[Table], fewest: int = FEWEST) -> list[tuple[Plot, ...]]:
+    """Every plot that each table has the numbers for; no two have the same name.
+
+    A reliability curve takes `fewest` samples.
+    """
+    taken: set[str] = set()
+    found = []
+    for table in tables:
+        parts = [Path(table.benchmark).name, Path(table.model).name, table.apart]
+        start = "-".join(filter(None, parts))
+        group = []
+        for name, title, draw in _plots(table, fewest):
+            file = _file_name(f"{start}-{name}", taken)
+            taken.add(file)
+            group.append(Plot(file, title, draw))
+        found.append(tuple(group))
+    return found
+
+
+def _file_name(text: str, taken: Container[str]) -> str:
+    """A new name that every file system takes; a long one keeps its beginning and end."""
+    data = re.sub(r"[^\w.]+", "-", text).strip("-.").encode()
+    if len(data) > _LONGEST_NAME:
+        data = data[:_NAME_BEGIN] + b"-" + data[_NAME_BEGIN + 1 - _LONGEST_NAME :]
+    name = data.decode(errors="ignore")
+    names = chain([name], (f"{name}-{number}" for number in count(2)))
+    return next(one for one in names if one not in taken)
+
+
+def _plots(table: Table, fewest: int) -> Iterator[tuple[str, str, Callable[[], Figure]]]:
+    """The name, the title and the drawing of each plot."""
+    columns = _plotted_columns(table, table.rows)
     if columns and len(table.rows) > 1:
-        plots.append(("methods", f"Methods, {what}", partial(_methods, table.rows, columns)))
+        yield "methods", f"Methods, {table.title}", partial(_methods, table.rows, columns)
     # Methods with their defaults first, plain before the others, then grounded ones.
-    ordered = sorted(
-        table.rows,
-        key=lambda x: (not x.has_default_settings, not x.is_plain, x.first.head.space is None),
-    )
-    found = {row.label: edit_quartiles(row) for row in ordered}
-    quartiles = {label: qs for label, qs in found.items() if any(q.share for q in qs)}
-    if quartiles:
-        title = f"Changed tokens by base entropy, {what}"
-        plots.append(("interventions", title, partial(_quartiles, quartiles)))
-    for judge in dict.fromkeys(column.judge for column in table.columns if column.judge):
-        pairs = {row.label: _confidences(row, judge) for row in ordered}
-        curves = {label: pair for label, pair in pairs.items() if len(pair[0]) >= FEWEST}
-        if curves:
-            title = f"Reliability by {judge}, {what}"
-            plots.append((f"reliability-{judge}", title, partial(_reliability, curves)))
-    for sweep in sweeps:
-        title = f"{sweep.method}: {sweep.name}, {what}"
+    heads = {id(row): row.first.head for row in table.rows}
+    order = {n: (bool(x.changed), not x.is_plain, x.space is None) for n, x in heads.items()}
+    rows = sorted(table.rows, key=lambda row: order[id(row)])
+    found = {row.label: edit_quartiles(row) for row in rows}
+    if quartiles := {label: qs for label, qs in found.items() if any(q.share for q in qs)}:
+        title = f"Changed tokens by base entropy, {table.title}"
+        yield "interventions", title, partial(_quartiles, quartiles)
+    for judge in table.judges:
+        each = {row.label: [confidences(cell, judge) for cell in row.cells] for row in rows}
+        pairs = {
+            label: [x for one in some for x in one.values()] for label, some in each.items()
+        }
+        if curves := {label: one for label, one in pairs.items() if len(one) >= fewest}:
+            title = f"Reliability by {judge}, {table.title}"
+            yield f"reliability-{judge}", title, partial(_reliability, curves)
+    for sweep in sweeps_of(table):
+        title = f"{sweep.method}: {sweep.name}, {table.title}"
         title += f"; {sweep.rest}" if sweep.rest else ""
-        name = f"sweep-{sweep.method}-{sweep.name}"
-        if varied := shown_columns(table, sweep.rows):
-            plots.append((name, title, partial(_sweep, sweep, varied)))
-    return plots
+        if columns := _plotted_columns(table, sweep.rows):
+            yield f"sweep-{sweep.method}-{sweep.name}", title, partial(_sweep, sweep, columns)
 
 
-def as_svg(draw: Draw, name: str) -> str:
-    """A plot as SVG; the same plot and name give the same text."""
-    return _saved(draw, "svg", name).decode("utf-8")
-
-
-def inline_svg(svg: str) -> str:
-    """An SVG for a page: without its XML head, in the color of the surrounding text."""
-    return svg[svg.index("<svg") :].replace(_INK, "currentColor")
-
-
-def as_png(draw: Draw, name: str) -> bytes:
-    return _saved(draw, "png", name)
-
-
-def shown_columns(table: Table, rows: Sequence[MethodRow]) -> list[Column]:
+def _plotted_columns(table: Table, rows: Sequence[MethodRow]) -> list[Column]:
     """The few measures of these rows that are plotted, the most important first."""
     known = {id for row in rows for id in row.values}
     columns = [column for column in table.columns if column.id in known]
@@ -90,59 +162,9 @@ def edit_quartiles(row: MethodRow) -> list[QuartileShare]:
         for cell in row.cells
         for line in cell.answers
         for entropy, flag in zip(line.entropy, line.flipped, strict=True)
-        if entropy is not None
+        if entropy is not None and not row.is_plain
     ]
-    if row.is_plain or not pairs:
-        return []
     return quartile_shares([entropy for entropy, _ in pairs], [flag for _, flag in pairs])
-
-
-def _confidences(row: MethodRow, judge: str) -> tuple[list[float], list[bool]]:
-    pairs = [pair for cell in row.cells for pair in confidences(cell, judge).values()]
-    return [sure for sure, _ in pairs], [is_right for _, is_right in pairs]
-
-
-def _saved(draw: Draw, kind: str, name: str) -> bytes:
-    matplotlib = _matplotlib()
-    style = {
-        "svg.fonttype": "none",
-        "text.parse_math": False,  # a dollar in a name is a dollar
-        "svg.hashsalt": name,  # the same plot gives the same bytes
-        "font.size": 10,
-        "font.family": ["DejaVu Sans"],
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.titlesize": 11,
-        "legend.frameon": False,
-        **{
-            f"{part}color": _INK
-            for part in ("text.", "axes.edge", "axes.label", "xtick.", "ytick.", "axes.title")
-        },
-    }
-    out = io.BytesIO()
-    with matplotlib.rc_context(style), warnings.catch_warnings():
-        # A sign that the font lacks is drawn as a box, without a line for each.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        figure = draw()
-        is_svg = kind == "svg"
-        figure.savefig(
-            out,
-            format=kind,
-            dpi=150,
-            transparent=is_svg,
-            metadata={"Date": None, "Creator": MARK} if is_svg else {"Software": MARK},
-        )
-    return out.getvalue()
-
-
-def _matplotlib() -> Any:
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise MissingExtraError(
-            "plots need matplotlib; install trueline[eval], or leave them out with --plots none"
-        ) from error
-    return matplotlib
 
 
 def _panels(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
@@ -157,17 +179,16 @@ def _panels(count: int, width: float, height: float) -> tuple[Figure, list[Axes]
 def _methods(rows: Sequence[MethodRow], columns: Sequence[Column]) -> Figure:
     """A dot and its interval a method; a line marks the plain model."""
     labels = [_text(row.label) for row in rows]
-    width = 2.9 * len(columns) + 1.6 + _room(labels)
+    width = 2.9 * len(columns) + 1.6 + _extra_width(labels)
     figure, panels = _panels(len(columns), width, 1.1 + 0.32 * len(rows))
     for panel, column in zip(panels, columns, strict=True):
         for height, row in enumerate(rows):
             if (value := row.values.get(column.id)) is None:
                 continue
-            scale = 100 if column.measure.is_percent else 1
+            mean, low, high = _scaled(value, column)
             color = _COLORS[0 if row.is_plain else 1]
-            mean = scale * value.mean
-            if value.low is not None and value.high is not None:
-                panel.plot([scale * value.low, scale * value.high], [height] * 2, color=color)
+            if value.low is not None:
+                panel.plot([low, high], [height] * 2, color=color)
             panel.plot([mean], [height], "o", color=color, markersize=8 if value.is_best else 5)
             if height == 0 and row.is_plain:
                 panel.axvline(mean, color=color, linewidth=0.8, linestyle=":")
@@ -176,6 +197,13 @@ def _methods(rows: Sequence[MethodRow], columns: Sequence[Column]) -> Figure:
         panel.set_ylim(len(rows) - 0.5, -0.5)
         panel.tick_params(labelleft=panel is panels[0])
     return figure
+
+
+def _scaled(value: Average, column: Column) -> tuple[float, float, float]:
+    """A mean and the ends of its interval, or three times the mean without one."""
+    scale = 100 if column.measure.is_percent else 1
+    low, high = (value.mean if end is None else end for end in (value.low, value.high))
+    return scale * value.mean, scale * low, scale * high
 
 
 def _name(column: Column) -> str:
@@ -191,8 +219,8 @@ def _quartiles(shares: dict[str, list[QuartileShare]]) -> Figure:
     for number, (label, quartiles) in enumerate(shown):
         centers = [x + number * width - 0.4 + width / 2 for x in range(4)]
         heights = [100 * (quartile.share or 0.0) for quartile in quartiles]
-        color, name = _color(number + 1), _text(label)
-        bars = panel.bar(centers, heights, width * 0.92, color=color, label=name)
+        color = _COLORS[number + 1]
+        bars = panel.bar(centers, heights, width * 0.92, color=color, label=_text(label))
         if len(shown) <= 2:
             panel.bar_label(bars, fmt="%.1f", padding=2)
     panel.set_xticks(range(4), ["lowest", "second", "third", "highest"])
@@ -202,19 +230,19 @@ def _quartiles(shares: dict[str, list[QuartileShare]]) -> Figure:
     return figure
 
 
-def _reliability(curves: dict[str, tuple[list[float], list[bool]]]) -> Figure:
+def _reliability(curves: dict[str, list[tuple[float, bool]]]) -> Figure:
     """How often answers were right against how sure the model was; the dotted line is ideal."""
-    figure, (panel,) = _panels(1, 6.6 + _room(map(_text, curves)), 3.9)
+    figure, (panel,) = _panels(1, 6.6 + _extra_width(map(_text, curves)), 3.9)
     panel.plot([0, 1], [0, 1], ":", color=_INK, linewidth=0.8)
-    for number, (label, (sure, right)) in enumerate(list(curves.items())[:_CURVES]):
-        bins = reliability(sure, right)
-        area, gap = auroc(sure, right), ece(sure, right)
+    for color, (label, pairs) in zip(_COLORS[:_CURVES], curves.items(), strict=False):
+        sure, right = [x for x, _ in pairs], [is_right for _, is_right in pairs]
+        area = auroc(sure, right)
         shown = "none" if area is None else f"{area:.2f}"
-        text = f"{_text(label)}: ECE {gap:.2f}, AUROC {shown}"
+        text = f"{_text(label)}: ECE {ece(sure, right):.2f}, AUROC {shown}"
+        bins = reliability(sure, right)
         x, y = [b.confidence for b in bins], [b.accuracy for b in bins]
-        sizes = [12 + 120 * b.n / len(sure) for b in bins]
-        panel.plot(x, y, color=_color(number), linewidth=1.2)
-        panel.scatter(x, y, sizes, color=_color(number), label=text)
+        panel.plot(x, y, color=color, linewidth=1.2)
+        panel.scatter(x, y, [12 + 120 * b.n / len(sure) for b in bins], color=color, label=text)
     panel.set_xlabel("confidence (geometric mean of the tokens' probabilities)")
     panel.set_ylabel("share judged truthful")
     panel.set_xlim(0, 1)
@@ -231,21 +259,16 @@ def _sweep(sweep: Sweep, columns: Sequence[Column]) -> Figure:
     is_number = all(isinstance(x, int | float) for x in sweep.values)
     x = list(sweep.values) if is_number else list(range(len(sweep.values)))
     for panel, column in zip(panels, columns, strict=True):
-        scale = 100 if column.measure.is_percent else 1
         points = [
-            (at, value)
+            (at, *_scaled(value, column))
             for at, row in zip(x, sweep.rows, strict=True)
             if (value := row.values.get(column.id)) is not None
         ]
-        places = [at for at, _ in points]
-        lows, highs = (
-            [scale * (v.mean if (e := getattr(v, end)) is None else e) for _, v in points]
-            for end in ("low", "high")
-        )
-        panel.fill_between(places, lows, highs, color=_color(1), alpha=0.2, lw=0)
-        panel.plot(places, [scale * v.mean for _, v in points], "o-", color=_color(1))
+        at, means, lows, highs = zip(*points, strict=True)
+        panel.fill_between(at, lows, highs, color=_COLORS[1], alpha=0.2, lw=0)
+        panel.plot(at, means, "o-", color=_COLORS[1])
         if sweep.plain and (value := sweep.plain.values.get(column.id)):
-            mean, name = scale * value.mean, _text(sweep.plain.method)
+            mean, name = _scaled(value, column)[0], _text(sweep.plain.method)
             panel.axhline(mean, color=_COLORS[0], linestyle=":", label=name)
             panel.legend()
         panel.set_title(_name(column))
@@ -261,10 +284,6 @@ def _text(text: str) -> str:
     return f" {text}" if text.startswith("_") else text
 
 
-def _room(labels: Iterable[str]) -> float:
+def _extra_width(labels: Iterable[str]) -> float:
     """The extra inches that long labels need."""
     return 0.09 * max(0, max(map(len, labels), default=0) - _USUAL)
-
-
-def _color(number: int) -> str:
-    return _COLORS[number % len(_COLORS)]

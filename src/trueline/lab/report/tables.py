@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
-from trueline.lab.findings import effect_of, judged_columns
+from trueline.lab.findings import can_gain, effect_of
 from trueline.lab.measures import (
     Average,
     Column,
@@ -19,6 +19,9 @@ from trueline.lab.measures import (
 from trueline.lab.plan import Mode
 from trueline.lab.results import CellResults, RunResults
 from trueline.lab.statistics import holm
+
+if TYPE_CHECKING:
+    from trueline.lab.report.plots import Plot
 
 MARK = "Made by trueline report"  # in every file of a report except its CSV
 DASH = "\N{EN DASH}"  # in the place of a number that does not exist
@@ -71,22 +74,22 @@ class MethodRow:
         return self.first.head.is_plain
 
     @property
-    def has_default_settings(self) -> bool:
-        return not self.first.head.changed
-
-    @property
-    def seeds(self) -> tuple[int | None, ...]:
-        return tuple(dict.fromkeys(cell.head.seed for cell in self.cells))
-
-    @property
     def counts(self) -> dict[Mode, Counts]:
         tasks = dict.fromkeys(cell.head.task for cell in self.cells)
         return {task: _count([x for x in self.cells if x.head.task == task]) for task in tasks}
 
     @property
-    def is_whole(self) -> bool:
-        """Whether the run has reached all its samples; before that no value of it is best."""
+    def is_complete(self) -> bool:
         return not any(counts.left for counts in self.counts.values())
+
+
+def _count(cells: Sequence[CellResults]) -> Counts:
+    answered = sum(len(cell.answers) + len(cell.choices) for cell in cells)
+    failed = sum(len(cell.failed) for cell in cells)
+    wanted = sum(cell.head.samples for cell in cells)
+    skipped = sum(max(0, cell.head.test - cell.head.samples) for cell in cells)
+    cut = sum(cell.cut_off for cell in cells)
+    return Counts(max(wanted, answered + failed), answered, failed, skipped, cut)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +112,13 @@ class Table:
     def cells(self) -> list[CellResults]:
         return [cell for row in (*self.rows, *self.controls) for cell in row.cells]
 
+    @property
+    def judges(self) -> list[str]:
+        return list(dict.fromkeys(judge for cell in self.cells for judge in cell.judges))
+
     def controls_of(self, row: MethodRow) -> tuple[MethodRow, ...]:
-        meant = row.first.experiment
-        return tuple(one for one in self.controls if one.first.experiment == meant)
+        experiment = row.first.experiment
+        return tuple(one for one in self.controls if one.first.experiment == experiment)
 
 
 def tables_of(results: RunResults) -> list[Table]:
@@ -128,7 +135,7 @@ def _apart(table: Table, tables: Sequence[Table]) -> str:
     name = (table.model, table.benchmark)
     alike = [other.cells[0] for other in tables if (other.model, other.benchmark) == name]
     differing = _differing(alike, ("dtype", "fingerprint"))
-    return " ".join(getattr(table.cells[0].head, n) for n in differing)
+    return " ".join(getattr(table.cells[0].head, name) for name in differing)
 
 
 def _key(cell: CellResults, names: Sequence[str]) -> str:
@@ -171,87 +178,50 @@ def _label(cell: CellResults, names: Sequence[str]) -> str:
     return label if head.control is None else f"{label}, control: {head.control}"
 
 
-def _count(cells: Sequence[CellResults]) -> Counts:
-    answered = sum(len(cell.answers) + len(cell.choices) for cell in cells)
-    failed = sum(len(cell.failed) for cell in cells)
-    wanted = sum(cell.head.samples for cell in cells)
-    skipped = sum(max(0, cell.head.test - cell.head.samples) for cell in cells)
-    cut = sum(cell.cut_off for cell in cells)
-    return Counts(max(wanted, answered + failed), answered, failed, skipped, cut)
-
-
 def _table(every: list[MethodRow]) -> Table:
-    cells = [cell for row in every for cell in row.cells]
+    """A table of these rows, each compared with the plain row most like it."""
+    head, cells = every[0].first.head, [cell for row in every for cell in row.cells]
     columns = columns_of(cells)
-    head = every[0].first.head
-    filled = [_filled(row, every, columns) for row in every]
-    controls = tuple(row for row in filled if row.control)
+    rows = tuple(row for row in every if not row.control)
+    controls = tuple(row for row in every if row.control)
     hints = indicative_columns(cells, columns)
-    table = Table(head.model, head.benchmark, tuple(columns), (), hints, controls)
-    rows = _corrected([row for row in filled if not row.control], columns)
-    rows = [_with_effects(row, every, table) for row in rows]
-    return replace(table, rows=tuple(_with_best(rows, columns)))
+    table = Table(head.model, head.benchmark, tuple(columns), rows, hints, controls)
+    for row in every:
+        base = _baseline(row, every)
+        others = {} if row.control else {x.control: x.cells for x in table.controls_of(row)}
+        for column in columns:
+            value = average(row.cells, column, base)
+            effect = effect_of(row.cells, base, others, column) if can_gain(column) else None
+            if value is not None:
+                words = effect.in_words(column) if effect else ""
+                row.values[column.id] = replace(value, effect=words)
+    for column in columns:
+        _compare([row for row in rows if column.id in row.values], column)
+    return table
 
 
-def _filled(row: MethodRow, rows: list[MethodRow], columns: Sequence[Column]) -> MethodRow:
-    """A row with its values, each compared with the plain row most like it."""
-    plain = _baseline(row, rows)
-    others = () if plain is None else plain.cells
-    values = {column.id: average(row.cells, column, others) for column in columns}
-    return replace(row, values={id: x for id, x in values.items() if x is not None})
-
-
-def _baseline(row: MethodRow, rows: Sequence[MethodRow]) -> MethodRow | None:
-    """The plain row most like a row in everything else; None for a plain row itself."""
+def _baseline(row: MethodRow, rows: Sequence[MethodRow]) -> tuple[CellResults, ...]:
+    """The cells of the plain row most like a row in everything else; none for a plain row."""
 
     def likeness(other: MethodRow) -> int:
         names = _VARIED + _ANSWERED
         return sum(_key(other.first, (n,)) == _key(row.first, (n,)) for n in names)
 
     plain = [] if row.is_plain else [other for other in rows if other.is_plain]
-    return max(plain, key=likeness, default=None)
+    return max(plain, key=likeness).cells if plain else ()
 
 
-def _corrected(rows: list[MethodRow], columns: Sequence[Column]) -> list[MethodRow]:
-    """The rows with p corrected, column by column, for the number of comparisons."""
-    made = [dict(row.values) for row in rows]
-    for column in columns:
-        tested = [x for x in made if column.id in x and x[column.id].p is not None]
-        raw = [float(x[column.id].p or 0.0) for x in tested]
-        for values, p in zip(tested, holm(raw), strict=True):
-            values[column.id] = replace(values[column.id], p_holm=p)
-    return [replace(row, values=values) for row, values in zip(rows, made, strict=True)]
-
-
-def _with_effects(row: MethodRow, rows: list[MethodRow], table: Table) -> MethodRow:
-    """A row with what its controls say of each gain."""
-    plain = _baseline(row, rows)
-    controls = {one.control: one.cells for one in table.controls_of(row)}
-    if plain is None or not controls:
-        return row
-    values = dict(row.values)
-    for column in judged_columns(row.cells):
-        effect = effect_of(row.cells, plain.cells, controls, column)
-        if effect is not None:
-            values[column.id] = replace(values[column.id], effect=effect.in_words(column))
-    return replace(row, values=values)
-
-
-def _with_best(rows: Sequence[MethodRow], columns: Sequence[Column]) -> list[MethodRow]:
-    """The rows with the best mean of each column marked, if no other is equal."""
-    best: dict[str, float] = {}
-    whole = [row for row in rows if row.is_whole]
-    for column in columns:
-        means = [row.values[column.id].mean for row in whole if column.id in row.values]
-        if column.measure.better and len(means) > 1:
-            top = max(means) if column.measure.better > 0 else min(means)
-            best |= {column.id: top} if means.count(top) == 1 else {}
-
-    def marked(row: MethodRow) -> dict[str, Average]:
-        is_best = {id: row.is_whole and x.mean == best.get(id) for id, x in row.values.items()}
-        return {id: replace(x, is_best=is_best[id]) for id, x in row.values.items()}
-
-    return [replace(row, values=marked(row)) for row in rows]
+def _compare(rows: Sequence[MethodRow], column: Column) -> None:
+    """Correct each p for the number of comparisons; mark the best mean if no other is equal."""
+    id, better = column.id, column.measure.better
+    tested = [row for row in rows if row.values[id].p is not None]
+    for row, p in zip(tested, holm([row.values[id].p or 0.0 for row in tested]), strict=True):
+        row.values[id] = replace(row.values[id], p_holm=p)
+    complete = [row for row in rows if row.is_complete]
+    scores = [better * row.values[id].mean for row in complete]
+    if better and len(scores) > 1 and scores.count(max(scores)) == 1:
+        best = complete[scores.index(max(scores))]
+        best.values[id] = replace(best.values[id], is_best=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,13 +238,11 @@ class Sweep:
 
 def sweeps_of(table: Table) -> list[Sweep]:
     """Every setting with three values or more while the others are equal."""
-    plain = next((row for row in table.rows if row.is_plain), None)
-    varied = [row for row in table.rows if not row.is_plain]
     found = []
-    for method in dict.fromkeys(row.method for row in varied):
-        rows = [row for row in varied if row.method == method]
+    for method in dict.fromkeys(row.method for row in table.rows if not row.is_plain):
+        rows = [row for row in table.rows if row.method == method and not row.is_plain]
         for name in dict.fromkeys(name for row in rows for name in swept_settings(row.first)):
-            found += _curves(method, name, rows, plain)
+            found += _curves(method, name, rows, table)
     return found
 
 
@@ -286,26 +254,24 @@ def swept_settings(cell: CellResults) -> dict[str, Any]:
     return {**{name: x for name, x in found.items() if x is not None}, **head.settings}
 
 
-def _curves(
-    method: str, name: str, rows: list[MethodRow], plain: MethodRow | None
-) -> list[Sweep]:
-    groups: dict[str, dict[str, tuple[Any, MethodRow]]] = {}  # by the other settings, by value
-    rests: dict[str, dict[str, Any]] = {}  # the other settings of each group
+def _curves(method: str, name: str, rows: list[MethodRow], table: Table) -> list[Sweep]:
+    # By the other settings: these, and the values of this one with their rows.
+    groups: dict[str, tuple[dict[str, Any], dict[str, tuple[Any, MethodRow]]]] = {}
     for row in rows:
-        settings = swept_settings(row.first)
-        if name in settings:
-            value = settings.pop(name)
-            key = json.dumps(settings, sort_keys=True)
-            rests.setdefault(key, settings)
-            groups.setdefault(key, {}).setdefault(json.dumps(value), (value, row))
+        others = swept_settings(row.first)
+        if name in others:
+            value = others.pop(name)
+            _, points = groups.setdefault(json.dumps(others, sort_keys=True), (others, {}))
+            points.setdefault(json.dumps(value), (value, row))
+    plain = next((row for row in table.rows if row.is_plain), None)
     curves = []
-    for key, points in groups.items():
+    for others, points in groups.values():
         if len(points) >= _FEWEST:
             values, curve = zip(*sorted(points.values(), key=_by_value), strict=True)
             rest = ", ".join(
                 f"{other}={value}"
-                for other, value in rests[key].items()
-                if any(others.get(other) != value for others in rests.values())
+                for other, value in others.items()
+                if any(group.get(other) != value for group, _ in groups.values())
             )
             curves.append(Sweep(method, name, values, curve, plain, rest))
     return curves
@@ -337,22 +303,13 @@ class Grid:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
-    """A plot: the name of its files, and its SVG."""
-
-    name: str
-    title: str
-    svg: str
-
-
-@dataclass(frozen=True, slots=True)
 class Section:
     """A part of a document; warnings come before the grids, facts below them."""
 
     title: str
     warnings: tuple[str, ...] = ()
     grids: tuple[Grid, ...] = ()
-    figures: tuple[Figure, ...] = ()
+    plots: tuple[Plot, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -364,6 +321,10 @@ class Document:
     title: str
     lead: tuple[str, ...]
     sections: tuple[Section, ...]
+
+    @property
+    def plots(self) -> list[Plot]:
+        return [plot for section in self.sections for plot in section.plots]
 
 
 def grids_of(table: Table) -> tuple[Grid, ...]:
@@ -388,19 +349,18 @@ def _title(column: Column, names_judge: bool, table: Table) -> str:
 
 
 def _grid_row(row: MethodRow, columns: list[Column]) -> tuple[GridText, ...]:
-    values = [_entry(row.values.get(column.id), column) for column in columns]
-    found = [row.values[column.id] for column in columns if column.id in row.values]
+    found = [row.values.get(column.id) for column in columns]
     counts = row.counts[columns[0].measure.task]
-    unscored = max((value.unscored for value in found), default=0)
-    to_judge = max((value.to_come for value in found), default=0)
+    unscored = max((value.unscored for value in found if value), default=0)
+    to_judge = max((value.to_come for value in found if value), default=0)
     below = [f"{unscored} unscored, {counts.failed} failed, {counts.skipped} skipped"]
-    below += [f"{counts.cut_off} cut off"] if counts.cut_off else []
-    below += [f"{counts.left} to come"] if counts.left else []
-    below += [f"{to_judge} to be judged"] if to_judge else []
-    return (GridText(row.label), *values, GridText(f"n {counts.answered}", tuple(below)))
+    more = ((counts.cut_off, "cut off"), (counts.left, "to come"), (to_judge, "to be judged"))
+    below += [f"{number} {what}" for number, what in more if number]
+    entries = (entry_of(value, column) for value, column in zip(found, columns, strict=True))
+    return (GridText(row.label), *entries, GridText(f"n {counts.answered}", tuple(below)))
 
 
-def _entry(value: Average | None, column: Column) -> GridText:
+def entry_of(value: Average | None, column: Column) -> GridText:
     if value is None:
         return GridText(DASH)
     below = interval_lines(value, column)
@@ -408,9 +368,8 @@ def _entry(value: Average | None, column: Column) -> GridText:
         below.append(f"seeds ±{number(value.spread, column)}")
     if value.difference is not None:
         change = value.difference
-        mean, low, high = (
-            number(x, column, sign=True) for x in (change.mean, change.low, change.high)
-        )
+        ends = (change.mean, change.low, change.high)
+        mean, low, high = (number(x, column, sign=True) for x in ends)
         below += [f"{mean} [{low}, {high}]", p_text(value.p, value.p_holm)]
     below += [value.effect] if value.effect else []
     return GridText(number(value.mean, column), tuple(below), value.is_best)
