@@ -1,4 +1,4 @@
-"""What a turn asks for, which examples answer it, and where the question stands in tokens."""
+"""The parts and the form of a turn, the examples that answer it, its question in tokens."""
 
 import copy
 import math
@@ -47,31 +47,22 @@ from trueline.types import Example, ScopedExample
         ("", [""]),
     ],
 )
-def test_a_turn_is_cut_where_its_parts_could_stand(turn, parts):
+def test_a_turn_is_split_into_parts_that_could_stand_alone(turn, parts):
     assert list(read_turn(turn).parts) == parts
 
 
-def test_texts_that_may_be_a_question_are_named_once_and_begin_with_the_whole():
-    one = read_turn("Are bats blind?")
-    assert one.texts == ("Are bats blind?",)
-    two = read_turn("Are bats blind and does gold rust? Thanks.")
-    assert two.texts == (
+def test_the_texts_of_a_turn_are_its_whole_sentences_parts_and_topic():
+    assert read_turn("Are bats blind?").texts == ("Are bats blind?",)
+    assert read_turn("Are bats blind and does gold rust? Thanks.").texts == (
         "Are bats blind and does gold rust? Thanks.",
         "Are bats blind and does gold rust?",
         "Thanks.",
         "Are bats blind",
         "does gold rust?",
     )
-
-
-def test_a_text_that_is_wanted_has_a_topic():
     turn = read_turn("Write a short text about why the sky is blue.")
-    assert turn.topic == "why the sky is blue."
-    assert turn.topic in turn.texts
+    assert turn.topic == turn.texts[-1] == "why the sky is blue."
     assert read_turn("Are there books about the blue sky?").topic == ""
-
-
-def test_a_long_turn_is_read_as_far_as_eight_parts():
     turn = read_turn(" ".join(f"This is number {n}." for n in range(20)))
     assert len(turn.sentences) == len(turn.parts) == 8
 
@@ -106,7 +97,7 @@ def test_a_text_asks_for_one_kind_of_thing(text, wanted):
 
 
 @pytest.mark.parametrize(
-    ("text", "wish"),
+    ("text", "form"),
     [
         ("Are bats blind?", FormRequest()),
         ("When do bats begin to fly?", FormRequest()),
@@ -135,51 +126,7 @@ def test_a_text_asks_for_one_kind_of_thing(text, wanted):
             FormRequest(opening="Are bats blind?"),
         ),
         ("Are bats blind? Let your first word be 'Well,'", FormRequest(opening="Well,")),
-        ("Yes or no: are bats blind?", FormRequest()),  # neither word is said
-    ],
-)
-def test_a_wish_is_read_from_known_words(text, wish):
-    assert read_form(text) == wish
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Do not repeat the question. Are bats blind?",
-        "There is no need to repeat my question: are bats blind?",
-        "Don't begin with 'Well,'. Are bats blind?",
-        "I don\u2019t want your answer to start with 'Well,'. Are bats blind?",
-        "Never end with 'So long!' Are bats blind?",
-        "Don't begin with 'Well,' or end with 'So long!' Are bats blind?",
-        "Please don't call me Captain. Are bats blind?",
-        "Do not use capital letters. Are bats blind?",
-        "No all caps, please: are bats blind?",
-    ],
-)
-def test_what_is_not_wished_is_not_done(text):
-    assert read_form(text) == FormRequest()
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "What did Neil Armstrong mean by his first words 'one small step for man'?",
-        "Armstrong's first words were 'one small step'. Was he alone?",
-        "What did Goethe mean by his last words 'Mehr Licht'?",
-        "Which leader said 'Ich bin ein Berliner'?",
-        "Which book begins with 'Call me Ishmael'?",
-        "Why do fairy tales start with 'Once upon a time'?",
-        "Who wrote the song starting with 'Imagine there is no heaven'?",
-        "I watched the end of 'Jaws'. Are sharks real?",
-    ],
-)
-def test_what_others_say_is_no_wish(text):
-    assert read_form(text) == FormRequest()
-
-
-@pytest.mark.parametrize(
-    ("text", "wish"),
-    [
+        ("Yes or no: are bats blind?", FormRequest()),  # about a word, not the form
         ("Don't start with 'Sure', start with 'Well,'", FormRequest(opening="Well,")),
         ("Don't be shy and begin with 'Well,'", FormRequest(opening="Well,")),
         ("Don't begin with anything but 'Well,'", FormRequest(opening="Well,")),
@@ -201,8 +148,34 @@ def test_what_others_say_is_no_wish(text):
         ),
     ],
 )
-def test_a_wish_is_read_beside_what_is_none(text, wish):
-    assert read_form(text) == wish
+def test_a_form_is_read_from_known_words(text, form):
+    assert read_form(text) == form
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Do not repeat the question. Are bats blind?",
+        "There is no need to repeat my question: are bats blind?",
+        "Don't begin with 'Well,'. Are bats blind?",
+        "I don\u2019t want your answer to start with 'Well,'. Are bats blind?",
+        "Never end with 'So long!' Are bats blind?",
+        "Don't begin with 'Well,' or end with 'So long!' Are bats blind?",
+        "Please don't call me Captain. Are bats blind?",
+        "Do not use capital letters. Are bats blind?",
+        "No all caps, please: are bats blind?",
+        "What did Neil Armstrong mean by his first words 'one small step for man'?",
+        "Armstrong's first words were 'one small step'. Was he alone?",
+        "What did Goethe mean by his last words 'Mehr Licht'?",
+        "Which leader said 'Ich bin ein Berliner'?",
+        "Which book begins with 'Call me Ishmael'?",
+        "Why do fairy tales start with 'Once upon a time'?",
+        "Who wrote the song starting with 'Imagine there is no heaven'?",
+        "I watched the end of 'Jaws'. Are sharks real?",
+    ],
+)
+def test_a_negated_or_quoted_form_is_not_requested(text):
+    assert read_form(text) == FormRequest()
 
 
 @pytest.mark.parametrize(
@@ -229,7 +202,7 @@ def test_a_wish_is_read_beside_what_is_none(text, wish):
         ("Did Scotland say yes or no to independence?", False),
     ],
 )
-def test_the_two_words_are_said_where_they_are_question_kind(text, wanted):
+def test_a_yes_or_no_is_requested_in_known_words(text, wanted):
     assert wants_yes_or_no(text) is wanted
 
 
@@ -264,7 +237,7 @@ def test_a_long_turn_takes_a_time_that_grows_with_its_length(text):
         ("Are bats really blind and do they fly well?",) * 2 + (False,),
     ],
 )
-def test_a_turn_is_open_where_one_of_its_questions_is_not_answered(text, answered, is_open):
+def test_a_turn_is_open_if_one_of_its_questions_is_not_answered(text, answered, is_open):
     assert leaves_open(read_turn(text), [(answered, 0)] if answered else []) is is_open
 
 
@@ -352,25 +325,17 @@ def test_examples_without_wrong_answers_have_weights_of_their_own(one_hot):
 
 
 @pytest.mark.parametrize("text", ["Why is it so?", "why is it so", "Hello. WHY is it so?!"])
-def test_an_example_that_is_question_kind_in_its_own_words_is_in_scope(embedder, text):
-    """Also where its answers are far from its question, which counts against it."""
-    examples = [
-        Example("Why is it so?", ["Blue."], ["Red."], id="own"),
-        *(
-            Example(question, [answer], ["Nobody knows."])
-            for question, answer in zip(tiny.QUESTIONS, tiny.TEXTS)
-        ),
-    ]
+def test_an_example_is_in_scope_of_its_own_words(embedder, text):
+    """Also if its answers are far from its question, which counts against it."""
+    own = Example("Why is it so?", ["Blue."], ["Red."], id="own")
+    examples = [own, Example("???", ["Grey."], ["Green."])]
+    for question, answer in zip(tiny.QUESTIONS, tiny.TEXTS):
+        examples.append(Example(question, [answer], ["Nobody knows."]))
     space = tl.build(None, examples, embedder=embedder)
     first = find_scope(space, text)[0]
     assert (first.example.id, first.probability) == ("own", 1.0)
-    other = find_scope(space, "Why is it not so?")
-    assert all(one.probability < 1 for one in other)
-
-
-def test_signs_alone_are_no_words(embedder):
-    space = tl.build(None, [Example("???", ["Blue."], ["Red."])], embedder=embedder)
-    assert find_scope(space, "!!!")[0].probability < 1
+    for other in ("Why is it not so?", "!!!"):  # punctuation alone is no word
+        assert all(one.probability < 1 for one in find_scope(space, other))
 
 
 def test_log_odds_are_those_of_the_probability():
@@ -429,54 +394,26 @@ def seen(space, question):
 ASKED = [*tiny.QUESTIONS, "Does gold rust and do fish sleep?", "Is the mountain gold?"]
 
 
-def test_a_removed_example_is_never_in_scope(embedder):
-    space = tl.build(None, facts(), embedder=embedder)
-    for gone in ("fact-2", "more-3"):
-        without = space.remove([gone])
-        rest = [one for one in facts() if one.id != gone]
-        anew = tl.build(None, rest, embedder=embedder)
-        for question in [*ASKED, *(one.question for one in facts())]:
-            found = seen(without, question)
-            assert gone not in [id for id, _, _ in found]
-            # The others are judged as if it had never been there; what all share has changed.
-            ours, theirs = (
-                {id: p for id, p, _ in one} for one in (found, seen(anew, question))
-            )
-            assert ours == pytest.approx(theirs, rel=0.01)
-
-
-def test_merged_grown_and_thinned_spaces_give_the_scope_of_one_that_was_built(
-    embedder, tmp_path
-):
-    whole = tl.build(None, facts(), embedder=embedder)
-    one, other = (
-        tl.build(None, part, embedder=embedder) for part in (facts()[:5], facts()[5:])
-    )
-    merged, grown = tl.merge(one, other), one.add(facts()[5:])
+def test_an_edited_space_gives_the_scope_of_one_that_was_built(embedder, tmp_path):
+    first, second = facts()[:5], facts()[5:]
+    one, other = (tl.build(None, part, embedder=embedder) for part in (first, second))
+    merged, grown = tl.merge(one, other), one.add(second)
     extra = Example("Is this gone?", ["It is."], id="gone")
     thinned = tl.build(None, [extra, *facts()], embedder=embedder).remove(["gone"])
+    old = Example("Where do owls live?", ["In trees."], id="fact-1")
+    replaced = tl.build(None, [old, *facts()[:1], *facts()[2:]], embedder=embedder)
+    replaced = replaced.replace([facts()[1]])
     thinned.save(tmp_path / "space")
     read = tl.open(tmp_path / "space", embedder=embedder)
-    for question in ASKED:
+    whole = tl.build(None, facts(), embedder=embedder)
+    for question in [*ASKED, *(one.question for one in facts())]:
         wanted = seen(whole, question)
         assert len(wanted) >= 6
-        for space in (merged, grown, thinned):
-            found = seen(space, question)
-            # Vectors are rounded in the company they were made in, so ties may turn.
-            ours, theirs = ({id: p for id, p, _ in one} for one in (found, wanted))
-            assert ours == pytest.approx(theirs, rel=0.01)
+        for space in (merged, grown, thinned, replaced):
+            # Vectors are rounded by the batch they were made in, so ties may turn.
+            found = {id: p for id, p, _ in seen(space, question)}
+            assert found == pytest.approx({id: p for id, p, _ in wanted}, rel=0.01)
         assert seen(read, question) == seen(thinned, question)
-
-
-def test_a_replaced_example_is_judged_by_its_new_words(embedder):
-    space = tl.build(None, facts(), embedder=embedder)
-    changed = Example("Where do owls live?", ["In trees."], id="fact-1")
-    now = space.replace([changed])
-    for question in (changed.question, "Are bats blind?"):
-        for one in find_scope(now, question):
-            assert one.example.question != "Are bats blind?"
-    assert find_scope(now, changed.question)[0].signals["question"] <= 1.001
-    assert changed in [one.example for one in find_scope(now, changed.question)]
 
 
 # The question among tokens.
@@ -549,18 +486,13 @@ def test_a_chat_tokenizer_can_be_asked_plainly():
 
 @pytest.mark.parametrize("text", ["", "Bats, they say", "Q: Are bats blind?", "A:"])
 @pytest.mark.parametrize("chat", [False, True], ids=["plain", "chat"])
-def test_where_there_is_no_question_none_is_found(text, chat):
+def test_without_a_question_none_is_found(text, chat):
     tokenizer = tiny.tokenizer(chat)
     assert find_question(Prompt(), tokenizer, tokenizer.encode(text)) is None
-
-
-@pytest.mark.parametrize("chat", [False, True], ids=["plain", "chat"])
-def test_a_prompt_without_a_question_in_it_asks_nothing(chat):
-    tokenizer = tiny.tokenizer(chat)
     assert find_question(Prompt(), tokenizer, Prompt().encode("  ", tokenizer)) is None
 
 
-def test_a_text_is_opened_to_more_examples_than_an_answer():
+def test_the_threshold_is_lower_for_a_longer_text():
     space = tl.build(None, [BATS], embedder=CountingEmbedder())
     model = models_for("counting")["full"]
     assert threshold_for(space, BATS, "Are bats blind?") == model.threshold

@@ -1,4 +1,4 @@
-"""The threshold of a space: chosen as worked by hand, and kept, seen and undone."""
+"""The threshold of a space: chosen as worked by hand, stored, seen and undone."""
 
 from dataclasses import replace
 
@@ -9,8 +9,8 @@ import trueline as tl
 from trueline.corrective import tune as tuning
 from trueline.corrective.scope import MeasuredScope, ScopeModel
 from trueline.corrective.tune import FEWEST, share_of, tune
-from trueline.errors import ExampleError, SettingError, SpaceConflictError, SpaceFormatError
-from trueline.examples import AskedQuestion, read_asked
+from trueline.errors import ExampleError, SettingError, SpaceConflictError
+from trueline.examples import AskedQuestion
 from trueline.types import ScopedExample
 
 FITTED = 0.7
@@ -74,23 +74,19 @@ def test_the_recall_of_the_shipped_questions_is_that_of_the_next_measured_thresh
     assert tune(space, false_scope=0.0).shipped_recall is None
 
 
-def test_an_example_with_the_same_answer_is_no_near_miss(embedder, scope):
-    twin = tl.Example("Can bats see?", EXAMPLES[1].answers, id="twin")
-    space = tl.build(None, [*EXAMPLES, twin], embedder=embedder)
-    scope[EXAMPLES[1].question] = {"fact-2": 0.99, "fact-3": 0.1}
+def test_an_example_with_the_same_answer_or_question_is_no_near_miss(embedder, scope):
+    by_answer = tl.Example("Can bats see?", EXAMPLES[1].answers, id="answer")
+    question = f"{EXAMPLES[0].question.upper()}!"
+    by_question = replace(EXAMPLES[0], question=question, answers=("Other.",), id="question")
+    space = tl.build(None, [*EXAMPLES, by_answer, by_question], embedder=embedder)
+    scope |= {
+        by_answer.question: {"fact-2": 0.99, "fact-3": 0.1},
+        by_question.question: {"fact-1": 0.99, "fact-3": 0.1},
+    }
     assert tune(space).threshold == FITTED
 
 
-def test_an_example_with_the_same_question_is_no_near_miss(embedder):
-    twin = replace(EXAMPLES[0], answers=("Another answer.",), id="twin")
-    twin = replace(twin, question=f"{twin.question.upper()}!")
-    space = tl.build(None, [*EXAMPLES, twin], embedder=embedder)
-    pairs = {(one.question, one.example) for one in tune(space, false_scope=1.0).worst}
-    assert not pairs & {(EXAMPLES[0].question, "twin"), (twin.question, EXAMPLES[0].id)}
-
-
-def test_what_speaks_in_any_case_leaves_others_a_threshold(space, scope):
-    """A question in an example's own words that is said to mean none."""
+def test_a_question_in_an_examples_own_words_that_means_none_leaves_a_threshold(space, scope):
     scope["Are bats blind?"] = {"fact-2": 1.0}
     found = tune(space, asked(("Are bats blind?", "")))
     assert found.threshold == 0.9999
@@ -102,17 +98,14 @@ def test_few_questions_never_lower_the_threshold_and_many_do(space, scope):
     few = tune(space, asked(("right", "fact-1"), ("none", "")))
     assert (few.threshold, few.recall.mean) == (FITTED, 0.0)
     many = tune(space, asked(("right", "fact-1"), *[("none", "")] * FEWEST))
+    scope["right"] = {"fact-1": 0.9}
+    same = tune(space, asked(("right", "fact-1"), *[("none", "")] * FEWEST))
+    assert same.threshold == FITTED  # nothing is against it
     assert many.threshold == 0.4999  # the highest that the right one is above
     assert (many.recall.mean, many.false_scope.mean) == (1.0, 0.0)
 
 
-def test_the_fitted_threshold_stays_where_nothing_speaks_against_it(space, scope):
-    scope |= {"right": {"fact-1": 0.9}, "none": {"fact-2": 0.3}}
-    found = tune(space, asked(("right", "fact-1"), *[("none", "")] * FEWEST))
-    assert found.threshold == FITTED
-
-
-def test_a_wrong_example_ahead_is_false_scope_and_no_recall(space, scope):
+def test_a_wrong_example_that_comes_first_is_false_scope_and_no_recall(space, scope):
     scope |= {"q": {"fact-1": 0.8, "fact-2": 0.95}, "r": {"fact-3": 0.97}}
     found = tune(space, asked(("q", "fact-1"), ("r", "fact-3")))
     assert found.threshold == 0.95
@@ -121,7 +114,7 @@ def test_a_wrong_example_ahead_is_false_scope_and_no_recall(space, scope):
     assert (loose.false_scope.mean, loose.recall.mean) == (0.5, 0.5)
 
 
-def test_what_is_kept_is_plain_and_can_be_seen_and_undone(embedder, tmp_path, scope):
+def test_the_settings_are_stored_seen_and_undone(embedder, tmp_path, scope):
     tl.build(None, EXAMPLES, embedder=embedder, out=tmp_path / "facts.space")
     space = tl.open(tmp_path / "facts.space", embedder=embedder)
     tuned = space.tune(tune(space).settings)
@@ -149,21 +142,12 @@ def test_what_is_kept_is_plain_and_can_be_seen_and_undone(embedder, tmp_path, sc
         {"a": 1e999},
     ],
 )
-def test_settings_that_no_method_can_go_by_are_refused(space, settings):
+def test_impossible_settings_are_refused(space, settings):
     with pytest.raises(SettingError, match="tuned"):
         space.tune(settings)
 
 
-def test_a_manifest_with_such_settings_is_refused(embedder, tmp_path, monkeypatch):
-    space = tl.build(None, EXAMPLES, embedder=embedder)
-    with monkeypatch.context() as patch:
-        patch.setattr("trueline.store.check_tuned", lambda given: None)
-        space.tune({"threshold": -1}).save(tmp_path / "bad.space")
-    with pytest.raises(SpaceFormatError, match=r"tuned threshold must lie in \[0, 1\]"):
-        tl.open(tmp_path / "bad.space", embedder=embedder)
-
-
-def test_what_cannot_be_tuned_is_refused(space, embedder):
+def test_an_impossible_tuning_is_refused(space, embedder):
     with pytest.raises(SettingError, match="no questions"):
         tune(space, [])
     with pytest.raises(ExampleError, match="has the id 'fact-9'"):
@@ -174,20 +158,11 @@ def test_what_cannot_be_tuned_is_refused(space, embedder):
         tune(space, false_scope=None)
 
 
-def test_real_probabilities_are_asked_for_once_a_question(space):
+def test_progress_counts_the_questions(space):
     seen = []
-    found = tune(space, progress=lambda *told: seen.append(told))
+    found = tune(space, progress=lambda *done: seen.append(done))
     assert seen == [(n, 4) for n in (1, 2, 3, 4)]
     assert FITTED <= found.threshold <= 1
-
-
-def test_questions_are_read_with_the_ids_they_mean(tmp_path):
-    file = tmp_path / "asked.csv"
-    file.write_text("question,id\nWhy?,7\n Who? ,None\nWhere?,\n", "utf-8")
-    assert read_asked(file) == asked(("Why?", "7"), ("Who?", ""), ("Where?", ""))
-    file.write_text("question,id\n,7\nWho?\n", "utf-8")
-    with pytest.raises(ExampleError, match=r"(?s)2 of 2 rows.*csv:2: .*csv:3: "):
-        read_asked(file)
 
 
 @pytest.mark.parametrize(
@@ -195,9 +170,6 @@ def test_questions_are_read_with_the_ids_they_mean(tmp_path):
     [(0, 50, 0.0, 0.0713), (2, 100, 0.0055, 0.0700), (3, 3, 0.4385, 1)],
 )
 def test_wilsons_interval_is_that_of_the_textbook(found, n, low, high):
-    told = share_of(found, n)
-    assert (told.mean, told.n) == (found / n, n)
-    assert (told.low, told.high) == (
-        pytest.approx(low, abs=1e-4),
-        pytest.approx(high, abs=1e-4),
-    )
+    share = share_of(found, n)
+    assert (share.mean, share.n) == (found / n, n)
+    assert (share.low, share.high) == pytest.approx((low, high), abs=1e-4)
