@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from test_cli import ANSWERS, QUESTION, home, run  # noqa: F401  # default names mean tiny parts
 
+from trueline.cli.eval import show_tables
 from trueline.cli.screen import AnswerWriter, progress_bars, styled, tell
 from trueline.engines.models import ALIASES
+from trueline.lab.results import read_results
 
 COLOUR = re.compile("\x1b\\[[0-9]*m")
 
@@ -188,18 +190,27 @@ def test_a_model_is_pulled_and_removed_by_name(home, monkeypatch, tmp_path):  # 
     assert "no model is called 'wordlama'; did you mean wordllama-256?" in ran.err
 
 
-def test_an_evaluation_is_a_table_at_a_terminal(monkeypatch, tmp_path):
-    from trueline.cli.eval import show_tables
-    from trueline.lab.results import read_results
-
+@pytest.fixture(scope="module")
+def evaluated(home, tmp_path_factory):  # noqa: F811
+    """The folder of a small evaluation, and a function from a width to the lines it prints."""
+    folder = tmp_path_factory.mktemp("results")
     given = ["--benchmark", "facts.jsonl", "--ground", "2", "--methods", "greedy,corrective"]
-    ran = run("eval", *given, "--max-new-tokens", "3", "--out", str(tmp_path))
+    ran = run("eval", *given, "--max-new-tokens", "3", "--out", str(folder))
     assert ran.code == 0, ran.err
+    cells = [cell.head.cell for cell in read_results(folder).cells]
+
+    def lines():
+        with redirect_stdout(Terminal()) as out:
+            show_tables(folder, cells)
+        return [COLOUR.sub("", line).rstrip() for line in out.getvalue().splitlines()]
+
+    return folder, lines
+
+
+def test_an_evaluation_is_a_table_at_a_terminal(monkeypatch, evaluated):
+    folder, shown = evaluated
     monkeypatch.setenv("COLUMNS", "100")
-    cells = [cell.head.cell for cell in read_results(tmp_path).cells]
-    with redirect_stdout(Terminal()) as out:
-        show_tables(tmp_path, cells)
-    lines = [COLOUR.sub("", line).rstrip() for line in out.getvalue().splitlines()]
+    lines = shown()
     assert lines[0] == "facts.jsonl, smollm2-135m: 2 samples"
     assert lines[1].split("  ")[0] == "method"
     assert "ROUGE-L" in lines[1]
@@ -208,19 +219,12 @@ def test_an_evaluation_is_a_table_at_a_terminal(monkeypatch, tmp_path):
     assert re.fullmatch(r"( +[+\u2212]\d+\.\d)+", lines[4])
     assert re.fullmatch(r"( +[+\u2212]\d+\.\d to [+\u2212]\d+\.\d)+", lines[5])
     assert lines[-2] == "Below a mean: the difference from greedy, and its 95 % interval."
-    assert lines[-1] == f"More, with the answers: trueline report {tmp_path}"
+    assert lines[-1] == f"More, with the answers: trueline report {folder}"
     assert max(map(len, lines[:-1])) <= 100
 
 
-def test_a_table_too_wide_for_the_terminal_goes_on_below(monkeypatch, tmp_path):
-    from trueline.cli.eval import show_tables
-    from trueline.lab.results import read_results
-
-    given = ["--benchmark", "facts.jsonl", "--ground", "2", "--methods", "greedy"]
-    assert run("eval", *given, "--max-new-tokens", "3", "--out", str(tmp_path)).code == 0
+def test_a_table_too_wide_for_the_terminal_goes_on_below(monkeypatch, evaluated):
     monkeypatch.setenv("COLUMNS", "40")
-    with redirect_stdout(Terminal()) as out:
-        show_tables(tmp_path, [cell.head.cell for cell in read_results(tmp_path).cells])
-    lines = [COLOUR.sub("", line).rstrip() for line in out.getvalue().splitlines()]
+    lines = evaluated[1]()
     assert len([line for line in lines if line.startswith("method")]) > 1
-    assert max(map(len, lines[:-1])) <= 40
+    assert max(map(len, lines[:-2])) <= 40
