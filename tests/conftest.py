@@ -34,9 +34,9 @@ EXAMPLES = [
 ]
 
 
-LONGEST = """cluster docs real corrective_real run llama_cpp_real serving_limits sources harness
-    model_attacks edits runtime paper cli judge_attacks option_attacks site space_attacks
-    docs_types examples_folder playground page path_attacks serving packaging""".split()
+LONGEST = """cluster docs real corrective_real run llama_cpp_real serving_limits harness
+    model_attacks paper cli judge_attacks option_attacks site docs_types examples_folder
+    playground page path_attacks serving packaging""".split()
 
 
 def pytest_collection_modifyitems(items):

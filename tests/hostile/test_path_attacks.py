@@ -56,11 +56,6 @@ def bounded():
     resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
-LONG = "a" * 300
-PATHS = [LONG, f"{LONG}/x", "file.txt/x", "dangling", "loop", "loop/x", "fifo"]
-PATHS += ["/dev/zero", "~nouser/x", "/proc/self/mem"]
-
-
 def path_options():
     """Every argument and option that takes a path, and those where a name may be a path."""
     named = "examples data out model embedder models benchmarks bertscore".split()
@@ -74,9 +69,7 @@ def line_with(name, wanted, path):
     """A command line that would work, but for one path."""
     given = {
         "examples": "facts.jsonl",
-        "folder": "plain.space",
-        "first": "plain.space",
-        "second": "plain.space",
+        **dict.fromkeys(("folder", "first", "second"), "plain.space"),
         "question": QUESTION,
         "ids": "none",
         "plan": "run.toml",
@@ -89,7 +82,7 @@ def line_with(name, wanted, path):
             line += [param.opts[0], path]
         elif param.required:
             line += [param.opts[0], "new.space"]
-    if name in ("compare",):
+    if name == "compare":
         line.append(QUESTION)
     if name in ("ask", "chat", "compare", "explain") and wanted != "space":
         line += ["--space", "nowhere.space"]
@@ -98,33 +91,15 @@ def line_with(name, wanted, path):
     return line
 
 
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: path[-10:])
-@pytest.mark.parametrize(("name", "wanted"), list(path_options()))
-def test_no_path_ends_in_a_traceback(name, wanted, path):
-    with within(30):
-        ran = run_command(*line_with(name, wanted, path))
-    for made in ("new.space", "~nouser"):
-        shutil.rmtree(made, ignore_errors=True)
-    is_name = path.startswith("~") and wanted == "out"  # which is a name like others
-    assert ran.code == 1 or (is_name and ran.code == 0), ran
-    errors = [line for line in ran.err.splitlines() if line.startswith("Error: ")]
-    assert len(errors) == ran.code
-    assert "Errno" not in ran.err
-    assert Path("file.txt").read_text("utf-8") == "mine"
+REASONS = {"a" * 300: "File name too long", "file.txt/x": "Not a directory", "fifo": "it is no"}
 
 
-def test_the_message_names_the_path_and_what_is_wrong():
-    reasons = {
-        LONG: "File name too long",
-        "file.txt/x": "Not a directory",
-        "loop": "",
-        "fifo": "",
-    }
-    for path, reason in reasons.items():
-        said = run_command("build", path, "--out", "new.space").err
-        assert path in said
-        assert reason in said
-        assert len(said.splitlines()) == 1
+@pytest.mark.parametrize(("path", "reason"), REASONS.items())
+def test_the_message_names_the_path_and_what_is_wrong(path, reason):
+    said = run_command("build", path, "--out", "new.space").err
+    assert path in said
+    assert reason in said
+    assert len(said.splitlines()) == 1
 
 
 @pytest.mark.parametrize("path", ["\0", "a\0b.jsonl", "a\0b.txt", Path("a\0b")], ids=repr)
@@ -139,50 +114,36 @@ def test_a_name_with_nul_is_an_error_of_ours(path):
         tl.load(path)
 
 
-@pytest.fixture
-def refuse(monkeypatch):
-    """Make a space an error of the system that nobody expects."""
-
-    def refuse(*_, **__):
-        raise OSError(5, "Input/output error", "x\ny\x1b")
-
-    monkeypatch.setattr("trueline.space.read_space", refuse)
+def refuse(*_, **__):
+    raise OSError(5, "Input/output error", "x\ny\x1b")
 
 
-def test_chat_goes_on_after_a_path_that_cannot_be(refuse):
+def test_chat_goes_on_after_a_path_that_cannot_be():
     bad = ["a" * 300, "~nouser/x", "loop", "fifo", "/dev/zero", "file.txt/x", "a\0b", "~"]
-    for paths, message in (
-        (bad, "Error: "),
-        (["x"], "Error: x\\ny\\x1b: Input/output error\n"),
-    ):
-        lines = [*(f"/space {path}" for path in paths), QUESTION]
-        line = ["chat", "--method", "greedy", "--max-new-tokens", "3"]
-        with within(60):
-            ran = run_command(*line, stdin="\n".join(lines) + "\n")
-        assert ran.code == 0
-        assert ran.err.count(message) == len(paths)
-        assert ran.out.strip()
+    lines = [*(f"/space {path}" for path in bad), QUESTION]
+    line = ["chat", "--method", "greedy", "--max-new-tokens", "3"]
+    with within(60):
+        ran = run_command(*line, stdin="\n".join(lines) + "\n")
+    assert (ran.code, bool(ran.out.strip())) == (0, True)
+    assert len([x for x in ran.err.splitlines() if x.startswith("Error: ")]) == len(bad)
 
 
-def test_an_error_that_nobody_expects_is_still_one_line(refuse):
-    ran = run_command("info", "plain.space")
-    assert ran == (1, "", "Error: x\\ny\\x1b: Input/output error\n")
+def test_an_error_of_the_system_that_nobody_expects_is_one_line(monkeypatch):
+    monkeypatch.setattr("trueline.space.read_space", refuse)
+    message = "Error: x\\ny\\x1b: Input/output error\n"
+    assert run_command("info", "plain.space") == (1, "", message)
+    line = ["chat", "--method", "greedy", "--max-new-tokens", "3"]
+    ran = run_command(*line, stdin=f"/space x\n{QUESTION}\n")
+    assert (ran.code, bool(ran.out.strip()), ran.err.count(message)) == (0, True, 1)
 
 
-@pytest.mark.parametrize(
-    "home", ["file.txt", "file.txt/x", "~nouser", "a" * 300, "/dev/null", "loop"]
-)
-@pytest.mark.parametrize(
-    "args",
-    [["models"], ["ask", QUESTION], ["build", "facts.jsonl", "--out", "y.space"]],
-    ids=lambda args: args[0],
-)
+@pytest.mark.parametrize("home", ["file.txt", "file.txt/x", "~nouser", "/dev/null", "loop"])
+@pytest.mark.parametrize("args", [["models"], ["ask", QUESTION]], ids=lambda args: args[0])
 def test_a_home_that_cannot_be_is_one_line(args, home):
     with within(60):
         ran = run_command(*args, environment={"TRUELINE_HOME": home})
     errors = [line for line in ran.err.splitlines() if line.startswith("Error: ")]
     assert (ran.code, len(errors)) in ([(0, 0), (1, 1)] if args == ["models"] else [(1, 1)])
-    shutil.rmtree("y.space", ignore_errors=True)
 
 
 @pytest.fixture
@@ -311,7 +272,7 @@ def odd_path(chance):
 def test_odd_paths_break_nothing(parts, tmp_path):
     options, codes = list(path_options()), Counter()
     kept = keep(parts, tmp_path / "kept")
-    for chance in rounds("paths", 80, 2_000):
+    for chance in rounds("paths", 120, 2_000):
         name, wanted = chance.choice(options)
         line = line_with(name, wanted, odd_path(chance))
         try:
@@ -320,6 +281,7 @@ def test_odd_paths_break_nothing(parts, tmp_path):
             assert ran.code in (0, 1)
             told = [x for x in ran.err.splitlines() if x.startswith("Error: ")]
             assert len(told) == ran.code
+            assert "Errno" not in ran.err
             assert steering(ran.out + ran.err) == []
         except (Exception, Hang) as error:
             raise AssertionError(f"{chance.name}: {line!r}") from error
