@@ -22,7 +22,7 @@ from trueline.corrective import votes as corrector
 
 @dataclass(frozen=True)
 class RecordedRequest:
-    """A request, and what a model says in it whatever its tokens are: seeded noise."""
+    """A request; the logits of its model are seeded noise, whatever the tokens are."""
 
     question: str
     space: str = "facts"  # by name
@@ -54,12 +54,8 @@ class Recording:
     """
 
     def __init__(self, requests: Sequence[RecordedRequest], tokenizer, ends, length: int = 48):
-        self.requests, self.tokenizer, self.ends, self.length = (
-            requests,
-            tokenizer,
-            ends,
-            length,
-        )
+        self.requests, self.tokenizer = requests, tokenizer
+        self.ends, self.length = ends, length
         self.prompts = [tl.Prompt().encode(one.question, tokenizer) for one in requests]
         self._owners: dict[bytes, tuple[int, int]] = {}
         self._decided: dict[tuple[int, int], dict] = {}
@@ -72,8 +68,8 @@ class Recording:
         self._owners[row.numpy().tobytes()] = request, step
         return row
 
-    def behind(self, context: Sequence[int]) -> torch.Tensor:
-        """The same behind the tokens that a model has read, pads included."""
+    def logits_after(self, context: Sequence[int]) -> torch.Tensor:
+        """The same after the tokens that a model has read, pads included."""
         for number, prompt in enumerate(self.prompts):
             for start in range(len(context) - len(prompt) + 1):
                 if list(context[start : start + len(prompt)]) == prompt:
@@ -109,18 +105,16 @@ class Recording:
 
     def outcomes(self, answers: Sequence[Sequence[int]]) -> list[Outcome]:
         """The answers with what was decided at their steps, up to the token that ends each."""
-        cut = [self._ended(list(answer)) for answer in answers]
-        return [
-            Outcome(
-                tokens,
-                {
-                    step: Decided(**self._decided[number, step])
-                    for step in range(len(tokens))
-                    if (number, step) in self._decided
-                },
+        found = []
+        for number, answer in enumerate(answers):
+            tokens = self._ended(list(answer))
+            steps = [step for step in range(len(tokens)) if (number, step) in self._decided]
+            found.append(
+                Outcome(
+                    tokens, {step: Decided(**self._decided[number, step]) for step in steps}
+                )
             )
-            for number, tokens in enumerate(cut)
-        ]
+        return found
 
     def _ended(self, tokens: list[int]) -> list[int]:
         ends = [at for at, token in enumerate(tokens) if token in self.ends]
@@ -160,7 +154,7 @@ def live_step(logits: torch.Tensor) -> LiveStep:
 def engine_noise(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
     """How far two engines disagree about which of two tokens leads, at most.
 
-    `pairs` are the plain logits (vocabulary,) of the reference and of the other engine behind
+    `pairs` are the plain logits (vocabulary,) of the reference and of the other engine after
     the same tokens, on a probe text that has nothing to do with what is compared later. For the
     reference's two best tokens x and y it is the largest |(a_x - a_y) - (b_x - b_y)|.
     """
@@ -180,10 +174,10 @@ def compare_live(
 ) -> LiveAgreement:
     """Hold the greedy runs of an engine, one per request, to those of the reference.
 
-    Up to the first step where the tokens differ both engines have read the same, so that step
-    alone tells something: it is excused if the reference's two best logits lay no further apart
-    than the noise (`engine_noise`), and a fault if they did. What comes behind it is another
-    text and is not compared. A run that ends before the other does parts there as well.
+    Only the first step where the tokens differ counts, since both engines have read the same
+    up to there: it is excused if the reference's two best logits lay no further apart than the
+    noise (`engine_noise`), and a fault if they did. A run that ends before the other differs
+    there.
     """
     assert len(reference) == len(other), "a run for each request"
     same, within, faults = 0, 0, []

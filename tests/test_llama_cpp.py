@@ -1,6 +1,7 @@
 """The llama.cpp engine on a tiny random GGUF file, against transformers, same weights."""
 
 import gc
+import struct
 import subprocess
 import sys
 import weakref
@@ -12,8 +13,6 @@ import tiny
 import torch
 
 import trueline as tl
-from trueline.decode.generate import make_request
-from trueline.decode.loop import Decoding
 from trueline.engines import gguf as gguf_header
 from trueline.engines import models as sources
 from trueline.engines.llama_cpp import library as libraries
@@ -22,7 +21,6 @@ from trueline.engines.llama_cpp.cache import Pool
 from trueline.engines.llama_cpp.tokenizer import compile_chat
 from trueline.engines.models import ALIASES
 from trueline.errors import MissingExtraError, ModelError, SettingError, SpaceMismatchError
-from trueline.types import Sampling
 
 if not util.find_spec("xllamacpp"):
     pytest.skip("llama.cpp is not installed: pip install xllamacpp", allow_module_level=True)
@@ -122,13 +120,6 @@ def test_a_chat_template_is_written_as_transformers_writes_it(template, referenc
     assert ours == expected
 
 
-def test_a_template_that_cannot_be_read_or_that_refuses_is_an_error(lm):
-    with pytest.raises(SettingError, match="cannot be read"):
-        compile_chat("{% for %}")
-    with pytest.raises(SettingError, match="no system line"):
-        compile_chat("{{ raise_exception('no system line') }}").render()
-
-
 def test_what_it_says_of_itself_is_what_the_file_says(lm, reference, file):
     names = ("vocabulary", "depth", "is_tied", "dtype", "device")
     assert all(getattr(lm, name) == getattr(reference, name) for name in names)
@@ -144,28 +135,9 @@ def test_its_logits_are_those_of_transformers_up_to_its_cache_of_16_bits(
     ours = logits(lm.start(), *contexts)
     theirs = reference.head(reference.start(states=True).join(contexts).hidden)
     assert (ours - theirs).abs().max() < NEAR < theirs.std()
-
-
-def test_it_picks_other_tokens_than_transformers_only_at_near_ties(lm, reference):
-    near = 0
-    for question in tiny.QUESTIONS:
-        answer = tl.generate(reference, tl.Greedy(), question, max_new_tokens=24)
-        cache = lm.start()
-        own = logits(cache, tl.Prompt().encode(question, lm.tokenizer))[0]
-        for token in answer.token_ids:
-            if int(own.argmax()) != token:
-                assert own.max() - own[token] < NEAR
-                near += 1
-            own = cache.extend([token]).logits[0]
-    assert near <= 3
-
-
-def test_equal_rows_are_equal_to_the_bit(lm, contexts):
-    cache = lm.start()
-    for _ in range(5):
-        rows = cache.extend([7, 7, 7]) if cache.rows else cache.join([contexts[1]] * 3)
-        assert torch.equal(rows.logits[0], rows.logits[1])
-        assert torch.equal(rows.logits[0], rows.logits[2])
+    pair = [contexts[1][:20], [*contexts[1][:15], 40, 41, 42]]  # the start is read once
+    apart = torch.cat([logits(lm.start(), one) for one in pair])
+    assert (logits(lm.start(), *pair) - apart).abs().max() < NEAR
 
 
 def moved_by_others(lm, texts, steps):
@@ -262,30 +234,6 @@ def test_packed_continuations_are_what_each_is_alone(packed, contexts):
         assert torch.equal(alone.extend_many([tokens]).logits[0], row[: len(tokens)])
 
 
-def test_a_batch_of_packed_weights_gives_each_question_its_logits_alone(packed):
-    questions = [*tiny.QUESTIONS, *(f"{one} Say why." for one in tiny.QUESTIONS)][:12]
-    questions += questions[:2]
-    options = {"max_new_tokens": 6, "trace": True}
-    many = tl.generate(packed, tl.Greedy(), questions, batch_size=16, **options)
-    for question, answer in zip(questions, many, strict=True):
-        assert tl.generate(packed, tl.Greedy(), question, **options).trace == answer.trace
-
-
-def test_what_looks_into_a_cache_keeps_its_model(file, contexts):
-    """Or the model would be freed first, with a cache that refers to it."""
-    lm = tl.load(file, engine="llama.cpp")
-    cache = lm.start()
-    cache.join([contexts[0]])
-    last = cache.extend([7])
-    weights = weakref.ref(lm.pool._weights)
-    del lm, cache
-    gc.collect()
-    assert weights() is not None
-    del last
-    gc.collect()
-    assert weights() is None
-
-
 def test_a_row_kept_twice_goes_on_as_two(lm, contexts):
     cache = lm.start()
     cache.join([contexts[0], contexts[3]])
@@ -298,13 +246,6 @@ def test_a_row_kept_twice_goes_on_as_two(lm, contexts):
     )
     assert (second - expected).abs().max() < NEAR
     assert not torch.equal(second[0], second[2])
-
-
-def test_what_contexts_share_may_be_read_once(lm, contexts):
-    pair = [contexts[1][:20], [*contexts[1][:15], 40, 41, 42]]
-    shared = logits(lm.start(), *pair)
-    apart = torch.cat([logits(lm.start(), one) for one in pair])
-    assert (shared - apart).abs().max() < NEAR
 
 
 def test_a_cache_that_grows_goes_on_to_the_bit(file, contexts):
@@ -326,46 +267,25 @@ def test_a_cache_that_grows_goes_on_to_the_bit(file, contexts):
     assert torch.equal(*found)
 
 
-def test_a_cache_is_used_again(lm, contexts):
-    cache = lm.start()
-    first = logits(cache, contexts[2])
-    context = cache._held[0]
-    del cache
-    again = lm.start()
-    assert torch.equal(logits(again, contexts[2]), first)
-    assert again._held[0] is context
-
-
-def test_what_a_step_gives_stands_in_its_memory_which_lives_as_long(file, contexts):
+def test_the_states_of_a_step_are_its_own_memory_which_lives_as_long(file, contexts):
+    """The model too, or it would be freed before a cache that refers to it."""
     lm = tl.load(file, engine="llama.cpp")
     cache = lm.start()
     cache.join([contexts[2]])
     first = cache.extend([7]).logits
-    kept = first.clone()
+    before = first.clone()
     second = cache.extend([8]).logits
     assert second.data_ptr() == first.data_ptr()  # no copy is made of 49,152 numbers
-    assert not torch.equal(second, kept)
-    expected, memory = second.clone(), weakref.ref(cache._held[0].pointer)
+    assert not torch.equal(second, before)
+    expected = second.clone()
+    memory, weights = weakref.ref(cache._held[0].pointer), weakref.ref(lm.weights)
     del cache, lm, first
     gc.collect()
     assert torch.equal(second, expected)
-    assert memory() is not None
+    assert memory() is not None is not weights()
     del second
-    assert memory() is None
-
-
-def test_a_request_that_joins_leaves_the_running_one_its_own_logits(lm):
-    options = Sampling(max_new_tokens=8)
-    questions = tiny.QUESTIONS[:3]
-    alone = [tl.generate(lm, tl.Greedy(), one, max_new_tokens=8).token_ids for one in questions]
-    assert len(set(alone)) == len(questions)
-    decoding, found = Decoding(lm, max_rows=3), {}
-    for question in questions:  # each joins after a step of those before it
-        decoding.submit(make_request(lm, tl.Greedy(), question, options))
-        found |= {row.ticket: row for row in decoding.step()}
-    while not decoding.is_idle:
-        decoding.step()
-    assert [tuple(row.tokens) for row in found.values()] == alone
+    gc.collect()
+    assert memory() is None is weights()
 
 
 def test_a_whole_continuation_is_read_as_token_by_token(lm, contexts):
@@ -389,34 +309,16 @@ def test_more_candidates_than_sequences_are_scored(lm):
     assert len(set(scores)) > 100
 
 
-def test_more_rows_than_sequences_are_refused(lm, contexts):
-    with pytest.raises(SettingError, match=r"256 rows at once, and 257 .* smaller batch_size"):
-        lm.start().join([[7]] * 257)
-
-
-def test_a_batch_gives_what_each_question_gets_alone_and_streams_the_same(
-    lm, examples, embedder
-):
-    space = tl.build(None, examples, embedder=embedder)
-    for method in (tl.Greedy(), tl.Corrective(space, threshold=0.0)):
-        many = tl.generate(lm, method, tiny.QUESTIONS, batch_size=3, max_new_tokens=12)
-        for question, answer in zip(tiny.QUESTIONS, many):
-            alone = tl.generate(lm, method, question, max_new_tokens=12)
-            assert alone.token_ids == answer.token_ids
-            pieces = list(tl.stream(lm, method, question, max_new_tokens=12))
-            assert "".join(map(str, pieces)) == alone.text
-
-
 def test_a_corrective_space_serves_it_as_it_is(lm, reference, examples, embedder):
-    space = tl.build(None, examples, embedder=embedder)
-    method = tl.Corrective(space, threshold=0.0)
-    answers = [
-        tl.generate(engine, method, examples[1].question, max_new_tokens=24)
-        for engine in (lm, reference)
-    ]
-    assert answers[0].text == answers[1].text
-    assert answers[0].text in [text for one in examples for text in one.answers]
-    assert answers[0].sources[0].example == answers[1].sources[0].example
+    method = tl.Corrective(tl.build(None, examples, embedder=embedder), threshold=0.0)
+    questions = [one.question for one in examples]
+    ours = tl.generate(lm, method, questions, max_new_tokens=24, batch_size=3)
+    theirs = tl.generate(reference, method, questions, max_new_tokens=24)
+    for own, other, example in zip(ours, theirs, examples, strict=True):
+        assert own.text == other.text
+        assert own.text.strip() in [text for one in examples for text in one.answers]
+        pieces = tl.stream(lm, method, example.question, max_new_tokens=24)
+        assert "".join(map(str, pieces)) == own.text
 
 
 def test_its_head_gives_its_logits_of_its_states(lm, reference, contexts):
@@ -473,23 +375,6 @@ def test_rad_entries_belong_to_the_engine_that_made_them(lm, reference, embedder
         tl.generate(reference, tl.RAD(space), "Are bats blind?")
 
 
-def test_methods_that_need_layers_are_refused_by_name(lm):
-    with pytest.raises(SettingError, match=r"dola reads early layers.* engine='transformers'"):
-        tl.generate(lm, tl.DoLa(), "Are bats blind?")
-    with pytest.raises(SettingError, match="earlier layers"):
-        lm.start().join([[7]], layers=[1])
-
-
-def test_methods_with_a_second_prompt_work(lm):
-    for method in (tl.CAD(), tl.Instructive()):
-        assert tl.generate(lm, method, tiny.QUESTIONS[:2], max_new_tokens=4)[1].token_ids
-
-
-def test_a_prompt_that_is_too_long_is_refused(lm):
-    with pytest.raises(SettingError, match=r"tokens, tiny\.gguf reads 2048 at most"):
-        tl.generate(lm, tl.Greedy(), "gold " * 4000)
-
-
 def test_an_alias_is_opened_from_its_own_gguf_and_nothing_is_converted(
     file, tmp_path, monkeypatch
 ):
@@ -533,79 +418,6 @@ def test_the_command_line_opens_it_by_option_or_variable(file, tiny_home, monkey
     assert "llama.cpp" in refused.err
 
 
-def test_a_plan_opens_it(file, tiny_home, tmp_path):
-    from test_cli import run
-
-    flags = ["--benchmark", "facts", "--methods", "greedy,corrective", "--test", "2"]
-    flags += ["--model", str(file), "--engine", "llama.cpp", "--max-new-tokens", "4"]
-    done = run("eval", *flags, "--ground", "4", "--out", str(tmp_path / "out"))
-    assert done.code == 0, done.err
-    lines = (tmp_path / "out/results.jsonl").read_text("utf-8")
-    assert '"fingerprint":"gguf-' in lines.replace(" ", "")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"dtype": "bfloat16"}, "read as it is packed"),
-        ({"device": "cuda"}, "runs on the CPU"),
-    ],
-)
-def test_options_of_other_engines_are_refused(file, options, message):
-    with pytest.raises(SettingError, match=message):
-        tl.load(file, engine="llama.cpp", **options)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("owner/name", r"llama\.cpp reads a \.gguf file"),
-        (".", r"convert_hf_to_gguf"),
-        ("missing.gguf", "cannot be opened"),
-        ("all-minilm-l6-v2", "take smollm2-135m, "),
-    ],
-)
-def test_a_name_that_is_not_a_gguf_file_is_refused(name, message):
-    with pytest.raises(ModelError, match=message):
-        tl.load(name, engine="llama.cpp")
-
-
-def changed_number(data, key, number, form="<I"):
-    import struct
-
-    at = data.index(key.encode()) + len(key) + 4  # after the type
-    packed = struct.pack(form, number)
-    return data[:at] + packed + data[at + len(packed) :]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda data: data[: len(data) // 2], "llama.cpp cannot open|cut short"),
-        (lambda data: data[:60], "cut short or damaged"),
-        (lambda data: data.replace(b"blk.1.ffn_up", b"blk.9.ffn_up"), "tensor .* not found"),
-        (lambda data: changed_number(data, "block_count", 0), "gives it 0 layers"),
-        (lambda data: changed_number(data, "block_count", 10**9), "gives it 1000000000 layers"),
-        (lambda data: changed_number(data, "rms_epsilon", -1.0, "<f"), "epsilon of -1.0"),
-        (lambda data: changed_number(data, "context_length", 0), "limit of 0"),
-        (
-            lambda data: changed_number(data, "head_count", 0),
-            "llama.cpp cannot open|is damaged",
-        ),
-    ],
-)
-def test_a_damaged_file_is_refused_and_the_process_lives(change, message, file, tmp_path):
-    (tmp_path / "theirs.gguf").write_bytes(change(file.read_bytes()))
-    with pytest.raises(ModelError, match=message):
-        tl.load(tmp_path / "theirs.gguf", engine="llama.cpp")
-
-
-def test_an_architecture_that_it_does_not_know_is_refused_by_name(tmp_path):
-    file = tiny.write_gguf(tmp_path / "odd.gguf", kind="nosuch")
-    with pytest.raises(ModelError, match="nosuch"):
-        tl.load(file, engine="llama.cpp")
-
-
 open_library = libraries.open_library.__wrapped__  # not the one of this process
 
 
@@ -613,6 +425,56 @@ def test_without_the_extra_it_is_named(monkeypatch):
     monkeypatch.setattr(libraries.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"xllamacpp: pip install 'trueline\[llama\]'"):
         open_library()
+
+
+def damaged(change):
+    def open_damaged(file, folder):
+        (folder / "theirs.gguf").write_bytes(change(file.read_bytes()))
+        return tl.load(folder / "theirs.gguf", engine="llama.cpp")
+
+    return open_damaged
+
+
+def number(key, number, form="<I"):
+    def change(data):
+        at = data.index(key) + len(key) + 4  # after the type
+        return data[:at] + struct.pack(form, number) + data[at + 4 :]
+
+    return damaged(change)
+
+
+def loaded(name="", **options):
+    return lambda file, _: tl.load(name or file, engine="llama.cpp", **options)
+
+
+@pytest.mark.parametrize(
+    ("work", "message"),
+    [
+        (loaded(dtype="bfloat16"), "read as it is packed"),
+        (loaded(device="cuda"), "runs on the CPU"),
+        (loaded("owner/name"), r"llama\.cpp reads a \.gguf file"),
+        (loaded("missing.gguf"), "cannot be opened"),
+        (loaded("all-minilm-l6-v2"), "take smollm2-135m, "),
+        (damaged(lambda data: data[: len(data) // 2]), "llama.cpp cannot open|cut short"),
+        (damaged(lambda data: data[:60]), "cut short or damaged"),
+        (damaged(lambda data: data.replace(b"blk.1.ffn_up", b"blk.9.ffn_up")), "not found"),
+        (damaged(lambda data: data.replace(b"llama", b"lhama")), "lhama"),
+        (number(b"block_count", 0), "gives it 0 layers"),
+        (number(b"block_count", 10**9), "gives it 1000000000 layers"),
+        (number(b"rms_epsilon", -1.0, "<f"), "epsilon of -1.0"),
+        (number(b"context_length", 0), "limit of 0"),
+        (lambda *_: compile_chat("{% for %}"), "cannot be read"),
+        (
+            lambda *_: compile_chat("{{ raise_exception('no system line') }}").render(),
+            "no system line",
+        ),
+        (lambda file, _: loaded()(file, _).start().join([[7]], layers=[1]), "earlier layers"),
+        (lambda file, _: loaded()(file, _).start().join([[7]] * 257), "smaller batch_size"),
+    ],
+)
+def test_other_requests_are_refused_and_the_process_lives(work, message, file, tmp_path):
+    with pytest.raises((ModelError, SettingError), match=message):
+        work(file, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,7 @@
 
 import pytest
 import torch
-from test_llama_cpp import (
-    ODD,
-    heads,
-    moved_by_others,
-)
+from test_llama_cpp import ODD, heads, moved_by_others
 
 import trueline as tl
 from trueline.engines.models import ALIASES
@@ -27,15 +23,8 @@ def corrective():
 def test_smollm2_is_tokenized_as_in_transformers(lm, smol):
     """Known to differ: spaces before digits, and signs that are numbers, such as ½."""
     examples = read_examples("facts")
-    texts = [
-        text for one in examples for text in (one.question, *one.answers, *one.wrong_answers)
-    ]
-    for text in [
-        *texts,
-        *(text for text in ODD if "<|" not in text),
-        "<|im_end|> x",
-        "1,234.5",
-    ]:
+    texts = [text for one in examples for text in (one.question, *one.answers)]
+    for text in [*texts, *ODD, "<|im_end|> x", "1,234.5"]:
         tokens = smol.encode(text)
         assert lm.encode(text) == tokens, text
         assert lm.decode(tokens) == smol.decode(tokens)
@@ -85,14 +74,3 @@ def _long_and_short(lm, lengths):
     prompts = [tl.Prompt().encode(one.question, lm.tokenizer) for one in examples]
     filling = lm.encode(" ".join(one.answers[0] for one in examples[:30]))
     return [[*prompt, *filling[:more]] for prompt, more in zip(prompts, lengths, strict=False)]
-
-
-@pytest.mark.real
-def test_a_batch_of_smollm2_gives_each_question_the_answer_it_gets_alone(lm, corrective):
-    questions = [example.question for example in read_examples("facts:ground")[:3]]
-    questions += ["How do I boil an egg?", "Which language do people speak in Australia?"]
-    for method in (tl.Greedy(), corrective):
-        many = tl.generate(lm, method, questions, max_new_tokens=20, batch_size=4)
-        for question, answer in zip(questions, many, strict=True):
-            alone = tl.generate(lm, method, question, max_new_tokens=20)
-            assert alone.token_ids == answer.token_ids

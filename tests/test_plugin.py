@@ -38,11 +38,6 @@ def ran(capsys, *args):
     return capsys.readouterr().out
 
 
-def test_a_method_takes_at_most_25_lines():
-    (module,) = PACKAGE.glob("*.py")
-    assert len(module.read_text("utf-8").splitlines()) <= 25
-
-
 def test_its_method_is_found_by_its_name_and_checked_as_any_other(installed, lm):
     assert decoders.method_names()[-1] == "hesitant"
     method = decoders.make_method("hesitant", settings={"margin": 0.5})

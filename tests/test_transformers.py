@@ -1,6 +1,7 @@
 """The transformers engine: rows of a batch are what each is alone; opening models is quiet."""
 
 import threading
+from contextlib import suppress
 
 import pytest
 import tiny
@@ -92,46 +93,11 @@ def test_heads_that_share_keys_read_them_as_transformers_does(architecture):
         assert torch.allclose(lm.head(states.hidden[number]), own, atol=1e-5)
 
 
-@pytest.fixture
-def settings():
-    """A program's own settings, which are neither transformers' defaults nor ours."""
-    level = logging.get_verbosity()
+def test_models_are_opened_quietly_by_one_thread_at_a_time_and_settings_come_back():
+    """With a program's own settings, which are neither transformers' defaults nor ours."""
+    entered, shown, own = threading.Event(), [], object()
+    level, hook = logging.get_verbosity(), logging.set_tqdm_hook(lambda *_: own)
     logging.set_verbosity_info()
-    hook = logging.set_tqdm_hook(bar)
-    yield
-    logging.set_verbosity(level)
-    logging.set_tqdm_hook(hook)
-
-
-def bar(factory, args, options):
-    return "a program's own bar"
-
-
-def is_restored():
-    return logging.get_verbosity() == logging.INFO and logging.tqdm([1]) == bar(None, (), {})
-
-
-@pytest.mark.usefixtures("settings")
-def test_bars_and_remarks_are_hidden_inside_and_back_outside():
-    with quiet():
-        assert logging.get_verbosity() == logging.ERROR
-        shown = logging.tqdm([1, 2])
-        assert isinstance(shown, logging.EmptyTqdm)
-        assert list(shown) == [1, 2]
-        assert not are_progress_bars_disabled()  # the hub's own are not ours to change
-    assert is_restored()
-
-
-@pytest.mark.usefixtures("settings")
-def test_an_error_inside_restores_everything():
-    with pytest.raises(ZeroDivisionError), quiet(), quiet():
-        raise ZeroDivisionError
-    assert is_restored()
-
-
-@pytest.mark.usefixtures("settings")
-def test_another_thread_waits_and_its_bars_are_shown():
-    entered, shown = threading.Event(), []
 
     def second():
         shown.append(logging.tqdm([1]))
@@ -139,10 +105,18 @@ def test_another_thread_waits_and_its_bars_are_shown():
             entered.set()
 
     thread = threading.Thread(target=second)
-    with quiet():
-        thread.start()
-        assert not entered.wait(0.2)
-    thread.join()
-    assert entered.is_set()
-    assert shown == [bar(None, (), {})]
-    assert is_restored()
+    try:
+        with suppress(ZeroDivisionError), quiet(), quiet():
+            assert logging.get_verbosity() == logging.ERROR
+            assert isinstance(logging.tqdm([1, 2]), logging.EmptyTqdm)
+            assert not are_progress_bars_disabled()  # the hub's own are not ours to change
+            thread.start()
+            assert not entered.wait(0.2)
+            raise ZeroDivisionError
+        thread.join()
+        assert entered.is_set()
+        assert shown == [own]
+        assert (logging.get_verbosity(), logging.tqdm([1])) == (logging.INFO, own)
+    finally:
+        logging.set_verbosity(level)
+        logging.set_tqdm_hook(hook)
