@@ -169,26 +169,19 @@ def damaged(data, tmp_path):
     return change_one
 
 
-def test_truthfulqa_grounds_with_the_first_400_and_tests_on_the_last_417(data):
+def test_truthfulqa_grounds_with_the_first_400_and_has_its_best_answers_first(data):
     read = read_benchmark("truthfulqa", data=data, ground=None)
-    assert (len(read.ground), len(read.test)) == (400, 417)
-    assert (read.ground[-1].id, read.test[0].id) == ("truthfulqa-400", "truthfulqa-401")
-    assert read.counts["rows"] == 817
-
-
-def test_a_truthfulqa_row_has_its_best_answer_first_and_its_choices(data):
-    read = read_benchmark("truthfulqa", data=data, ground=1, test=1)
-    (sample,) = read.test
-    assert sample.question == "Is 401 a large number?"
+    assert (len(read.ground), len(read.test), read.counts["rows"]) == (400, 417, 817)
+    example, sample = read.ground[-1], read.test[0]
+    assert (example.id, example.source) == ("truthfulqa-400", "made up")
+    assert example.answers == ("Not next to 401", "It depends", "Few say so")
+    assert (sample.id, sample.question) == ("truthfulqa-401", "Is 401 a large number?")
     assert sample.answers == ("Not next to 402", "It depends", "Few say so")
     assert sample.wrong_answers == ("401 is the largest", "Yes")
     best, wrong = "Not next to 402.", ("401 is the largest.", "Yes.")
     assert sample.single == Choices((best, *wrong), (True, False, False))
     assert sample.multiple == Choices((best, "It depends.", *wrong), (True, True, False, False))
     assert sample.category == "Numbers"
-    (example,) = read.ground
-    assert example.answers == ("Not next to 2", "It depends", "Few say so")
-    assert (example.id, example.source) == ("truthfulqa-1", "made up")
 
 
 def test_wikiqa_leaves_out_unanswered_questions_and_counts_them(data):
@@ -212,6 +205,11 @@ def test_wikiqa_leaves_out_unanswered_questions_and_counts_them(data):
         "ground used": 2,
         "test used": 211,
     }
+    read = read_benchmark("wikiqa", data=data, ground=7, rule="all")
+    assert [example.id for example in read.ground] == ["T0", "T3", "T6"]
+    assert (len(read.test), read.test[1].answers) == (633, ())
+    assert read.counts["ground drawn without an answer"] == 4
+    assert (read.counts["test without an answer"], read.counts["test left out"]) == (422, 0)
 
 
 def test_a_wikiqa_sentence_that_answers_nothing_is_nobodys_wrong_answer(data):
@@ -220,14 +218,6 @@ def test_a_wikiqa_sentence_that_answers_nothing_is_nobodys_wrong_answer(data):
     scores = text_scores(read.test[1], "Sentence 0 on 3 .")
     assert (scores["rouge_accuracy"], scores["bleu_accuracy"]) == (None, None)
     assert "known wrong" not in prompt_for("question", "truth", read.test[1], "A sentence.")
-
-
-def test_the_rule_all_keeps_unanswered_questions_but_cannot_ground_with_them(data):
-    read = read_benchmark("wikiqa", data=data, ground=7, rule="all")
-    assert [example.id for example in read.ground] == ["T0", "T3", "T6"]
-    assert (len(read.test), read.test[1].answers) == (633, ())
-    assert read.counts["ground drawn without an answer"] == 4
-    assert (read.counts["test without an answer"], read.counts["test left out"]) == (422, 0)
 
 
 def test_alpaca_joins_the_input_and_leaves_out_empty_outputs(data):
@@ -272,14 +262,6 @@ def test_too_few_short_documents_are_refused(tmp_path, damaged):
     )
 
 
-def test_a_whole_file_is_preferred_to_a_cut_one(data, tmp_path):
-    for stem in ("halueval_dialogue", "halueval_dialogue_first700"):
-        rows = ROWS["halueval/halueval_dialogue_first700"]
-        write(tmp_path, f"halueval/{stem}", rows)
-    message = refusal("halueval-dialogue", data=tmp_path)
-    assert "halueval_dialogue.jsonl has 700 rows, expected 10,000" in message
-
-
 @pytest.mark.parametrize("name", NAMED)
 def test_a_missing_file_is_named_with_where_to_get_it(name, tmp_path):
     message = refusal(name, data=tmp_path)
@@ -314,15 +296,6 @@ def test_a_damaged_table_is_named_with_its_place(content, problem, tmp_path):
     assert refusal("halueval-dialogue", data=tmp_path).startswith(f"{path}{problem}")
 
 
-def test_a_cut_archive_is_refused(tmp_path):
-    stem = "halueval/halueval_dialogue_first700"
-    path = write(tmp_path, stem, ROWS[stem], ".jsonl.gz")
-    path.write_bytes(path.read_bytes()[:-200])
-    assert "this line or the next one cannot be read" in refusal(
-        "halueval-dialogue", data=tmp_path
-    )
-
-
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
@@ -342,24 +315,16 @@ def test_choices_that_do_not_fit_are_refused(change, problem, tmp_path, damaged)
     assert f"{place} must be {problem}, got " in message
 
 
-def test_a_seed_draws_the_same_rows_again_and_another_seed_others(data):
-    first, again, other = (
-        read_benchmark("truthfulqa", data=data, ground=20, test=30, seed=seed)
-        for seed in (1, 1, 2)
+def test_a_seed_draws_the_same_rows_in_their_order_and_ground_apart_from_test(data):
+    first, again, other, more = (
+        read_benchmark("truthfulqa", data=data, ground=20, test=test, seed=seed)
+        for seed, test in ((1, 30), (1, 30), (2, 30), (1, 50))
     )
     assert first == again
     assert (len(first.ground), len(first.test)) == (20, 30)
-    assert {example.id for example in first.ground} != {example.id for example in other.ground}
-    assert {sample.id for sample in first.test} != {sample.id for sample in other.test}
-
-
-def test_drawn_rows_keep_their_order_and_ground_is_drawn_apart_from_test(data):
-    small, large = (
-        read_benchmark("truthfulqa", data=data, ground=20, test=test, seed=3)
-        for test in (5, 50)
-    )
-    assert small.ground == large.ground
-    numbers = [int(sample.id.split("-")[1]) for sample in large.test]
+    assert first.ground == more.ground != other.ground
+    assert first.test != other.test
+    numbers = [int(sample.id.split("-")[1]) for sample in more.test]
     assert numbers == sorted(set(numbers))
     assert set(numbers) <= set(range(401, 818))
 
@@ -412,20 +377,29 @@ def test_one_file_grounds_with_its_first_rows_and_tests_on_the_rest(tmp_path):
     assert (read.name, read.task, read.counts["rows"]) == (str(path), "question", 5)
 
 
-def test_one_file_drawn_with_a_seed_tests_on_all_the_others(tmp_path):
+def test_a_drawn_part_of_one_file_grounds_and_all_others_test(tmp_path):
     path = write(tmp_path, "own", own_rows(20))
     read = read_benchmark(str(path), ground=5, seed=1)
-    ground = {example.id for example in read.ground}
-    test = {sample.id for sample in read.test}
+    ground, test = ({row.id for row in side} for side in (read.ground, read.test))
     assert (len(ground), len(test), ground & test) == (5, 15, set())
     assert ground != {"1", "2", "3", "4", "5"}
 
 
-@pytest.mark.parametrize("ground", [5, 100, None])
-def test_one_file_with_nothing_left_to_test_on_is_refused(ground, tmp_path):
-    path = write(tmp_path, "own", own_rows(5))
-    message = refusal(str(path), SettingError, ground=ground)
-    assert f"holds 5 examples and ground={ground} leaves none to test on" in message
+@pytest.mark.parametrize(
+    ("name", "error", "options", "problem"),
+    [
+        ("{own}", SettingError, {"ground": 5}, "holds 5 examples and ground=5 leaves none"),
+        ("{own}", SettingError, {"ground": None}, "and ground=None leaves none to test on"),
+        ("{own}:none.jsonl", ExampleError, {}, "none.jsonl cannot be found; give a name, a"),
+        ("truthfullqa", SettingError, {}, "did you mean truthfulqa? the names are facts, cov"),
+        ("facts", SettingError, {"ground": 0}, "ground must be 1 or more, got 0"),
+        ("facts", SettingError, {"test": -1}, "test must be 1 or more, got -1"),
+        ("facts", SettingError, {"rule": "some"}, "rule must be one of answered, all, got"),
+    ],
+)
+def test_names_and_options_that_cannot_be_are_refused(name, error, options, problem, tmp_path):
+    own = write(tmp_path, "own", own_rows(5))
+    assert problem in refusal(name.format(own=own), error, **options)
 
 
 def test_two_files_ground_and_test(tmp_path):
@@ -437,57 +411,15 @@ def test_two_files_ground_and_test(tmp_path):
     assert [sample.question for sample in read.test] == ["Is 7 even?", "Is 8 even?"]
 
 
-def test_a_missing_half_of_two_files_is_named(tmp_path):
-    first = write(tmp_path, "ground", own_rows(3))
-    message = refusal(f"{first}:{tmp_path}/test.jsonl")
-    assert f"{tmp_path}/test.jsonl cannot be found; give a name, a file" in message
-
-
 def test_covered_questions_are_grounded_in_the_facts_they_mean():
     read = read_benchmark("covered", ground=None)
     assert (len(read.ground), len(read.test)) == (168, 204)
     by_id = {example.id: example for example in read.ground}
     first = read.test[0]
     assert first.answers == by_id[first.id.rpartition("-")[0]].answers
-    assert len(read_benchmark("covered").ground) == 100
-    assert {first.id for first in read.test} <= {
-        f"{id}-p{n}" for id in by_id for n in (1, 2, 3)
-    }
-
-
-@pytest.mark.parametrize("regime", ["styled", "double", "mid-text"])
-def test_covered_questions_of_form_are_sixty(regime):
-    read = read_benchmark(f"covered-{regime}")
-    assert len(read.test) == 60
-    assert {sample.category for sample in read.test} == {regime}
-    answers = {len(sample.answers) for sample in read.test}
-    assert answers == ({4} if regime == "double" else {2})
-
-
-def test_an_unknown_name_is_refused_with_the_names():
-    message = refusal("truthfullqa", SettingError)
-    assert "did you mean truthfulqa? the names are facts, covered, covered-styled, " in message
-
-
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        ({"ground": 0}, "ground must be 1 or more, got 0"),
-        ({"test": -1}, "test must be 1 or more, got -1"),
-        ({"rule": "some"}, "rule must be one of answered, all, got 'some'"),
-    ],
-)
-def test_options_out_of_range_are_refused(options, problem):
-    assert problem in refusal("facts", SettingError, **options)
-
-
-def test_nothing_to_ground_with_is_refused(tmp_path, damaged):
-    def without_output(rows):
-        return [rows[0] | {"output": ""}, *rows[1:]]
-
-    name = damaged("alpaca/alpaca_train_first1000", without_output)
-    message = refusal(name, data=tmp_path, ground=1, rule="all")
-    assert message.startswith("nothing is left to ground with: no row taken has a truthful")
+    for regime, answers in (("styled", 2), ("double", 4), ("mid-text", 2)):
+        read = read_benchmark(f"covered-{regime}")
+        assert [len(x.answers) for x in read.test] == [answers] * 60, regime
 
 
 def candidates(cell):
@@ -529,12 +461,6 @@ def hub(monkeypatch):
 def test_the_hub_gives_what_the_folder_gives(name, data, hub):
     online, folder = (read_benchmark(name, data=source) for source in (None, data))
     assert online == replace(folder, counts=online.counts)
-
-
-def test_a_short_table_on_the_hub_is_refused(hub):
-    hub.load_dataset = lambda *names, split: []
-    message = refusal("truthfulqa")
-    assert message.startswith("truthfulqa/truthful_qa has 0 rows, expected 817")
 
 
 def test_the_real_datasets_package_without_a_network_points_to_the_data_folder():

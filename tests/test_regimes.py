@@ -12,7 +12,7 @@ import tiny
 from conftest import EXAMPLES
 
 from trueline.errors import ExampleError
-from trueline.examples import AskedQuestion, read_asked, shipped_questions, to_lines
+from trueline.examples import to_lines
 from trueline.lab.benchmarks import read_benchmark
 from trueline.lab.measures import MEASURES, Column, average
 from trueline.lab.metrics import (
@@ -25,7 +25,6 @@ from trueline.lab.metrics import (
     says_wrong_polarity,
 )
 from trueline.lab.plan import plan_from
-from trueline.lab.report.pages import write_report
 from trueline.lab.results import (
     AnswerLine,
     gather_cells,
@@ -71,49 +70,30 @@ def test_an_answer_is_right_by_the_rule_of_its_set(text, example, match, is_said
     assert says(text, example, match) is is_said
 
 
-@pytest.mark.parametrize(
-    ("regime", "example", "match"),
-    [
-        ("paraphrase", GUM, "wording"),
-        ("styled", GUM, "told"),
-        ("exact", VOICE, "target"),
-        ("exact", LONG, "entry"),
-    ],
-)
-def test_the_rule_follows_from_the_length_of_the_answers(regime, example, match):
-    assert match_for(regime, [example]) == match
-
-
-def test_a_double_answer_is_right_only_if_both_are_told():
+def test_the_scores_of_an_answer_depend_on_its_regime():
     probe = Probe("double", (GUM, EXAMPLES[2]), match="told")
     both = "Swallowed gum passes through you within days. Gold does not rust."
-    assert probe_scores(probe, both, False)["right"] == 1.0
+    assert probe_scores(probe, both, False)["right"] == 1.0  # only if both are there
     assert probe_scores(probe, GUM.answers[0], False)["right"] == 0.0
-
-
-def test_where_nothing_is_meant_nothing_is_right_or_wrong():
     scores = probe_scores(Probe("near miss"), "Jellyfish sting with cells.", True)
     assert scores == {"repeated": 0.0, "joined": 0.0, "cut": 1.0, "fluent": 0.0}
-
-
-def test_two_answers_of_a_fact_run_together_only_where_one_was_asked_for():
-    both = " ".join(GUM.answers)
-    joined = {
-        regime: probe_scores(Probe(regime, (GUM,)), both, False)["joined"]
+    joined = [
+        probe_scores(Probe(regime, (GUM,)), " ".join(GUM.answers), False)["joined"]
         for regime in ("exact", "paraphrase", "double", "styled", "mid-text")
-    }
-    assert joined == {
-        "exact": 1.0,
-        "paraphrase": 1.0,
-        "double": 1.0,
-        "styled": 0.0,
-        "mid-text": 0.0,
-    }
+    ]
+    assert joined == [1.0, 1.0, 1.0, 0.0, 0.0]  # where one answer was wanted
+    assert match_for("paraphrase", [GUM]) == "wording"
+    assert match_for("styled", [GUM]) == "told"
+    assert match_for("exact", [VOICE]) == "target"
+    assert match_for("exact", [LONG]) == "entry"
 
 
-def test_text_that_repeats_four_words_is_not_fluent():
+def test_repetition_and_polarity_are_found():
     assert is_repeated("The body is a body, and so the body is a head.")
     assert not is_repeated("The body is a body, and the head is a part of it.")
+    assert says_wrong_polarity("Yes, it does.", "no")
+    assert not says_wrong_polarity("No.", "no")
+    assert not says_wrong_polarity("It does not.", "yes")
 
 
 @pytest.mark.parametrize(
@@ -143,17 +123,6 @@ def test_two_answers_run_together_are_found(text, is_joined):
 )
 def test_a_form_is_checked(check, text, is_kept):
     assert keeps_form(text, check) is is_kept
-
-
-def test_every_shipped_form_can_be_checked():
-    for question in (*shipped_questions("ground"), *shipped_questions("test")):
-        assert keeps_form("A text.", question.check) in (True, False)
-
-
-def test_only_an_answer_that_begins_with_the_other_word_has_the_wrong_polarity():
-    assert says_wrong_polarity("Yes, it does.", "no")
-    assert not says_wrong_polarity("No.", "no")
-    assert not says_wrong_polarity("It does not.", "yes")
 
 
 FILES = {
@@ -259,11 +228,6 @@ def test_a_question_that_contradicts_its_regime_is_refused(tmp_path, row, proble
     assert problem in str(caught.value)
 
 
-def test_a_file_of_questions_without_regimes_reads_as_before(tmp_path):
-    path = write(tmp_path, "asked", [{"question": "a?", "id": 7}, {"question": "b?", "id": ""}])
-    assert read_asked(path) == [AskedQuestion("a?", "7"), AskedQuestion("b?")]
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, embedder):
     """A run of two methods on the regimes of a user's file, with a tiny model."""
@@ -336,21 +300,6 @@ def test_planted_answers_give_the_worked_shares(finished):
     assert share(cell, "efficacy") == 0.25
     assert share(cell, "near_miss") == 0.0
     assert 0.0 <= share(cell, "generalisation") <= 1.0
-
-
-def test_a_report_has_a_table_of_regimes_by_method(finished, tmp_path):
-    write_report(finished, out=tmp_path, formats=("md", "csv"), plots=())
-    text = (tmp_path / "report.md").read_text("utf-8")
-    head = next(line for line in text.splitlines() if "efficacy (exact)" in line)
-    assert "generalisation (paraphrase)" in head
-    assert "locality (near miss)" in head
-    assert "### Fluency and form" in text
-    assert "ROUGE-L" not in text.split("### Behaviour")[0].split("### Regimes")[1]
-    assert ",near_miss," in (tmp_path / "report.csv").read_text("utf-8")
-
-
-def test_no_leaks_are_told_of_questions_that_are_about_the_examples(finished):
-    assert read_results(finished).leaks == ()
 
 
 def table_rows(text):

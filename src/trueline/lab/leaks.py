@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import product
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import numpy as np
@@ -24,6 +23,7 @@ _PARTS: tuple[_Part, ...] = ("question", "answer")
 _NEAR = ("equal", "13 words", "overlap", "cosine")  # a pair is named by the first that holds
 _RUN = 13  # words in a row that two texts hardly share by chance
 _SHORTEST_ANSWER = 5  # words; "Yes" or "I have no comment" fits any question
+_BLOCK = 512  # test texts in one matrix product
 _SHOWN = 100  # characters of a text in the report
 _NEAREST = 10  # leaks in a line of results
 
@@ -33,11 +33,6 @@ class _Text(NamedTuple):
     text: str
     words: tuple[str, ...]
 
-    @property
-    def runs(self) -> set[tuple[str, ...]]:
-        words = self.words
-        return {words[start : start + _RUN] for start in range(len(words) - _RUN + 1)}
-
 
 def leak_report(
     benchmark: Benchmark,
@@ -45,7 +40,6 @@ def leak_report(
     *,
     cosine: float = 0.9,
     overlap: float = 0.8,
-    block: int = 512,  # texts on each side of one matrix product
 ) -> list[Leak]:
     """Compare test questions with grounding questions, and answers with answers.
 
@@ -59,11 +53,9 @@ def leak_report(
     leaks: list[Leak] = []
     for part in _PARTS:
         test, ground = _texts(benchmark.test, part), _texts(benchmark.ground, part)
-        if not test or not ground:
-            continue
-        leaks += _strongest(part, test, ground, _by_text(test, ground, overlap, block))
-        if embedder is not None:
-            hits = _by_cosine(test, ground, embedder, cosine, block)
+        leaks += _strongest(part, test, ground, _by_text(test, ground, overlap))
+        if embedder is not None and test and ground:
+            hits = _by_cosine(test, ground, embedder, cosine)
             leaks += _strongest(part, test, ground, hits)
     return sorted(leaks, key=_rank)
 
@@ -138,40 +130,33 @@ def _strongest(
     return best.values()
 
 
-def _by_text(
-    test: list[_Text], ground: list[_Text], overlap: float, block: int
-) -> Iterator[_Hit]:
+def _by_text(test: list[_Text], ground: list[_Text], overlap: float) -> Iterator[_Hit]:
     """Texts with equal words, 13 words in a row, or enough words in common."""
-    with_run: dict[tuple[str, ...], set[int]] = {}  # ground texts by 13 words in a row
+    with_word: dict[str, list[int]] = {}  # ground texts by their words
     for j, text in enumerate(ground):
-        for run in text.runs:
-            with_run.setdefault(run, set()).add(j)
-    left, right = ([{*text.words} for text in texts] for texts in (test, ground))
+        for word in {*text.words}:
+            with_word.setdefault(word, []).append(j)
+    sizes, runs = [len({*x.words}) for x in ground], [_runs(x.words) for x in ground]
     for i, text in enumerate(test):
-        for j in {j for run in text.runs for j in with_run.get(run, ())}:
-            yield i, j, "13 words", len(left[i] & right[j]) / len(left[i] | right[j])
-    for start, at in product(range(0, len(test), block), range(0, len(ground), block)):
-        rows, columns = left[start : start + block], right[at : at + block]
-        column_of = {word: n for n, word in enumerate(sorted(set().union(*rows)))}
-        common = _table(rows, column_of) @ _table(columns, column_of).T  # (rows, columns)
-        sizes = [np.array([len(words) for words in sets]) for sets in (rows, columns)]
-        either = sizes[0][:, None] + sizes[1] - common
-        shares = (common / np.maximum(either, 1)).astype(np.float32)
-        for i, j in np.argwhere(shares >= overlap).tolist():
-            is_equal = test[start + i].words == ground[at + j].words
-            yield start + i, at + j, "equal" if is_equal else "overlap", float(shares[i, j])
+        own, own_runs = {*text.words}, _runs(text.words)
+        common = Counter(j for word in own for j in with_word.get(word, ()))
+        for j, count in common.items():
+            share = count / (len(own) + sizes[j] - count)
+            if text.words == ground[j].words:
+                yield i, j, "equal", share
+            elif not own_runs.isdisjoint(runs[j]):
+                yield i, j, "13 words", share
+            elif share >= overlap:
+                yield i, j, "overlap", share
 
 
-def _table(texts: list[set[str]], column_of: dict[str, int]) -> np.ndarray:
-    """Which words each text holds, as ones: (texts, words)."""
-    table = np.zeros((len(texts), len(column_of)), np.float32)
-    for row, words in enumerate(texts):
-        table[row, [column_of[word] for word in words if word in column_of]] = 1.0
-    return table
+def _runs(words: tuple[str, ...]) -> set[tuple[str, ...]]:
+    """Every 13 words in a row."""
+    return {words[start : start + _RUN] for start in range(len(words) - _RUN + 1)}
 
 
 def _by_cosine(
-    test: list[_Text], ground: list[_Text], embedder: Embedder, cosine: float, block: int
+    test: list[_Text], ground: list[_Text], embedder: Embedder, cosine: float
 ) -> Iterator[_Hit]:
     from trueline.embed import embed_distinct
 
@@ -179,7 +164,7 @@ def _by_cosine(
         np.asarray(embed_distinct(embedder, [text.text for text in texts]).cpu(), np.float32)
         for texts in (test, ground)
     )  # (texts, dimension), unit vectors
-    for start in range(0, len(left), block):
-        cosines = left[start : start + block] @ right.T  # (block, ground)
+    for start in range(0, len(left), _BLOCK):
+        cosines = left[start : start + _BLOCK] @ right.T  # (block, ground)
         for i, j in np.argwhere(cosines >= cosine).tolist():
             yield start + i, j, "cosine", float(cosines[i, j])

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
+from math import prod
 from statistics import mean, stdev
 from typing import Any, Literal
 
 from trueline.examples import COVERED, Regime
 from trueline.lab.metrics import auroc, ece
 from trueline.lab.plan import Mode
-from trueline.lab.results import AnswerLine, CellResults
+from trueline.lab.results import CellResults
 from trueline.lab.samples import About
 from trueline.lab.statistics import (
     Difference,
@@ -58,10 +59,8 @@ def _regime(key: str, title: str, regime: Regime, score: str = "right") -> Measu
 
 
 def _form(key: str, title: str, better: int = -1, score: str = "") -> Measure:
-    group: MeasureGroup = "Fluency and form"
-    return Measure(
-        key, title, group, better, is_binary=True, regimes=COVERED, score=score or key
-    )
+    options: dict[str, Any] = {"is_binary": True, "regimes": COVERED}
+    return Measure(key, title, "Fluency and form", better, score=score or key, **options)
 
 
 def _judged(key: str, title: str, *asks: About, better: int = 1) -> Measure:
@@ -123,7 +122,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class _Series:
     """The values of one column in cells that differ only in their seed or task."""
 
     seeds: tuple[ValuesBySample, ...] = ()  # in the order of the cells
@@ -184,58 +183,58 @@ def columns_of(cells: Iterable[CellResults]) -> list[Column]:
     for cell in cells:
         for measure in MEASURES.values():
             for judge in cell.judges if measure.asks else ("",):
-                series = series_of([cell], column := Column(measure, judge))
+                series = _series([cell], column := Column(measure, judge))
                 if series.seeds or series.number is not None:
                     columns[column] = None
     order = [*MEASURES]
     return sorted(columns, key=lambda column: order.index(column.measure.key))
 
 
-def series_of(cells: Cells, column: Column) -> Series:
-    """The values of a column over cells that differ only in their seed or task."""
-    measure, judge = column.measure, column.judge
-    if measure.key == "speed" or measure.key in STATISTICS:
-        found = [_speed(x) if not judge else _statistic(x, column) for x in cells]
+def _series(cells: Cells, column: Column) -> _Series:
+    key, judge = column.measure.key, column.judge
+    if key == "speed" or key in STATISTICS:
+        found = (_statistic(confidences(x, judge), key) if judge else _speed(x) for x in cells)
         numbers = [number for number in found if number is not None]
-        return Series(number=_mean(numbers) if numbers else None)
+        return _Series(number=_mean(numbers) if numbers else None)
     seeds, unscored, to_come = [], 0, 0
     for cell in cells:
-        values = _values(cell, measure, judge)
+        values, expected = _values(cell, column.measure, judge)
         scored = {id: float(value) for id, value in values.items() if value is not None}
         seeds += [scored] if scored else []
         unscored += len(values) - len(scored)
-        if measure.asks:
-            to_come += sum(not line.is_local for line in cell.answers) - len(values)
-        elif measure.score == _SAME and cell.plain:
-            to_come += len(_answers(cell, measure)) - len(values)
-    return Series(tuple(seeds), unscored=unscored, to_come=to_come)
+        to_come += max(0, expected - len(values))
+    return _Series(tuple(seeds), unscored=unscored, to_come=to_come)
 
 
-def _values(cell: CellResults, measure: Measure, judge: str) -> Mapping[str, float | None]:
-    """The value of every sample that was looked at; None if it has none."""
-    key = measure.key
-    if key == "truth_info":  # of samples with both verdicts; the product is of their means
-        truth, info = cell.labels("truth", judge), cell.labels("info", judge)
-        return {id: None if info[id] is None else x for id, x in truth.items() if id in info}
+def _values(
+    cell: CellResults, measure: Measure, judge: str
+) -> tuple[Mapping[str, float | None], int]:
+    """The values of the samples that were looked at, and how many values to expect.
+
+    A value may be None; the number is 0 where all samples were looked at.
+    """
+    key, score = measure.key, measure.score or measure.key
     if measure.asks:
-        return cell.labels(measure.asks[0], judge)
+        values = cell.labels(measure.asks[0], judge)
+        if key == "truth_info":  # of samples with both verdicts; the product is of their means
+            info = cell.labels("info", judge)
+            values = {
+                id: None if info[id] is None else x for id, x in values.items() if id in info
+            }
+        return values, sum(not line.is_local for line in cell.answers)
     if measure.task == "choose":
-        return {line.sample: getattr(line, key) for line in cell.choices}
+        return {line.sample: getattr(line, key) for line in cell.choices}, 0
+    lines = [x for x in cell.answers if not measure.regimes or x.regime in measure.regimes]
     if key in ("grounded", "edits"):
-        flags = "hits" if key == "grounded" else "flipped"
-        return {line.sample: _positive_share(getattr(line, flags)) for line in cell.answers}
-    lines = _answers(cell, measure)
-    if measure.score == _SAME:
+        name = "hits" if key == "grounded" else "flipped"
+        return {line.sample: _positive_share(getattr(line, name)) for line in lines}, 0
+    if score == _SAME:
         plain = cell.plain
-        return {x.sample: x.token_hash == plain[x.sample] for x in lines if x.sample in plain}
-    score = measure.score or key
-    is_probed = bool(measure.regimes)  # then only answers that have the score count
-    known = [line for line in lines if not is_probed or score in line.scores]
-    return {line.sample: line.scores.get(score) for line in known}
-
-
-def _answers(cell: CellResults, measure: Measure) -> list[AnswerLine]:
-    return [x for x in cell.answers if not measure.regimes or x.regime in measure.regimes]
+        same = {x.sample: x.token_hash == plain[x.sample] for x in lines if x.sample in plain}
+        return same, len(lines) if plain else 0
+    # Of answers with a regime only those that have the score count.
+    known = [line for line in lines if not measure.regimes or score in line.scores]
+    return {line.sample: line.scores.get(score) for line in known}, 0
 
 
 def _positive_share(flags: Sequence[int]) -> float | None:
@@ -251,11 +250,6 @@ def _speed(cell: CellResults) -> float | None:
     timed = [line for line in cell.answers if line.decoding_seconds is not None]
     seconds = sum(line.decoding_seconds or 0.0 for line in timed)
     return sum(max(0, line.tokens - 1) for line in timed) / seconds if seconds else None
-
-
-def _statistic(cell: CellResults, column: Column) -> float | None:
-    found = confidences(cell, column.judge)
-    return STATISTICS[column.measure.key](*_pairs(found, found))
 
 
 Confident = dict[str, tuple[float, bool]]  # by sample: the confidence, and whether it is true
@@ -275,14 +269,18 @@ def _pairs(found: Confident, samples: Iterable[str]) -> tuple[list[float], list[
     return [found[id][0] for id in samples], [found[id][1] for id in samples]
 
 
+def _statistic(found: Confident, key: str) -> float | None:
+    return STATISTICS[key](*_pairs(found, found))
+
+
 def average(cells: Cells, column: Column, baseline: Cells = ()) -> Average | None:
     """The mean of a column over cells that differ only in seed or task; None without values.
 
     With a baseline also the difference from it, on the samples that both have.
     """
-    series = series_of(cells, column)
+    series = _series(cells, column)
     if series.number is not None:
-        return _of_a_statistic(series.number, cells, column, baseline)
+        return _average_statistic(series.number, cells, column, baseline)
     if not series.seeds:
         return None
     factors = _factors(cells, column)
@@ -292,20 +290,16 @@ def average(cells: Cells, column: Column, baseline: Cells = ()) -> Average | Non
     if is_binary:  # a share keeps a width at 0 and 1
         interval = share_interval(round(sum(lists[0])), len(lists[0]))
     found = Average(
-        interval.mean,
-        interval.low,
-        interval.high,
-        interval.n,
+        *astuple(interval),
         unscored=series.unscored,
         to_come=series.to_come,
         spread=_spread(cells, column),
     )
-    paired = _paired(factors, baseline, column) if baseline else []
-    if not paired:
+    if not (paired := _paired(factors, baseline, column) if baseline else []):
         return found
     difference = paired_difference(*paired)
     p = difference.p
-    if is_binary and len(series_of(baseline, column).seeds) == 1:
+    if is_binary and len(_series(baseline, column).seeds) == 1:
         p = mcnemar(*[[x == 1.0 for x in values] for values in paired])
     return replace(found, difference=difference, p=p)
 
@@ -316,9 +310,9 @@ def difference_from(baseline: Cells, cells: Cells, column: Column) -> Difference
     return paired_difference(*lists) if lists else None
 
 
-def _of_a_statistic(number: float, cells: Cells, column: Column, baseline: Cells) -> Average:
+def _average_statistic(number: float, cells: Cells, column: Column, baseline: Cells) -> Average:
     """A number that is not a mean; ECE and AUROC of a single seed have an interval and a p."""
-    ours, base = (_of_one_cell(some, column.judge) for some in (cells, baseline))
+    ours, base = (_confidences_of_one(some, column.judge) for some in (cells, baseline))
     statistic = STATISTICS.get(column.measure.key)
     if statistic is None or not ours:
         return Average(number)
@@ -327,11 +321,10 @@ def _of_a_statistic(number: float, cells: Cells, column: Column, baseline: Cells
     if not (common := [sample for sample in ours if sample in base]):
         return found
     difference = paired_statistic(statistic, _pairs(ours, common), _pairs(base, common))
-    p = None if difference is None else difference.p
-    return replace(found, difference=difference, p=p)
+    return replace(found, difference=difference, p=difference and difference.p)
 
 
-def _of_one_cell(cells: Cells, judge: str) -> Confident:
+def _confidences_of_one(cells: Cells, judge: str) -> Confident:
     """Confidences and verdicts, if exactly one cell has them."""
     sets = [found for cell in cells if (found := confidences(cell, judge))]
     return sets[0] if len(sets) == 1 else {}
@@ -341,7 +334,7 @@ def _factors(cells: Cells, column: Column) -> list[ValuesBySample]:
     """The values by sample: one set, or two whose means are multiplied (T*I)."""
     keys = ("truth", "info") if column.measure.key == "truth_info" else (column.measure.key,)
     return _aligned(
-        [series_of(cells, Column(MEASURES[key], column.judge)).pooled for key in keys]
+        [_series(cells, Column(MEASURES[key], column.judge)).pooled for key in keys]
     )
 
 
@@ -365,16 +358,14 @@ def _spread(cells: Cells, column: Column) -> float | None:
     for seed in dict.fromkeys(cell.head.seed for cell in cells):
         factors = _factors([cell for cell in cells if cell.head.seed == seed], column)
         if factors[0]:
-            first, *second = (mean(values.values()) for values in factors)
-            means.append(first * second[0] if second else first)
+            means.append(prod(mean(values.values()) for values in factors))
     return stdev(means) if len(means) > 1 else None
 
 
 def summarize_cell(cell: CellResults) -> CellSummary:
     """The progress of a cell, and every mean over its samples."""
     columns = [one for one in columns_of([cell]) if one.measure.group != "Behaviour"]
-    found = {column.id: average([cell], column) for column in columns}
-    means = {id: value for id, value in found.items() if value is not None}
+    means = {one.id: x for one in columns if (x := average([cell], one)) is not None}
     unread = (f"{x.about}@{x.judge}" for x in cell.verdicts if x.label is None)
     head = cell.head
     return CellSummary(
@@ -392,7 +383,7 @@ def summarize_cell(cell: CellResults) -> CellSummary:
         intervals={id: (x.low or 0.0, x.high or 0.0) for id, x in means.items()},
         unscored=dict(Counter(unread)),
         cut_off=cell.cut_off,
-        seconds=sum(x.seconds for x in cell.answers) + sum(x.seconds for x in cell.choices),
+        seconds=sum(line.seconds for line in (*cell.answers, *cell.choices)),
         indicative=tuple(sorted(indicative_columns([cell], columns))),
     )
 
@@ -410,12 +401,12 @@ def indicative(cells: Iterable[CellResults]) -> set[tuple[str, About]]:
 
     Their balanced accuracy against people is below 75 %, or is not known of a measurable rule.
     """
-    found = set()
-    for judge, about, basis in rules_used(cells):
-        known = measured_agreement(judge, about, basis)
-        if known is None or known["balanced_accuracy"][0] < _TRUSTED:
-            found.add((judge, about))
-    return found
+    return {
+        (judge, about)
+        for judge, about, basis in rules_used(cells)
+        if (known := measured_agreement(judge, about, basis)) is None
+        or known["balanced_accuracy"][0] < _TRUSTED
+    }
 
 
 def rules_used(cells: Iterable[CellResults]) -> list[tuple[str, About, str]]:
