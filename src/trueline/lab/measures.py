@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from math import prod
 from statistics import mean, stdev
 from typing import Any, Literal
@@ -290,7 +290,10 @@ def average(cells: Cells, column: Column, baseline: Cells = ()) -> Average | Non
     if is_binary:  # a share keeps a width at 0 and 1
         interval = share_interval(round(sum(lists[0])), len(lists[0]))
     found = Average(
-        *astuple(interval),
+        interval.mean,
+        interval.low,
+        interval.high,
+        interval.n,
         unscored=series.unscored,
         to_come=series.to_come,
         spread=_spread(cells, column),
@@ -321,7 +324,7 @@ def _average_statistic(number: float, cells: Cells, column: Column, baseline: Ce
     if not (common := [sample for sample in ours if sample in base]):
         return found
     difference = paired_statistic(statistic, _pairs(ours, common), _pairs(base, common))
-    return replace(found, difference=difference, p=difference and difference.p)
+    return replace(found, difference=difference, p=None if difference is None else difference.p)
 
 
 def _confidences_of_one(cells: Cells, judge: str) -> Confident:
@@ -383,7 +386,7 @@ def summarize_cell(cell: CellResults) -> CellSummary:
         intervals={id: (x.low or 0.0, x.high or 0.0) for id, x in means.items()},
         unscored=dict(Counter(unread)),
         cut_off=cell.cut_off,
-        seconds=sum(line.seconds for line in (*cell.answers, *cell.choices)),
+        seconds=sum(x.seconds for x in cell.answers) + sum(x.seconds for x in cell.choices),
         indicative=tuple(sorted(indicative_columns([cell], columns))),
     )
 
