@@ -47,33 +47,18 @@ class Forged:
         found = {kind: path.read_bytes() for kind, path in files.items() if path.exists()}
         return cls(manifest, found)
 
-    def change(self, kind, change):
-        """Change the arrays of a file, given by name, in place or by what is returned."""
-        arrays = load(self.files[kind])
-        found = change(arrays)
-        self.files[kind] = save(arrays if found is None else found)
-
     def set(self, kind, name, make):
         """Put another array in the place of one."""
-        self.change(kind, lambda arrays: arrays | {name: make(arrays[name])})
+        arrays = load(self.files[kind])
+        self.files[kind] = save(arrays | {name: make(arrays[name])})
 
-    def poke(self, kind, name, index, value):
-        """Change one number of an array."""
-
-        def poked(array):
-            array = array.copy()
-            array[index] = value
-            return array
-
-        self.set(kind, name, poked)
-
-    def line(self, change, number=0):
-        """Change one example, given as an object, in place or by what is returned."""
-        lines = self.files["examples"].decode("utf-8").split("\n")
-        record = json.loads(lines[number])
-        record = change(record) or record
-        lines[number] = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
-        self.files["examples"] = "\n".join(lines).encode("utf-8", "surrogatepass")
+    def line(self, changes):
+        """Change fields of the first example."""
+        first, *others = self.files["examples"].decode("utf-8").split("\n")
+        first = json.dumps(
+            json.loads(first) | changes, ensure_ascii=False, separators=(",", ":")
+        )
+        self.files["examples"] = "\n".join([first, *others]).encode("utf-8", "surrogatepass")
 
     def write(self, folder, *, is_signed=True, text=None):
         """Write it all into a folder; `text` stands in for space.json's own."""

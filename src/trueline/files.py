@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import errno
 import gzip
 import hashlib
 import os
@@ -32,8 +31,8 @@ _MOST_UNPACKED = 2_000_000_000  # bytes of a table; a small packed one may hold 
 _LONGEST_LINE = 16_000_000  # of a table; the longest of any benchmark here has 40,000
 
 
-class UnreadableError(ValueError):
-    """A file that is not read; the message says why."""
+class UnreadableError(OSError):
+    """A file that is not read; the message gives the reason."""
 
 
 def reason(error: Exception) -> str:
@@ -62,32 +61,25 @@ def _unfit(path: str | os.PathLike[str], mode: int) -> str:
 
 
 def open_file(path: str | os.PathLike[str]) -> BufferedReader:
-    """Open a regular file, or a pipe of the shell, to read it; links are followed.
-
-    Anything else is an UnreadableError at once, even if it replaces the file meanwhile.
-    """
+    """Open a regular file, or a pipe of the shell, to read it; links are followed."""
     if problem := refusal(path):
         raise UnreadableError(problem)
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise UnreadableError(reason(error)) from error
-    if problem := _unfit(path, os.fstat(handle).st_mode):
-        os.close(handle)
-        raise UnreadableError(problem)
-    os.set_blocking(handle, True)  # a pipe may have nothing to read yet
-    return os.fdopen(handle, "rb")
+    return _open(path)
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Open a regular file to read it; a link, device, pipe or folder is an OSError at once."""
-    refused = OSError(errno.EINVAL, "it is no regular file", str(path))
-    if not stat.S_ISREG(path.lstat().st_mode):  # opening some devices does something already
-        raise refused
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(handle).st_mode):  # it was replaced meanwhile
+    """Open a regular file to read it; no links."""
+    if problem := _unfit(path, path.lstat().st_mode):
+        raise UnreadableError(problem)
+    return _open(path, os.O_NOFOLLOW)
+
+
+def _open(path: str | os.PathLike[str], flags: int = 0) -> BufferedReader:
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
+    if problem := _unfit(path, os.fstat(handle).st_mode):  # it was replaced meanwhile
         os.close(handle)
-        raise refused
+        raise UnreadableError(problem)
+    os.set_blocking(handle, True)  # a pipe may have nothing to read yet
     return os.fdopen(handle, "rb")
 
 
@@ -111,7 +103,7 @@ def read_bytes(path: str | os.PathLike[str], what: str, *, most: int = _MOST_TEX
             raise UnreadableError(f"it has more than {most:,} bytes")
         if problem := foreign_encoding(bytes(data[:4])):
             raise UnreadableError(problem)
-    except (OSError, UnreadableError) as error:
+    except OSError as error:
         raise SettingError(
             f"{what} {os.fspath(path)} cannot be read: {reason(error)}"
         ) from error
@@ -152,13 +144,11 @@ class _Capped(RawIOBase):
         return True
 
     def readinto(self, buffer: Buffer, /) -> int:
-        with memoryview(buffer) as view:
-            found = self._file.read(len(view))
-            view[: len(found)] = found
-        self._left -= len(found)
+        count = self._file.readinto(buffer)
+        self._left -= count
         if self._left < 0:
             raise UnreadableError(f"it has more than {_MOST_UNPACKED:,} bytes")
-        return len(found)
+        return count
 
 
 def capped_lines(file: IO[AnyStr]) -> Iterator[AnyStr]:

@@ -68,7 +68,7 @@ class GroundingSpace:
     """
 
     examples: tuple[Example, ...]
-    vectors: Mapping[str, Array]  # each of VECTORS: (examples, dimension) float16
+    vectors: Arrays  # each of VECTORS: (examples, dimension) float16
     embedder_id: str
     embedder_hash: str
     prompt: Prompt  # it was built with it and must be used with it
@@ -278,15 +278,15 @@ class GroundingSpace:
         progress: OnProgress | None = None,
     ) -> GroundingSpace:
         """The space with more examples; `lm` is needed where there are RAD entries."""
-        read = read_examples(examples)
-        if taken := [example for example in read if example.id in self]:
+        new = read_examples(examples)
+        if taken := [example for example in new if example.id in self]:
             equal = sum(map(self._holds, taken))
             raise ExampleError(
                 f"the space already holds {_listed([one.id for one in taken])} ({equal} of "
                 f"these {len(taken)} with this very content); nothing was added; change what is"
                 " there with space.replace(...) (`trueline add --replace`), or leave these out"
             )
-        return self._extended("add", self, read, lm, progress)
+        return self._extended("add", new, lm, progress)
 
     def replace(
         self,
@@ -299,14 +299,11 @@ class GroundingSpace:
 
         What has not changed stays as it is.
         """
-        read = read_examples(examples)
-        ids = [example.id for example in read]
+        new = read_examples(examples)
+        ids = [example.id for example in new]
         self._check_known(ids, "; space.add(...) takes what is new (`trueline add`)")
-        changed = [example for example in read if not self._holds(example)]
-        if not changed:
-            return self
-        rest = self._without([example.id for example in changed])
-        return self._extended("replace", rest, changed, lm, progress)
+        changed = [example for example in new if not self._holds(example)]
+        return self._extended("replace", changed, lm, progress) if changed else self
 
     def remove(self, ids: str | Iterable[str]) -> GroundingSpace:
         """The space without the examples of these ids, which leave its folder too."""
@@ -360,10 +357,7 @@ class GroundingSpace:
         )
 
     def _joined(
-        self,
-        examples: Sequence[Example],
-        vectors: Mapping[str, Array],
-        entries: RadEntries | None,
+        self, examples: Sequence[Example], vectors: Arrays, entries: RadEntries | None
     ) -> GroundingSpace:
         """With more examples, and other entries; not committed."""
         pairs = {name: (array, vectors[name]) for name, array in self.vectors.items()}
@@ -377,12 +371,13 @@ class GroundingSpace:
     def _extended(
         self,
         what: str,
-        rest: GroundingSpace,
         examples: Sequence[Example],
         lm: Engine | None,
         progress: OnProgress | None,
     ) -> GroundingSpace:
-        """The rest of the space, with more examples, committed."""
+        """The space with examples in place of those with their ids, committed."""
+        old = [example.id for example in examples if example.id in self]
+        rest = self._without(old) if old else self
         entries = rest.entries
         if entries is not None:
             from trueline.rad.build import check_lm, extended
@@ -566,18 +561,17 @@ def _existing(
         space = read_space(folder)
         if space.plan == plan:
             return space
+        last = space.commits[-1]
         problem = (
-            f"{folder} holds another space ({len(space)} examples, last changed by "
-            f"{space.commits[-1]}); nothing was written; change it with `trueline add` and "
-            "`trueline remove`"
+            f"{folder} holds another space ({len(space)} examples, last changed by {last})"
         )
     except SpaceFormatError as error:
-        problem = f"nothing was written: {error}"
+        problem = str(error)
     if is_replaced:
         return None
     raise SpaceError(
-        f"{problem}, name another folder, or replace what is there with --overwrite "
-        "(overwrite=True)"
+        f"{problem}; nothing was written; change it with `trueline add` and `trueline remove`, "
+        "name another folder, or replace it with --overwrite (overwrite=True)"
     )
 
 
@@ -615,12 +609,11 @@ def _vectors(embedder: Embedder, examples: Sequence[Example]) -> Arrays:
 
 def _mean(vectors: list[Array], zero: Array) -> Array:
     """The direction of some vectors together, of length 1; zero where there are none."""
-    if len(vectors) == 1:
-        return vectors[0].astype(np.float16)
-    total: Array = np.sum([zero, *vectors], axis=0)
-    length = float(np.linalg.norm(total))
-    mean: Array = (total / length if length > 1e-6 else zero).astype(np.float16)
-    return mean
+    if len(vectors) != 1:
+        total: Array = np.sum([zero, *vectors], axis=0)
+        length = float(np.linalg.norm(total))
+        vectors = [total / length if length > 1e-6 else zero]
+    return vectors[0].astype(np.float16)
 
 
 def _parse(manifest: Manifest, read: Read) -> GroundingSpace:

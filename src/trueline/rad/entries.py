@@ -129,35 +129,26 @@ class Entries:
         if not count:
             return ""
         least = -1 if settings.end else 0  # an end without a token
-        if not _lie_in(self.tokens, least, settings.vocabulary):
-            return "it has a token that the model does not have"
-        if not _lie_in(self.examples, 0, len(answers)):
-            return "it names an example that does not exist"
-        if not _lie_in(self.answers, 0, answers[self.examples]):
-            return "it names an answer that does not exist"
-        return self._order_flaw() or self._value_flaw(settings)
-
-    def _order_flaw(self) -> str:
-        rows = np.stack([self.examples, self.answers, self.steps], 1).astype(np.int64)
-        change = np.diff(rows, axis=0, prepend=[[-1, 0, 0]])  # (n, 3)
-        is_new = (change[:, 0] > 0) | ((change[:, 0] == 0) & (change[:, 1] > 0))
-        is_next = (change == [0, 0, 1]).all(1)
-        is_sorted = np.where(is_new, rows[:, 2] == 0, is_next).all()
-        return "" if is_sorted else "it is not sorted by example, answer and step"
+        checks = (
+            (self.tokens, least, settings.vocabulary, "a token that the model does not have"),
+            (self.examples, 0, len(answers), "an example that does not exist"),
+            (self.answers, 0, answers, "an answer that does not exist"),
+        )
+        for numbers, low, end, what in checks:
+            end = end if isinstance(end, int) else end[self.examples]
+            if not ((low <= numbers) & (numbers < end)).all():
+                return f"it names {what}"
+        return self._value_flaw(settings)
 
     def _value_flaw(self, settings: EntrySettings) -> str:
         if not are_unit(self.keys):
             return "some keys are not of unit length"
-        low = -_LARGEST if settings.values == "hidden" else float(np.finfo(np.float32).min)
         if self.values.dtype == np.float16:  # comparing these is seven times slower
             is_sound = np.isfinite(self.values).all()
-        else:  # NaN fails both comparisons
+        else:  # NaN fails both comparisons; a model may forbid a token by its lowest number
+            low = -_LARGEST if settings.values == "hidden" else np.finfo(np.float32).min
             is_sound = low <= self.values.min() and self.values.max() <= _LARGEST
-        return "" if is_sound else "some values are not finite, or larger than any are"
-
-
-def _lie_in(numbers: Array, low: int, end: int | Array) -> bool:
-    return bool(((low <= numbers) & (numbers < end)).all())
+        return "" if is_sound else "some values are not finite, or too large"
 
 
 @dataclass(frozen=True, eq=False)

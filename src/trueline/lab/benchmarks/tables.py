@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from trueline.errors import ExampleError, import_extra
 from trueline.examples import to_lines
-from trueline.files import UnreadableError, capped_lines, open_unpacked, reason
+from trueline.files import capped_lines, open_unpacked, reason
 from trueline.lab.samples import Choices, Sample
 from trueline.text import has_half_character
 from trueline.types import Example
@@ -146,7 +146,6 @@ def _file_rows(path: Path, advice: str) -> Iterator[tuple[int, object]]:
         OSError,
         EOFError,
         zlib.error,
-        UnreadableError,
         ValueError,
         RecursionError,
     ) as error:
