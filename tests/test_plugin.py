@@ -75,7 +75,7 @@ def test_it_works_in_every_command_in_eval_and_in_reports(
     ("value", "message"),
     [
         ("nothing_there:Method", r"'broken' of nothing_there:Method cannot be imported"),
-        ("tiny:language_model", "tiny:language_model, which is no dataclass and subclass"),
+        ("tiny:language_model", "tiny:language_model, which must be a dataclass and subclass"),
     ],
 )
 def test_a_package_that_brings_no_method_is_named(value, message, monkeypatch):

@@ -14,7 +14,7 @@ from trueline.corrective.scope import (
     example_signals,
     find_scope,
     in_scope,
-    models_for,
+    model_for,
     scope_models,
     threshold_for,
 )
@@ -317,11 +317,11 @@ def test_examples_without_wrong_answers_have_weights_of_their_own(one_hot):
     found = {one.example.id: one for one in find_scope(space, "Are bats gold?")}
     for id, kind in (("bats", "full"), ("gold", "bare")):
         assert found[id].probability == pytest.approx(by_hand(kind, found[id].signals))
-        wanted = models_for("counting")[kind].threshold
+        wanted = model_for(space, found[id].example).threshold
         assert threshold_for(space, found[id].example) == wanted
     other = by_hand("full", found["gold"].signals)
     assert found["gold"].probability != pytest.approx(other, rel=1e-3)
-    assert "wrong" not in models_for("counting")["bare"].weights
+    assert "wrong" not in model_for(space, GOLD).weights
 
 
 @pytest.mark.parametrize("text", ["Why is it so?", "why is it so", "Hello. WHY is it so?!"])
@@ -494,7 +494,7 @@ def test_without_a_question_none_is_found(text, chat):
 
 def test_the_threshold_is_lower_for_a_longer_text():
     space = tl.build(None, [BATS], embedder=CountingEmbedder())
-    model = models_for("counting")["full"]
+    model = model_for(space, BATS)
     assert threshold_for(space, BATS, "Are bats blind?") == model.threshold
     text = threshold_for(space, BATS, "Please write a note on blind bats.")
     assert text == model.text_threshold < model.threshold

@@ -10,11 +10,12 @@ import hashlib
 import json
 import re
 import tomllib
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.resources import files
-from itertools import takewhile
+from os.path import commonprefix
 from typing import Any, ClassVar, Literal, Protocol
 from weakref import WeakKeyDictionary
 
@@ -44,9 +45,7 @@ class Tokenizer(Protocol):
 
 # Renders what a model reads; every text that is put into it goes through the argument.
 Render = Callable[[Callable[[str], str]], str]
-_SHOWN = 300  # characters of a template's own words that an error repeats
-_CUT, _HOLE = "\ufdd0", "\ufdd1"  # stand for no character
-_NO_PROMPT = "only tokens were given; give a question or messages"
+_SPLIT, _HOLE = "\ufdd0", "\ufdd1"  # stand for no character
 _controls: WeakKeyDictionary[Any, tuple[int, re.Pattern[str]]] = WeakKeyDictionary()
 
 
@@ -74,9 +73,9 @@ class Prompt:
         text = before + self.fill(question)
         if not self.is_chat(tokenizer):
             return f"{self.system}\n{text}" if self.system else text
-        messages = [{"role": "user", "content": text}]
+        messages = [("user", text)]
         if self.system:
-            messages.insert(0, {"role": "system", "content": self.system})
+            messages.insert(0, ("system", self.system))
         return _apply_chat_template(tokenizer, messages)
 
     def encode(self, question: str, tokenizer: Tokenizer, *, before: str = "") -> list[int]:
@@ -162,25 +161,6 @@ def encode_plain(text: str, tokenizer: Tokenizer) -> list[int]:
     return _encode_pieces(_pieces(lambda put: put(text), tokenizer), tokenizer, special=False)
 
 
-def _encode_answer(
-    render: Render, answer: str, tokenizer: Tokenizer, *, is_chat: bool
-) -> list[int]:
-    """The tokens of an answer after a rendered text, tokenized as one text with it.
-
-    If that would merge the last token of the text with the answer, the answer is tokenized
-    alone, as the model generates it.
-    """
-    prompt = _pieces(render, tokenizer)
-    space = "" if prompt[-1][-1:].isspace() or is_chat else " "
-    first, *others = _pieces(lambda put: put(space + answer.strip()), tokenizer)
-    both = [*prompt[:-1], prompt[-1] + first, *others]
-    prompt_ids = _encode_pieces(prompt, tokenizer, special=not is_chat)
-    ids = _encode_pieces(both, tokenizer, special=not is_chat)
-    if ids[: len(prompt_ids)] == prompt_ids:
-        return ids[len(prompt_ids) :]
-    return _encode_pieces([first, *others], tokenizer, special=False)
-
-
 def _pieces(render: Render, tokenizer: Tokenizer) -> list[str]:
     """A rendered text, split inside every control token that was put into it.
 
@@ -197,9 +177,9 @@ def _pieces(render: Render, tokenizer: Tokenizer) -> list[str]:
     whole = render(look)
     if not found:
         return [whole]
-    cut = _CUT * (whole.count(_CUT) + 1)  # longer than any in the texts
+    mark = _SPLIT * (whole.count(_SPLIT) + 1)  # longer than any in the texts
     first = re.compile(f"(?s)(?={controls.pattern}).")  # of every token, overlapping or not
-    return render(lambda text: first.sub(lambda one: one[0] + cut, text)).split(cut)
+    return render(lambda text: first.sub(lambda one: one[0] + mark, text)).split(mark)
 
 
 def _encode_pieces(pieces: Sequence[str], tokenizer: Tokenizer, *, special: bool) -> list[int]:
@@ -241,15 +221,15 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _apply_chat_template(tokenizer: Tokenizer, messages: list[dict[str, str]]) -> str:
-    """The messages as one text, up to where the answer begins."""
+def _apply_chat_template(tokenizer: Tokenizer, messages: Sequence[tuple[str, str]]) -> str:
+    """The messages, (role, content), as one text, up to where the answer begins."""
+    named = [{"role": role, "content": content} for role, content in messages]
+    options = {"tokenize": False, "add_generation_prompt": True}
     try:
-        return str(
-            tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        )
+        return str(tokenizer.apply_chat_template(named, **options))
     except Exception as error:  # a template is a small program, which may raise anything
         raise SettingError(
-            f"the model's chat template refuses the prompt ({str(error)[:_SHOWN]}); "
+            f"the model's chat template refuses the prompt ({str(error)[:300]}); "
             "a system line can stand at the head of the template instead"
         ) from error
 
@@ -274,17 +254,28 @@ class _Rendered:
 
     def encode(self, tokenizer: Tokenizer) -> list[int]:
         """The token ids up to where the answer begins."""
-        is_chat = self._is_chat(tokenizer)
         return encode_rendered(
-            lambda put: self._render(put, tokenizer), tokenizer, is_chat=is_chat
+            lambda put: self._render(put, tokenizer),
+            tokenizer,
+            is_chat=self._is_chat(tokenizer),
         )
 
     def encode_answer(self, answer: str, tokenizer: Tokenizer) -> list[int]:
-        """The token ids of an answer after it."""
+        """The token ids of an answer after it, tokenized as one text with it.
+
+        If that would merge the last token of the text with the answer, the answer is tokenized
+        alone, as the model generates it.
+        """
         is_chat = self._is_chat(tokenizer)
-        return _encode_answer(
-            lambda put: self._render(put, tokenizer), answer, tokenizer, is_chat=is_chat
-        )
+        prompt = _pieces(lambda put: self._render(put, tokenizer), tokenizer)
+        space = "" if prompt[-1][-1:].isspace() or is_chat else " "
+        first, *others = _pieces(lambda put: put(space + answer.strip()), tokenizer)
+        both = [*prompt[:-1], prompt[-1] + first, *others]
+        prompt_ids = _encode_pieces(prompt, tokenizer, special=not is_chat)
+        ids = _encode_pieces(both, tokenizer, special=not is_chat)
+        if ids[: len(prompt_ids)] == prompt_ids:
+            return ids[len(prompt_ids) :]
+        return _encode_pieces([first, *others], tokenizer, special=False)
 
     def _is_chat(self, tokenizer: Tokenizer) -> bool:
         raise NotImplementedError
@@ -307,11 +298,9 @@ class FilledPrompt(_Rendered):
         return self.prompt.hash + (f"-{_hash(self.before)[:8]}" if self.before else "")
 
     def preceded_by(self, text: str) -> FilledPrompt:
-        """The same prompt after a text."""
         return replace(self, before=text + self.before)
 
     def bare(self, template: str) -> FilledPrompt:
-        """The question in another template."""
         return FilledPrompt(replace(self.prompt, template=template), self.question)
 
     def _is_chat(self, tokenizer: Tokenizer) -> bool:
@@ -342,7 +331,6 @@ class Conversation(_Rendered):
 
     @property
     def question(self) -> str:
-        """The last user message, unless another text is named as the question."""
         return self.messages[-1][1] if self.asked is None else self.asked
 
     @property
@@ -354,11 +342,9 @@ class Conversation(_Rendered):
         return f"chat-{_hash(content)[:16]}"
 
     def preceded_by(self, text: str) -> Conversation:
-        """The same conversation with a text before the last user message."""
         return replace(self, before=text + self.before)
 
     def bare(self, template: str) -> Conversation:
-        """The last user message, and nothing before it."""
         if len(self.messages) == 1:
             raise SettingError(
                 "a single message has no context to be contrasted with; ask it as a question, "
@@ -389,8 +375,7 @@ class Conversation(_Rendered):
     def _render(self, put: Callable[[str], str], tokenizer: Tokenizer) -> str:
         messages = self._written(put)
         if self._is_chat(tokenizer):
-            named = [{"role": role, "content": content} for role, content in messages]
-            return _apply_chat_template(tokenizer, named)
+            return _apply_chat_template(tokenizer, messages)
         text = ""
         for role, content in messages:
             if role == "assistant":
@@ -415,10 +400,10 @@ class TokenContext:
         return encode_plain(answer, tokenizer)
 
     def preceded_by(self, text: str) -> ModelInput:
-        raise SettingError(_NO_PROMPT)
+        raise SettingError("only tokens were given; give a question or messages")
 
     def bare(self, template: str) -> ModelInput:
-        raise SettingError(_NO_PROMPT)
+        raise SettingError("only tokens were given; give a question or messages")
 
 
 def read_messages(messages: Sequence[Mapping[str, str]]) -> Conversation:
@@ -448,9 +433,7 @@ def chat_turn(
     """A question after earlier ones and their answers; alone, it is just the filled prompt."""
     if not earlier:
         return FilledPrompt(prompt, question)
-    turns: list[tuple[str, str]] = []
-    for asked, answer in earlier:
-        turns += [("user", asked), ("assistant", answer)]
+    turns = [turn for q, answer in earlier for turn in (("user", q), ("assistant", answer))]
     return Conversation((*turns, ("user", question)), prompt)
 
 
@@ -486,13 +469,10 @@ def find_question(
 
 def _around_turn(tokenizer: Tokenizer) -> tuple[str, str]:
     """What a chat template writes right before any user turn, and after it."""
-    user = {"role": "user", "content": _HOLE}
-    assistant = {"role": "assistant", "content": "."}
+    user = ("user", _HOLE)
     first, tail = _around(_apply_chat_template(tokenizer, [user]))
-    later = _apply_chat_template(tokenizer, [user, assistant, user]).rpartition(_HOLE)[0]
-    pairs = zip(first[::-1], later[::-1], strict=False)
-    shared = takewhile(lambda characters: characters[0] == characters[1], pairs)
-    return "".join(character for character, _ in shared)[::-1], tail
+    later = _apply_chat_template(tokenizer, [user, ("assistant", "."), user]).rpartition(_HOLE)
+    return commonprefix([first[::-1], later[0][::-1]])[::-1], tail  # noqa: RUF071  # by letters
 
 
 def _around(text: str) -> tuple[str, str]:
@@ -506,11 +486,7 @@ def _decode(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
 
 def _tokens_before(tokenizer: Tokenizer, tokens: Sequence[int], characters: int) -> int:
     """The number of tokens in the first characters of a text."""
-    low, high = 0, len(tokens)
-    while low < high:
-        middle = (low + high) // 2
-        if len(_decode(tokenizer, tokens[:middle])) < characters:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    counts = range(len(tokens))
+    return bisect_left(
+        counts, characters, key=lambda count: len(_decode(tokenizer, tokens[:count]))
+    )

@@ -14,15 +14,15 @@ the threshold to a user's own questions.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from math import exp, log
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import torch
 from torch.nn.functional import normalize
 
@@ -136,8 +136,7 @@ def has_same_words(text: str, other: str) -> bool:
     return bool(words) and words == _WORD.findall(other.casefold())
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredScope:
+class MeasuredScope(NamedTuple):
     """How often scope is right on the shipped questions, above one threshold."""
 
     threshold: float
@@ -165,42 +164,23 @@ class ScopeModel:
 
     def effects(self, signals: Mapping[str, float]) -> list[Signal]:
         """How far each signal moves the log-odds from those of a near example on average."""
-        found = []
-        for name, weight in self.weights.items():
-            effect = weight * (signals[name] - self.mean.get(name, 0.0))
-            found.append(Signal(name, SIGNALS[name], signals[name], effect))
+        by = {x: w * (signals[x] - self.mean.get(x, 0.0)) for x, w in self.weights.items()}
+        found = [Signal(name, SIGNALS[name], signals[name], by[name]) for name in by]
         return sorted(found, key=lambda one: -abs(one.effect))
 
 
 @cache
 def scope_models() -> Mapping[str, Mapping[str, ScopeModel]]:
     """The fitted weights by embedder: `full`, and `bare` for examples without wrong answers."""
-    text = (files("trueline") / "scope.json").read_text("utf-8")
-    return {
-        embedder: {
-            kind: ScopeModel(
-                given["bias"],
-                given["weights"],
-                given["threshold"],
-                given["text_threshold"],
-                given.get("mean", {}),
-                tuple(MeasuredScope(*row) for row in given.get("measured", [])),
-            )
-            for kind, given in fitted.items()
-        }
-        for embedder, fitted in json.loads(text).items()
-    }
-
-
-def models_for(embedder: str) -> Mapping[str, ScopeModel]:
-    """The weights for an embedder; the default's if none were fitted for it."""
-    known = scope_models()
-    return known.get(embedder, known[_DEFAULT])
+    text = (files("trueline") / "scope.json").read_bytes()
+    return msgspec.json.decode(text, type=dict[str, dict[str, ScopeModel]])
 
 
 def model_for(space: GroundingSpace, example: Example) -> ScopeModel:
-    """The weights for one example of a space."""
-    return models_for(space.embedder_id)["full" if example.wrong_answers else "bare"]
+    """The weights for one example of a space; for an embedder without any, the default's."""
+    known = scope_models()
+    fitted = known.get(space.embedder_id, known[_DEFAULT])
+    return fitted["full" if example.wrong_answers else "bare"]
 
 
 def threshold_for(space: GroundingSpace, example: Example, question: str = "") -> float:
@@ -226,16 +206,9 @@ def find_scope(space: GroundingSpace, question: str) -> list[ScopedExample]:
         ]
         best = max(range(len(signals)), key=lambda at: probabilities[at])
         part = max(range(len(parts)), key=lambda at: probabilities[parts[at]])
-        found.append(
-            ScopedExample(
-                example,
-                probabilities[best],
-                part,
-                probabilities[parts[part]],
-                turn.texts[best],
-                signals[best],
-            )
-        )
+        of_best = turn.texts[best], signals[best]
+        of_part = part, probabilities[parts[part]]
+        found.append(ScopedExample(example, probabilities[best], *of_part, *of_best))
     return sorted(found, key=lambda one: -one.probability)
 
 

@@ -28,23 +28,15 @@ _QUESTION = re.compile(
 )
 _VERB = re.compile(rf"\b(?:{_BE}|true|myth)\b")
 _AMOUNT = "many|much|long|often|far|tall|old|big|high|deep|fast|hot|cold|heavy|large|wide"
-_KINDS: tuple[tuple[QuestionKind, re.Pattern[str]], ...] = (
-    (
-        "quantity",
-        re.compile(rf"\bhow (?:{_AMOUNT})\b|\bwhat (?:percent|number|age|temp)|\bat what\b"),
-    ),
-    (
-        "time",
-        re.compile(
-            r"\bwhen\b|\bwhat (?:year|day|date|month|time)\b|\bwhich (?:year|century)\b"
-        ),
-    ),
-    ("person", re.compile(r"\bwho(?:m|se)?\b")),
-    ("place", re.compile(r"\bwhere\b")),
-    ("reason", re.compile(r"\bwhy\b|\bhow come\b|\bwhat (?:makes?|made|causes?|caused)\b")),
-    ("manner", re.compile(r"\bhow\b")),
-    ("thing", re.compile(r"\bwhat(?:'?s)?\b|\bwhich\b")),
-)
+_KINDS: dict[QuestionKind, str] = {  # of patterns that begin at one place, the first counts
+    "quantity": rf"\bhow (?:{_AMOUNT})\b|\bwhat (?:percent|number|age|temp)|\bat what\b",
+    "time": r"\bwhen\b|\bwhat (?:year|day|date|month|time)\b|\bwhich (?:year|century)\b",
+    "person": r"\bwho(?:m|se)?\b",
+    "place": r"\bwhere\b",
+    "reason": r"\bwhy\b|\bhow come\b|\bwhat (?:makes?|made|causes?|caused)\b",
+    "manner": r"\bhow\b",
+    "thing": r"\bwhat(?:'?s)?\b|\bwhich\b",
+}
 _NUMBERS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6}
 _TASK = re.compile(
     r"(?:please |can you |could you )?"
@@ -222,25 +214,23 @@ def question_kind(text: str) -> QuestionKind:
     last = ([one for one in found if one.rstrip(" \"')").endswith("?")] or found or [""])[-1]
     if _OPENING.match(last):
         return "yes or no"
-    matches = [
-        (match.start(), n) for n, (_, p) in enumerate(_KINDS) if (match := p.search(last))
-    ]
+    matches = {
+        kind: match.start() for kind in _KINDS if (match := re.search(_KINDS[kind], last))
+    }
     if matches:
-        return _KINDS[min(matches)[1]][0]
+        return min(matches, key=lambda kind: matches[kind])
     return "yes or no" if _VERB.search(last) else "unknown"
 
 
 def read_form(text: str) -> FormRequest:
     """The form that a turn requests in known words; any other request is left to the model."""
-    lower = text.lower().strip()
-    is_text = wants_text(text)
-    sentences, words, is_counted = 1 + is_text, None, False
+    lower, is_text = text.lower().strip(), wants_text(text)
+    sentences, is_counted = 1 + is_text, False
     if found := _SENTENCES_WANTED.search(lower):
-        number = found[1] or "3"
+        number = found[1] or "a few"
+        is_counted = number.isdigit() or number in _NUMBERS
         sentences = int(number) if number.isdigit() else _NUMBERS.get(number, 3)
-        is_counted = found[1] is not None and (number.isdigit() or number in _NUMBERS)
-    if found := _WORDS_WANTED.search(lower):
-        words = int(found[1])
+    words = _WORDS_WANTED.search(lower)
     name = next(_requests(_NAME_WANTED, text), None)
     repeated = next(_requests(_REPEAT_WANTED, text), None)
     opening = f"{name[1]}," if name else _STOPS.split(repeated[1])[-1] if repeated else ""
@@ -248,7 +238,7 @@ def read_form(text: str) -> FormRequest:
         sentences=max(1, sentences),
         is_counted=is_counted,
         is_text=is_text,
-        words=words,
+        words=int(words[1]) if words else None,
         opening=_quoted(_OPENING_WANTED, text) or opening,
         closing=_quoted(_CLOSING_WANTED, text),
         is_upper=any(_requests(_CAPITALS_WANTED, text)),

@@ -44,7 +44,6 @@ _NO_SETTINGS = ("space", "prompt")
 
 
 def built_in_names() -> list[str]:
-    """The names of the methods of trueline itself."""
     return [*_BUILT_IN]
 
 
@@ -65,11 +64,11 @@ def check_method_name(name: str) -> None:
 
 def method_class(name: str) -> type[Method]:
     check_method_name(name)
-    if name in _BUILT_IN:
-        module, _, attribute = _BUILT_IN[name].partition(":")
-        found: type[Method] = getattr(import_module(module), attribute)
-        return found
-    return _load(_plugged_in()[name])
+    if name not in _BUILT_IN:
+        return _load(_plugged_in()[name])
+    module, _, attribute = _BUILT_IN[name].partition(":")
+    found: type[Method] = getattr(import_module(module), attribute)
+    return found
 
 
 def settings_fields(name: str) -> dict[str, Field[Any]]:
@@ -90,9 +89,8 @@ def make_method(
     prompt: Prompt | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Method:
-    """A method by its name; lists in the settings become tuples, which JSON does not have."""
-    cls = method_class(name)
-    given = {key: plain(value) for key, value in (settings or {}).items()}
+    """A method by its name."""
+    cls, given = method_class(name), dict(settings or {})
     check_settings(name, given)
     if cls.needs.space:
         if space is None:
@@ -130,20 +128,15 @@ def _load(point: EntryPoint) -> type[Method]:
             f"the method {point.name!r} of {point.value} cannot be imported "
             f"({type(error).__name__}: {error}); repair or remove the package that adds it"
         ) from error
-    if not (isinstance(found, type) and issubclass(found, Method) and is_dataclass(found)):
+    is_method = isinstance(found, type) and issubclass(found, Method) and is_dataclass(found)
+    if not is_method or found.name != point.name:
         raise SettingError(
-            f"the method {point.name!r} is {point.value}, which is no dataclass and subclass "
-            "of trueline.methods.base.Method"
+            f"the method {point.name!r} is {point.value}, which must be a dataclass and "
+            f"subclass of trueline.methods.base.Method with the name {point.name!r}"
         )
-    if found.name != point.name:
-        raise SettingError(
-            f"the method {point.name!r} is {point.value}, whose name is {found.name!r}; "
-            "give both the same name"
-        )
-    return found
+    return found  # type: ignore[no-any-return]
 
 
 def names_in_words() -> str:
-    """The built-in names for a sentence: `greedy, rad or dola`."""
     *first, last = built_in_names()
     return f"{', '.join(first)} or {last}"

@@ -71,7 +71,6 @@ class Step:
 
     @property
     def contexts(self) -> Sequence[Sequence[int]]:
-        """The tokens so far of each row."""
         return self.rows.contexts
 
     @property
@@ -102,15 +101,12 @@ class Evidence(Protocol):
 
     def count(self, row: int) -> int:
         """How many entries or answers took part in one row."""
-        ...
 
     def neighbors(self, row: int, picked: int, rival: int, *, most: int) -> list[Neighbor]:
         """Those of one row that moved picked and rival apart, the strongest first."""
-        ...
 
     def sources(self, row: int, picked: int) -> Sequence[Source]:
         """The verified answers that voted for the picked token; their shares sum to 1."""
-        ...
 
 
 @dataclass(frozen=True)

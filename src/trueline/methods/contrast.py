@@ -13,8 +13,20 @@ from trueline.prompts import ModelInput, Prompt, prompts_with
 from trueline.settings import Between
 
 
+class BareMethod(Method):
+    """Reads the question also in a bare template; None: the one of the prompt."""
+
+    prompt: Prompt
+    bare: str | None
+    needs = Needs(second_prompt=True, question=True)
+
+    def inputs(self, given: ModelInput) -> tuple[ModelInput, ...]:
+        usual = prompts_with(self.prompt).bare.template
+        return given, given.bare(usual if self.bare is None else self.bare)
+
+
 @dataclass(frozen=True)
-class CAD(Method):
+class CAD(BareMethod):
     """Amplify what the full prompt adds to the bare question (arXiv 2305.14739).
 
     final = (1 + a) * l(full prompt) - a * l(bare prompt)
@@ -24,21 +36,9 @@ class CAD(Method):
     a: Annotated[float, Between(0)] = 0.5  # weight of the bare prompt; 0 is plain decoding
     bare: str | None = None  # the bare template; None: the one that belongs to the prompt
     name = "cad"
-    needs = Needs(second_prompt=True, question=True)
-
-    def inputs(self, given: ModelInput) -> tuple[ModelInput, ...]:
-        return with_bare(given, self.prompt, self.bare)
 
     def adjust(self, step: Step) -> Adjusted:
         return Adjusted((1 + self.a) * step.logits - self.a * step.other_logits)
-
-
-def with_bare(
-    given: ModelInput, prompt: Prompt, template: str | None
-) -> tuple[ModelInput, ModelInput]:
-    """What was given, and its question in a bare template; None: the one of the prompt."""
-    usual = prompts_with(prompt).bare.template
-    return given, given.bare(usual if template is None else template)
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def jensen_shannon(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class AdaCAD(Method):
+class AdaCAD(BareMethod):
     """Contrast the bare prompt as far as it disagrees with the full one (arXiv 2409.07394).
 
     final = (1 + a) * l(full prompt) - a * l(bare prompt),   a = scale * JSD(p_full, p_bare)
@@ -81,10 +81,6 @@ class AdaCAD(Method):
     scale: Annotated[float, Between(0)] = 1.0  # 0 is plain decoding
     bare: str | None = None  # the bare template; None: the one that belongs to the prompt
     name = "adacad"
-    needs = Needs(second_prompt=True, question=True)
-
-    def inputs(self, given: ModelInput) -> tuple[ModelInput, ...]:
-        return with_bare(given, self.prompt, self.bare)
 
     def adjust(self, step: Step) -> Adjusted:
         full, bare = step.logits.float(), step.other_logits.float()

@@ -25,14 +25,13 @@ class LayerMethod(Method):
     needs = Needs(states=True)
 
     def check(self, lm: Engine) -> None:
-        if not lm.gives_layers:
-            raise SettingError(
-                f"{self.name} reads early layers, and the engine of {lm.id} does not give "
-                "them; load it with engine='transformers'"
+        if not lm.gives_layers or lm.head is None:
+            missing = (
+                "head cannot read them" if lm.gives_layers else "engine does not give them"
             )
-        if lm.head is None:
             raise SettingError(
-                f"{self.name} reads early layers, and the head of {lm.id} cannot read them"
+                f"{self.name} reads early layers of {lm.id}, and its {missing}; load another "
+                "model, with engine='transformers'"
             )
         layers = self.layers(lm)
         if not layers or not all(0 <= layer < lm.depth for layer in layers):
