@@ -188,7 +188,7 @@ def test_explain_shows_what_was_in_scope_and_why(monkeypatch, tmp_path):
     monkeypatch.setenv("COLUMNS", "100")  # a narrower table leaves figures out
     options = ["explain", "--space", "one.space", "--max-new-tokens", "24"]
     told = run(*options, *IN, QUESTION).out
-    assert f"100% of the tokens are from {FACT.id}: {FACT.question}" in told
+    assert f"100% from {FACT.id}: {FACT.question}" in told
     scope = rf"^  {FACT.id}: .*\n    {{}}: probability [01]\.\d\d, {{}}\.00\."
     assert re.search(scope.format("In scope", "above 0"), told, re.M)
     assert "both ask for a yes or no" in " ".join(told.split())

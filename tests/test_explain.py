@@ -16,7 +16,7 @@ from rich.cells import cell_len as columns
 import trueline as tl
 from trueline.errors import SettingError
 from trueline.explain import explain
-from trueline.explain.summary import Quartile, entropy_quartiles, place_pieces
+from trueline.explain.summary import Quartile, entropy_quartiles, text_parts
 from trueline.types import Answer, Candidate, NearExample, Neighbor, Signal, Source, TraceStep
 
 WORDS = ["", "It", " is", " not", " blue", " red", ".", "<eos>", " was", " very"]
@@ -280,7 +280,7 @@ def test_equal_answers_do_not_part_and_a_shorter_one_parts_at_its_end():
     ],
 )
 def test_tokens_are_placed_in_the_text(text, pieces, placed):
-    assert place_pieces(text, pieces) == placed
+    assert text_parts(text, pieces) == placed
 
 
 def test_an_answer_without_a_trace_says_how_to_get_one():
@@ -318,7 +318,7 @@ def test_text_tells_the_changed_tokens_and_the_examples():
     text = ANSWER.explain(GREEDY).text()
     lines = text.splitlines()
     assert "rad     It is not blue" in lines
-    assert "        they part at token 3: ' not blue' beside ' very red'" in lines
+    assert "        they differ from token 3: ' not blue' and ' very red'" in lines
     assert "5 tokens: 4 grounded (80%), 2 changed (40%); mean entropy 1.00 nats" in lines
     assert "changed by entropy quartile, surest first: 0 of 2, 1 of 1, 0 of 1, 1 of 1" in lines
     assert re.search(
@@ -376,7 +376,7 @@ def test_the_page_reads_without_its_script():
 
 def test_the_text_tells_sources_and_scope_and_calls_a_probability_one():
     told = SCOPED.explain(GREEDY).text()
-    assert '80% of the tokens are from a: What of a?\n  "a it is." [the book of a]\n' in told
+    assert '80% from a: What of a?\n  "a it is." [the book of a]\n' in told
     lines = told.splitlines()
     place = lines.index("  a: What of a?")
     assert lines[place + 1 : place + 6] == [
@@ -450,7 +450,7 @@ def test_save_writes_the_form_of_the_suffix(suffix, tmp_path):
 def test_save_refuses_other_names_and_says_what_it_cannot_write(tmp_path):
     with pytest.raises(SettingError, match=r"\.html, \.json, \.txt; got 'why.pdf'"):
         ANSWER.explain().save(tmp_path / "why.pdf")
-    with pytest.raises(SettingError, match=r"there is no folder .*nowhere; make it first"):
+    with pytest.raises(SettingError, match=r"there is no folder .*nowhere to write in"):
         ANSWER.explain().save(tmp_path / "nowhere" / "why.txt")
     (tmp_path / "why.txt").mkdir()
     with pytest.raises(SettingError, match="is a folder"):

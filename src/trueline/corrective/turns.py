@@ -16,7 +16,9 @@ QuestionKind = Literal[
 ]
 _SENTENCES = re.compile(r"(?<=[.?!])[\"')\]]*\s+|\n+")
 _CLAUSES = re.compile(
-    r"[,;:]?\s+(?:and|plus)\s+(?:also\s+)?|[;:]\s+(?:also\s+)?|,\s+also\s+", re.I
+    # `(?<!\s)`: a long run of whitespace is tried once, not from each of its characters.
+    r"(?:[,;:]|(?<!\s))\s+(?:and|plus)\s+(?:also\s+)?|[;:]\s+(?:also\s+)?|,\s+also\s+",
+    re.I,
 )
 _SHORTEST = 3  # words of a clause that may be a question by itself
 _MOST = 8  # parts of a turn that are read
@@ -197,8 +199,9 @@ def _find_task(text: str) -> int | None:
 
     After a question, "write it in two lines" is about its form.
     """
+    asked = text.find("?") if "?" in text else len(text)
     starts = [0, *(match.end() for match in _SENTENCES.finditer(text))]
-    before = (start for start in starts if "?" not in text[:start])
+    before = (start for start in starts if start <= asked)
     return next((start for start in before if _TASK.match(text, start)), None)
 
 

@@ -1,13 +1,11 @@
-"""A traced answer -> why it says what it says, as text, JSON or a page."""
+"""A traced answer -> why it has its words, as text, JSON or a page."""
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,6 @@ from trueline.explain.summary import (
 )
 from trueline.explain.text import WIDTH, as_text
 from trueline.files import reason, replacing
-from trueline.text import shown
 from trueline.types import Answer, NearExample, Source
 
 __all__ = ["Explanation", "OtherAnswer", "check_explanation_path", "explain"]
@@ -41,7 +38,7 @@ class OtherAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why an answer says what it says: token by token, and in sum."""
+    """Why an answer has its words: token by token, and in sum."""
 
     question: str
     answer: str
@@ -75,14 +72,15 @@ class Explanation:
     def save(self, path: str | Path, *, with_signals: bool = False) -> None:
         """Write a .html, .json or .txt file; only the text can leave out the signals."""
         target = check_explanation_path(path)
-        text = partial(self.text, with_signals=with_signals)
-        makers: tuple[Callable[[], str], ...] = (self.html, self.json, text)
-        make = dict(zip(_SUFFIXES, makers, strict=True))[target.suffix.lower()]
-        form = make().rstrip("\n") + "\n"
+        suffix = target.suffix.lower()
+        if suffix == ".txt":
+            form = self.text(with_signals=with_signals)
+        else:
+            form = self.html() if suffix == ".html" else self.json()
         try:
             with replacing(target) as scratch:
-                scratch.write_bytes(form.encode("utf-8", "replace"))
-        except OSError as error:
+                scratch.write_bytes((form.rstrip("\n") + "\n").encode("utf-8", "replace"))
+        except (OSError, ValueError) as error:
             raise SettingError(f"{target} cannot be written: {reason(error)}") from error
 
 
@@ -98,17 +96,17 @@ def explain(
     """
     if answer.trace is None:
         raise SettingError(
-            "the answer has no trace to explain; ask for one with trace=True, as in "
+            "the answer has no trace to explain; generate it with trace=True, as in "
             "generate(lm, method, question, trace=True)"
-        )
-    if beside is not None and beside.question != answer.question:
-        raise SettingError(
-            f"an answer can be compared with one to the same question only: this one is to "
-            f"{answer.question!r}, the other to {beside.question!r}"
         )
     steps = explain_steps(answer.text, answer.trace)
     divergence = other = None
     if beside is not None:
+        if beside.question != answer.question:
+            raise SettingError(
+                "an answer can be compared with one to the same question only: this one is to "
+                f"{answer.question!r}, the other to {beside.question!r}"
+            )
         other = OtherAnswer(beside.method, beside.text)
         tokens = (answer.token_ids, beside.token_ids)
         divergence = find_divergence(steps, (answer.text, beside.text), tokens)
@@ -129,30 +127,22 @@ def explain(
 
 
 def check_explanation_path(path: str | Path, *, overwrite: bool = True) -> Path:
-    """Refuse a name with another ending, without a folder, or of an existing file."""
-    if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path):
-        raise SettingError(f"an explanation is written to a file, not to {shown(path)}")
+    """Refuse a name with another ending, outside a folder, or of an existing file."""
     target = Path(path)
-    if not os.path.isdir(target.parent):
-        raise SettingError(f"there is no folder {target.parent}; make it first")
-    if not os.access(target.parent, os.W_OK | os.X_OK):
-        raise SettingError(f"{target} cannot be written: {os.strerror(errno.EACCES)}")
-    if os.path.isdir(target):
+    if not target.parent.is_dir() or not os.access(target.parent, os.W_OK | os.X_OK):
+        raise SettingError(f"there is no folder {target.parent} to write in; make it first")
+    if target.is_dir():
         raise SettingError(f"{target} is a folder; name a file in it")
     if not overwrite and os.path.lexists(target):
-        raise SettingError(
-            f"{target} exists, and nothing was written; name another file, or replace it "
-            "with --overwrite"
-        )
+        raise SettingError(f"{target} exists; name another file, or add --overwrite")
     if target.suffix.lower() not in _SUFFIXES:
-        raise SettingError(
-            f"an explanation is written as {', '.join(_SUFFIXES)}; got {target.name!r}"
-        )
+        expected = ", ".join(_SUFFIXES)
+        raise SettingError(f"an explanation is written as {expected}; got {target.name!r}")
     return target
 
 
 def _plain(value: Any) -> Any:
-    """Lists for tuples, text for what JSON has no word for, None for what is not finite."""
+    """A value as JSON can hold it."""
     if isinstance(value, dict):
         return {str(name): _plain(one) for name, one in value.items()}
     if isinstance(value, list | tuple):

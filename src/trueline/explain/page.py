@@ -21,7 +21,7 @@ def as_page(explanation: Explanation) -> str:
     """Fill the template; its marks hold a `<`, which no text that is filled in does."""
     page = files("trueline.explain").joinpath("page.html").read_text("utf-8")
     marks = {
-        "policy": _policy(page),
+        "policy": policy(page),
         "question": _escape(explanation.question),
         "method": _escape(explanation.method),
         "answer": _escape(explanation.answer),
@@ -70,18 +70,14 @@ def _escape(text: str) -> str:
     return escape(_CONTROLS.sub("\ufffd", text))
 
 
-def _policy(page: str) -> str:
-    """Allow only the page's own style and script, by their hashes."""
-    style, script = (
-        digest(page.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0])
-        for tag in ("style", "script")
-    )
+def policy(page: str, more: str = "") -> str:
+    """Allow only the page's own style and script, by their hashes, and what `more` allows."""
+    hashes = []
+    for tag in ("style", "script"):
+        text = page.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        hashes.append(f"{tag}-src 'sha256-{digest}'; ")
     return (
-        f"default-src 'none'; style-src '{style}'; script-src '{script}'; img-src data:; "
+        f"default-src 'none'; {''.join(hashes)}{more}img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
-
-
-def digest(text: str) -> str:
-    """The hash of an inline style or script, as a policy names it."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

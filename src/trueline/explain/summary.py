@@ -1,4 +1,4 @@
-"""The trace of an answer -> its steps, a summary, and where two answers part."""
+"""The trace of an answer -> its steps, a summary, and where two answers differ."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from statistics import quantiles
 from trueline.types import Candidate, Neighbor, TraceStep
 
 _BROKEN = "\ufffd"  # what part of a character decodes to
-_REACH = 16  # characters a run of such parts may stand for
+_REACH = 16  # characters that a run of such parts may decode to
 
 
 @dataclass(frozen=True, slots=True)
 class ExplainedStep:
-    """One token: what the model wanted, what was picked, how far and by whom it was moved."""
+    """One token: what the model wanted, what was picked, and what moved it how far."""
 
     number: int  # in the answer, from 1
     token: int
@@ -59,7 +59,7 @@ class Cited:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Where two answers to a question part."""
+    """Where two answers to a question differ."""
 
     token: int  # the first token that differs, from 1
     shared: str  # the text before it
@@ -80,52 +80,47 @@ class Summary:
     quartiles: tuple[Quartile, ...]  # four, from the surest steps to the least sure
     cited: tuple[Cited, ...]  # the hardest push first, then the greatest weight
     weight_on_record: float  # a trace keeps the strongest neighbors: their share of weight
-    divergence: Divergence | None = None  # None also where nothing differs
+    divergence: Divergence | None = None  # None also if nothing differs
 
 
 def explain_steps(text: str, trace: Sequence[TraceStep]) -> tuple[ExplainedStep, ...]:
     """Each step of a trace with its part of the text and its entropy quartile."""
-    places = place_pieces(text, [step.text for step in trace])
+    parts = text_parts(text, [step.text for step in trace])
     quartiles = entropy_quartiles([step.entropy for step in trace])
-    columns = zip(trace, places, quartiles, strict=True)
-    return tuple(_explain_step(number, *column) for number, column in enumerate(columns, 1))
-
-
-def _explain_step(
-    number: int, step: TraceStep, place: str | None, quartile: int
-) -> ExplainedStep:
-    texts = {candidate.token: candidate.text for candidate in (*step.final, *step.base)}
-    return ExplainedStep(
-        number=number,
-        token=step.token,
-        text=step.text if place is None else place,
-        is_in_text=place is not None,
-        wanted=step.base[0].text if step.base else "",
-        rival=texts.get(step.rival, ""),
-        flipped=step.flipped,
-        move=step.move,
-        hits=step.hits,
-        entropy=step.entropy,
-        quartile=quartile,
-        base=step.base,
-        final=step.final,
-        neighbors=step.neighbors,
-    )
+    steps: list[ExplainedStep] = []
+    for step, part, quartile in zip(trace, parts, quartiles, strict=True):
+        names = {candidate.token: candidate.text for candidate in (*step.final, *step.base)}
+        made = ExplainedStep(
+            number=len(steps) + 1,
+            token=step.token,
+            text=step.text if part is None else part,
+            is_in_text=part is not None,
+            wanted=step.base[0].text if step.base else "",
+            rival=names.get(step.rival, ""),
+            flipped=step.flipped,
+            move=step.move,
+            hits=step.hits,
+            entropy=step.entropy,
+            quartile=quartile,
+            base=step.base,
+            final=step.final,
+            neighbors=step.neighbors,
+        )
+        steps.append(made)
+    return tuple(steps)
 
 
 def entropy_quartiles(entropies: Sequence[float]) -> list[int]:
     """The quartile of each entropy among them all, 1 to 4; equal ones share a quartile."""
     if not entropies:
         return []
-    cuts = quantiles([*entropies, *entropies[: len(entropies) == 1]], method="inclusive")
-    return [1 + sum(entropy > cut for cut in cuts) for entropy in entropies]
+    bounds = quantiles([*entropies, *entropies[: len(entropies) == 1]], method="inclusive")
+    return [1 + sum(entropy > bound for bound in bounds) for entropy in entropies]
 
 
 def summarize(steps: Sequence[ExplainedStep], divergence: Divergence | None) -> Summary:
-    """The figures of an answer."""
     count = max(1, len(steps))
-    grounded = sum(1 for step in steps if step.hits)
-    flips = sum(1 for step in steps if step.flipped)
+    grounded, flips = sum(step.hits > 0 for step in steps), sum(step.flipped for step in steps)
     recorded = fsum(neighbor.weight for step in steps for neighbor in step.neighbors)
     sides = sum(len({neighbor.is_wrong for neighbor in step.neighbors}) for step in steps)
     return Summary(
@@ -136,7 +131,7 @@ def summarize(steps: Sequence[ExplainedStep], divergence: Divergence | None) -> 
         flipped_share=flips / count,
         mean_entropy=fsum(step.entropy for step in steps) / count,
         quartiles=tuple(_quartile(steps, number) for number in (1, 2, 3, 4)),
-        cited=cite(steps),
+        cited=_cite(steps),
         weight_on_record=recorded / max(1, sides),
         divergence=divergence,
     )
@@ -145,21 +140,16 @@ def summarize(steps: Sequence[ExplainedStep], divergence: Divergence | None) -> 
 def _quartile(steps: Sequence[ExplainedStep], number: int) -> Quartile:
     inside = [step for step in steps if step.quartile == number]
     entropies = [step.entropy for step in inside]
-    return Quartile(
-        low=min(entropies, default=None),
-        high=max(entropies, default=None),
-        steps=len(inside),
-        flips=sum(1 for step in inside if step.flipped),
-    )
+    low, high = min(entropies, default=None), max(entropies, default=None)
+    return Quartile(low, high, len(inside), sum(step.flipped for step in inside))
 
 
-def cite(steps: Iterable[ExplainedStep]) -> tuple[Cited, ...]:
+def _cite(steps: Iterable[ExplainedStep]) -> tuple[Cited, ...]:
     """The examples among the neighbors of some steps, the hardest push first."""
     by_example: dict[tuple[str, bool], list[tuple[int, Neighbor]]] = {}
     for step in steps:
-        for neighbor in step.neighbors:
-            side = (neighbor.example, neighbor.is_wrong)
-            by_example.setdefault(side, []).append((step.number, neighbor))
+        for one in step.neighbors:
+            by_example.setdefault((one.example, one.is_wrong), []).append((step.number, one))
     cited = [
         Cited(
             example=example,
@@ -184,55 +174,54 @@ def find_divergence(
     """Where the second of two answers differs from the first, whose steps these are."""
     if tuple(tokens[0]) == tuple(tokens[1]):
         return None
-    place = _shared(*tokens)
-    before = "".join(step.text for step in steps[:place] if step.is_in_text)
-    shared = before[: min(_shared(before, text) for text in texts)]
-    return Divergence(place + 1, shared, *(text[len(shared) :] for text in texts))
+    count = _shared(*tokens)
+    before = "".join(step.text for step in steps[:count] if step.is_in_text)
+    shared = before[: _shared(before, *texts)]
+    return Divergence(count + 1, shared, *(text[len(shared) :] for text in texts))
 
 
-def _shared(one: Sequence[object], other: Sequence[object]) -> int:
-    """How many first items two sequences share."""
-    from trueline.decode.generate import first_difference  # imports torch
-
-    index = first_difference(one, other)
-    return len(one) if index is None else index
+def _shared(*sequences: Sequence[object]) -> int:
+    """How many first items some sequences have in common."""
+    different = (n for n, items in enumerate(zip(*sequences)) if len({*items}) > 1)  # noqa: B905
+    return next(different, min(map(len, sequences)))
 
 
-def place_pieces(text: str, pieces: Sequence[str]) -> list[str | None]:
-    """The part of the text of each token; None for one that left nothing there.
+def text_parts(text: str, pieces: Sequence[str]) -> list[str | None]:
+    """The part of the text of each token; None for one without a part.
 
     A piece decoded by itself may have lost its space, or be part of a character. The first
     part gets the whole character, the others an empty text.
     """
     placed: list[str | None] = []
-    parts: list[int] = []  # pieces of a character that is not complete yet
-    here = 0
+    first_part: int | None = None  # the piece that begins an incomplete character
+    end = 0
     for piece in pieces:
-        span = _span(text, piece, here, bool(parts))
-        if span is None:
-            is_part = _BROKEN in piece
-            parts += [len(placed)] if is_part else []
-            placed.append("" if is_part else None)
-            continue
-        if parts:
-            placed[parts[0]] = text[here : span[0]]
-            parts = []
-        placed.append(text[slice(*span)])
-        here = span[1]
-    if parts:
-        placed[parts[0]] = text[here:]
+        span = _span(text, piece, end, first_part is not None)
+        if span is not None:
+            if first_part is not None:
+                placed[first_part] = text[end : span[0]]
+                first_part = None
+            placed.append(text[slice(*span)])
+            end = span[1]
+        elif _BROKEN in piece:
+            first_part = len(placed) if first_part is None else first_part
+            placed.append("")
+        else:
+            placed.append(None)
+    if first_part is not None:
+        placed[first_part] = text[end:]
     return placed
 
 
-def _span(text: str, piece: str, here: int, is_after_part: bool) -> tuple[int, int] | None:
-    """The next range of a piece, from `here` on."""
+def _span(text: str, piece: str, start: int, is_after_part: bool) -> tuple[int, int] | None:
+    """The range of the text that a piece decoded to, from `start` on."""
     if is_after_part:
-        start = text.find(piece, here, here + len(piece) + _REACH) if piece else -1
-        return None if start < 0 else (start, start + len(piece))
-    if text.startswith(piece, here):
-        return here, here + len(piece)
-    rest, bare = text[here:], piece.lstrip(" ")
-    start = len(text) - len(rest.lstrip(" "))
-    if bare and _BROKEN not in bare and text.startswith(bare, start):
-        return here, start + len(bare)
-    return (here, len(text)) if rest and piece.startswith(rest) else None  # cut at a stop
+        found = text.find(piece, start, start + len(piece) + _REACH) if piece else -1
+        return None if found < 0 else (found, found + len(piece))
+    if text.startswith(piece, start):
+        return start, start + len(piece)
+    rest, bare = text[start:], piece.lstrip(" ")
+    word = len(text) - len(rest.lstrip(" "))
+    if bare and _BROKEN not in bare and text.startswith(bare, word):
+        return start, word + len(bare)
+    return (start, len(text)) if rest and piece.startswith(rest) else None  # a stop string

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -53,15 +54,11 @@ class APIError(Exception):
         self.status, self.code, self.param, self.headers = status, code, param, headers
 
     def body(self) -> dict[str, Any]:
+        """OpenAI's error object."""
         usual = "invalid_request_error" if self.status < 500 else "server_error"
-        return {
-            "error": {
-                "message": str(self),
-                "type": _ERROR_TYPES.get(self.status, usual),
-                "param": self.param,
-                "code": self.code,
-            }
-        }
+        kind = _ERROR_TYPES.get(self.status, usual)
+        error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        return {"error": error}
 
 
 def invalid(param: str, message: str) -> APIError:
@@ -69,17 +66,15 @@ def invalid(param: str, message: str) -> APIError:
     return APIError(400, f"{param}: {message}", "invalid_value", param)
 
 
-def unauthorized(problem: str = "this server needs a key") -> APIError:
-    """The error for a request without a valid key."""
-    headers = {"www-authenticate": "Bearer"}
-    message = f"{problem}: send Authorization: Bearer <key>"
-    return APIError(401, message, "invalid_api_key", headers=headers)
-
-
 def to_api_error(error: Exception) -> APIError:
     """The error that the client is shown; the details of a server's fault are only logged."""
     if isinstance(error, APIError):
         return error
+    if isinstance(error, HTTPException):  # Starlette's own
+        is_known = error.status_code == 405
+        message = "this path needs another HTTP method" if is_known else "no such path"
+        code = "method_not_allowed" if is_known else "not_found"
+        return APIError(error.status_code, message, code, headers=error.headers)
     if isinstance(error, SettingError | ExampleError):
         return APIError(400, str(error), "invalid_value")
     if _is_disk_full(error):
@@ -94,11 +89,9 @@ def to_api_error(error: Exception) -> APIError:
 
 
 def _is_disk_full(error: BaseException | None) -> bool:
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in _DISK_FULL:
-            return True
+    while error is not None and getattr(error, "errno", None) not in _DISK_FULL:
         error = error.__cause__
-    return False
+    return error is not None
 
 
 def json_response(
@@ -110,12 +103,12 @@ def json_response(
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The hashes of a server's keys. Without a user's key anybody may ask."""
+    """The hashes of a server's keys. Without a user's key, requests need none."""
 
     hashes: tuple[tuple[Role, str], ...] = ()
 
     def has(self, role: Role) -> bool:
-        return any(own == role for own, _ in self.hashes)
+        return any(known == role for known, _ in self.hashes)
 
     def role_of(self, key: str) -> Role | None:
         """The role of a key; compared with every hash, so that the time reveals nothing."""
@@ -142,21 +135,8 @@ def new_key(role: Role) -> tuple[str, str]:
 
 def read_keys(path: Path | None, environment: Mapping[str, str]) -> Keys:
     """The keys of a key file and of the environment; error messages contain no key."""
-    keys = Keys(() if path is None else tuple(_read_file(path)))
-    for variable, role in VARIABLES.items():
-        if key := environment.get(variable):
-            if len(key) < _SHORTEST_KEY:
-                raise SettingError(
-                    f"the key in {variable} has {len(key)} characters and needs "
-                    f"{_SHORTEST_KEY}; make one with `trueline serve --new-key {role}`"
-                )
-            keys = keys.also(role, key)
-    return keys
-
-
-def _read_file(path: Path) -> list[tuple[Role, str]]:
     hashes: list[tuple[Role, str]] = []
-    lines = read_text(path, "the key file").splitlines()
+    lines = [] if path is None else read_text(path, "the key file").splitlines()
     for number, line in enumerate(map(str.strip, lines), 1):
         if line and not line.startswith("#"):
             match = _KEY_LINE.fullmatch(line)
@@ -166,13 +146,27 @@ def _read_file(path: Path) -> list[tuple[Role, str]]:
                     "digits>`, as `trueline serve --new-key user` prints it"
                 )
             hashes.append(("admin" if match[1] == "admin" else "user", match[2]))
-    return hashes
+    for variable, role in VARIABLES.items():
+        if key := environment.get(variable):
+            if len(key) < _SHORTEST_KEY:
+                raise SettingError(
+                    f"the key in {variable} has {len(key)} characters and needs "
+                    f"{_SHORTEST_KEY}; make one with `trueline serve --new-key {role}`"
+                )
+            hashes.append((role, _hash(key)))
+    return Keys(tuple(hashes))
+
+
+def _unauthorized(problem: str) -> APIError:
+    headers = {"www-authenticate": "Bearer"}
+    message = f"{problem}: send Authorization: Bearer <key>"
+    return APIError(401, message, "invalid_api_key", headers=headers)
 
 
 def need_admin(scope: Scope) -> None:
     """Refuse a request that came without an admin's key."""
     if scope["trueline.role"] is None:
-        raise unauthorized("changing a space needs an admin's key")
+        raise _unauthorized("changing a space needs an admin's key")
     if scope["trueline.role"] != "admin":
         raise APIError(403, "this needs an admin's key", "not_admin")
 
@@ -241,12 +235,12 @@ class AccessMiddleware:
         if self.hosts is not None and name not in self.hosts:
             raise APIError(421, "this server does not have that host name", "wrong_host")
         kind, _, key = headers.get("authorization", "").partition(" ")
-        is_given = kind.lower() == "bearer" and bool(key)
-        role = self.keys.role_of(key.strip()) if is_given else None
+        has_key = kind.lower() == "bearer" and bool(key)
+        role = self.keys.role_of(key.strip()) if has_key else None
         scope["trueline.role"] = role
-        is_public = scope["path"] in _PUBLIC_PATHS and not is_given
+        is_public = scope["path"] in _PUBLIC_PATHS and not has_key
         if role is None and self.keys.has("user") and not is_public:
-            raise unauthorized()
+            raise _unauthorized("this server needs a key")
 
 
 def note_error(facts: dict[str, Any], error: Exception) -> None:
@@ -258,5 +252,5 @@ def note_error(facts: dict[str, Any], error: Exception) -> None:
 
 
 def format_trace(error: BaseException) -> str:
-    """The traceback of an error, for the log."""
+    """The end of the traceback of an error."""
     return "".join(traceback.format_exception(error))[-4000:]

@@ -18,8 +18,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from trueline.engines.base import Engine
-from trueline.explain.page import digest
-from trueline.serve.access import AccessMiddleware, APIError, Keys, json_response
+from trueline.explain.page import policy
+from trueline.serve.access import AccessMiddleware, Keys, json_response
 from trueline.serve.completions import Completions
 from trueline.serve.engine import Service
 from trueline.serve.metrics import Log
@@ -50,11 +50,7 @@ def create_app(
     named = {FACTS: spaces} if isinstance(spaces, GroundingSpace) else spaces or {}
     catalog = Catalog(lm, named, name or Path(lm.id).name)
     service = Service(lm, limits or Limits(), log, logs_text=logs_text)
-    keys, info, edits = (
-        keys or Keys(),
-        _Info(service, catalog),
-        SpaceEndpoints(service, catalog),
-    )
+    info, edits = _Info(service, catalog), SpaceEndpoints(service, catalog)
     examples = "/v1/spaces/{name}/examples"
     chat = Completions(service, catalog, ChatBody)
     completions = Completions(service, catalog, CompletionBody)
@@ -73,9 +69,8 @@ def create_app(
         Route("/metrics", info.metrics),
     ]
     paths = {route.path for route in routes}
-    middleware = [
-        Middleware(AccessMiddleware, keys, hosts, paths, service.metrics, log),
-    ]
+    access = (keys or Keys(), hosts, paths, service.metrics, log)
+    middleware = [Middleware(AccessMiddleware, *access)]
     if cors:
         allowed = Middleware(
             CORSMiddleware,
@@ -89,10 +84,15 @@ def create_app(
         routes=routes,
         middleware=middleware,
         lifespan=service.lifespan,
-        exception_handlers={HTTPException: _http_error},
+        exception_handlers={HTTPException: _pass_on},
     )
     app.state.service, app.state.catalog = service, catalog
     return app
+
+
+async def _pass_on(request: Request, error: Exception) -> Response:
+    """Leave Starlette's own errors to the middleware, which answers all errors."""
+    raise error
 
 
 class _Info:
@@ -108,10 +108,8 @@ class _Info:
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        names = await self._service.in_scope_pool(self._catalog.names)
-        if name not in names:
-            self._catalog.resolve(name)  # raises the error that lists all names
-        return json_response(self._model(name, *names[name]))
+        about = await self._service.in_scope_pool(lambda: self._catalog.resolve(name))
+        return json_response(self._model(name, *about))
 
     def _model(self, name: str, method: str, space: str | None) -> dict[str, object]:
         about = {"object": "model", "created": self._started, "owned_by": "trueline"}
@@ -139,9 +137,9 @@ class _Info:
 
 
 async def _page_response(request: Request) -> Response:
-    text, policy = _page()
+    text = _page()
     headers = {
-        "content-security-policy": policy,
+        "content-security-policy": policy(text, "connect-src 'self'; frame-ancestors 'none'; "),
         "cache-control": "no-cache",
         "x-frame-options": "DENY",
     }
@@ -149,25 +147,5 @@ async def _page_response(request: Request) -> Response:
 
 
 @cache
-def _page() -> tuple[str, str]:
-    """The page, and a policy that allows its own style and script and this server alone."""
-    text = files("trueline.serve").joinpath("page.html").read_text("utf-8")
-    style, script = (
-        digest(text.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0])
-        for tag in ("style", "script")
-    )
-    return text, (
-        f"default-src 'none'; style-src '{style}'; script-src '{script}'; img-src data:; "
-        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    """Starlette's own errors as the error object that all errors have."""
-    assert isinstance(error, HTTPException)
-    code, message = {
-        404: ("not_found", "this path does not exist"),
-        405: ("method_not_allowed", "this path needs another HTTP method"),
-    }.get(error.status_code, (None, "the request cannot be served"))
-    body = APIError(error.status_code, message, code).body()
-    return json_response(body, error.status_code, error.headers)
+def _page() -> str:
+    return files("trueline.serve").joinpath("page.html").read_text("utf-8")

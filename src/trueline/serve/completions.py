@@ -96,64 +96,52 @@ class _Response:
 
     async def run(self) -> None:
         """Answer before the deadline; the last event of a stream may be an error."""
+        deadline = self._service.limits.deadline
         try:
-            async with asyncio.timeout(self._service.limits.deadline):
+            async with asyncio.timeout(deadline):
                 await self._answer()
-        except TimeoutError:
-            seconds = f"{self._service.limits.deadline:g} s"
-            await self._fail(APIError(504, f"no answer within {seconds}", "deadline_passed"))
         except ConnectionError:
             raise
         except Exception as error:
-            await self._fail(error)
+            if isinstance(error, TimeoutError):
+                message = f"no answer within {deadline:g} s"
+                error = APIError(504, message, "deadline_passed")
+            if not self._is_started:
+                raise error from None
+            note_error(self._facts, error)
+            await self._write(event(to_api_error(error).body()), is_last=True)
         finally:
             for answer in self._answers:
                 self._service.engine.cancel(answer)
-
-    async def _fail(self, error: Exception) -> None:
-        if not self._is_started:
-            raise error
-        note_error(self._facts, error)
-        await self._write(event(to_api_error(error).body()))
-        await self._write(b"", is_last=True)
 
     async def _answer(self) -> None:
         job = await self._prepare()
         reply = Reply(self._body, job, self._service.lm)
         queue: asyncio.Queue[Progress] = asyncio.Queue()
         is_streamed = bool(self._body.stream)
-        self._answers = [
-            PendingAnswer(request, n, queue, is_streamed)
-            for n, request in enumerate(job.requests)
-        ]
-        for answer in self._answers:
-            self._service.engine.submit(answer)
+        for n, request in enumerate(job.requests):
+            self._answers.append(PendingAnswer(request, n, queue, is_streamed))
+            self._service.engine.submit(self._answers[n])
         choices = [Choice() for _ in self._answers]
         try:
             await self._collect(reply, queue, choices)
         finally:
             usage = reply.usage(choices)
             self._service.metrics.prompt_tokens.inc(usage["prompt_tokens"])
-            self._facts |= {
-                name: usage[name] for name in ("prompt_tokens", "completion_tokens")
-            }
+            for name in ("prompt_tokens", "completion_tokens"):
+                self._facts[name] = usage[name]
             if self._service.logs_text:
                 self._facts["answer"] = choices[0].text
 
     async def _prepare(self) -> Job:
         service, begun = self._service, perf_counter()
         work = partial(prepare, self._catalog, service.limits, self._body)
-        made = await service.in_scope_pool(work)
-        job = made if isinstance(made, Job) else await service.in_engine(made)
+        job = await service.in_scope_pool(work)
         seconds = perf_counter() - begun
         service.metrics.scope.observe(seconds)
         service.metrics.answers.labels(self._body.model, job.covered).inc(len(job.requests))
-        self._facts |= {
-            "method": job.method,
-            "space": job.space,
-            "covered": job.is_covered,
-            "scope_ms": round(1000 * seconds, 1),
-        }
+        facts = {"method": job.method, "space": job.space, "covered": job.is_covered}
+        self._facts |= {**facts, "scope_ms": round(1000 * seconds, 1)}
         if service.logs_text:
             self._facts["question"] = job.question
         return job
@@ -162,35 +150,31 @@ class _Response:
         self, reply: Reply, queue: asyncio.Queue[Progress], choices: list[Choice]
     ) -> None:
         """Take progress until every answer has ended, and send it if it is streamed."""
-        is_streamed = bool(self._body.stream)
-        arrived: list[Progress] = []
+        is_first, is_streamed = True, bool(self._body.stream)
         while any(choice.finish is None for choice in choices):
-            is_first, arrived = not arrived, await _take(queue)
+            arrived = await _take(queue)
             if is_first:
-                self._note_first_token(arrived[0])
+                seconds = arrived[0].first_token_at - self._begun
+                self._service.metrics.first_token.observe(seconds)
+                self._facts["first_token_ms"] = round(1000 * seconds, 1)
             events = reply.first_chunks() if is_first else []
-            for n, progress in enumerate(arrived):
+            for progress in arrived:
                 choice = choices[progress.choice]
-                events.append(
-                    reply.chunk(progress, len(choice.text), is_first=is_first and n == 0)
-                )
+                if is_streamed:
+                    chunk = reply.chunk(progress, len(choice.text), is_first=is_first)
+                    events.append(chunk)
                 choice.add(progress)
+                is_first = False
             if is_streamed:
                 headers = {**_STREAM_HEADERS, **reply.headers}
                 await self._write(b"".join(map(event, events)), headers)
         if is_streamed:
-            events = reply.last_chunks(choices)
-            await self._write(b"".join(map(event, events)) + b"data: [DONE]\n\n")
-            await self._write(b"", is_last=True)
+            last = b"".join(map(event, reply.last_chunks(choices))) + b"data: [DONE]\n\n"
+            await self._write(last, is_last=True)
         else:
             content = msgspec.json.encode(reply.whole(choices))
             headers = {"content-type": "application/json", "content-length": str(len(content))}
             await self._write(content, {**headers, **reply.headers}, is_last=True)
-
-    def _note_first_token(self, progress: Progress) -> None:
-        seconds = progress.first_token_at - self._begun
-        self._service.metrics.first_token.observe(seconds)
-        self._facts["first_token_ms"] = round(1000 * seconds, 1)
 
     async def _write(
         self, part: bytes, headers: Mapping[str, str] | None = None, *, is_last: bool = False

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from math import ceil
 from os import cpu_count
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from threading import Thread
 from time import monotonic, time
 from typing import TypeVar
@@ -113,6 +113,9 @@ class EngineThread:
         self._tasks.put(self._end)
         self._thread.join(seconds)
 
+    def _end(self) -> None:
+        self._is_stopping = True
+
     @property
     def running(self) -> int:
         """The number of answers that are decoded now."""
@@ -123,9 +126,8 @@ class EngineThread:
         if self._is_broken or not self._thread.is_alive():
             return "the engine's thread is not running"
         since = self._busy_since
-        if since is not None and monotonic() - since > self._stuck_seconds:
-            return "the engine is stuck in a step"
-        return ""
+        is_stuck = since is not None and monotonic() - since > self._stuck_seconds
+        return "the engine is stuck in a step" if is_stuck else ""
 
     def submit(self, answer: PendingAnswer) -> None:
         """Decode an answer; its progress arrives in its queue."""
@@ -144,8 +146,7 @@ class EngineThread:
             if not future.set_running_or_notify_cancel():
                 return
             try:
-                if self._is_broken:
-                    raise _engine_ended()
+                self._check()
                 future.set_result(job())
             except Exception as error:
                 future.set_exception(error)
@@ -156,30 +157,28 @@ class EngineThread:
     def _work(self) -> None:
         try:
             while not self._is_stopping:
-                self._run_tasks()
-                if not self._decoding.is_idle:
-                    self._step()
+                while self._decoding.is_idle or not self._tasks.empty():
+                    task = self._tasks.get()
+                    self._busy_since = monotonic()
+                    task()
+                    self._busy_since = None
+                    if self._is_stopping:
+                        return
+                self._step()
         except BaseException as error:  # a bug: no client may wait for what never comes
             self._is_broken = True
-            for answer in self._pending.values():
-                self._send([(answer, Progress(answer.choice, error=_engine_ended()))])
+            ended = _engine_ended()
+            self._send(
+                [(one, Progress(one.choice, error=ended)) for one in self._pending.values()]
+            )
             facts = {"time": round(time(), 3), "server": "the engine ended"}
             self._log({**facts, "trace": format_trace(error)})
             while not self._is_stopping:  # later requests fail at once
                 self._tasks.get()()
 
-    def _run_tasks(self) -> None:
-        """Run all waiting tasks; if there is nothing to decode, wait for one."""
-        must_wait = self._decoding.is_idle
-        while True:
-            try:
-                task = self._tasks.get(block=must_wait)
-            except Empty:
-                return
-            self._busy_since = monotonic()
-            task()
-            self._busy_since = None
-            must_wait = False
+    def _check(self) -> None:
+        if self._is_broken:
+            raise _engine_ended()
 
     def _step(self) -> None:
         self._busy_since = begun = monotonic()
@@ -199,8 +198,7 @@ class EngineThread:
         if answer.is_over:
             return
         try:
-            if self._is_broken:
-                raise _engine_ended()
+            self._check()
             answer.ticket = self._decoding.submit(answer.request)
             self._pending[answer.ticket] = answer
         except Exception as error:  # such as more tokens than the cache may hold
@@ -220,9 +218,6 @@ class EngineThread:
                 self._loop.call_soon_threadsafe(_deliver, made)
         except RuntimeError:  # the event loop is closed: no client waits any more
             self._is_stopping = True
-
-    def _end(self) -> None:
-        self._is_stopping = True
 
 
 def _deliver(made: Sequence[tuple[PendingAnswer, Progress]]) -> None:

@@ -23,43 +23,29 @@ class Metrics:
     """The metrics of one server, in a registry of its own."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        counter = partial(Counter, registry=self._registry)
-        gauge = partial(Gauge, registry=self._registry)
-        seconds = partial(Histogram, registry=self._registry, buckets=_SECONDS)
-        self.requests = counter(
-            "trueline_requests", "Requests by route and status.", ["route", "status"]
-        )
+        self._registry = registry = CollectorRegistry()
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        seconds = partial(histogram, buckets=_SECONDS)
+        about = "Requests by route and status."
+        self.requests = counter("trueline_requests", about, ["route", "status"])
         self.prompt_tokens = counter("trueline_prompt_tokens", "Tokens of prompts.")
         self.tokens = counter("trueline_tokens", "Generated tokens.")
-        self.answers = counter(
-            "trueline_answers",
-            "Answers by whether an example covers the question.",
-            ["model", "covered"],
-        )
+        about = "Answers by whether an example covers the question."
+        self.answers = counter("trueline_answers", about, ["model", "covered"])
         self.running = gauge("trueline_rows_running", "Answers that are decoded now.")
         self.waiting = gauge("trueline_rows_waiting", "Answers that wait for a row.")
-        self.unreadable = gauge(
-            "trueline_space_unreadable",
-            "1 while the folder of a space cannot be read.",
-            ["space"],
-        )
-        self.first_token = seconds(
-            "trueline_first_token_seconds", "From the request to its first token."
-        )
-        self.between_tokens = seconds(
-            "trueline_between_tokens_seconds", "Between two tokens of an answer."
-        )
-        self.scope = seconds(
-            "trueline_scope_seconds", "To find the method, the scope and the tokens."
-        )
+        about = "1 while the folder of a space cannot be read."
+        self.unreadable = gauge("trueline_space_unreadable", about, ["space"])
+        about = "From the request to its first token."
+        self.first_token = seconds("trueline_first_token_seconds", about)
+        about = "Between two tokens of an answer."
+        self.between_tokens = seconds("trueline_between_tokens_seconds", about)
+        about = "To find the method, the scope and the tokens."
+        self.scope = seconds("trueline_scope_seconds", about)
         self.request = seconds("trueline_request_seconds", "From a request to its end.")
-        self.batch = Histogram(
-            "trueline_batch_rows",
-            "Answers decoded in one step.",
-            registry=self._registry,
-            buckets=_ROWS,
-        )
+        about = "Answers decoded in one step."
+        self.batch = histogram("trueline_batch_rows", about, buckets=_ROWS)
 
     def count_step(self, rows: Sequence[Row], seconds: float) -> None:
         """Count one step of the engine."""

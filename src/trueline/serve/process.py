@@ -84,8 +84,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: Starlette, on_start: Callable[[], None]) -> None:
         self._service: Service = app.state.service
-        self._on_start = on_start
-        limits = self._service.limits
+        self._on_start, limits = on_start, self._service.limits
         config = uvicorn.Config(
             app,
             http="h11",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from secrets import token_hex
 from time import time
 from typing import Any
@@ -58,9 +58,8 @@ class Reply:
         """The object of an answer that is not streamed."""
         about = {**self._about(), "sources": self._sources(enumerate(choices))}
         if choices[0].steps:
-            about["trace"] = [
-                step for n, choice in enumerate(choices) for step in _trace(choice.steps, n)
-            ]
+            steps = [(n, step) for n, choice in enumerate(choices) for step in choice.steps]
+            about["trace"] = [_numbered(*step) for step in steps]
         return {
             **self._head,
             "object": "chat.completion" if self._is_chat else "text_completion",
@@ -74,20 +73,17 @@ class Reply:
         if not self._is_chat:
             return []
         delta = {"role": "assistant", "content": ""}
-        choices = [
-            {"index": n, "delta": delta, "logprobs": None, "finish_reason": None}
-            for n in range(len(self._job.requests))
-        ]
+        blank = {"delta": delta, "logprobs": None, "finish_reason": None}
         return [
-            self._chunk([choice], about=self._about() if n == 0 else None)
-            for n, choice in enumerate(choices)
+            self._chunk([{"index": n, **blank}], about={} if n else self._about())
+            for n in range(len(self._job.requests))
         ]
 
     def chunk(self, progress: Progress, offset: int, *, is_first: bool) -> dict[str, Any]:
         """The chunk for a progress; `offset` is the number of characters before it."""
         about = self._about() if is_first and not self._is_chat else {}
         if progress.steps:
-            about["trace"] = _trace(progress.steps, progress.choice)
+            about["trace"] = [_numbered(progress.choice, step) for step in progress.steps]
         if progress.finish is not None:
             about["sources"] = self._sources([(progress.choice, progress)])
         choice = self._choice(progress.choice, progress, offset)
@@ -95,7 +91,7 @@ class Reply:
             del choice["message"]
             is_empty = not progress.text and progress.finish is not None
             choice["delta"] = {} if is_empty else {"content": progress.text}
-        return self._chunk([choice], about=about or None)
+        return self._chunk([choice], about=about)
 
     def last_chunks(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
         """The chunk with the usage, if the request wants it."""
@@ -104,11 +100,8 @@ class Reply:
     def usage(self, choices: Sequence[Choice]) -> dict[str, int]:
         """The number of tokens that were read and generated."""
         read, written = self._job.prompt_tokens, sum(one.tokens for one in choices)
-        return {
-            "prompt_tokens": read,
-            "completion_tokens": written,
-            "total_tokens": read + written,
-        }
+        total = read + written
+        return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": total}
 
     def _about(self) -> dict[str, Any]:
         job = self._job
@@ -119,17 +112,11 @@ class Reply:
             "question": job.question,
             "covered": job.is_covered,
         }
-        return about if job.scope is None else {**about, "scope": [*map(asdict, job.scope)]}
+        return about if job.scope is None else {**about, "scope": job.scope}
 
-    def _sources(
-        self, choices: Iterable[tuple[int, Choice | Progress]]
-    ) -> list[dict[str, Any]]:
-        return [
-            {"choice": n, **asdict(source)}
-            for n, one in choices
-            if self._has_sources
-            for source in one.sources
-        ]
+    def _sources(self, choices: Iterable[tuple[int, Choice | Progress]]) -> list[Any]:
+        found = choices if self._has_sources else ()
+        return [_numbered(n, source) for n, one in found for source in one.sources]
 
     def _choice(self, number: int, one: Choice | Progress, offset: int = 0) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": number, "finish_reason": one.finish}
@@ -137,15 +124,15 @@ class Reply:
             choice["message"] = {"role": "assistant", "content": one.text, "refusal": None}
         else:
             choice["text"] = one.text
-        # The token that ended the answer is not part of its text.
-        logprobs = one.logprobs
-        if logprobs and logprobs[-1].token in self._lm.stop_ids:
-            logprobs = logprobs[:-1]
         choice["logprobs"] = None
-        if self._has_logprobs and self._is_chat:
-            choice["logprobs"] = self._chat_logprobs(logprobs)
-        elif self._has_logprobs:
-            choice["logprobs"] = self._completion_logprobs(logprobs, offset)
+        if self._has_logprobs:
+            logprobs = one.logprobs
+            if logprobs and logprobs[-1].token in self._lm.stop_ids:
+                logprobs = logprobs[:-1]  # its token is not part of the text
+            if self._is_chat:
+                choice["logprobs"] = self._chat_logprobs(logprobs)
+            else:
+                choice["logprobs"] = self._completion_logprobs(logprobs, offset)
         return choice
 
     def _chunk(
@@ -159,7 +146,7 @@ class Reply:
         chunk = {**self._head, "object": name, "choices": choices}
         if self._has_usage:
             chunk["usage"] = usage
-        return chunk if about is None else {**chunk, "trueline": about}
+        return {**chunk, "trueline": about} if about else chunk
 
     def _chat_logprobs(self, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
         def entry(token: int, logprob: float | None) -> dict[str, Any]:
@@ -168,10 +155,7 @@ class Reply:
             return {"token": text, "logprob": logprob, "bytes": encoded}
 
         content = [
-            {
-                **entry(one.token, one.logprob),
-                "top_logprobs": [entry(*best) for best in one.best],
-            }
+            {**entry(one.token, one.logprob), "top_logprobs": [entry(*x) for x in one.best]}
             for one in logprobs
         ]
         return {"content": content, "refusal": None}
@@ -198,8 +182,9 @@ class Reply:
         }
 
 
-def _trace(steps: Sequence[TraceStep], choice: int) -> list[dict[str, Any]]:
-    return [{"choice": choice, **asdict(step)} for step in steps]
+def _numbered(choice: int, value: Source | TraceStep) -> dict[str, Any]:
+    """The fields of a record, after the number of its answer."""
+    return {"choice": choice, **{name: getattr(value, name) for name in value.__slots__}}
 
 
 def event(value: dict[str, Any]) -> bytes:

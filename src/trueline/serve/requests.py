@@ -1,12 +1,8 @@
-"""The body of a request -> what the decoding loop runs: method, question, scope and tokens.
-
-This runs in a pool of threads. What needs the model runs in the engine's thread, which alone
-may use it.
-"""
+"""The body of a request -> what the decoding loop runs: method, question, scope and tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from trueline.decode.generate import make_request
@@ -68,21 +64,18 @@ def count_answers(body: ChatBody | CompletionBody, limits: Limits) -> int:
     return count
 
 
-def prepare(
-    catalog: Catalog, limits: Limits, body: ChatBody | CompletionBody
-) -> Job | Callable[[], Job]:
-    """The job of a request, or what makes it in the engine's thread if that needs the model."""
-    sampling = read_sampling(body, limits)
+def prepare(catalog: Catalog, limits: Limits, body: ChatBody | CompletionBody) -> Job:
+    """The job of a request."""
+    sampling, extras = read_sampling(body, limits), body.trueline
     if isinstance(body, ChatBody):
         inputs = [_chat_input(body)]
     else:
         inputs = _completion_inputs(catalog, body)
-    name, space = catalog.resolve(body.model, body.trueline.method, body.trueline.space)
-    method = catalog.method(name, space, body.trueline.method_settings())
+    name, space = catalog.resolve(body.model, extras.method, extras.space)
+    method = catalog.method(name, space, extras.method_settings())
+    requests: list[Request] = []
     for given, length in inputs:
         _check_length(catalog, limits, given, length)
-
-    requests: list[Request] = []
     for given, _ in inputs:
         first = make_request(catalog.lm, method, given, sampling, index=len(requests))
         requests += [replace(first, index=first.index + n) for n in range(body.n or 1)]
@@ -111,24 +104,22 @@ def _message(message: Message) -> dict[str, str]:
 
 
 def _completion_inputs(catalog: Catalog, body: CompletionBody) -> list[Input]:
-    prompts, given = _prompts(body), body.trueline.question
-    questions = [*given] if isinstance(given, list) else [given] * len(prompts)
+    prompts, question = _prompts(body), body.trueline.question
+    questions = question if isinstance(question, list) else [question] * len(prompts)
     if len(questions) != len(prompts):
         problem = f"{len(questions)} questions for {len(prompts)} prompts"
         raise invalid("trueline.question", problem)
-    for question in questions:
-        if question is not None:
-            check_question(question, "trueline.question")
+    for one in questions:
+        if one is not None:
+            check_question(one, "trueline.question")
     return [
-        (TokenContext(_tokens(catalog, prompt), question), len(prompt))
-        for prompt, question in zip(prompts, questions, strict=True)
+        (TokenContext(_tokens(catalog, prompt), one), len(prompt))
+        for prompt, one in zip(prompts, questions, strict=True)
     ]
 
 
 def _prompts(body: CompletionBody) -> Sequence[str | list[int]]:
-    prompt = body.prompt
-    if isinstance(prompt, str):
-        return [prompt]
+    prompt = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     texts = [one for one in prompt if isinstance(one, str)]
     tokens = [one for one in prompt if isinstance(one, int)]
     lists = [one for one in prompt if isinstance(one, list)]
@@ -151,9 +142,8 @@ def _check_length(catalog: Catalog, limits: Limits, given: ModelInput, length: i
     A text has at most about as many tokens as characters: a short one is not counted.
     """
     known = [limit for limit in (catalog.lm.limit, limits.prompt_tokens) if limit is not None]
-    if not known or length < min(known) // 2:
-        return
-    tokens = len(given.encode(catalog.lm.tokenizer))
-    if tokens > min(known):
-        message = f"the prompt has {tokens} tokens; the limit is {min(known)}"
-        raise APIError(400, message, "context_length_exceeded")
+    if known and length >= min(known) // 2:
+        tokens = len(given.encode(catalog.lm.tokenizer))
+        if tokens > min(known):
+            message = f"the prompt has {tokens} tokens; the limit is {min(known)}"
+            raise APIError(400, message, "context_length_exceeded")

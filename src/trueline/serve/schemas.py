@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -35,11 +34,12 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "trueline": (),  # supported, and may be null
 }
 _COMPLETION_TOKENS = 16  # of a completion that names no length, as in OpenAI's API
-_YEAR = 3e7  # seconds
 _CLOSE = {"connection": "close"}  # the rest of the body is not read
 Body = TypeVar("Body")
 Logprobs = Annotated[int, Meta(ge=0, le=20)]
 Stop = Annotated[str, Meta(max_length=1000)]
+Question = Annotated[str, Meta(max_length=8000)]  # scope takes longer the longer it is
+Seconds = Annotated[float, Between(0, 3e7, above=True)]  # up to a year
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,17 +49,17 @@ class Limits:
     rows: Annotated[int, Between(1, 4096)] = 16  # answers decoded together
     cached_tokens: Annotated[int, Between(1)] | None = None  # of all rows; None: no limit
     queue: Annotated[int, Between(0)] = 64  # answers that wait for a row; then 429
-    deadline: Annotated[float, Between(0, _YEAR, above=True)] = 300.0  # seconds; then 504
+    deadline: Seconds = 300.0  # then 504
     prompt_tokens: Annotated[int, Between(1)] | None = None  # None: what the model reads
     new_tokens: Annotated[int, Between(1)] = 1024  # of one answer
     usual_tokens: Annotated[int, Between(1)] = 256  # of a chat that names no length
     choices: Annotated[int, Between(1)] = 16  # answers to one request: n times its prompts
     connections: Annotated[int, Between(1)] = 1024  # then 503
     body_bytes: Annotated[int, Between(1)] = 1 << 20
-    body_seconds: Annotated[float, Between(0, _YEAR, above=True)] = 10.0  # to send a body
-    write_seconds: Annotated[float, Between(0, _YEAR, above=True)] = 20.0  # to take a chunk
-    stuck_seconds: Annotated[float, Between(0, _YEAR, above=True)] = 120.0  # for one step
-    drain_seconds: Annotated[int, Between(1, _YEAR)] = 30  # for answers to end at shutdown
+    body_seconds: Seconds = 10.0  # to send a body
+    write_seconds: Seconds = 20.0  # to take a chunk
+    stuck_seconds: Seconds = 120.0  # for one step
+    drain_seconds: Annotated[int, Between(1, 3e7)] = 30  # for answers to end at shutdown
 
     def __post_init__(self) -> None:
         check_values(type(self), {one.name: getattr(self, one.name) for one in fields(self)})
@@ -78,16 +78,15 @@ class Extras(_Strict):
     threshold: float | None = None
     only_covered: bool | None = None
     settings: dict[str, Any] = {}  # other settings of the method
-    question: str | list[str] | None = None  # of a completion: of all prompts, or of each
+    question: Question | list[Question] | None = None  # of a completion: of all or each prompt
     sources: bool = True
     trace: bool = False
 
-    def method_settings(self) -> Mapping[str, Any]:
+    def method_settings(self) -> dict[str, Any]:
         """All settings of the method that the request names."""
-        named = {
-            name: getattr(self, name) for name in ("strength", "threshold", "only_covered")
-        }
-        return {**self.settings, **{k: v for k, v in named.items() if v is not None}}
+        names = ("strength", "threshold", "only_covered")
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return {**self.settings, **given}
 
 
 class StreamOptions(_Strict):
@@ -156,13 +155,7 @@ def read_sampling(body: ChatBody | CompletionBody, limits: Limits) -> Sampling:
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "it needs stream to be true")
     if isinstance(body, ChatBody):
-        if None not in (body.max_tokens, body.max_completion_tokens):
-            raise invalid("max_tokens", "give max_completion_tokens or max_tokens, not both")
-        if body.top_logprobs is not None and not body.logprobs:
-            raise invalid("top_logprobs", "it needs logprobs to be true")
-        logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        given = body.max_tokens if body.max_tokens is not None else body.max_completion_tokens
-        tokens = limits.usual_tokens if given is None else given
+        tokens, logprobs = _chat_lengths(body, limits)
     else:
         logprobs = body.logprobs
         tokens = _COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
@@ -188,24 +181,31 @@ def read_sampling(body: ChatBody | CompletionBody, limits: Limits) -> Sampling:
     return replace(sampling, temperature=0.0, top_p=None, seed=None)
 
 
+def _chat_lengths(body: ChatBody, limits: Limits) -> tuple[int, int | None]:
+    """The most tokens of an answer, and the number of log-probabilities of each."""
+    if None not in (body.max_tokens, body.max_completion_tokens):
+        raise invalid("max_tokens", "give max_completion_tokens or max_tokens, not both")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise invalid("top_logprobs", "it needs logprobs to be true")
+    given = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    return limits.usual_tokens if given is None else given, logprobs
+
+
 async def read_body(request: Request, kind: type[Body], limits: Limits) -> Body:
     """The body of a request; refused if it is too large, too slow or of the wrong type."""
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":  # also keeps forms of other sites away
         message = "the body must be JSON: send Content-Type: application/json"
         raise APIError(415, message, "not_json")
-    message = f"the limit for a body is {limits.body_bytes} bytes"
-    too_large = APIError(413, message, "body_too_large", headers=_CLOSE)
-    length = request.headers.get("content-length", "0")
-    if length.isdecimal() and int(length[:20]) > limits.body_bytes:
-        raise too_large
     content = bytearray()
     try:
         async with asyncio.timeout(limits.body_seconds):
             async for part in request.stream():
                 content += part
                 if len(content) > limits.body_bytes:
-                    raise too_large
+                    message = f"the limit for a body is {limits.body_bytes} bytes"
+                    raise APIError(413, message, "body_too_large", headers=_CLOSE)
     except TimeoutError:
         message = f"the body did not arrive within {limits.body_seconds:g} s"
         raise APIError(408, message, "slow_body", headers=_CLOSE) from None
@@ -222,20 +222,12 @@ def _parse(content: bytes, kind: type[Body]) -> Body:
                 given["messages"] = [_without_neutral(one) for one in messages]
             if "stream_options" in given:
                 given["stream_options"] = _without_neutral(given["stream_options"])
-    except RecursionError:
-        raise _not_json("it is nested too deep") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _not_json(str(error)) from None
-    try:
         return msgspec.convert(given, kind)
-    except RecursionError:
-        raise _not_json("it is nested too deep") from None
     except msgspec.ValidationError as error:
         raise _type_error(str(error)) from None
-
-
-def _not_json(reason: str) -> APIError:
-    return APIError(400, f"the body is not valid JSON: {reason}", "invalid_json")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        message = f"the body is not valid JSON: {error}"
+        raise APIError(400, message, "invalid_json") from None
 
 
 def _without_neutral(given: Any) -> Any:
@@ -251,10 +243,8 @@ def _without_neutral(given: Any) -> Any:
 
 def _type_error(problem: str) -> APIError:
     """The error for what msgspec found, such as "Expected `int`, got `str` - at `$.n`"."""
-    problem, _, path = (
-        problem.rpartition(" - at `$") if " - at `$" in problem else (problem, "", "")
-    )
-    param = path.strip(".`")
+    found, at, path = problem.rpartition(" - at `$")
+    problem, param = (found, path.strip(".`")) if at else (problem, "")
     if "field `" in problem:
         name = problem.partition("field `")[2].removesuffix("`")
         param = f"{param}.{name}" if param else name

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import lru_cache, partial
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from trueline.engines.base import Engine
-from trueline.errors import ExampleError, SettingError, SpaceConflictError, TruelineError
+from trueline.errors import SettingError, SpaceConflictError, TruelineError
 from trueline.methods import (
     DEFAULT,
     PLAIN,
@@ -96,15 +96,32 @@ class ServedSpace:
             "examples": len(space),
             "entries": space.counts()["entries"],
             "embedder": space.embedder_id,
-            "state": None if space.state is None else space.state.sha256[:12],
+            "state": _short_hash(space),
             "is_readable": not self.problem,
         }
+
+    def search(self, words: Sequence[str], after: int, limit: int) -> dict[str, Any]:
+        """Examples that have all words, from the number `after` on."""
+        found: list[Example] = []
+        at, examples = after, self.space.examples
+        while at < len(examples) and len(found) < limit:
+            one = examples[at]
+            text = "\n".join((one.id, one.question, *one.answers, one.source)).casefold()
+            if all(word in text for word in words):
+                found.append(one)
+            at += 1
+        following = at if at < len(examples) else None
+        return {"object": "list", "data": found, "total": len(examples), "next": following}
 
 
 def short_state(method: Method) -> str | None:
     """The last commit of a method's space."""
-    state = getattr(getattr(method, "space", None), "state", None)
-    return None if state is None else str(state.sha256)[:12]
+    return _short_hash(getattr(method, "space", None))
+
+
+def _short_hash(space: GroundingSpace | None) -> str | None:
+    state = None if space is None else space.state
+    return None if state is None else state.sha256[:12]
 
 
 def _method_cache(lm: Engine, space: GroundingSpace | None) -> Callable[[str, str], Method]:
@@ -163,7 +180,7 @@ class Catalog:
             if named_space is None and method is None:
                 method = DEFAULT
         method, space = method or named_method, space or named_space
-        with _errors_of("trueline.method"):
+        with _param("trueline.method"):
             needs_space = method_class(method).needs.space
         if not needs_space:
             return method, None
@@ -175,12 +192,10 @@ class Catalog:
     def method(self, name: str, space: str | None, settings: Mapping[str, Any]) -> Method:
         """A method with its settings, which are checked one by one."""
         for key, value in settings.items():
-            with _errors_of(f"trueline.{key}"):
+            with _param(f"trueline.{key}"):
                 check_settings(name, {key: value})
-        given = json.dumps(settings, sort_keys=True)
-        if space is None:
-            return self._plain_method(name, given)
-        return self.spaces[space].method(name, given)
+        make = self._plain_method if space is None else self.spaces[space].method
+        return make(name, json.dumps(settings, sort_keys=True))
 
     def served(self, name: str) -> ServedSpace:
         """The space of a name."""
@@ -190,26 +205,24 @@ class Catalog:
         return self.spaces[name]
 
     def _list_spaces(self) -> str:
-        return f"there are {', '.join(self.spaces) or 'none'}"
+        return f"the spaces are: {', '.join(self.spaces) or 'none'}"
 
 
 @contextmanager
-def _errors_of(param: str) -> Iterator[None]:
+def _param(name: str) -> Any:
+    """Errors of settings, with the name of the parameter that is wrong."""
     try:
         yield
     except SettingError as error:
-        raise APIError(400, str(error), "invalid_value", param) from None
+        raise APIError(400, str(error), "invalid_value", name) from None
 
 
 def _check_name(name: str) -> None:
-    if not name or not name.isprintable() or len(name) > 100 or {"+", "/"} & {*name}:
+    is_method = name in method_names()
+    if is_method or not name.isprintable() or not 0 < len(name) <= 100 or {*name} & {*"+/"}:
         raise SettingError(
             f"{shown(name)} cannot be part of a model name: 1 to 100 printable characters "
-            "without '+' and '/'; choose another, as in --space NAME=FOLDER"
-        )
-    if name in method_names():
-        raise SettingError(
-            f"{name!r} is the name of a method; choose another name for the space, as in "
+            "without '+' and '/', and not the name of a method; choose another name, as in "
             "--space NAME=FOLDER"
         )
 
@@ -230,11 +243,10 @@ def open_spaces(
         if name in folders:
             raise SettingError(f"two spaces are called {name!r}; name one, as in x={folder}")
         folders[name] = Path(folder)
-    first = next(iter(folders.values()), None)
-    session = open_session([DEFAULT], model=model, space=first, **options)
-    spaces = {name: read_space(folder) for name, folder in [*folders.items()][1:]}
+    first = next(iter(folders), FACTS)
+    session = open_session([DEFAULT], model=model, space=folders.pop(first, None), **options)
     assert session.space is not None
-    spaces = {next(iter(folders), FACTS): session.space, **spaces}
+    spaces = {first: session.space} | {key: read_space(one) for key, one in folders.items()}
     for space in spaces.values():
         method = make_method(DEFAULT, space=space)
         method.check(session.lm)
@@ -257,27 +269,20 @@ class SpaceEndpoints:
 
     async def search(self, request: Request) -> Response:
         """A page of the examples that have all words of `q`."""
-        served = self._catalog.served(request.path_params["name"])
         words = request.query_params.get("q", "")[:_MAX_QUERY].casefold().split()
         after = _number(request, "after", 0, 1 << 40)
         limit = _number(request, "limit", _PAGE, _MAX_PAGE)
-        search = partial(_search, served, words, after, limit)
+        search = partial(self._served(request).search, words, after, limit)
         return json_response(await self._service.in_space_thread(search))
 
     async def add(self, request: Request) -> Response:
         """Add examples; with `replace`, they replace those with their ids."""
         need_admin(request.scope)
-        served = self._catalog.served(request.path_params["name"])
+        served = self._served(request)
         body = await read_body(request, NewExamples, self._service.limits)
         if not body.examples:
             raise invalid("examples", "there are none")
-        try:
-            examples = [
-                Example(one.question, one.answers, one.wrong_answers, one.id, one.source)
-                for one in body.examples
-            ]
-        except ExampleError as error:
-            raise APIError(400, str(error), "invalid_value", "examples") from None
+        examples = [Example(**msgspec.structs.asdict(one)) for one in body.examples]
 
         def change(space: GroundingSpace) -> GroundingSpace:
             lm = None if space.entries is None else self._service.lm
@@ -291,12 +296,14 @@ class SpaceEndpoints:
     async def remove(self, request: Request) -> Response:
         """Remove the examples of `?id=...&id=...`."""
         need_admin(request.scope)
-        served = self._catalog.served(request.path_params["name"])
-        ids = request.query_params.getlist("id")
+        served, ids = self._served(request), request.query_params.getlist("id")
         if not ids:
             raise APIError(400, "name what to remove: ?id=...", "missing_parameter", "id")
         await self._edit(request, served, "remove", lambda space: space.remove(ids))
         return json_response({**served.about(), "ids": ids})
+
+    def _served(self, request: Request) -> ServedSpace:
+        return self._catalog.served(request.path_params["name"])
 
     async def _edit(
         self, request: Request, served: ServedSpace, name: str, change: Edit
@@ -309,21 +316,8 @@ class SpaceEndpoints:
         return changed
 
 
-def _search(served: ServedSpace, words: list[str], after: int, limit: int) -> dict[str, Any]:
-    found: list[dict[str, Any]] = []
-    at, examples = after, served.space.examples
-    while at < len(examples) and len(found) < limit:
-        one = examples[at]
-        text = "\n".join((one.id, one.question, *one.answers, one.source)).casefold()
-        if all(word in text for word in words):
-            found.append(asdict(one))
-        at += 1
-    next_page = at if at < len(examples) else None
-    return {"object": "list", "data": found, "total": len(examples), "next": next_page}
-
-
 def _number(request: Request, name: str, default: int, limit: int) -> int:
     given = request.query_params.get(name, str(default))
-    if not given.isascii() or not given.isdecimal() or len(given) > 12 or int(given) > limit:
+    if not given.isascii() or not given.isdecimal() or len(given) > 13 or int(given) > limit:
         raise invalid(name, f"it must be a number up to {limit}")
     return int(given)
