@@ -40,12 +40,12 @@ def browser():
 
 @pytest.fixture
 def visit(browser, tmp_path):
-    """Open the page of an answer; at the end nothing may have gone wrong or been asked for."""
+    """Open the page of an answer; it may request nothing, and nothing may go wrong."""
     contexts, noise = [], []
 
     def open_page(answer=ANSWER, beside=GREEDY, viewport=DESKTOP, **options):
-        told = answer.explain(beside, settings={"model": "tiny", "alpha": 0.5})
-        told.save(tmp_path / "page.html")
+        made = answer.explain(beside, settings={"model": "tiny", "alpha": 0.5})
+        made.save(tmp_path / "page.html")
         context = browser.new_context(viewport=viewport, **options)
         contexts.append(context)
         page = context.new_page()
@@ -53,8 +53,8 @@ def visit(browser, tmp_path):
         page.on("pageerror", lambda error: noise.append(str(error)))
         page.on("dialog", lambda dialog: (noise.append(dialog.message), dialog.dismiss()))
         address = (tmp_path / "page.html").as_uri()
-        asked = lambda request: request.url not in (address, "data:,")  # noqa: E731
-        page.on("request", lambda request: asked(request) and noise.append(request.url))
+        known = (address, "data:,")
+        page.on("request", lambda request: request.url in known or noise.append(request.url))
         page.goto(address)
         return page
 
@@ -72,6 +72,10 @@ def evidence(page):
     return page.get_by_role("complementary").inner_text()
 
 
+def region(page, name):
+    return page.get_by_role("region", name=name)
+
+
 def focused(page):
     return page.evaluate("document.activeElement.getAttribute('aria-label') ?? ''")
 
@@ -84,14 +88,10 @@ def brightness(page):
     return sum(map(int, background(page).removeprefix("rgb(").rstrip(")").split(",")))
 
 
-def test_the_tokens_read_as_the_answer(visit):
+def test_the_tokens_read_as_the_answer_and_their_names_and_looks_say_what_changed(visit):
     page = visit()
     assert page.get_by_role("toolbar").inner_text() == "It is not blue <eos>"
     assert page.get_by_role("heading", level=1).inner_text() == "Is the sky blue?"
-
-
-def test_every_token_says_by_its_name_what_it_became(visit):
-    page = visit()
     names = [node.get_attribute("aria-label") for node in tokens(page).all()]
     assert names == [
         "token 1: 'It', unchanged, 0 neighbors",
@@ -102,15 +102,8 @@ def test_every_token_says_by_its_name_what_it_became(visit):
     ]
     for node in page.get_by_role("button").all():
         assert node.get_attribute("aria-label") or node.inner_text().strip()
-
-
-def test_the_further_a_token_moved_the_deeper_its_shade(visit):
-    levels = [int(node.get_attribute("data-level")) for node in tokens(visit()).all()]
+    levels = [int(node.get_attribute("data-level")) for node in tokens(page).all()]
     assert levels == [0, 3, 5, 4, 1]  # 0, 1.5, 3.5, 2.5 and 0.5, in fifths of 3.5
-
-
-def test_a_changed_token_is_marked_by_more_than_its_colour(visit):
-    page = visit()
     lines = tokens(page).evaluate_all(
         "nodes => nodes.map(node => getComputedStyle(node).textDecorationLine)"
     )
@@ -119,36 +112,19 @@ def test_a_changed_token_is_marked_by_more_than_its_colour(visit):
 
 def test_hover_shows_the_evidence(visit):
     page = visit()
-    tokens(page).nth(1).hover()
-    shown = evidence(page)
-    assert "Token 2 of 5" in shown
-    for part in (
-        "What of a?",
-        "a it is.",
-        "the book of a",
-        "0.80 cosine",
-        "75% weight",
-        "+1.00 push",
-    ):
-        assert part in shown
-    tokens(page).nth(0).hover()
-    assert "No example had a say here" in evidence(page)
+    expected = {
+        1: "Token 2 of 5|What of a?|a it is.|the book of a|0.80 cosine|75% weight|+1.00 push",
+        0: "No example moved this token",
+        CHANGED: "␣very → ␣not|+3.50 logits over ␣very|The model alone|With rad",
+        3: "+2.75 logits over ␣red|The strongest 2 of 7 neighbors",
+    }
+    for number, parts in expected.items():
+        tokens(page).nth(number).hover()
+        shown = evidence(page).replace("\n", " ")
+        assert all(part in shown for part in parts.split("|")), shown
 
 
-def test_the_evidence_of_a_changed_token_shows_both_choices_and_the_move(visit):
-    page = visit()
-    tokens(page).nth(CHANGED).hover()
-    shown = evidence(page)
-    assert "␣very → ␣not" in shown.replace("\n", " ")
-    assert "+3.50 logits over ␣very" in shown
-    assert "The model alone" in shown
-    assert "With rad" in shown
-    tokens(page).nth(3).hover()
-    assert "+2.75 logits over ␣red" in evidence(page)
-    assert "The strongest 2 of 7 neighbors" in evidence(page)
-
-
-def test_click_pins_and_a_second_click_unpins(visit):
+def test_a_click_or_a_key_pins_and_a_second_click_or_escape_unpins(visit):
     page = visit()
     token = tokens(page).nth(CHANGED)
     token.click()
@@ -159,42 +135,19 @@ def test_click_pins_and_a_second_click_unpins(visit):
     assert token.get_attribute("aria-pressed") == "false"
     tokens(page).nth(1).hover()
     assert "Token 2 of 5" in evidence(page)
+    for key in ("Enter", "Space"):
+        tokens(page).nth(1).focus()
+        page.keyboard.press(key)
+        assert tokens(page).nth(1).get_attribute("aria-pressed") == "true"
+        page.keyboard.press("ArrowRight")
+        assert "Token 2 of 5" in evidence(page)  # pinned, though the focus is elsewhere
+        assert page.get_by_role("status").inner_text() == "Evidence for token 2 is pinned"
+        page.keyboard.press("Escape")
+        assert page.locator("[aria-pressed=true]").count() == 0
+        assert "Token 3 of 5" in evidence(page)
 
 
-def test_arrows_move_the_focus_and_show_the_evidence(visit):
-    page = visit()
-    tokens(page).nth(0).focus()
-    page.keyboard.press("ArrowRight")
-    assert focused(page).startswith("token 2")
-    assert "Token 2 of 5" in evidence(page)
-    page.keyboard.press("ArrowLeft")
-    page.keyboard.press("ArrowLeft")
-    assert focused(page).startswith("token 1")
-    page.keyboard.press("ArrowDown")  # the next changed token
-    assert focused(page).startswith("token 3")
-    page.keyboard.press("End")
-    assert focused(page).startswith("token 5")
-    page.keyboard.press("ArrowUp")
-    assert focused(page).startswith("token 4")
-    page.keyboard.press("Home")
-    assert focused(page).startswith("token 1")
-
-
-@pytest.mark.parametrize("key", ["Enter", "Space"])
-def test_a_key_pins_and_escape_unpins(visit, key):
-    page = visit()
-    tokens(page).nth(1).focus()
-    page.keyboard.press(key)
-    assert tokens(page).nth(1).get_attribute("aria-pressed") == "true"
-    page.keyboard.press("ArrowRight")
-    assert "Token 2 of 5" in evidence(page)  # pinned, though the focus is elsewhere
-    assert page.get_by_role("status").inner_text() == "Evidence for token 2 is pinned"
-    page.keyboard.press("Escape")
-    assert page.locator("[aria-pressed=true]").count() == 0
-    assert "Token 3 of 5" in evidence(page)
-
-
-def test_one_stop_of_the_tab_key_holds_all_tokens_and_the_focus_shows(visit):
+def test_one_stop_of_the_tab_key_holds_all_tokens_and_arrows_move_within(visit):
     page = visit()
     stops = []
     for _ in range(3):
@@ -206,37 +159,34 @@ def test_one_stop_of_the_tab_key_holds_all_tokens_and_the_focus_shows(visit):
     page.keyboard.press("Shift+Tab")
     outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
     assert outline == "solid"
+    moves = {"ArrowRight": 2, "ArrowLeft": 1, "ArrowDown": 3, "End": 5, "ArrowUp": 4, "Home": 1}
+    for key, number in moves.items():  # down and up: the next and the last changed token
+        page.keyboard.press(key)
+        assert focused(page).startswith(f"token {number}"), key
+        assert f"Token {number} of 5" in evidence(page)
 
 
-def test_a_row_of_the_changed_tokens_leads_to_its_token(visit):
+def test_greedy_is_next_to_it_and_the_summary_has_the_figures(visit):
     page = visit()
-    page.get_by_role("region", name="Changed tokens").get_by_role("button").nth(1).click()
-    assert focused(page).startswith("token 4")
-    assert tokens(page).nth(3).get_attribute("aria-pressed") == "true"
-
-
-def test_greedy_stands_beside_with_the_parting_marked(visit):
-    page = visit()
-    section = page.get_by_role("region", name="Answer with greedy")
+    section = region(page, "Answer with greedy")
     assert "It is very red" in section.inner_text()
     assert section.locator("mark").inner_text() == "very"
-    assert "The two part at token 3." in section.inner_text()
+    assert "The two differ from token 3." in section.inner_text()
     own, other = (page.locator(name).bounding_box() for name in ("#answer", "#beside"))
     assert own["y"] == other["y"]
     assert own["x"] < other["x"]
     before = page.locator("#tokens .split + .tok")
     assert before.get_attribute("aria-label").startswith("token 3")
-
-
-def test_the_summary_has_its_figures(visit):
-    page = visit()
-    told = page.get_by_role("region", name="In sum").inner_text().replace("\n", " ")
+    summary = region(page, "In sum").inner_text().replace("\n", " ")
     for part in ("Grounded 80%", "Changed 40%", "Mean entropy 1.00", "Examples cited 2"):
-        assert part in told
-    assert told.count(" changed ") == 4  # a bar a quartile
-    cited = page.get_by_role("region", name="Examples cited").inner_text()
-    places = [cited.index(part) for part in ("a it is.", "2.15", "+5.10", "b it is.")]
-    assert places == sorted(places)
+        assert part in summary
+    assert summary.count(" changed ") == 4  # a bar a quartile
+    cited = region(page, "Examples cited").inner_text()
+    indexes = [cited.index(part) for part in ("a it is.", "2.15", "+5.10", "b it is.")]
+    assert indexes == sorted(indexes)
+    region(page, "Changed tokens").get_by_role("button").nth(1).click()
+    assert focused(page).startswith("token 4")
+    assert tokens(page).nth(3).get_attribute("aria-pressed") == "true"
 
 
 def test_dark_mode_follows_the_system_and_the_button_overrules_it(visit):
@@ -275,20 +225,16 @@ def test_text_stands_out_from_every_shade(visit, scheme):
     assert min(contrasts) >= 4.5
 
 
-@pytest.mark.parametrize("answer", [ANSWER, hostile_answer()], ids=["plain", "hostile"])
-def test_a_phone_does_not_scroll_sideways(visit, answer):
-    beside = replace(GREEDY, question=answer.question, text=answer.text * 3)
-    page = visit(answer, beside, PHONE, is_mobile=True, has_touch=True)
-    tokens(page).nth(1).tap()
-    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
-    assert tokens(page).nth(1).get_attribute("aria-pressed") == "true"
-
-
-def test_on_a_phone_the_pinned_evidence_lies_below_and_leaves_the_token_in_sight(visit):
+def test_on_a_phone_nothing_scrolls_sideways_and_the_pinned_evidence_is_below(visit):
     long = replace(ANSWER, trace=ANSWER.trace * 12, token_ids=ANSWER.token_ids * 12)
-    page = visit(long, GREEDY, PHONE, is_mobile=True, has_touch=True, reduced_motion="reduce")
-    token = tokens(page).nth(41)
-    token.tap()
+    for answer, number in ((hostile_answer(), 1), (long, 41)):
+        beside = replace(GREEDY, question=answer.question, text=answer.text * 3)
+        options = {"is_mobile": True, "has_touch": True, "reduced_motion": "reduce"}
+        page = visit(answer, beside, PHONE, **options)
+        token = tokens(page).nth(number)
+        token.tap()
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+        assert token.get_attribute("aria-pressed") == "true"
     box, panel = token.bounding_box(), page.get_by_role("complementary").bounding_box()
     assert 0 <= box["y"] < box["y"] + box["height"] <= panel["y"]
     assert panel["y"] + 100 < PHONE["height"]
@@ -297,8 +243,8 @@ def test_on_a_phone_the_pinned_evidence_lies_below_and_leaves_the_token_in_sight
 def test_hostile_text_stays_text(visit):
     answer = hostile_answer()
     page = visit(answer, replace(GREEDY, question=HOSTILE, text=HOSTILE))
-    for place in range(tokens(page).count()):
-        tokens(page).nth(place).click()
+    for number in range(tokens(page).count()):
+        tokens(page).nth(number).click()
     assert "<img src=x onerror=alert(1)>" in evidence(page) + page.locator("main").inner_text()
     assert "</script><script>alert(1)</script>" in page.locator("h1").inner_text()
     assert page.locator("img, iframe, object, a").count() == 0
@@ -309,77 +255,58 @@ def test_hostile_text_stays_text(visit):
 def test_line_breaks_and_broken_characters_are_shown(visit):
     pieces = ["It", "\n\n", "\ufffd", "\ufffd", "\u202e", " "]
     trace = tuple(replace(ANSWER.trace[0], text=piece) for piece in pieces)
-    answer = replace(ANSWER, text="It\n\n🙂\u202e ", trace=trace)
-    page = visit(answer, None)
+    page = visit(replace(ANSWER, text="It\n\n🙂\u202e ", trace=trace), None)
     shown = [node.inner_text() for node in tokens(page).all()]
     assert shown == ["It", "↵↵", "🙂", "·", "⟨202E⟩", "␣"]
-    first, third = (tokens(page).nth(place).bounding_box() for place in (0, 2))
+    first, third = (tokens(page).nth(number).bounding_box() for number in (0, 2))
     assert third["y"] > first["y"] + 30  # really on another line
 
 
-def test_the_page_reads_without_its_script(visit):
-    page = visit(java_script_enabled=False)
-    text = page.locator("body").inner_text()
+def test_a_page_without_its_script_or_with_almost_nothing_opens(visit):
+    text = visit(java_script_enabled=False).locator("body").inner_text()
     assert "It is not blue" in text
     assert "It is very red" in text
+    for trace in ((), ANSWER.trace[:1]):
+        page = visit(replace(ANSWER, trace=trace, text="It" if trace else ""), None)
+        assert tokens(page).count() == len(trace)
+        assert page.locator("#beside").count() == 0
 
 
-@pytest.mark.parametrize("trace", [(), ANSWER.trace[:1]], ids=["empty", "one token"])
-def test_a_page_of_almost_nothing_opens(visit, trace):
-    page = visit(replace(ANSWER, trace=trace, text="It" if trace else ""), None)
-    assert tokens(page).count() == len(trace)
-    assert page.locator("#beside").count() == 0
-
-
-def test_the_sources_are_quoted_with_their_share(visit):
-    page = visit(SCOPED)
-    told = page.get_by_role("region", name="Sources").inner_text()
+def test_sources_are_quoted_and_the_scope_has_reasons_and_unfolds(visit):
+    page = visit(replace(SCOPED, scope=SCOPED.scope + SCOPED.scope[1:] * 3))
+    sources = region(page, "Sources").inner_text()
     for part in ("What of a?", "“a it is.”", "a · the book of a", "80% of the tokens"):
-        assert part in told
-    assert page.get_by_role("region", name="Examples cited").count() == 0
-
-
-def test_the_scope_tells_who_is_in_or_out_and_why(visit):
-    section = visit(SCOPED).get_by_role("region", name="Scope")
-    first, second, third = section.locator("li").all()
-    assert "0.90" in first.inner_text()
-    assert "in, above 0.70" in first.inner_text()
-    assert "For: its answer and its wrong answers are close to" in first.inner_text()
-    assert "Against: you say 'sky', it does not" in first.inner_text()
+        assert part in sources
+    assert region(page, "Examples cited").count() == 0
+    section = region(page, "Scope")
+    first, second, third, *others = section.locator("li").all()
+    for part in (
+        "0.90",
+        "in, above 0.70",
+        "For: its answer and its wrong answers are close to",
+        "Against: you say 'sky', it does not",
+    ):
+        assert part in first.inner_text()
     assert "cosine" not in first.inner_text()
     first.get_by_text("Numbers").click()
     assert "for cosine with its wrong answers 0.80 (+4.00)" in first.inner_text()
-    assert "against share of its question's words that are asked" in first.inner_text()
+    assert "against share of its question's words that occur" in first.inner_text()
     assert "out, not above 0.70" in second.inner_text()
     assert third.is_visible()
-
-
-def test_a_long_scope_unfolds(visit):
-    many = replace(SCOPED, scope=SCOPED.scope + SCOPED.scope[1:] * 3)
-    section = visit(many).get_by_role("region", name="Scope")
-    shown = [item.is_visible() for item in section.locator("li").all()]
-    assert shown == [True] * 3 + [False] * 6
+    assert not any(item.is_visible() for item in others)
     section.get_by_role("button", name="Show all 9").click()
-    assert all(item.is_visible() for item in section.locator("li").all())
+    assert all(item.is_visible() for item in others)
     assert section.get_by_role("button").count() == 0
-
-
-def test_votes_have_a_probability_where_neighbors_have_a_cosine(visit):
-    page = visit(SCOPED)
     tokens(page).nth(1).hover()
     shown = evidence(page)
     assert "2 votes" in shown
     assert "0.80 probability" in shown
     assert "cosine" not in shown
-    assert "at its token" not in shown
     assert tokens(page).nth(1).get_attribute("aria-label").endswith("2 votes")
 
 
 def test_a_page_that_nothing_covers_says_so(visit):
     page = visit(UNCOVERED, GREEDY)
-    assert (
-        "Not covered by your examples."
-        in page.get_by_role("region", name="Sources").inner_text()
-    )
+    assert "Not covered by your examples." in region(page, "Sources").inner_text()
     assert "not covered by your examples" in page.locator("#chips").inner_text()
-    assert visit(ANSWER).get_by_role("region", name="Sources").count() == 0
+    assert region(visit(ANSWER), "Sources").count() == 0

@@ -1,10 +1,12 @@
-"""The playground in Chromium, before a real server: ask, slide, add, ask again, phone, dark."""
+"""The playground in Chromium, with a real server: ask, slide, add, ask again, phone, dark."""
+
+from contextlib import ExitStack
 
 import pytest
 import tiny
 from conftest import EXAMPLES
 from server import in_thread
-from test_page import ARGS, CHROMIUM, DESKTOP, PHONE, background, playwright
+from test_page import DESKTOP, PHONE, background, browser, playwright  # noqa: F401
 
 import trueline as tl
 from trueline.serve.access import Keys
@@ -16,19 +18,9 @@ ADMIN, USER = "tl-admin-" + "a" * 40, "tl-user-" + "u" * 40
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>\u202e"
 
 
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=CHROMIUM, args=ARGS)
-        yield opened
-        opened.close()
-
-
 @pytest.fixture
-def visit(browser, embedder):
-    """Open the page of a server; nothing foreign may be asked for, nothing may go wrong."""
-    from contextlib import ExitStack
-
+def visit(browser, embedder):  # noqa: F811
+    """Open the page of a server; it may request nothing else, and nothing may go wrong."""
     noise = []
     with ExitStack() as stack:
 
@@ -78,7 +70,7 @@ def test_both_answers_stream_with_shades_sources_and_scope(visit):
     assert "Covered." in page.locator("#verdict").inner_text()
     assert "bats" in page.locator("#sources").inner_text().lower()
     scope = page.locator("#scope").inner_text()
-    assert "speaks" in scope
+    assert "in scope" in scope
     assert "For" in scope
     page.locator(".tok").first.hover()
     assert "Before" in page.locator("#token").inner_text()

@@ -69,9 +69,8 @@ def test_every_space_and_method_is_a_model_name(client):
     assert {f"{PLAIN}+dola", f"{GROUNDED}+lookup", f"{GROUNDED}+kate"} <= set(names)
     assert f"{GROUNDED}+rad" not in names  # the space has no entries
     assert client.models.retrieve(GROUNDED).id == GROUNDED
-    assert refused(lambda: client.models.retrieve("gpt-4"), openai.NotFoundError).code == (
-        "model_not_found"
-    )
+    for call in (lambda: client.models.retrieve("gpt-4"), lambda: ask(client, "gpt-4")):
+        assert refused(call, openai.NotFoundError).code == "model_not_found"
 
 
 def test_a_chat_is_what_the_library_generates_with_sources_and_usage(client, lm, corrective):
@@ -87,56 +86,45 @@ def test_a_chat_is_what_the_library_generates_with_sources_and_usage(client, lm,
     assert raw.headers["x-request-id"].startswith("req-")
     assert answer.trueline["covered"] is True
     assert answer.trueline["question"] == "Are bats blind?"
-    assert answer.trueline["sources"] == [
-        {**asdict(own), "choice": 0, "probability": pytest.approx(own.probability)}
-        for own in alone.sources
-    ]
-    usage = answer.usage
-    assert (usage.prompt_tokens, usage.completion_tokens) == (
-        alone.prompt_tokens,
-        alone.new_tokens,
-    )
+    expected = [{**asdict(one), "choice": 0} for one in alone.sources]
+    for one in expected:
+        one["probability"] = pytest.approx(one["probability"])
+    assert answer.trueline["sources"] == expected
+    usage = (answer.usage.prompt_tokens, answer.usage.completion_tokens)
+    assert usage == (alone.prompt_tokens, alone.new_tokens)
 
 
 def test_an_uncovered_question_gets_the_plain_models_answer_and_the_header_says_so(client):
     messages = [{"role": "user", "content": "Who won the match last night in the big city?"}]
-    raw = client.chat.completions.with_raw_response.create(
-        model=GROUNDED,
-        messages=messages,
-        max_tokens=8,
-        extra_body={"trueline": {"threshold": 1}},
-    )
+    extra = {"trueline": {"threshold": 1}}
+    given = {"messages": messages, "max_tokens": 8, "extra_body": extra}
+    raw = client.chat.completions.with_raw_response.create(model=GROUNDED, **given)
     plain = ask(client, PLAIN, messages, max_tokens=8)
     assert raw.headers["x-trueline-covered"] == "false"
     assert raw.parse().choices[0].message.content == plain.choices[0].message.content
     assert raw.parse().trueline["sources"] == []
-    assert plain.trueline == {
-        "method": "greedy",
-        "space": None,
-        "state": None,
-        "question": messages[0]["content"],
-        "covered": None,
-        "sources": [],
-    }
+    unknown = dict.fromkeys(("space", "state", "covered"))
+    about = {"method": "greedy", "question": messages[0]["content"], "sources": []}
+    assert plain.trueline == {**about, **unknown}
 
 
 def test_a_stream_is_the_whole_answer_in_pieces_with_usage_and_sources(client):
     whole = ask(client, max_tokens=12, n=2)
-    texts, finishes, told, usage = ["", ""], {}, [], None
+    texts, finishes, sources, usage = ["", ""], {}, [], None
     for chunk in ask(
         client, max_tokens=12, n=2, stream=True, stream_options={"include_usage": True}
     ):
         assert chunk.object == "chat.completion.chunk"
         usage = chunk.usage or usage
-        told += (getattr(chunk, "trueline", None) or {}).get("sources", [])
+        sources += (getattr(chunk, "trueline", None) or {}).get("sources", [])
         for choice in chunk.choices:
             texts[choice.index] += choice.delta.content or ""
             finishes[choice.index] = choice.finish_reason
     assert texts == [choice.message.content for choice in whole.choices]
     assert finishes == {0: "stop", 1: "stop"}
     assert usage == whole.usage
-    assert sorted(told, key=lambda one: one["choice"]) == whole.trueline["sources"]
-    assert {one["choice"] for one in told} == {0, 1}
+    assert sorted(sources, key=lambda one: one["choice"]) == whole.trueline["sources"]
+    assert {one["choice"] for one in sources} == {0, 1}
 
 
 def test_a_trace_has_every_token_and_the_scope_and_sources_can_be_left_out(client):
@@ -239,10 +227,10 @@ def test_a_completion_goes_on_with_a_text_or_with_tokens(client, lm, corrective)
     tokens = lm.encode(prompt, special=True)
     given = TokenContext(tuple(tokens), "Are bats blind?")
     alone = tl.generate(lm, corrective, given, max_new_tokens=8)
-    for asked in (prompt, tokens, [prompt], [tokens]):
+    for form in (prompt, tokens, [prompt], [tokens]):
         answer = client.completions.create(
             model=GROUNDED,
-            prompt=asked,
+            prompt=form,
             max_tokens=8,
             logprobs=2,
             extra_body={"trueline": {"question": "Are bats blind?"}},
@@ -331,8 +319,7 @@ def test_values_that_change_nothing_are_accepted(client):
     ask(client, max_tokens=2, n=1, **neutral)
 
 
-def test_an_unknown_model_or_space_is_404_and_a_long_prompt_400(client):
-    assert refused(lambda: ask(client, "gpt-4"), openai.NotFoundError).code == "model_not_found"
+def test_an_unknown_space_is_404_and_a_long_prompt_400(client):
     error = refused(lambda: ask(client, trueline={"space": "none"}), openai.NotFoundError)
     assert (error.code, error.param) == ("space_not_found", "trueline.space")
     long = [{"role": "user", "content": "bats and " * 2000}]
@@ -361,8 +348,8 @@ def test_health_and_metrics_are_shown(running, client):
 
 def test_what_another_process_commits_is_in_the_next_answer(client, folder):
     """The server is a process of its own, so this one is another."""
-    asked = [{"role": "user", "content": "Do zebras have stripes?"}]
-    given = {"messages": asked, "max_tokens": 12, "trueline": {"trace": True}}
+    messages = [{"role": "user", "content": "Do zebras have stripes?"}]
+    given = {"messages": messages, "max_tokens": 12, "trueline": {"trace": True}}
     before = ask(client, **given)
     zebra = tl.Example("Do zebras have stripes?", ["Zebras have stripes."], id="zebra")
     changed = tl.open(folder).add([zebra])

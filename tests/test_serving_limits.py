@@ -1,6 +1,7 @@
 """The limits of a server: queue, deadline, clients that leave, keys, edits, faults."""
 
 import asyncio
+import errno
 import json
 import shutil
 import signal
@@ -30,7 +31,10 @@ POST = (
     b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
     b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
 )
-BOTH = Keys().also("admin", ADMIN).also("user", USER)
+ADMIN_ONLY = Keys().also("admin", ADMIN)
+BOTH = ADMIN_ONLY.also("user", USER)
+EXAMPLES_PATH = "/v1/spaces/facts/examples"
+ICE = {"question": "Is ice cold?", "answers": ["Ice is cold."], "id": "ice"}
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +48,9 @@ def space(embedder):
 
 
 @contextmanager
-def up(lm, space, **options):
-    app = create_app(lm, {"facts": space}, **options)
+def up(lm, space, limits=None, **options):
+    limits = Limits(**limits or {})
+    app = create_app(lm, {"facts": space}, limits=limits, **options)
     with in_thread(app) as running:
         running.service = app.state.service
         yield running
@@ -87,8 +92,9 @@ def post(running, given, path="/v1/chat/completions", key=None):
         return http.post(path, json=given)
 
 
-def code_of(answer):
-    return answer.json()["error"]["code"]
+def outcome(answer):
+    """The status of an answer, and the code of its error."""
+    return answer.status_code, answer.json().get("error", {}).get("code")
 
 
 def later(work):
@@ -110,15 +116,15 @@ def until(condition):
         if condition():
             return
         time.sleep(0.01)
-    raise AssertionError("it did not come to be")
+    raise AssertionError("it did not happen")
 
 
 def test_a_full_queue_is_429_and_says_when_to_come_back(chat, space, gate):
-    with up(chat, space, limits=Limits(rows=1, queue=1)) as running:
+    with up(chat, space, {"rows": 1, "queue": 1}) as running:
         waiting = [later(lambda: post(running, body())) for _ in range(2)]
         until(lambda: running.service._rows == 2)
         refused = post(running, body())
-        assert (refused.status_code, code_of(refused)) == (429, "queue_full")
+        assert outcome(refused) == (429, "queue_full")
         assert int(refused.headers["retry-after"]) >= 1
         gate.open.set()
         assert [one().status_code for one in waiting] == [200, 200]
@@ -126,22 +132,22 @@ def test_a_full_queue_is_429_and_says_when_to_come_back(chat, space, gate):
 
 
 def test_a_request_past_its_deadline_is_504_running_or_waiting(chat, space, gate):
-    with up(chat, space, limits=Limits(rows=1, deadline=0.5)) as running:
+    with up(chat, space, {"rows": 1, "deadline": 1.0}) as running, running.client() as client:
         both = [later(lambda: post(running, body())) for _ in range(2)]
-        late = [one() for one in both]
-        assert [(one.status_code, code_of(one)) for one in late] == [
-            (504, "deadline_passed")
-        ] * 2
+        assert [outcome(one()) for one in both] == [(504, "deadline_passed")] * 2
         gate.open.set()
         until(lambda: running.service.engine._decoding.is_idle)
         assert running.service._rows == 0
+        stream = client.chat.completions.create(**body(stream=True, max_tokens=400))
+        gate.open.clear()
+        with pytest.raises(openai.APIError, match="no answer within"):
+            list(stream)  # it has begun, and ends with the error
 
 
 def test_an_answer_waits_until_the_cache_has_room_for_it(chat, space, gate):
-    with up(chat, space, limits=Limits(rows=8, cached_tokens=70)) as running:
+    with up(chat, space, {"rows": 8, "cached_tokens": 70}) as running:
         engine = running.service.engine
-        too_long = post(running, body(max_tokens=100))
-        assert (too_long.status_code, code_of(too_long)) == (400, "invalid_value")
+        assert outcome(post(running, body(max_tokens=100))) == (400, "invalid_value")
         answers = [later(lambda: post(running, body(max_tokens=20))) for _ in range(3)]
         until(lambda: running.service._rows == 3 and gate.reached.is_set())
         until(lambda: engine._tasks.qsize() == 2 or engine._decoding.waiting)
@@ -155,24 +161,14 @@ def test_an_answer_waits_until_the_cache_has_room_for_it(chat, space, gate):
 def test_a_draining_server_accepts_nothing(chat, space):
     with up(chat, space) as running, running.http() as http:
         running.service.is_draining = True
-        told = post(running, body())
-        assert (told.status_code, code_of(told)) == (503, "shutting_down")
-        assert told.headers["retry-after"]
+        refused = post(running, body())
+        assert outcome(refused) == (503, "shutting_down")
+        assert refused.headers["retry-after"]
         assert (http.get("/ready").status_code, http.get("/health").status_code) == (503, 200)
 
 
-def test_a_stream_that_has_begun_ends_with_the_error(chat, space, gate):
-    with up(chat, space, limits=Limits(deadline=1.0)) as running, running.client() as client:
-        gate.open.set()
-        stream = client.chat.completions.create(**body(stream=True, max_tokens=400))
-        gate.open.clear()
-        with pytest.raises(openai.APIError, match="no answer within"):
-            list(stream)
-        gate.open.set()
-
-
 def test_a_request_that_finds_a_row_free_has_its_first_token_two_steps_later(chat, space, gate):
-    with up(chat, space, limits=Limits(rows=2)) as running:
+    with up(chat, space, {"rows": 2}) as running:
         engine, steps = running.service.engine, []
         engine._on_step = lambda rows, _: steps.append([len(row.tokens) for row in rows])
         gate.open.set()
@@ -210,11 +206,9 @@ def test_a_client_that_leaves_frees_its_row_within_a_step(chat, space, gate, fre
 
 
 def test_a_client_that_does_not_read_holds_no_row(chat, space):
-    limits = Limits(write_seconds=0.5)
-    with up(chat, space, limits=limits) as running:
-        given = json.dumps(
-            body(stream=True, max_tokens=450, n=8, trueline={"trace": True})
-        ).encode()
+    with up(chat, space, {"write_seconds": 0.5}) as running:
+        options = {"stream": True, "max_tokens": 450, "n": 8, "trueline": {"trace": True}}
+        given = json.dumps(body(**options)).encode()
         with socket.socket() as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             sock.connect(("127.0.0.1", running.port))
@@ -225,40 +219,27 @@ def test_a_client_that_does_not_read_holds_no_row(chat, space):
             until(lambda: running.service.engine.running == 0)
 
 
-def test_half_a_body_is_refused_after_a_time(chat, space):
-    with up(chat, space, limits=Limits(body_seconds=0.3)) as running:
-        half = (
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
-            b"Content-Type: application/json\r\nContent-Length: 500\r\n\r\n{"
-        )
-        assert b"slow_body" in running.send(half)
-        assert post(running, body()).status_code == 200
-
-
 def test_too_many_connections_are_503(chat, space):
-    asked = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-    with up(chat, space, limits=Limits(connections=2)) as running:
+    health = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    with up(chat, space, {"connections": 2}) as running:
         with ExitStack() as held:
             for _ in range(2):
                 held.enter_context(socket.create_connection(("127.0.0.1", running.port)))
-            until(lambda: b"503 Service Unavailable" in running.send(asked))
-        until(lambda: b"200 OK" in running.send(asked))
+            until(lambda: b"503 Service Unavailable" in running.send(health))
+        until(lambda: b"200 OK" in running.send(health))
 
 
-def test_a_body_that_is_too_large_or_not_json_is_refused(chat, space):
-    with up(chat, space, limits=Limits(body_bytes=1000)) as running, running.http() as http:
-        large = post(running, body("bats " * 1000))
-        assert (large.status_code, code_of(large)) == (413, "body_too_large")
-
-        def pieces():
-            for _ in range(100):
-                yield b'{"a": "' + b"x" * 100
-
+def test_a_body_that_is_too_large_too_slow_or_not_json_is_refused(chat, space):
+    limits, path = {"body_bytes": 1000, "body_seconds": 0.5}, "/v1/chat/completions"
+    with up(chat, space, limits) as running, running.http() as http:
+        assert outcome(post(running, body("bats " * 1000))) == (413, "body_too_large")
+        pieces = (b'{"a": "' + b"x" * 100 for _ in range(100))
         headers = {"content-type": "application/json"}
-        chunked = http.post("/v1/chat/completions", content=pieces(), headers=headers)
-        assert (chunked.status_code, code_of(chunked)) == (413, "body_too_large")
-        form = http.post("/v1/chat/completions", data={"model": NAME})
-        assert (form.status_code, code_of(form)) == (415, "not_json")
+        chunked = http.post(path, content=pieces, headers=headers)
+        assert outcome(chunked) == (413, "body_too_large")
+        assert outcome(http.post(path, data={"model": NAME})) == (415, "not_json")
+        assert b"slow_body" in running.send(POST % (500, b"{"))
+        assert post(running, body()).status_code == 200
 
 
 def test_a_request_on_which_the_engine_fails_fails_alone(chat, space, monkeypatch):
@@ -285,11 +266,11 @@ def test_a_request_on_which_the_engine_fails_fails_alone(chat, space, monkeypatc
         assert failed.is_set()
         for one in answers:
             assert one().json()["choices"][0]["message"]["content"] == alone.text
-    assert any("secret" in line.get("trace", "") for line in lines)  # the log tells
+    assert any("secret" in line.get("trace", "") for line in lines)
 
 
 def test_a_dead_or_stuck_engine_is_not_healthy(chat, space, gate):
-    with up(chat, space, limits=Limits(stuck_seconds=0.05)) as running, running.http() as http:
+    with up(chat, space, {"stuck_seconds": 0.05}) as running, running.http() as http:
         assert http.get("/health").status_code == 200
         stuck = later(lambda: post(running, body()))
         until(lambda: http.get("/health").status_code == 503)
@@ -300,45 +281,44 @@ def test_a_dead_or_stuck_engine_is_not_healthy(chat, space, gate):
         running.service.engine._tasks.put(lambda: 1 / 0)  # a bug that nothing foresaw
         until(lambda: http.get("/health").status_code == 503)
         assert http.get("/ready").status_code == 503
-        for asked in (body(), body(f"Is it {NAME}?", f"{NAME}+facts", stream=True)):
-            told = post(running, asked)  # at once, not at its deadline
-            assert (told.status_code, code_of(told)) == (503, "engine_ended")
+        for given in (body(), body(f"Is it {NAME}?", f"{NAME}+facts", stream=True)):
+            assert outcome(post(running, given)) == (503, "engine_ended")  # at once
 
 
 def test_keys_open_what_they_are_for(chat, space):
     new = {"examples": [{"question": "Is water wet?", "answers": "Yes."}]}
-    path = "/v1/spaces/facts/examples"
     with up(chat, space, keys=BOTH, hosts=None) as keyed, keyed.http() as http:
         assert http.get("/health").status_code == 200
         assert http.get("/").status_code == 200  # the page itself asks for the key
-        for one in ("/v1/models", "/metrics", "/v1/spaces", path):
-            refused = http.get(one)
-            assert (refused.status_code, code_of(refused)) == (401, "invalid_api_key")
+        for one in ("/v1/models", "/metrics", "/v1/spaces", EXAMPLES_PATH):
+            assert outcome(http.get(one)) == (401, "invalid_api_key")
         with pytest.raises(openai.AuthenticationError), keyed.client("tl-wrong") as client:
             client.models.list()
         with keyed.client(USER) as client:
             assert client.models.list().data
-        assert post(keyed, new, path).status_code == 401
-        assert code_of(post(keyed, new, path, USER)) == "not_admin"
-        assert post(keyed, new, path, ADMIN).status_code == 201
+        assert post(keyed, new, EXAMPLES_PATH).status_code == 401
+        assert outcome(post(keyed, new, EXAMPLES_PATH, USER)) == (403, "not_admin")
+        assert post(keyed, new, EXAMPLES_PATH, ADMIN).status_code == 201
     with up(chat, space) as running, running.http() as http:  # without keys nobody edits
-        assert post(running, new, path).status_code == 401
-        assert http.delete(f"{path}?id=fact-1").status_code == 401
+        assert post(running, new, EXAMPLES_PATH).status_code == 401
+        assert http.delete(f"{EXAMPLES_PATH}?id=fact-1").status_code == 401
 
 
 def test_other_hosts_are_refused_and_other_sites_need_cors(chat, space):
     origin = {"origin": "https://a.example", "access-control-request-method": "POST"}
+    allowed = "access-control-allow-origin"
     with up(chat, space) as running, running.http() as http:
         foreign = http.get("/v1/models", headers={"host": "evil.example"})
-        assert (foreign.status_code, code_of(foreign)) == (421, "wrong_host")
-        preflight = http.options("/v1/chat/completions", headers=origin)
-        assert "access-control-allow-origin" not in preflight.headers
+        assert outcome(foreign) == (421, "wrong_host")
+        assert allowed not in http.options("/v1/chat/completions", headers=origin).headers
+        assert outcome(http.get("/nothing")) == (404, "not_found")
+        assert outcome(http.get("/v1/completions")) == (405, "method_not_allowed")
     with up(chat, space, cors=["https://a.example"]) as running, running.http() as http:
         preflight = http.options("/v1/chat/completions", headers=origin)
-        assert preflight.headers["access-control-allow-origin"] == "https://a.example"
+        assert preflight.headers[allowed] == "https://a.example"
 
 
-def test_a_key_file_holds_hashes_and_errors_show_no_key(tmp_path):
+def test_a_key_file_has_hashes_and_errors_show_no_key(tmp_path):
     key, line = new_key("admin")
     file = tmp_path / "keys.txt"
     file.write_text(f"# ours\n\n{line} for the editor\n", "utf-8")
@@ -351,8 +331,6 @@ def test_a_key_file_holds_hashes_and_errors_show_no_key(tmp_path):
     assert key not in str(caught.value)
     with pytest.raises(SettingError, match="has 5 characters"):
         read_keys(None, {"TRUELINE_ADMIN_KEY": "short"})
-    with pytest.raises(SettingError, match="cannot be read"):
-        read_keys(tmp_path / "none", {})
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org"])
@@ -365,57 +343,55 @@ def test_other_machines_need_keys(host):
 
 
 def test_examples_are_listed_searched_added_replaced_and_removed(chat, space):
-    path = "/v1/spaces/facts/examples"
-    keys = Keys().also("admin", ADMIN)
-    with up(chat, space, keys=keys) as running, running.http(ADMIN) as http:
+    with up(chat, space, keys=ADMIN_ONLY) as running, running.http(ADMIN) as http:
 
-        def ids(**query):
-            return [one["id"] for one in http.get(path, params=query).json()["data"]]
+        def found(**query):
+            return http.get(EXAMPLES_PATH, params=query).json()
+
+        def added(*examples, **options):
+            return http.post(EXAMPLES_PATH, json={"examples": [*examples], **options})
+
+        def removed(**query):
+            return http.delete(EXAMPLES_PATH, params=query)
 
         (about,) = http.get("/v1/spaces").json()["data"]
         assert (about["id"], about["examples"], about["is_readable"]) == ("facts", 4, True)
-        assert ids(q="BATS dark") == ["fact-2"]
-        following = http.get(path, params={"limit": 3}).json()["next"]
-        assert ids(limit=3) + ids(after=following) == [f"fact-{n}" for n in range(1, 5)]
-        assert http.get(path, params={"after": following}).json()["next"] is None
-        new = {"question": "Is ice cold?", "answers": ["Ice is cold."], "id": "ice"}
-        added = http.post(path, json={"examples": [new]})
-        about = added.json()
-        assert (added.status_code, about["ids"], about["examples"]) == (201, ["ice"], 5)
-        again = http.post(path, json={"examples": [new]})
-        assert (again.status_code, code_of(again)) == (400, "invalid_value")
-        other = {**new, "answers": ["Very cold."]}
-        assert http.post(path, json={"examples": [other], "replace": True}).status_code == 201
-        (held,) = http.get(path, params={"q": "ice cold"}).json()["data"]
+        assert [one["id"] for one in found(q="BATS dark")["data"]] == ["fact-2"]
+        first = found(limit=3)
+        second = found(after=first["next"])
+        ids = [one["id"] for page in (first, second) for one in page["data"]]
+        assert ids == [f"fact-{n}" for n in range(1, 5)]
+        assert second["next"] is None
+        about = added(ICE).json()
+        assert (about["ids"], about["examples"]) == (["ice"], 5)
+        assert outcome(added(ICE)) == (400, "invalid_value")
+        assert added({**ICE, "answers": ["Very cold."]}, replace=True).status_code == 201
+        (held,) = found(q="ice cold")["data"]
         assert held["answers"] == ["Very cold."]
-        gone = http.delete(path, params={"id": ["ice", "fact-1"]})
+        gone = removed(id=["ice", "fact-1"])
         assert (gone.status_code, gone.json()["examples"]) == (200, 3)
-        assert http.delete(path, params={"id": "ice"}).status_code == 400
-        assert http.delete(path).status_code == 400
+        assert removed(id="ice").status_code == removed().status_code == 400
         assert http.get("/v1/spaces/none/examples").status_code == 404
-        for wrong in ([], [{"question": "?"}], [{**new, "answers": []}]):
-            assert http.post(path, json={"examples": wrong}).status_code == 400
+        for wrong in ([], [{"question": "?"}], [{**ICE, "answers": []}]):
+            assert added(*wrong).status_code == 400
         for query in ({"limit": "x"}, {"limit": "999"}, {"after": "-1"}):
-            assert http.get(path, params=query).status_code == 400
+            assert found(**query)["error"]["code"] == "invalid_value"
 
 
 def test_the_next_request_sees_an_edit_and_a_running_one_ends_as_it_began(chat, space, gate):
-    keys = Keys().also("admin", ADMIN)
     traced = {"trueline": {"trace": True, "threshold": 0.0}}
-    asked = body("Is ice cold?", f"{NAME}+facts", max_tokens=12, **traced)
-    new = {"question": "Is ice cold?", "answers": ["Ice is cold."], "id": "ice"}
-    with up(chat, space, keys=keys) as running:
+    given = body("Is ice cold?", f"{NAME}+facts", max_tokens=12, **traced)
+    with up(chat, space, keys=ADMIN_ONLY) as running:
         gate.open.set()
-        before = post(running, asked).json()
+        before = post(running, given).json()
         gate.open.clear()
         gate.reached.clear()
-        during = later(lambda: post(running, asked))
+        during = later(lambda: post(running, given))
         assert gate.reached.wait(30)
-        path = "/v1/spaces/facts/examples"
-        assert post(running, {"examples": [new]}, path, ADMIN).status_code == 201
+        assert post(running, {"examples": [ICE]}, EXAMPLES_PATH, ADMIN).status_code == 201
         gate.open.set()
         assert during().json()["choices"] == before["choices"]
-        after = post(running, asked).json()
+        after = post(running, given).json()
         named = [
             {one["example"] for one in answer["trueline"]["scope"]}
             for answer in (before, during().json(), after)
@@ -437,67 +413,57 @@ def reopen(on_disk, embedder):
 def test_a_change_on_disk_is_picked_up_and_a_damaged_space_serves_its_last_state(
     chat, on_disk, reopen
 ):
-    served = reopen()
-    keys = Keys().also("admin", ADMIN)
-    asked = body("Are bats blind?", f"{NAME}+facts")
-    lines = []
-    with (
-        up(chat, reopen(), keys=keys, log=lines.append) as running,
-        running.http(ADMIN) as http,
-    ):
-        states = [post(running, asked).json()["trueline"]["state"]]
+    served, given = reopen(), body("Are bats blind?", f"{NAME}+facts")
+
+    def state(running):
+        return post(running, given).json()["trueline"]["state"]
+
+    with up(chat, reopen(), keys=ADMIN_ONLY) as running, running.http(ADMIN) as http:
+        states = [state(running)]
         served.remove("fact-4")  # another process would do the same
-        states.append(post(running, asked).json()["trueline"]["state"])
+        states.append(state(running))
         assert states[0] != states[1]
         assert http.get("/v1/spaces").json()["data"][0]["examples"] == 3
-        path = "/v1/spaces/facts/examples"
         kept = (on_disk / "space.json").read_bytes()
         (on_disk / "space.json").write_text("{", "utf-8")
-        answer = post(running, asked)
-        assert answer.status_code == 200
-        assert answer.json()["trueline"]["state"] == states[1]
+        assert state(running) == states[1]
         assert http.get("/ready").json()["unreadable_spaces"] == ["facts"]
         assert 'trueline_space_unreadable{space="facts"} 1.0' in http.get("/metrics").text
-        refused = http.delete(path, params={"id": "fact-1"})
+        refused = http.delete(EXAMPLES_PATH, params={"id": "fact-1"})
         assert refused.status_code in (409, 503)
         assert str(on_disk) not in refused.text
         shutil.move(on_disk, on_disk.with_name("moved"))
-        assert post(running, asked).status_code == 200
+        assert state(running) == states[1]
         shutil.move(on_disk.with_name("moved"), on_disk)
         (on_disk / "space.json").write_bytes(kept)
-        assert http.delete(path, params={"id": "fact-1"}).status_code == 200
+        assert http.delete(EXAMPLES_PATH, params={"id": "fact-1"}).status_code == 200
         assert http.get("/ready").json()["unreadable_spaces"] == []
 
 
 def test_a_full_disk_is_507_and_changes_nothing(chat, reopen, monkeypatch):
-    import errno
-
     from trueline import store
 
     def full(*given):
         raise OSError(errno.ENOSPC, "No space left on device", "/a/secret/path")
 
-    new = {"examples": [{"question": "Is ice cold?", "answers": "Yes."}]}
-    path = "/v1/spaces/facts/examples"
-    with up(chat, reopen(), keys=Keys().also("admin", ADMIN)) as running:
+    new = {"examples": [ICE]}
+    with up(chat, reopen(), keys=ADMIN_ONLY) as running:
         with monkeypatch.context() as patch:
             patch.setattr(store, "save_file", full)
-            refused = post(running, new, path, ADMIN)
+            refused = post(running, new, EXAMPLES_PATH, ADMIN)
         assert refused.status_code == 507
         assert "secret" not in refused.text
         assert len(reopen()) == 4
-        assert post(running, new, path, ADMIN).status_code == 201
+        assert post(running, new, EXAMPLES_PATH, ADMIN).status_code == 201
         assert len(reopen()) == 5
 
 
-def test_two_edits_at_once_are_both_committed(chat, reopen):
-    path = "/v1/spaces/facts/examples"
-
+def test_edits_at_once_are_all_committed(chat, reopen):
     def add(running, n):
         one = {"question": f"Is {n} even?", "answers": "No.", "id": str(n)}
-        return later(lambda: post(running, {"examples": [one]}, path, ADMIN))
+        return later(lambda: post(running, {"examples": [one]}, EXAMPLES_PATH, ADMIN))
 
-    with up(chat, reopen(), keys=Keys().also("admin", ADMIN)) as running:
+    with up(chat, reopen(), keys=ADMIN_ONLY) as running:
         edits = [add(running, n) for n in range(6)]
         assert {one().status_code for one in edits} == {201}
     assert len(reopen()) == 10
@@ -507,13 +473,14 @@ def test_two_edits_at_once_are_both_committed(chat, reopen):
 def test_a_kill_loses_no_confirmed_commit_and_sighup_finishes_answers(tiny_home, tmp_path):
     folder = tmp_path / "facts.space"
     tl.build(None, EXAMPLES).save(folder)
-    told = []
+    confirmed = []
 
     def add(http):
-        one = {"question": f"Is {len(told)} odd?", "answers": "Yes.", "id": f"n{len(told)}"}
-        given = {"examples": [one], "replace": f"n{len(told)}" in tl.open(folder)}
-        assert http.post("/v1/spaces/facts/examples", json=given).status_code == 201
-        told.append(one["id"])
+        n = f"n{len(confirmed)}"
+        one = {"question": f"Is {n} odd?", "answers": "Yes.", "id": n}
+        given = {"examples": [one], "replace": n in tl.open(folder)}
+        assert http.post(EXAMPLES_PATH, json=given).status_code == 201
+        confirmed.append(n)
 
     for turn in range(2):
         with serving(tiny_home, "--space", folder) as running:
@@ -524,8 +491,8 @@ def test_a_kill_loses_no_confirmed_commit_and_sighup_finishes_answers(tiny_home,
                     add(http)
             assert running.process.wait(60) == -signal.SIGKILL
         held = [one.id for one in tl.open(folder).examples if one.id.startswith("n")]
-        assert held in (told, [*told, f"n{len(told)}"])  # the last may not have been told of
-    assert len(told) > 4
+        assert held in (confirmed, [*confirmed, f"n{len(confirmed)}"])  # the last: perhaps
+    assert len(confirmed) > 4
     with serving(tiny_home, "--space", f"other={folder}") as running, running.http() as http:
         (about,) = http.get("/v1/spaces").json()["data"]
         assert (about["id"], about["examples"]) == ("other", len(EXAMPLES) + len(held))
@@ -539,15 +506,19 @@ def test_a_kill_loses_no_confirmed_commit_and_sighup_finishes_answers(tiny_home,
 def test_many_streams_at_once_each_get_their_own_answer(chat, space):
     questions = [f"{text} {n}" for n in range(12) for text in tiny.QUESTIONS]
     method = tl.Corrective(space)
+
+    def length(text):
+        return 6 + len(text) % 5
+
     alone = {
         text: tl.generate(
-            chat, method, messages=body(text)["messages"], max_new_tokens=6 + len(text) % 5
+            chat, method, messages=body(text)["messages"], max_new_tokens=length(text)
         ).text
         for text in questions
     }
 
     async def one(client, text):
-        given = body(text, f"{NAME}+facts", stream=True, max_tokens=6 + len(text) % 5)
+        given = body(text, f"{NAME}+facts", stream=True, max_tokens=length(text))
         stream = await client.chat.completions.create(**given)
         return text, "".join([part.choices[0].delta.content or "" async for part in stream])
 
@@ -556,6 +527,6 @@ def test_many_streams_at_once_each_get_their_own_answer(chat, space):
         async with openai.AsyncOpenAI(**options) as client:
             return await asyncio.gather(*(one(client, text) for text in questions))
 
-    with up(chat, space, limits=Limits(queue=100)) as running:
+    with up(chat, space, {"queue": 100}) as running:
         assert dict(asyncio.run(all_at_once(running))) == alone
         assert running.service._rows == 0

@@ -76,7 +76,7 @@ def running(embedder):
 
 @pytest.mark.parametrize("path", BORDERS)
 def test_no_body_breaks_the_server(running, path):
-    told, headers = Counter(), {"content-type": "application/json"}
+    statuses, headers = Counter(), {"content-type": "application/json"}
     with running.http(ADMIN) as http:
         for chance in rounds(path, quick=170, long=2000):
             body = BORDERS[path]
@@ -87,7 +87,7 @@ def test_no_body_breaks_the_server(running, path):
                 content = mutated_bytes(chance, content)
             with within(20):
                 answer = http.post(path, content=content, headers=headers)
-            told[answer.status_code] += 1
+            statuses[answer.status_code] += 1
             traces = [line["trace"] for line in running.lines if "trace" in line]
             assert answer.status_code < 500, (chance.name, content, *traces)
             found = answer.json()
@@ -96,7 +96,7 @@ def test_no_body_breaks_the_server(running, path):
         assert http.post(path, json=BORDERS[path]).status_code in (200, 201, 400)
         assert http.get("/health").status_code == 200
     assert not [line for line in running.lines if "trace" in line]
-    print(path, dict(told))
+    print(path, dict(statuses))
 
 
 @pytest.mark.parametrize(
@@ -122,6 +122,32 @@ def test_bad_json_is_a_400(running, content):
         answer = http.post("/v1/chat/completions", content=content, headers=headers)
     assert answer.status_code in (400, 404)
     assert answer.json()["error"]["message"]
+
+
+def with_question(text):
+    return {**CHAT, "trueline": {"question": text}}
+
+
+SLOW = {  # none of them may hold a thread, or Python's lock, for long
+    "stops": {**CHAT, "stop": ["x" * 1000] * 16, "n": 8, "stream": True},
+    "biases": {**CHAT, "logit_bias": {str(n): 1 for n in range(20_000)}},
+    "messages": {**CHAT, "messages": [{"role": "user", "content": "a"}] * 10_000},
+    "a word": {**CHAT, "messages": [{"role": "user", "content": "a" * 500_000}]},
+    "settings": {**CHAT, "trueline": {"settings": {f"x{n}": 1 for n in range(20_000)}}},
+    "a long question": with_question("a. " * 150_000),
+    "spaces": with_question("a" + " " * 7_990 + "b"),
+    "clauses": with_question("and is it a " * 660),
+    "requests": with_question("begin 'b" * 1_000),
+}
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_no_request_freezes_the_server(embedder, name):
+    lm = tiny.language_model("llama", chat=True)
+    app = create_app(lm, {"facts": tl.build(None, EXAMPLES, embedder=embedder)})
+    with in_thread(app) as running, running.http() as http, within(20):
+        assert http.post("/v1/chat/completions", json=SLOW[name]).status_code in (200, 400)
+        assert http.post("/v1/chat/completions", json=CHAT).status_code == 200
 
 
 def test_no_head_breaks_the_server(running):

@@ -53,9 +53,9 @@ def _beside(explanation: Explanation) -> str:
             f'<span class="shared">{_escape(split.shared)}{_escape(gap)}</span>'
             f'<span class="split"></span><mark>{_escape(word)}</mark>{_escape(rest)}'
         )
-        note = f"The two part at token {split.token}."
+        note = f"The two differ from token {split.token}."
         if not split.beside.strip():
-            note = f"It ends where the other goes on, at token {split.token}."
+            note = f"It ends before the other, at token {split.token}."
     return (
         '  <section id="beside" aria-labelledby="beside-head">\n'
         f'    <h2 id="beside-head">Answer with {_escape(other.method)}'
