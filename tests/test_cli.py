@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -19,7 +18,6 @@ import pytest
 import tiny
 import torch
 from conftest import EXAMPLES, fill_home
-from test_space import old_space
 
 import trueline as tl
 from trueline.cli import cli, main
@@ -123,8 +121,7 @@ def names(record) -> list[str]:
 
 def test_models_lists_the_names_and_which_are_here():
     rows = [line.split("\t") for line in run("models").out.splitlines()]
-    assert rows[0][:2] == ["name", "kind"]
-    assert {len(row) for row in rows} == {6}
+    assert rows[0] == ["name", "kind", "to fetch", "licence", "here", "what it is"]
     here = {row[0] for row in rows if row[4] == "yes"}
     assert here == {"smollm2-135m", "all-minilm-l6-v2"}
     listed = run("models", "--json").json
@@ -148,24 +145,23 @@ def test_build_passes_its_options_on(tmp_path):
     out = str(tmp_path / "new.space")
     options = ["--window", "answer", "--end", "--values", "logits", "--value-dtype", "float16"]
     options += ["--context", "4", "--model", "smollm2-135m", "--dtype", "float32"]
-    prompt = ["--template", "{question} Say:", "--system", "Be brief."]
-    assert (
-        run("build", "facts.jsonl", "--out", out, "--limit", "1", *options, *prompt).code == 0
-    )
+    options += ["--template", "{question} Say:", "--system", "Be brief.", "--limit", "1"]
+    assert run("build", "facts.jsonl", "--out", out, *options).code == 0
     space = tl.open(out)
     made = space.entries.settings
     assert (made.window, made.end, made.values) == ("answer", True, "logits")
-    assert made.dtype == "float16"
+    assert (made.dtype, made.context) == ("float16", 4)
     assert space.prompt == tl.Prompt("{question} Say:", system="Be brief.")
 
 
-def test_info_and_verify_tell_what_the_library_tells():
+def test_info_and_verify_print_what_the_library_returns():
     space = tl.open("facts.space")
-    assert run("info", "facts.space", "--json").json == space.info()
-    told = run("info", "facts.space").out
-    assert re.search(rf"^entries +{len(space.entries)}$", told, re.M)
-    assert run("verify", "facts.space", "--json").json == space.verify()
     entries = len(space.entries)
+    assert run("info", "facts.space", "--json").json == space.info()
+    lines = run("info", "facts.space").out.splitlines()
+    assert len(lines) == sum(fact is not None for fact in space.info().values())
+    assert any(re.fullmatch(rf"entries +{entries}", line) for line in lines)
+    assert run("verify", "facts.space", "--json").json == space.verify()
     assert run("verify", "facts.space").out == (
         f"facts.space is sound: 3 files, {len(EXAMPLES)} examples, {entries} entries\n"
     )
@@ -337,12 +333,6 @@ def test_piped_output_is_plain(args):
     assert not STYLED.search(ran.out + ran.err)
 
 
-def test_a_real_pipe_gets_plain_text_from_the_module_too():
-    command = [sys.executable, "-m", "trueline", "models"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, run("models").out, "")
-
-
 def test_help_ends_with_examples_for_every_command():
     for name, command in cli.commands.items():
         assert re.search(r"Examples?:\n +trueline " + name, command.help or ""), name
@@ -379,8 +369,8 @@ def test_the_examples_of_the_help_run(name, few_facts, monkeypatch, tmp_path):
         run("build", "facts", "--out", "facts.space", "--overwrite")
     if name in ("", "build"):
         shutil.rmtree("facts.space")
-    if name == "build":
-        old_space(copied / "OLD.space", EXAMPLES)
+    if name == "build":  # tests/test_space.py takes the examples of a real 0.2.0 space
+        run("build", "facts", "--out", "OLD.space")
     if name == "merge":
         run("build", "more.jsonl", "--out", "more.space", "--context", "8")
     for one in cli.commands:  # a few tokens show as much as many
@@ -427,28 +417,13 @@ def test_an_option_is_also_an_environment_variable(command, option, monkeypatch)
     assert source is click.core.ParameterSource.ENVIRONMENT
 
 
-MISTYPED = {
-    "letters": (["ask", "--spcae", "x"], " Did you mean '--space'?"),
-    "plural": (["ask", "--methods", "x"], " Did you mean '--method'?"),
-    "singular": (["compare", "--method", "x"], " Did you mean '--methods'?"),
-    "beginning": (["ask", "--temp", "1"], " Did you mean '--temperature'?"),
-    "longer": (["explain", "--output", "x"], " Did you mean '--out'?"),
-    "end": (["ask", "--k", "1"], " Did you mean '--top-k'?"),
-    "nothing like it": (["ask", "--quiet"], ""),
-    "command": (["buidl"], " Did you mean 'build'?"),
-    "short command": (["aks"], " Did you mean 'ask'?"),
-    "no short command": (["lag"], ""),  # as like to log as aks to ask, but of other letters
-    "no command like it": (["list"], ""),
-}
-
-
-@pytest.mark.parametrize(("args", "hint"), MISTYPED.values(), ids=MISTYPED)
-def test_a_mistyped_name_gets_the_one_that_was_meant_or_none(args, hint):
+@pytest.mark.parametrize(
+    ("args", "meant"), [(["ask", "--spcae", "x"], "--space"), (["buidl"], "build")]
+)
+def test_a_mistyped_name_gets_those_that_may_be_meant(args, meant):
     ran = run(*args, QUESTION)
-    name = args[1] if len(args) > 1 else args[0]
-    kind = "option" if len(args) > 1 else "command"
-    assert ran.code == 1
-    assert ran.err.splitlines()[0] == f"Error: No such {kind} '{name}'.{hint}"
+    assert (ran.code, ran.out) == (1, "")
+    assert re.match(rf"Error: No such .* Did you mean .*'{meant}'", ran.err.replace("(", " "))
 
 
 def test_a_variable_does_what_its_option_does(monkeypatch):
@@ -558,8 +533,6 @@ def test_rad_builds_the_entries_that_a_space_lacks_once_and_keeps_them(edited):
 def test_a_chat_builds_entries_when_its_method_needs_them(edited):
     talk = run("chat", *ANSWERS, stdin=f"/method rad\n{QUESTION}\n/quit\n")
     assert (talk.code, BUILDING in talk.err, "Error" in talk.err) == (0, True, False)
-    compared = run("compare", *ANSWERS, "--methods", "greedy,knn-lm", "--json", QUESTION)
-    assert [*compared.json] == ["greedy", "knn-lm"]
 
 
 def test_entries_of_another_model_stay_in_the_space(tmp_path):
@@ -585,11 +558,6 @@ def test_info_lists_the_examples_with_the_ids_that_remove_takes():
     assert len(listed.out.splitlines()) == 1 + len(EXAMPLES)
     told = run("info", "facts.space", "--examples", "--json").json
     assert [one["id"] for one in told] == [example.id for example in EXAMPLES]
-
-
-def test_info_prints_one_fact_a_line():
-    known = [one for one in tl.open("facts.space").info().values() if one is not None]
-    assert len(run("info", "facts.space").out.splitlines()) == len(known)
 
 
 def test_no_command_prints_the_help():

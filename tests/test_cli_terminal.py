@@ -10,7 +10,7 @@ import pytest
 from test_cli import ANSWERS, QUESTION, home, run  # noqa: F401  # default names mean tiny parts
 
 from trueline.cli.eval import show_tables
-from trueline.cli.screen import AnswerWriter, progress_bars, styled, tell
+from trueline.cli.screen import AnswerWriter, progress_bars, tell
 from trueline.engines.models import ALIASES
 from trueline.lab.results import read_results
 
@@ -44,8 +44,8 @@ TEXT = "Bicycles go into the free shed behind the north gate, not along the fenc
 
 @pytest.mark.parametrize("length", [1, 3, 200])
 def test_an_answer_breaks_between_words_however_it_comes(length):
-    shown = written(TEXT[at : at + length] for at in range(0, len(TEXT), length))
-    assert shown.split("\n") == [
+    pieces = [TEXT[at : at + length] for at in range(0, len(TEXT), length)]
+    assert written(pieces).split("\n") == [
         "Bicycles go into the free shed",
         "behind the north gate, not",
         "along the fence.",
@@ -53,55 +53,37 @@ def test_an_answer_breaks_between_words_however_it_comes(length):
         "Thanks.",
         "",
     ]
+    assert written(pieces, io.StringIO) == f"{TEXT}\n"  # a pipe gets it as it is
 
 
-def test_a_word_longer_than_a_line_stays_whole_for_the_terminal_to_break():
+def test_long_words_stay_whole_and_wide_characters_take_two_columns():
     assert written(["A ", "x" * 40, " b"]) == "A\n" + "x" * 40 + "\nb\n"
-
-
-def test_wide_characters_take_two_columns():
     assert max(map(len, written(["蝙蝠 " * 8]).split("\n"))) <= 18
 
 
-def test_a_pipe_gets_an_answer_exactly_as_it_is():
-    assert written(TEXT, io.StringIO) == f"{TEXT}\n"
-
-
-def test_colour_is_for_a_terminal_that_has_it(monkeypatch):
-    with redirect_stdout(io.StringIO()):
-        assert styled("x", "dim") == "x"
-    with redirect_stdout(Terminal()):
-        assert styled("x", "dim") == "\x1b[2mx\x1b[0m"
-        monkeypatch.setenv("NO_COLOR", "1")
-        assert styled("x", "dim") == "x"
-
-
-def test_what_is_told_beside_an_answer_is_wrapped_and_dim():
+def test_notes_are_wrapped_and_coloured_where_a_terminal_has_colours(monkeypatch):
     with redirect_stdout(Terminal()) as screen:
         tell("100% from 7c2b18f23be2: When does the pool open?", "dim")
-    lines = screen.getvalue().splitlines()
-    assert [COLOUR.sub("", line) for line in lines] == [
-        "100% from 7c2b18f23be2: When",
-        "does the pool open?",
-    ]
-    assert all(line.startswith("\x1b[2m") for line in lines)
+        monkeypatch.setenv("NO_COLOR", "1")
+        tell("plain", "dim")
+    first, second, last = screen.getvalue().splitlines()
+    assert (first, second) == (
+        "\x1b[2m100% from 7c2b18f23be2: When\x1b[0m",
+        "\x1b[2mdoes the pool open?\x1b[0m",
+    )
+    assert last == "plain"
 
 
-def test_a_wait_is_shown_at_once_and_cleared_at_the_end():
-    with redirect_stderr(Terminal()) as errors, progress_bars("", "opening pool.space"):
-        pass
-    assert "opening pool" in errors.getvalue()
-    assert errors.getvalue().endswith("\x1b[2K")  # the line is cleared
-
-
-def test_a_wait_ends_where_the_first_bar_begins(monkeypatch):
+def test_a_wait_is_shown_at_once_and_ends_where_the_first_bar_begins(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
+    with redirect_stderr(Terminal()) as errors, progress_bars("", "opening a model"):
+        pass
+    assert "opening a model" in errors.getvalue()
+    assert errors.getvalue().endswith("\x1b[2K")  # the line is cleared
     with redirect_stderr(Terminal()) as errors:
         with progress_bars("samples", "opening a model") as progress:
             progress("label", 1, 2)
-    before, _, after = errors.getvalue().partition("label")
-    assert "opening a model" in before
-    assert "opening" not in after
+    assert "opening" not in errors.getvalue().partition("label")[2]
 
 
 def test_a_script_sees_no_wait_and_the_time_left():

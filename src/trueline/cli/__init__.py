@@ -7,8 +7,6 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Sequence
-from difflib import SequenceMatcher
 from typing import Any
 
 import click
@@ -21,7 +19,7 @@ from trueline.cli.compare import compare
 from trueline.cli.eval import evaluate
 from trueline.cli.explain import explain
 from trueline.cli.models import models
-from trueline.cli.options import WrappingGroup, check_texts
+from trueline.cli.options import check_texts
 from trueline.cli.report import report, reproduce
 from trueline.cli.screen import (
     ReaderLeftError,
@@ -37,13 +35,12 @@ from trueline.errors import OutputError, TruelineError
 from trueline.text import visible_line
 
 _STRAY_BREAK = re.compile(r"\n(?!  |\(see `)")  # in a message: part of a name it quotes
-_LONGEST = 500  # characters of what click says of a wrong command line, which it quotes whole
+_LONGEST = 500  # characters of what click says of a wrong command line, or of a command
 _RESUMED = ("build", "eval", "reproduce")  # commands that keep what they have done
-_LIKELY = 0.7  # likeness of two names from which on one may be the other, mistyped
 _OBJECTS_UNTIL_COLLECTION = 100_000
 
 
-class _Group(WrappingGroup):
+class _Group(click.Group):
     """The group of all commands; click itself would exit with 1 where a pipe is broken."""
 
     def make_context(self, *given: Any, **options: Any) -> click.Context:
@@ -89,6 +86,7 @@ _MEASURING = (evaluate, report, reproduce)
 for command in (*_SPACES, *_ANSWERING, *_MEASURING):
     for param in command.params:
         param.callback = param.callback or check_texts
+    command.short_help = command.get_short_help_str(_LONGEST)  # not cut off
     cli.add_command(command)
 
 
@@ -123,7 +121,7 @@ def _run() -> int:
         show(error.format_message())
     except click.UsageError as error:
         hint = f"\n(see `{error.ctx.command_path} --help`)" if error.ctx else ""
-        text = _usage_message(error)
+        text = error.format_message()
         if len(text) > _LONGEST:
             text = f"{text[: _LONGEST - 100]} ... {text[-95:]}"
         return _stop(text + hint)
@@ -136,25 +134,6 @@ def _run() -> int:
     except OSError as error:  # library code says more than this; here is what it did not catch
         return _stop(one_line(error))
     return 0
-
-
-def _usage_message(error: click.UsageError) -> str:
-    """What is wrong with a command line; of the names that click finds near, the one meant."""
-    given = getattr(error, "option_name", None) or getattr(error, "command_name", None)
-    near: Sequence[str] = getattr(error, "possibilities", None) or ()
-    if not given or not near:
-        return error.format_message()
-    typed = given.lstrip("-")
-
-    def likeness(name: str) -> float:
-        bare = name.lstrip("-")
-        is_part = typed in bare.split("-") or bare.startswith(typed) or typed.startswith(bare)
-        is_swapped = sorted(typed) == sorted(bare)  # aks and ask: a likeness of 2/3
-        return SequenceMatcher(None, typed, bare).ratio() + (is_part or is_swapped)
-
-    best = max(near, key=likeness)
-    meant = f" Did you mean {best!r}?" if likeness(best) >= _LIKELY else ""
-    return error.message + meant
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:

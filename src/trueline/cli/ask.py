@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,6 @@ from trueline.cli.options import (
 from trueline.cli.screen import (
     AnswerWriter,
     flush,
-    has_piped_input,
     is_terminal,
     print_json,
     read_lines,
@@ -118,7 +118,7 @@ def _questions(question: str | None, file: Path | None) -> list[str]:
         return [one.question for one in read_questions(file, needs_ids=False)]
     if question is not None and question != _STDIN:
         return [question]
-    lines = read_lines() if question == _STDIN or has_piped_input() else {}
+    lines = read_lines() if question == _STDIN or not sys.stdin.isatty() else {}
     if not lines:
         raise SettingError(
             'there is no question; write one, as in: trueline ask "What happens if you swallow '

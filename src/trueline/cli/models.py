@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from trueline.cli.options import WrappingGroup, json_option
+from trueline.cli.options import json_option
 from trueline.cli.screen import print_json, print_table, show_line, size
 from trueline.engines.models import ALIASES, fetch_alias, folder_size, remove_alias
 
 
-@click.group(cls=WrappingGroup, invoke_without_command=True)
+@click.group(invoke_without_command=True)
 @json_option
 @click.pass_context
 def models(ctx: click.Context, as_json: bool) -> None:
@@ -39,7 +39,7 @@ def models(ctx: click.Context, as_json: bool) -> None:
 @models.command()
 @click.argument("name")
 def pull(name: str) -> None:
-    """Fetch the model NAME, so that no later command has to.
+    """Fetch the model NAME.
 
     \b
     Example:
@@ -52,7 +52,7 @@ def pull(name: str) -> None:
 @models.command()
 @click.argument("name")
 def rm(name: str) -> None:
-    """Remove the model NAME from the cache; it can be fetched again.
+    """Remove the model NAME from the cache.
 
     \b
     Example:

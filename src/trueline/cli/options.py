@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from trueline.types import Example
 
 ENTRIES = "building entries, once for this space and model"
-_LONGEST_HELP = 500  # characters of a command's first sentence
 Decorator = Callable[[Any], Any]
 
 
@@ -38,19 +37,6 @@ class FlagEnvvarOption(click.Option):
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         flag = self.opts[0].lstrip("-").replace("-", "_").upper()
         return os.environ.get(f"{ctx.auto_envvar_prefix}_{flag}") or None
-
-
-class WrappingGroup(click.Group):
-    """A group whose list of commands wraps long lines instead of truncating them."""
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(
-                [
-                    (name, self.commands[name].get_short_help_str(_LONGEST_HELP))
-                    for name in sorted(self.commands)
-                ]
-            )
 
 
 class _PathType(click.Path):

@@ -154,11 +154,6 @@ def read_line(prompt: str) -> str:
     return input(re.sub("(\x1b\\[[0-9]*m)", "\x01\\1\x02", text))  # no width, to readline
 
 
-def has_piped_input() -> bool:
-    """Whether standard input is a pipe or a file, which has an end."""
-    return not sys.stdin.isatty()
-
-
 def read_lines() -> dict[int, str]:
     """The lines of standard input that are not blank, by their number."""
     return {number: line.strip() for number, line in enumerate(sys.stdin, 1) if line.strip()}
@@ -175,7 +170,7 @@ def terminal_width() -> int:
 
 
 def text_width() -> int:
-    """The width of running text: that of the terminal, up to what reads well."""
+    """The columns of the terminal, up to what reads well."""
     return min(terminal_width(), _PLAIN_WIDTH)
 
 

@@ -44,6 +44,7 @@ from trueline.text import counted, shown
 if TYPE_CHECKING:
     from trueline.corrective.tune import Share, Tuning
     from trueline.rad.entries import Context
+    from trueline.space import GroundingSpace
 
 folder_argument = click.argument("folder", type=PATH)
 _DIGITS = 9  # of a number of tokens
@@ -237,7 +238,7 @@ def add(
             space = space.replace(known, lm, progress=progress)
         if new:
             space = space.add(new, lm, progress=progress)
-    show_line(f"{folder}: {holdings(space.counts())}")
+    _show_counts(folder, space)
 
 
 @click.command()
@@ -254,8 +255,11 @@ def remove(folder: Path, ids: tuple[str, ...]) -> None:
     """
     from trueline.space import read_space
 
-    counts = read_space(folder).remove(ids).counts()
-    show_line(f"{folder}: {holdings(counts)}")
+    _show_counts(folder, read_space(folder).remove(ids))
+
+
+def _show_counts(folder: Path, space: GroundingSpace) -> None:
+    show_line(f"{folder}: {holdings(space.counts())}")
 
 
 @click.command()
@@ -283,8 +287,7 @@ def merge(first: Path, second: Path, out: Path, overwrite: bool) -> None:
 
     check_folder(out)
     spaces = read_space(first), read_space(second)
-    counts = merge_spaces(*spaces, out=out, overwrite=overwrite).counts()
-    show_line(f"{out}: {holdings(counts)}")
+    _show_counts(out, merge_spaces(*spaces, out=out, overwrite=overwrite))
 
 
 @click.command()
