@@ -355,7 +355,6 @@ class Conversation(_Rendered):
 
     @property
     def _is_plain(self) -> bool:
-        """Whether it is plain text even if the tokenizer has a template."""
         return self.prompt is not None and self.prompt.chat is False
 
     def _is_chat(self, tokenizer: Tokenizer) -> bool:

@@ -73,7 +73,6 @@ class ScopedExample:
 
     @property
     def odds(self) -> float:
-        """The logarithm of its odds."""
         return log(self.probability) - log(max(1e-12, 1 - self.probability))
 
 

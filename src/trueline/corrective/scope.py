@@ -158,7 +158,6 @@ class ScopeModel:
     measured: tuple[MeasuredScope, ...] = ()
 
     def probability(self, signals: Mapping[str, float]) -> float:
-        """The probability that an example with these signals answers the question."""
         total = self.bias + sum(self.weights[name] * signals[name] for name in self.weights)
         return 1 / (1 + exp(-max(-60.0, min(60.0, total))))
 
@@ -177,7 +176,6 @@ def scope_models() -> Mapping[str, Mapping[str, ScopeModel]]:
 
 
 def model_for(space: GroundingSpace, example: Example) -> ScopeModel:
-    """The weights for one example of a space; for an embedder without any, the default's."""
     known = scope_models()
     fitted = known.get(space.embedder_id, known[_DEFAULT])
     return fitted["full" if example.wrong_answers else "bare"]
@@ -269,7 +267,6 @@ def _signals(
     words: Sequence[Words],
     kinds: Sequence[QuestionKind],
 ) -> list[dict[str, float]]:
-    """The signals of one example for each of some texts."""
     theirs = _example_words(space, space.examples[number])
     own, shared = space.example_vectors(number), space.shared_vector
     cosines = (vectors @ own.T).tolist()  # (texts, 3)

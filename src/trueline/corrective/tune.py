@@ -164,7 +164,6 @@ def _trial(
 
 
 def _is_right(meant: Example | None, other: Example) -> bool:
-    """Whether an example is the right one, or has its question or an answer of it."""
     if meant is None:
         return False
     is_same = meant.id == other.id or has_same_words(meant.question, other.question)

@@ -133,7 +133,6 @@ class Turn:
         return tuple(dict.fromkeys((self.text, *self.sentences, *self.parts, *topic)))
 
     def sentence_of(self, part: int) -> str:
-        """The sentence that contains a part."""
         found = (sentence for sentence in self.sentences if self.parts[part] in sentence)
         return next(found, self.text)
 
@@ -170,7 +169,6 @@ def wants_text(text: str) -> bool:
 
 
 def wants_yes_or_no(text: str) -> bool:
-    """Whether a turn requests one of the two words."""
     commands = _requests(_WORD_COMMAND, text)
     return any(not _is_question(one) for one in commands) or any(_requests(_WORD_WANTED, text))
 
@@ -249,7 +247,6 @@ def read_form(text: str) -> FormRequest:
 
 
 def _quoted(pattern: re.Pattern[str], text: str) -> str:
-    """The quoted words that an answer has to begin or end with."""
     found = next((one for one in _requests(pattern, text) if not _is_question(one)), None)
     return "" if found is None else (found["single"] or found["double"]).strip()
 
@@ -270,6 +267,5 @@ def _is_question(match: re.Match[str]) -> bool:
 
 
 def _clause_before(match: re.Match[str]) -> str:
-    """The beginning of the clause that a match is in."""
     start = match.start()
     return _BREAKS.split(match.string[max(0, start - _NEAR) : start])[-1].lstrip()

@@ -47,7 +47,6 @@ class VerifiedAnswer:
 
     @property
     def names(self) -> dict[str, Any]:
-        """What traces and sources repeat of it."""
         example = self.scoped.example
         about = {"question": example.question, "source": example.source}
         return {"example": example.id, "answer": self.text, **about}
@@ -73,7 +72,6 @@ class Votes:
 
     @property
     def tokens(self) -> dict[int, float]:
-        """The share of each token."""
         return {token: sum(own.values()) for token, own in self.shares.items()}
 
     @property
@@ -94,7 +92,6 @@ class Votes:
 
 
 def count_votes(found: Sequence[Vote]) -> Votes:
-    """Weigh the voters, and add up their votes."""
     scores = [
         aligned + answer.scoped.odds - log(len(answer.scoped.example.answers))
         for answer, aligned, _ in found
@@ -180,7 +177,6 @@ class Correction:
 
     @cached_property
     def _wanted(self) -> Counter[int]:
-        """How many answers each part of the turn gets."""
         available = Counter(answer.scoped.part for answer in self.answers)
         return Counter({part: min(self.form.sentences, available[part]) for part in available})
 

@@ -108,12 +108,10 @@ class Request:
 
     @property
     def question(self) -> str | None:
-        """The text of the question, if it is known."""
         return self.given.question
 
     @property
     def longest(self) -> int:
-        """How many tokens its longest context has."""
         return max(map(len, self.contexts))
 
 
@@ -143,22 +141,18 @@ class Row:
 
     @property
     def is_ended(self) -> bool:
-        """Whether its answer is complete, or has failed."""
         return self.text is not None or self.error is not None
 
     @property
     def contexts(self) -> list[list[int]]:
-        """All tokens so far under each of its prompts."""
         return [[*context, *self.tokens] for context in self.request.contexts]
 
     @property
     def indices(self) -> range:
-        """Its rows in the cache."""
         return range(self.index, self.index + len(self.request.contexts))
 
     @property
     def remaining(self) -> int:
-        """How many tokens it may still get."""
         return self.request.room - len(self.tokens)
 
     def sources(self) -> tuple[Source, ...]:
@@ -311,12 +305,10 @@ class Decoding:
 
     @property
     def running(self) -> int:
-        """How many requests are being decoded."""
         return len(self._live)
 
     @property
     def waiting(self) -> int:
-        """How many requests wait for a free row."""
         return len(self._waiting)
 
     def submit(self, request: Request) -> int:
@@ -352,23 +344,19 @@ class Decoding:
         rows = [*self._live, *joining]
         if not rows:
             return failed
-        if joining or not self._groups:
-            _number(rows)
-            self._groups = group_rows(self._lm, rows)
         groups = self._groups
+        if joining or not groups:
+            _number(rows)
+            groups = group_rows(self._lm, rows)
         try:
             states, fetched = self._read(joining, groups)
-            self._live = rows
+            self._live, self._groups = rows, groups
         except BaseException as error:
             self._forget()  # what was read no longer fits the tokens
             if not isinstance(error, Exception):
                 raise
-            again = self._read_again(rows, error)
-            if again is None:
-                return rows + failed
-            groups, states = again
-            fetched = [None] * len(groups)
-        for group, one in zip(groups, fetched, strict=True):
+            states, fetched = self._read_again(rows, error)
+        for group, one in zip(self._groups, fetched, strict=True):
             self._pick_apart(group, states, one)
         self._leave([row for row in self._live if not row.is_ended])
         return rows + failed
@@ -392,7 +380,6 @@ class Decoding:
         return joining
 
     def _complete(self, row: Row) -> bool:
-        """Let the method of a row that joins add what takes a pass of the model."""
         try:
             row.prepared = row.request.method.complete(self._lm, row.prepared)
         except Exception as error:
@@ -400,7 +387,6 @@ class Decoding:
         return row.error is None
 
     def _has_room(self, joining: Sequence[Row]) -> bool:
-        """Whether the caches hold these rows and the running ones until all have ended."""
         if self._max_cached_tokens is None:
             return True
         rows = [*self._live, *joining]
@@ -414,60 +400,49 @@ class Decoding:
         self, joining: Sequence[Row], groups: Sequence[Group]
     ) -> tuple[States, list[Any]]:
         """Run the passes of a step and, meanwhile, the methods' other work for it."""
-        lm, running = self._lm, self._live
-        cache, layers = self._opened([group.method for group in groups], self._cache)
-        self._cache = cache
+        lm, methods = self._lm, [group.method for group in groups]
+        self._cache = cache = lm.start() if self._cache is None else self._cache
+        cache.gives_states = any(method.reads_states(lm) for method in methods)
+        layers = sorted({layer for method in methods for layer in method.layers(lm)})
         alongside = Alongside([group.prefetch() for group in groups], lm.device)
         leave_core = getattr(lm, "leave_core", nullcontext)
         parts = []
         with nullcontext() if alongside.done is None else leave_core(alongside.done):
-            if running:
-                tokens = [row.tokens[-1] for row in running for _ in row.request.contexts]
+            if self._live:
+                tokens = [row.tokens[-1] for row in self._live for _ in row.request.contexts]
                 parts.append(cache.extend(tokens, layers=layers))
             if joining:
                 parts = [part.map(torch.clone) for part in parts]  # the next call overwrites it
-                contexts = [context for row in joining for context in row.request.contexts]
+                contexts = [context for row in joining for context in row.contexts]
                 parts.append(cache.join(contexts, layers=layers))
         return join_states(parts), alongside.results()
 
-    def _opened(
-        self, methods: Sequence[Method], cache: KVCache | None = None
-    ) -> tuple[KVCache, list[int]]:
-        """A cache, whose passes give what these methods read, and the earlier layers of it."""
-        lm = self._lm
-        cache = lm.start() if cache is None else cache
-        cache.gives_states = any(method.reads_states(lm) for method in methods)
-        return cache, sorted({layer for method in methods for layer in method.layers(lm)})
+    def _read_again(self, rows: Sequence[Row], error: Exception) -> tuple[Any, list[Any]]:
+        """After the engine failed: read again, from their first token, the rows it can read.
 
-    def _read_again(
-        self, rows: Sequence[Row], error: Exception
-    ) -> tuple[list[Group], States] | None:
-        """After the engine failed: read the rows it can read again, from their first token.
-
-        Each is tried alone, and fails if that fails. None: no row is left.
+        Each is tried alone, and fails if that fails.
         """
         sound = []
         for row in rows if len(rows) > 1 else ():
             try:
-                cache, layers = self._opened([row.request.method])
-                cache.join(row.contexts, layers=layers)
+                self._read([row], group_rows(self._lm, [row]))
                 sound.append(row)
             except Exception as own:
                 row.error = own
+            self._forget()
         _number(sound)
         groups = group_rows(self._lm, sound)
         try:
             if not sound:
                 raise error
-            cache, layers = self._opened([group.method for group in groups])
-            contexts = [context for row in sound for context in row.contexts]
-            states = cache.join(contexts, layers=layers)
+            found = self._read(sound, groups)
         except Exception as final:
+            self._forget()
             for row in rows:
                 row.error = row.error or final
-            return None
-        self._live, self._groups, self._cache = sound, groups, cache
-        return groups, states
+            return None, []
+        self._live, self._groups = sound, groups
+        return found
 
     def _pick_apart(self, group: Group, states: States, fetched: Any) -> None:
         """Pick the tokens of a group; row by row if its method fails."""
@@ -482,7 +457,6 @@ class Decoding:
                     row.error = error
 
     def _pick(self, group: Group, states: States, fetched: Any) -> None:
-        """Let a method adjust its rows, and pick their tokens."""
         if isinstance(fetched, Exception):
             raise fetched
         streams = zip(*(row.indices for row in group.members), strict=True)
@@ -506,7 +480,6 @@ class Decoding:
                 row.error = error
 
     def _note(self, row: Row, step: Step, adjusted: Adjusted, index: int, token: int) -> None:
-        """Keep the reason of a picked token, its probability and its sources."""
         options = row.request.options
         if options.trace:
             row.steps.append(trace_step(step, adjusted, index, token))
@@ -518,7 +491,6 @@ class Decoding:
             row.votes += evidence.sources(index, token)
 
     def _add(self, row: Row, token: int) -> None:
-        """Give a row its next token, and end it if that was its last."""
         now = self._clock()
         if not row.tokens:
             row.first_token_at = now
@@ -529,7 +501,6 @@ class Decoding:
             row.ended_at = now
 
     def _leave(self, staying: list[Row]) -> None:
-        """Let every row go but these."""
         if len(staying) == len(self._live):
             return
         if not staying:

@@ -89,7 +89,6 @@ def make_method(
     prompt: Prompt | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Method:
-    """A method by its name."""
     cls, given = method_class(name), dict(settings or {})
     check_settings(name, given)
     if cls.needs.space:
