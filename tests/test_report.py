@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from html.parser import HTMLParser
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -43,8 +45,6 @@ from trueline.lab.results import (
     ChoiceLine,
     DoneLine,
     FailedLine,
-    SpaceFacts,
-    StopRule,
     VerdictLine,
     encode_lines,
     read_results,
@@ -55,70 +55,47 @@ JUDGE = "offline:tiny"
 SAMPLES = ["q1", "q2", "q3", "q4"]
 SETTINGS = {"alpha": 0.5, "tau": 0.7}
 BUILD = {"context": 8, "window": "all", "embedder": "tiny-bert", "values": "auto"}
+CELL, ANSWER = (
+    json.loads(text)
+    for text in (
+        """{"task": "generate", "samples": 4, "batch_size": 2, "max_new_tokens": 8,
+        "temperature": 0.0, "stop": {"strings": [], "ids": [2]}, "seed": null,
+        "has_own_prompt": false, "prompt_hashes": ["p"], "model": "tiny_100%",
+        "fingerprint": "f", "tokenizer_hash": "t", "dtype": "float32", "device": "cpu",
+        "benchmark": "facts", "data_hash": "d", "counts": {"kept": 4}, "ground_from": null,
+        "ground": 3, "test": 4, "draw": null, "rule": "answered", "bertscore": null,
+        "versions": {"trueline": "0"}, "machine": {"cpus": 2},
+        "time": "2026-01-01T00:00:00+00:00"}""",
+        """{"question": "Q?", "text": "same", "tokens": 2, "finish": "stop",
+        "prompt_tokens": 5, "prompt_hashes": ["p"], "seconds": 0.5, "decoding_seconds": 0.25,
+        "hits": [0, 0], "flipped": [0, 0], "entropy": [0.1, 2.0]}""",
+    )
+)
 
 
 def cell(id, method="greedy", *, settings=None, build=None, **given):
     """The head of a cell, as a run writes it."""
-    is_grounded = method in ("rad", "knn-lm")
-    made = {**BUILD, **(build or {})}
-    space = SpaceFacts(hash="abc", entries=9, build=made, default_build=BUILD, built=made)
+    made, known = {**BUILD, **(build or {})}, SETTINGS if method == "rad" else {}
+    space = {"hash": "abc", "entries": 9, "build": made, "default_build": BUILD, "built": made}
     fields = {
-        "task": "generate",
-        "samples": 4,
-        "batch_size": 2,
-        "max_new_tokens": 8,
-        "temperature": 0.0,
-        "stop": StopRule((), (2,)),
-        "seed": None,
-        "method": method,
-        "is_plain": method == "greedy",
-        "has_own_prompt": False,
-        "settings": {**(SETTINGS if method == "rad" else {}), **(settings or {})},
-        "defaults": SETTINGS if method == "rad" else {},
-        "prompt_hashes": ("p",),
-        "space": space if is_grounded else None,
-        "model": "tiny_100%",
-        "fingerprint": "f",
-        "tokenizer_hash": "t",
-        "dtype": "float32",
-        "device": "cpu",
-        "benchmark": "facts",
-        "data_hash": "d",
-        "counts": {"kept": 4},
-        "ground_from": None,
-        "ground": 3,
-        "test": 4,
-        "draw": None,
-        "rule": "answered",
-        "bertscore": None,
-        "versions": {"trueline": "0"},
-        "machine": {"cpus": 2},
-        "time": "2026-01-01T00:00:00+00:00",
+        **{"cell": id, "method": method, "is_plain": method == "greedy", "defaults": known},
+        "settings": {**known, **(settings or {})},
+        "space": space if method in ("rad", "knn-lm") else None,
     }
-    return CellLine(cell=id, **{**fields, **given})
+    return msgspec.convert({"kind": "cell", **CELL, **fields, **given}, CellLine)
 
 
-def answers(
-    id, *, rouge, text="same", flipped=(0, 0), hits=(0, 0), sure=0.5, finish="stop", **given
-):
+def answers(id, *, rouge, sure=0.5, **given):
+    confidences = [sure] * 4 if isinstance(sure, float) else sure
+    more = {"kind": "answer", **ANSWER, **given, "cell": id}
     return [
-        AnswerLine(
-            cell=id,
-            sample=sample,
-            index=index,
-            question="Q?",
-            text=text,
-            tokens=2,
-            finish=finish,
-            prompt_tokens=5,
-            seconds=0.5,
-            decoding_seconds=0.25,
-            scores={"rouge_l": rouge[index], "bleu_accuracy": None},
-            confidence=sure if isinstance(sure, float) else sure[index],
-            hits=hits,
-            flipped=flipped,
-            entropy=(0.1, 2.0),
-            **{"prompt_hashes": ("p",), **given},
+        msgspec.convert(
+            {
+                **more,
+                **{"sample": sample, "index": index, "confidence": confidences[index]},
+                "scores": {"rouge_l": rouge[index], "bleu_accuracy": None},
+            },
+            AnswerLine,
         )
         for index, sample in enumerate(SAMPLES)
     ]

@@ -248,25 +248,23 @@ def facts_of(cells: Sequence[CellResults]) -> tuple[tuple[str, str], ...]:
     """Settings, versions and hashes: what is needed to run the same again."""
     facts = []
     for name in _FACTS:
-        found = [getattr(cell.head, name) for cell in cells]
+        found = [plain(getattr(cell.head, name)) for cell in cells]
         values = dict.fromkeys(_fact(value) for value in found if value not in (None, ""))
         facts += [(name.replace("_", " "), "; ".join(values))] if values else []
-    for cell in cells:
-        head, space = cell.head, ""
+    for head in (cell.head for cell in cells):
+        space = ""
         if head.space is not None:
             made = f"of {head.space.entries} entries, context {head.context}"
             made = "without entries" if head.context is None else made
             space = f", space {head.space.hash} {made}"
-        key = f"{head.label} ({head.task}, cell {cell.id})"
-        facts.append((key, f"{_fact(head.settings)}{space}"))
+        key = f"{head.label} ({head.task}, cell {head.cell})"
+        facts.append((key, f"{_fact(plain(head.settings))}{space}"))
     times = sorted({cell.head.time for cell in cells if cell.head.time})
     facts += [("begun", " to ".join(dict.fromkeys([times[0], times[-1]])))] if times else []
     return tuple(facts)
 
 
 def _fact(value: Any) -> str:
-    if not isinstance(value, dict | str | int | float | tuple | list):
-        value = plain(value)
     if isinstance(value, dict):
         return ", ".join(f"{name} {_fact(item)}" for name, item in value.items()) or "none"
     is_list = isinstance(value, tuple | list)

@@ -238,11 +238,28 @@ class Sweep:
 
 def sweeps_of(table: Table) -> list[Sweep]:
     """Every setting with three values or more while the others are equal."""
+    plain = next((row for row in table.rows if row.is_plain), None)
+    varied = [(row, swept_settings(row.first)) for row in table.rows if not row.is_plain]
     found = []
-    for method in dict.fromkeys(row.method for row in table.rows if not row.is_plain):
-        rows = [row for row in table.rows if row.method == method and not row.is_plain]
-        for name in dict.fromkeys(name for row in rows for name in swept_settings(row.first)):
-            found += _curves(method, name, rows, table)
+    for method, name in dict.fromkeys((row.method, n) for row, known in varied for n in known):
+        groups: dict[str, dict[str, tuple[Any, MethodRow]]] = {}  # by the other settings
+        for row, known in varied:
+            if row.method == method and name in known:
+                others = json.dumps(
+                    {n: x for n, x in known.items() if n != name}, sort_keys=True
+                )
+                value = known[name]
+                groups.setdefault(others, {}).setdefault(json.dumps(value), (value, row))
+        rests = {others: json.loads(others) for others in groups}
+        for others, points in groups.items():
+            if len(points) >= _FEWEST:
+                values, curve = zip(*sorted(points.values(), key=_by_value), strict=True)
+                rest = ", ".join(
+                    f"{n}={x}"
+                    for n, x in rests[others].items()
+                    if any(other.get(n) != x for other in rests.values())
+                )
+                found.append(Sweep(method, name, values, curve, plain, rest))
     return found
 
 
@@ -252,29 +269,6 @@ def swept_settings(cell: CellResults) -> dict[str, Any]:
     build = {} if head.space is None else head.space.build
     found = {**build, **{name: getattr(head, name) for name in (*_SPACE, *_VARIED)}}
     return {**{name: x for name, x in found.items() if x is not None}, **head.settings}
-
-
-def _curves(method: str, name: str, rows: list[MethodRow], table: Table) -> list[Sweep]:
-    # By the other settings: these, and the values of this one with their rows.
-    groups: dict[str, tuple[dict[str, Any], dict[str, tuple[Any, MethodRow]]]] = {}
-    for row in rows:
-        others = swept_settings(row.first)
-        if name in others:
-            value = others.pop(name)
-            _, points = groups.setdefault(json.dumps(others, sort_keys=True), (others, {}))
-            points.setdefault(json.dumps(value), (value, row))
-    plain = next((row for row in table.rows if row.is_plain), None)
-    curves = []
-    for others, points in groups.values():
-        if len(points) >= _FEWEST:
-            values, curve = zip(*sorted(points.values(), key=_by_value), strict=True)
-            rest = ", ".join(
-                f"{other}={value}"
-                for other, value in others.items()
-                if any(group.get(other) != value for group, _ in groups.values())
-            )
-            curves.append(Sweep(method, name, values, curve, plain, rest))
-    return curves
 
 
 def _by_value(point: tuple[Any, MethodRow]) -> tuple[bool, float, str]:
@@ -334,18 +328,19 @@ def grids_of(table: Table) -> tuple[Grid, ...]:
     grids = []
     for group in get_args(MeasureGroup):
         columns = [column for column in table.columns if column.measure.group == group]
-        if columns:
-            titles = [_title(column, names_judge, table) for column in columns]
-            shown = [row for row in every if columns[0].measure.task in row.counts]
-            rows = tuple(_grid_row(row, columns) for row in shown)
-            grids.append(Grid(group, ("method", *titles, "counts"), rows))
+        titles = []
+        for column in columns:
+            judge = f" ({column.judge})" if column.judge and names_judge else ""
+            hint = ", indicative" if column.id in table.indicative else ""
+            titles.append(f"{column.measure.title}{judge}{hint}")
+        rows = [
+            _grid_row(x, columns)
+            for x in every
+            if columns and columns[0].measure.task in x.counts
+        ]
+        if rows:
+            grids.append(Grid(group, ("method", *titles, "counts"), tuple(rows)))
     return tuple(grids)
-
-
-def _title(column: Column, names_judge: bool, table: Table) -> str:
-    judge = f" ({column.judge})" if column.judge and names_judge else ""
-    hint = ", indicative" if column.id in table.indicative else ""
-    return f"{column.measure.title}{judge}{hint}"
 
 
 def _grid_row(row: MethodRow, columns: list[Column]) -> tuple[GridText, ...]:
