@@ -7,8 +7,6 @@ import pytest
 from mypy import api
 from test_docs import PAGES, README, ROOT, blocks
 
-WRONG_OPTION = 'tl.generate(lm, tl.Greedy(), "q", max_new_token=3)'
-
 
 def module_of(page: Path) -> str:
     """The Python of a page as one module, whose lines keep their numbers."""
@@ -20,17 +18,13 @@ def module_of(page: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def name_of(page: Path) -> str:
-    return f"page_{re.sub(r'[^a-z]', '_', page.stem.lower())}"
-
-
 @pytest.fixture(scope="module")
 def problems(tmp_path_factory):
-    """What mypy says of pages, as a function; later calls use the cache of the first."""
+    """A function that checks pages with mypy; later calls use the cache of the first."""
     folder = tmp_path_factory.mktemp("types")
     config = folder / "mypy.ini"
     # Only the types of trueline are read: those of torch alone would take half a minute.
-    # What is wrong inside trueline, `make check` says.
+    # `make check` reports what is wrong inside trueline.
     config.write_text(
         f"[mypy]\nmypy_path = {ROOT / 'src'}\nfollow_imports = skip\n"
         "ignore_missing_imports = true\ncheck_untyped_defs = true\n"
@@ -53,19 +47,16 @@ def problems(tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_examples_of_the_documents_pass_a_type_checker(problems):
-    texts = {name_of(page): module_of(page) for page in [README, *PAGES]}
+    texts = {
+        f"page_{re.sub('[^a-z]', '_', page.stem.lower())}": module_of(page)
+        for page in [README, *PAGES]
+    }
     assert problems({name: text for name, text in texts.items() if text.strip()}) == []
 
 
-def test_a_wrong_value_in_an_example_is_found_at_its_line(problems, tmp_path):
+def test_a_wrong_option_in_an_example_is_found_at_its_line(problems, tmp_path):
     page = tmp_path / "page.md"
-    page.write_text("# Page\n\n```python\nimport trueline as tl\n\ntl.load(3)\n```\n", "utf-8")
-    found, *_ = problems({"wrong_value": module_of(page)})  # an overload adds its variants
-    assert found.startswith("wrong_value.py:6: error: ")
-    assert '"load"' in found
-
-
-def test_a_wrong_option_in_an_example_is_found(problems):
-    text = f'import trueline as tl\n\nlm = tl.load("smollm2-135m")\n{WRONG_OPTION}\n'
-    found, *_ = problems({"wrong_option": text})  # an overload adds its variants
-    assert re.match(r"wrong_option\.py:4: error: .*\[call-(arg|overload)\]", found)
+    call = 'tl.generate(tl.load("smollm2-135m"), tl.Greedy(), "q", max_new_token=3)'
+    page.write_text(f"# Page\n\n```python\nimport trueline as tl\n\n{call}\n```\n", "utf-8")
+    found, *_ = problems({"wrong": module_of(page)})  # an overload adds its variants
+    assert re.match(r"wrong\.py:6: error: .*\[call-(arg|overload)\]", found)

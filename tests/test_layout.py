@@ -33,27 +33,20 @@ SHORTHANDS = {  # Answer.explain; RAD's entries, which a space carries and never
 }
 METHODS = ("types", "methods", "corrective", "rad", "lab/paper")  # where a method may be named
 MODULES = sorted(SOURCE.rglob("*.py"))
+# The package itself may import every stage.
+STAGES = [path for path in MODULES if path.parent != SOURCE or path.name[:2] != "__"]
 
 
 def name_of(path: Path) -> str:
     return path.relative_to(SOURCE).as_posix()
 
 
-def is_root(path: Path) -> bool:
-    """Whether a module is the package itself, which may import every stage."""
-    return path.parent == SOURCE and path.name.startswith("__")
-
-
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text("utf-8"))
 
 
-def imports(tree: ast.AST) -> list[str]:
-    """Every module of ours that is imported anywhere in a tree, inside functions too."""
-    return [name for name in all_imports(tree) if name.split(".")[0] == "trueline"]
-
-
-def all_imports(tree: ast.AST) -> list[str]:
+def imports(tree: ast.AST, package: str = "trueline") -> list[str]:
+    """Every module of a package that is imported anywhere in a tree, inside functions too."""
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -62,7 +55,7 @@ def all_imports(tree: ast.AST) -> list[str]:
             found += [f"trueline.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             found.append(node.module or "")
-    return found
+    return [name for name in found if name.split(".")[0] == package]
 
 
 def tracked() -> list[Path]:
@@ -79,7 +72,7 @@ def listed_files(text: str) -> list[str]:
     """The paths in the file trees of a page.
 
     A tree is a ```text block whose first line names a folder, as in `src/trueline/`. Each line
-    is a name and perhaps a comment after it; what stands under a folder is indented.
+    is a name and perhaps a comment after it; the files of a folder are indented.
     """
     paths = []
     for block in re.findall(r"^```text\n([\w./-]+/(?: [^\n]*)?\n.*?)^```$", text, re.M | re.S):
@@ -103,7 +96,7 @@ def layer_of(name: str) -> int:
     raise AssertionError(f"{name} is in no layer")
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if not is_root(path)], ids=name_of)
+@pytest.mark.parametrize("path", STAGES, ids=name_of)
 def test_imports_come_from_the_same_layer_or_an_earlier_one(path):
     here = path.relative_to(SOURCE).with_suffix("").as_posix()
     later = {
@@ -126,9 +119,9 @@ def test_only_the_lab_and_the_commands_import_the_lab():
     assert importers <= {"lab", "cli"}
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if not is_root(path)], ids=name_of)
+@pytest.mark.parametrize("path", STAGES, ids=name_of)
 def test_no_module_names_a_method_or_an_engine(path):
-    """Methods and engines are asked for by what they can do, so that others can be added."""
+    """Methods and engines are chosen by what they can do, so that others can be added."""
     here = path.relative_to(SOURCE).as_posix()
     tree = tree_of(path)
     if not here.startswith(METHODS):
@@ -138,9 +131,9 @@ def test_no_module_names_a_method_or_an_engine(path):
         of_methods = [name for name in imports(tree) if name.startswith("trueline.methods.")]
         assert set(of_methods) <= {"trueline.methods.base"}
     if not here.startswith(("engines", "integrations", "embed", "onnx")):
-        found = all_imports(tree)
-        assert not [name for name in found if name.split(".")[0] == "transformers"]
-        assert not [name for name in found if name.startswith("trueline.engines.transformers")]
+        assert imports(tree, "transformers") == []
+        ours = imports(tree)
+        assert not [name for name in ours if name.startswith("trueline.engines.transformers")]
         config = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
         assert not [node for node in config if ast.unparse(node).endswith("model.config")]
 
@@ -148,18 +141,6 @@ def test_no_module_names_a_method_or_an_engine(path):
 def test_no_module_is_a_drawer_for_the_rest():
     drawers = {"utils", "util", "common", "helpers", "helper", "misc", "shared"}
     found = [name_of(path) for path in MODULES if path.stem.strip("_") in drawers]
-    assert found == []
-
-
-def test_nothing_in_the_package_prints():
-    found = [
-        f"{name_of(path)}:{node.lineno}"
-        for path in MODULES
-        for node in ast.walk(tree_of(path))
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id == "print"
-    ]
     assert found == []
 
 
@@ -186,24 +167,10 @@ def test_the_readme_is_short_and_its_file_tree_is_the_real_one():
     text = README.read_text("utf-8")
     assert len(text.splitlines()) < 200
     paths = listed_files(text)
-    assert paths, "there is no file tree: a text block that starts with a folder"
+    assert paths, "no file tree: a text block that starts with a folder"
     missing = [
         path
         for path in paths
         if not (ROOT / path).exists() or (ROOT / path).is_dir() != path.endswith("/")
     ]
     assert missing == []
-
-
-@pytest.mark.parametrize(
-    "tree",
-    [
-        "src/trueline/   all\n  errors.py\n  models/\n    head.py   logits\n  cli/\n",
-        "src/trueline/\n├── errors.py\n├── models/\n│   └── head.py  logits\n└── cli/\n",
-    ],
-    ids=["indented", "drawn"],
-)
-def test_a_file_tree_is_read_with_its_folders(tree):
-    listed = ["", "errors.py", "models/", "models/head.py", "cli/"]
-    page = f"```text\n{tree}```\nand\n```text\nno tree\n```\n"
-    assert listed_files(page) == [f"src/trueline/{path}" for path in listed]
