@@ -330,13 +330,13 @@ PLACES = {  # the name and the bytes of a file, and its problems
     "an open quote": (
         "facts.csv",
         b'question,answers\na,b\nc,"d\ne,f\n',
-        ["3: the cells cannot be told apart (unexpected end of data); check the quotes"],
+        ["3: the cells cannot be separated (unexpected end of data); check the quotes"],
     ),
     "a stray quote": (
         "facts.tsv",
         b'question\tanswers\n"a" b\tc\nd\te\n\tf\n',
         [
-            "2: the cells cannot be told apart ('\t' expected after '\"'); check the quotes",
+            "2: the cells cannot be separated ('\t' expected after '\"'); check the quotes",
             "4: the question is empty",
         ],
     ),
@@ -359,7 +359,7 @@ REFUSED = {  # the name of a file, its content, and what its refusal contains
     "header twice": (
         "f.csv",
         b"\nquestion,answers,answers\na,b,c\n",
-        "f.csv cannot be read: in the header, line 2, 'answers' is there twice",
+        "f.csv cannot be read: in the header, line 2, the column 'answers' occurs twice",
     ),
     "header bytes": (
         "f.csv",

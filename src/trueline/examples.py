@@ -125,7 +125,7 @@ def _jsonl_rows(file: TextIO) -> Iterator[Found]:
 
 
 def _json_rows(file: TextIO) -> Iterator[Found]:
-    """The items of a JSON list, by number; what is no JSON is named by its line."""
+    """The items of a JSON list, by number; an error in the JSON is named by its line."""
     text = file.read(_MOST_JSON + 1)
     if len(text) > _MOST_JSON:
         raise ValueError(f"it has more than {_MOST_JSON:,} characters; write it as .jsonl")
@@ -173,8 +173,10 @@ def _csv_rows(file: TextIO, delimiter: str = ",") -> Iterator[Found]:
         delimiter = ";"
     reader = csv.reader(chain([first], lines), delimiter=delimiter, strict=True)
     header = [name.strip() for name in next(filter(None, reader), [])]
-    twice = [f"{name!r} is there twice" for name in header if name and header.count(name) > 1]
-    if problem := _not_utf8("".join(header))[1] or "".join(twice[:1]):
+    problem = _not_utf8("".join(header))[1]
+    if twice := [name for name in header if name and header.count(name) > 1]:
+        problem = problem or f"the column {twice[0]!r} occurs twice"
+    if problem:
         raise ValueError(f"in the header, line {reader.line_num}, {problem}")
     cells: list[str] | None = []
     while cells is not None:
@@ -182,7 +184,7 @@ def _csv_rows(file: TextIO, delimiter: str = ",") -> Iterator[Found]:
         try:
             cells = next(reader, None)
         except csv.Error as error:
-            yield line, f"the cells cannot be told apart ({error}); check the quotes"
+            yield line, f"the cells cannot be separated ({error}); check the quotes"
             continue
         down, problem = _not_utf8(delimiter.join(cells or ()))
         if cells and not problem and len(cells) != len(header):
@@ -313,12 +315,13 @@ def _choose(name: str, rows: list[Row], columns: Mapping[str, str | None]) -> Co
 
 def _guesses(fields: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
     """The column that each field may be in, by its name; `...` if none sounds like it."""
-    found: dict[str, str] = {}
+    guesses: dict[str, str] = {}
     for field in fields:
         sounds = re.compile(_SOUNDS_LIKE.get(field, re.escape(field)), re.IGNORECASE)
         likely = [column for column in columns if sounds.search(column)]
-        found[field] = next((one for one in likely if one not in found.values()), "...")
-    return found
+        free = (column for column in likely if column not in guesses.values())
+        guesses[field] = next(free, "...")
+    return guesses
 
 
 def _cell(row: Row, column: str) -> Any:

@@ -106,7 +106,7 @@ def open_session(
     own = {name: _meant_for(name, given) for name in names}
     needs_space = any(method_class(name).needs.space for name in names)
     needs_any_entries = any(map(needs_entries, names))
-    if space is not None:  # before a model is opened: what the space cannot give shows at once
+    if space is not None:  # a space that lacks something is refused before a model is opened
         for name in names:
             if not (builds_entries and needs_entries(name)):
                 make_method(name, space=space, settings=own[name])
@@ -178,7 +178,7 @@ def entries_for(
     *,
     progress: OnProgress | None = None,
 ) -> GroundingSpace:
-    """The space with entries of this model: its own, or built and kept with it.
+    """The space with entries of this model: those it has, or new ones that are kept with it.
 
     Entries of another model stay in its folder; those built here then last for this process.
     """

@@ -91,10 +91,10 @@ for command in (*_SPACES, *_ANSWERING, *_MEASURING):
 
 
 def main() -> None:
-    """Run a command; exit 1 with one line for what the user can mend, 130 when interrupted."""
-    # Garbage is collected rarely: the millions of objects that imports make are none. A thread
-    # of torch that waits for work gives its core back after 0.3 ms, not 5 ms, as the embedder
-    # needs it; libgomp reads this once, when torch is imported.
+    """Run a command; exit 1 after an error that the user can mend, 130 when interrupted."""
+    # Garbage is collected rarely, as the millions of objects that imports make are not garbage.
+    # A thread of torch that waits for work gives its core back after 0.3 ms, not 5 ms, since
+    # the embedder needs it; libgomp reads this once, when torch is imported.
     gc.set_threshold(_OBJECTS_UNTIL_COLLECTION, 20, 100)
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "20000")
@@ -131,7 +131,7 @@ def _run() -> int:
         running = next((word for word in sys.argv[1:] if word in cli.commands), "")
         hint = "; run the same command again, and it goes on where it was"
         return _stop("stopped" + hint * (running in _RESUMED), 130)
-    except OSError as error:  # library code says more than this; here is what it did not catch
+    except OSError as error:  # one that no other code expected
         return _stop(one_line(error))
     return 0
 
@@ -141,6 +141,6 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 
 def _stop(message: str, code: int = 1) -> int:
-    """Print an error; its own further lines are indented, others would be somebody's text."""
+    """Print an error; only further lines of ours, which are indented, stay lines."""
     note("Error: " + _STRAY_BREAK.sub(r"\\n", message))
     return code

@@ -87,17 +87,19 @@ def ask(
     session = options.open([method])
     from trueline.decode.generate import generate  # torch is imported by now
 
-    lm, found = session.lm, session.methods[method]
+    lm, chosen = session.lm, session.methods[method]
     is_one = question not in (None, _STDIN)
-    answers = (generate(lm, found, one, trace=trace, **options.sampling) for one in questions)
+    answers = (
+        generate(lm, chosen, text, trace=trace, **options.sampling) for text in questions
+    )
     if as_json:
         listed = [_as_json(answer) for answer in answers]
         print_json(listed[0] if is_one else listed)
     elif is_one or is_terminal():
-        for number, one in enumerate(questions):
+        for number, text in enumerate(questions):
             if not is_one:
-                tell(f"{chr(10) * (number > 0)}{visible_line(one)}", "prompt")
-            _stream(lm, found, one, options)
+                tell(f"{chr(10) * (number > 0)}{visible_line(text)}", "prompt")
+            _stream(lm, chosen, text, options)
     else:
         write("question\tcovered\tfrom\tanswer\n")
         for answer in answers:
@@ -115,7 +117,7 @@ def _questions(question: str | None, file: Path | None) -> list[str]:
     if file is not None:
         if question is not None:
             raise SettingError("give QUESTION or --file, not both")
-        return [one.question for one in read_questions(file, needs_ids=False)]
+        return [row.question for row in read_questions(file, needs_ids=False)]
     if question is not None and question != _STDIN:
         return [question]
     lines = read_lines() if question == _STDIN or not sys.stdin.isatty() else {}

@@ -79,15 +79,15 @@ def compare(
       trueline compare --space facts.space --flips "What happens if you swallow gum?"
       trueline compare --methods all --set kate.k=4 "What happens if you swallow gum?"
     """
-    asked = [AskedQuestion(text.strip()) for text in questions]
-    asked += [] if file is None else read_questions(file, needs_ids=True)
-    if not asked:
+    rows = [AskedQuestion(text.strip()) for text in questions]
+    rows += [] if file is None else read_questions(file, needs_ids=True)
+    if not rows:
         raise SettingError("there is no question; give some as arguments or with --file")
-    texts = [one.question for one in asked]
+    texts = [row.question for row in rows]
     names = [name.strip() for name in methods.split(",") if name.strip()]
     names = method_names() if names == ["all"] else names
     check_parts(names, space=options.space)
-    meant = _meant(asked, options.space)
+    meant = _meant(rows, options.space)
     session = options.open(names)
     from trueline.decode.generate import compare as run  # torch is imported by now
     from trueline.decode.generate import generate
@@ -106,10 +106,10 @@ def compare(
         _show(texts, runs, traced, verdicts)
 
 
-def _meant(asked: Sequence[AskedQuestion], space: Path | None) -> list[Example | None]:
+def _meant(rows: Sequence[AskedQuestion], space: Path | None) -> list[Example | None]:
     """The example that answers each question; an id that no example has is refused."""
-    if not any(one.id for one in asked):
-        return [None] * len(asked)
+    if not any(row.id for row in rows):
+        return [None] * len(rows)
     from trueline.lab.metrics import rouge_l
 
     rouge_l("a", ["a"])  # a missing package shows before a model is opened
@@ -117,16 +117,16 @@ def _meant(asked: Sequence[AskedQuestion], space: Path | None) -> list[Example |
 
     examples = read_examples("facts") if space is None else read_space(space).examples
     known = {example.id: example for example in examples}
-    check_meant(asked, known, "--file")
-    return [known[one.id] if one.id else None for one in asked]
+    check_meant(rows, known, "--file")
+    return [known[row.id] if row.id else None for row in rows]
 
 
 def _judge(answers: Sequence[Answer], meant: Sequence[Example | None]) -> list[bool | None]:
     from trueline.lab.metrics import is_right
 
     return [
-        None if one is None else is_right(answer.text, one.answers, one.wrong_answers)
-        for answer, one in zip(answers, meant, strict=True)
+        None if fact is None else is_right(answer.text, fact.answers, fact.wrong_answers)
+        for answer, fact in zip(answers, meant, strict=True)
     ]
 
 

@@ -112,7 +112,11 @@ def described(cls: type) -> dict[str, tuple[list[Any], str]]:
 
 
 def _parts(hint: Any) -> list[Any]:
-    return [hint, get_origin(hint), *(part for one in get_args(hint) for part in _parts(one))]
+    return [
+        hint,
+        get_origin(hint),
+        *(part for inner in get_args(hint) for part in _parts(inner)),
+    ]
 
 
 def flags_of(cls: type, into: str) -> Decorator:
@@ -270,8 +274,8 @@ def answer_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def gathered(settings: dict[str, Any], **given: Any) -> None:
-        own = {field.name: given.pop(field.name) for field in fields(AnswerOptions)[:3]}
-        own |= {name: given.pop(name) for name in ("weights", "sampling")}
+        names = ("space", "model", "embedder", "weights", "sampling")
+        own = {name: given.pop(name) for name in names}
         named = read_settings(settings.pop("set"))
         named |= {name: value for name, value in settings.items() if value is not None}
         command(options=AnswerOptions(**own, settings=named), **given)

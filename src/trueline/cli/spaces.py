@@ -152,7 +152,7 @@ def build(
             f"--context 8, or leave {flag} out, as the space works with any model"
         )
     check_parts((), model=model, embedder=embedder)
-    found = examples_of_space(examples) or read_with(reading, examples)
+    source = examples_of_space(examples) or read_with(reading, examples)
     unit = "examples" if tokens is None else "entries"
     with progress_bar("building", unit, f"opening {embedder}") as progress:
         from trueline.space import build as build_space
@@ -161,7 +161,7 @@ def build(
             lm = load(model or DEFAULT_MODEL, **weights)
         space = build_space(
             lm,
-            found,
+            source,
             context=tokens,
             prompt=prompt,
             embedder=embedder,
@@ -223,13 +223,13 @@ def add(
       trueline add facts.space more.jsonl
     """
     check_parts((), space=folder, model=model, embedder=embedder)
-    found = read_with(reading, examples)
+    given = read_with(reading, examples)
     with progress_bar("adding", "", f"opening {folder}") as progress:
         from trueline.space import read_space
 
         space = read_space(folder, embedder=embedder)
-        known = [example for example in found if replace and example.id in space]
-        new = [example for example in found if not (replace and example.id in space)]
+        known = [example for example in given if replace and example.id in space]
+        new = [example for example in given if not (replace and example.id in space)]
         lm = None
         if space.entries is not None:  # they need their model, in their number type
             made = space.entries.settings
@@ -328,7 +328,7 @@ def info(folder: Path, examples: bool, as_json: bool) -> None:
     if examples and as_json:
         print_json([as_record(example) for example in space.examples])
     elif examples:
-        rows = [(one.id, one.question, one.answers[0]) for one in space.examples]
+        rows = [(fact.id, fact.question, fact.answers[0]) for fact in space.examples]
         print_table(("id", "question", "answer"), rows)
     elif as_json:
         print_json(space.info())
@@ -394,7 +394,7 @@ def tune(
     """
     if undo and questions is not None:
         raise SettingError("--undo takes no --questions: it only removes the tuned settings")
-    asked = None if questions is None else read_asked(questions)
+    rows = None if questions is None else read_asked(questions)
     check_parts((), space=folder, embedder=embedder)
     from trueline.space import read_space  # imports torch
 
@@ -404,11 +404,11 @@ def tune(
         tuned = dict(space.tune({}).tuned)
         facts, lines = {"tuned": tuned or None}, [f"{folder}: {state}"]
     else:
-        check_meant(asked or (), {example.id for example in space.examples}, str(questions))
+        check_meant(rows or (), {example.id for example in space.examples}, str(questions))
         with progress_bar("tuning", "questions", f"opening {folder}") as progress:
             from trueline.corrective.tune import tune as fit
 
-            fitted = fit(space, asked, false_scope=false_scope, progress=progress)
+            fitted = fit(space, rows, false_scope=false_scope, progress=progress)
         space.tune(fitted.settings)
         facts = {**asdict(fitted), "tuned": fitted.settings}
         lines = _lines(folder, fitted)
@@ -439,8 +439,8 @@ def _lines(folder: Path, fitted: Tuning) -> list[str]:
         f"  recall       {recall}",
         "  strength     not fitted, which would take a model; it stays as it is",
         *(
-            f"  still false  {one.probability:.2f}  {one.question}  answered by {one.example}"
-            for one in fitted.worst
+            f"  still false  {row.probability:.2f}  {row.question}  answered by {row.example}"
+            for row in fitted.worst
         ),
         f"`trueline tune {folder} --undo` removes it",
     ]
