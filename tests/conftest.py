@@ -1,9 +1,13 @@
-"""Tiny parts for the quick tests, and the real model and embedder for the marked ones."""
+"""Tiny parts for the quick tests, the real model and embedder, and commands that are run."""
 
+import contextlib
+import io
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
+from typing import NamedTuple
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -133,3 +137,44 @@ def tiny_home(filled_home):
         patch.setenv("PIP_NO_INDEX", "1")
         yield filled_home
     torch.set_num_threads(threads)
+
+
+class Ran(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self):
+        def refuse(constant):
+            raise ValueError(f"{constant} is no JSON")
+
+        assert self.code == 0, self.err
+        return json.loads(self.out, parse_constant=refuse)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def run_command(*args, stdin="", terminal=False, environment=None):
+    """Run a command in this process, at a terminal without styles if at one at all."""
+    from trueline.cli import main
+
+    kind = Terminal if terminal else io.StringIO
+    out, err, code = kind(), kind(), 0
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        patch.setattr(sys, "argv", ["trueline", *args])
+        patch.setattr(sys, "stdin", io.StringIO(stdin))
+        for name, value in {"TERM": "dumb", **(environment or {})}.items():
+            patch.setenv(name, value)
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+    return Ran(code, out.getvalue(), err.getvalue())

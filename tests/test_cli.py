@@ -1,6 +1,5 @@
 """The commands: what they print, as text and as JSON, and how they fail."""
 
-import contextlib
 import csv
 import io
 import json
@@ -11,13 +10,13 @@ import shutil
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import NamedTuple
 
 import click
 import pytest
 import tiny
 import torch
 from conftest import EXAMPLES, fill_home
+from conftest import run_command as run
 
 import trueline as tl
 from trueline.cli import cli, main
@@ -31,37 +30,6 @@ QUESTION = "Are bats blind?"
 SPACE = ("--space", "facts.space", "--max-new-tokens", "5")  # with entries
 ANSWERS = ("--space", "answers.space", "--max-new-tokens", "12")  # without
 STYLED = re.compile("\x1b\\[|[\u2500-\u259f]")  # ANSI escapes, boxes and bars
-
-
-class Ran(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self):
-        def refuse(constant):
-            raise ValueError(f"{constant} is no JSON")
-
-        assert self.code == 0, self.err
-        return json.loads(self.out, parse_constant=refuse)
-
-
-def run(*args: str, stdin: str = "") -> Ran:
-    """Run a command in this process, its output going nowhere a terminal is."""
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-    ):
-        patch.setattr(sys, "argv", ["trueline", *args])
-        patch.setattr(sys, "stdin", io.StringIO(stdin))
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code
-    return Ran(code, out.getvalue(), err.getvalue())
 
 
 PLAN = """

@@ -7,6 +7,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
+from conftest import Terminal
 from test_cli import ANSWERS, QUESTION, home, run  # noqa: F401  # default names mean tiny parts
 
 from trueline.cli.eval import show_tables
@@ -15,11 +16,6 @@ from trueline.engines.models import ALIASES
 from trueline.lab.results import read_results
 
 COLOUR = re.compile("\x1b\\[[0-9]*m")
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 @pytest.fixture(autouse=True)

@@ -7,18 +7,14 @@ A round is known by the seed, the name of its border and its number; a failure n
 `make attack` runs the long form: TRUELINE_ATTACK=long.
 """
 
-import contextlib
-import io
 import os
 import signal
-import sys
 import unicodedata
 import warnings
 from contextlib import contextmanager
 from random import Random
-from typing import NamedTuple
 
-import pytest
+from conftest import Ran, Terminal, run_command  # noqa: F401  for the fuzzers
 
 SEED = os.environ.get("TRUELINE_ATTACK_SEED", "20261116")
 IS_LONG = os.environ.get("TRUELINE_ATTACK") == "long"
@@ -146,42 +142,6 @@ def _changed(chance, value, path):
     else:
         value[key] = odd_value(chance)
     return value
-
-
-class Ran(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-class Terminal(io.StringIO):
-    """A stream that says it is a terminal; a dumb one, so that no style is ours."""
-
-    def isatty(self):
-        return True
-
-
-def run_command(*args, stdin="", terminal=False, environment=None):
-    """Run a command in this process; what is no exit is raised as it is."""
-    from trueline.cli import main
-
-    kind = Terminal if terminal else io.StringIO
-    out, err, code = kind(), kind(), 0
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-    ):
-        patch.setattr(sys, "argv", ["trueline", *args])
-        patch.setattr(sys, "stdin", io.StringIO(stdin))
-        patch.setenv("TERM", "dumb")
-        for name, value in (environment or {}).items():
-            patch.setenv(name, value)
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code
-    return Ran(code, out.getvalue(), err.getvalue())
 
 
 def steering(text):
