@@ -16,6 +16,7 @@ SIMILARITIES = torch.tensor([0.9, 0.6])
 VALUES = torch.tensor([[5.0, 0.0, 0.0, 0.0], [0.0, 10.0, 0.0, 5.0]])  # (entries, vocabulary)
 BASE = torch.tensor([[0.0, 0.0, 2.5, 0.0]])  # the model wants token 2
 HIT = torch.tensor([True])
+PULL = torch.tensor([[3.0, 4.0, 0.0, 2.0]])
 
 
 def test_weights_are_shares_of_the_similarity():  # 0.9 / 1.5 and 0.6 / 1.5
@@ -28,29 +29,25 @@ def test_mean_weights_are_equal():
 
 def test_aggregated_logits_are_the_weighted_average():
     pull = aggregate(weigh(SIMILARITIES, ROW, 1), ROW, VALUES, 1)
-    assert torch.allclose(pull, torch.tensor([[3.0, 4.0, 0.0, 2.0]]))
+    assert torch.allclose(pull, PULL)
 
 
 def test_near_contexts_overturn_the_model():  # 2.5 against 0.75 * 4 = 3
-    pull = torch.tensor([[3.0, 4.0, 0.0, 2.0]])
-    final = fuse(BASE, pull, HIT, alpha=0.75)
+    final = fuse(BASE, PULL, HIT, alpha=0.75)
     assert torch.allclose(final, torch.tensor([[2.25, 3.0, 2.5, 1.5]]))
     assert (int(BASE.argmax()), int(final.argmax())) == (2, 1)
 
 
 def test_mix_shares_the_scale_between_model_and_neighbors():
-    final = fuse(BASE, torch.tensor([[3.0, 4.0, 0.0, 2.0]]), HIT, alpha=0.5, how="mix")
+    final = fuse(BASE, PULL, HIT, alpha=0.5, how="mix")
     assert torch.allclose(final, torch.tensor([[1.5, 2.0, 1.25, 1.0]]))
 
 
-def test_prob_mixes_the_two_distributions():  # base (1/4, 3/4), neighbors (1/2, 1/2), alpha 1/2
-    base = torch.tensor([[0.0, math.log(3)]])
-    final = fuse(base, torch.zeros(1, 2), HIT, alpha=0.5, how="prob")
-    assert torch.allclose(final.exp(), torch.tensor([[0.375, 0.625]]))
-
-
-@pytest.mark.parametrize(("alpha", "wanted"), [(0.0, [0.25, 0.75]), (1.0, [0.5, 0.5])])
-def test_prob_at_its_ends_is_one_of_the_two_distributions(alpha, wanted):
+# Base (1/4, 3/4), neighbors (1/2, 1/2).
+@pytest.mark.parametrize(
+    ("alpha", "wanted"), [(0.0, [0.25, 0.75]), (0.5, [0.375, 0.625]), (1.0, [0.5, 0.5])]
+)
+def test_prob_mixes_the_two_distributions(alpha, wanted):
     base = torch.tensor([[0.0, math.log(3)]])
     final = fuse(base, torch.zeros(1, 2), HIT, alpha=alpha, how="prob")
     assert torch.allclose(final.exp(), torch.tensor([wanted]))

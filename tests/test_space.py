@@ -94,44 +94,19 @@ def same(one, other):
 # Building
 
 
-def test_examples_alone_are_enough_in_every_form(examples, embedder, tmp_path, monkeypatch):
-    monkeypatch.setattr("trueline.space.load_embedder", lambda *given, **options: embedder)
+def test_examples_alone_are_enough_for_any_model(embedder, examples, tmp_path):
     (tmp_path / "facts.jsonl").write_text('{"question": "Is it?", "answer": "Yes."}\n')
-    assert len(tl.build(tmp_path / "facts.jsonl")) == 1
-    assert len(tl.build(str(tmp_path / "facts.jsonl"))) == 1
-    assert len(tl.build(examples)) == len(tl.build(None, examples)) == 4
-    lm = tiny.language_model("llama")
-    plain, full = tl.build(lm, examples), tl.build(lm, examples, context="full")
-    assert plain.info()["entries"] == 0
-    assert full.info()["entries"] == tl.build(lm, examples, context=8).info()["entries"] > 0
-
-
-def test_a_space_of_examples_is_small_and_serves_any_model(embedder, examples):
-    space = tl.build(examples, embedder=embedder)
-    assert (len(space), space.counts()) == (4, {"entries": 0, "examples": 4})
+    for source in (tmp_path / "facts.jsonl", str(tmp_path / "facts.jsonl")):
+        assert len(tl.build(source, embedder=embedder)) == 1
+    space, lm = tl.build(examples, embedder=embedder), tiny.language_model("qwen2")
+    for same in (tl.build(None, examples, embedder=embedder), tl.build(lm, examples)):
+        assert same.counts() == space.counts() == {"entries": 0, "examples": 4}
     assert space.info()["bytes_per_example"] < 2000
-    lm = tiny.language_model("qwen2")
     assert tl.generate(lm, tl.KATE(space, k=2), "Are bats blind?", max_new_tokens=3).token_ids
     with pytest.raises(SpaceMismatchError, match=r"rad needs entries.*context=8"):
         tl.RAD(space)
     wanted = embedder.embed([example.question for example in examples])
     assert torch.allclose(space.question_vectors("cpu"), wanted, atol=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("context", 0),
-        ("context", "all"),
-        ("window", "half"),
-        ("values", "x"),
-        ("dtype", "int8"),
-        ("end", 1),
-    ],
-)
-def test_a_setting_that_cannot_be_is_refused_by_name(setting, value, build, examples):
-    with pytest.raises(SettingError, match=setting):
-        build(examples, **{setting: value})
 
 
 def test_options_of_entries_are_refused_where_none_are_made(embedder, examples):
@@ -164,19 +139,9 @@ def test_two_builds_and_a_save_give_the_same_bytes(build, examples, folder, tmp_
 def test_a_folder_holds_space_json_and_one_folder_and_nothing_else(folder, tmp_path):
     held = contents(folder)
     (generation,) = folder.glob("g-*")
-    assert set(held) == {
-        "space.json",
-        generation.name,
-        *(
-            f"{generation.name}/{name}"
-            for name in (
-                "examples.jsonl",
-                "vectors.safetensors",
-                "rad",
-                "rad/truthful.safetensors",
-            )
-        ),
-    }
+    names = "examples.jsonl", "vectors.safetensors", "rad", "rad/truthful.safetensors"
+    inner = {f"{generation.name}/{name}" for name in names}
+    assert set(held) == {"space.json", generation.name} | inner
     for name, content in held.items():  # and no path of this machine
         assert str(tmp_path).encode() not in (content or b""), name
         assert str(Path.home()).encode() not in (content or b""), name
@@ -192,21 +157,20 @@ def test_a_space_reads_back_as_it_was_written(space, folder, embedder):
     assert again.info() == space.info()
 
 
-def test_a_build_leaves_another_space_alone_unless_told(build, examples, lm, tmp_path):
-    space = build(examples, out=tmp_path / "space").remove("fact-2")
+def test_a_build_leaves_another_space_alone_unless_overwrite_is_given(
+    build, examples, lm, tmp_path
+):
+    out = tmp_path / "space"
+    space = build(examples, out=out).remove("fact-2")
     for attempt in (
-        lambda **options: build(examples, out=tmp_path / "space", **options),
-        lambda **options: tl.merge(
-            build(MORE[:1]), build(MORE[1:2]), out=tmp_path / "space", **options
-        ),
+        lambda: build(examples, out=out),
+        lambda: tl.merge(build(MORE[:1]), build(MORE[1:2]), out=out),
     ):
-        with pytest.raises(
-            SpaceError, match=r"holds another space \(3 examples, last changed by "
-        ):
+        with pytest.raises(SpaceError, match=r"another space \(3 examples, last changed by "):
             attempt()
-    assert tl.open(tmp_path / "space").history() == space.history()
-    assert len(build(examples, out=tmp_path / "space", overwrite=True)) == 4
-    assert not (tmp_path / "space" / PRIVATE).exists()
+    assert tl.open(out).history() == space.history()
+    assert len(build(examples, out=out, overwrite=True)) == 4
+    assert not (out / PRIVATE).exists()
 
 
 def test_another_precision_is_another_plan(lm, build, examples, embedder, tmp_path):
@@ -225,11 +189,6 @@ def test_another_model_or_tokenizer_is_refused(lm, space):
     other = tiny.language_model("llama", seed=1)
     with pytest.raises(SpaceMismatchError, match=r"model tiny-llama .*trueline build --model"):
         tl.generate(other, tl.RAD(space), "Are bats blind?")
-    model = copy.deepcopy(lm.model)
-    with torch.no_grad():
-        model.model.layers[1].mlp.up_proj.weight[5, 7] += 0.01
-    with pytest.raises(SpaceMismatchError):
-        tl.generate(tl.LanguageModel(model, lm.tokenizer), tl.RAD(space), "Are bats blind?")
     other = tl.LanguageModel(lm.model, tiny.tokenizer(chat=True), id=lm.id)
     with pytest.raises(SpaceMismatchError, match="another tokenizer"):
         tl.generate(other, tl.RAD(space), "Are bats blind?")
@@ -253,10 +212,10 @@ def test_what_only_a_space_names_is_not_fetched_from_the_hub(
 ):
     from forged import Forged
 
-    asked = []
+    calls = []
 
     def snapshot_download(name, **options):
-        asked.append(options)
+        calls.append(options)
         raise FileNotFoundError(name)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
@@ -270,7 +229,7 @@ def test_what_only_a_space_names_is_not_fetched_from_the_hub(
     }[field]
     with pytest.raises(tl.TruelineError, match=f"because a space names it.*--{field}"):
         use()
-    assert asked == [{"local_files_only": True}]
+    assert calls == [{"local_files_only": True}]
 
 
 # Edits
@@ -386,9 +345,9 @@ def test_a_removed_example_is_gone_from_every_answer_and_every_byte(build, lm, t
     assert answers(lm, space) == old  # what is open stays as it was
     for method in (tl.RAD(left, tau=-1.0), tl.KNNLM(left, k=5000), tl.KNNLM(left, k=7)):
         answer = tl.generate(lm, method, "Are bats blind?", max_new_tokens=2, trace=True)
-        spoke = {near.example for step in answer.trace for near in step.neighbors}
-        assert "xyzzyx-id" not in spoke
-        assert spoke
+        near = {near.example for step in answer.trace for near in step.neighbors}
+        assert near
+        assert "xyzzyx-id" not in near
     assert "xyzzyx-id" not in [one.id for one in tl.KATE(left, k=99).nearest("Who is it?")]
 
 
@@ -428,7 +387,7 @@ def test_merging_into_the_second_folder_loses_no_commit_that_came_meanwhile(
     assert len(tl.open(tmp_path / "one", embedder=one.embedder)) == 2
 
 
-def test_history_says_what_was_committed(build, examples, lm, tmp_path):
+def test_history_lists_what_was_committed(build, examples, lm, tmp_path):
     space = build(examples, out=tmp_path / "space").add(MORE, lm).remove("air")
     space = space.tune({"threshold": 0.5})
     lines = [(one.what, one.changed, one.examples) for one in space.history()]
