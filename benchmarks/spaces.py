@@ -109,7 +109,6 @@ def growth(quick):
     queries = torch.from_numpy(_mixed(np.random.default_rng(SEED + 1), 32).astype(np.float32))
     found, opened, times = {}, {}, {count: [] for count in counts}
     with tempfile.TemporaryDirectory() as folder:
-        search.home = lambda: Path(folder)  # where the index is kept
         for count in counts:
             opened[count], told = _grown(count, Path(folder) / f"{count}.space", queries)
             found[count] = {"milliseconds": None, **told}
@@ -132,7 +131,7 @@ def _grown(count, folder, queries):
     opening = perf_counter() - begun
     rad, lm = tl.RAD(opened), model()
     begun = perf_counter()
-    rad.look_up_by(lm, queries[:1], [""])
+    rad.retrieve(lm, queries[:1])
     first = perf_counter() - begun
     used = rss() - before
     retriever = open_retriever(opened, lm.device)

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import logging
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from trueline.engines.fetch import home
-from trueline.files import file_hash, open_regular, replacing
-
-_log = logging.getLogger(__name__)
 LARGE = 50_000  # keys from which an index is used: below it, all are compared exactly
 PROBE_FACTOR = 1.5  # times the root of the number of lists: how many are searched
 _BLOCK = 4_096  # keys compared at once: their float32 copy stays in the processor's cache
-_NAMED = 32  # digits of the hash of some keys in the name of their index
 _TRAINED = 40  # keys a list is made from
 
 
@@ -110,11 +102,10 @@ class Index:
 Search = Exact | Index
 
 
-def open_search(keys: torch.Tensor, name: str | None = None, *, large: int = LARGE) -> Search:
-    """The way to search some keys: all of them, or from `large` on an index, made once.
+def open_search(keys: torch.Tensor, *, large: int = LARGE) -> Search:
+    """The way to search some keys: all of them, or from `large` on an index, if FAISS is there.
 
-    `name` is a hash of the file that holds the keys; without it the index is not kept. It takes
-    as much room again as the keys; without FAISS all keys are compared.
+    The index takes as much room again as the keys.
     """
     if len(keys) < large:
         return Exact(keys)
@@ -127,54 +118,7 @@ def open_search(keys: torch.Tensor, name: str | None = None, *, large: int = LAR
             stacklevel=2,
         )
         return Exact(keys)
-    if name is None:  # keys of a space in memory leave no trace on the disk
-        return Index(_index(faiss, keys))
-    path = _index_path(keys, name)
-    if (kept := _kept(faiss, path, name)) is not None:
-        return kept
-    index = _index(faiss, keys)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as scratch, replacing(path.with_suffix(".seal")) as seal:
-            faiss.write_index(index, str(scratch))
-            seal.write_text(_seal(name, file_hash(scratch)))
-    except (OSError, RuntimeError) as error:  # no room, or not ours to write
-        _log.warning("the index of %d entries cannot be kept (%s)", len(keys), error)
-    return Index(index)
-
-
-def forget_index(name: str) -> None:
-    """Remove what is kept of the index of some keys, by their hash."""
-    for path in (home() / "indexes").glob(f"{name[:_NAMED]}-*"):
-        path.unlink(missing_ok=True)
-
-
-def _kept(faiss: Any, path: Path, name: str) -> Index | None:
-    """The index that is kept under a name, if it is complete and of these keys.
-
-    FAISS does not check what it reads, so the seal contains the hash of the file.
-    """
-    try:
-        with open_regular(path) as file:
-            wanted = _seal(name, hashlib.file_digest(file, "sha256").hexdigest()).encode()
-        with open_regular(path.with_suffix(".seal")) as file:
-            if file.read(len(wanted) + 1) != wanted:
-                raise ValueError("it is not what was kept for these keys")
-        return Index(faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC))
-    except FileNotFoundError:
-        return None
-    except (OSError, RuntimeError, ValueError) as error:
-        _log.warning("the index %s is damaged (%s) and is made anew", path.name, error)
-        return None
-
-
-def _seal(name: str, sha256: str) -> str:
-    return f"{name} {sha256}\n"
-
-
-def _index_path(keys: torch.Tensor, name: str) -> Path:
-    how = hashlib.sha256(f"{len(keys)} {keys.dtype} {_TRAINED}".encode()).hexdigest()[:8]
-    return home() / "indexes" / f"{name[:_NAMED]}-{how}.faiss"
+    return Index(_index(faiss, keys))
 
 
 def _index(faiss: Any, keys: torch.Tensor) -> Any:

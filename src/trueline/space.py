@@ -34,7 +34,7 @@ from trueline.errors import (
 )
 from trueline.examples import content_hash, digest, read_examples
 from trueline.prompts import Prompt
-from trueline.search import Search, forget_index, open_search
+from trueline.search import Search, open_search
 from trueline.store import Array, Arrays, Commit, Manifest, Read, Stamp
 from trueline.types import Example, OnProgress
 
@@ -201,7 +201,7 @@ class GroundingSpace:
 
     @cached_property
     def _search(self) -> Search:
-        return open_search(self._questions, self.file_hash(store.VECTORS))
+        return open_search(self._questions)
 
     def question_vectors(self, device: str | torch.device) -> torch.Tensor:
         """The examples' questions as unit vectors (examples, dimension), float32."""
@@ -232,11 +232,6 @@ class GroundingSpace:
         """The vectors of one example's question, truthful and wrong answers: (3, dimension)."""
         vectors = np.stack([self.vectors[name][number] for name in VECTORS])
         return torch.from_numpy(vectors.astype(np.float32))
-
-    def file_hash(self, name: str) -> str | None:
-        """The hash of one of its files; None for a space in memory."""
-        record = None if self.state is None else self.state.files.get(name)
-        return None if record is None else record.sha256
 
     # Its folder
 
@@ -419,12 +414,8 @@ class GroundingSpace:
             **({} if self.entries is None else self.entries.contents()),
         }
         state, stamp = store.commit(folder, manifest, contents, base, check=check)
-        old = {} if self.state is None or not check else self.state.files
         for name, value in (("folder", folder), ("state", state), ("stamp", stamp)):
             object.__setattr__(self, name, value)
-        for record in old.values():  # an index holds keys of what was removed
-            if record not in state.files.values():
-                forget_index(record.sha256)
 
     @property
     def _base(self) -> str | None:

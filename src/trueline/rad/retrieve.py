@@ -9,7 +9,7 @@ import torch
 
 from trueline.embed import Embedder, PreparedTexts, embed_prepared, prepare_texts
 from trueline.engines.base import Engine
-from trueline.rad.entries import TRUTHFUL, WRONG, Entries, window_tokens
+from trueline.rad.entries import Entries, window_tokens
 from trueline.search import Hits, open_search
 from trueline.space import OPENING_LOCK, GroundingSpace
 
@@ -20,14 +20,12 @@ ROUNDING = {torch.float32: 1e-6, torch.float16: 1e-4}  # of a cosine of 1, by th
 class Retriever:
     """One set of entries on one device, with the embedder of their keys."""
 
-    def __init__(
-        self, entries: Entries, embedder: Embedder, device: torch.device, name: str | None
-    ) -> None:
+    def __init__(self, entries: Entries, embedder: Embedder, device: torch.device) -> None:
         self.embedder, self._device = embedder, device
         self._keys = torch.from_numpy(entries.keys).to(device)  # (entries, dimension)
         self._stored = torch.from_numpy(entries.values).to(device)  # (entries, d or vocabulary)
         self.tokens = torch.from_numpy(entries.tokens).to(device).long()  # (entries,)
-        self.search = open_search(self._keys, name)
+        self.search = open_search(self._keys)
         self._same = 1 - ROUNDING[self._keys.dtype]  # from here on windows are equal
 
     def embed(self, windows: Sequence[str]) -> torch.Tensor:
@@ -70,8 +68,7 @@ def open_retriever(
         if key not in rad.opened:
             entries = rad.wrong if wrong else rad.truthful
             assert entries is not None
-            name = space.file_hash(WRONG if wrong else TRUTHFUL)
-            rad.opened[key] = Retriever(entries, space.open_embedder(key[0]), key[0], name)
+            rad.opened[key] = Retriever(entries, space.open_embedder(key[0]), key[0])
         found: Retriever = rad.opened[key]
         return found
 
