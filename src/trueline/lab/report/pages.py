@@ -35,6 +35,7 @@ from trueline.lab.report.tables import (
     Section,
     Table,
     grids_of,
+    one_line,
     tables_of,
 )
 from trueline.lab.results import AnswerLine, CellResults, RunResults, plain, read_results
@@ -138,13 +139,6 @@ def report_of(
     for table, drawn in zip(tables, plots, strict=True):
         hashes = {cell.head.data_hash for cell in table.cells}
         notes = _judge_notes(table) + agreement_notes(table.cells)
-        judged = [
-            len(row.first.labels("truth", x)) for row in table.rows for x in row.first.judges
-        ]
-        if 0 < max(judged, default=0) < fewest:
-            notes.append(
-                f"No reliability curve is drawn: it takes {fewest} judged samples or more."
-            )
         notes += [f"{leak_note(x)}." for x in results.leaks if x.data_hash in hashes]
         grids = (*grids_of(table), *filter(None, [answers_grid(table)]))
         warned, facts = warnings_of(table), facts_of(table.cells)
@@ -167,7 +161,7 @@ def answers_grid(table: Table) -> Grid | None:
         for row in table.rows:
             if line := answers[row.label].get(id):
                 mark = _mark(row, line, table.judges)
-                texts = (_shortened(x) for x in (question, row.label, line.text))
+                texts = (one_line(x, _LONGEST) for x in (question, row.label, line.text))
                 rows.append((*map(GridText, texts), GridText(mark, is_bold=mark == _WRONG)))
                 question = ""
     note = (
@@ -189,11 +183,6 @@ def _mark(row: MethodRow, line: AnswerLine, judges: Sequence[str]) -> str:
     nearer = line.scores.get("rouge_accuracy")
     found += [] if nearer is None else [bool(nearer)]
     return "" if not found else "right" if found[0] else _WRONG
-
-
-def _shortened(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
 def warnings_of(table: Table) -> tuple[str, ...]:
@@ -248,7 +237,7 @@ def facts_of(cells: Sequence[CellResults]) -> tuple[tuple[str, str], ...]:
     """Settings, versions and hashes: what is needed to run the same again."""
     facts = []
     for name in _FACTS:
-        found = [plain(getattr(cell.head, name)) for cell in cells]
+        found: list[Any] = [plain(getattr(cell.head, name)) for cell in cells]
         values = dict.fromkeys(_fact(value) for value in found if value not in (None, ""))
         facts += [(name.replace("_", " "), "; ".join(values))] if values else []
     for head in (cell.head for cell in cells):
@@ -309,11 +298,6 @@ def _render(template: str, escape: Callable[[str], str], **values: Any) -> str:
         )
     source = files("trueline.lab.report").joinpath(template).read_text("utf-8")
     return environment.from_string(source).render(mark=MARK, **values)
-
-
-def one_line(text: str) -> str:
-    """Text on one line; control characters are spelled out, as in \\x1b."""
-    return visible_line(" ".join(text.split()))
 
 
 def escape_markdown(text: str) -> str:

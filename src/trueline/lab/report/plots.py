@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from trueline.errors import import_extra
 from trueline.lab.measures import Average, Column, confidences
 from trueline.lab.metrics import QuartileShare, auroc, ece, quartile_shares, reliability
-from trueline.lab.report.tables import MARK, MethodRow, Sweep, Table, sweeps_of
-from trueline.text import visible_line
+from trueline.lab.report.tables import MARK, MethodRow, Sweep, Table, one_line, sweeps_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -105,7 +104,7 @@ def plots_of(tables: Sequence[Table], fewest: int = FEWEST) -> list[tuple[Plot, 
         for name, title, draw in _plots(table, fewest):
             file = _file_name(f"{start}-{name}", taken)
             taken.add(file)
-            group.append(Plot(file, title, draw))
+            group.append(Plot(file, f"{title}, {table.title}", draw))
         found.append(tuple(group))
     return found
 
@@ -124,28 +123,30 @@ def _plots(table: Table, fewest: int) -> Iterator[tuple[str, str, Callable[[], F
     """The name, the title and the drawing of each plot."""
     columns = _plotted_columns(table, table.rows)
     if columns and len(table.rows) > 1:
-        yield "methods", f"Methods, {table.title}", partial(_methods, table.rows, columns)
-    # Methods with their defaults first, plain before the others, then grounded ones.
-    heads = {id(row): row.first.head for row in table.rows}
-    order = {n: (bool(x.changed), not x.is_plain, x.space is None) for n, x in heads.items()}
-    rows = sorted(table.rows, key=lambda row: order[id(row)])
+        yield "methods", "Methods", partial(_methods, table.rows, columns)
+    rows = sorted(table.rows, key=_plainness)
     found = {row.label: edit_quartiles(row) for row in rows}
     if quartiles := {label: qs for label, qs in found.items() if any(q.share for q in qs)}:
-        title = f"Changed tokens by base entropy, {table.title}"
+        title = "Changed tokens by base entropy"
         yield "interventions", title, partial(_quartiles, quartiles)
     for judge in table.judges:
-        each = {row.label: [confidences(cell, judge) for cell in row.cells] for row in rows}
-        pairs = {
-            label: [x for one in some for x in one.values()] for label, some in each.items()
-        }
-        if curves := {label: one for label, one in pairs.items() if len(one) >= fewest}:
-            title = f"Reliability by {judge}, {table.title}"
+        curves: dict[str, list[tuple[float, bool]]] = {}
+        for row in rows:
+            pairs = [x for cell in row.cells for x in confidences(cell, judge).values()]
+            curves |= {row.label: pairs} if len(pairs) >= fewest else {}
+        if curves:
+            title = f"Reliability by {judge}"
             yield f"reliability-{judge}", title, partial(_reliability, curves)
     for sweep in sweeps_of(table):
-        title = f"{sweep.method}: {sweep.name}, {table.title}"
-        title += f"; {sweep.rest}" if sweep.rest else ""
+        title = f"{sweep.method}: {sweep.name}" + (f"; {sweep.rest}" if sweep.rest else "")
         if columns := _plotted_columns(table, sweep.rows):
             yield f"sweep-{sweep.method}-{sweep.name}", title, partial(_sweep, sweep, columns)
+
+
+def _plainness(row: MethodRow) -> tuple[bool, bool, bool]:
+    """Methods with their defaults first, plain before the others, then those with a space."""
+    head = row.first.head
+    return bool(head.changed), not head.is_plain, head.space is None
 
 
 def _plotted_columns(table: Table, rows: Sequence[MethodRow]) -> list[Column]:
@@ -279,8 +280,7 @@ def _sweep(sweep: Sweep, columns: Sequence[Column]) -> Figure:
 
 def _text(text: str) -> str:
     """A label on one line, not too long; matplotlib hides one that begins with "_"."""
-    text = visible_line(" ".join(text.split()))
-    text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+    text = one_line(text, _LONGEST)
     return f" {text}" if text.startswith("_") else text
 
 

@@ -19,6 +19,7 @@ from trueline.lab.measures import (
 from trueline.lab.plan import Mode
 from trueline.lab.results import CellResults, RunResults
 from trueline.lab.statistics import holm
+from trueline.text import visible_line
 
 if TYPE_CHECKING:
     from trueline.lab.report.plots import Plot
@@ -368,6 +369,12 @@ def entry_of(value: Average | None, column: Column) -> GridText:
         below += [f"{mean} [{low}, {high}]", p_text(value.p, value.p_holm)]
     below += [value.effect] if value.effect else []
     return GridText(number(value.mean, column), tuple(below), value.is_best)
+
+
+def one_line(text: str, longest: int | None = None) -> str:
+    """Text on one line, perhaps shortened; control characters are spelled out, as in \\x1b."""
+    text = visible_line(" ".join(text.split()))
+    return text if longest is None or len(text) <= longest else f"{text[: longest - 3]}..."
 
 
 def number(value: float, column: Column, *, sign: bool = False) -> str:
