@@ -178,3 +178,6 @@ def run_command(*args, stdin="", terminal=False, environment=None):
         except SystemExit as end:
             code = end.code
     return Ran(code, out.getvalue(), err.getvalue())
+
+
+from tiny_run import data, parts, table  # noqa: E402, F401  # fixtures; it reads EXAMPLES

@@ -12,7 +12,7 @@ from trueline.lab.measures import MEASURES, Column, average
 from trueline.lab.plan import Control, controlled_examples, plan_from, unrelated_examples
 from trueline.lab.report.pages import as_csv, as_markdown, report_of
 from trueline.lab.report.tables import tables_of
-from trueline.lab.results import VerdictLine, encode_lines, gather_cells, read_results
+from trueline.lab.results import VerdictLine, gather_cells, read_results
 from trueline.lab.statistics import Difference
 from trueline.types import Example
 
@@ -252,11 +252,3 @@ def test_a_method_without_controls_is_named():
         "than the plain model, not an effect of the examples: answers shuffled +50.0"
     )
     assert average([rad], Column(MEASURES["truth"], JUDGE)).mean == 1.0
-
-
-def test_lines_of_controls_are_read_back(tmp_path):
-    head = cell("r", "rad", control=Control.BOUNDARY)
-    (tmp_path / "results.jsonl").write_bytes(encode_lines([head]))
-    (found,) = read_results(tmp_path).cells
-    assert found.head.control is Control.BOUNDARY
-    assert found.title.endswith("control: no boundary steps")

@@ -40,7 +40,7 @@ def test_as_paper_sets_every_part_and_what_is_given_wins():
     )
     usual = {"prompts": "".join(["li", "nes"]), "references": "".join(["a", "ll"])}
     assert plan_from(LEAST).fidelity == plan_from({**LEAST, **usual}).fidelity == {}
-    with pytest.raises(SettingError, match='as must be "paper"; got'):
+    with pytest.raises(SettingError, match='as must be "paper" or none, got'):
         plan_from({**LEAST, "as": "authors"})
 
 

@@ -1,5 +1,8 @@
 """Plans: what a table becomes, and that every mistake in it is named."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 from trueline.errors import SettingError
@@ -9,20 +12,14 @@ from trueline.types import Sampling
 LEAST = {"benchmarks": ["facts"], "methods": ["greedy", "rad"], "controls": False}
 
 
-def mistakes(table) -> list[str]:
-    with pytest.raises(SettingError) as caught:
-        plan_from(table, "run.toml")
-    head, *rest = str(caught.value).split("\n  - ")
-    assert head.startswith("run.toml has ")
-    return rest
-
-
 def test_a_short_plan_has_the_defaults_of_the_paper():
     plan = plan_from(LEAST)
     assert plan == Plan(benchmarks=("facts",), methods=("greedy", "rad"), controls=False)
     assert plan.variants == (Variant("greedy"), Variant("rad", {}, BuildOptions(context=8)))
     assert (plan.ground, plan.tasks, plan.seeds) == (100, ("generate",), (0,))
     assert plan.sampling == Sampling(max_new_tokens=64, temperature=0.0)
+    plan = plan_from({**LEAST, "ground": "all", "test": "all"})
+    assert (plan.test, plan.ground) == (None, None)
 
 
 def test_options_of_sampling_are_keys_of_a_plan_and_declared_in_sampling_alone():
@@ -45,17 +42,18 @@ def test_settings_are_the_base_of_a_sweep_and_of_named_variants():
     plan = plan_from(
         {
             **LEAST,
-            "settings": {"rad": {"alpha": 0.3}},
+            "methods": ["greedy", "rad", "dola"],
+            "settings": {"rad": {"alpha": 0.3}, "dola": {"candidates": [0, 1]}},
             "sweep": {"rad.tau": [0.6]},
             "variants": [{"method": "rad", "beta": 0.5}],
         }
     )
-    greedy, swept, named = plan.variants
-    assert (swept.settings, named.settings) == (
+    assert [variant.settings for variant in plan.variants] == [
+        {},
         {"alpha": 0.3, "tau": 0.6},
+        {"candidates": (0, 1)},
         {"alpha": 0.3, "beta": 0.5},
-    )
-    assert greedy.build is None
+    ]
 
 
 def test_one_space_serves_rad_with_and_without_beta_and_knn_lm_has_its_own():
@@ -87,115 +85,139 @@ def test_methods_that_look_at_no_windows_are_built_no_entries():
 def test_a_build_sweep_runs_kate_once_as_it_reads_no_window():
     table = {"benchmarks": ["facts"], "methods": ["rad", "kate"], "controls": False}
     plan = plan_from({**table, "sweep": {"build.context": [4, 16]}})
-    assert [(v.method, v.build.context) for v in plan.variants] == [
-        ("rad", 4),
-        ("rad", 16),
-        ("kate", None),
-    ]
+    found = [(v.method, v.build.context) for v in plan.variants]
+    assert found == [("rad", 4), ("rad", 16), ("kate", None)]
 
 
-def test_lists_become_tuples_and_all_means_no_limit():
-    plan = plan_from(
-        {
-            "benchmarks": ["facts"],
-            "methods": ["dola"],
-            "settings": {"dola": {"candidates": [0, 1]}},
-            "test": "all",
-            "ground": "all",
-        }
-    )
-    assert plan.variants[0].settings == {"candidates": (0, 1)}
-    assert (plan.test, plan.ground) == (None, None)
-
-
-def test_every_mistake_is_listed_with_its_name_and_what_is_allowed():
-    found = mistakes(
-        {
-            "benchmark": ["facts"],
-            "methods": ["greedy", "rat"],
-            "tasks": ["chat"],
-            "test": 0,
-            "temperature": -1.0,
-            "build": {"context": 0, "depth": 3},
-        }
-    )
-    told = "\n".join(found)
-    assert len(found) == 8
-    assert f"benchmark is not a key; the keys are {', '.join(KEYS)}" in told
-    assert "benchmarks is missing" in told
-    assert "tasks must be a list, each one of generate, choose; got ['chat']" in told
-    assert 'test must be a whole number from 1 to 1,000,000,000 or "all"; got 0' in told
-    assert "temperature must be 0 or more, got -1.0" in told
-    assert "there is no method 'rat'; there are greedy, corrective, rad, " in told
-    assert 'build.context must be a whole number from 1 to 1,000,000,000 or "full"; got' in told
-    assert "build.depth is not a key; the keys are context, window, " in told
+CHOICES = r"must be one of {}, got 'x'"
+NUMBER = r"must lie in \[{}, 1e\+09\], got"
+WRONG = {  # a row for each key of a plan: a value that it cannot have, and why
+    "out": ("\0", "out must be a text or none, got"),
+    "models": ([], r"models must be a list, each a text, got \[\]"),
+    "benchmarks": (["facts", 3], "benchmarks must be a list, each a text"),
+    "columns": ({}, "columns must be a table, each value a text or none"),
+    "methods": (["rat"], "there is no method 'rat'; there are greedy, corrective, rad, "),
+    "tasks": (["chat"], r"tasks must be a list, each one of generate, choose, got \['chat'\]"),
+    "judges": ("offline", "judges must be a list, each a text"),
+    "judge": ({"questions": "x"}, "judge.questions " + CHOICES.format("ours, paper")),
+    "settings": ({"rad": 3}, "settings must be a table, each value a table"),
+    "sweep": ({"rad.alpha": 1}, "sweep must be a table, each value a list"),
+    "variants": ([{"beta": 0.5}], "variants must be a list, each a table with a method"),
+    "build": ({"depth": 1}, "build.depth is not a key; the keys are context, window, "),
+    "ground": ("few", "ground must be a whole number or \"all\" or none, got 'few'"),
+    "ground_from": ("", "ground_from must be a text"),
+    "test": (0, "test " + NUMBER.format(1)),
+    "questions": ([""], "questions must be a list, each a text"),
+    "draw": (-1, "draw " + NUMBER.format(0)),
+    "data": (5, "data must be a text"),
+    "rule": ("x", "rule " + CHOICES.format("answered, all")),
+    "seeds": ([0, 1], "seeds has several, which needs a temperature above 0"),
+    "batch_size": (10**10, "batch_size " + NUMBER.format(1)),
+    "engine": ("x", "engine " + CHOICES.format("transformers, llama.cpp")),
+    "dtype": ("x", "dtype must be one of auto, float32, "),
+    "device": ([], "device must be a text"),
+    "threads": (1025, r"threads must lie in \[1, 1024\], got 1025"),
+    "trust_remote_code": ("yes", "trust_remote_code must be true or false"),
+    "bertscore": ("folder", "bertscore and bertscore_layers go together"),
+    "bertscore_layers": (0, r"bertscore_layers must lie in \[1, 1024\], got 0"),
+    "controls": (1, "controls must be true or false"),
+    "as": ("x", "as must be \"paper\" or none, got 'x'"),
+    "prompts": ("x", "prompts " + CHOICES.format("lines, one-line")),
+    "confidence": ("x", "confidence must be one of geometric, arithmetic, "),
+    "references": ("x", "references " + CHOICES.format("all, first")),
+    "stemmer": ("x", "stemmer must be true or false"),
+    "bertscore_baseline": ("encoder", "bertscore_baseline rescales BERTScore"),
+    "max_new_tokens": (10**10, "max_new_tokens has what results cannot hold"),
+    "temperature": (-1.0, "temperature must be 0 or more, got -1.0"),
+    "top_k": (3, "top_k, top_p and seed need a temperature above 0"),
+    "top_p": (2, r"top_p must lie in \(0, 1\], got 2"),
+    "stop": ("\ud800", "stop has what results cannot hold; .* texts Unicode"),
+}
+MORE = [
+    ({"settings": {"rad": {"alhpa": 1}}}, "rad has no setting 'alhpa'; it has alpha, tau"),
+    ({"settings": {"rad": {"alpha": 3.0}}}, r"rad: alpha must lie in \[0, 1\], got 3.0"),
+    ({"settings": {"kate": {"k": 3}}}, "settings has 'kate', which is none of the methods"),
+    ({"settings": {"rad": {"beta": float("inf")}}}, "settings has what results cannot hold"),
+    ({"variants": [{"method": "rad", "beta": 2**63}]}, "variants has what results cannot"),
+    ({"sweep": {"rad.alpha": [0.1, 7]}}, r"alpha must lie in \[0, 1\], got 7"),
+    ({"sweep": {"alpha": [0.1]}}, r"sweep has 'alpha'; write .* methods \(greedy, rad\)"),
+    ({"sweep": {"build.context": ["x"]}}, "build.context must be a whole number"),
+    ({"sweep": {"build.context": [4]}, "methods": ["kate"]}, "sweep has 'build.context'"),
+    ({"build": {"rad": {"context": 0}}}, "build.rad.context " + NUMBER.format(1)),
+    ({"judge": {"tries": 0}}, r"judge.tries must lie in \[1, 100\], got 0"),
+    ({"judge": {"per_hour": 3}}, "judge.per_hour is not a key; the keys are concurrency"),
+    ({"\x1b[31m": 1}, r"'\\x1b\[31m' is not a key; the keys are out, models"),
+    ({"sweep": {f"rad.{n}": [0] * 50 for n in ("alpha", "tau", "beta")}}, "more than 1,000"),
+]
 
 
 @pytest.mark.parametrize(
     ("extra", "told"),
-    [
-        (
-            {"settings": {"rad": {"alhpa": 0.3}}},
-            "rad has no setting 'alhpa'; it has alpha, tau",
-        ),
-        ({"settings": {"rad": {"alpha": 3.0}}}, r"alpha must lie in \[0, 1\], got 3.0"),
-        ({"settings": {"rad": {"alpha": "much"}}}, "rad: alpha must be a number, got 'much'"),
-        ({"settings": {"kate": {"k": 3}}}, "settings.kate belongs to none of the methods"),
-        ({"settings": {"rad": 3}}, "settings must be a table, each value a table; got"),
-        ({"sweep": {"rad.alpha": 0.1}}, "sweep must be a table, each value a list of values"),
-        ({"sweep": {"rad.alpha": [0.1, 7]}}, r"alpha must lie in \[0, 1\], got 7"),
-        ({"sweep": {"alpha": [0.1]}}, "sweep has 'alpha'; write \"METHOD.SETTING\""),
-        ({"sweep": {"cad.a": [0.1]}}, r"of one of the methods \(greedy, rad\)"),
-        ({"sweep": {"build.context": ["x"]}}, "build.context must be a whole number"),
-        ({"sweep": {"build.depth": [1]}}, "build.depth is not a key; the keys are context"),
-        (
-            {"settings": {"rad": {"beta": float("inf")}}},
-            "settings has what results cannot hold",
-        ),
-        ({"sweep": {"rad.beta": [0.1, float("nan")]}}, "sweep has what results cannot hold"),
-        (
-            {"variants": [{"method": "rad", "beta": 2**63}]},
-            "variants has what results cannot hold",
-        ),
-        ({"judge": {"per_hour": 3}}, "judge.per_hour is not a key; the keys are concurrency"),
-        ({"judge": {"tries": 0}}, r"judge.tries must lie in \[1, 100\], got 0"),
-        ({"judge": {"timeout": float("inf")}}, "judge has what results cannot hold"),
-        ({"judge": {"questions": "mine"}}, "judge.questions must be one of ours, paper; got"),
-        ({"judge": 3}, "judge must be a table; got 3"),
-        ({"build": {"rad": 4}}, "build.rad must be a table; got 4"),
-        ({"seeds": [0, 1]}, "seeds has several, which needs a temperature above 0"),
-        ({"top_k": 3}, "top_k, top_p and seed need a temperature above 0"),
-        ({"max_new_tokens": 10**10}, "max_new_tokens must be at most 1,000,000,000; got"),
-        ({"variants": [{"beta": 0.5}]}, "variants must be a list, each a table with a method"),
-        ({"bertscore": "folder"}, "bertscore and bertscore_layers go together"),
-        ({"columns": {}}, "columns must be a table, each value a text; got {}"),
-        ({"data": "\0"}, "data must be a text without NUL"),
-        ({"stop": "\ud800"}, "stop has what results cannot hold; .* texts Unicode"),
-        ({"benchmarks": []}, "benchmarks must be a list, each a text without NUL; got"),
-    ],
+    [*(({key: value}, told) for key, (value, told) in WRONG.items()), *MORE],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_a_mistake_is_named(extra, told):
-    with pytest.raises(SettingError, match=told):
+    with pytest.raises(SettingError, match=told) as caught:
         plan_from({**LEAST, **extra})
+    assert str(caught.value).replace("\n", "").isprintable()
 
 
-def test_a_sweep_of_the_space_needs_a_method_that_has_one():
-    sweep = {"build.context": [4, 8]}
-    assert mistakes(
-        {"benchmarks": ["facts"], "methods": ["greedy", "kate"], "sweep": sweep}
-    ) == ["sweep has 'build.context', which changes none of greedy, kate"]
+def test_every_key_has_its_row():
+    assert [*WRONG] == [*KEYS]
 
 
-def test_a_plan_needs_a_method():
-    assert mistakes({"benchmarks": ["facts"]}) == [
-        "methods is missing; name one or more, such as greedy and corrective"
-    ]
+def test_all_mistakes_are_listed_together():
+    table = {"methods": ["rat"], "tasks": ["chat"], "build": {"context": 0, "depth": 3}}
+    with pytest.raises(SettingError) as caught:
+        plan_from({**table, **{f"key{number}": 1 for number in range(2)}}, "run.toml")
+    head, *rest = str(caught.value).split("\n  - ")
+    assert head == "run.toml has 7 mistakes:"
+    assert len(rest) == 7
+    with pytest.raises(SettingError, match=r"benchmarks is missing.*\n.*methods is missing"):
+        plan_from({})
 
 
-def test_a_file_that_is_missing_or_no_toml_is_told(tmp_path):
-    with pytest.raises(SettingError, match=r"run.toml cannot be read: No such file"):
-        read_plan_table(tmp_path / "run.toml")
-    (tmp_path / "run.toml").write_text("methods = [")
-    with pytest.raises(SettingError, match=r"run.toml is not readable TOML"):
-        read_plan_table(tmp_path / "run.toml")
+BAD_FILES = {
+    "utf-16": ("methods = []".encode("utf-16"), "UTF-16; save it as UTF-8"),
+    "latin-1": (b'out = "caf\xe9"', "in line 1 the byte 0xe9 is not UTF-8; save the file"),
+    "deep": (b"stop = " + b"[" * 5_000, "is not readable TOML"),
+    "deep keys": (b"settings." + b"a." * 3_000 + b"b = 1", "tables at most 8 levels deep"),
+    "digits": (b"test = " + b"9" * 5_000, "is not readable TOML: Exceeds the limit"),
+    "hex": (b"test = 0x" + b"f" * 5_000, "test must lie in [1, 1e+09]"),
+    "twice": (b"test = 1\ntest = 2\n", "is not readable TOML: Cannot overwrite a value"),
+    "large": (b"#" * 1_100_000, "more than 1,000,000 bytes"),
+    "empty": (b"", "benchmarks is missing"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_FILES)
+def test_a_file_without_a_plan_says_why(what, tmp_path):
+    content, told = BAD_FILES[what]
+    path = tmp_path / "run.toml"
+    path.write_bytes(content)
+    with pytest.raises(SettingError) as caught:
+        plan_from(read_plan_table(path), str(path))
+    assert told in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_only_a_regular_file_is_a_plan(tmp_path):
+    os.mkfifo(tmp_path / "pipe.toml")
+    for path in (tmp_path, tmp_path / "pipe.toml", Path("/dev/zero"), tmp_path / "missing"):
+        with pytest.raises(SettingError, match="cannot be read"):
+            read_plan_table(path)
+
+
+def test_a_plan_is_read_as_editors_write_it(tmp_path):
+    path, text = tmp_path / "run.toml", b'methods = ["greedy"]\nstop = "a"\n'
+    for content in (b"\xef\xbb\xbf" + text, text.replace(b"\n", b"\r\n")):
+        path.write_bytes(content)
+        assert read_plan_table(path) == {"methods": ["greedy"], "stop": "a"}
+
+
+def test_a_plan_alone_may_not_run_code_of_a_model(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text("trust_remote_code = true\n")
+    with pytest.raises(SettingError, match=r"a plan alone may not; .* --trust-remote"):
+        read_plan_table(path)
+    assert read_plan_table(path, trust_remote_code=True) == {"trust_remote_code": True}

@@ -1,4 +1,4 @@
-"""Runs: their lines, that a kill costs nothing, and what is said of doubtful results."""
+"""Runs: their lines, that a kill costs nothing, and the notes on doubtful results."""
 
 import json
 import os
@@ -14,11 +14,12 @@ from typing import Annotated
 
 import pytest
 import tiny
-import torch
 from conftest import EXAMPLES, fill_home
+from tiny_run import LOAD, OPEN_JUDGE, TEST, FakeJudge, lines_in, steady
 
-from trueline.errors import SettingError
+from trueline.errors import ModelError, SettingError
 from trueline.examples import to_lines
+from trueline.lab.cells import benchmark_of, cells_of
 from trueline.lab.findings import warnings
 from trueline.lab.judges import Limits
 from trueline.lab.plan import plan_from
@@ -35,7 +36,6 @@ from trueline.lab.results import (
     open_journal,
     plain,
     read_results,
-    read_written,
     replace_line,
 )
 from trueline.lab.run import run_plan
@@ -47,84 +47,11 @@ from trueline.rad.method import RAD
 from trueline.settings import Between
 from trueline.types import Example
 
-TEST = [
-    Example(question, f"No, {question.lower()}", [f"Yes, {question.lower()}"], id=f"t{number}")
-    for number, question in enumerate(tiny.QUESTIONS, 1)
-]
-VARYING = (
-    "seconds",
-    "decoding_seconds",
-    "time",
-)  # what may differ between two runs of one plan
-
-
-class FakeJudge:
-    """Says yes to texts of an even length; cannot be read on a multiple of five."""
-
-    id = "fake:1"
-    hash = "h"
-    asked = 0
-
-    def judge(self, task, about, items, progress=None):
-        type(self).asked += len(items)
-        return [
-            Verdict(self.id, about, None if len(text) % 5 == 0 else len(text) % 2 == 0, "said")
-            for _, text in items
-        ]
-
-
-@pytest.fixture(autouse=True)
-def parts(embedder, monkeypatch):
-    """Names stand for tiny parts; `short` is a model that reads few tokens."""
-
-    def load(name, **options):
-        return tiny.language_model("llama", positions=96 if name == "short" else 512)
-
-    def open_judge(name, **options):
-        FakeJudge.options = options
-        return FakeJudge()
-
-    monkeypatch.setattr("trueline.engines.transformers.model.load", load)
-    monkeypatch.setattr("trueline.space.load_embedder", lambda name, device: embedder)
-    monkeypatch.setattr("trueline.lab.judges.open_judge", open_judge)
-    monkeypatch.setattr(FakeJudge, "asked", 0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # faster than two for parts this small
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    (folder / "ground.jsonl").write_text("".join(to_lines(EXAMPLES)), "utf-8")
-    (folder / "test.jsonl").write_text("".join(to_lines(TEST)), "utf-8")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def table(data):
-    return {
-        "models": ["tiny"],
-        "benchmarks": [f"{data / 'ground.jsonl'}:{data / 'test.jsonl'}"],
-        "methods": ["greedy", "rad"],
-        "max_new_tokens": 4,
-        "batch_size": 2,
-        "controls": False,
-    }
+pytestmark = pytest.mark.usefixtures("parts")
 
 
 def run(table, folder, **options):
     return run_plan(plan_from(table), folder, **options)
-
-
-def lines_in(folder, kind=object) -> list:
-    lines = read_written(folder / "results.jsonl").lines
-    return [line for line in lines if isinstance(line, kind)]
-
-
-def steady(lines) -> list[dict]:
-    return [{k: v for k, v in plain(line).items() if k not in VARYING} for line in lines]
 
 
 def kinds(lines) -> str:
@@ -134,44 +61,28 @@ def kinds(lines) -> str:
 
 def test_a_run_writes_the_lines_of_the_format(table, tmp_path):
     outcome = run({**table, "tasks": ["generate", "choose"], "judges": ["fake"]}, tmp_path)
-    lines = lines_in(tmp_path)
     # Each cell: its head, five answers or choices ("choice" also begins with c), done; then
     # the leaks of the benchmark, and two questions to the judge about the five answers of the
     # two generating cells.
-    assert kinds(lines) == "caaaaad" + "ccccccd" + "caaaaad" + "ccccccd" + "l" + 20 * "v"
-    heads = lines_in(tmp_path, CellLine)
-    assert [(head.label, head.task) for head in heads] == [
-        ("greedy", "generate"),
-        ("greedy", "choose"),
-        ("rad", "generate"),
-        ("rad", "choose"),
-    ]
+    assert kinds(lines_in(tmp_path)) == 2 * ("caaaaad" + "ccccccd") + "l" + 20 * "v"
+    heads = [(head.label, head.task) for head in lines_in(tmp_path, CellLine)]
+    assert heads == [(m, task) for m in ("greedy", "rad") for task in ("generate", "choose")]
     texts = (tmp_path / "results.jsonl").read_bytes().splitlines()
-    written = [json.loads(text) for text in texts]
-    wanted = """kind cell model fingerprint tokenizer_hash dtype benchmark data_hash counts
-        space method is_plain settings defaults task max_new_tokens batch_size temperature seed
-        ground test stop prompt_hashes versions machine time"""
-    assert set(wanted.split()) <= set(written[0])
-    assert [*written[14]["space"]] == "hash entries build default_build built".split()
-    assert (
-        [*written[1]]
-        == """kind cell sample index question text tokens finish prompt_tokens
-        prompt_hashes seconds decoding_seconds scores confidence hits flipped entropy
-        regime token_hash time""".split()
-    )
-    assert [*written[8]] == (
-        "kind cell sample index single multiple mc1 mc2 mc3 seconds time".split()
-    )
-    assert [*written[6]] == "kind cell seconds time".split()
-    assert (
-        [*written[-1]]
-        == """kind cell sample judge about label basis raw prompt_tokens answer_tokens
-        cost is_cached is_answered judge_hash time""".split()
-    )
-    assert [(cell.done, cell.failed, cell.is_done) for cell in outcome.cells] == [
-        (5, 0, True)
-    ] * 4
+    fields = {kind: " ".join(json.loads(texts[at])) for kind, at in FIRST.items()}
+    assert fields == {
+        "answer": "kind cell sample index question text tokens finish prompt_tokens "
+        "prompt_hashes seconds decoding_seconds scores confidence hits flipped entropy "
+        "regime token_hash time",
+        "choice": "kind cell sample index single multiple mc1 mc2 mc3 seconds time",
+        "done": "kind cell seconds time",
+        "verdict": "kind cell sample judge about label basis raw prompt_tokens answer_tokens "
+        "cost is_cached is_answered judge_hash time",
+    }
+    assert {(cell.done, cell.failed, cell.is_done) for cell in outcome.cells} == {(5, 0, True)}
     assert outcome.stopped is None
+
+
+FIRST = {"answer": 1, "choice": 8, "done": 6, "verdict": -1}
 
 
 def test_answers_and_choices_are_those_of_the_library(table, embedder, tmp_path):
@@ -183,18 +94,14 @@ def test_answers_and_choices_are_those_of_the_library(table, embedder, tmp_path)
     rad = tl.RAD(tl.open(space, embedder=embedder), alpha=0.5, tau=0.7)
     questions = [example.question for example in TEST]
     direct = tl.generate(lm, rad, questions, max_new_tokens=4, batch_size=2, trace=True)
-    told = [x for x in lines_in(tmp_path, AnswerLine) if x.cell == heads[2].cell]
-    assert [line.text for line in told] == [answer.text for answer in direct]
-    assert told[0].hits == tuple(step.hits for step in direct[0].trace)
-    assert told[0].flipped == tuple(int(step.flipped) for step in direct[0].trace)
-    picked = [
-        best.probability
-        for step in direct[0].trace
-        for best in step.final
-        if best.token == step.token
-    ]
+    lines = [x for x in lines_in(tmp_path, AnswerLine) if x.cell == heads[2].cell]
+    assert [line.text for line in lines] == [answer.text for answer in direct]
+    steps = direct[0].trace
+    assert lines[0].hits == tuple(step.hits for step in steps)
+    assert lines[0].flipped == tuple(int(step.flipped) for step in steps)
+    picked = [best.probability for x in steps for best in x.final if best.token == x.token]
     product = picked[0] * picked[1] * picked[2] * picked[3]
-    assert told[0].confidence == pytest.approx(product**0.25, abs=1e-5)
+    assert lines[0].confidence == pytest.approx(product**0.25, abs=1e-5)
     choices = [x for x in lines_in(tmp_path, ChoiceLine) if x.cell == heads[3].cell]
     right, wrong = tl.score(lm, rad, questions[0], [TEST[0].answers[0], *TEST[0].wrong_answers])
     assert choices[0].multiple == pytest.approx((right, wrong), abs=1e-4)
@@ -235,17 +142,17 @@ def test_only_the_unfinished_chunk_is_done_again(table, tmp_path):
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:4]) + lines[4][:-1])  # head, t1-t3, and t4 half written
     with open_journal(tmp_path) as journal:
-        assert kinds(journal.lines) == "caa"
+        assert (kinds(journal.lines), journal.dropped) == ("caa", 2)
     assert path.read_bytes() == b"".join(lines[:3])
     path.write_bytes(b"".join(lines[:6]))  # the last chunk has one sample and is whole
     with open_journal(tmp_path) as journal:
         assert kinds(journal.lines) == "caaaaa"
 
 
-def test_verdicts_are_asked_once_and_go_on_where_they_ended(table, tmp_path):
+def test_a_judge_answers_each_question_once_until_it_changes(table, tmp_path, monkeypatch):
     plan = {**table, "methods": ["greedy"], "judges": ["fake"]}
     outcome = run(plan, tmp_path)
-    assert FakeJudge.asked == 10  # five answers, truth and info
+    assert FakeJudge.judged == 10  # five answers, truth and info
     lines = lines_in(tmp_path)
     labels = [line.label for line in lines_in(tmp_path, VerdictLine)]
     texts = [line.text for line in lines_in(tmp_path, AnswerLine)]
@@ -259,83 +166,69 @@ def test_verdicts_are_asked_once_and_go_on_where_they_ended(table, tmp_path):
     path = tmp_path / "results.jsonl"
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-2]))
     run(plan, tmp_path)
-    assert FakeJudge.asked == 12  # the two that are missing
+    assert FakeJudge.judged == 12  # the two that are missing
     assert steady(lines_in(tmp_path)) == steady(lines)
+    monkeypatch.setattr(FakeJudge, "hash", "two")  # a prompt, a limit or weights
+    run(plan, tmp_path)
+    assert FakeJudge.judged == 22
+    assert {(x.judge_hash, x.raw) for x in lines_in(tmp_path, VerdictLine)} == {("two", "two")}
+    monkeypatch.setattr(FakeJudge, "hash", "three")
+    run({**plan, "stop": ["."]}, tmp_path)
+    write_report(tmp_path, formats=["md"], plots=())
+    text = (tmp_path / "report.md").read_text("utf-8")
+    assert "fake:1 judged with different settings, prompts or weights" in text
 
 
-class SilentJudge(FakeJudge):
-    """Gives no response to what it is asked first."""
-
-    silent = 3
-
-    def judge(self, task, about, items, progress=None):
-        verdicts = super().judge(task, about, items)
-        for place in range(min(len(items), self.silent)):
-            type(self).silent -= 1
-            why = "(no response: HTTP 429 (tried 6 times))"
-            verdicts[place] = replace(verdicts[place], label=None, raw=why, is_answered=False)
-        return verdicts
-
-
-def test_a_question_that_got_no_response_is_asked_again_in_the_next_run(
+def test_a_question_without_a_response_is_repeated_in_the_next_run(
     table, tmp_path, monkeypatch
 ):
-    judge = "trueline.lab.judges.open_judge"
-    monkeypatch.setattr(judge, lambda name, **options: SilentJudge())
-    monkeypatch.setattr(SilentJudge, "silent", 3)
-    monkeypatch.setattr(SilentJudge, "asked", 0)
+    class SilentJudge(FakeJudge):
+        judged, silent = 0, 3
+
+        def judge(self, task, about, items, progress=None):
+            verdicts = super().judge(task, about, items)
+            for place in range(min(len(items), self.silent)):
+                type(self).silent -= 1
+                verdicts[place] = replace(verdicts[place], label=None, is_answered=False)
+            return verdicts
+
+    monkeypatch.setattr(OPEN_JUDGE, lambda name, **options: SilentJudge())
     plan = {**table, "methods": ["greedy"], "judges": ["fake"]}
     first = run(plan, tmp_path)
-    assert "fake:1: 3 questions got no response; the next run asks again" in first.warnings
+    assert "fake:1: 3 questions got no response; the next run tries again" in first.warnings
     second = run(plan, tmp_path)
-    assert SilentJudge.asked == 10 + 3
+    assert SilentJudge.judged == 10 + 3
     assert not any("no response" in warning for warning in second.warnings)
     verdicts = lines_in(tmp_path, VerdictLine)
-    assert {line.raw for line in verdicts} == {"said"}
+    assert all(line.is_answered for line in verdicts)
     assert len(verdicts) == len({(x.sample, x.about) for x in verdicts}) == 10
-    path = tmp_path / "results.jsonl"
-    before = path.read_bytes()
-    run(plan, tmp_path)
-    assert path.read_bytes() == before
-    assert [file.name for file in tmp_path.iterdir() if file.suffix == ".tmp"] == []
 
 
-def test_judges_are_given_many_answers_at_once_and_the_options_of_the_plan(
+def test_a_judge_gets_many_answers_at_once_and_the_options_of_the_plan(
     table, tmp_path, monkeypatch
 ):
-    sizes = []
-    judge = FakeJudge.judge
-    monkeypatch.setattr(
-        FakeJudge,
-        "judge",
-        lambda self, task, about, items: (
-            sizes.append(len(items)) or judge(self, task, about, items)
-        ),
-    )
-    plan = {**table, "judges": ["fake"], "batch_size": 1}
-    plan["judge"] = {"per_minute": 30, "concurrency": 2, "backoff": 3, "max_tokens": 9}
-    with_options = run(plan, tmp_path / "one")
-    assert sizes == [5] * 4
-    limits = FakeJudge.options["limits"]
-    assert limits == Limits(per_minute=30, concurrency=2, backoff=3)
-    assert FakeJudge.options["max_tokens"] == 9
-    without = run({**plan, "judge": {}}, tmp_path / "two")
-    assert [cell.cell for cell in with_options.cells] == [cell.cell for cell in without.cells]
+    sizes, bought = [], {"prompt_tokens": 10, "answer_tokens": 1, "cost": 0.5}
 
-
-def test_only_what_was_bought_is_counted_in_the_report(table, tmp_path, monkeypatch):
     def judge(self, task, about, items):
+        sizes.append(len(items))
         return [
-            Verdict(self.id, about, True, "Yes", 10, 1, 0.5, is_cached=place > 0)
+            Verdict(self.id, about, True, "Yes", **bought, is_cached=place > 0)
             for place, _ in enumerate(items)
         ]
 
     monkeypatch.setattr(FakeJudge, "judge", judge)
-    run({**table, "methods": ["greedy"], "judges": ["fake"]}, tmp_path)
+    plan = {**table, "methods": ["greedy"], "judges": ["fake"], "batch_size": 1}
+    plan["judge"] = {"per_minute": 30, "concurrency": 2, "backoff": 3, "max_tokens": 9}
+    run(plan, tmp_path)
+    assert sizes == [5, 5]
+    assert FakeJudge.options == {
+        "limits": Limits(per_minute=30, concurrency=2, backoff=3),
+        "max_tokens": 9,
+    }
     results = read_results(tmp_path)
     (section,) = report_of(results, tables_of(results)).sections
-    told = "Judge fake:1: 10 verdicts, 0 unscored, 22 tokens, 1.0000 US dollars."
-    assert section.notes[0] == told
+    bill = "Judge fake:1: 10 verdicts, 0 unscored, 22 tokens, 1.0000 US dollars."
+    assert section.notes[0] == bill  # without what was in the cache
     (row,) = tables_of(results)[0].rows
     calibration = row.values["ece@fake:1"]
     assert calibration.low <= calibration.mean <= calibration.high
@@ -349,49 +242,34 @@ def test_a_judge_on_this_machine_shares_the_model_of_the_run(table, tmp_path, mo
         loaded.append((name, options["dtype"]))
         return tiny.language_model("llama", positions=4096)
 
-    monkeypatch.setattr("trueline.engines.transformers.model.load", load)
-    plan = {**table, "judges": ["local:tiny"], "dtype": "float32", "test": 1}
-    run(plan, tmp_path)
+    monkeypatch.setattr(LOAD, load)
+    run({**table, "judges": ["local:tiny"], "dtype": "float32", "test": 1}, tmp_path)
     assert loaded == [("tiny", "float32")]
     assert FakeJudge.options["lm"].id == "tiny-llama"
 
 
-def test_what_grounding_gives_away_is_found_once_and_told(table, data, tmp_path, monkeypatch):
-    from trueline.lab import run as module
-
+def test_what_grounding_gives_away_is_found_once_and_noted(table, data, tmp_path):
     near = replace(TEST[0], question=EXAMPLES[0].question, id="near")
     test = tmp_path / "test.jsonl"
     test.write_text("".join(to_lines([near, *TEST[1:]])), "utf-8")
     plan = {**table, "benchmarks": [f"{data / 'ground.jsonl'}:{test}"]}
     outcome = run(plan, tmp_path / "out")
     (line,) = lines_in(tmp_path / "out", LeaksLine)
-    assert line.counts["samples"] == 5
-    assert line.counts["question equal"] == 1
-    assert line.nearest[0].sample == "near"
-    assert line.nearest[0].example == EXAMPLES[0].id
-    (told,) = (warning for warning in outcome.warnings if "grounding examples" in warning)
-    assert f"near and {EXAMPLES[0].id} (question equal, 1.00)" in told
-    assert f"by text and by {line.embedder}" in told
+    assert (line.counts["samples"], line.counts["question equal"]) == (5, 1)
+    assert (line.nearest[0].sample, line.nearest[0].example) == ("near", EXAMPLES[0].id)
+    (note,) = (warning for warning in outcome.warnings if "grounding examples" in warning)
+    assert f"near and {EXAMPLES[0].id} (question equal, 1.00)" in note
+    assert f"by text and by {line.embedder}" in note
     results = read_results(tmp_path / "out")
     (section,) = report_of(results, tables_of(results)).sections
-    assert f"{told}." in section.notes
-    monkeypatch.setattr(module, "leak_line", None)  # it is not asked for again
+    assert f"{note}." in section.notes
     again = run({**plan, "methods": ["greedy"]}, tmp_path / "out")
-    assert told in again.warnings
+    assert note in again.warnings
+    assert len(lines_in(tmp_path / "out", LeaksLine)) == 1
 
 
-def test_results_that_cannot_be_read_are_told(table, tmp_path):
-    (tmp_path / "results.jsonl").mkdir()
-    with pytest.raises(SettingError, match=r"results.jsonl cannot be read: it is a folder"):
-        run(table, tmp_path)
-
-
-def test_an_encoder_that_is_not_there_is_told_before_a_model_is_opened(
-    table, tmp_path, monkeypatch
-):
-    from trueline.errors import ModelError
-
-    monkeypatch.setattr("trueline.engines.transformers.model.load", None)
+def test_a_missing_encoder_shows_before_a_model_is_opened(table, tmp_path, monkeypatch):
+    monkeypatch.setattr(LOAD, None)
     with pytest.raises(ModelError, match=r"must hold its weights as .* and has none"):
         run({**table, "bertscore": str(tmp_path), "bertscore_layers": 1}, tmp_path / "out")
 
@@ -402,11 +280,9 @@ def test_a_second_run_on_a_folder_is_refused_at_once(table, tmp_path):
         pytest.raises(SettingError, match=r"another run is writing to .*; wait for it"),
     ):
         run(table, tmp_path)
-    run({**table, "methods": ["greedy"]}, tmp_path)
-    assert kinds(lines_in(tmp_path)) == "caaaaadl"
 
 
-def test_a_sample_that_cannot_be_asked_is_a_counted_failure(table, data, tmp_path):
+def test_a_sample_without_an_answer_is_a_counted_failure(table, data, tmp_path):
     long = Example("Is it " + "so very true " * 40 + "?", "No.", "Yes.", id="long")
     test = tmp_path / "test.jsonl"
     test.write_text("".join(to_lines([TEST[0], long, *TEST[1:3]])), "utf-8")
@@ -420,25 +296,11 @@ def test_a_sample_that_cannot_be_asked_is_a_counted_failure(table, data, tmp_pat
     outcome = run(plan, tmp_path / "out")
     lines = lines_in(tmp_path / "out")
     assert kinds(lines) == "cafaad" + "ccfccd" + "l"
-    failed = lines[2]
-    assert [*plain(failed)] == ["kind", "cell", "sample", "index", "reason", "time"]
-    assert (failed.sample, failed.index) == ("long", 1)
-    assert "reads 96 at most" in failed.reason
+    assert [*plain(lines[2])] == ["kind", "cell", "sample", "index", "reason", "time"]
+    assert (lines[2].sample, lines[2].index) == ("long", 1)
+    assert "reads 96 at most" in lines[2].reason
     assert [(cell.done, cell.failed) for cell in outcome.cells] == [(3, 1), (3, 1)]
     assert any("1 of 4 samples failed (long)" in warning for warning in outcome.warnings)
-
-
-def test_a_sample_that_failed_takes_no_time_from_the_others(table, data, tmp_path, monkeypatch):
-    clock = iter(range(1000))  # a second at every look
-    monkeypatch.setattr("trueline.lab.run.perf_counter", lambda: next(clock))
-    long = Example("Is it " + "so very true " * 40 + "?", "No.", "Yes.", id="long")
-    test = tmp_path / "test.jsonl"
-    test.write_text("".join(to_lines([TEST[0], long, *TEST[1:3]])), "utf-8")
-    plan = {**table, "models": ["short"], "methods": ["greedy"]}
-    run({**plan, "benchmarks": [f"{data / 'ground.jsonl'}:{test}"]}, tmp_path / "out")
-    # The first chunk of two is asked one by one, the second together.
-    told = [getattr(line, "seconds", None) for line in lines_in(tmp_path / "out")[1:5]]
-    assert told == [1.0, None, 0.5, 0.5]
 
 
 def test_limits_stop_a_run_that_then_goes_on(table, tmp_path):
@@ -460,11 +322,8 @@ def test_limits_stop_a_run_that_then_goes_on(table, tmp_path):
 def test_seeds_are_cells_where_there_is_sampling_and_draws_go_with_the_sample(table, tmp_path):
     plan = {**table, "methods": ["greedy"], "temperature": 1.0, "seeds": [0, 1]}
     outcome = run({**plan, "tasks": ["generate", "choose"]}, tmp_path / "two")
-    assert [(cell.task, cell.seed) for cell in outcome.cells] == [
-        ("generate", 0),
-        ("generate", 1),
-        ("choose", None),
-    ]
+    found = [(cell.task, cell.seed) for cell in outcome.cells]
+    assert found == [("generate", 0), ("generate", 1), ("choose", None)]
     run({**plan, "batch_size": 3}, tmp_path / "three")
     two, three = (
         [x.text for x in lines_in(tmp_path / name, AnswerLine)] for name in ("two", "three")
@@ -478,7 +337,7 @@ def test_seeds_are_cells_where_there_is_sampling_and_draws_go_with_the_sample(ta
 
 @dataclass(frozen=True)
 class Shift(Method):
-    """Plain decoding that puts one token ahead: a method of another package."""
+    """Plain decoding that raises one token: a method of another package."""
 
     prompt: Prompt = Prompt()
     by: Annotated[float, Between(0)] = 50.0
@@ -501,7 +360,7 @@ class Near(RAD):
 
 @pytest.fixture
 def plugged_in(monkeypatch):
-    """Two methods that another package would bring; says how to take the package away."""
+    """Two methods that another package would bring; a function takes the package away."""
     points = [EntryPoint(n, f"test_run:{n.title()}", GROUP) for n in ("shift", "near")]
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points)
     _plugged_in.cache_clear()
@@ -522,23 +381,15 @@ def test_methods_of_another_package_are_run_and_reported_also_when_it_is_gone(
         "sweep": {"shift.by": [0.0, 1.0, 50.0]},
     }
     outcome = run(plan, tmp_path)
+    labels = ["greedy", "shift by=0", "shift by=1", "shift", "near tau=-1"]
     assert [cell.label for cell in outcome.cells[::2]] == [
-        "greedy",
-        "shift by=0",
-        "shift by=1",
-        "shift",
-        "near tau=-1 context=4",
+        *labels[:-1],
+        labels[-1] + " context=4",
     ]
     plugged_in()
     results = read_results(tmp_path)
     (made,) = tables_of(results)
-    assert [row.label for row in made.rows] == [
-        "greedy",
-        "shift by=0",
-        "shift by=1",
-        "shift",
-        "near tau=-1",
-    ]
+    assert [row.label for row in made.rows] == labels
     written = {path.name for path in write_report(tmp_path, plots=["svg"])}
     assert any(name.endswith("sweep-shift-by.svg") for name in written)
     (section,) = report_of(results, [made]).sections
@@ -547,22 +398,15 @@ def test_methods_of_another_package_are_run_and_reported_also_when_it_is_gone(
         plan_from(plan)
 
 
-def test_the_settings_of_a_benchmark_hold_for_every_method_that_has_them(
-    plugged_in, table, tmp_path, monkeypatch
-):
-    from trueline.lab import benchmarks
-
-    read = benchmarks.read_benchmark
-    monkeypatch.setattr(
-        benchmarks,
-        "read_benchmark",
-        lambda name, **given: replace(read(name, **given), settings={"tau": 0.2, "by": 0.0}),
-    )
-    run({**table, "methods": ["greedy", "near", "shift"], "test": 1}, tmp_path)
-    plain_cell, near, shift = lines_in(tmp_path, CellLine)
-    assert plain_cell.settings == {}
-    assert (near.settings["tau"], shift.settings["by"]) == (0.2, 0.0)
-    assert (near.label, shift.label) == ("near", "shift")
+def test_the_settings_of_a_benchmark_hold_for_every_method_that_has_them(table):
+    plan = plan_from({**table, "methods": ["greedy", "dola"]})
+    read = benchmark_of(plan, plan.benchmarks[0])
+    benchmark = replace(read, settings={"repetition_penalty": 1.5, "by": 0.0})
+    lm = tiny.language_model("llama")
+    heads = [cells_of(plan, lm, benchmark, x, None)[0].head for x in plan.variants]
+    assert heads[0].settings == {}
+    assert heads[1].settings["repetition_penalty"] == 1.5
+    assert [head.label for head in heads] == ["greedy", "dola"]  # they are its defaults there
 
 
 def test_examples_can_come_from_another_benchmark(table, data, tmp_path):
@@ -593,22 +437,22 @@ def test_only_methods_that_look_at_entries_have_them_built(table, tmp_path):
     assert len([*(tmp_path / "spaces").glob("*.space")]) == 2  # one with entries, one without
 
 
-def test_what_cannot_be_run_is_left_out_and_said(table, tmp_path):
+def test_what_cannot_be_run_is_left_out_and_noted(table, tmp_path):
     plain = [replace(example, wrong_answers=()) for example in [*EXAMPLES, *TEST]]
     path = tmp_path / "plain.jsonl"
     path.write_text("".join(to_lines(plain)), "utf-8")
     plan = {**table, "benchmarks": [str(path)], "ground": 4, "tasks": ["generate", "choose"]}
-    outcome = run({**plan, "variants": [{"method": "rad", "beta": 0.5}]}, tmp_path / "out")
-    assert [(cell.label, cell.task) for cell in outcome.cells] == [
-        ("greedy", "generate"),
-        ("rad context=8", "generate"),
-    ]
-    told = "\n".join(outcome.warnings)
-    assert "has no choices; the task choose is left out" in told
-    assert "no grounding example has a wrong answer; rad with beta=0.5 is left out" in told
+    plan |= {"variants": [{"method": "rad", "beta": 0.5}], "test": 1, "controls": True}
+    outcome = run(plan, tmp_path / "out")
+    labels = {(cell.label.split()[0], cell.task) for cell in outcome.cells}
+    assert labels == {(name, "generate") for name in ("greedy", "rad", "kate", "lookup")}
+    notes = "\n".join(outcome.warnings)
+    assert "has no choices; the task choose is left out" in notes
+    assert "rad with beta=0.5 is left out: no grounding example has a wrong answer" in notes
+    assert "rad has no control `wrong answers`: its examples give none" in notes
 
 
-def test_a_method_that_does_nothing_is_found_out(table, tmp_path):
+def test_a_method_that_does_nothing_is_noted(table, tmp_path):
     plan = {**table, "tasks": ["generate", "choose"], "settings": {"rad": {"alpha": 0.0}}}
     outcome = run(plan, tmp_path)
     idle = [warning for warning in outcome.warnings if "did nothing" in warning]
@@ -617,31 +461,21 @@ def test_a_method_that_does_nothing_is_found_out(table, tmp_path):
     assert "(choose): did nothing: every score is greedy's own (5 samples)" in idle[1]
 
 
-def test_unequal_rules_and_prompts_are_found_out(table, tmp_path):
+def test_unequal_rules_and_prompts_are_noted(table, tmp_path):
     outcome = run({**table, "methods": ["greedy", "cad", "id", "kate"]}, tmp_path)
     usual = ("did nothing", "no controls were run", "answers are cut off")
-    told = [w for w in outcome.warnings if not any(words in w for words in usual)]
-    assert all("are near one of the 4 grounding examples" in warning for warning in told)
+    notes = [w for w in outcome.warnings if not any(words in w for words in usual)]
+    assert all("are near one of the 4 grounding examples" in note for note in notes)
     lines = lines_in(tmp_path)
-    stop = StopRule((".",), (2,))
-    lines[7] = replace_line(lines[7], max_new_tokens=5, stop=stop)
+    lines[7] = replace_line(lines[7], max_new_tokens=5, stop=StopRule((".",), (2,)))
     lines[8] = replace_line(lines[8], prompt_hashes=("another", "two"))
-    told = "\n".join(warnings(gather_cells(lines)))
-    assert "the methods ran with different values of max_new_tokens" in told
-    assert "the methods ran with different values of stop" in told
-    assert "cad (generate): 1 answers were generated with another prompt" in told
-    assert "base prompt" not in told
+    notes = "\n".join(warnings(gather_cells(lines)))
+    assert "the methods ran with different values of max_new_tokens" in notes
+    assert "the methods ran with different values of stop" in notes
+    assert "cad (generate): 1 answers were generated with another prompt" in notes
+    assert "base prompt" not in notes
     lines[7] = replace_line(lines[7], prompt_hashes=("another", "two"))
     assert "different values of base prompt" in "\n".join(warnings(gather_cells(lines)))
-
-
-@pytest.mark.parametrize("content", [b"notes\n", b"notes", b"{}\n", b"\xff\xf8\n"])
-def test_a_file_that_is_no_results_is_left_alone(content, table, tmp_path):
-    path = tmp_path / "results.jsonl"
-    path.write_bytes(content)
-    with pytest.raises(SettingError, match=r"not a line of results|in a foreign line"):
-        run(table, tmp_path)
-    assert path.read_bytes() == content
 
 
 KILLED = """

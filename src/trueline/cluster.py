@@ -7,6 +7,7 @@ that the machines need no common folder.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import pickle
@@ -27,8 +28,7 @@ HERE = "ray"  # a new cluster on this machine
 _PACKAGES = ("trueline", "torch", "transformers", "tokenizers", "numpy", "onnxruntime")
 _STARTS = 3  # of a cluster here: on a busy machine Ray gives up after 15 seconds
 _PATIENCE = 10.0  # seconds for a cluster elsewhere to answer
-_RETRIES = 4  # of a unit whose worker died
-_AHEAD = 2  # units at a worker: one that runs, and one that waits so that no worker is idle
+_QUEUED = 2  # units at a worker: one that runs, and one that waits so that no worker is idle
 
 Run = Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[Any]]  # the type of `map`
 
@@ -46,15 +46,16 @@ class Cluster:
     workers: Annotated[int, Between(1)] | None = None  # None: as many as there is room for
     threads: Annotated[int, Between(1)] = 1  # of each worker
     gpus: Annotated[int, Between(0)] = 0  # of each worker
+    retries: Annotated[int, Between(0)] = 4  # of a unit whose worker died
 
     def __post_init__(self) -> None:
         check_values(Cluster, {name: getattr(self, name) for name in self.__slots__})
         host, _, port = self.address.rpartition(":")
         if self.address != HERE and ("/" in host or not host or not port.isdecimal()):
             raise SettingError(
-                f"there is nothing to run on that is called {shown(self.address)}; it is "
-                "`ray` for workers on this machine, or HOST:PORT for a cluster which this "
-                "machine has joined with `ray start --address=HOST:PORT`"
+                f"there is no cluster at {shown(self.address)}; give `ray` for workers on this "
+                "machine, or HOST:PORT for a cluster which this machine has joined with "
+                "`ray start --address=HOST:PORT`"
             )
 
     def map(self, function: Callable[[Any], Any], units: Sequence[Any]) -> Iterator[Any]:
@@ -66,26 +67,27 @@ class Cluster:
         if len(units) < 2:  # not worth a cluster
             yield from map(function, units)
             return
-        pickled = pickle.dumps(function)  # before a cluster starts: it may fail
-        for kind, where, content in self._outcomes(self._connect(), pickled, units):
-            if kind == "versions":
-                raise ClusterError(_version_problem(where, content, _versions(_PACKAGES)))
-            if kind == "error":
-                raise type(content)(f"{content} (on the worker at {where})") from content
-            yield content
+        pickled = dumps(function)  # before a cluster starts: it may fail
+        for where, error, result in self._outcomes(self._connect(), pickled, units):
+            if isinstance(error, dict):  # its versions
+                raise ClusterError(_version_problem(where, error, _versions(error)))
+            if error is not None:
+                raise type(error)(f"{error} (on the worker at {where})") from error
+            yield result
 
     def _outcomes(
         self, ray: Any, function: bytes, units: Sequence[Any]
-    ) -> Iterator[tuple[str, str, Any]]:
-        """Per unit a kind of outcome, the address of the machine, and the outcome."""
+    ) -> Iterator[tuple[str, Any, Any]]:
+        """For each unit where its worker is, an error or other versions, and the result."""
         count = min(self._count_workers(ray), len(units))
         ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # see _Worker
         options = {"num_cpus": self.threads, "num_gpus": self.gpus}
-        options |= {"max_restarts": -1, "max_task_retries": _RETRIES}
+        options |= {"max_restarts": -1, "max_task_retries": self.retries}
         make = ray.remote(**options)(_Worker).remote
         # Not an argument of the constructor: Ray loses large ones when it restarts a worker.
         shared = ray.put(function)
-        free = [make(_versions(_PACKAGES), self.threads) for _ in range(count)] * _AHEAD
+        versions = _versions(_PACKAGES)
+        free = [make(versions, self.threads) for _ in range(count)] * _QUEUED
         running, ordered = dict[Any, Any](), deque[Any]()
         try:
             for unit in units:
@@ -100,9 +102,9 @@ class Cluster:
                 yield pickle.loads(ray.get(ordered.popleft()))
         except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError) as error:
             raise ClusterError(
-                f"{_RETRIES + 1} workers in turn have ended at the same work "
-                f"({_first_line(error)}); they may want memory: take fewer workers, and run "
-                "the same again to go on"
+                f"{self.retries + 1} workers in turn have ended at the same work "
+                f"({_first_line(error)}); they may need more memory: take fewer workers, and "
+                "run the same command again to go on"
             ) from error
         finally:  # a worker without a handle ends after its units; killing it prints an error
             free.clear()
@@ -113,19 +115,14 @@ class Cluster:
         ray = import_extra("ray", "--on ray", "ray")
         if ray.is_initialized():
             return ray
-        options: dict[str, Any] = {"address": self.address}
-        step = (
-            "see that the cluster is up and that this machine has joined it (`ray start "
-            "--address=HOST:PORT`), or work on this machine alone with `ray`"
-        )
-        if self.address == HERE:
-            options = {"address": "local", "include_dashboard": False}
-            step = "the machine may be too busy, or without memory: run the same again later"
+        options: dict[str, Any] = {"address": "local", "include_dashboard": False}
+        if is_elsewhere := self.address != HERE:
+            options = {"address": self.address}
         # Ray would report its use to its makers; users who want that set this.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        for left in reversed(range(_STARTS if self.address == HERE else 1)):
+        for left in reversed(range(1 if is_elsewhere else _STARTS)):
             try:
-                if self.address != HERE:  # without a listener there Ray would wait a minute
+                if is_elsewhere:  # without a listener there Ray would wait a minute
                     host, _, port = self.address.rpartition(":")
                     socket.create_connection((host, int(port)), timeout=_PATIENCE).close()
                 ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
@@ -134,8 +131,10 @@ class Cluster:
                 ray.shutdown()
                 if not left:
                     raise ClusterError(
-                        f"no Ray cluster can be had at {self.address} "
-                        f"({_first_line(error)}); {step}"
+                        f"there is no Ray cluster at {self.address} ({_first_line(error)}); "
+                        "check that it runs and that this machine has joined it (`ray start "
+                        "--address=HOST:PORT`); if it is `ray`, the machine may be too busy: "
+                        "run the same command again later"
                     ) from error
         return ray
 
@@ -148,42 +147,43 @@ class Cluster:
         if not 1 <= count <= room:
             raise ClusterError(
                 f"the Ray cluster has room for {room} workers of {self.threads} CPUs"
-                f"{f' and {self.gpus} GPUs' if self.gpus else ''}, and {max(count, 1)} are "
-                "wanted; ask for fewer, or add machines to it"
+                f"{f' and {self.gpus} GPUs' if self.gpus else ''}, not for {max(count, 1)}; "
+                "take fewer workers, or add machines to it"
             )
         return count
 
 
-class ByName:
-    """A function whose first arguments another process opens by name: models and embedders."""
+class _Pickler(pickle.Pickler):
+    """Models and embedders travel by name; another process opens the same weights."""
 
-    def __init__(self, function: Callable[..., Any], *opened: Any) -> None:
-        self.function, self.opened = function, opened
-
-    def __call__(self, unit: Any) -> Any:
-        return self.function(*self.opened, unit)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        origins = [origin_of(each) for each in self.opened]
-        return _opened_again, (self.function, origins, [*map(_weights, self.opened)])
+    def reducer_override(self, value: Any) -> Any:
+        if weights := _weights(value):
+            return _opened, (origin_of(value), weights)
+        return NotImplemented
 
 
-def _weights(opened: Any) -> str:
-    """The hash of what shapes the output of a model or embedder."""
-    return str(getattr(opened, "fingerprint", "") or opened.hash)
+def dumps(value: Any) -> bytes:
+    """A value as bytes for another process, with models and embedders by name."""
+    content = io.BytesIO()
+    _Pickler(content).dump(value)
+    return content.getvalue()
 
 
-def _opened_again(
-    function: Callable[..., Any], origins: list[Origin], hashes: list[str]
-) -> ByName:
-    opened = [origin() for origin in origins]
-    for each, here in zip(opened, hashes, strict=True):
-        if _weights(each) != here:
-            raise SpaceMismatchError(
-                f"{each.id} has other weights there than on the machine that builds; put the "
-                "same on every machine"
-            )
-    return ByName(function, *opened)
+def _weights(value: Any) -> str:
+    """What shapes the output of a model or an embedder; empty for other values."""
+    if hasattr(type(value), "head_kind"):
+        return f"{value.fingerprint} {value.tokenizer_hash} {value.dtype} {value.device.type}"
+    return str(getattr(value, "hash", "")) if hasattr(type(value), "embed") else ""
+
+
+def _opened(origin: Origin, weights: str) -> Any:
+    opened = origin()
+    if _weights(opened) != weights:
+        raise SpaceMismatchError(
+            f"{opened.id} has other weights or another device there than on the first machine; "
+            "put the same on every machine"
+        )
+    return opened
 
 
 class _Worker:
@@ -198,12 +198,12 @@ class _Worker:
         self.function: Callable[[Any], Any] | None = None
 
     def run(self, function: bytes, unit: bytes) -> bytes:
-        """The pickled outcome: a result, an error or other versions, and the machine."""
+        """Where it is, an error or other versions, and the result, pickled."""
         import ray
 
         where = ray.util.get_node_ip_address()
         if self.function is None and (found := _versions(self.versions)) != self.versions:
-            return pickle.dumps(("versions", where, found))
+            return pickle.dumps((where, found, None))
         from trueline.errors import TruelineError
 
         try:
@@ -212,9 +212,9 @@ class _Worker:
 
                 torch.set_num_threads(self.threads)
                 self.function = pickle.loads(function)
-            return pickle.dumps(("result", where, self.function(pickle.loads(unit))))
+            return pickle.dumps((where, None, self.function(pickle.loads(unit))))
         except TruelineError as error:
-            return pickle.dumps(("error", where, error))
+            return pickle.dumps((where, error, None))
 
 
 def _versions(names: Iterable[str]) -> dict[str, str]:
@@ -237,8 +237,8 @@ def _version_problem(where: str, there: dict[str, str], here: dict[str, str]) ->
         if there[name] != here[name]
     ]
     return (
-        f"the worker at {where} may compute otherwise than this machine: {', '.join(parts)}; "
-        "install the same on every machine of the cluster"
+        f"the worker at {where} may compute other numbers: {', '.join(parts)}; install the "
+        "same versions on every machine of the cluster"
     )
 
 

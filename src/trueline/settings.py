@@ -22,6 +22,9 @@ from msgspec import Meta, ValidationError, convert
 from trueline.errors import SettingError
 from trueline.text import shown
 
+_WORDS = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}
+_WORDS |= {list: "a list", tuple: "a list", dict: "a table"}
+
 
 def Between(
     low: float, high: float = inf, *, above: bool = False, help: str | None = None
@@ -47,11 +50,9 @@ def check_value(name: str, value: Any, hint: Any) -> None:
         convert(value, hint)
         is_fit, is_range = not isinstance(value, float) or isfinite(value), True
     except (ValidationError, ValueError) as error:
-        is_fit, is_range = False, ", got" not in str(error)
+        is_fit, is_range = False, ", got" not in str(error) and isinstance(value, int | float)
     if not is_fit:
-        rule = is_range and _range_in_words(hint)
-        choice = "one of " if get_origin(hint) is Literal else ""
-        needed = rule or f"be {choice}{in_words(hint)}"
+        needed = (is_range and _range_in_words(hint)) or f"be {_in_words(hint)}"
         raise SettingError(f"{name} must {needed}, got {shown(value)}")
 
 
@@ -74,9 +75,6 @@ def whole_number(value: object, name: str, low: int = 1) -> int:
     return int(number)
 
 
-_WORDS = {"true": True, "false": False, "none": None}
-
-
 def read_settings(texts: Sequence[str]) -> dict[str, object]:
     """Settings by name from texts such as `alpha=0.3`.
 
@@ -93,8 +91,9 @@ def read_settings(texts: Sequence[str]) -> dict[str, object]:
 
 
 def _read_value(text: str) -> object:
-    if text.lower() in _WORDS:
-        return _WORDS[text.lower()]
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
     for read in (int, float, json.loads):
         try:
             value: object = read(text)
@@ -104,30 +103,32 @@ def _read_value(text: str) -> object:
     return text
 
 
-def in_words(hint: Any) -> str:
-    """A type in words."""
+def _in_words(hint: Any) -> str:
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return in_words(inner[0])
+        return _in_words(inner[0])
     if origin in (Union, UnionType):
-        return " or ".join(in_words(option) for option in inner)
+        return " or ".join(map(_in_words, inner))
     if origin is Literal:
-        return ", ".join(map(str, inner))
-    if origin is tuple:
-        return f"a list, each {in_words(inner[0])}"
-    words = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}
-    return words.get(hint, "none")
+        return f"one of {', '.join(map(str, inner))}" if len(inner) > 1 else f'"{inner[0]}"'
+    if origin in (tuple, list) and inner[0] is not Any:
+        return f"a list, each {_in_words(inner[0])}"
+    if origin is dict and inner[1] is not Any:
+        return f"a table, each value {_in_words(inner[1])}"
+    return _WORDS.get(origin or hint, "none")
 
 
 def _range_in_words(hint: Any) -> str:
     """The range of a type in words; empty if it has none."""
-    options = [one for one in (hint, *get_args(hint)) if get_origin(one) is Annotated]
-    for mark in (mark for one in options for mark in one.__metadata__):
-        low = mark.ge if mark.gt is None else mark.gt
-        if mark.le is not None:
-            return f"lie in {'[' if mark.gt is None else '('}{low:g}, {mark.le:g}]"
-        if low is not None:
-            return f"be {low:g} or more" if mark.gt is None else f"be above {low:g}"
+    for part in (hint, *get_args(hint)):
+        low, high = getattr(part, "ge", None), getattr(part, "le", None)
+        above = getattr(part, "gt", None)
+        if high is not None:
+            return f"lie in {'[' if above is None else '('}{low or above or 0:g}, {high:g}]"
+        if low is not None or above is not None:
+            return f"be {low:g} or more" if above is None else f"be above {above:g}"
+        if part is not hint and (found := _range_in_words(part)):
+            return found
     return ""
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from difflib import get_close_matches
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from trueline import store
-from trueline.cluster import ByName, Cluster, Run
+from trueline.cluster import Cluster, Run
 from trueline.embed import Embedder, SentenceEmbedder, embed_distinct, load_embedder
 from trueline.engines import DEFAULT_EMBEDDER
 from trueline.engines.models import check_named
@@ -578,7 +578,7 @@ def embed_examples(
     starts = range(0, len(examples), _AT_ONCE)
     units = [examples[start : start + _AT_ONCE] for start in starts]
     steps: dict[str, Any] = {"work": work, "run": run, "progress": progress}
-    make = ByName(_vectors, embedder)
+    make = partial(_vectors, embedder)
     made = store.resumed(make, units, [*map(len, units)], kind="vectors", **steps)
     return {name: np.concatenate([one[name] for one in made]) for name in VECTORS}
 

@@ -12,15 +12,13 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-import tiny
 from attack import ODD_TEXTS, mutated, mutated_bytes, rounds, within
 from click.testing import CliRunner
-from conftest import EXAMPLES
 from test_report import GREEDY, RAD, answers, cell, done, failed, verdicts
+from tiny_run import use_tiny_parts
 
 from trueline.cli import cli
 from trueline.errors import SettingError, TruelineError
-from trueline.examples import to_lines
 from trueline.lab.plan import plan_from
 from trueline.lab.report.pages import write_files, write_report
 from trueline.lab.report.tables import MARK
@@ -33,50 +31,19 @@ from trueline.lab.results import (
     replace_line,
 )
 from trueline.lab.run import run_plan
-from trueline.lab.samples import Verdict
-from trueline.types import Example
 
-TEST = [
-    Example(question, f"No, {question.lower()}", [f"Yes, {question.lower()}"], id=f"t{number}")
-    for number, question in enumerate(tiny.QUESTIONS, 1)
-]
 ALL = ("md", "html", "csv", "latex")
 
 
-class FakeJudge:
-    """Says yes to texts of an even length."""
-
-    id, hash = "fake:1", "one"
-
-    def judge(self, task, about, items, progress=None):
-        return [Verdict(self.id, about, len(text) % 2 == 0, "said") for _, text in items]
-
-
 @pytest.fixture(scope="module")
-def real(tmp_path_factory, embedder):
+def real(tmp_path_factory, embedder, table, data):
     """The bytes of the results of a small run: greedy, RAD and a judge, both tasks."""
     folder = tmp_path_factory.mktemp("real")
-    (folder / "ground.jsonl").write_text("".join(to_lines(EXAMPLES)), "utf-8")
-    (folder / "test.jsonl").write_text("".join(to_lines(TEST)), "utf-8")
-    table = {
-        "models": ["tiny"],
-        "benchmarks": [f"{folder / 'ground.jsonl'}:{folder / 'test.jsonl'}"],
-        "methods": ["greedy", "rad"],
-        "tasks": ["generate", "choose"],
-        "judges": ["fake"],
-        "max_new_tokens": 3,
-        "batch_size": 2,
-        "controls": False,
-    }
-    load = "trueline.engines.transformers.model.load"
-    judge = "trueline.lab.judges.open_judge"
+    plan = {**table, "tasks": ["generate", "choose"], "judges": ["fake"], "max_new_tokens": 3}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(load, lambda name, **options: tiny.language_model("llama"))
-        patch.setattr("trueline.space.load_embedder", lambda name, device: embedder)
-        patch.setattr(judge, lambda name, **options: FakeJudge())
-        run_plan(plan_from(table), folder / "out")
-    content = (folder / "out" / "results.jsonl").read_bytes()
-    return steady(content.replace(str(folder).encode(), b"data"))
+        use_tiny_parts(patch, embedder)
+        run_plan(plan_from(plan), folder)
+    return steady((folder / "results.jsonl").read_bytes().replace(str(data).encode(), b"data"))
 
 
 def steady(content) -> bytes:
@@ -111,15 +78,6 @@ def changed(number, **fields):
 
     def edit(lines):
         lines[number] = json.dumps({**json.loads(lines[number]), **fields}).encode()
-        return lines
-
-    return edit
-
-
-def inner(number, name, **fields):
-    def edit(lines):
-        line = json.loads(lines[number])
-        lines[number] = json.dumps({**line, name: {**line[name], **fields}}).encode()
         return lines
 
     return edit
@@ -160,68 +118,51 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
 # Of the real file: 0 a cell, 1-5 its answers, 6 done; 7 a cell, 8-12 choices, 13 done; 14 and
 # 21 RAD's; 28 the leaks; 29-48 verdicts.
 EDITS = {
-    "batch size 0": (changed(0, batch_size=0), ":1 is not a line", ">= 1"),
-    "no prompt": (changed(0, prompt_hashes=[]), ":1 is not a line", "length >= 1"),
-    "nested bomb": (raw(0, b'"settings":{}', b'"settings":' + DEEP), ":1 is not a line", ""),
-    "task": (changed(0, task="choose"), ":2 belongs to cell ", ""),
-    "unknown field": (changed(0, more=1), ":1 is not a line", "unknown field `more`"),
-    "other release": (
-        without(0, "tokenizer_hash"),
-        ":1 is not a line",
-        "missing required field",
-    ),
-    "confidence": (changed(1, confidence=7.5), ":2 is not a line", "<= 1"),
-    "score": (inner(1, "scores", rouge_l=1e300), ":2 is not a line", "<= 1"),
-    "nan": (raw(1, b'"seconds":', b'"seconds":NaN,"x":'), ":2 is not a line", "malformed"),
-    "infinite": (raw(1, b'"seconds":', b'"seconds":1e999,"x":'), ":2 is not a line", ""),
-    "lengths": (
-        changed(1, flipped=[0]),
-        ":2 is not a line",
-        "hits, flipped and entropy of different",
-    ),
-    "same index": (changed(2, index=0), ":3 repeats line 2", ""),
-    "sample twice": (doubled(1), ":3 repeats line 2", ""),
-    "cell twice": (inserted(3, b"CELL"), ":4 repeats line 1", ""),
-    "done twice": (doubled(6), ":8 repeats line 7", ""),
-    "verdict twice": (doubled(30), ":32 repeats line 31", ""),
-    "no head": (dropped(0), ":1 belongs to cell ", "which no line before it has"),
-    "unknown cell": (changed(2, cell="zzz"), ":3 belongs to cell 'zzz'", ""),
-    "odd cell": (
-        changed(2, cell="\x1b[31m\u202e"),
-        r":3 belongs to cell '\x1b[31m\u202e",
-        "",
-    ),
-    "no answer": (dropped(1), ":29 belongs to answer ", "'t1', which no"),
-    "verdict of nobody": (
-        changed(29, sample="t77"),
-        ":30 belongs to answer ",
-        "'t77', which no",
-    ),
+    "batch size 0": (changed(0, batch_size=0), 1, ">= 1"),
+    "no prompt": (changed(0, prompt_hashes=[]), 1, "length >= 1"),
+    "nested bomb": (raw(0, b'"settings":{}', b'"settings":' + DEEP), 1, ""),
+    "task": (changed(0, task="choose"), 2, "it belongs to a cell or an answer that no line"),
+    "unknown field": (changed(0, more=1), 1, "unknown field `more`"),
+    "other release": (without(0, "tokenizer_hash"), 1, "missing required field"),
+    "another type": (changed(1, index="first"), 2, "Expected `int`, got `str` - at `$.index`"),
+    "confidence": (changed(1, confidence=7.5), 2, "<= 1"),
+    "score": (changed(1, scores={"rouge_l": 1e300}), 2, "<= 1"),
+    "nan": (raw(1, b'"seconds":', b'"seconds":NaN,"x":'), 2, "malformed"),
+    "infinite": (raw(1, b'"seconds":', b'"seconds":1e999,"x":'), 2, ""),
+    "lengths": (changed(1, flipped=[0]), 2, "hits, flipped and entropy of different"),
+    "same index": (changed(2, index=0), 3, "it repeats line 2"),
+    "sample twice": (doubled(1), 3, "it repeats line 2"),
+    "cell twice": (inserted(3, b"CELL"), 4, "it repeats line 1"),
+    "done twice": (doubled(6), 8, "it repeats line 7"),
+    "verdict twice": (doubled(30), 32, "it repeats line 31"),
+    "no head": (dropped(0), 1, "it belongs to a cell"),
+    "odd cell": (changed(2, cell="\x1b[31m\u202e"), 3, "it belongs to a cell"),
+    "no answer": (dropped(1), 29, "it belongs to a cell or an answer"),
     "verdict of choices": (
         changed(29, cell="CHOICES"),
-        ":30 belongs to answer ",
-        "'t1', which no",
+        30,
+        "it belongs to a cell or an answer",
     ),
-    "mc1": (changed(8, mc1=2), ":9 is not a line", "mc1"),
-    "blank line": (inserted(4, b""), ":5 is not a line", "truncated"),
-    "text": (inserted(4, b"note: mine"), ":5 is not a line", "malformed"),
-    "half a character": (raw(1, b'"finish":"', b'"finish":"\\ud800'), ":2 is not a line", ""),
-    "long line": (inserted(4, b"x" * 100_000_000), ":5 is not a line", "malformed"),
-    "deep line": (inserted(4, DEEP), ":5 is not a line", ""),
-    "kind": (changed(4, kind="cell"), ":5 is not a line", ""),
+    "mc1": (changed(8, mc1=2), 9, "mc1"),
+    "empty line": (inserted(4, b""), 5, "truncated"),
+    "text": (inserted(4, b"note: mine"), 5, "malformed"),
+    "half a character": (raw(1, b'"finish":"', b'"finish":"\\ud800'), 2, ""),
+    "long line": (inserted(4, b"x" * 100_000_000), 5, "malformed"),
+    "deep line": (inserted(4, DEEP), 5, ""),
+    "kind": (changed(4, kind="cell"), 5, ""),
 }
 
 
 @pytest.mark.parametrize("what", EDITS)
 def test_an_edited_line_is_named_with_its_number(what, real, tmp_path):
-    edit, first, second = EDITS[what]
+    edit, number, reason = EDITS[what]
     lines = real.splitlines()
     choices = json.loads(lines[7])["cell"]
     content = b"\n".join(edit(list(lines))) + b"\n"
     content = content.replace(b"CELL\n", lines[0] + b"\n").replace(b"CHOICES", choices.encode())
-    told = refused(put(tmp_path, content))
-    assert f"results.jsonl{first}" in told
-    assert second in told
+    error = refused(put(tmp_path, content))
+    assert f"results.jsonl:{number} is not a line of results of this release (" in error
+    assert reason in error
     with pytest.raises(SettingError), open_journal(tmp_path):  # a run does not go on with it
         pass
     assert (tmp_path / "results.jsonl").read_bytes() == content
@@ -253,7 +194,7 @@ def test_a_torn_end_is_dropped_counted_and_shown(real, tmp_path):
     write_report(tmp_path / "whole", formats=["md"], plots=())
     whole = (tmp_path / "whole" / "report.md").read_text("utf-8")
     assert "The last line of the results is cut off" not in whole
-    assert "results.jsonl:5 ends in a foreign line" in refused(
+    assert "results.jsonl:5 is not a line of results" in refused(
         put(tmp_path / "odd", b"".join(lines[:4]) + b"x")
     )
 
@@ -269,16 +210,6 @@ def test_an_odd_folder_of_results_is_one_line(name, tmp_path, monkeypatch):
 def test_a_pipe_is_no_results_file(tmp_path):
     os.mkfifo(tmp_path / "results.jsonl")
     assert "it is no regular file" in refused(tmp_path)
-
-
-def test_an_error_of_the_system_without_a_text_is_told_in_words(tmp_path, monkeypatch):
-    def refuse(*_, **__):
-        raise OSError("the drive is gone")
-
-    monkeypatch.setattr(Path, "mkdir", refuse)
-    for write in (write_files, lambda folder, _: open_journal(folder).__enter__()):
-        with pytest.raises(SettingError, match=r"\(the drive is gone\)"):
-            write(tmp_path / "new", {"a.md": b""})
 
 
 def test_a_results_file_larger_than_any_is_not_read(tmp_path):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import click
 
@@ -22,7 +22,6 @@ from trueline.cli.options import (
     read_cluster,
     read_columns,
 )
-from trueline.engines import DEFAULT_MODEL
 from trueline.errors import SettingError
 from trueline.methods import DEFAULT, PLAIN
 from trueline.settings import read_settings
@@ -44,50 +43,50 @@ class PlanCommand(click.Command):
 
 @cache
 def plan_flags() -> dict[str, click.Option]:
-    """The flags that the types of a plan's keys make, by key."""
-    from trueline.lab.plan import BUILD, KEYS, SAMPLING
+    """A flag for every key of a plan that is no table, by key: made from its type."""
+    from msgspec.structs import fields
 
+    from trueline.lab.plan import BUILD, KEYS, Plan
+
+    defaults = {key.encode_name: key.default for key in fields(Plan)}
+    types = {**KEYS, "context": BUILD["context"], "embedder": BUILD["embedder"]}
     found = {}
-    for key, hint in {
-        **KEYS,
-        "context": BUILD["context"],
-        "embedder": BUILD["embedder"],
-    }.items():
-        help, extra = _help_of(hint)
-        if not help and key not in SAMPLING:
+    for key, hint in types.items():
+        parts, help, extra = _flag_facts(hint)
+        if dict in parts:
             continue
         flag = f"--{extra.get('flag', key).replace('_', '-')}"
-        kinds = _kinds_in(hint)
+        default = extra.get("unset", defaults.get(key))
+        if "split" in extra and isinstance(default, tuple):
+            default = ",".join(default)
+        elif isinstance(default, bool):
+            default = "on" if default else "off"
+        is_number = {int, float} & {*parts} and not {str, tuple, Literal} & {*parts}
         kind = click.Option if "env" in extra else FlagEnvvarOption
         found[key] = kind(
-            [f"{flag}/--no-{flag[2:]}" if bool in kinds else flag, key],
+            [f"{flag}/--no-{flag[2:]}" if bool in parts else flag, key],
             default=None,
             envvar=extra.get("env"),
-            metavar="NUMBER" if kinds and kinds <= {int, float} else None,
-            multiple=tuple in kinds and "split" not in extra,
-            help=help,
+            metavar="NUMBER" if is_number else None,
+            multiple=tuple in parts and "split" not in extra,
+            help=f"{help}  [{default}]" if default and isinstance(default, str | int) else help,
             callback=check_texts,
         )
     return found
 
 
-def _help_of(hint: Any) -> tuple[str, Mapping[str, str]]:
-    """The help of a key, and what else is said of its flag."""
-    for each in (hint, *get_args(hint)):
-        for mark in get_args(each)[1:] if get_origin(each) is Annotated else ():
-            if help := getattr(mark, "description", None):
-                return help, mark.extra or {}
-    return "", {}
+def _flag_facts(hint: Any) -> tuple[list[Any], str, Mapping[str, str]]:
+    """The types and constants that a type consists of, its help, and the rest of its flag."""
+    parts = _parts(hint)
+    marks = [part for part in parts if getattr(part, "description", None) is not None]
+    texts = [mark.description for mark in marks[:1]]
+    for choices in (get_args(part) for part in parts if get_origin(part) is Literal):
+        texts += [", ".join(choices)] if choices[-1] not in texts[0] else []
+    return parts, " ".join(filter(None, texts)), (marks[0].extra or {}) if marks else {}
 
 
-def _kinds_in(hint: Any) -> set[Any]:
-    """The plain types that a type allows; of a tuple just that it is one."""
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return _kinds_in(inner[0])
-    if origin is None or origin is tuple:
-        return {origin or hint} - {type(None)}
-    return set().union(*map(_kinds_in, inner)) if origin is not Literal else {str}
+def _parts(hint: Any) -> list[Any]:
+    return [hint, get_origin(hint), *(part for one in get_args(hint) for part in _parts(one))]
 
 
 @click.command("eval", cls=PlanCommand)
@@ -138,47 +137,44 @@ def evaluate(
     trusts = bool(flags["trust_remote_code"])
     table = {} if plan is None else read_plan_table(plan, trust_remote_code=trusts)
     table = with_flags(table, flags)
-    if not table.get("out"):
-        raise SettingError("say where the results go: --out FOLDER, or `out` in the plan")
-    _check_early(table)
-    device = table.get("device")  # not checked yet
-    cluster = read_cluster(on, workers, device if isinstance(device, str) else None)
-    models = " and ".join(_texts(table.get("models")) or [DEFAULT_MODEL])
-    with progress_bars("samples", f"opening {models}") as progress, columns_as_flags():
-        with _mistakes_as_flags(is_wanted=plan is None):
-            checked = plan_from(table, "the command" if plan is None else str(plan))
+    _check_names(table)
+    with _mistakes_as_flags(is_wanted=plan is None):
+        checked = plan_from(table, "the command" if plan is None else str(plan))
+    if checked.out is None:
+        raise SettingError("name the folder of the results: --out FOLDER, or `out` in the plan")
+    cluster = read_cluster(on, workers, checked.device)
+    opening = f"opening {' and '.join(checked.models)}"
+    with columns_as_flags(), progress_bars("samples", opening) as progress:
         from trueline.lab.run import run_plan
 
         done = run_plan(
             checked,
-            table["out"],
-            on=cluster,
-            progress=progress,
+            checked.out,
             minutes=minutes,
             max_samples=max_samples,
+            on=cluster,
+            progress=progress,
         )
     _show(done, as_json)
 
 
-def _check_early(table: Mapping[str, Any]) -> None:
-    """Refuse unknown names and files before anything heavy is imported.
-
-    Values of another type are left to the check of the plan, which lists every mistake.
-    """
+def _check_names(table: Mapping[str, Any]) -> None:
+    """Refuse unknown names and files before a method is imported, and torch with it."""
     from trueline.lab.benchmarks import check_benchmark_name
     from trueline.session import check_parts
 
+    def texts(key: str) -> list[str]:  # the plan's own check refuses other types
+        value = table.get(key)
+        return (
+            [x for x in value if isinstance(x, str)] if isinstance(value, list | tuple) else []
+        )
+
     with columns_as_flags():
-        for name in _texts(table.get("benchmarks")):
+        for name in texts("benchmarks"):
             check_benchmark_name(name, columns=table.get("columns"))
-    for name in _texts(table.get("models")):
+    for name in texts("models"):
         check_parts((), model=name)
-    check_parts(_texts(table.get("methods")))
-
-
-def _texts(value: object) -> list[str]:
-    items = value if isinstance(value, list | tuple) else ()
-    return [item for item in items if isinstance(item, str)]
+    check_parts(texts("methods"))
 
 
 @contextmanager
@@ -216,7 +212,7 @@ def _merged(old: Any, new: Any) -> Any:
 
 
 def _read(key: str, given: Any) -> Any:
-    """The value of a flag as a plan has it; what does not fit is left for its check."""
+    """The value of a flag as a plan has it; the check of the plan refuses wrong ones."""
     import msgspec
 
     from trueline.lab.plan import BUILD, KEYS
@@ -234,11 +230,10 @@ def _read(key: str, given: Any) -> Any:
         return read_columns(given)
     if key == "methods" and given.strip() == "all":
         return method_names()
-    hint = KEYS.get(key) or BUILD[key]
-    if "split" in _help_of(hint)[1]:
-        given = _words(given)
+    if key in ("methods", "tasks"):
+        return _words(given)
     try:
-        return msgspec.convert(given, hint, strict=False)
+        return msgspec.convert(given, KEYS.get(key) or BUILD[key], strict=False)
     except msgspec.ValidationError:
         return given
 
@@ -314,6 +309,9 @@ def show_tables(folder: Path, cells: Sequence[str]) -> None:
     show_line(f"More, with the answers: trueline report {folder}")
 
 
+Stack = list[tuple[str, ...]]  # the cells of a column, its title first; the lines of each
+
+
 def _show_eval_table(table: Table, width: int) -> None:
     """One table, in as many pieces as its measures need at this width."""
     from trueline.cli.screen import print_stacked, show_line
@@ -323,44 +321,33 @@ def _show_eval_table(table: Table, width: int) -> None:
     judged = f", judged by {', '.join(judges)}" if judges else ""
     samples = counted(max(row.first.head.samples for row in table.rows), "sample")
     show_line(f"{table.title}: {samples}{judged}")
-    names = [_name(row) for row in table.rows]
-    left = max(map(len, ["method", *names])) + 2
-    while columns:
-        piece: list[Column] = []
-        room = width - left
-        while columns and (not piece or room >= _width(table, columns[0], judges)):
-            room -= _width(table, columns[0], judges)
-            piece.append(columns.pop(0))
-        head = ["method", *(_title(column, judges) for column in piece)]
-        rows = [
-            [(name,), *(_lines(row.values.get(column.id), column) for column in piece)]
-            for name, row in zip(names, table.rows, strict=True)
-        ]
-        print_stacked(head, rows)
+    names: Stack = [("method",), *((_name(row),) for row in table.rows)]
+    grid: list[Stack] = []
+    for column in columns:
+        judge = f" by {column.judge}" if column.judge and len(judges) > 1 else ""
+        values = [_lines(row.values.get(column.id), column) for row in table.rows]
+        grid.append([(column.measure.title + judge,), *values])
+    while grid:
+        piece = [names, grid.pop(0)]
+        room = width - sum(map(_width, piece))
+        while grid and room >= _width(grid[0]):
+            room -= _width(grid[0])
+            piece.append(grid.pop(0))
+        rows = list(zip(*piece, strict=True))
+        print_stacked([title for title, *_ in rows[0]], rows[1:])
         show_line("")
 
 
+def _width(column: Stack) -> int:
+    """How wide a column is, with the gap after it."""
+    return 2 + max(len(line) for cell in column for line in cell)
+
+
 def _name(row: MethodRow) -> str:
-    """The method, and how many samples it rests on where some are missing."""
-    told = [
-        f"{counts.answered} of {counts.wanted}"
-        for counts in row.counts.values()
-        if counts.answered != counts.wanted
-    ]
-    return f"{row.label} ({', '.join(told)})" if told else row.label
-
-
-def _title(column: Column, judges: Sequence[str]) -> str:
-    judge = f" by {column.judge}" if column.judge and len(judges) > 1 else ""
-    return f"{column.measure.title}{judge}"
-
-
-def _width(table: Table, column: Column, judges: Sequence[str]) -> int:
-    """How wide a column is, with the gap before it."""
-    texts = [_title(column, judges)]
-    for row in table.rows:
-        texts += _lines(row.values.get(column.id), column)
-    return 2 + max(map(len, texts))
+    """The method, and how many samples it rests on if some are missing."""
+    counts = [x for x in row.counts.values() if x.answered != x.wanted]
+    missing = ", ".join(f"{x.answered} of {x.wanted}" for x in counts)
+    return f"{row.label} ({missing})" if missing else row.label
 
 
 def _lines(value: Average | None, column: Column) -> tuple[str, ...]:
@@ -369,9 +356,9 @@ def _lines(value: Average | None, column: Column) -> tuple[str, ...]:
 
     if value is None:
         return ("\N{EN DASH}",)
-    if value.difference is None:
+    if (change := value.difference) is None:
         return (number(value.mean, column),)
-    change = value.difference
-    low, high = (number(x, column, sign=True) for x in (change.low, change.high))
-    mean = number(change.mean, column, sign=True)
+    mean, low, high = (
+        number(x, column, sign=True) for x in (change.mean, change.low, change.high)
+    )
     return (number(value.mean, column), mean, f"{low} to {high}")

@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from trueline.errors import SettingError
 from trueline.files import file_hash, reason
-from trueline.lab.plan import SAMPLING, BuildOptions, Control, Plan, Variant, default_build
+from trueline.lab.plan import (
+    BUILD,
+    SAMPLING,
+    BuildOptions,
+    Control,
+    Mode,
+    Plan,
+    Variant,
+    default_build,
+)
 from trueline.lab.results import (
     CellLine,
     DataPart,
@@ -34,7 +43,7 @@ from trueline.prompts import FilledPrompt
 from trueline.types import Sampling
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from trueline.cluster import Cluster
     from trueline.engines.base import Engine
@@ -46,7 +55,6 @@ if TYPE_CHECKING:
 _PACKAGES = ("trueline", "torch", "transformers", "tokenizers", "numpy")
 _OF_SPACES = ("onnxruntime", "faiss-cpu")  # what may embed and search, where it is installed
 _OF_SCORES = ("rouge-score", "sacrebleu", "bert-score")
-_BUILT = ("context", "window", "end", "embedder", "values", "dtype")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +66,6 @@ class Cell:
     method: Method
     samples: tuple[tuple[int, Sample], ...]  # with their places in the benchmark
     head: CellLine  # without machine and time
-    variant: Variant
-    space: GroundingSpace | None = None
 
     @property
     def id(self) -> str:
@@ -82,6 +88,10 @@ def cells_of(
     settings = {**suited, **variant.settings}
     method = Session(lm, space).method(variant.method, settings, prompt=benchmark.prompt)
     boundary = variant.boundary_settings if variant.control is Control.BOUNDARY else {}
+    prompts = [benchmark.prompt.hash]
+    if not method.needs.own_prompt:  # otherwise it differs from question to question
+        given = FilledPrompt(method.question_prompt, benchmark.test[0].question)
+        prompts = [one.hash for one in method.inputs(given)]
     cells = []
     for task in plan.tasks:
         samples = tuple(
@@ -90,28 +100,83 @@ def cells_of(
             if task == "generate" or sample.single or sample.multiple
         )
         is_sampled = task == "generate" and plan.sampling.is_sampled
+        of_space = _OF_SPACES if space is not None else ()
+        of_scores = _OF_SCORES if task == "generate" else ()
         for seed in plan.seeds if is_sampled else (None,):
             head = CellLine(
                 cell="",
-                task=task,
-                seed=seed,
+                # The model
+                model=lm.id,
+                fingerprint=lm.fingerprint,
+                tokenizer_hash=lm.tokenizer_hash,
+                dtype=str(lm.dtype).removeprefix("torch."),
+                device=lm.device.type,
+                # The data
+                benchmark=benchmark.name,
+                data_hash=benchmark.hash,
                 samples=len(samples),
-                batch_size=plan.batch_size,
-                fidelity=plan.fidelity,
+                counts=dict(benchmark.counts),
+                ground=len(benchmark.ground),
+                test=len(benchmark.test),
                 ground_from=plan.ground_from,
                 draw=plan.draw,
                 rule=plan.rule,
+                **_encoder_facts(plan),
+                # Decoding
+                task=task,
+                seed=seed,
+                batch_size=plan.batch_size,
+                fidelity=plan.fidelity,
+                **_decoding_facts(plan.sampling, lm, task),
+                # The method
+                method=variant.method,
+                control=variant.control,
+                is_instead=variant.is_instead,
+                is_plain=variant.method == PLAIN,
+                has_own_prompt=method.needs.own_prompt,
+                settings=method.settings(),
                 defaults={**default_settings(variant.method), **suited, **boundary},
+                prompt_hashes=tuple(prompts),
                 space=None if space is None else _space_facts(variant, space),
-                versions=_versions(method, space, task),
-                **_model_facts(lm),
-                **_data_facts(plan, benchmark),
-                **_decoding_facts(plan, lm, is_choice=task == "choose"),
-                **_method_facts(variant, method, benchmark),
+                versions=versions(type(method).__module__, (*of_space, *of_scores)),
             )
             head = replace_line(head, cell=cell_id(head))
-            cells.append(Cell(lm, benchmark, method, samples, head, variant, space))
+            cells.append(Cell(lm, benchmark, method, samples, head))
     return [cell for cell in cells if cell.samples]
+
+
+def _encoder_facts(plan: Plan) -> dict[str, Any]:
+    if plan.bertscore is None:
+        return {"bertscore": None}
+    encoder = (Path(plan.bertscore).name, plan.bertscore_layers)
+    return {"bertscore": encoder, "bertscore_hash": _folder_hash(plan.bertscore)}
+
+
+def _decoding_facts(given: Sampling, lm: Engine, task: Mode) -> dict[str, Any]:
+    """How answers are generated; choices are scored without any of it."""
+    if task == "choose":
+        return {"max_new_tokens": None, "temperature": 0.0, "stop": None}
+    stored = DecodingPart.__struct_fields__
+    others = {name: getattr(given, name) for name in SAMPLING if name not in stored}
+    return {
+        "max_new_tokens": given.max_new_tokens,
+        "temperature": float(given.temperature),
+        "stop": StopRule(given.stop_strings, tuple(sorted(lm.stop_ids))),
+        "sampling": {n: x for n, x in others.items() if x != getattr(Sampling(), n)},
+    }
+
+
+def _space_facts(variant: Variant, space: GroundingSpace) -> SpaceFacts:
+    given, usual = variant.build, default_build(variant.method)
+    build, default = ({name: getattr(one, name) for name in BUILD} for one in (given, usual))
+    facts = space.info()
+    return SpaceFacts(
+        hash=space_hash(space, variant.needs_wrong),
+        entries=facts["entries"],
+        build=build,
+        default_build=default,
+        built={name: facts.get(name) for name in BUILD},
+    )
 
 
 def cell_id(head: CellLine) -> str:
@@ -191,8 +256,7 @@ def versions(module: str = "trueline", others: Sequence[str] = ()) -> dict[str, 
     found = {name: text for name in (*_PACKAGES, *others) if (text := _version(name))}
     package = module.partition(".")[0]
     if package != "trueline":
-        names = _distributions().get(package, ())
-        found |= {name: _version(name) for name in names}
+        found |= {name: _version(name) for name in _distributions().get(package, ())}
         found[f"{package} source"] = _source_hash(package)
     return found | {"python": platform.python_version()}
 
@@ -206,10 +270,7 @@ def _version(name: str) -> str:
         return ""
 
 
-@cache
-def _distributions() -> Mapping[str, list[str]]:
-    """The distributions of each package; this reads all that are installed."""
-    return packages_distributions()
+_distributions = cache(packages_distributions)  # it reads all that are installed
 
 
 def _source_hash(package: str) -> str:
@@ -219,14 +280,7 @@ def _source_hash(package: str) -> str:
         return ""
     path = Path(file)
     sources = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
-    found = [(one.relative_to(path.parent).as_posix(), one, one.stat()) for one in sources]
-    return _hash([(name, _hash_at(one, x.st_mtime_ns, x.st_size)) for name, one, x in found])
-
-
-@cache
-def _hash_at(path: Path, time: int, size: int) -> str:
-    """The hash of a file, read again only after it was written."""
-    return file_hash(path)
+    return _hash([(x.relative_to(path.parent).as_posix(), file_hash(x)) for x in sources])
 
 
 def machine(on: Cluster | None = None) -> dict[str, Any]:
@@ -239,82 +293,6 @@ def machine(on: Cluster | None = None) -> dict[str, Any]:
         "platform": f"{platform.system()} {platform.machine()}",
     }
     return found if on is None else found | {"on": "ray", "threads": on.threads}
-
-
-def _model_facts(lm: Engine) -> dict[str, Any]:
-    return {
-        "model": lm.id,
-        "fingerprint": lm.fingerprint,
-        "tokenizer_hash": lm.tokenizer_hash,
-        "dtype": str(lm.dtype).removeprefix("torch."),
-        "device": lm.device.type,
-    }
-
-
-def _decoding_facts(plan: Plan, lm: Engine, *, is_choice: bool) -> dict[str, Any]:
-    """How answers are generated; choices are scored without any of it."""
-    given, usual = plan.sampling, Sampling()
-    if is_choice:
-        return {"max_new_tokens": None, "temperature": 0.0, "stop": None}
-    return {
-        "max_new_tokens": given.max_new_tokens,
-        "temperature": float(given.temperature),
-        "stop": StopRule(given.stop_strings, tuple(sorted(lm.stop_ids))),
-        "sampling": {
-            name: value
-            for name in SAMPLING
-            if name not in DecodingPart.__struct_fields__
-            and (value := getattr(given, name)) != getattr(usual, name)
-        },
-    }
-
-
-def _method_facts(variant: Variant, method: Method, benchmark: Benchmark) -> dict[str, Any]:
-    prompts = [benchmark.prompt.hash]
-    if not method.needs.own_prompt:  # otherwise it differs from question to question
-        given = FilledPrompt(method.question_prompt, benchmark.test[0].question)
-        prompts = [one.hash for one in method.inputs(given)]
-    return {
-        "method": variant.method,
-        "control": variant.control,
-        "is_instead": variant.is_instead,
-        "is_plain": variant.method == PLAIN,
-        "has_own_prompt": method.needs.own_prompt,
-        "settings": method.settings(),
-        "prompt_hashes": tuple(prompts),
-    }
-
-
-def _versions(method: Method, space: GroundingSpace | None, task: str) -> dict[str, str]:
-    of_space = _OF_SPACES if space is not None else ()
-    of_scores = _OF_SCORES if task == "generate" else ()
-    return versions(type(method).__module__, (*of_space, *of_scores))
-
-
-def _space_facts(variant: Variant, space: GroundingSpace) -> SpaceFacts:
-    given, usual = variant.build, default_build(variant.method)
-    build, default = ({name: getattr(one, name) for name in _BUILT} for one in (given, usual))
-    facts = space.info()
-    return SpaceFacts(
-        hash=space_hash(space, variant.needs_wrong),
-        entries=facts["entries"],
-        build=build,
-        default_build=default,
-        built={name: facts.get(name) for name in _BUILT},
-    )
-
-
-def _data_facts(plan: Plan, benchmark: Benchmark) -> dict[str, Any]:
-    layers = plan.bertscore_layers
-    return {
-        "benchmark": benchmark.name,
-        "data_hash": benchmark.hash,
-        "counts": dict(benchmark.counts),
-        "ground": len(benchmark.ground),
-        "test": len(benchmark.test),
-        "bertscore": (Path(plan.bertscore).name, layers) if plan.bertscore else None,
-        "bertscore_hash": _folder_hash(plan.bertscore) if plan.bertscore else "",
-    }
 
 
 @cache
@@ -364,7 +342,9 @@ def benchmark_of(plan: Plan, name: str) -> Benchmark:
 
     benchmark = replace(_with_questions(read(name), plan.questions), layout=plan.prompts)
     if not benchmark.test:
-        raise SettingError(f"{name} has no sample to test on")
+        raise SettingError(
+            f"{name} has no sample to test on that fits the plan; change `test` or `questions`"
+        )
     if plan.ground_from in (None, name):
         return benchmark
     other = read(plan.ground_from or name)
@@ -387,10 +367,6 @@ def _with_questions(benchmark: Benchmark, questions: Sequence[str]) -> Benchmark
         return benchmark
     wanted = {bare_letters(question) for question in questions}
     test = tuple(one for one in benchmark.test if bare_letters(one.question) in wanted)
-    if not test:
-        raise SettingError(
-            f"{benchmark.name} has none of the {len(questions)} questions of the plan"
-        )
     counts = {**benchmark.counts, "test used": len(test)}
     return replace(benchmark, test=test, hash=data_hash(benchmark.ground, test), counts=counts)
 
@@ -401,10 +377,9 @@ def judges_of(plan: Plan, models: dict[str, Engine]) -> list[Judge]:
         return []
     from trueline.lab.judges import Limits, open_judge
 
-    limits = dict(plan.judge)
     own = ("max_tokens", "questions")  # not how fast a service gets requests
-    options: dict[str, Any] = {name: limits.pop(name) for name in own if name in limits}
-    options["limits"] = Limits(**limits)
+    options = {name: x for name, x in plan.judge.items() if name in own}
+    options["limits"] = Limits(**{n: x for n, x in plan.judge.items() if n not in own})
     judges = []
     for name in plan.judges:
         kind, _, model = name.partition(":")
@@ -415,14 +390,3 @@ def judges_of(plan: Plan, models: dict[str, Engine]) -> list[Judge]:
         else:
             judges.append(open_judge(name, **options))
     return judges
-
-
-def check_scorers(plan: Plan) -> None:
-    """Open the scorers of texts: a missing extra or encoder shows before the run."""
-    from trueline.lab.metrics import BertScore, bleu, rouge_l
-
-    for score in (bleu, rouge_l):
-        score("a", ["a"])
-    if plan.bertscore is not None and plan.bertscore_layers is not None:
-        encoder = (Path(plan.bertscore), plan.bertscore_layers, plan.bertscore_baseline)
-        BertScore(*encoder).scores([], [])

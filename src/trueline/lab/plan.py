@@ -7,21 +7,10 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cache
 from itertools import product
-from math import inf, isfinite, prod
+from math import isfinite, prod
 from pathlib import Path
-from types import UnionType
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Literal,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -41,6 +30,7 @@ from trueline.methods import (
     settings_fields,
 )
 from trueline.prompts import Layout
+from trueline.settings import check_value, plain
 from trueline.text import has_half_character, shown
 from trueline.types import Example, Sampling
 
@@ -70,7 +60,7 @@ Count = Annotated[int, Meta(ge=1, le=_MOST)]
 Seed = Annotated[int, Meta(ge=0, le=_MOST)]
 Small = Annotated[int, Meta(ge=1, le=1024)]
 Text = Annotated[str, Meta(min_length=1)]
-Name = Annotated[str, Meta(min_length=1, pattern=r"\A[^\0]+\Z", title="a text without NUL")]
+Name = Annotated[str, Meta(pattern=r"\A[^\0]+\Z")]
 Names = tuple[Name, ...]
 Table = dict[str, Any]
 if TYPE_CHECKING:
@@ -80,10 +70,10 @@ else:
 
 
 def _help(text: str, least: int | None = None, **extra: str) -> Meta:
-    """The help of a key, which makes it a flag of `trueline eval`.
+    """The help of a key's flag.
 
-    `flag` is its name if that is not the key's, `env` a variable with its value, and `split`
-    what separates several values.
+    `flag` is its name if that is not the key's, `env` a variable with its value, `split` what
+    separates several values, and `unset` what holds without it, if that is not its default.
     """
     return Meta(description=text, min_length=least, extra=extra)
 
@@ -103,7 +93,7 @@ class BuildOptions:
 
     # None: no entries, and no pass of the model.
     context: Annotated[
-        Count | Literal["full"] | None, _help("Tokens in a window, or `full`.  [8]")
+        Count | Literal["full"] | None, _help("Tokens in a window, or `full`.", unset="8")
     ] = None
     window: Literal["all", "answer"] = "all"
     end: bool = False
@@ -137,27 +127,11 @@ class Variant:
         return {"from_step": context} if is_able else {}
 
 
-class Fidelity(msgspec.Struct, frozen=True, kw_only=True):
-    """How prompts are laid out and answers are measured."""
-
-    prompts: Annotated[Layout, _help("lines, or one-line.  [lines]")] = "lines"
-    confidence: Annotated[
-        Confidence, _help("geometric, arithmetic or arithmetic-raw.  [geometric]")
-    ] = "geometric"
-    references: Annotated[
-        References, _help("all, or first, for ROUGE-L and BERTScore.  [all]")
-    ] = "all"
-    stemmer: Annotated[bool, _help("ROUGE-L by stems.  [off]")] = False
-    bertscore_baseline: Annotated[
-        Name | None, _help("The encoder whose baseline rescales BERTScore.")
-    ] = None
-
-
-class Plan(Fidelity, frozen=True, kw_only=True):
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What a run does: its cells are models x benchmarks x variants x tasks x seeds.
 
-    The only declaration of a plan's keys: the flags of `trueline eval` and the checks are made
-    from it. The options of `Sampling` are keys too, declared there.
+    The only declaration of a plan's keys: files, the flags of `trueline eval` and all checks
+    are made from it. The options of `Sampling` are keys too, declared there.
     """
 
     out: Annotated[Name | None, _help("The folder of the results.")] = None
@@ -170,10 +144,9 @@ class Plan(Fidelity, frozen=True, kw_only=True):
     methods: Annotated[
         tuple[Text, ...], _help("Separated by commas, or `all`.", 1, split=",")
     ] = ()
-    tasks: Annotated[
-        tuple[Mode, ...],
-        _help("generate, choose or generate,choose.  [generate]", 1, split=","),
-    ] = ("generate",)
+    tasks: Annotated[tuple[Mode, ...], _help("Separated by commas:", 1, split=",")] = (
+        "generate",
+    )
     judges: Annotated[Names, _help("One or more; see docs.", 1, flag="judge")] = ()
     judge: Table = {}  # Limits, max_tokens and questions of the judges
     settings: dict[str, Table] = {}  # by method
@@ -183,42 +156,46 @@ class Plan(Fidelity, frozen=True, kw_only=True):
         default=(), name="variants"
     )
     build: Table = {}  # BuildOptions, or a table of them by the name of a method
-    ground: Annotated[Limit, _help("How many examples to use, or `all`.  [100]")] = 100
+    ground: Annotated[Limit, _help("How many examples to use, or `all`.")] = 100
     ground_from: Annotated[
         Name | None, _help("A benchmark to take them from, if not the tested one.")
     ] = None
-    test: Annotated[Limit, _help("How many samples (of each regime), or `all`.  [all]")] = None
+    test: Annotated[
+        Limit, _help("How many samples (of each regime), or `all`.", unset="all")
+    ] = None
     questions: Annotated[
         tuple[Text, ...], _help("Test on this question; one or more.", 1, flag="question")
     ] = ()
     draw: Annotated[Seed | None, _help("Draw examples and samples with this seed.")] = None
-    data: Annotated[Name | None, _help("A folder of benchmark files.  [the hub]")] = None
+    data: Annotated[Name | None, _help("A folder of benchmark files.", unset="the hub")] = None
     rule: Annotated[
-        Literal["answered", "all"],
-        _help("all: also questions without a truthful answer.  [answered]"),
+        Literal["answered", "all"], _help("answered: those with a truthful answer; or all.")
     ] = "answered"
     sampling: Sampling = Sampling()
     seeds: Annotated[tuple[Seed, ...], _help("One or more.", 1, flag="seed")] = (0,)
-    batch_size: Annotated[Count, _help("Samples in a chunk.  [16]")] = 16
+    batch_size: Annotated[Count, _help("Samples in a chunk.")] = 16
     engine: Annotated[
-        Literal["transformers", "llama.cpp"],
-        _help("transformers or llama.cpp.  [transformers]", env="TRUELINE_ENGINE"),
+        Literal["transformers", "llama.cpp"], _help("", env="TRUELINE_ENGINE")
     ] = "transformers"
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
-        _help("auto, float32, bfloat16, float16.  [auto]"),
-    ] = "auto"
-    device: Annotated[Name | None, _help("cpu, cuda, mps.  [the best there is]")] = None
+    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], _help("")] = "auto"
+    device: Annotated[Name | None, _help("cpu, cuda, mps.", unset="the best there is")] = None
     threads: Annotated[Small | None, _help("For torch.")] = None
     trust_remote_code: Annotated[bool, _help("Run code that a model brings.")] = False
     bertscore: Annotated[Name | None, _help("The folder of an encoder: adds BERTScore.")] = None
     bertscore_layers: Annotated[Small | None, _help("Which layer of it is compared.")] = None
     controls: Annotated[
-        bool, _help("Also run controls (such as a space of wrong answers) and baselines.  [on]")
+        bool, _help("Also run controls (such as a space of wrong answers) and baselines.")
     ] = True
     like: Annotated[
-        Literal["paper"] | None, _help("paper: prompts, limits and measures of its authors.")
+        Literal["paper"] | None, _help("Prompts, limits and measures of its authors:")
     ] = msgspec.field(default=None, name="as")
+    prompts: Annotated[Layout, _help("")] = "lines"
+    confidence: Annotated[Confidence, _help("Mean of probabilities:")] = "geometric"
+    references: Annotated[References, _help("For ROUGE-L and BERTScore:")] = "all"
+    stemmer: Annotated[bool, _help("ROUGE-L by stems.")] = False
+    bertscore_baseline: Annotated[
+        Name | None, _help("The encoder whose baseline rescales BERTScore.")
+    ] = None
 
     def __post_init__(self) -> None:
         for name in ("ground", "test"):  # None: no limit
@@ -227,9 +204,12 @@ class Plan(Fidelity, frozen=True, kw_only=True):
 
     @property
     def fidelity(self) -> dict[str, Any]:
-        """The fields of `Fidelity` that do not have their defaults."""
-        usual = msgspec.structs.asdict(Fidelity())
-        return {name: x for name in usual if (x := getattr(self, name)) != usual[name]}
+        """How prompts are laid out and answers measured, where that is not the default."""
+        return {
+            key.name: value
+            for key in msgspec.structs.fields(Plan)
+            if key.name in _FIDELITY and (value := getattr(self, key.name)) != key.default
+        }
 
     @property
     def shared_settings(self) -> dict[str, Any]:
@@ -257,19 +237,22 @@ class Plan(Fidelity, frozen=True, kw_only=True):
         )
 
 
-_types = cache(lambda cls: get_type_hints(cls, include_extras=True))
+_FIDELITY = ("prompts", "confidence", "references", "stemmer", "bertscore_baseline")
 # A plan has its own `seeds`; a run sets the others.
 _NOT_SAMPLED = ("seed", "stop_ids", "trace", "logprobs")
-SAMPLING: Table = {n: x for n, x in _types(Sampling).items() if n not in _NOT_SAMPLED}
-_FIELDS = dict(zip(Plan.__struct_encode_fields__, Plan.__struct_fields__, strict=True))
-_OWN = sorted(_FIELDS, key=Fidelity.__struct_fields__.__contains__)  # those of Plan first
-KEYS: Table = {key: _types(Plan)[_FIELDS[key]] for key in _OWN if key != "sampling"}
-KEYS |= SAMPLING  # with their types
-BUILD: Table = {name: x for name, x in _types(BuildOptions).items() if name != "wrong"}
-JUDGE: Table = {
-    **_types(Limits),
-    **{"max_tokens": Count, "questions": Literal["ours", "paper"]},
-}
+
+
+def _types(cls: type, *without: str) -> Table:
+    hints = get_type_hints(cls, include_extras=True)
+    return {name: hint for name, hint in hints.items() if name not in without}
+
+
+SAMPLING = _types(Sampling, *_NOT_SAMPLED)
+KEYS: Table = {  # with their types
+    key.encode_name: key.type for key in msgspec.structs.fields(Plan) if key.name != "sampling"
+} | SAMPLING
+BUILD = _types(BuildOptions, "wrong")
+JUDGE = _types(Limits) | {"max_tokens": Count, "questions": Literal["ours", "paper"]}
 
 
 def default_build(method: str) -> BuildOptions | None:
@@ -300,7 +283,7 @@ def _swept(method: str, given: Table, sweep: Table, build: Table) -> list[Varian
         settings, swept = dict(given), Table()
         for key, value in zip(keys, values, strict=True):
             (swept if key.startswith("build.") else settings)[keys[key]] = value
-        frozen = {name: _frozen(value) for name, value in settings.items()}
+        frozen = {name: plain(value) for name, value in settings.items()}
         options = _build_options(method, build, swept)
         made.append(Variant(method, frozen, options, is_swept=bool(keys)))
     return made
@@ -322,11 +305,6 @@ def _build_options(method: str, build: Table, swept: Table) -> BuildOptions | No
     default, read = default_build(method), build_options_read_by(method)
     shared = {name: value for name, value in build.items() if name in read}
     return default and replace(default, **{**shared, **swept, **build.get(method, {})})
-
-
-def _frozen(value: Any) -> Any:
-    """Lists as tuples, as settings hold them."""
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def _with_controls(variants: Sequence[Variant], build: Table) -> list[Variant]:
@@ -403,11 +381,10 @@ def read_plan_table(path: Path, *, trust_remote_code: bool = False) -> Table:
             f"--benchmark facts --methods {PLAIN},{DEFAULT} --out results"
         ) from error
     except (RecursionError, ValueError) as error:  # also a number of thousands of digits
-        why = "it is nested too deep" if isinstance(error, RecursionError) else error
-        raise SettingError(f"{path} is not readable TOML: {why}") from error
+        raise SettingError(f"{path} is not readable TOML: {error}") from error
     if table.get("trust_remote_code") is True and not trust_remote_code:
         raise SettingError(
-            f"{path} asks to run code that a model brings (trust_remote_code), which a plan "
+            f"{path} wants to run code that a model brings (trust_remote_code), which a plan "
             "alone may not; if you trust the models it names, add --trust-remote-code to the "
             "command"
         )
@@ -417,33 +394,37 @@ def read_plan_table(path: Path, *, trust_remote_code: bool = False) -> Table:
 def plan_from(table: Mapping[str, Any], where: str = "the plan") -> Plan:
     """A plan from a table; all mistakes in it are listed in one error."""
     if not isinstance(table, Mapping):
-        raise SettingError(f"{where} must be a table; got {shown(table)}")
+        raise SettingError(f"{where} must be a table, got {shown(table)}")
     if table.get("as") == "paper":
         table = _with_paper_defaults(table)
-    mistakes = {key: _mistakes(key, value, KEYS, "") for key, value in table.items()}
-    values = {key: value for key, value in table.items() if not mistakes[key]}
-    given = {key: _frozen(values.pop(key)) for key in SAMPLING if key in values}
-    problems = [problem for each in mistakes.values() for problem in each]
-    problems += [*_missing(table), *_judge_mistakes(values), *_method_mistakes(values)]
-    sampling, is_sampled = Sampling(), True
+    refused = _mistakes(table, KEYS)
+    values = {key: value for key, value in table.items() if key not in refused}
+    given = {key: plain(values.pop(key)) for key in SAMPLING if key in values}
+    problems = [*refused.values(), *_missing(table), *_method_mistakes(values)]
+    problems += _mistakes(values.get("judge", {}), JUDGE, "judge.").values()
     try:
-        sampling = Sampling(**given)
-        is_sampled = sampling.is_sampled
+        is_sampled = Sampling(**given).is_sampled
+        if len(values.get("seeds", ())) > 1 and not is_sampled:
+            problems.append("seeds has several, which needs a temperature above 0")
+        if not problems:
+            plan = msgspec.convert({**values, "sampling": given}, Plan)
+            for variant in plan.variants:
+                problems += _refused(variant)
     except SettingError as error:
         problems.append(str(error))
-    if len(values.get("seeds", ())) > 1 and not is_sampled:
-        problems.append("seeds has several, which needs a temperature above 0")
-    if not problems:
-        fields = {_FIELDS[key]: msgspec.convert(x, KEYS[key]) for key, x in values.items()}
-        plan = Plan(**fields, sampling=sampling)
-        problems = [problem for variant in plan.variants for problem in _refused(variant)]
     if problems:
         problems = list(dict.fromkeys(problems))
         count = f"{len(problems)} mistakes" if len(problems) > 1 else "a mistake"
-        rest = [f"and {len(problems) - _MOST_MISTAKES} more"] * (len(problems) > _MOST_MISTAKES)
-        listed = [f"{where} has {count}:", *problems[:_MOST_MISTAKES], *rest]
+        listed = [f"{where} has {count}:", *problems[:_MOST_MISTAKES]]
         raise SettingError("\n  - ".join(listed))
     return plan
+
+
+def _refused(variant: Variant) -> Iterator[str]:
+    try:
+        check_settings(variant.method, variant.settings)
+    except TruelineError as error:
+        yield f"{variant.method}: {error}"
 
 
 def _with_paper_defaults(table: Mapping[str, Any]) -> Table:
@@ -455,43 +436,26 @@ def _with_paper_defaults(table: Mapping[str, Any]) -> Table:
     return merged
 
 
-def _mistakes(key: str, value: object, types: Table, inside: str) -> list[str]:
-    """What is wrong with a key or its value, in one sentence; empty if nothing is."""
-    name = inside + _spelled(key)
-    if key not in types:
-        return [f"{name} is not a key; the keys are {', '.join(types)}"]
-    is_sampling = key in SAMPLING and types is KEYS  # whose own checks come later
-    try:
-        msgspec.convert(value, Any if is_sampling else types[key])
-    except msgspec.ValidationError:
-        return [f"{name} must be {_in_words(types[key])}; got {shown(value)}"]
-    if is_sampling and isinstance(value, int | float) and _MOST < value < inf:
-        return [f"{name} must be at most {_MOST:,}; got {shown(value)}"]
-    if not _is_writable(value):
-        return [
-            f"{name} has what results cannot hold; numbers must be finite and below 2^63, "
-            f"texts Unicode, tables at most {_DEEPEST} levels deep; got {shown(value)}"
-        ]
-    return []
-
-
-def _in_words(hint: Any) -> str:
-    """A type with its range, in words."""
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        meta = inner[1]
-        reach = "" if meta.le is None else f" from {meta.ge:,} to {meta.le:,}"
-        return meta.title or _in_words(inner[0]) + reach
-    if origin is Literal:
-        return f"one of {', '.join(inner)}" if len(inner) > 1 else f'"{inner[0]}"'
-    if origin in (tuple, list):
-        return "a list of values" if Any in inner else f"a list, each {_in_words(inner[0])}"
-    if origin in (Union, UnionType):
-        return " or ".join(_in_words(one) for one in inner if one is not type(None))
-    if origin is dict:
-        return "a table" if inner[1] is Any else f"a table, each value {_in_words(inner[1])}"
-    words = {int: "a whole number", str: "a text", bool: "true or false"}
-    return words[hint]
+def _mistakes(table: Mapping[str, Any], types: Table, inside: str = "") -> dict[str, str]:
+    """What is wrong, in one sentence, by the keys for which something is."""
+    found = {}
+    for key, value in table.items():
+        is_plain = re.fullmatch(r"[\w.-]{1,60}", str(key))
+        name = f"{inside}{key if is_plain else shown(key)}"
+        is_large = isinstance(value, int | float) and _MOST < value
+        try:
+            if key not in types:
+                raise SettingError(f"{name} is not a key; the keys are {', '.join(types)}")
+            check_value(name, value, types[key])
+            if not _is_writable(value) or (is_large and types is KEYS):
+                raise SettingError(
+                    f"{name} has what results cannot hold; numbers must be finite and at most "
+                    f"{_MOST:,}, texts Unicode, tables at most {_DEEPEST} levels deep, got "
+                    f"{shown(value)}"
+                )
+        except SettingError as error:
+            found[key] = str(error)
+    return found
 
 
 def _is_writable(value: object, depth: int = 0) -> bool:
@@ -503,11 +467,6 @@ def _is_writable(value: object, depth: int = 0) -> bool:
         return not has_half_character(value)
     is_finite = not isinstance(value, float) or isfinite(value)
     return is_finite and (not isinstance(value, int) or -(2**63) <= value < 2**63)
-
-
-def _spelled(key: object) -> str:
-    """A key as a message shows it: quoted if it is not plain."""
-    return str(key) if re.fullmatch(r"[\w.-]{1,60}", str(key)) else shown(key)
 
 
 def _missing(table: Mapping[str, Any]) -> Iterator[str]:
@@ -522,70 +481,45 @@ def _missing(table: Mapping[str, Any]) -> Iterator[str]:
         yield "bertscore_baseline rescales BERTScore, and there is no bertscore"
 
 
-def _judge_mistakes(values: Table) -> Iterator[str]:
-    limits = _types(Limits)
-    for name, value in values.get("judge", {}).items():
-        yield from _mistakes(name, value, JUDGE, "judge.") if name not in limits else ()
-        try:
-            Limits(**({name: value} if name in limits else {}))
-        except SettingError as error:
-            yield f"judge.{error}"
-
-
 def _method_mistakes(values: Table) -> Iterator[str]:
     """What is wrong with methods, variants, settings, build and sweep."""
     methods, named = values.get("methods", []), values.get("variants", [])
     if not all(isinstance(item.get("method"), str) for item in named):
         yield "variants must be a list, each a table with a method"
         return
+    known = method_names()
     used = list(dict.fromkeys([*methods, *(item["method"] for item in named)]))
     for name in used:
-        if name not in method_names():
+        if name not in known:
             key = "methods" if name in methods else "variants"
-            there = ", ".join(method_names())
-            yield f"{key}: there is no method {shown(name)}; there are {there}"
+            yield f"{key}: there is no method {shown(name)}; there are {', '.join(known)}"
     for name in values.get("settings", {}):
         if name not in used:
-            yield f"settings.{_spelled(name)} belongs to none of the methods of the plan"
-    yield from _build_mistakes(values.get("build", {}))
-    known = [name for name in methods if name in method_names()]
-    yield from _sweep_mistakes(values.get("sweep", {}), known)
-
-
-def _build_mistakes(build: Table) -> Iterator[str]:
-    for name, value in build.items():
-        if name not in method_names() or not build_options_read_by(name):
-            yield from _mistakes(name, value, BUILD, "build.")
-        elif not isinstance(value, dict):
-            yield f"build.{name} must be a table; got {shown(value)}"
+            yield f"settings has {shown(name)}, which is none of the methods of the plan"
+    for name, value in values.get("build", {}).items():
+        if name in known and build_options_read_by(name) and isinstance(value, dict):
+            yield from _mistakes(value, BUILD, f"build.{name}.").values()
         else:
-            for key, one in value.items():
-                yield from _mistakes(key, one, BUILD, f"build.{name}.")
+            yield from _mistakes({name: value}, BUILD, "build.").values()
+    yield from _sweep_mistakes(values.get("sweep", {}), [x for x in methods if x in known])
 
 
 def _sweep_mistakes(sweep: Table, methods: Sequence[str]) -> Iterator[str]:
     read = {name for method in methods for name in build_options_read_by(method)}
     for key, values in sweep.items():
         owner, _, name = key.partition(".")
-        if owner not in (*methods, "build") or not name:
+        if owner == "build":
+            for value in values:
+                yield from _mistakes({name: value}, BUILD, "build.").values()
+        if (
+            not name
+            or owner not in (*methods, "build")
+            or (owner == "build" and name not in read)
+        ):
             yield (
                 f'sweep has {shown(key)}; write "METHOD.SETTING" of one of the methods '
-                f'({", ".join(methods)}), or "build.OPTION"'
+                f'({", ".join(methods)}), or "build.OPTION" of an option that they read'
             )
-        elif owner == "build":
-            for value in values:
-                yield from _mistakes(name, value, BUILD, "build.")
-            if name in BUILD and name not in read:
-                yield f"sweep has {shown(key)}, which changes none of {', '.join(methods)}"
     counts = (prod(len(sweep[key]) for key in _swept_keys(m, sweep)) for m in methods)
     if sum(counts) > _MOST_VARIANTS:
         yield f"sweep makes more than {_MOST_VARIANTS:,} variants of the methods"
-
-
-def _refused(variant: Variant) -> list[str]:
-    """What the method says against its settings, before there is a space."""
-    try:
-        check_settings(variant.method, variant.settings)
-    except TruelineError as error:
-        return [f"{variant.method}: {error}"]
-    return []

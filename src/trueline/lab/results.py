@@ -19,16 +19,11 @@ from trueline.examples import LOCAL, Regime
 from trueline.files import read_bytes, reason, replacing, sync
 from trueline.lab.plan import Control, Mode
 from trueline.lab.samples import About
-from trueline.text import shown
 
 RESULTS = "results.jsonl"
 _HEAD = b'{"kind"'  # the beginning of every line
-_IN_ROW_LABEL = (
-    "context",
-    "embedder",
-)  # build options that a report adds if rows differ in them
+_IN_ROW_LABEL = ("context", "embedder")  # a report adds these options if rows differ in them
 _LARGEST_FILE = 2_000_000_000  # bytes of results; a line has about 1,000
-_ADVICE = "mend or remove the line, move the file away, or name another folder with --out"
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Positive = Annotated[int, Meta(ge=1, le=2**53)]
 Flag = Annotated[int, Meta(ge=0, le=1)]
@@ -266,63 +261,18 @@ class LeaksLine(ResultLine, frozen=True, kw_only=True, tag="leaks"):
     time: str = ""
 
 
-StructT = TypeVar("StructT", bound=msgspec.Struct)
 LineT = TypeVar("LineT", AnswerLine, ChoiceLine, FailedLine, VerdictLine)
 SampleLine = AnswerLine | ChoiceLine | FailedLine  # the line of a sample
 AnyLine = CellLine | SampleLine | VerdictLine | DoneLine | LeaksLine
+Key = tuple[object, ...]
 _READER: msgspec.json.Decoder[AnyLine] = msgspec.json.Decoder(AnyLine)
+plain = msgspec.to_builtins  # a line as JSON has it
+replace_line = msgspec.structs.replace  # a line with other values in some of its fields
 
 
 def encode_lines(lines: Iterable[AnyLine]) -> bytes:
     """The bytes of lines, each with its newline."""
     return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenLines:
-    """The lines of a results file."""
-
-    lines: list[AnyLine]
-    sizes: list[int]  # the bytes of each
-    torn: bool  # whether an incomplete line follows, as after a kill
-
-
-def read_written(path: Path) -> WrittenLines:
-    """Read a results file; a line of another form is refused with its number."""
-    content = b""
-    if os.path.lexists(path):
-        try:
-            content = read_bytes(path, "the results", most=_LARGEST_FILE)
-        except SettingError as error:
-            hint = "mend that, or name another folder with --out"
-            raise SettingError(f"{error}; {hint}") from error
-    *pieces, torn = content.split(b"\n")
-    lines = [_line(path, number, piece) for number, piece in enumerate(pieces, 1)]
-    if torn[: len(_HEAD)] != _HEAD[: len(torn)]:  # a run begins no line in another way
-        raise SettingError(f"{path}:{len(pieces) + 1} ends in a foreign line; {_ADVICE}")
-    return WrittenLines(lines, [len(piece) + 1 for piece in pieces], bool(torn))
-
-
-def _line(path: Path, number: int, piece: bytes) -> AnyLine:
-    if number == 1:
-        piece = piece.removeprefix(codecs.BOM_UTF8)  # some editors add one
-    try:
-        return _READER.decode(piece)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise SettingError(
-            f"{path}:{number} is not a line of results of this release ({error}); {_ADVICE}"
-        ) from error
-
-
-def plain(line: object) -> dict[str, Any]:
-    """A line as JSON has it."""
-    found: dict[str, Any] = msgspec.to_builtins(line)
-    return found
-
-
-def replace_line(line: StructT, **changes: Any) -> StructT:
-    """A line with other values in some of its fields."""
-    return msgspec.structs.replace(line, **changes)
 
 
 def now() -> str:
@@ -340,48 +290,75 @@ def _short(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def check_lines(path: Path, lines: Sequence[AnyLine]) -> None:
-    """Refuse the first line that repeats an earlier one, or that belongs to none."""
-    seen: dict[tuple[object, ...], int] = {}  # key -> the number of its line
-    for number, line in enumerate(lines, 1):
-        own, needed = _keys(line)
-        problem = ""
-        if needed and needed not in seen:
-            problem = (
-                f"belongs to {needed[0]} {_named(needed[1:])}, which no line before it has"
-            )
-        for key in own:
-            if (first := seen.setdefault(key, number)) != number and not problem:
-                problem = f"repeats line {first}"
-        if problem:
-            raise SettingError(f"{path}:{number} {problem}; {_ADVICE}")
+@dataclass(frozen=True, slots=True)
+class WrittenLines:
+    """The lines of a results file."""
+
+    lines: list[AnyLine]
+    sizes: list[int]  # the bytes of each
+    torn: bool  # whether an incomplete line follows, as after a kill
 
 
-def _named(key: tuple[object, ...]) -> str:
-    return " ".join(map(shown, key))
+def read_written(path: Path) -> WrittenLines:
+    """Read a results file, if it exists; the first wrong line is refused with its number."""
+    content = b""
+    if os.path.lexists(path):
+        try:
+            content = read_bytes(path, "the results", most=_LARGEST_FILE)
+        except SettingError as error:
+            hint = "mend that, or name another folder with --out"
+            raise SettingError(f"{error}; {hint}") from error
+    *pieces, torn = content.split(b"\n")
+    sizes = [len(piece) + 1 for piece in pieces]
+    pieces[:1] = [piece.removeprefix(codecs.BOM_UTF8) for piece in pieces[:1]]
+    lines: list[AnyLine] = []
+    seen: dict[Key, int] = {}
+    try:
+        for piece in pieces:
+            line = _READER.decode(piece)
+            _check_place(line, len(lines) + 1, seen)
+            lines.append(line)
+        if torn[: len(_HEAD)] != _HEAD[: len(torn)]:  # a run begins no line in another way
+            raise ValueError("it has another beginning")
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise SettingError(
+            f"{path}:{len(lines) + 1} is not a line of results of this release ({error}); mend "
+            "or remove it, move the file away, or name another folder with --out"
+        ) from error
+    return WrittenLines(lines, sizes, bool(torn))
 
 
-def _keys(line: AnyLine) -> tuple[list[tuple[object, ...]], tuple[object, ...]]:
+def _check_place(line: AnyLine, number: int, seen: dict[Key, int]) -> None:
+    """Refuse a line that repeats an earlier one, or whose cell or answer is missing.
+
+    `seen` has the keys of the earlier lines with their numbers.
+    """
+    keys, needed = _keys(line)
+    if needed and needed not in seen:
+        raise ValueError("it belongs to a cell or an answer that no line before it has")
+    for key in keys:
+        if (first := seen.setdefault(key, number)) != number:
+            raise ValueError(f"it repeats line {first}")
+
+
+def _keys(line: AnyLine) -> tuple[list[Key], Key]:
     """What no other line may have, and what a line before it must have."""
-    if isinstance(line, LeaksLine):
-        return [], ()
-    cell = line.cell
-    if isinstance(line, CellLine):
-        return [("cell", cell), ("cell", cell, line.task)], ()
-    if isinstance(line, DoneLine):
-        return [("done", cell)], ("cell", cell)
-    if isinstance(line, VerdictLine):
-        own = ("verdict", cell, line.sample, line.judge, line.about)
-        return [own], ("answer", cell, line.sample)
-    keys: list[tuple[object, ...]] = [
-        ("sample", cell, line.sample),
-        ("index", cell, line.index),
-    ]
-    if isinstance(line, FailedLine):
-        return keys, ("cell", cell)
-    if isinstance(line, ChoiceLine):
-        return keys, ("cell", cell, "choose")
-    return [*keys, ("answer", cell, line.sample)], ("cell", cell, "generate")
+    match line:
+        case LeaksLine():
+            return [], ()
+        case CellLine(cell=cell, task=task):
+            return [("cell", cell), ("cell", cell, task)], ()
+        case DoneLine(cell=cell):
+            return [("done", cell)], ("cell", cell)
+        case VerdictLine(cell=cell, sample=sample, judge=judge, about=about):
+            return [("verdict", cell, sample, judge, about)], ("answer", cell, sample)
+    keys: list[Key] = [("sample", line.cell, line.sample), ("index", line.cell, line.index)]
+    match line:
+        case AnswerLine(cell=cell, sample=sample):
+            return [*keys, ("answer", cell, sample)], ("cell", cell, "generate")
+        case ChoiceLine(cell=cell):
+            return keys, ("cell", cell, "choose")
+    return keys, ("cell", line.cell)
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,7 +399,10 @@ class Journal:
 
 @contextmanager
 def open_journal(folder: Path) -> Iterator[Journal]:
-    """Hold a folder of results; a second run on it is refused at once."""
+    """Hold a folder of results; a second run on it is refused at once.
+
+    An incomplete chunk at the end of the results, left by a kill, is removed.
+    """
     from filelock import FileLock, Timeout
 
     try:
@@ -438,26 +418,26 @@ def open_journal(folder: Path) -> Iterator[Journal]:
             f"{folder} cannot hold results ({reason(error)}); name another with --out"
         ) from error
     try:
-        yield _mend(folder / RESULTS)
+        path = folder / RESULTS
+        written = read_written(path)
+        whole = len(written.lines) - _unfinished(written.lines)
+        dropped = len(written.lines) - whole + written.torn
+        if dropped:
+            with _as_setting_error(path):
+                os.truncate(path, sum(written.sizes[:whole]))
+                sync(path)
+        yield Journal(path, written.lines[:whole], dropped)
     finally:
         lock.release()
 
 
-def _mend(path: Path) -> Journal:
-    """The lines of a folder without an incomplete chunk at their end, which is cut off."""
-    written = read_written(path)
-    lines, unfinished = written.lines, 0
-    check_lines(path, lines)
-    if lines and isinstance(last := lines[-1], SampleLine):
-        head = next(x for x in lines if isinstance(x, CellLine) and x.cell == last.cell)
-        count = sum(isinstance(x, SampleLine) and x.cell == last.cell for x in lines)
-        unfinished = 0 if count == head.samples else count % head.batch_size
-    whole = len(lines) - unfinished
-    if unfinished or written.torn:
-        with _as_setting_error(path):
-            os.truncate(path, sum(written.sizes[:whole]))
-            sync(path)
-    return Journal(path, lines[:whole], unfinished + written.torn)
+def _unfinished(lines: Sequence[AnyLine]) -> int:
+    """How many lines an incomplete chunk has at the end."""
+    if not lines or not isinstance(last := lines[-1], SampleLine):
+        return 0
+    head = next(x for x in lines if isinstance(x, CellLine) and x.cell == last.cell)
+    count = sum(isinstance(x, SampleLine) and x.cell == last.cell for x in lines)
+    return 0 if count == head.samples else count % head.batch_size
 
 
 @contextmanager
@@ -541,22 +521,15 @@ class RunResults:
 def read_results(folder: str | Path) -> RunResults:
     """Read a run, also one that is not complete."""
     path = Path(folder)
-    try:
-        path = path / RESULTS if path.is_dir() or not path.suffix else path
-        is_there = path.exists()
-    except OSError as error:
-        raise SettingError(f"{path} cannot be read ({reason(error)})") from error
-    if not is_there:
-        raise SettingError(
-            f"there is no {path}; give the folder of a run that `trueline eval` has begun"
-        )
+    if os.path.isdir(path) or not path.suffix:
+        path /= RESULTS
     written = read_written(path)
-    lines = written.lines
-    check_lines(path, lines)
-    cells = gather_cells(lines)
+    cells = gather_cells(written.lines)
     if not cells:
-        raise SettingError(f"{path} holds no results yet; run `trueline eval` first")
-    leaks = tuple(line for line in lines if isinstance(line, LeaksLine))
+        raise SettingError(
+            f"{path} holds no results; give the folder of a run that `trueline eval` has begun"
+        )
+    leaks = tuple(line for line in written.lines if isinstance(line, LeaksLine))
     return RunResults(path.parent, cells, leaks, written.torn)
 
 
@@ -566,8 +539,7 @@ def gather_cells(lines: Iterable[AnyLine]) -> tuple[CellResults, ...]:
     for line in lines:
         if isinstance(line, PartOfCell):
             by_cell.setdefault(line.cell, []).append(line)
-    heads = [x for parts in by_cell.values() for x in parts if isinstance(x, CellLine)]
-    cells = [_gather(head, by_cell[head.cell]) for head in heads]
+    cells = [_gather(lines) for lines in by_cell.values()]
     plain: dict[str, dict[str, str]] = {}
     for cell in cells:
         if cell.head.is_plain:
@@ -581,13 +553,16 @@ def _conditions(head: CellLine) -> str:
     return repr((head.part(ModelPart), head.part(DecodingPart), head.benchmark))
 
 
-def _gather(head: CellLine, lines: list[PartOfCell]) -> CellResults:
+def _gather(lines: list[PartOfCell]) -> CellResults:
+    """A cell from its lines, of which the first is its head."""
     order = {line.sample: line.index for line in lines if isinstance(line, SampleLine)}
 
     def ordered(kind: type[LineT]) -> tuple[LineT, ...]:
         lines_of_kind = [line for line in lines if isinstance(line, kind)]
         return tuple(sorted(lines_of_kind, key=lambda x: order.get(x.sample, 0)))
 
+    head = lines[0]
+    assert isinstance(head, CellLine)
     return CellResults(
         head,
         ordered(AnswerLine),

@@ -6,17 +6,17 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
-from trueline.errors import ClusterError, SettingError
+from trueline.errors import SettingError
 from trueline.lab.cells import (
     Cell,
     benchmark_of,
     cells_of,
-    check_scorers,
     grounding_space,
     judges_of,
     machine,
@@ -31,7 +31,6 @@ from trueline.lab.plan import (
     Control,
     Plan,
     References,
-    Variant,
     controlled_examples,
 )
 from trueline.lab.results import (
@@ -47,15 +46,14 @@ from trueline.lab.results import (
     gather_cells,
     now,
     open_journal,
-    plain,
     replace_line,
 )
-from trueline.lab.samples import About, Benchmark, Choices, Sample
+from trueline.lab.samples import Benchmark, Choices, Sample
+from trueline.settings import Between, check_value
 from trueline.text import counted
 
 if TYPE_CHECKING:
     from trueline.cluster import Cluster
-    from trueline.engines import Origin
     from trueline.engines.base import Engine
     from trueline.lab.judges import Judge
     from trueline.space import GroundingSpace
@@ -63,35 +61,49 @@ if TYPE_CHECKING:
 
 
 Batch = Sequence[tuple[int, Sample]]  # samples with their places in the benchmark
+Encoder = tuple[Path, int, str | None]  # of BERTScore: folder, layer, encoder of the baseline
 _SEEDS_APART = 1_000_003  # so that no sample of one seed draws like a sample of the next
 _JUDGED = 64  # answers a judge gets at once: enough to keep a service busy
 
 
 def sample_lines(
-    cell: Cell, batch: Batch, bertscore: tuple[str, int] | None = None
+    cell: Cell, batch: Batch, bertscore: Encoder | None = None
 ) -> list[SampleLine]:
     """The lines of a chunk of samples, one each and in their order."""
     if cell.head.task == "choose":
         return [_choice(cell, index, sample) for index, sample in batch]
     lines = _answers(cell, batch)
     scored = [
-        (line, sample)
-        for line, (_, sample) in zip(lines, batch, strict=True)
+        (number, line, sample)
+        for number, (line, (_, sample)) in enumerate(zip(lines, batch, strict=True))
         if isinstance(line, AnswerLine) and sample.answers
     ]
-    if bertscore is None or not scored:
-        return lines
-    from trueline.lab.metrics import BertScore
+    if bertscore is not None and scored:
+        from trueline.lab.metrics import BertScore
 
-    how, (folder, layer) = cell.head.fidelity, bertscore
-    scorer = BertScore(Path(folder), layer, how.get("bertscore_baseline"))
-    references = [_references(sample, how.get("references", "all")) for _, sample in scored]
-    values = scorer.scores([line.text for line, _ in scored], references)
-    more = {
-        line.index: replace_line(line, scores={**line.scores, "bertscore": _rounded(value, 5)})
-        for (line, _), value in zip(scored, values, strict=True)
-    }
-    return [more.get(line.index, line) for line in lines]
+        which = cell.head.fidelity.get("references", "all")
+        references = [_references(sample, which) for _, _, sample in scored]
+        values = BertScore(*bertscore).scores([line.text for _, line, _ in scored], references)
+        for (number, line, _), value in zip(scored, values, strict=True):
+            scores = {**line.scores, "bertscore": _rounded(value, 5)}
+            lines[number] = replace_line(line, scores=scores)
+    return lines
+
+
+def _encoder(plan: Plan) -> Encoder | None:
+    if plan.bertscore is None or plan.bertscore_layers is None:
+        return None
+    return Path(plan.bertscore), plan.bertscore_layers, plan.bertscore_baseline
+
+
+def _check_scorers(plan: Plan) -> None:
+    """Open the scorers of texts: a missing extra or encoder shows before the run."""
+    from trueline.lab.metrics import BertScore, bleu, rouge_l
+
+    for score in (bleu, rouge_l):
+        score("a", ["a"])
+    if encoder := _encoder(plan):
+        BertScore(*encoder).scores([], [])
 
 
 def text_scores(
@@ -244,77 +256,6 @@ def _rounded(value: float | None, digits: int) -> float | None:
 Chunk = tuple[str, int]  # the id of a cell, and the number of its first sample
 
 
-def answer_chunks(
-    plan: Plan, cells: Sequence[Cell], journal: Journal, on: Cluster | None
-) -> Iterator[list[SampleLine]]:
-    """The lines of every chunk that cells lack, in the order of cells and samples."""
-    chunks: list[Chunk] = []
-    for cell in {cell.id: cell for cell in cells}.values():
-        if not journal.has(cell.id, DoneLine):
-            ready = len(journal.samples_of(cell.id))
-            starts = range(ready, len(cell.samples), plan.batch_size)
-            chunks += [(cell.id, start) for start in starts]
-    run = map if on is None else on.map
-    return run(Answerer(plan, cells).lines, chunks)
-
-
-class Answerer:
-    """Answers the samples of the cells of one model and one benchmark, chunk by chunk.
-
-    Its pickle has no model: another process opens models and embedders by name, and goes on
-    only if its cells are the same.
-    """
-
-    def __init__(self, plan: Plan, cells: Sequence[Cell]) -> None:
-        self.plan, self.cells = plan, {cell.id: cell for cell in cells}
-
-    def __reduce__(self) -> tuple[object, ...]:
-        from trueline.engines import origin_of
-
-        cells = list(self.cells.values())
-        made_of = [(cell.head, cell.variant, cell.space) for cell in cells]
-        return _reopened, (self.plan, origin_of(cells[0].lm), cells[0].benchmark, made_of)
-
-    def lines(self, chunk: Chunk) -> list[SampleLine]:
-        """The lines of a chunk of samples, one each and in their order."""
-        plan, (id, start) = self.plan, chunk
-        scorer = None
-        if plan.bertscore is not None and plan.bertscore_layers is not None:
-            scorer = (plan.bertscore, plan.bertscore_layers)
-        cell = self.cells[id]
-        return sample_lines(cell, cell.samples[start : start + plan.batch_size], scorer)
-
-
-def _reopened(
-    plan: Plan,
-    origin: Origin,
-    benchmark: Benchmark,
-    made_of: Sequence[tuple[CellLine, Variant, GroundingSpace | None]],
-) -> Answerer:
-    """The same cells in another process."""
-    lm: Engine = origin()
-    found: dict[str, Cell] = {}
-    for head, variant, space in made_of:
-        if head.cell not in found:
-            cells = cells_of(plan, lm, benchmark, variant, space)
-            found |= {cell.id: cell for cell in cells}
-            _check_same(head, cells)
-    return Answerer(plan, [found[head.cell] for head, _, _ in made_of])
-
-
-def _check_same(head: CellLine, cells: Sequence[Cell]) -> None:
-    """Refuse to run another cell than the wanted one, and name the differences."""
-    if any(cell.id == head.cell for cell in cells):
-        return
-    here = plain(next(cell.head for cell in cells if cell.head.task == head.task))
-    wanted: dict[str, Any] = plain(head)
-    differing = [name for name in wanted if name != "cell" and wanted[name] != here[name]]
-    raise ClusterError(
-        f"{head.label} on {head.benchmark} would run differently on another machine: its "
-        f"{', '.join(differing)} differ; put the same files and versions on every machine"
-    )
-
-
 Spaces = dict[tuple[BuildOptions, Control | None], "GroundingSpace"]  # by what shapes them
 OnLabelledProgress = Callable[[str, int, int], None]  # a label, samples done, samples in all
 
@@ -340,11 +281,11 @@ class _Run:
     plan: Plan
     folder: Path
     journal: Journal
+    on: Cluster | None  # whose workers answer; None: this process does
+    progress: OnLabelledProgress
     deadline: float
     samples: float  # that this call may still answer
-    progress: OnLabelledProgress
-    models: dict[str, Engine]  # of local judges, by name
-    on: Cluster | None  # whose workers answer; None: this process does
+    models: dict[str, Engine] = field(default_factory=dict)  # of local judges, by name
     notes: list[str] = field(default_factory=list)
     begun: dict[str, Benchmark] = field(default_factory=dict)  # by cell, in their order
 
@@ -370,28 +311,20 @@ def run_plan(
     that was never interrupted, apart from times. `on` is a cluster whose workers build the
     spaces and answer, with the threads of the plan; judges run here.
     """
-    if minutes is not None and not minutes > 0:
-        raise SettingError(f"minutes must be above 0, got {minutes}")
-    if max_samples is not None and max_samples < 1:
-        raise SettingError(f"max_samples must be at least 1, got {max_samples}")
+    check_value("minutes", minutes, Annotated[float, Between(0, above=True)] | None)
+    check_value("max_samples", max_samples, Annotated[int, Between(1)] | None)
     deadline = math.inf if minutes is None else monotonic() + 60 * minutes
-    most = math.inf if max_samples is None else max_samples
-    stopped = None
-    with open_journal(Path(folder)) as journal:
-        benchmarks = [benchmark_of(plan, name) for name in plan.benchmarks]
-        check_scorers(plan)
-        models: dict[str, Engine] = {}
-        judges = judges_of(plan, models)  # a missing key shows before anything is run
+    if on is not None and plan.threads is not None:
+        on = replace(on, threads=plan.threads)
+    folder, stopped = Path(folder), None
+    with open_journal(folder) as journal:
         progress = progress or (lambda label, done, total: None)
-        if on is not None and plan.threads is not None:
-            on = replace(on, threads=plan.threads)
-        run = _Run(plan, Path(folder), journal, deadline, most, progress, models, on)
-        if journal.dropped:
-            lines = counted(journal.dropped, "line")
-            verb = "is" if journal.dropped == 1 else "are"
-            run.notes.append(
-                f"{lines} at the end of {journal.path.name}, left by a kill, {verb} done again"
-            )
+        run = _Run(plan, folder, journal, on, progress, deadline, max_samples or math.inf)
+        benchmarks = [benchmark_of(plan, name) for name in plan.benchmarks]
+        _check_scorers(plan)
+        judges = judges_of(plan, run.models)  # a missing key shows before anything is run
+        if lines := journal.dropped:
+            run.notes.append(f"{counted(lines, 'line')} cut short by a kill: done again")
         try:
             with _threads(plan.threads):
                 for model in plan.models:
@@ -403,7 +336,7 @@ def run_plan(
     by_id = {cell.id: cell for cell in gather_cells(journal.lines)}
     cells = [by_id[id] for id in run.begun]
     notes = run.notes + warnings(cells) + effect_notes(cells) + agreement_notes(cells)
-    return RunOutcome(Path(folder), [summarize_cell(cell) for cell in cells], notes, stopped)
+    return RunOutcome(folder, [summarize_cell(cell) for cell in cells], notes, stopped)
 
 
 @contextmanager
@@ -420,19 +353,17 @@ def _threads(count: int | None) -> Iterator[None]:
 
 
 def _run_model(run: _Run, model: str, benchmarks: Sequence[Benchmark]) -> None:
-    plan = run.plan
     run.check_limits()
-    lm = run.models.get(model) or model_of(plan, model)
+    lm = run.models.get(model) or model_of(run.plan, model)
     for benchmark in benchmarks:
         spaces: Spaces = {}
         cells = list(_cells(run, lm, benchmark, spaces))
         total, done = sum(len(cell.samples) for cell in cells), 0
-        label = f"{lm.id} {benchmark.name}"
-        answered = answer_chunks(run.plan, cells, run.journal, run.on)
+        answered = _answer_chunks(run, cells)
         for cell in cells:
             for step in _run_cell(run, cell, answered):
                 done += step
-                run.progress(label, done, total)
+                run.progress(f"{lm.id} {benchmark.name}", done, total)
         own = (space for (_, control), space in spaces.items() if control is None)
         _find_leaks(run, lm, benchmark, next(own, None))
 
@@ -454,8 +385,9 @@ def _find_leaks(
         and (space is None or line.embedder == space.embedder_id)
     ]
     if not known:
-        embedder = None if space is None else space.open_embedder(lm.device)
-        known = [leak_line(benchmark, embedder)]
+        known = [
+            leak_line(benchmark, None if space is None else space.open_embedder(lm.device))
+        ]
         run.journal.append(known)
     if known[0].counts.get("leaking"):
         run.notes.append(leak_note(known[0]))
@@ -467,45 +399,58 @@ def _cells(run: _Run, lm: Engine, benchmark: Benchmark, spaces: Spaces) -> Itera
     if "choose" in run.plan.tasks and not has_choices:
         run.notes.append(f"{benchmark.name} has no choices; the task choose is left out")
     for variant in run.plan.variants:
-        if problem := _problem(variant, benchmark):
-            run.notes.append(f"{benchmark.name}: {problem}")
+        name = f"{benchmark.name}: {variant.method}"
+        if variant.needs_wrong and not any(one.wrong_answers for one in benchmark.ground):
+            given = ", ".join(f"{name}={value}" for name, value in variant.settings.items())
+            run.notes.append(
+                f"{name} with {given or 'its defaults'} is left out: no grounding example has "
+                "a wrong answer"
+            )
+            continue
+        control = None if variant.control is Control.BOUNDARY else variant.control
+        ground = controlled_examples(benchmark.ground, control)
+        if control and not ground:
+            run.notes.append(f"{name} has no control `{control}`: its examples give none")
             continue
         space = None
-        if (options := variant.build) is not None:
-            control = None if variant.control is Control.BOUNDARY else variant.control
-            key = (options, control)
+        if variant.build is not None:
+            key = (variant.build, control)
             if key not in spaces:
-                ground = controlled_examples(benchmark.ground, variant.control)
-                spaces[key] = _space(run, lm, replace(benchmark, ground=ground), options)
+                spaces[key] = _space(run, lm, replace(benchmark, ground=ground), variant.build)
             space = spaces[key]
         yield from cells_of(run.plan, lm, benchmark, variant, space)
-
-
-def _problem(variant: Variant, benchmark: Benchmark) -> str:
-    """Why a variant cannot run on a benchmark; empty if it can."""
-    if variant.needs_wrong and not any(one.wrong_answers for one in benchmark.ground):
-        given = ", ".join(f"{name}={value}" for name, value in variant.settings.items())
-        return (
-            f"no grounding example has a wrong answer; {variant.method} with "
-            f"{given or 'its defaults'} is left out"
-        )
-    if variant.control and not controlled_examples(benchmark.ground, variant.control):
-        return f"its examples give no control `{variant.control}` for {variant.method}"
-    return ""
 
 
 def _space(
     run: _Run, lm: Engine, benchmark: Benchmark, options: BuildOptions
 ) -> GroundingSpace:
     windows = "" if options.context is None else f" context {options.context}"
-    label = f"building {benchmark.name}{windows}"
 
     def report(done: int, total: int) -> None:
-        run.progress(label, done, total)
+        run.progress(f"building {benchmark.name}{windows}", done, total)
         if done < total:
             run.check_limits()  # a build resumes as well
 
     return grounding_space(lm, benchmark, options, run.folder / "spaces", report, run.on)
+
+
+def _answer_chunks(run: _Run, cells: Sequence[Cell]) -> Iterator[list[SampleLine]]:
+    """The lines of every chunk that cells lack, in the order of cells and samples."""
+    size, by_id = run.plan.batch_size, {cell.id: cell for cell in cells}
+    chunks: list[Chunk] = []
+    for cell in by_id.values():
+        if not run.journal.has(cell.id, DoneLine):
+            ready = len(run.journal.samples_of(cell.id))
+            chunks += [(cell.id, start) for start in range(ready, len(cell.samples), size)]
+    function = partial(_chunk_lines, by_id, size, _encoder(run.plan))
+    return (map if run.on is None else run.on.map)(function, chunks)
+
+
+def _chunk_lines(
+    cells: dict[str, Cell], size: int, bertscore: Encoder | None, chunk: Chunk
+) -> list[SampleLine]:
+    id, start = chunk
+    return sample_lines(cells[id], cells[id].samples[start : start + size], bertscore)
 
 
 def _run_cell(run: _Run, cell: Cell, answered: Iterator[list[SampleLine]]) -> Iterator[int]:
@@ -535,15 +480,14 @@ def _run_judge(run: _Run, judge: Judge) -> None:
     from trueline.lab.judges import questions_for
 
     journal, judge_hash = run.journal, judge.hash  # once: a local judge reads much for it
-    lines = [x for x in journal.lines if isinstance(x, VerdictLine) and x.cell in run.begun]
-    known = [line for line in lines if line.judge == judge.id]
-    is_valid = [line.is_answered and line.judge_hash == judge_hash for line in known]
-    journal.drop([line for line, valid in zip(known, is_valid, strict=True) if not valid])
-    judged = {
-        (line.cell, line.about, line.sample)
-        for line, valid in zip(known, is_valid, strict=True)
-        if valid
-    }
+    judged, stale = set(), []
+    for line in journal.lines:
+        if isinstance(line, VerdictLine) and line.judge == judge.id and line.cell in run.begun:
+            if line.is_answered and line.judge_hash == judge_hash:
+                judged.add((line.cell, line.about, line.sample))
+            else:
+                stale.append(line)
+    journal.drop(stale)
     answers = [x for x in journal.lines if isinstance(x, AnswerLine) and not x.is_local]
     questions = [
         (benchmark, about, [line for line in answers if line.cell == cell])
@@ -554,33 +498,26 @@ def _run_judge(run: _Run, judge: Judge) -> None:
     size, silent = max(_JUDGED, run.plan.batch_size), 0
     for benchmark, about, answers in questions:
         left = [x for x in answers if (x.cell, about, x.sample) not in judged]
-        for start in range(0, len(left), size):
+        for batch in (left[start : start + size] for start in range(0, len(left), size)):
             run.check_limits()
-            verdicts = verdict_lines(judge, about, benchmark, left[start : start + size])
+            items = [(benchmark.test[line.index], line.text) for line in batch]
+            verdicts = [
+                VerdictLine(
+                    cell=line.cell,
+                    sample=line.sample,
+                    judge_hash=judge_hash,
+                    time=now(),
+                    **asdict(verdict),
+                )
+                for line, verdict in zip(
+                    batch, judge.judge(benchmark.task, about, items), strict=True
+                )
+            ]
             journal.append(verdicts)
             silent += sum(not line.is_answered for line in verdicts)
             done += len(verdicts)
             run.progress(f"judge {judge.id}", done, total)
     if silent:
         run.notes.append(
-            f"{judge.id}: {silent} questions got no response; the next run asks again"
+            f"{judge.id}: {silent} questions got no response; the next run tries again"
         )
-
-
-def verdict_lines(
-    judge: Judge, about: About, benchmark: Benchmark, answers: Sequence[AnswerLine]
-) -> list[VerdictLine]:
-    """The verdicts of a judge on a chunk of answers, one line each."""
-    items = [(benchmark.test[line.index], line.text) for line in answers]
-    verdicts = judge.judge(benchmark.task, about, items)
-    judge_hash = judge.hash
-    return [
-        VerdictLine(
-            cell=line.cell,
-            sample=line.sample,
-            judge_hash=judge_hash,
-            time=now(),
-            **asdict(verdict),
-        )
-        for line, verdict in zip(answers, verdicts, strict=True)
-    ]

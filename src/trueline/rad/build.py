@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trueline.cluster import ByName, Run
+from trueline.cluster import Run
 from trueline.embed import Embedder, embed_distinct
 from trueline.engines.base import Engine, read_continuations
 from trueline.errors import ExampleError, SettingError, SpaceMismatchError
@@ -105,7 +105,7 @@ def build_entries(
     """The entries of answers; what is finished is kept in `work`, and not made again."""
     batches = [batch for each in passages for batch in _batches(each)]
     sizes = [sum(len(row.tokens) + settings.end for row in batch) for batch in batches]
-    make = ByName(partial(_entries, settings), lm, embedder)
+    make = partial(_entries, settings, lm, embedder)
     options: dict[str, Any] = {"work": work, "run": run, "progress": progress}
     made = resumed(make, batches, sizes, kind="entries", **options)
     count = len(_batches(passages[0]))
