@@ -499,24 +499,6 @@ def test_beams_give_a_verified_answer(space, chosen_scope):
     assert texts[2] == lm.decode(plain[2, width:].tolist())  # nothing in scope
 
 
-def test_a_draw_is_the_same_in_a_batch_and_alone(space, chosen_scope):
-    lm, _, _ = tiny_tools()
-    drawn = {"max_new_tokens": 16, "temperature": 1.0, "top_p": 0.95}
-    mild = method(space, margin=1.0)
-
-    def tokens(method, questions=tiny.QUESTIONS, **options):
-        answers = tl.generate(lm, method, questions, **options)
-        return [one.token_ids for one in answers]
-
-    together = tokens(mild, seed=5, **drawn)
-    for index, question in enumerate(tiny.QUESTIONS):
-        assert tokens(mild, [question], seed=5 + index, **drawn) == [together[index]]
-    assert tokens(mild, max_new_tokens=16) != together
-    plain = tokens(tl.Greedy(), seed=5, **drawn)
-    assert together[2] == plain[2]  # nothing is in scope
-    assert together != plain
-
-
 def test_a_requested_form_is_that_of_the_oracle(space, monkeypatch):
     lm, oracle, _ = tiny_tools()
     answers, (first, second) = BATS.answers, BATS.answers

@@ -33,7 +33,7 @@ def space(minilm, facts):
 
 
 @pytest.fixture(scope="module")
-def asked(smol, space, facts):
+def cases(smol, space, facts):
     """Eight facts' own questions, and four paraphrases that are in scope: with their facts."""
     own = facts[:: len(facts) // 8][:8]
     method = tl.Corrective(space)
@@ -43,14 +43,14 @@ def asked(smol, space, facts):
         for one in shipped_questions("test")[::5]
         if one.regime == "paraphrase"
     ]
-    heard = [(text, fact) for text, fact in found[:24] if is_in_scope(method, text, fact)]
-    assert len(heard) >= 4
-    return [*((fact.question, fact) for fact in own), *heard[:4]]
+    near = [(text, fact) for text, fact in found[:24] if is_in_scope(method, text, fact)]
+    assert len(near) >= 4
+    return [*((fact.question, fact) for fact in own), *near[:4]]
 
 
 @pytest.fixture(scope="module")
-def answers(smol, space, asked):
-    questions = [question for question, _ in asked]
+def answers(smol, space, cases):
+    questions = [question for question, _ in cases]
     return tl.generate(
         smol, tl.Corrective(space), questions, max_new_tokens=LENGTH, batch_size=8
     )
@@ -69,30 +69,30 @@ def test_every_fact_is_in_scope_of_its_own_question(space, facts):
     assert sum(careless) >= 0.95 * len(facts)
 
 
-def test_a_batch_picks_the_tokens_of_the_oracle(smol, space, asked, answers):
+def test_a_batch_picks_the_tokens_of_the_oracle(smol, space, cases, answers):
     oracle = CorrectiveOracle(smol.model, smol.tokenizer, smol.stop_ids)
     method = tl.Corrective(space)
-    for (question, _), answer in zip(asked, answers):
+    for (question, _), answer in zip(cases, answers):
         correction = method.corrector(smol).begin(question=question)
         scope = [(one.example, one.odds, one.part) for one in correction.scope]
         prompt = Prompt().encode(question, smol.tokenizer)
         assert oracle.picks(prompt, answer.token_ids, scope, wish=Form()) == answer.token_ids
 
 
-def test_covered_questions_are_answered_with_a_verified_answer(asked, answers):
-    for (question, fact), answer in zip(asked, answers):
+def test_covered_questions_are_answered_with_a_verified_answer(cases, answers):
+    for (question, fact), answer in zip(cases, answers):
         assert any(own in answer.text for own in fact.answers), (question, answer.text)
         assert answer.is_covered
         assert fact.id in [source.example for source in answer.sources]
 
 
 def test_a_lone_answer_a_stream_and_the_processor_pick_the_same_tokens(
-    smol, space, asked, answers
+    smol, space, cases, answers
 ):
     import torch
 
     method = tl.Corrective(space)
-    question, wanted = asked[-1][0], answers[-1].token_ids[:16]
+    question, wanted = cases[-1][0], answers[-1].token_ids[:16]
     assert tl.generate(smol, method, question, max_new_tokens=16).token_ids == wanted
     pieces = tl.stream(smol, method, question, max_new_tokens=16)
     assert tuple(token for piece in pieces for token in piece.token_ids) == wanted
@@ -120,20 +120,20 @@ def test_unrelated_questions_are_the_models_own_to_the_bit(smol, space):
     assert method.adjust(step).logits is step.logits
 
 
-def test_what_is_in_the_space_is_what_is_said(smol, minilm, facts, asked, answers):
+def test_a_space_of_wrong_answers_gives_wrong_answers(smol, minilm, facts, cases, answers):
     """A space of wrong answers gives wrong answers."""
     wrong = [
         Example(fact.question, fact.wrong_answers, fact.answers, id=fact.id) for fact in facts
     ]
     space = tl.build(None, wrong, embedder=minilm)
-    own = asked[:6]
-    told = tl.generate(
+    own = cases[:6]
+    written = tl.generate(
         smol,
-        tl.Corrective(space, threshold=0.5),  # this is about what is said, not about scope
+        tl.Corrective(space, threshold=0.5),  # this is about answers, not about scope
         [question for question, _ in own],
         max_new_tokens=LENGTH,
         batch_size=8,
     )
-    for (_, fact), answer in zip(own, told):
+    for (_, fact), answer in zip(own, written):
         assert any(false in answer.text for false in fact.wrong_answers), answer.text
         assert not any(true in answer.text for true in fact.answers)

@@ -7,6 +7,8 @@ import pytest
 import tiny
 import torch
 import transcriptions as slow
+from conftest import EXAMPLES
+from test_rad_entries import space_of
 
 import trueline as tl
 from trueline.engines.base import ScaledHead, States
@@ -63,7 +65,7 @@ def test_dola_contrasts_with_the_layer_that_is_farthest():
     assert found[3] == -math.inf
 
 
-def test_dola_bars_what_the_last_layer_finds_implausible():  # 0.05 < 0.1 * 0.6
+def test_dola_bans_tokens_that_the_last_layer_finds_implausible():  # 0.05 < 0.1 * 0.6
     last = [math.log(60), math.log(35), math.log(5), -30.0]
     early = [math.log(90), math.log(9), math.log(1), -30.0]
     found = tl.DoLa(candidates=(0,)).adjust(toy_step(last, layers=[early], tokens=[])).logits[0]
@@ -71,21 +73,21 @@ def test_dola_bars_what_the_last_layer_finds_implausible():  # 0.05 < 0.1 * 0.6
     assert found[2] == -math.inf
 
 
-def test_the_repetition_penalty_makes_read_tokens_less_likely():
+def test_the_repetition_penalty_makes_tokens_of_the_context_less_likely():
     scores = torch.tensor([[3.0, -2.0, 1.0, -math.inf]])
     found = penalized(scores, [[0, 1, 3, 0]], 2.0)
     assert found.tolist() == [[1.5, -4.0, 1.0, -math.inf]]
     assert scores[0, 0] == 3.0
 
 
-def test_divergence_is_nothing_between_equals_and_log_two_between_strangers():
+def test_the_textbook_divergence_is_from_0_to_log_2():
     one = torch.tensor([[0.0, -math.inf]])
     other = torch.tensor([[-math.inf, 0.0]])
     found = distances(one, torch.stack([one, other]), "textbook")
     assert found[:, 0].tolist() == pytest.approx([0.0, math.log(2)], abs=1e-4)
 
 
-def test_the_authors_distance_averages_the_middle_over_the_vocabulary():
+def test_the_distance_of_the_code_is_a_mean_over_the_vocabulary():
     # p = (1/2, 1/2), q = (1/4, 3/4), m = (3/8, 5/8): the mean over two tokens of
     # m log(m / p) is (3/8 log 3/4 + 5/8 log 5/4) / 2, that of m log(m / q) with 3/2 and 5/6.
     p, q = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.25, 0.75]]).log()
@@ -95,7 +97,7 @@ def test_the_authors_distance_averages_the_middle_over_the_vocabulary():
     assert found == pytest.approx([0.0, (of_p + of_q) / 2], abs=1e-7)
 
 
-def test_dola_takes_the_layer_of_its_authors_code_where_the_textbook_takes_another():
+def test_the_code_and_the_textbook_choose_different_layers():
     # The first early layer all but rules out what the last one wants (m log m / p is large
     # there); the second one is farther by the textbook, whose distance is at most log 2.
     last = [0.0, 0.0, 0.0, 0.0]
@@ -111,7 +113,7 @@ def test_dola_takes_the_layer_of_its_authors_code_where_the_textbook_takes_anoth
     assert textbook == pytest.approx([quarter + total] + [quarter + 3 + total] * 3, abs=1e-4)
 
 
-def test_adacad_leaves_prompts_alone_that_agree_and_pushes_those_apart_that_do_not():
+def test_adacad_contrasts_prompts_as_far_as_they_disagree():
     same = toy_step([1.0, 2.0, 0.0, 0.0], [1.0, 2.0, 0.0, 0.0])
     assert torch.equal(tl.AdaCAD().adjust(same).logits, same.logits)
     # p = (1/2, 1/2, 0, 0), q = (0, 0, 1/2, 1/2): nothing in common, so a = log 2.
@@ -170,8 +172,6 @@ def test_dola_takes_the_candidate_layers_that_transformers_documents(
 
 
 def test_knn_lm_gives_the_mass_of_the_neighbors_to_their_next_tokens():
-    from test_rad_entries import space_of
-
     space = space_of([0, 90, 180], tokens=[1, 2, 1])
     step = toy_step([0.0, 0.0, 0.0, 0.0], tokens=[0])  # window "0": at 0 degrees
     weights = [math.exp(-d) for d in (0, 2, 4)]  # squared distances on the unit circle
@@ -183,9 +183,7 @@ def test_knn_lm_gives_the_mass_of_the_neighbors_to_their_next_tokens():
     assert near == pytest.approx([0.125, 0.625, 0.125, 0.125], abs=1e-5)
 
 
-def test_rad_leaves_the_steps_alone_whose_window_reaches_into_the_prompt():
-    from test_rad_entries import space_of
-
+def test_rad_changes_no_step_before_from_step():
     space = space_of([0, 5], values=[[0.0, 9.0, 0.0, 0.0]] * 2)
     rows = Rows(Toy(), [[0], [0, 0], [0, 0, 0]], [1, 1, 1])  # steps 0, 1 and 2 of an answer
     step = Step(rows, States(torch.zeros(3, 4), None))
@@ -199,8 +197,6 @@ def test_rad_leaves_the_steps_alone_whose_window_reaches_into_the_prompt():
 
 def test_a_wrong_context_pushes_its_logits_away():
     # (0 0 1 0) + 0.5 * (2 0 0 0) - 0.25 * (0 0 4 0)
-    from test_rad_entries import space_of
-
     wrong = space_of([5], values=[[0.0, 0.0, 4.0, 0.0]])
     space = space_of([0], values=[[2.0, 0.0, 0.0, 0.0]], wrong=wrong)
     step = toy_step([0.0, 0.0, 1.0, 0.0])
@@ -214,8 +210,6 @@ def test_a_wrong_context_pushes_its_logits_away():
 
 @pytest.fixture(scope="module")
 def spaces(embedder):
-    from conftest import EXAMPLES
-
     lm = tiny.language_model("llama")
     return {
         context: tl.build(lm, EXAMPLES, embedder=embedder, context=context, wrong=True)
@@ -233,46 +227,44 @@ def tokens(lm, method, **options):
 
 def transcribed(name, lm, space, question, sentence_transformer, length=LENGTH, **settings):
     """What the slow transcription of a method answers."""
-    prompts = prompts_with(space.prompt)
-    tok, model = lm.tokenizer, lm.model
-    base = prompts.base.encode(question, tok)
+    prompts, tok, model = prompts_with(space.prompt), lm.tokenizer, lm.model
+    base, bare = (one.encode(question, tok) for one in (prompts.base, prompts.bare))
+    noisy = prompts.base.encode(question, tok, before=prompts.noise)
+    keys, following, pairs = [], [], []
 
     def embed(text):
         return torch.tensor(sentence_transformer.encode(text, show_progress_bar=False))
 
-    if name == "cad":
-        bare = prompts.bare.encode(question, tok)
-        step = lambda answer: slow.cad(model, base + answer, bare + answer)  # noqa: E731
-    elif name == "adacad":
-        bare = prompts.bare.encode(question, tok)
-        step = lambda answer: slow.adacad(model, base + answer, bare + answer)  # noqa: E731
-    elif name == "sled":
-        layers = list(tl.SLED().layers(lm))
-        step = lambda answer: slow.sled(model, base + answer, layers=layers)  # noqa: E731
-    elif name == "id":
-        noisy = prompts.base.encode(question, tok, before=prompts.noise)
-        step = lambda answer: slow.instructive(model, base + answer, noisy + answer)  # noqa: E731
-    elif name == "dola":
-        layers = list(tl.DoLa().layers(lm))
-        step = lambda answer: slow.dola(model, base + answer, layers=layers)  # noqa: E731
-    elif name == "kate":
-        pairs = [(example.question, example.answers[0]) for example in space.examples]
-        ahead = slow.kate_text(question, pairs, embed, **settings)
-        shown = prompts.base.encode(question, tok, before=ahead)
-        step = lambda answer: slow.last_logits(model, shown + answer)  # noqa: E731
-    else:
-        keys, following = [], []
-        for example in space.examples:
-            for text in example.answers:
-                start = prompts.base.encode(example.question, tok)
-                answer = prompts.base.encode_answer(example.question, text, tok)
-                for i, token in enumerate(answer):
-                    keys.append(embed(tok.decode(start + answer[:i], skip_special_tokens=True)))
-                    following.append(token)
+    for example in space.examples if name in ("kate", "knn-lm") else ():
+        pairs.append((example.question, example.answers[0]))
+        for text in example.answers if name == "knn-lm" else ():
+            start = prompts.base.encode(example.question, tok)
+            answer = prompts.base.encode_answer(example.question, text, tok)
+            for i, token in enumerate(answer):
+                keys.append(embed(tok.decode(start + answer[:i], skip_special_tokens=True)))
+                following.append(token)
 
-        def step(answer):
-            query = embed(tok.decode(base + answer, skip_special_tokens=True))
-            return slow.knn_lm(model, base + answer, query, keys, following)
+    before = slow.kate_text(question, pairs, embed, **settings) if name == "kate" else ""
+    longer = prompts.base.encode(question, tok, before=before)
+
+    def step(answer):
+        read = base + answer
+        match name:
+            case "cad":
+                return slow.cad(model, read, bare + answer)
+            case "adacad":
+                return slow.adacad(model, read, bare + answer)
+            case "id":
+                return slow.instructive(model, read, noisy + answer)
+            case "dola":
+                return slow.dola(model, read, layers=[*tl.DoLa().layers(lm)])
+            case "sled":
+                return slow.sled(model, read, layers=[*tl.SLED().layers(lm)])
+            case "kate":
+                return slow.last_logits(model, longer + answer)
+            case "knn-lm":
+                query = embed(tok.decode(read, skip_special_tokens=True))
+                return slow.knn_lm(model, read, query, keys, following)
 
     return slow.decode(step, base, stop_ids=lm.stop_ids, length=length)
 
@@ -290,35 +282,10 @@ def test_every_baseline_picks_the_tokens_of_its_transcription(
         )
 
 
-def test_wrong_entries_are_kept_apart_and_come_back_from_disk(lm, embedder, tmp_path):
-    import numpy as np
-
-    examples = [
-        tl.Example(
-            "Are bats blind?", "Bats see well.", ["Bats are blind.", "They cannot see."]
-        ),
-        tl.Example("Does gold rust?", "Gold does not rust."),
-    ]
-    plain = tl.build(lm, examples, context=8, embedder=embedder)
-    space = tl.build(
-        lm, examples, context=8, embedder=embedder, wrong=True, out=tmp_path / "space"
-    )
-    assert len(space.entries) == len(plain.entries)
-    assert np.array_equal(space.entries.truthful.keys, plain.entries.truthful.keys)
-    again = tl.open(tmp_path / "space")
-    ours, theirs = space.entries.wrong, again.entries.wrong
-    assert set(theirs.examples.tolist()) == {0}
-    assert np.array_equal(theirs.values, ours.values)
-    assert again.verify()["wrong"] == len(ours)
-
-
 def test_beta_without_wrong_entries_is_refused(lm, examples, embedder):
     space = tl.build(lm, examples, context=8, embedder=embedder)
     with pytest.raises(SettingError, match="build it with wrong=True"):
         tl.RAD(space, beta=0.5)
-    bare = [tl.Example("Are bats blind?", "Bats see well.")]
-    with pytest.raises(SettingError, match="no example has one"):
-        tl.build(lm, bare, context=8, embedder=embedder, wrong=True)
 
 
 @pytest.mark.parametrize(

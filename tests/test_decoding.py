@@ -34,8 +34,8 @@ def choose_options(draw):
     )
 
 
-class Asker:
-    """Makes random requests to one model, and remembers what each gets alone."""
+class RandomRequests:
+    """Makes random requests to one model and the answer each gets alone."""
 
     def __init__(self, architecture, embedder):
         self.lm = tiny.language_model(architecture)
@@ -65,17 +65,17 @@ class Asker:
 
 
 @pytest.fixture(scope="module")
-def askers(embedder):
-    return {name: Asker(name, embedder) for name in ARCHITECTURES}
+def sources(embedder):
+    return {name: RandomRequests(name, embedder) for name in ARCHITECTURES}
 
 
 @pytest.mark.parametrize("architecture", tiny.mostly_slow(ARCHITECTURES))
-def test_each_request_of_a_random_schedule_gets_the_answer_it_gets_alone(askers, architecture):
-    asker = askers[architecture]
+def test_each_request_of_a_random_schedule_gets_the_answer_it_gets_alone(sources, architecture):
+    source = sources[architecture]
     for seed in range(SCHEDULES // len(ARCHITECTURES)):
         draw = random.Random(f"{architecture} {seed}")
         decoding = Decoding(
-            asker.lm,
+            source.lm,
             max_rows=draw.randrange(1, 6),
             join_at=draw.randrange(1, 3),
             join_within=draw.choice([None, 1, 3]),
@@ -84,7 +84,7 @@ def test_each_request_of_a_random_schedule_gets_the_answer_it_gets_alone(askers,
         left = draw.randrange(3, 7)
         while left or not decoding.is_idle:
             while left and draw.random() < 0.5:
-                request = asker.request(draw)
+                request = source.request(draw)
                 requests[decoding.submit(request)] = request
                 left -= 1
             if requests and draw.random() < 0.1:
@@ -97,7 +97,7 @@ def test_each_request_of_a_random_schedule_gets_the_answer_it_gets_alone(askers,
                     answers[row.ticket] = row.answer()
         assert answers.keys() == requests.keys() - gone
         for ticket, answer in answers.items():
-            assert answer == asker.alone(requests[ticket]), (seed, ticket)
+            assert answer == source.alone(requests[ticket]), (seed, ticket)
 
 
 def test_requests_wait_in_their_order_for_a_free_row(lm):
@@ -118,7 +118,7 @@ def test_requests_wait_in_their_order_for_a_free_row(lm):
     ("join_within", "begun_at"),
     [(1, [1, 1, 3, 5]), (2, [1, 1, 4, 6]), (3, [1, 1, 5, 7]), (None, [1, 1, 7, 7])],
 )
-def test_who_waits_joins_with_others_or_within_so_many_steps(lm, join_within, begun_at):
+def test_waiting_requests_join_together_or_within_so_many_steps(lm, join_within, begun_at):
     """Of two rows one is free after the second step, the other after the sixth."""
     decoding = Decoding(lm, max_rows=2, join_at=2, join_within=join_within)
     for n, question in zip([6, 2, 2, 2], tiny.QUESTIONS):
@@ -180,7 +180,7 @@ def test_a_cancelled_request_leaves_and_the_others_go_on(lm):
     assert ended[0].answer() == whole
 
 
-def test_an_answer_says_what_it_read_and_wrote_and_how_long_it_took(lm):
+def test_an_answer_has_its_tokens_and_seconds(lm):
     clock = iter(range(100)).__next__  # a second a look
     decoding = Decoding(lm, clock=clock)
     decoding.submit(make_request(lm, tl.Greedy(), "Do fish sleep?", Sampling(max_new_tokens=3)))
@@ -191,7 +191,7 @@ def test_an_answer_says_what_it_read_and_wrote_and_how_long_it_took(lm):
     assert answer.prompt_tokens == len(tl.Prompt().encode("Do fish sleep?", lm.tokenizer))
 
 
-def test_a_message_list_is_asked_through_the_chat_template_with_its_history():
+def test_messages_are_read_through_the_chat_template():
     lm = tiny.language_model("llama", chat=True)
     messages = [
         {"role": "system", "content": "Be brief."},

@@ -1,4 +1,4 @@
-"""Reasons in plain words: what they say of signals and words, and when they say nothing."""
+"""Reasons in plain words: of signals and words, or none."""
 
 import torch
 
@@ -13,8 +13,8 @@ def signal(name, value, effect):
     return Signal(name, "any words", value, effect)
 
 
-def reasons(*signals, asked=ASKED, own=OWN, missing=()):
-    return plain_reasons(asked, own, signals, MEAN, missing)
+def reasons(*signals, text=ASKED, own=OWN, missing=()):
+    return plain_reasons(text, own, signals, MEAN, missing)
 
 
 def test_what_is_close_is_named_together():
@@ -34,30 +34,30 @@ def test_signals_of_one_text_are_added_up():
     )
 
 
-def test_nothing_is_said_that_its_value_does_not_bear_out():
-    assert reasons(signal("question", 0.8, -1.0), asked="x", own="y") == ((), ())
-    assert reasons(signal("question", 0.32, 1.0), asked="x", own="y") == ((), ())
-    assert reasons(signal("question", 0.8, 0.1), asked="x", own="y") == ((), ())
-    far = reasons(signal("question", 0.1, -1.0), asked="x", own="y")
+def test_an_effect_alone_is_no_reason():
+    assert reasons(signal("question", 0.8, -1.0), text="x", own="y") == ((), ())
+    assert reasons(signal("question", 0.32, 1.0), text="x", own="y") == ((), ())
+    assert reasons(signal("question", 0.8, 0.1), text="x", own="y") == ((), ())
+    far = reasons(signal("question", 0.1, -1.0), text="x", own="y")
     assert far == ((), ("its question is not close to what you ask",))
 
 
-def test_missing_words_and_the_kind_of_thing_asked_for_are_told():
+def test_missing_words_and_another_kind_of_question_are_reasons_against():
     assert reasons(missing=["red"])[1] == ("you say 'red', it does not",)
     assert reasons(missing=["red", "in May"])[1] == ("you say 'red' and 'in May', it does not",)
     assert reasons(signal("words", 0.9, 1.0))[0][0] == "it has most of your words"
-    assert reasons(asked="When do you open?", own="Where are you?") == (
+    assert reasons(text="When do you open?", own="Where are you?") == (
         (),
         ("you ask for a time, it does not",),
     )
 
 
-def test_missing_words_are_the_telling_ones_that_no_word_stands_for():
+def test_missing_words_are_the_specific_ones_without_a_near_word():
     basis = torch.eye(6)
     words = "what about the red light today".split()
     weights = torch.tensor([2.0, 1.0, 1.0, 2.0, 2.0, 3.0])
-    asked = Words(basis, weights, tuple(words))
-    assert missing_words(asked, torch.zeros(0, 6)) == ("red light today",)
-    assert missing_words(asked, basis[5:]) == ("red light",)
-    assert missing_words(asked, basis[4:5]) == ("red", "today")
-    assert missing_words(asked, basis) == ()
+    text = Words(basis, weights, tuple(words))
+    assert missing_words(text, torch.zeros(0, 6)) == ("red light today",)
+    assert missing_words(text, basis[5:]) == ("red light",)
+    assert missing_words(text, basis[4:5]) == ("red", "today")
+    assert missing_words(text, basis) == ()

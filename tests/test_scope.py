@@ -359,8 +359,8 @@ def test_what_no_part_brings_in_answers_the_part_of_the_first():
     first = ScopedExample(BATS, 0.9, 1, 0.8, "", {})
     whole = ScopedExample(GOLD, 0.7, 0, 0.2, "", {})  # by the turn, by no part
     out = ScopedExample(GOLD, 0.4, 0, 0.4, "", {})
-    heard = in_scope([first, whole, out], [0.5, 0.5, 0.5])
-    assert [(one.probability, one.part) for one in heard] == [(0.9, 1), (0.7, 1)]
+    found = in_scope([first, whole, out], [0.5, 0.5, 0.5])
+    assert [(one.probability, one.part) for one in found] == [(0.9, 1), (0.7, 1)]
     assert in_scope([out], [0.5]) == []
     assert [one.part for one in in_scope([first, whole], [0.5, 0.1])] == [1, 0]
 
@@ -425,7 +425,7 @@ LATER = [
 ]
 TEMPLATES = {
     "tiny": tiny.CHAT,
-    "with a system line and blank lines": (
+    "with a system line and empty lines": (
         "{{ bos_token }}<|start|>system<|end|>\n\nToday is a day.\n\n<|end|>"
         "{% for m in messages %}<|start|>{{ m['role'] }}<|end|>\n\n{{ m['content'] }}<|end|>"
         "{% endfor %}{% if add_generation_prompt %}<|start|>assistant<|end|>\n\n{% endif %}"
@@ -451,9 +451,9 @@ def test_the_last_user_turn_is_the_question(name, messages, answer):
     tokenizer = chat_tokenizer(name)
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     prompt = tokenizer.encode(text, add_special_tokens=False)
-    said = tokenizer.encode(answer, add_special_tokens=False)
+    output = tokenizer.encode(answer, add_special_tokens=False)
     for pads in (0, 5):
-        found = find_question(Prompt(), tokenizer, [0] * pads + prompt + said)
+        found = find_question(Prompt(), tokenizer, [0] * pads + prompt + output)
         assert (found.question, found.start) == ("Are bats blind?", pads + len(prompt))
 
 
@@ -467,16 +467,16 @@ def test_the_last_user_turn_is_the_question(name, messages, answer):
 def test_what_the_template_leaves_of_a_prompt_is_the_question(chat, prompt, question):
     tokenizer = tiny.tokenizer(chat)
     ids = prompt.encode(question, tokenizer)
-    if prompt.template == "{question}" and not chat:  # nothing tells where it ends
+    if prompt.template == "{question}" and not chat:  # its end is unknown
         assert find_question(prompt, tokenizer, ids) is None
         return
-    said = tokenizer.encode(" Bats are not blind.", add_special_tokens=False)
+    output = tokenizer.encode(" Bats are not blind.", add_special_tokens=False)
     for pads in (0, 3):
-        found = find_question(prompt, tokenizer, [0] * pads + ids + said)
+        found = find_question(prompt, tokenizer, [0] * pads + ids + output)
         assert (found.question, found.start) == (question, pads + len(ids))
 
 
-def test_a_chat_tokenizer_can_be_asked_plainly():
+def test_a_chat_tokenizer_may_get_a_plain_prompt():
     plain, tokenizer = Prompt(chat=False), tiny.tokenizer(True)
     ids = plain.encode("Are bats blind?", tokenizer)
     found = find_question(plain, tokenizer, ids)

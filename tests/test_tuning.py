@@ -42,7 +42,7 @@ def scope(monkeypatch):
     return known
 
 
-def asked(*pairs):
+def questions(*pairs):
     return [AskedQuestion(question, id) for question, id in pairs]
 
 
@@ -86,20 +86,20 @@ def test_an_example_with_the_same_answer_or_question_is_no_near_miss(embedder, s
     assert tune(space).threshold == FITTED
 
 
-def test_a_question_in_an_examples_own_words_that_means_none_leaves_a_threshold(space, scope):
+def test_the_threshold_stays_below_1(space, scope):
     scope["Are bats blind?"] = {"fact-2": 1.0}
-    found = tune(space, asked(("Are bats blind?", "")))
+    found = tune(space, questions(("Are bats blind?", "")))
     assert found.threshold == 0.9999
     assert found.false_scope.mean == 1.0
 
 
 def test_few_questions_never_lower_the_threshold_and_many_do(space, scope):
     scope |= {"right": {"fact-1": 0.5}, "none": {"fact-2": 0.3}}
-    few = tune(space, asked(("right", "fact-1"), ("none", "")))
+    few = tune(space, questions(("right", "fact-1"), ("none", "")))
     assert (few.threshold, few.recall.mean) == (FITTED, 0.0)
-    many = tune(space, asked(("right", "fact-1"), *[("none", "")] * FEWEST))
+    many = tune(space, questions(("right", "fact-1"), *[("none", "")] * FEWEST))
     scope["right"] = {"fact-1": 0.9}
-    same = tune(space, asked(("right", "fact-1"), *[("none", "")] * FEWEST))
+    same = tune(space, questions(("right", "fact-1"), *[("none", "")] * FEWEST))
     assert same.threshold == FITTED  # nothing is against it
     assert many.threshold == 0.4999  # the highest that the right one is above
     assert (many.recall.mean, many.false_scope.mean) == (1.0, 0.0)
@@ -107,10 +107,10 @@ def test_few_questions_never_lower_the_threshold_and_many_do(space, scope):
 
 def test_a_wrong_example_that_comes_first_is_false_scope_and_no_recall(space, scope):
     scope |= {"q": {"fact-1": 0.8, "fact-2": 0.95}, "r": {"fact-3": 0.97}}
-    found = tune(space, asked(("q", "fact-1"), ("r", "fact-3")))
+    found = tune(space, questions(("q", "fact-1"), ("r", "fact-3")))
     assert found.threshold == 0.95
     assert (found.false_scope.mean, found.recall.mean) == (0.0, 0.5)
-    loose = tune(space, asked(("q", "fact-1"), ("r", "fact-3")), false_scope=0.5)
+    loose = tune(space, questions(("q", "fact-1"), ("r", "fact-3")), false_scope=0.5)
     assert (loose.false_scope.mean, loose.recall.mean) == (0.5, 0.5)
 
 
@@ -151,7 +151,7 @@ def test_an_impossible_tuning_is_refused(space, embedder):
     with pytest.raises(SettingError, match="no questions"):
         tune(space, [])
     with pytest.raises(ExampleError, match="has the id 'fact-9'"):
-        tune(space, asked(("q", "fact-9")))
+        tune(space, questions(("q", "fact-9")))
     with pytest.raises(SettingError, match="one example"):
         tune(tl.build(None, EXAMPLES[:1], embedder=embedder))
     with pytest.raises(SettingError, match="false_scope"):

@@ -95,7 +95,7 @@ class Neighbor:
     answer: str  # the one of its answers the entry stands in
     source: str
     step: int  # the entry's place in that answer, in tokens
-    similarity: float  # how near it is, as `nearness` says
+    similarity: float  # how near it is; `nearness` names the measure
     weight: float  # its share among the neighbors of this step
     push: float  # by how much it raised the picked token over its rival, in logits or mass
     is_wrong: bool = False  # whether it is from one of the example's wrong answers
@@ -198,7 +198,7 @@ def to_tuple(given: Any) -> Any:
     return tuple(given) if is_many else given
 
 
-Finish = Literal["stop", "length"]  # ended by itself or by a stop, or cut off at its length
+Finish = Literal["stop", "length"]  # by itself or by a stop, or at its length
 
 
 @dataclass(frozen=True, slots=True)

@@ -287,12 +287,12 @@ def effect_of_truth(
     In nats, of the mean log-probability of a word's tokens; None: the model cannot read it.
     """
     facts = (example.answers[0], example.wrong_answers[0])
-    asked = [_QUESTION.format(fact=fact, question=question) for fact in facts]
-    contexts = [prompt.encode(one, lm.tokenizer) for one in asked]
+    texts = [_QUESTION.format(fact=fact, question=question) for fact in facts]
+    contexts = [prompt.encode(one, lm.tokenizer) for one in texts]
     if lm.limit is not None and max(map(len, contexts)) + _WORD > lm.limit:
         return None
     answers = [
-        prompt.encode_answer(one, word, lm.tokenizer) for one in asked for word in ("Yes", "No")
+        prompt.encode_answer(one, word, lm.tokenizer) for one in texts for word in ("Yes", "No")
     ]
     states = read_continuations(lm, contexts, [0, 0, 1, 1], answers)
     assert states.logits is not None

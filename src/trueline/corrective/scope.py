@@ -306,13 +306,13 @@ _LEAST = 0.25  # of an effect on the log-odds that is mentioned
 _CLOSER = 0.1  # above the cosine of a near example on average: it is close
 _MOST_WORDS = 0.6  # share of the user's words that an example has: it has most
 _SAME = 0.6  # cosine of two words that count as the same
-_TELLING = 1.2  # weight of a word that says what a question is about
+_SPECIFIC = 1.2  # weight of a word that names what a question is about
 _FEW = 3  # words that are named
-_ASKING = frozenset(  # question words, which do not say what a question is about
+_QUESTION_WORDS = frozenset(  # question words, which do not name what it is about
     "what which who whom whose when where why how do does did is are was were can could will "
     "would should has have had may might must am".split()
 )
-_WANTED = {
+_KIND_WORDS = {
     "yes or no": "a yes or no",
     "quantity": "a number",
     "time": "a time",
@@ -376,15 +376,15 @@ def plain_reasons(
     elif "words" in by_name and by_name["words"].value >= _MOST_WORDS:
         reasons_for.append("it has most of your words")
     ours, theirs = question_kind(text), question_kind(question)
-    if ours == theirs and ours in _WANTED:
-        reasons_for.append(f"both ask for {_WANTED[ours]}")
+    if ours == theirs and ours in _KIND_WORDS:
+        reasons_for.append(f"both ask for {_KIND_WORDS[ours]}")
     elif ours in PARTICULAR:
-        against.append(f"you ask for {_WANTED[ours]}, it does not")
+        against.append(f"you ask for {_KIND_WORDS[ours]}, it does not")
     return tuple(reasons_for), tuple(against)
 
 
 def missing_words(words: Words, example: torch.Tensor) -> tuple[str, ...]:
-    """The words that say most about a question, and that the example (words, width) lacks.
+    """The most specific words of a question, and that the example (words, width) lacks.
 
     Words that follow each other are one phrase: `red light`.
     """
@@ -393,8 +393,8 @@ def missing_words(words: Words, example: torch.Tensor) -> tuple[str, ...]:
         index
         for index, text in enumerate(words.texts)
         if coverage[index] < _SAME
-        and weights[index] >= _TELLING
-        and text.lower() not in _ASKING
+        and weights[index] >= _SPECIFIC
+        and text.lower() not in _QUESTION_WORDS
     ]
     most = sorted(lacking, key=lambda index: weights[index] * (coverage[index] - 1))[:_FEW]
     phrases: list[list[int]] = []

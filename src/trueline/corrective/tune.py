@@ -89,7 +89,7 @@ def tune(
     recall that keep false scope under the limit. It falls below the fitted one only if at
     least 50 questions have no answer: fewer say too little about what must stay out. Without
     questions, each example's own is tried, and all other examples must stay out; the threshold
-    can then only rise, as other examples are easier to tell apart than near misses are.
+    can then only rise, as other examples are easier to distinguish than near misses.
     """
     limit = plain(false_scope)
     check_value("false_scope", limit, Annotated[float, Between(0, 1)])

@@ -197,9 +197,9 @@ def _find_task(text: str) -> int | None:
 
     After a question, "write it in two lines" is about its form.
     """
-    asked = text.find("?") if "?" in text else len(text)
+    first = text.find("?") if "?" in text else len(text)
     starts = [0, *(match.end() for match in _SENTENCES.finditer(text))]
-    before = (start for start in starts if start <= asked)
+    before = (start for start in starts if start <= first)
     return next((start for start in before if _TASK.match(text, start)), None)
 
 

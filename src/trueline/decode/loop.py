@@ -4,7 +4,7 @@
     ticket = decoding.submit(make_request(lm, method, "Are bats blind?"))
     while not decoding.is_idle:
         for row in decoding.step():
-            ...  # row.tokens has grown by one; row.is_ended says whether it was the last
+            ...  # row.tokens has grown by one; row.is_ended: it was the last
 
 Requests may join and leave between any two steps, each with its own method and options; each
 gets the tokens it gets alone. `generate` and `stream` drive this loop, and so does a server.
