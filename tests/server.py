@@ -55,12 +55,7 @@ def serving(home, *options, env=()):
     """`trueline serve` in a process of its own, on a free port."""
     process = subprocess.Popen(
         [sys.executable, "-m", "trueline", "serve", "--port", "0", *map(str, options)],
-        env={
-            **os.environ,
-            "TRUELINE_HOME": str(home),
-            "OMP_NUM_THREADS": "1",
-            **dict(env),
-        },
+        env={**os.environ, "TRUELINE_HOME": str(home), "OMP_NUM_THREADS": "1", **dict(env)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -432,30 +432,20 @@ def test_a_real_trace_is_explained_whole(lm, embedder):
             assert one.move == pytest.approx(sum(n.push for n in raw.neighbors), abs=1e-3)
 
 
-def test_the_command_prints_or_writes_it_and_refuses_a_name_before_it_opens_a_model(
+def test_the_command_writes_a_page_with_settings_and_refuses_other_names_first(
     tiny_home, tmp_path
 ):
     from trueline.cli import cli
 
     folder, page = str(tmp_path / "facts.space"), str(tmp_path / "bats.html")
     tl.build(tl.load("smollm2-135m"), EXAMPLES, context=8).save(folder)
-
-    def run(*options, model="smollm2-135m", method="rad"):
-        given = ["--space", folder, "--max-new-tokens", "8", "--model", model]
-        given += ["--method", method, *(["--set", "tau=0.5"] if method == "rad" else [])]
-        return CliRunner().invoke(cli, ["explain", "Are bats blind?", *given, *options])
-
-    text = run().stdout
-    assert text.startswith("Are bats blind?\n\nrad ")
-    assert "\ngreedy " in text
-    assert "8 tokens: " in text
-    values = json.loads(run("--json", "--set", "aggregation=mean").stdout)
+    given = ["explain", "Are bats blind?", "--space", folder, "--max-new-tokens", "8"]
+    rad = [*given, "--method", "rad", "--set", "tau=0.5", "--set", "aggregation=mean"]
+    values = json.loads(CliRunner().invoke(cli, [*rad, "--json"]).stdout)
     assert len(values["steps"]) == values["summary"]["tokens"] == 8
     assert (values["method"], values["beside"]["method"]) == ("rad", "greedy")
     assert (values["settings"]["tau"], values["settings"]["aggregation"]) == (0.5, "mean")
-    written = run("--out", page)
-    assert written.stdout.startswith(f"{page}: 8 tokens, ")
-    assert len(written.stdout.splitlines()) == 1
-    assert json.loads(run("--json", method="greedy").stdout)["beside"] is None
-    refused = run("--out", "bats.pdf", model="there-is-none").exception
-    assert "bats.pdf" in str(refused)
+    written = CliRunner().invoke(cli, [*rad, "--out", page])
+    assert re.fullmatch(rf"{page}: 8 tokens, .*\n", written.stdout)
+    refused = CliRunner().invoke(cli, [*given, "--model", "none", "--out", "bats.pdf"])
+    assert "bats.pdf" in str(refused.exception)

@@ -258,10 +258,8 @@ def test_several_prompts_get_an_answer_each_in_their_order(client, lm):
 
 UNSUPPORTED = [
     ({"tools": [{"type": "function"}]}, "tools"),
-    ({"presence_penalty": 0.5}, "presence_penalty"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"stream": True, "stream_options": {"made_up": 1}}, "stream_options.made_up"),
-    ({"trueline": {"made_up": 1}}, "trueline.made_up"),
     ({"made_up": 1}, "made_up"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
     (
@@ -272,20 +270,14 @@ UNSUPPORTED = [
 INVALID = [
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"n": 0}, "n"),
-    ({"n": 1000}, "n"),
-    ({"temperature": -1}, "temperature"),
     ({"top_p": 2}, "top_p"),
-    ({"seed": -5}, "seed"),
-    ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": 10**9}, "max_tokens"),
     ({"max_tokens": 4, "max_completion_tokens": 4}, "max_tokens"),
     ({"top_logprobs": 2}, "top_logprobs"),
-    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"stop": [""]}, "stop"),
     ({"trueline": {"strength": 7}}, "trueline.strength"),
     ({"trueline": {"method": "magic"}}, "trueline.method"),
     ({"trueline": {"settings": {"tau": 1}}}, "trueline.tau"),
-    ({"messages": []}, None),
     ({"messages": [{"role": "user", "content": " "}]}, None),
 ]
 OTHER = [

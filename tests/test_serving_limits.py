@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from threading import Event, Thread, Timer
 
 import httpx2
@@ -441,15 +442,13 @@ def test_a_change_on_disk_is_picked_up_and_a_damaged_space_serves_its_last_state
 
 
 def test_a_full_disk_is_507_and_changes_nothing(chat, reopen, monkeypatch):
-    from trueline import store
-
     def full(*given):
         raise OSError(errno.ENOSPC, "No space left on device", "/a/secret/path")
 
     new = {"examples": [ICE]}
     with up(chat, reopen(), keys=ADMIN_ONLY) as running:
         with monkeypatch.context() as patch:
-            patch.setattr(store, "save_file", full)
+            patch.setattr(Path, "write_bytes", full)
             refused = post(running, new, EXAMPLES_PATH, ADMIN)
         assert refused.status_code == 507
         assert "secret" not in refused.text

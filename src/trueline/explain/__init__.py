@@ -26,6 +26,7 @@ from trueline.types import Answer, NearExample, Source
 __all__ = ["Explanation", "OtherAnswer", "check_explanation_path", "explain"]
 
 _SUFFIXES = (".html", ".json", ".txt")
+_UNCHANGED = ("question", "method", "finish", "prompt_tokens", "is_covered", "sources", "scope")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +86,7 @@ class Explanation:
 
 
 def explain(
-    answer: Answer,
-    beside: Answer | None = None,
-    *,
-    settings: Mapping[str, Any] | None = None,
+    answer: Answer, beside: Answer | None = None, *, settings: Mapping[str, Any] | None = None
 ) -> Explanation:
     """Explain a traced answer, optionally next to the greedy answer to the same question.
 
@@ -111,18 +109,12 @@ def explain(
         tokens = (answer.token_ids, beside.token_ids)
         divergence = find_divergence(steps, (answer.text, beside.text), tokens)
     return Explanation(
-        question=answer.question,
         answer=answer.text,
-        method=answer.method,
         settings=dict(settings or {}),
-        finish=answer.finish,
-        prompt_tokens=answer.prompt_tokens,
         beside=other,
-        is_covered=answer.is_covered,
-        sources=answer.sources,
-        scope=answer.scope,
         summary=summarize(steps, divergence),
         steps=steps,
+        **{name: getattr(answer, name) for name in _UNCHANGED},
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import fsum
@@ -10,6 +11,7 @@ from statistics import quantiles
 from trueline.types import Candidate, Neighbor, TraceStep
 
 _BROKEN = "\ufffd"  # what part of a character decodes to
+_UNCHANGED = ("token", "flipped", "move", "hits", "entropy", "base", "final", "neighbors")
 _REACH = 16  # characters that a run of such parts may decode to
 
 
@@ -92,19 +94,12 @@ def explain_steps(text: str, trace: Sequence[TraceStep]) -> tuple[ExplainedStep,
         names = {candidate.token: candidate.text for candidate in (*step.final, *step.base)}
         made = ExplainedStep(
             number=len(steps) + 1,
-            token=step.token,
             text=step.text if part is None else part,
             is_in_text=part is not None,
             wanted=step.base[0].text if step.base else "",
             rival=names.get(step.rival, ""),
-            flipped=step.flipped,
-            move=step.move,
-            hits=step.hits,
-            entropy=step.entropy,
             quartile=quartile,
-            base=step.base,
-            final=step.final,
-            neighbors=step.neighbors,
+            **{name: getattr(step, name) for name in _UNCHANGED},
         )
         steps.append(made)
     return tuple(steps)
@@ -146,22 +141,24 @@ def _quartile(steps: Sequence[ExplainedStep], number: int) -> Quartile:
 
 def _cite(steps: Iterable[ExplainedStep]) -> tuple[Cited, ...]:
     """The examples among the neighbors of some steps, the hardest push first."""
-    by_example: dict[tuple[str, bool], list[tuple[int, Neighbor]]] = {}
+    found: dict[tuple[str, bool], list[Neighbor]] = {}
+    counts: Counter[tuple[str, bool]] = Counter()  # of steps
     for step in steps:
         for one in step.neighbors:
-            by_example.setdefault((one.example, one.is_wrong), []).append((step.number, one))
+            found.setdefault((one.example, one.is_wrong), []).append(one)
+        counts.update({(one.example, one.is_wrong) for one in step.neighbors})
     cited = [
         Cited(
-            example=example,
-            question=found[0][1].question,
-            answers=tuple(dict.fromkeys(neighbor.answer for _, neighbor in found)),
-            is_wrong=is_wrong,
-            source=found[0][1].source,
-            weight=fsum(neighbor.weight for _, neighbor in found),
-            steps=len({number for number, _ in found}),
-            push=fsum(neighbor.push for _, neighbor in found),
+            example=key[0],
+            question=own[0].question,
+            answers=tuple(dict.fromkeys(one.answer for one in own)),
+            is_wrong=key[1],
+            source=own[0].source,
+            weight=fsum(one.weight for one in own),
+            steps=counts[key],
+            push=fsum(one.push for one in own),
         )
-        for (example, is_wrong), found in by_example.items()
+        for key, own in found.items()
     ]
     return tuple(sorted(cited, key=lambda one: (-one.push, -one.weight, one.example)))
 

@@ -39,25 +39,24 @@ _HEADERS = {
 }
 
 
+@dataclass(eq=False)
 class APIError(Exception):
     """An error that the client is shown."""
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        code: str | None = None,
-        param: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status, self.code, self.param, self.headers = status, code, param, headers
+    status: int
+    message: str
+    code: str | None = None
+    param: str | None = None
+    headers: Mapping[str, str] | None = None
+
+    def __str__(self) -> str:
+        return self.message
 
     def body(self) -> dict[str, Any]:
         """OpenAI's error object."""
         usual = "invalid_request_error" if self.status < 500 else "server_error"
         kind = _ERROR_TYPES.get(self.status, usual)
-        error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": error}
 
 
@@ -71,10 +70,10 @@ def to_api_error(error: Exception) -> APIError:
     if isinstance(error, APIError):
         return error
     if isinstance(error, HTTPException):  # Starlette's own
-        is_known = error.status_code == 405
-        message = "this path needs another HTTP method" if is_known else "no such path"
-        code = "method_not_allowed" if is_known else "not_found"
-        return APIError(error.status_code, message, code, headers=error.headers)
+        known = {404: ("no such path", "not_found")}
+        other = ("this path needs another HTTP method", "method_not_allowed")
+        described = known.get(error.status_code, other)
+        return APIError(error.status_code, *described, headers=error.headers)
     if isinstance(error, SettingError | ExampleError):
         return APIError(400, str(error), "invalid_value")
     if _is_disk_full(error):

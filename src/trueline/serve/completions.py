@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from trueline.serve.access import APIError, note_error, to_api_error
 from trueline.serve.engine import PendingAnswer, Progress, Service
@@ -26,20 +27,20 @@ _STREAM_HEADERS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
 class Completions:
     """The endpoint of chats or of completions."""
 
-    def __init__(
-        self, service: Service, catalog: Catalog, kind: type[ChatBody] | type[CompletionBody]
-    ) -> None:
-        self._service, self._catalog, self._kind = service, catalog, kind
+    service: Service
+    catalog: Catalog
+    kind: type[ChatBody] | type[CompletionBody]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begun, service, facts = perf_counter(), self._service, scope["trueline.facts"]
+        begun, service, facts = perf_counter(), self.service, scope["trueline.facts"]
         request = Request(scope, receive)
-        body: ChatBody | CompletionBody = await read_body(request, self._kind, service.limits)
+        body: ChatBody | CompletionBody = await read_body(request, self.kind, service.limits)
         facts |= {"model": body.model[:200], "stream": bool(body.stream)}
-        response = _Response(service, self._catalog, body, facts, send, begun)
+        response = _Response(service, self.catalog, body, facts, send, begun)
         with service.admit(count_answers(body, service.limits)):
             await _unless_disconnected(receive, response.run(), facts)
 
@@ -77,26 +78,22 @@ async def _take(queue: asyncio.Queue[Progress]) -> list[Progress]:
     return arrived
 
 
+@dataclass(slots=True)
 class _Response:
     """The response to one request, from its body to its last byte."""
 
-    def __init__(
-        self,
-        service: Service,
-        catalog: Catalog,
-        body: ChatBody | CompletionBody,
-        facts: dict[str, Any],
-        send: Send,
-        begun: float,
-    ) -> None:
-        self._service, self._catalog, self._body = service, catalog, body
-        self._facts, self._send, self._begun = facts, send, begun
-        self._answers: list[PendingAnswer] = []
-        self._is_started = False
+    service: Service
+    catalog: Catalog
+    body: ChatBody | CompletionBody
+    facts: dict[str, Any]  # for the log
+    send: Send
+    begun: float
+    answers: list[PendingAnswer] = field(default_factory=list)
+    is_started: bool = False
 
     async def run(self) -> None:
         """Answer before the deadline; the last event of a stream may be an error."""
-        deadline = self._service.limits.deadline
+        deadline = self.service.limits.deadline
         try:
             async with asyncio.timeout(deadline):
                 await self._answer()
@@ -106,57 +103,56 @@ class _Response:
             if isinstance(error, TimeoutError):
                 message = f"no answer within {deadline:g} s"
                 error = APIError(504, message, "deadline_passed")
-            if not self._is_started:
+            if not self.is_started:
                 raise error from None
-            note_error(self._facts, error)
+            note_error(self.facts, error)
             await self._write(event(to_api_error(error).body()), is_last=True)
         finally:
-            for answer in self._answers:
-                self._service.engine.cancel(answer)
+            for answer in self.answers:
+                self.service.engine.cancel(answer)
 
     async def _answer(self) -> None:
         job = await self._prepare()
-        reply = Reply(self._body, job, self._service.lm)
+        reply = Reply(self.body, job, self.service.lm)
         queue: asyncio.Queue[Progress] = asyncio.Queue()
-        is_streamed = bool(self._body.stream)
+        is_streamed = bool(self.body.stream)
         for n, request in enumerate(job.requests):
-            self._answers.append(PendingAnswer(request, n, queue, is_streamed))
-            self._service.engine.submit(self._answers[n])
-        choices = [Choice() for _ in self._answers]
+            self.answers.append(PendingAnswer(request, n, queue, is_streamed))
+            self.service.engine.submit(self.answers[n])
+        choices = [Choice() for _ in self.answers]
         try:
             await self._collect(reply, queue, choices)
         finally:
             usage = reply.usage(choices)
-            self._service.metrics.prompt_tokens.inc(usage["prompt_tokens"])
+            self.service.metrics.prompt_tokens.inc(usage["prompt_tokens"])
             for name in ("prompt_tokens", "completion_tokens"):
-                self._facts[name] = usage[name]
-            if self._service.logs_text:
-                self._facts["answer"] = choices[0].text
+                self.facts[name] = usage[name]
+            if self.service.logs_text:
+                self.facts["answer"] = choices[0].text
 
     async def _prepare(self) -> Job:
-        service, begun = self._service, perf_counter()
-        work = partial(prepare, self._catalog, service.limits, self._body)
+        service, begun = self.service, perf_counter()
+        work = partial(prepare, self.catalog, service.limits, self.body)
         job = await service.in_scope_pool(work)
         seconds = perf_counter() - begun
         service.metrics.scope.observe(seconds)
-        service.metrics.answers.labels(self._body.model, job.covered).inc(len(job.requests))
-        facts = {"method": job.method, "space": job.space, "covered": job.is_covered}
-        self._facts |= {**facts, "scope_ms": round(1000 * seconds, 1)}
-        if service.logs_text:
-            self._facts["question"] = job.question
+        service.metrics.answers.labels(self.body.model, job.covered).inc(len(job.requests))
+        logged = ["method", "space", "covered", *(["question"] if service.logs_text else [])]
+        self.facts |= {name: job.about[name] for name in logged}
+        self.facts["scope_ms"] = round(1000 * seconds, 1)
         return job
 
     async def _collect(
         self, reply: Reply, queue: asyncio.Queue[Progress], choices: list[Choice]
     ) -> None:
         """Take progress until every answer has ended, and send it if it is streamed."""
-        is_first, is_streamed = True, bool(self._body.stream)
+        is_first, is_streamed = True, bool(self.body.stream)
         while any(choice.finish is None for choice in choices):
             arrived = await _take(queue)
             if is_first:
-                seconds = arrived[0].first_token_at - self._begun
-                self._service.metrics.first_token.observe(seconds)
-                self._facts["first_token_ms"] = round(1000 * seconds, 1)
+                seconds = arrived[0].first_token_at - self.begun
+                self.service.metrics.first_token.observe(seconds)
+                self.facts["first_token_ms"] = round(1000 * seconds, 1)
             events = reply.first_chunks() if is_first else []
             for progress in arrived:
                 choice = choices[progress.choice]
@@ -179,18 +175,19 @@ class _Response:
     async def _write(
         self, part: bytes, headers: Mapping[str, str] | None = None, *, is_last: bool = False
     ) -> None:
-        """Send a part of the body; the first one sends the headers."""
-        if not self._is_started:
-            self._is_started = True
-            raw = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
-            await self._put({"type": "http.response.start", "status": 200, "headers": raw})
-        await self._put({"type": "http.response.body", "body": part, "more_body": not is_last})
+        """Send a part of the body; the first one sends the headers.
 
-    async def _put(self, message: Message) -> None:
-        """Send something; a client that does not take it in time is disconnected."""
+        A client that does not take it in time is disconnected.
+        """
+        message = {"type": "http.response.body", "body": part, "more_body": not is_last}
         try:
-            async with asyncio.timeout(self._service.limits.write_seconds):
-                await self._send(message)
+            async with asyncio.timeout(self.service.limits.write_seconds):
+                if not self.is_started:
+                    self.is_started = True
+                    raw = [(k.encode(), v.encode()) for k, v in (headers or {}).items()]
+                    start = {"type": "http.response.start", "status": 200, "headers": raw}
+                    await self.send(start)
+                await self.send(message)
         except TimeoutError:
-            self._facts["slow_reader"] = True
+            self.facts["slow_reader"] = True
             raise ConnectionAbortedError("the client does not read") from None

@@ -110,11 +110,8 @@ class EngineThread:
 
     def stop(self, seconds: float = 10.0) -> None:
         """End after the current step."""
-        self._tasks.put(self._end)
+        self._tasks.put(lambda: setattr(self, "_is_stopping", True))
         self._thread.join(seconds)
-
-    def _end(self) -> None:
-        self._is_stopping = True
 
     @property
     def running(self) -> int:
@@ -130,7 +127,6 @@ class EngineThread:
         return "the engine is stuck in a step" if is_stuck else ""
 
     def submit(self, answer: PendingAnswer) -> None:
-        """Decode an answer; its progress arrives in its queue."""
         self._tasks.put(lambda: self._join(answer))
 
     def cancel(self, answer: PendingAnswer) -> None:
@@ -264,15 +260,12 @@ class Service:
                 pool.shutdown(wait=False, cancel_futures=True)
 
     async def in_scope_pool(self, work: Callable[[], Result]) -> Result:
-        """Prepare a request."""
-        return await asyncio.get_running_loop().run_in_executor(self._scope_pool, work)
+        return await asyncio.wrap_future(self._scope_pool.submit(work))
 
     async def in_space_thread(self, work: Callable[[], Result]) -> Result:
-        """Search or change a space, one call after the other."""
-        return await asyncio.get_running_loop().run_in_executor(self._space_pool, work)
+        return await asyncio.wrap_future(self._space_pool.submit(work))
 
     async def in_engine(self, work: Callable[[], Result]) -> Result:
-        """Do something that needs the model, between two steps."""
         return await asyncio.wrap_future(self.engine.run(work))
 
     @contextmanager
@@ -296,7 +289,6 @@ class Service:
             self._usual_seconds += 0.1 * (monotonic() - begun - self._usual_seconds)
 
     def set_gauges(self) -> None:
-        """Set the metrics that are read, not counted."""
         self.metrics.running.set(self.engine.running)
         self.metrics.waiting.set(max(0, self._rows - self.engine.running))
 

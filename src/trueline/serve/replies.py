@@ -52,11 +52,14 @@ class Reply:
             "created": int(time()),
             "model": body.model,
         }
-        self.headers = {"x-trueline-covered": job.covered, "x-trueline-method": job.method}
+        self.headers = {
+            "x-trueline-covered": job.covered,
+            "x-trueline-method": job.about["method"],
+        }
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """The object of an answer that is not streamed."""
-        about = {**self._about(), "sources": self._sources(enumerate(choices))}
+        about = {**self._job.about, "sources": self._sources(enumerate(choices))}
         if choices[0].steps:
             steps = [(n, step) for n, choice in enumerate(choices) for step in choice.steps]
             about["trace"] = [_numbered(*step) for step in steps]
@@ -75,13 +78,13 @@ class Reply:
         delta = {"role": "assistant", "content": ""}
         blank = {"delta": delta, "logprobs": None, "finish_reason": None}
         return [
-            self._chunk([{"index": n, **blank}], about={} if n else self._about())
+            self._chunk([{"index": n, **blank}], about={} if n else self._job.about)
             for n in range(len(self._job.requests))
         ]
 
     def chunk(self, progress: Progress, offset: int, *, is_first: bool) -> dict[str, Any]:
         """The chunk for a progress; `offset` is the number of characters before it."""
-        about = self._about() if is_first and not self._is_chat else {}
+        about = dict(self._job.about) if is_first and not self._is_chat else {}
         if progress.steps:
             about["trace"] = [_numbered(progress.choice, step) for step in progress.steps]
         if progress.finish is not None:
@@ -102,17 +105,6 @@ class Reply:
         read, written = self._job.prompt_tokens, sum(one.tokens for one in choices)
         total = read + written
         return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": total}
-
-    def _about(self) -> dict[str, Any]:
-        job = self._job
-        about: dict[str, Any] = {
-            "method": job.method,
-            "space": job.space,
-            "state": job.state,
-            "question": job.question,
-            "covered": job.is_covered,
-        }
-        return about if job.scope is None else {**about, "scope": job.scope}
 
     def _sources(self, choices: Iterable[tuple[int, Choice | Progress]]) -> list[Any]:
         found = choices if self._has_sources else ()

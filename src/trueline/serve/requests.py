@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from trueline.decode.generate import make_request
 from trueline.decode.loop import Request
@@ -18,7 +19,6 @@ from trueline.prompts import (
 from trueline.serve.access import APIError, invalid
 from trueline.serve.schemas import ChatBody, CompletionBody, Limits, Message, read_sampling
 from trueline.serve.spaces import Catalog, short_state
-from trueline.types import NearExample
 
 Input = tuple[ModelInput, int]  # what the model reads, and its length in characters or tokens
 
@@ -27,32 +27,14 @@ Input = tuple[ModelInput, int]  # what the model reads, and its length in charac
 class Job:
     """A request that is ready to be decoded."""
 
-    method: str
-    space: str | None
-    state: str | None  # the last commit of the space
+    about: dict[str, Any]  # method, space and its state, question, covered, and perhaps scope
     requests: tuple[Request, ...]  # one for each answer
-    scope: tuple[NearExample, ...] | None  # examples near the question, if a trace is wanted
-
-    @property
-    def is_covered(self) -> bool | None:
-        """Whether verified examples answer it; None: the method has no scope."""
-        found = [one.prepared.coverage for one in self.requests]
-        return None if None in found else all(found)
+    prompt_tokens: int  # of all prompts; a prompt with several answers counts once
 
     @property
     def covered(self) -> str:
-        """The same for headers and metrics."""
-        return {True: "true", False: "false", None: "none"}[self.is_covered]
-
-    @property
-    def question(self) -> str | None:
-        """The question of the first prompt."""
-        return self.requests[0].question
-
-    @property
-    def prompt_tokens(self) -> int:
-        """The tokens of all prompts; a prompt with several answers counts once."""
-        return sum({id(one.contexts): len(one.contexts[0]) for one in self.requests}.values())
+        """Whether verified examples answer it, for headers and metrics."""
+        return {True: "true", False: "false", None: "none"}[self.about["covered"]]
 
 
 def count_answers(body: ChatBody | CompletionBody, limits: Limits) -> int:
@@ -74,13 +56,24 @@ def prepare(catalog: Catalog, limits: Limits, body: ChatBody | CompletionBody) -
     name, space = catalog.resolve(body.model, extras.method, extras.space)
     method = catalog.method(name, space, extras.method_settings())
     requests: list[Request] = []
+    tokens = 0
     for given, length in inputs:
         _check_length(catalog, limits, given, length)
     for given, _ in inputs:
         first = make_request(catalog.lm, method, given, sampling, index=len(requests))
         requests += [replace(first, index=first.index + n) for n in range(body.n or 1)]
-    scope = requests[0].prepared.scope if len(inputs) == 1 else None
-    return Job(name, space, short_state(method), tuple(requests), scope)
+        tokens += len(first.contexts[0])
+    found = [one.prepared.coverage for one in requests]
+    about: dict[str, Any] = {
+        "method": name,
+        "space": space,
+        "state": short_state(method),
+        "question": requests[0].question,
+        "covered": None if None in found else all(found),
+    }
+    if len(inputs) == 1 and requests[0].prepared.scope is not None:
+        about["scope"] = requests[0].prepared.scope
+    return Job(about, tuple(requests), tokens)
 
 
 def _chat_input(body: ChatBody) -> Input:

@@ -84,9 +84,10 @@ class Extras(_Strict):
 
     def method_settings(self) -> dict[str, Any]:
         """All settings of the method that the request names."""
-        names = ("strength", "threshold", "only_covered")
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        return {**self.settings, **given}
+        given = {
+            name: getattr(self, name) for name in ("strength", "threshold", "only_covered")
+        }
+        return {**self.settings, **{k: v for k, v in given.items() if v is not None}}
 
 
 class StreamOptions(_Strict):
