@@ -41,8 +41,7 @@ class Embedder(Protocol):
 class TwoPhaseEmbedder:
     """An embedder that runs its Python first, so that the rest can run in another thread.
 
-    A thread that runs Python in parallel to the model slows down the model's own Python; a
-    thread that runs compiled code does not.
+    Python in another thread slows down the model's own; compiled code does not.
     """
 
     id: str
@@ -172,8 +171,8 @@ class SentenceEmbedder(TwoPhaseEmbedder):
                     if name.endswith("word_embeddings.weight"):
                         table: torch.Tensor = weights.get_tensor(name).float()
                         return table
-        found: torch.Tensor = self._model.encoder.get_input_embeddings().weight.detach()
-        return found
+        table = self._model.encoder.get_input_embeddings().weight.detach()
+        return table
 
     @cached_property
     def _model(self) -> _UnitVectors:
@@ -184,9 +183,8 @@ class SentenceEmbedder(TwoPhaseEmbedder):
 
     @cached_property
     def _runtime(self) -> Runtime | None:
-        if self.device.type != "cpu":
-            return None
-        return open_runtime(self.hash, lambda: self._model, pad=self.pad_id)
+        is_cpu = self.device.type == "cpu"
+        return open_runtime(self.hash, lambda: self._model, pad=self.pad_id) if is_cpu else None
 
 
 class _UnitVectors(torch.nn.Module):

@@ -75,12 +75,11 @@ def open_runtime(name: str, make: Callable[[], torch.nn.Module], *, pad: int) ->
         if path.exists():
             try:
                 return _checked(path, sample)
-            except _errors(OSError, ValueError) as error:
+            except _errors() as error:
                 _log.info("%s is damaged (%s) and made anew", path, error)
         _export(make(), path, sample)
         return _checked(path, sample)
-    except _errors(RuntimeError, ValueError, TypeError, OSError, ImportError) as error:
-        # The exporter raises one of the first three over an operation that it does not know.
+    except _errors() as error:
         reason = (str(error).splitlines() or [""])[0]
         _warn_once(
             "the embedder runs on torch, since ONNX Runtime cannot take it over "
@@ -139,13 +138,13 @@ def _quiet_exporter() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
-    """These, and what ONNX Runtime raises over a file: its errors have no common class."""
+def _errors() -> tuple[type[Exception], ...]:
+    """What an export raises, and ONNX Runtime, whose errors have no common class."""
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
-    names = "Fail InvalidArgument InvalidGraph InvalidProtobuf NoSuchFile NotImplemented"
-    own = [getattr(state, name) for name in (*names.split(), "RuntimeException")]
-    return (*others, *own)
+    kinds = [kind for kind in vars(state).values() if isinstance(kind, type)]
+    own = [kind for kind in kinds if issubclass(kind, Exception)]
+    return (RuntimeError, ValueError, TypeError, OSError, ImportError, *own)
 
 
 @cache

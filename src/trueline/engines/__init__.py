@@ -1,4 +1,4 @@
-"""Open a model by name, or wrap one that is open, behind the protocol of `engines.base`.
+"""Open a model by name, or wrap one that is open, as an engine (see `engines.base`).
 
 Only this package and `trueline.integrations` import transformers or llama.cpp.
 """
@@ -53,12 +53,12 @@ def load(
     """Open a model by alias, hub id, local folder or .gguf file.
 
     Options: dtype="auto", device=None, trust_remote_code=False. `auto` is float32 on a CPU and
-    the checkpoint's own type elsewhere; a device of None is the best there is. Code that comes
+    the checkpoint's own type elsewhere; a device of None is the best available. Code that comes
     with a model runs only if it is trusted. engine="llama.cpp" runs a .gguf file, or the one of
     an alias, without conversion, on the CPU.
     """
     if engine not in ENGINES:
-        raise SettingError(f"there is no engine {engine!r}; there are {', '.join(ENGINES)}")
+        raise SettingError(f"no engine is called {engine!r}; take {' or '.join(ENGINES)}")
     opened: Engine = import_module(ENGINES[engine]).load(name, **options)
     remember(opened, partial(load, lasting_name(name), engine=engine, **options))
     return opened
@@ -136,7 +136,7 @@ def open_bert_scorer(folder: str, layers: int) -> Any:
 
 
 def open_device(name: str | torch.device | None) -> torch.device:
-    """The device of that name; None is the best there is."""
+    """The device of that name; None is the best available."""
     import torch
 
     if name is None:
@@ -150,6 +150,6 @@ def open_device(name: str | torch.device | None) -> torch.device:
         reason = (str(error).splitlines() or [""])[0][:_SHOWN]
         raise SettingError(
             f"device {str(name)!r} cannot be used here ({reason}); "
-            "leave it out for the best there is"
+            "leave it out for the best available"
         ) from error
     return device

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-import os
 import re
 import shutil
 import sys
@@ -118,11 +117,7 @@ def folder_size(folder: Path) -> int:
 
 def _alias(name: str) -> Alias:
     if name not in ALIASES:
-        near = difflib.get_close_matches(name.lower(), ALIASES, n=1)
-        meant = f"did you mean {near[0]}? " if near else ""
-        raise UnknownModelError(
-            f"no model is called {shown(name)}; {meant}the names are {', '.join(ALIASES)}"
-        )
+        raise UnknownModelError(f"no model is called {shown(name)}; take {_names(near=name)}")
     return ALIASES[name]
 
 
@@ -156,7 +151,7 @@ def check_name(name: str | Path, kind: ModelKind) -> None:
     if not ((name and path.is_dir()) or path.suffix == ".gguf" or is_hub_id):
         raise UnknownModelError(
             f"no {_KIND_NAMES[kind]} is called {shown(name)}; "
-            f"take {_names(kind, name[:_SHOWN].lower())}, a hub id (owner/name), "
+            f"take {_names(kind, name)}, a hub id (owner/name), "
             "or a local folder or .gguf file that exists"
         )
 
@@ -209,9 +204,10 @@ def _readable_path(name: str) -> Path:
     return path
 
 
-def _names(kind: ModelKind, near: str = "") -> str:
+def _names(kind: ModelKind | None = None, near: str = "") -> str:
     """The aliases of a kind, those most like `near` first."""
-    names = [alias.name for alias in ALIASES.values() if alias.kind == kind]
+    near = near[:_SHOWN].lower()
+    names = [alias.name for alias in ALIASES.values() if kind in (None, alias.kind)]
     names.sort(key=lambda name: -difflib.SequenceMatcher(None, near, name).ratio())
     return " or ".join(names)
 
@@ -302,7 +298,7 @@ def _from_gguf(file: Path, kind: ModelKind) -> Source:
     """The cached conversion of a local GGUF file, identified by its size, time and head."""
     if kind != "language":
         raise ModelError(f"{file.name} is a GGUF language model, no {_KIND_NAMES[kind]}")
-    head, state = _read_head(file)
+    head, state = _read_head(file), file.stat()
     stamp = f"{state.st_size} {state.st_mtime_ns} ".encode()
     key = hashlib.sha256(stamp + head).hexdigest()[:16]
     facts = {"gguf": file.name, "layout": _CONVERSION_VERSION, "key": key}
@@ -321,19 +317,20 @@ def _from_gguf(file: Path, kind: ModelKind) -> Source:
     return Source(file.name, kind, prepare(target, facts, make), file)
 
 
-def _read_head(file: Path) -> tuple[bytes, os.stat_result]:
-    """The first bytes and the metadata of a GGUF file; any other file is refused."""
+def _read_head(file: Path) -> bytes:
+    """The first bytes of a GGUF file; any other file is refused."""
     if file.exists() and not file.is_file():  # opening a pipe would wait
         raise UnknownModelError(f"{file} is no file; a GGUF model is one")
     try:
         with file.open("rb") as opened:
-            head, state = opened.read(1 << 20), os.fstat(opened.fileno())
+            head = opened.read(1 << 20)
     except (OSError, ValueError) as error:
-        why = reason(error)
-        raise UnknownModelError(f"{shown(str(file))} cannot be opened ({why})") from None
+        raise UnknownModelError(
+            f"{shown(str(file))} cannot be opened ({reason(error)})"
+        ) from None
     if head[:4] != b"GGUF":
         raise ModelError(f"{file} is damaged or no GGUF file; its first bytes are {head[:4]!r}")
-    return head, state
+    return head
 
 
 @contextmanager
@@ -356,7 +353,7 @@ def opening(id: str, what: str) -> Iterator[None]:
 def _check(source: Source) -> None:
     """Refuse a folder that is no model of its kind, before its weights are loaded."""
     folder, kind = source.folder, source.kind
-    _check_files(folder)
+    check_weights(folder)
     config = _read_config(source)
     made_for = config.get("architectures") or [config.get("model_type") or "nothing named"]
     is_causal = any(re.search(r"(ForCausalLM|LMHeadModel)$", name) for name in made_for)
@@ -372,7 +369,6 @@ def _check(source: Source) -> None:
             f"{source.id} has the architecture {', '.join(made_for)[:_SHOWN]}, so it is no "
             f"{_KIND_NAMES[kind]}; take {_names(kind)}, or a folder {one[kind]}"
         )
-    check_weights(folder)
 
 
 def _read_config(source: Source) -> dict[str, Any]:
@@ -391,10 +387,19 @@ def _read_config(source: Source) -> dict[str, Any]:
 
 
 def check_weights(folder: Path) -> tuple[int, int]:
-    """Refuse weights that are pickled, missing or damaged; how many tensors and values."""
+    """How many tensors and values a folder holds; weights that are pickled, damaged or missing
+    are refused, as are pipes and devices, and an adapter, which names weights elsewhere.
+    """
     from safetensors import SafetensorError, safe_open
 
-    _check_files(folder)
+    for path in sorted([*folder.iterdir(), *folder.glob("*/*")]):
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise ModelError(f"{path} is neither a file nor a folder; a model is made of these")
+    if (folder / "adapter_config.json").exists():
+        raise ModelError(
+            f"{folder} holds an adapter, which changes the weights of another model; "
+            "merge it into its model and save that with save_pretrained"
+        )
     tensors = values = 0
     for file in weight_files(folder):
         try:
@@ -408,18 +413,6 @@ def check_weights(folder: Path) -> tuple[int, int]:
         tensors += len(shapes)
         values += sum(map(prod, shapes))
     return tensors, values
-
-
-def _check_files(folder: Path) -> None:
-    """Refuse pipes and devices, and an adapter, which names weights in another place."""
-    for path in sorted([*folder.iterdir(), *folder.glob("*/*")]):
-        if path.exists() and not path.is_file() and not path.is_dir():
-            raise ModelError(f"{path} is neither a file nor a folder; a model is made of these")
-    if (folder / "adapter_config.json").exists():
-        raise ModelError(
-            f"{folder} holds an adapter, which changes the weights of another model; "
-            "merge it into its model and save that with save_pretrained"
-        )
 
 
 def weight_files(folder: Path) -> list[Path]:

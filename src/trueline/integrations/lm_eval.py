@@ -6,7 +6,6 @@ import json
 import logging
 import sys
 from collections import defaultdict
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from trueline import __version__
@@ -40,10 +39,10 @@ LEAST = -1e30  # instead of -inf: the harness subtracts scores, which would make
 
 def first_token(tokenizer: Tokenizer) -> int:
     """The token that an empty context is read as: the one that begins a text, or ends one."""
-    begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
-    if begin is None and end is None:
-        raise SettingError("the tokenizer names no token that begins or ends a text")
-    return int(end if begin is None else begin)
+    for token in (tokenizer.bos_token_id, tokenizer.eos_token_id):
+        if token is not None:
+            return int(token)
+    raise SettingError("the tokenizer names no token that begins or ends a text")
 
 
 def encode_finished(text: str, tokenizer: Tokenizer) -> list[int]:
@@ -140,7 +139,7 @@ class TruelineLM(TemplateLM):
     def create_from_arg_obj(
         cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
     ) -> TruelineLM:
-        """Open it with --model_args, which win over --batch_size and --device."""
+        """--model_args win over --batch_size and --device."""
         given = {k: v for k, v in (additional_config or {}).items() if v is not None}
         return cls(**{**given, **arg_dict})
 
@@ -179,19 +178,18 @@ class TruelineLM(TemplateLM):
                 f"{self.lm.id} has no chat template; leave --apply_chat_template out"
             )
         try:
-            return str(
-                self.tokenizer.apply_chat_template(
-                    chat_history,
-                    tokenize=False,
-                    add_generation_prompt=add_generation_prompt,
-                    continue_final_message=not add_generation_prompt,
-                )
+            text = self.tokenizer.apply_chat_template(
+                chat_history,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=not add_generation_prompt,
             )
         except TemplateError as error:
             raise SettingError(
                 f"the chat template of {self.lm.id} refuses the messages ({error}); "
                 "leave --system_instruction out, or --apply_chat_template"
             ) from error
+        return str(text)
 
     def get_model_info(self) -> dict[str, Any]:
         """What the harness stores with its results, so that they can be repeated."""
@@ -209,34 +207,31 @@ class TruelineLM(TemplateLM):
         self, requests: list[tuple[Any, list[int], list[int]]], **kwargs: Any
     ) -> list[tuple[float, bool]]:
         """Score (texts, context, continuation); `batch_size` contexts form a batch."""
-        from tqdm import tqdm
+        from tqdm import trange
 
         from trueline.decode.generate import Continuation, score_continuations
         from trueline.prompts import TokenContext
 
-        pairs = [
-            (tuple(fit_context(context, after, self.lm)), tuple(after))
-            for _, context, after in requests
-        ]
         by_context: dict[tuple[int, ...], list[int]] = defaultdict(list)
-        for number, (context, _) in enumerate(pairs):
-            by_context[context].append(number)
-        groups = [by_context[context] for context in sorted(by_context, key=len)]
+        for number, (_, context, after) in enumerate(requests):
+            by_context[tuple(fit_context(context, after, self.lm))].append(number)
+        contexts = sorted(by_context, key=len)
         scores: dict[int, tuple[float, bool]] = {}
-        with tqdm(total=len(pairs), desc="scoring", disable=kwargs.get("disable_tqdm")) as bar:
-            for start in range(0, len(groups), self.batch_size):
-                batch = [*chain(*groups[start : start + self.batch_size])]
-                rows = [
-                    Continuation(TokenContext(context), (context,), after)
-                    for context, after in (pairs[number] for number in batch)
-                ]
-                found = score_continuations(self.lm, self.method, rows)
-                for number, (total, is_greedy) in zip(batch, found, strict=True):
-                    score = scores[number] = (max(total, LEAST), is_greedy)
-                    if requests[number][0] is not None:
-                        self.cache_hook.add_partial("loglikelihood", requests[number][0], score)
-                bar.update(len(batch))
-        return [scores[number] for number in range(len(pairs))]
+        is_hidden = kwargs.get("disable_tqdm")
+        for start in trange(
+            0, len(contexts), self.batch_size, desc="scoring", disable=is_hidden
+        ):
+            batch = [
+                (number, Continuation(TokenContext(one), (one,), tuple(requests[number][2])))
+                for one in contexts[start : start + self.batch_size]
+                for number in by_context[one]
+            ]
+            found = score_continuations(self.lm, self.method, [row for _, row in batch])
+            for (number, _), (total, is_greedy) in zip(batch, found, strict=True):
+                score = scores[number] = (max(total, LEAST), is_greedy)
+                if requests[number][0] is not None:
+                    self.cache_hook.add_partial("loglikelihood", requests[number][0], score)
+        return [scores[number] for number in range(len(requests))]
 
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
@@ -244,18 +239,17 @@ class TruelineLM(TemplateLM):
         """The log-probability of whole texts, with the harness's windows for long ones."""
         from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-        windows = [
+        found = [
             (number, *make_disjoint_window(window))
             for number, request in enumerate(requests)
             for window in get_rolling_token_windows(
                 self.tok_encode(request.args[0]), self.prefix_token_id, self.max_length, 1
             )
         ]
-        scores = self._loglikelihood_tokens(
-            [(None, context, after) for _, context, after in windows], disable_tqdm=disable_tqdm
-        )
+        windows: list[tuple[Any, list[int], list[int]]] = [(None, *own) for _, *own in found]
+        scores = self._loglikelihood_tokens(windows, disable_tqdm=disable_tqdm)
         totals = [0.0] * len(requests)
-        for (number, *_), (total, _) in zip(windows, scores, strict=True):
+        for (number, *_), (total, _) in zip(found, scores, strict=True):
             totals[number] += total
         return totals
 
@@ -269,19 +263,16 @@ class TruelineLM(TemplateLM):
         for number, request in enumerate(requests):
             groups[json.dumps(request.args[1], sort_keys=True)].append(number)
         texts = [""] * len(requests)
-        with tqdm(total=len(requests), desc="generating", disable=disable_tqdm) as bar:
-            for key, numbers in groups.items():
-                sampling = _sampling(json.loads(key), self.max_gen_toks, self.seed)
-                contexts = self._contexts(
-                    [requests[number].args[0] for number in numbers], sampling.max_new_tokens
-                )
-                answers = answer_all(
-                    self.lm, self.method, contexts, sampling, batch_size=self.batch_size
-                )
-                for number, answer in zip(numbers, answers, strict=True):
-                    texts[number], request = answer.text, requests[number]
-                    self.cache_hook.add_partial("generate_until", request.args, answer.text)
-                bar.update(len(numbers))
+        for key, numbers in tqdm(groups.items(), desc="generating", disable=disable_tqdm):
+            sampling = _sampling(json.loads(key), self.max_gen_toks, self.seed)
+            given = [requests[number].args[0] for number in numbers]
+            contexts = self._contexts(given, sampling.max_new_tokens)
+            answers = answer_all(
+                self.lm, self.method, contexts, sampling, batch_size=self.batch_size
+            )
+            for number, answer in zip(numbers, answers, strict=True):
+                texts[number], args = answer.text, requests[number].args
+                self.cache_hook.add_partial("generate_until", args, answer.text)
         return texts
 
     def _contexts(self, texts: list[str], new_tokens: int) -> list[TokenContext]:
@@ -290,17 +281,17 @@ class TruelineLM(TemplateLM):
 
         first, limit = first_token(self.tokenizer), self.lm.limit
         contexts = [encode_finished(text, self.tokenizer) or [first] for text in texts]
-        if limit is not None:
-            keep = limit - new_tokens
-            if keep < 1:
-                raise SettingError(
-                    f"max_gen_toks is {new_tokens}, and {self.lm.id} reads {limit} in all"
-                )
-            if too_long := sum(len(tokens) > keep for tokens in contexts):
-                message = "%d contexts are too long; their last %d tokens are read"
-                _log.warning(message, too_long, keep)
-            contexts = [tokens[-keep:] for tokens in contexts]
-        return [TokenContext(tuple(tokens)) for tokens in contexts]
+        if limit is None:
+            return [TokenContext(tuple(tokens)) for tokens in contexts]
+        if (room := limit - new_tokens) < 1:
+            raise SettingError(
+                f"max_gen_toks is {new_tokens}, and {self.lm.id} reads {limit} in all"
+            )
+        if too_long := sum(len(tokens) > room for tokens in contexts):
+            _log.warning(
+                "%d contexts are too long; their last %d tokens are read", too_long, room
+            )
+        return [TokenContext(tuple(tokens[-room:])) for tokens in contexts]
 
 
 def _sampling(given: dict[str, Any], max_gen_toks: int, seed: int) -> Sampling:
@@ -315,13 +306,13 @@ def _sampling(given: dict[str, Any], max_gen_toks: int, seed: int) -> Sampling:
             f"trueline has no generation option {', '.join(unknown)}; "
             f"it has {', '.join(sorted(_OPTIONS))}"
         )
-    drawn: dict[str, Any] = {}
+    chance: dict[str, Any] = {}
     temperature = options.get("temperature", 1.0 if options["do_sample"] else 0.0)
     if temperature > 0:  # the other options have no effect on greedy answers
-        drawn = {name: options[name] for name in ("top_k", "top_p") if name in options}
-        drawn |= {"temperature": temperature, "seed": seed}
-    stop = tuple(text for text in options["until"] if text)
-    return Sampling(max_new_tokens=options["max_gen_toks"], stop=stop, **drawn)
+        chance = {name: options[name] for name in ("top_k", "top_p") if name in options}
+        chance |= {"temperature": temperature, "seed": seed}
+    stop = tuple(filter(None, options["until"]))
+    return Sampling(max_new_tokens=options["max_gen_toks"], stop=stop, **chance)
 
 
 if "trueline" not in model_registry:  # a release that reads entry points has put it there

@@ -134,8 +134,7 @@ class Context:
             self.read_in_place(entries[start:end], states=states).clone()
             for start, end in pairwise(edges)
         ]
-        found = [part for part in parts if len(part)]
-        return found[0] if len(found) == 1 else torch.cat(found or parts)
+        return torch.cat([part for part in parts if len(part)] or parts)
 
     def read_rows(
         self, rows: Sequence[Sequence[Entry]], *, states: bool = False
@@ -183,24 +182,21 @@ class Context:
         The tensor holds the handle, and with it the memory of llama.cpp that it refers to.
         """
         width = self.weights.width if states else self.weights.vocabulary
-        if not entries:
-            return torch.empty(0, width)
         count = sum(entry.is_output for entry in entries)
         assert not states or count in (0, len(entries)), "states are given for every token"
-        gives_states = states and count > 0
-        if gives_states != self._gives_states:
+        if self._gives_states != (gives_states := states and count > 0):
             self._library.call("llama_set_embeddings", self.pointer, gives_states)
             self._gives_states = gives_states
-        if code := self._decode(self.pointer, self._arrays.filled(entries)):
+        code = self._decode(self.pointer, self._arrays.filled(entries)) if entries else 0
+        if code:
             raise ModelError(
                 f"llama.cpp could not read {len(entries)} tokens (code {code}; "
                 f"{self._library.last_messages()})"
             )
         if not count:
             return torch.empty(0, width)
-        address = self._library.call(
-            f"llama_get_{'embeddings' if states else 'logits'}", self.pointer
-        )
+        output = "llama_get_embeddings" if states else "llama_get_logits"
+        address = self._library.call(output, self.pointer)
         if not address:
             raise ModelError(f"llama.cpp gave no output ({self._library.last_messages()})")
         if self._seen != (address, count, width):  # llama.cpp seldom moves its memory
@@ -255,11 +251,9 @@ class Pool:
                 if context.cells >= cells and context.sequences >= sequences:
                     self._free.remove(context)
                     return context
-        return Context(
-            self._weights,
-            _power_of_two(max(cells, _LEAST_CELLS)),
-            min(_power_of_two(max(sequences, _LEAST_SEQUENCES)), MAX_SEQUENCES),
-        )
+        cells = _power_of_two(max(cells, _LEAST_CELLS))
+        sequences = _power_of_two(max(sequences, _LEAST_SEQUENCES))
+        return Context(self._weights, cells, min(sequences, MAX_SEQUENCES))
 
     def give_back(self, context: Context) -> None:
         context.clear()
@@ -375,10 +369,10 @@ class SequenceCache:
 
         It leaves a core to the work that runs in parallel until that is done.
         """
-        if len(self._lengths) + sequences > MAX_SEQUENCES:
+        if (count := len(self._lengths) + sequences) > MAX_SEQUENCES:
             raise SettingError(
-                f"llama.cpp reads {MAX_SEQUENCES} rows at once, and "
-                f"{len(self._lengths) + sequences} are asked for; choose a smaller batch_size"
+                f"llama.cpp reads {MAX_SEQUENCES} rows at once, and {count} are requested; "
+                "choose a smaller batch_size"
             )
         needed, numbers = self._cells + tokens, self._numbers + sequences
         if self._held and self._held[0].cells >= needed and self._held[0].sequences >= numbers:
@@ -432,13 +426,12 @@ def _batches(
 ) -> Iterator[list[tuple[int, Sequence[int]]]]:
     """The rows in groups of at most _ROWS, which end at about _AT_ONCE tokens."""
     batch: list[tuple[int, Sequence[int]]] = []
-    for row in rows:
+    for number, row in enumerate(rows, 1):
         batch.append(row)
-        if sum(len(tokens) for _, tokens in batch) >= _AT_ONCE or len(batch) == _ROWS:
+        tokens = sum(len(tokens) for _, tokens in batch)
+        if tokens >= _AT_ONCE or len(batch) == _ROWS or number == len(rows):
             yield batch
             batch = []
-    if batch:
-        yield batch
 
 
 def _give_back(pool: Pool, held: list[Context]) -> None:

@@ -1,1 +1,1 @@
-"""Models of transformers behind the engine protocol."""
+"""Models of transformers as engines."""

@@ -39,56 +39,47 @@ class GrowingLayer(DynamicLayer):
     keys: torch.Tensor  # (rows, heads, tokens, width), a view into the buffer
     values: torch.Tensor
     is_initialized: bool
+    _buffers: list[torch.Tensor]
+    _length: int
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append new tokens; all keys and values so far."""
+        states = (key_states, value_states)
         if not self.is_initialized:
             self.dtype, self.device = key_states.dtype, key_states.device
-            self._length = 0
-            self._buffers = [
-                state.new_empty(*state.shape[:2], 0, state.shape[3])
-                for state in (key_states, value_states)
-            ]
+            self._set([one.new_empty(*one.shape[:2], 0, one.shape[3]) for one in states], 0)
             self.is_initialized = True
-        new = key_states.shape[2]
-        start, self._length = self._length, self._length + new
-        if self._length > self._buffers[0].shape[2]:
-            self._buffers = [self._larger(buffer, start) for buffer in self._buffers]
-        for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
-            buffer.narrow(2, start, new).copy_(states)
-        self._show()
+        start, length = self._length, self._length + key_states.shape[2]
+        if length > self._buffers[0].shape[2]:
+            size = max(length + _ROOM, length * 3 // 2)
+            larger = [one.new_empty(*one.shape[:2], size, one.shape[3]) for one in states]
+            for made, old in zip(larger, self._buffers, strict=True):
+                made[:, :, :start] = old[:, :, :start]
+            self._buffers = larger
+        for buffer, new in zip(self._buffers, states, strict=True):
+            buffer.narrow(2, start, length - start).copy_(new)
+        self._set(self._buffers, length)
         return self.keys, self.values
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keep these rows, in this order; repeats are allowed."""
         if self.is_initialized:
-            self._buffers = [buffer[indices] for buffer in self._buffers]
-            self._show()
+            self._set([buffer[indices] for buffer in self._buffers], self._length)
 
     def absorb(self, other: GrowingLayer, width: int) -> None:
         """Append the rows of another layer; all rows are padded on the left to `width`."""
         pairs = zip((self.keys, self.values), (other.keys, other.values), strict=True)
-        self._buffers = [stack_right(pair, width, room=_ROOM) for pair in pairs]
-        self._length = width
-        self._show()
+        self._set([stack_right(pair, width, room=_ROOM) for pair in pairs], width)
 
     def drop_left(self, count: int) -> None:
         """Drop the first tokens of every row."""
-        self._buffers = [buffer[:, :, count:] for buffer in self._buffers]
-        self._length -= count
-        self._show()
+        self._set([buffer[:, :, count:] for buffer in self._buffers], self._length - count)
 
-    def _larger(self, buffer: torch.Tensor, used: int) -> torch.Tensor:
-        """A copy (rows, heads, tokens, width) with room for half as many tokens again."""
-        size = max(self._length + _ROOM, self._length * 3 // 2)
-        made = buffer.new_empty(*buffer.shape[:2], size, buffer.shape[3])
-        made[:, :, :used] = buffer[:, :, :used]
-        return made
-
-    def _show(self) -> None:
-        self.keys, self.values = (buf.narrow(2, 0, self._length) for buf in self._buffers)
+    def _set(self, buffers: list[torch.Tensor], length: int) -> None:
+        self._buffers, self._length = buffers, length
+        self.keys, self.values = (buffer.narrow(2, 0, length) for buffer in buffers)
 
 
 class Cache(DynamicCache):
@@ -206,12 +197,7 @@ class BatchCache:
     def rows(self) -> int:
         return len(self._lengths)
 
-    def join(
-        self,
-        contexts: Sequence[Sequence[int]],
-        *,
-        layers: Sequence[int] = (),
-    ) -> States:
+    def join(self, contexts: Sequence[Sequence[int]], *, layers: Sequence[int] = ()) -> States:
         if self.rows:
             joining = BatchCache(self._lm, states=self.gives_states)
             states = joining.join(contexts, layers=layers)
@@ -224,14 +210,11 @@ class BatchCache:
             self._cache.batch_select_indices(torch.zeros(self.rows, dtype=torch.long))
         self.width = max(self._lengths)
         gaps = [self.width - length for length in self._lengths]
+        pairs = list(zip(gaps, contexts, strict=True))
         if any(gaps):
-            pairs = zip(gaps, self._lengths, strict=True)
-            rows = [[1] * shared + [0] * gap + [1] * (length - shared) for gap, length in pairs]
+            rows = [[1] * shared + [0] * gap + [1] * len(own[shared:]) for gap, own in pairs]
             self._mask = torch.tensor(rows, device=self._lm.device)
-        ids = [
-            [0] * gap + list(tokens[shared:])
-            for gap, tokens in zip(gaps, contexts, strict=True)
-        ]
+        ids = [[0] * gap + list(own[shared:]) for gap, own in pairs]
         states = self._forward(ids, [shared - gap for gap in gaps], layers=layers)
         return states.map(lambda tensor: tensor[:, -1])
 
@@ -278,8 +261,7 @@ class BatchCache:
         """The mask (rows, width) if all rows were padded to that width."""
         mask = self._mask
         if mask is None:
-            shape = (self.rows, self.width)
-            mask = torch.ones(shape, dtype=torch.long, device=self._lm.device)
+            mask = torch.tensor([[1] * self.width] * self.rows, device=self._lm.device)
         return torch.nn.functional.pad(mask, (width - self.width, 0))
 
     def _can_share(self) -> bool:
@@ -332,7 +314,7 @@ _turn = Lock()  # torch has one number of threads for the whole process
 
 @contextmanager
 def leave_a_core(
-    layers: Sequence[torch.nn.Module], done: IsDone | None, device: torch.device
+    layers: Sequence[torch.nn.Module], done: IsDone, device: torch.device
 ) -> Iterator[None]:
     """Run a pass with one thread less until the parallel work is done, then with all again.
 
@@ -340,8 +322,8 @@ def leave_a_core(
     another thread takes one. The number of threads can change between two layers.
     """
     threads = torch.get_num_threads()
-    is_shared = done is not None and device.type == "cpu" and threads > 1
-    if done is None or not is_shared or not _turn.acquire(blocking=False):
+    is_shared = device.type == "cpu" and threads > 1
+    if not is_shared or not _turn.acquire(blocking=False):
         yield
         return
 

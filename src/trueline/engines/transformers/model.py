@@ -84,7 +84,7 @@ def _is_affine(head: ScaledHead, hidden: torch.Tensor, logits: torch.Tensor) -> 
 
 
 class TokenizerReader:
-    """A tokenizer of transformers behind the protocol `TokenReader`."""
+    """A tokenizer of transformers as a `TokenReader`."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, stop_ids: frozenset[int] | None = None
@@ -96,8 +96,7 @@ class TokenizerReader:
     def stop_ids(self) -> frozenset[int]:
         if self._given_stop_ids is not None:
             return self._given_stop_ids
-        end = self.tokenizer.eos_token_id
-        return frozenset() if end is None else frozenset({int(end)})
+        return _token_ids(self.tokenizer.eos_token_id)
 
     @cached_property
     def tokenizer_hash(self) -> str:
@@ -109,6 +108,10 @@ class TokenizerReader:
                 list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
             )
         )
+
+
+def _token_ids(*found: int | None) -> frozenset[int]:
+    return frozenset(int(token) for token in found if token is not None)
 
 
 class LanguageModel(TokenizerReader):
@@ -127,9 +130,7 @@ class LanguageModel(TokenizerReader):
             )
         super().__init__(tokenizer)
         self.model = model
-        self._fingerprint: tuple[object, str] | None = (
-            None  # the state of the weights, its hash
-        )
+        self._fingerprint: tuple[object, str] = None, ""  # the state of the weights, its hash
         self.id = id or Path(str(model.config._name_or_path)).name or model.config.model_type
 
     def __repr__(self) -> str:
@@ -141,8 +142,8 @@ class LanguageModel(TokenizerReader):
 
     @property
     def dtype(self) -> torch.dtype:
-        dtype: torch.dtype = self.model.dtype
-        return dtype
+        own: torch.dtype = self.model.dtype
+        return own
 
     @property
     def vocabulary(self) -> int:
@@ -181,9 +182,9 @@ class LanguageModel(TokenizerReader):
 
     @property
     def fingerprint(self) -> str:
-        """A hash of all its weights, computed again when torch reports a change of one."""
+        """Computed again when torch reports a change of a weight."""
         state = weights_state(self.model)
-        if self._fingerprint is None or self._fingerprint[0] != state:
+        if self._fingerprint[0] != state:
             self._fingerprint = state, fingerprint(self.model)
         return self._fingerprint[1]
 
@@ -192,9 +193,7 @@ class LanguageModel(TokenizerReader):
         """The end tokens of the generation settings and of the tokenizer."""
         generation = getattr(self.model.generation_config, "eos_token_id", None)
         found = generation if isinstance(generation, list) else [generation]
-        return frozenset(
-            int(token) for token in [*found, self.tokenizer.eos_token_id] if token is not None
-        )
+        return _token_ids(*found, self.tokenizer.eos_token_id)
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=special))
@@ -220,11 +219,9 @@ class LanguageModel(TokenizerReader):
         ]
 
     def start(self, *, states: bool = False) -> KVCache:
-        """An empty cache, which gives logits, or hidden states if the head is known."""
         return BatchCache(self, states=states and self.head is not None)
 
     def leave_core(self, done: IsDone) -> AbstractContextManager[None]:
-        """A context in which passes leave a core to other work until that is done."""
         return leave_a_core(self._blocks, done, self.device)
 
     @torch.inference_mode()
@@ -285,12 +282,11 @@ def load(
 
 def _check_trial(lm: LanguageModel) -> None:
     """Read a first text: damage shows here."""
-    for name in ("vocabulary", "depth", "limit", "stop_ids"):
+    for name in ("vocabulary", "depth", "limit"):
         value = getattr(lm, name)
-        if isinstance(value, int) and value < 1:
-            raise ModelError(f"its settings give it a {name} of {value}; fetch it again")
-    if not isinstance(lm.limit, int | None):
-        raise ModelError(f"its settings give it a limit of {lm.limit!r}; fetch it again")
+        if value is not None and not (isinstance(value, int) and value > 0):
+            raise ModelError(f"its settings give it a {name} of {value!r}; fetch it again")
+    _ = lm.stop_ids
     tokens = lm.encode(_TRIAL, special=True) or [0]
     lm.decode(tokens)
     logits = lm.start().join([tokens]).logits

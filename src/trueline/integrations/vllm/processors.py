@@ -14,6 +14,7 @@ from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor
 
 from trueline.errors import SettingError
 from trueline.integrations.vllm.requests import (
+    HIDDEN_TOKENS,
     Requests,
     V1Rows,
     V2Rows,
@@ -57,11 +58,7 @@ class Plugin(Corrective):
         if is_named or not named_spaces():
             return _make(None, given)
         if len(given) == 2 and vllm_config.scheduler_config.async_scheduling:
-            raise SettingError(
-                "under asynchronous scheduling vLLM hides the last token from processors of "
-                "entry points; add the flag --logits-processors "
-                "trueline.integrations.vllm:Corrective, or --no-async-scheduling"
-            )
+            raise SettingError(HIDDEN_TOKENS)
         return super().__new__(cls, vllm_config, *given)
 
 

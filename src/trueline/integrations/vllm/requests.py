@@ -25,6 +25,11 @@ PREFIX = "trueline_"  # of our arguments: other processors have arguments too
 _OWN = ("space", "question", "off", "method")  # besides the settings of the method
 _BOOLEANS = {"1": True, "true": True, "0": False, "false": False}
 _TRIAL = "Is the sky blue?"
+HIDDEN_TOKENS = (
+    "under asynchronous scheduling vLLM hides the last token from processors of entry points; "
+    "add the flag --logits-processors trueline.integrations.vllm:Corrective, or "
+    "--no-async-scheduling"
+)
 log = logging.getLogger("vllm.trueline")  # a child of vLLM's logger, so that it is shown
 
 
@@ -56,19 +61,15 @@ def named_spaces() -> dict[str, Path]:
 
 def read_arguments(given: Mapping[str, Any] | None) -> RequestArguments:
     """The arguments of a request, or an error that names the wrong one."""
-    ours = {
-        name.removeprefix(PREFIX): value
-        for name, value in (given or {}).items()
-        if name.startswith(PREFIX)
-    }
+    items = (given or {}).items()
+    ours = {name.removeprefix(PREFIX): x for name, x in items if name.startswith(PREFIX)}
     method = str(ours.pop("method", DEFAULT))
     known, hints = settings_fields(method), get_type_hints(method_class(method))
     space, question = ours.pop("space", None), ours.pop("question", None)
     is_off = _boolean("off", ours.pop("off", False))
-    for name in ours:
-        if name not in known:
-            names = ", ".join(PREFIX + one for one in (*_OWN, *known))
-            raise SettingError(f"there is no argument {PREFIX}{name}; there are {names}")
+    if unknown := [name for name in ours if name not in known]:
+        names = ", ".join(PREFIX + one for one in (*_OWN, *known))
+        raise SettingError(f"there is no argument {PREFIX}{unknown[0]}; there are {names}")
     settings = {
         name: _boolean(name, value) if hints[name] is bool else value
         for name, value in ours.items()
@@ -157,8 +158,12 @@ class Requests:
         return self._spaces[name]
 
 
+def _no_rows(count: int) -> tuple[list[Correction | None], list[Sequence[int]]]:
+    return [None] * count, [()] * count
+
+
 class V1Rows:
-    """The V1 interface: a row is a place in the batch, and vLLM says how rows move.
+    """The V1 interface: a row is a place in the batch, and vLLM reports how rows move.
 
     Without requests it does nothing.
     """
@@ -192,16 +197,10 @@ class V1Rows:
         self._rows = {at: row for at, row in self._rows.items() if row[0].result()}
         if not self._rows:
             return logits
-        corrections: list[Correction | None] = [None] * len(logits)
-        outputs: list[Sequence[int]] = [()] * len(logits)
+        corrections, outputs = _no_rows(len(logits))
         for place, (begun, output) in self._rows.items():
             if output and output[-1] < 0:
-                raise SettingError(
-                    "vLLM hides the last token from this processor, as it does under "
-                    "asynchronous scheduling for processors of entry points; name it with "
-                    "--logits-processors trueline.integrations.vllm:Corrective, or add "
-                    "--no-async-scheduling"
-                )
+                raise SettingError(HIDDEN_TOKENS)
             corrections[place], outputs[place] = begun.result(), output
         return lift_rows(corrections, outputs, logits).logits
 
@@ -240,8 +239,7 @@ class V2Rows:
         self._slots = {slot: begun for slot, begun in self._slots.items() if begun.result()}
         if not self._slots or self._slots.keys().isdisjoint(ctx.idx_mapping_np.tolist()):
             return logits
-        corrections: list[Correction | None] = [None] * len(logits)
-        outputs: list[Sequence[int]] = [()] * len(logits)
+        corrections, outputs = _no_rows(len(logits))
         drafted = ctx.expanded_local_pos.tolist()
         for row, slot in enumerate(ctx.expanded_idx_mapping.tolist()):
             if slot in self._slots:

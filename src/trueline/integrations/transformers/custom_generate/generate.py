@@ -28,15 +28,12 @@ def generate(
     `settings` are those of the method, such as {"strength": 0.5}. Without a question, it is the
     last user turn of each row.
     """
-    if space is None or tokenizer is None:
-        missing = "a space" if space is None else "the tokenizer"
-        raise SettingError(
-            f"corrective decoding needs {missing}: model.generate(..., space='facts.space', "
-            "tokenizer=tokenizer)"
-        )
     ids = arguments.get("input_ids") if inputs is None else inputs
-    if ids is None:
-        raise SettingError("corrective decoding reads tokens; give inputs or input_ids")
+    if space is None or tokenizer is None or ids is None:
+        raise SettingError(
+            "corrective decoding needs tokens, a space and the tokenizer: "
+            "model.generate(input_ids, ..., space='facts.space', tokenizer=tokenizer)"
+        )
     opened = space if isinstance(space, GroundingSpace) else read_space(space)
     method: Any = make_method(DEFAULT, space=opened, settings=settings)
     processor = method.processor(
