@@ -79,14 +79,13 @@ class Recording:
     @contextmanager
     def watched(self):
         """Write down every decision that is made meanwhile."""
-        decide, lift = corrector.Correction.decide, corrector.lift
+        candidates, lift = corrector.Correction.candidates, corrector.lift
 
-        def watched_decide(self_, output_ids, logits):
-            found = decide(self_, output_ids, logits)
-            if found.candidates:
-                owner = self._owners[logits.numpy().tobytes()]
-                votes = {} if found.votes is None else dict(found.votes.tokens)
-                self._decided[owner] = {"votes": votes, "candidates": tuple(found.candidates)}
+        def watched_candidates(correction, votes, logits):
+            found = candidates(correction, votes, logits)
+            if found:
+                decided = {"votes": votes.tokens, "candidates": found}
+                self._decided[self._owners[logits.numpy().tobytes()]] = decided
             return found
 
         def watched_lift(base, candidates, *, margin, strength):
@@ -99,7 +98,7 @@ class Recording:
 
         self._decided.clear()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(corrector.Correction, "decide", watched_decide)
+            patch.setattr(corrector.Correction, "candidates", watched_candidates)
             patch.setattr(corrector, "lift", watched_lift)
             yield
 

@@ -95,7 +95,7 @@ def test_a_server_without_a_tokenizer_is_refused():
 
 
 def test_out_of_scope_logits_are_the_same_tensor(requests, monkeypatch):
-    monkeypatch.setattr(Correction, "decide", lambda *_: pytest.fail("somebody was asked"))
+    monkeypatch.setattr(Correction, "votes", lambda *_: pytest.fail("it was in scope"))
     rows = V1Rows(requests)
     added(rows, (Params(), prompt(OTHER), []))
     assert rows.apply(LOGITS) is LOGITS
@@ -120,11 +120,12 @@ def test_the_first_space_is_the_default(requests):
 
 def test_a_request_that_ignores_the_end_is_not_ended(requests):
     output = TOKENIZER.encode(BATS.answers[0], add_special_tokens=False)
-    ended = requests.begin(Params(), prompt(COVERED)).decide(output, LOGITS[0])
-    assert set(ended.candidates) == ENDS
-    endless = Params(ignore_eos=True, stop_token_ids=[7])
-    going_on = requests.begin(endless, prompt(COVERED)).decide(output, LOGITS[0])
-    assert going_on.candidates == [7]
+    for params, ends in (
+        (Params(), ENDS),
+        (Params(ignore_eos=True, stop_token_ids=[7]), {7}),
+    ):
+        lifted = requests.begin(params, prompt(COVERED)).lift(output, LOGITS[0])
+        assert set(lifted.nonzero()[:, 0].tolist()) == ends
 
 
 def test_a_hidden_token_is_an_error_that_names_the_flag(requests):
