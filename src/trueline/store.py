@@ -179,8 +179,6 @@ def _no_space(folder: Path, error: OSError) -> SpaceFormatError:
             f"read; take its examples into a new one with `trueline build {folder} --out "
             "NEW.space`"
         )
-    elif is_ours(folder):
-        text = f"{folder} holds an unfinished build; run the same `trueline build` again"
     else:
         return unreadable(folder, f"it has no {NAME} ({reason})")
     return SpaceFormatError(text)
