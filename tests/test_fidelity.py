@@ -1,4 +1,4 @@
-"""Fidelity settings: what `as = "paper"` means, and that each of them does what it says."""
+"""Fidelity settings: what `as = "paper"` means, and the effect of each of them."""
 
 from types import SimpleNamespace
 
@@ -22,12 +22,8 @@ BLIND = Sample("s", "Do bats see?")
 
 def test_as_paper_sets_every_part_and_what_is_given_wins():
     plan = plan_from({**LEAST, "as": "paper"})
-    assert plan.fidelity == {
-        "prompts": "one-line",
-        "confidence": "arithmetic-raw",
-        "references": "first",
-        "stemmer": True,
-    }
+    words = {"prompts": "one-line", "confidence": "arithmetic-raw", "references": "first"}
+    assert plan.fidelity == {**words, "stemmer": True}
     assert (plan.sampling.max_new_tokens, plan.rule) == (256, "all")
     assert plan.judge == {"questions": "paper"}
     mixed = {**LEAST, "as": "paper", "max_new_tokens": 32, "judge": {"tries": 2}}
@@ -104,10 +100,9 @@ def test_the_papers_questions_are_halueval_s_own_and_asked_without_a_reference()
 
 def test_an_unknown_baseline_or_a_layer_beyond_it_is_refused(tmp_path):
     folder = tiny.write_embedder(tmp_path / "encoder")
-    with pytest.raises(SettingError, match="no baseline of 'nobody'"):
-        BertScore(folder, 2, "nobody").scores([], [])
-    with pytest.raises(SettingError, match="has 48 layers, asked for 99"):
-        BertScore(folder, 99, "microsoft/deberta-xlarge-mnli").scores([], [])
+    for layer, encoder in ((2, "nobody"), (99, "microsoft/deberta-xlarge-mnli")):
+        with pytest.raises(SettingError, match=f"no baseline of layer {layer} of '{encoder}'"):
+            BertScore(folder, layer, encoder).scores([], [])
     plain, scaled = (
         BertScore(folder, 2, baseline).scores(["bats see well"], [["bats see"]])[0]
         for baseline in (None, "microsoft/deberta-xlarge-mnli")
