@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -139,6 +140,9 @@ def tiny_home(filled_home):
     torch.set_num_threads(threads)
 
 
+STYLED = re.compile("\x1b\\[|[\u2500-\u259f]")  # ANSI escapes, boxes and bars
+
+
 class Ran(NamedTuple):
     code: int
     out: str
@@ -177,7 +181,9 @@ def run_command(*args, stdin="", terminal=False, environment=None):
             main()
         except SystemExit as end:
             code = end.code
-    return Ran(code, out.getvalue(), err.getvalue())
+    ran = Ran(code, out.getvalue(), err.getvalue())
+    assert terminal or not STYLED.search(ran.err)
+    return ran
 
 
 from tiny_run import data, parts, table  # noqa: E402, F401  # fixtures; it reads EXAMPLES

@@ -98,11 +98,6 @@ def test_every_text_form_gives_the_same_examples(extension, end, packed, mark):
     assert read_examples(write(f"facts{extension}{packed}", text)) == EXAMPLES
 
 
-def test_a_path_object_and_an_extension_in_capitals_are_read(folder):
-    write("FACTS.JSONL", TEXTS[".jsonl"])
-    assert read_examples(folder / "FACTS.JSONL") == EXAMPLES
-
-
 def test_parquet_gives_the_same_examples_and_names_rows_by_number():
     rows = [{"id": None, "wrong_answers": None} | row for row in ROWS]
     assert read_examples(write_parquet("facts.parquet", rows)) == EXAMPLES
@@ -176,23 +171,6 @@ def test_the_answers_of_a_row(row, options, wanted):
     write_rows("facts.jsonl", [{"question": " Q? ", **row}])
     (read,) = read_examples("facts.jsonl", **options)
     assert (read.question, read.answers) == (" Q? ", wanted)
-
-
-def test_benchmark_rows_are_read_through_columns_and_separator():
-    row = {
-        "Question": "Do camels keep water in their humps?",
-        "Best Answer": "No, fat",
-        "Correct Answers": "No, fat; They keep fat ;  ; No;",
-        "Incorrect Answers": "Yes, water; Yes",
-        "Source": "https://example.org/camel",
-    }
-    columns = {"question": "Question", "answers": "Correct Answers", "source": "Source"}
-    columns["wrong_answers"] = "Incorrect Answers"
-    write_rows("camels.jsonl", [row])
-    (read,) = read_examples("camels.jsonl", columns=columns, separator="; ")
-    assert (read.question, read.source) == (row["Question"], row["Source"])
-    assert read.answers == ("No, fat", "They keep fat", "No")
-    assert read.wrong_answers == ("Yes, water", "Yes")
 
 
 def test_a_field_mapped_to_none_is_not_read():
@@ -511,15 +489,6 @@ def test_a_dataset_folder_is_read_by_datasets(folder, monkeypatch):
     assert [each.question for each in read_examples("data", split="test")] == [SKY["question"]]
     assert problems(Path("data")) == ["data:2: the question is empty"]
     assert "check name, split and config, or give a file" in refusal("data", split="validation")
-
-
-def test_a_folder_whose_splits_disagree_is_refused_with_the_reason(folder, monkeypatch):
-    datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "cache")
-    (folder / "json").mkdir()  # also the name of a reader inside datasets
-    write_rows("json/train.jsonl", [GUM])
-    write_rows("json/test.jsonl", [{"title": "x"}])
-    assert "title" in refusal("json")
 
 
 @pytest.mark.parametrize(

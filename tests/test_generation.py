@@ -244,6 +244,7 @@ def test_a_draw_follows_the_probabilities():  # 1/7, 2/7, 4/7
     [
         ({"temperature": 0.5}, [1 / 21, 4 / 21, 16 / 21]),
         ({"temperature": 1.0, "top_k": 2}, [0, 1 / 3, 2 / 3]),
+        ({"temperature": 1.0, "top_p": 1e-300}, [0, 0, 1]),
         ({"temperature": 1.0, "top_p": 0.5}, [0, 0, 1]),
         ({"temperature": 1.0, "top_p": 0.58}, [0, 1 / 3, 2 / 3]),
         ({"temperature": 1.0, "top_p": 1.0}, [1 / 7, 2 / 7, 4 / 7]),
