@@ -184,19 +184,18 @@ def test_columns_without_a_name_are_ignored():
     assert read_examples("facts.csv")[0].answers == ("Yes.",)
 
 
-GIVEN = "its columns are 'question', 'answers', 'id', 'wrong_answers'"
 COLUMNS = {  # the text of a .csv, or rows; the columns given; the end of the message
     "unknown field": (
         ROWS,
         {"reply": "answers"},
         "there is no field 'reply'; an example has id, question, answers, wrong_answers, "
-        f"source; {GIVEN}",
+        "source",
     ),
     "singular": (
         ROWS,
         {"answer": "answers"},
         "there is no field 'answer' (did you mean answers?); an example has id, question, "
-        f"answers, wrong_answers, source; {GIVEN}",
+        "answers, wrong_answers, source",
     ),
     "no such column": (
         [GUM],

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from importlib import resources
 from io import TextIOWrapper
-from itertools import chain, islice
+from itertools import chain, count, islice
 from os.path import isdir, lexists  # unlike those of Path, they never raise
 from pathlib import Path
 from reprlib import repr as short
@@ -286,19 +286,20 @@ def _choose(name: str, rows: list[Row], columns: Mapping[str, str | None]) -> Co
     is_map = isinstance(columns, Mapping)
     if not is_map or not all(isinstance(x, str | None) for x in columns.values()):
         raise SettingError(f"columns maps our fields to names of columns, got {shown(columns)}")
-    known = [*dict.fromkeys(key for row in rows for key in row)]
-    has = f"its columns are {', '.join(map(repr, known))}"
     if unknown := [field for field in columns if field not in _COLUMNS]:
         near = get_close_matches(str(unknown[0]), _COLUMNS, 1)
         meant = f" (did you mean {near[0]}?)" if near else ""
-        fields = f"{name}: there is no field {shown(unknown[0])}{meant}; an example has "
-        raise SettingError(fields + ", ".join(_COLUMNS) + (f"; {has}" if known else ""))
+        raise SettingError(
+            f"{name}: there is no field {shown(unknown[0])}{meant}; an example has "
+            f"{', '.join(_COLUMNS)}"
+        )
     chosen = _COLUMNS | {field: (name,) if name else () for field, name in columns.items()}
+    known = dict.fromkeys(key for row in rows for key in row)
 
     def is_missing(field: str) -> bool:
-        cells = ((row, column) for row in rows for column in chosen[field])
-        found = any(column in row or _cell(row, column) is not None for row, column in cells)
-        return bool(rows and chosen[field]) and not found
+        cells = (_cell(row, column) for row in rows for column in chosen[field])
+        is_known = any(column in known for column in chosen[field])
+        return bool(rows and chosen[field]) and not is_known and all(x is None for x in cells)
 
     required = dict.fromkeys(("question", "answers", *columns))
     if missing := [field for field in required if is_missing(field)]:
@@ -308,8 +309,9 @@ def _choose(name: str, rows: list[Row], columns: Mapping[str, str | None]) -> Co
             for field in missing
         )
         taken = {name for field in columns if field not in missing for name in chosen[field]}
-        free = [column for column in known if column not in taken]
-        raise ColumnError(f"{name} has {wanted}; {has}", _guesses(missing, free))
+        guesses = _guesses(missing, [column for column in known if column not in taken])
+        listed = ", ".join(map(repr, known))
+        raise ColumnError(f"{name} has {wanted}; its columns are {listed}", guesses)
     return chosen
 
 
@@ -390,10 +392,9 @@ def _with_ids(examples: list[Example], taken: set[str]) -> list[Example]:
     """An example without an id gets a hash of its content; of equal ones the second has -2."""
     for index, example in enumerate(examples):
         if not example.id:
-            hash = id = content_hash(example)[:_ID_DIGITS]
-            number = 1
-            while id in taken:
-                id = f"{hash}-{(number := number + 1)}"
+            name = content_hash(example)[:_ID_DIGITS]
+            names = chain([name], (f"{name}-{number}" for number in count(2)))
+            id = next(name for name in names if name not in taken)
             taken.add(id)
             examples[index] = replace(example, id=id)
     return examples
