@@ -58,9 +58,9 @@ def test_a_file_makes_a_run_flags_win_and_json_is_the_outcome(tmp_path):
         "ground = 2\nmax_new_tokens = 50\n",
         "utf-8",
     )
-    told = evaluate(str(plan), "--max-new-tokens", "2", "--json").json
-    assert [*told] == ["folder", "cells", "warnings", "stopped"]
-    (cell,) = told["cells"]
+    message = evaluate(str(plan), "--max-new-tokens", "2", "--json").json
+    assert [*message] == ["folder", "cells", "warnings", "stopped"]
+    (cell,) = message["cells"]
     assert (cell["label"], cell["done"], cell["is_done"]) == ("greedy", 2, True)
     head, *_ = lines_in(tmp_path / "out")
     assert (head.max_new_tokens, head.model) == (2, "smollm2-135m")
@@ -89,7 +89,7 @@ def test_a_limit_stops_a_run_and_says_how_to_go_on(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "message"),
     [
         (["--benchmark", "facts", "--out", "x"], "--methods is missing"),
         (["--benchmark", "facts", "--methods", "greedy"], "name the folder of the results"),
@@ -103,7 +103,7 @@ def test_a_limit_stops_a_run_and_says_how_to_go_on(tmp_path):
         ),
     ],
 )
-def test_a_mistake_shows_before_a_model_is_opened(args, told, monkeypatch):
+def test_a_mistake_shows_before_a_model_is_opened(args, message, monkeypatch):
     def load(*args, **options):
         pytest.fail("a model was opened", pytrace=False)
 
@@ -111,7 +111,7 @@ def test_a_mistake_shows_before_a_model_is_opened(args, told, monkeypatch):
     ran = evaluate(*args)
     assert (ran.code, ran.out) == (1, "")
     assert ran.err.startswith("Error: ")
-    assert told in ran.err
+    assert message in ran.err
 
 
 def test_every_flag_becomes_the_key_of_its_meaning():
@@ -170,7 +170,7 @@ def test_a_flag_that_was_not_given_leaves_what_the_plan_says(monkeypatch, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("table", "given", "told"),
+    ("table", "given", "message"),
     [
         ({"build": 3}, {"context": "4"}, "build must be a table"),
         ({"settings": 3}, {"settings": ("rad.alpha=0.3",)}, "settings must be a table"),
@@ -178,9 +178,9 @@ def test_a_flag_that_was_not_given_leaves_what_the_plan_says(monkeypatch, tmp_pa
         ({"sweep": "x"}, {"sweep": ("rad.alpha=0,1",)}, "sweep must be a table"),
     ],
 )
-def test_a_flag_hides_no_mistake_of_the_plan(table, given, told):
+def test_a_flag_hides_no_mistake_of_the_plan(table, given, message):
     plan = {"benchmarks": ["facts"], "methods": ["rad"], **table}
-    with pytest.raises(SettingError, match=told):
+    with pytest.raises(SettingError, match=message):
         plan_from(with_flags(plan, given))
 
 

@@ -56,7 +56,7 @@ def test_unrelated_examples_are_as_many_different_and_true():
     assert found[1].wrong_answers == ("If you add 18 and 28, the sum that you get is 49.",)
 
 
-def test_a_plan_runs_every_grounded_method_with_its_controls_unless_told_not_to():
+def test_a_plan_runs_every_grounded_method_with_its_controls_by_default():
     table = {"benchmarks": ["facts"], "methods": ["greedy", "rad", "kate", "knn-lm"]}
     found = [(one.method, one.control) for one in plan_from(table).variants if one.control]
     every = [Control.SHUFFLED, Control.WRONG, Control.UNRELATED]
@@ -114,11 +114,11 @@ def runs(labels, *, control=None, id="r", method="rad"):
     """The cell of a method whose answers were judged so, one label a sample."""
     names = [f"s{number}" for number in range(len(labels))]
     counts = {"samples": len(labels), "test": len(labels)}
-    said = [
+    seen = [
         VerdictLine(cell=id, sample=name, judge=JUDGE, about="truth", label=label)
         for name, label in zip(names, labels)
     ]
-    (found,) = gather_cells([cell(id, method, control=control, **counts), *said, done(id)])
+    (found,) = gather_cells([cell(id, method, control=control, **counts), *seen, done(id)])
     return found
 
 
@@ -201,8 +201,8 @@ def test_the_controls_catch_the_gain_that_version_0_1_0_reported_of_rad(committe
         Control.UNRELATED: 13.6,
         Control.BOUNDARY: 0.0,
     }
-    told = "answers shuffled +12.0, wrong answers +13.5, unrelated examples +13.6"
-    assert value.effect == f"{NOT_AN_EFFECT}: {told}"
+    message = "answers shuffled +12.0, wrong answers +13.5, unrelated examples +13.6"
+    assert value.effect == f"{NOT_AN_EFFECT}: {message}"
     notes = effect_notes(committed.cells)
     assert [n for n in notes if f"truth_info@{OLD}" in n and NOT_AN_EFFECT in n]
 

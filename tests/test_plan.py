@@ -152,12 +152,12 @@ MORE = [
 
 
 @pytest.mark.parametrize(
-    ("extra", "told"),
-    [*(({key: value}, told) for key, (value, told) in WRONG.items()), *MORE],
+    ("extra", "message"),
+    [*(({key: value}, message) for key, (value, message) in WRONG.items()), *MORE],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_a_mistake_is_named(extra, told):
-    with pytest.raises(SettingError, match=told) as caught:
+def test_a_mistake_is_named(extra, message):
+    with pytest.raises(SettingError, match=message) as caught:
         plan_from({**LEAST, **extra})
     assert str(caught.value).replace("\n", "").isprintable()
 
@@ -192,12 +192,12 @@ BAD_FILES = {
 
 @pytest.mark.parametrize("what", BAD_FILES)
 def test_a_file_without_a_plan_says_why(what, tmp_path):
-    content, told = BAD_FILES[what]
+    content, message = BAD_FILES[what]
     path = tmp_path / "run.toml"
     path.write_bytes(content)
     with pytest.raises(SettingError) as caught:
         plan_from(read_plan_table(path), str(path))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert str(path) in str(caught.value)
 
 

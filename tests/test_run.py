@@ -494,7 +494,7 @@ threads = 1
 
 # Importing takes many times longer than a run this small. So one process imports, runs no
 # tensor and starts no thread, and forks a child for every run: a process as any other, whose
-# command is `trueline eval`, and which dies at the change of the disk it is told.
+# command is `trueline eval`, and which dies at the given change of the disk.
 RUNS = """
 import os, sys
 import sacrebleu, torch

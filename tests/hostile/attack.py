@@ -177,7 +177,7 @@ def as_nobody(work):
         os.write(writing, text.encode())
         os._exit(0)
     os.close(writing)
-    with os.fdopen(reading, encoding="utf-8") as said:
-        text = said.read()
+    with os.fdopen(reading, encoding="utf-8") as pipe:
+        text = pipe.read()
     os.waitpid(child, 0)
     return text

@@ -132,7 +132,7 @@ LONG = "x" * 300
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "message"),
     [
         (["--benchmark", LONG], "File name too long"),
         (["--benchmark", f"{LONG}:{LONG}"], "File name too long"),
@@ -151,7 +151,7 @@ LONG = "x" * 300
         (["--benchmark", "facts", "--temperature", "inf"], "temperature must be 0 or more"),
     ],
 )
-def test_odd_paths_and_numbers_of_eval_are_one_line(flags, told, tmp_path, monkeypatch):
+def test_odd_paths_and_numbers_of_eval_are_one_line(flags, message, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("mine")
     names = {
         "FILE": tmp_path / "file",
@@ -164,7 +164,7 @@ def test_odd_paths_and_numbers_of_eval_are_one_line(flags, told, tmp_path, monke
         given += ["--out", str(tmp_path / "out")]
     with pytest.raises(TruelineError) as caught:
         evaluate("--methods", "greedy", *given)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert (tmp_path / "file").read_text() == "mine"
 
 
@@ -207,14 +207,14 @@ PACKED = {
 
 @pytest.mark.parametrize("what", [*DATA, *PACKED])
 def test_damaged_data_is_named_with_its_line(what, tmp_path):
-    content, told = (DATA | PACKED)[what]
+    content, message = (DATA | PACKED)[what]
     path = summaries(tmp_path, content, packed=what in PACKED)
     with pytest.raises(ExampleError) as caught, within(60):
         benchmark_of(
             plan_from({"benchmarks": ["halueval-summary"], "methods": ["greedy"],
                        "data": str(tmp_path)}), "halueval-summary")  # fmt: skip
     assert str(path) in str(caught.value)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_data_with_a_mark_or_packed_reads_as_it_is(tmp_path):

@@ -62,7 +62,12 @@ Small = Annotated[int, Meta(ge=1, le=1024)]
 Text = Annotated[str, Meta(min_length=1)]
 Name = Annotated[str, Meta(pattern=r"\A[^\0]+\Z")]
 Names = tuple[Name, ...]
+Texts = tuple[Text, ...]
 Table = dict[str, Any]
+Tables = Annotated[tuple[Table, ...], Meta(min_length=1)]
+Values = Annotated[list[Any], Meta(min_length=1)]
+Rule = Literal["answered", "all"]
+EngineName = Literal["transformers", "llama.cpp"]
 if TYPE_CHECKING:
     Limit = int | None  # a plan turns "all" into None
 else:
@@ -136,56 +141,36 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     out: Annotated[Name | None, _help("The folder of the results.")] = None
     models: Annotated[Names, _help("One or more.", 1, flag="model")] = (DEFAULT_MODEL,)
-    benchmarks: Annotated[
-        Names, _help("A name in docs/benchmarks.md, or a file.", 1, flag="benchmark")
-    ]
-    # Which column of a file holds a field.
-    columns: Annotated[dict[str, Text], Meta(min_length=1)] | None = None
-    methods: Annotated[
-        tuple[Text, ...], _help("Separated by commas, or `all`.", 1, split=",")
-    ] = ()
+    benchmarks: Annotated[Names, _help("A name or a file; see docs.", 1, flag="benchmark")]
+    columns: Annotated[dict[str, Text], Meta(min_length=1)] | None = None  # by field of a file
+    methods: Annotated[Texts, _help("Separated by commas, or `all`.", 1, split=",")] = ()
     tasks: Annotated[tuple[Mode, ...], _help("Separated by commas:", 1, split=",")] = (
         "generate",
     )
     judges: Annotated[Names, _help("One or more; see docs.", 1, flag="judge")] = ()
     judge: Table = {}  # Limits, max_tokens and questions of the judges
     settings: dict[str, Table] = {}  # by method
-    # METHOD.SETTING or build.OPTION -> its values.
-    sweep: dict[str, Annotated[list[Any], Meta(min_length=1)]] = {}
-    named: Annotated[tuple[Table, ...], Meta(min_length=1)] = msgspec.field(
-        default=(), name="variants"
-    )
+    sweep: dict[str, Values] = {}  # by METHOD.SETTING or build.OPTION
+    named: Tables = msgspec.field(default=(), name="variants")
     build: Table = {}  # BuildOptions, or a table of them by the name of a method
     ground: Annotated[Limit, _help("How many examples to use, or `all`.")] = 100
-    ground_from: Annotated[
-        Name | None, _help("A benchmark to take them from, if not the tested one.")
-    ] = None
-    test: Annotated[
-        Limit, _help("How many samples (of each regime), or `all`.", unset="all")
-    ] = None
-    questions: Annotated[
-        tuple[Text, ...], _help("Test on this question; one or more.", 1, flag="question")
-    ] = ()
+    ground_from: Annotated[Name | None, _help("Take examples from another benchmark.")] = None
+    test: Annotated[Limit, _help("How many samples (a regime), or `all`.", unset="all")] = None
+    questions: Annotated[Texts, _help("Test on this; one or more.", 1, flag="question")] = ()
     draw: Annotated[Seed | None, _help("Draw examples and samples with this seed.")] = None
     data: Annotated[Name | None, _help("A folder of benchmark files.", unset="the hub")] = None
-    rule: Annotated[
-        Literal["answered", "all"], _help("answered: those with a truthful answer; or all.")
-    ] = "answered"
+    rule: Annotated[Rule, _help("answered: those with a truthful answer.")] = "answered"
     sampling: Sampling = Sampling()
     seeds: Annotated[tuple[Seed, ...], _help("One or more.", 1, flag="seed")] = (0,)
     batch_size: Annotated[Count, _help("Samples in a chunk.")] = 16
-    engine: Annotated[
-        Literal["transformers", "llama.cpp"], _help("", env="TRUELINE_ENGINE")
-    ] = "transformers"
+    engine: Annotated[EngineName, _help("", env="TRUELINE_ENGINE")] = "transformers"
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], _help("")] = "auto"
     device: Annotated[Name | None, _help("cpu, cuda, mps.", unset="the best there is")] = None
     threads: Annotated[Small | None, _help("For torch.")] = None
     trust_remote_code: Annotated[bool, _help("Run code that a model brings.")] = False
     bertscore: Annotated[Name | None, _help("The folder of an encoder: adds BERTScore.")] = None
     bertscore_layers: Annotated[Small | None, _help("Which layer of it is compared.")] = None
-    controls: Annotated[
-        bool, _help("Also run controls (such as a space of wrong answers) and baselines.")
-    ] = True
+    controls: Annotated[bool, _help("Also run controls and baselines; see docs.")] = True
     like: Annotated[
         Literal["paper"] | None, _help("Prompts, limits and measures of its authors:")
     ] = msgspec.field(default=None, name="as")
@@ -193,9 +178,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     confidence: Annotated[Confidence, _help("Mean of probabilities:")] = "geometric"
     references: Annotated[References, _help("For ROUGE-L and BERTScore:")] = "all"
     stemmer: Annotated[bool, _help("ROUGE-L by stems.")] = False
-    bertscore_baseline: Annotated[
-        Name | None, _help("The encoder whose baseline rescales BERTScore.")
-    ] = None
+    bertscore_baseline: Annotated[Name | None, _help("The encoder that rescales it.")] = None
 
     def __post_init__(self) -> None:
         for name in ("ground", "test"):  # None: no limit
@@ -206,9 +189,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def fidelity(self) -> dict[str, Any]:
         """How prompts are laid out and answers measured, where that is not the default."""
         return {
-            key.name: value
-            for key in msgspec.structs.fields(Plan)
-            if key.name in _FIDELITY and (value := getattr(self, key.name)) != key.default
+            each.name: value
+            for each in msgspec.structs.fields(Plan)
+            if each.name in _FIDELITY and (value := getattr(self, each.name)) != each.default
         }
 
     @property
@@ -249,7 +232,7 @@ def _types(cls: type, *without: str) -> Table:
 
 SAMPLING = _types(Sampling, *_NOT_SAMPLED)
 KEYS: Table = {  # with their types
-    key.encode_name: key.type for key in msgspec.structs.fields(Plan) if key.name != "sampling"
+    one.encode_name: one.type for one in msgspec.structs.fields(Plan) if one.name != "sampling"
 } | SAMPLING
 BUILD = _types(BuildOptions, "wrong")
 JUDGE = _types(Limits) | {"max_tokens": Count, "questions": Literal["ours", "paper"]}
@@ -280,22 +263,22 @@ def _swept(method: str, given: Table, sweep: Table, build: Table) -> list[Varian
     keys = _swept_keys(method, sweep)
     made = []
     for values in product(*(sweep[key] for key in keys)):
-        settings, swept = dict(given), Table()
-        for key, value in zip(keys, values, strict=True):
-            (swept if key.startswith("build.") else settings)[keys[key]] = value
-        frozen = {name: plain(value) for name, value in settings.items()}
-        options = _build_options(method, build, swept)
-        made.append(Variant(method, frozen, options, is_swept=bool(keys)))
+        parts: dict[str, Table] = {"build": {}, method: {**given}}
+        for (owner, _, name), value in zip(keys.values(), values, strict=True):
+            parts[owner][name] = value
+        settings = {name: plain(value) for name, value in parts[method].items()}
+        options = _build_options(method, build, parts["build"])
+        made.append(Variant(method, settings, options, is_swept=bool(keys)))
     return made
 
 
-def _swept_keys(method: str, sweep: Table) -> dict[str, str]:
-    """The keys of the sweep that a method has -> the name of its setting or build option."""
+def _swept_keys(method: str, sweep: Table) -> dict[str, tuple[str, str, str]]:
+    """The keys of the sweep that a method has, with their parts."""
     options = build_options_read_by(method)
     parts = {key: key.partition(".") for key in sweep}
     return {
-        key: name
-        for key, (owner, _, name) in parts.items()
+        key: (owner, dot, name)
+        for key, (owner, dot, name) in parts.items()
         if owner == method or (owner == "build" and name in options)
     }
 
