@@ -110,21 +110,17 @@ def test_an_answer_is_written_as_generate_does_it(ran, lm):
 
 
 @pytest.mark.slow
-def test_the_results_say_what_they_were_made_with(tasks, folders, embedder_folder, lm, space):
+def test_the_results_have_what_they_were_made_with(tasks, folders, embedder_folder, lm, space):
     from lm_eval import simple_evaluate
 
-    args = {"model": str(folders / "model"), "space": str(folders / "facts.space")}
+    names = {"model": folders / "model", "space": folders / "facts.space"}
+    names |= {"embedder": embedder_folder, "method": "rad"}
     found = simple_evaluate(
         model="trueline",
-        model_args={
-            **args,
-            "embedder": str(embedder_folder),
-            "method": "rad",
-            **SETTINGS["rad"],
-        },
+        model_args={**{name: str(value) for name, value in names.items()}, **SETTINGS["rad"]},
         tasks=["trueline_choice"],
         task_manager=tasks[0],
-        device="cuda:0",  # what lm_eval says where nobody names a device
+        device="cuda:0",  # the default of lm_eval
         limit=1,
         bootstrap_iters=0,
     )

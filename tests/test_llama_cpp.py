@@ -1,7 +1,6 @@
 """The llama.cpp engine on a tiny random GGUF file, against transformers, same weights."""
 
 import gc
-import struct
 import subprocess
 import sys
 import weakref
@@ -20,7 +19,7 @@ from trueline.engines.llama_cpp import model as heads
 from trueline.engines.llama_cpp.cache import Pool
 from trueline.engines.llama_cpp.tokenizer import compile_chat
 from trueline.engines.models import ALIASES
-from trueline.errors import MissingExtraError, ModelError, SettingError, SpaceMismatchError
+from trueline.errors import MissingExtraError, ModelError, SpaceMismatchError
 
 if not util.find_spec("xllamacpp"):
     pytest.skip("llama.cpp is not installed: pip install xllamacpp", allow_module_level=True)
@@ -421,96 +420,24 @@ def test_the_command_line_opens_it_by_option_or_variable(file, tiny_home, monkey
 open_library = libraries.open_library.__wrapped__  # not the one of this process
 
 
-def test_without_the_extra_it_is_named(monkeypatch):
+def test_another_package_than_the_pinned_one_is_refused(monkeypatch):
+    monkeypatch.setattr(libraries.metadata, "version", lambda name: "2027.1.1")
+    with pytest.raises(ModelError, match=r"2027\.1\.1 .* not known .* install xllamacpp==2026"):
+        open_library()
     monkeypatch.setattr(libraries.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"xllamacpp: pip install 'trueline\[llama\]'"):
         open_library()
 
 
-def damaged(change):
-    def open_damaged(file, folder):
-        (folder / "theirs.gguf").write_bytes(change(file.read_bytes()))
-        return tl.load(folder / "theirs.gguf", engine="llama.cpp")
-
-    return open_damaged
+def fields_with(**changes):
+    own = libraries._FIELDS
+    return {**own, "context": {**own["context"], **changes}}
 
 
-def number(key, number, form="<I"):
-    def change(data):
-        at = data.index(key) + len(key) + 4  # after the type
-        return data[:at] + struct.pack(form, number) + data[at + 4 :]
-
-    return damaged(change)
-
-
-def loaded(name="", **options):
-    return lambda file, _: tl.load(name or file, engine="llama.cpp", **options)
-
-
-@pytest.mark.parametrize(
-    ("work", "message"),
-    [
-        (loaded(dtype="bfloat16"), "read as it is packed"),
-        (loaded(device="cuda"), "runs on the CPU"),
-        (loaded("owner/name"), r"llama\.cpp reads a \.gguf file"),
-        (loaded("missing.gguf"), "cannot be opened"),
-        (loaded("all-minilm-l6-v2"), "take smollm2-135m, "),
-        (damaged(lambda data: data[: len(data) // 2]), "llama.cpp cannot open|cut short"),
-        (damaged(lambda data: data[:60]), "cut short or damaged"),
-        (damaged(lambda data: data.replace(b"blk.1.ffn_up", b"blk.9.ffn_up")), "not found"),
-        (damaged(lambda data: data.replace(b"llama", b"lhama")), "lhama"),
-        (number(b"block_count", 0), "gives it 0 layers"),
-        (number(b"block_count", 10**9), "gives it 1000000000 layers"),
-        (number(b"rms_epsilon", -1.0, "<f"), "epsilon of -1.0"),
-        (number(b"context_length", 0), "limit of 0"),
-        (lambda *_: compile_chat("{% for %}"), "cannot be read"),
-        (
-            lambda *_: compile_chat("{{ raise_exception('no system line') }}").render(),
-            "no system line",
-        ),
-        (lambda file, _: loaded()(file, _).start().join([[7]], layers=[1]), "earlier layers"),
-        (lambda file, _: loaded()(file, _).start().join([[7]] * 257), "smaller batch_size"),
-    ],
-)
-def test_other_requests_are_refused_and_the_process_lives(work, message, file, tmp_path):
-    with pytest.raises((ModelError, SettingError), match=message):
-        work(file, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda own: replace(own, version="2027.1.1"), "not known .* install xllamacpp==2027"),
-        (lambda own: replace(own, llama_version="9.9"), "calls itself .*, not 9.9"),
-        (
-            lambda own: replace(own, context=replace(own.context, size=176)),
-            "context parameters have 1[56][0-9] bytes, not 176",
-        ),
-        (
-            lambda own: replace(own, model=replace(own.model, size=72)),
-            "model parameters have 7[0-9] bytes, not 72",
-        ),
-        (
-            lambda own: replace(
-                own,
-                context=replace(
-                    own.context, fields={**own.context.fields, "n_batch": (8, "i", 2048)}
-                ),
-            ),
-            "n_batch of its context parameters is not where it should be",
-        ),
-    ],
-)
-def test_a_library_that_is_laid_out_in_another_way_is_refused(change, message):
-    with pytest.raises(ModelError, match=message):
-        open_library(change(libraries.BUILD))
-
-
-def test_a_parameter_that_went_elsewhere_is_seen_in_what_comes_back(file):
-    """n_batch and n_ubatch change places in the table, with the defaults that stand there."""
-    own = libraries.BUILD
-    fields = {**own.context.fields, "n_batch": (8, "i", 512), "n_ctx": (4, "i", 2048)}
-    changed = replace(own, context=replace(own.context, fields=fields))
-    weights = heads.Weights(file, "tiny", open_library(changed))
+def test_a_library_that_is_laid_out_in_another_way_is_refused(file):
+    with pytest.raises(ModelError, match="n_batch of its context parameters is not where it"):
+        open_library(fields_with(n_batch=(8, "i", 2048)))
+    # n_batch and n_ubatch change places in the table, with the defaults that stand there.
+    moved = open_library(fields_with(n_batch=(8, "i", 512), n_ctx=(4, "i", 2048)))
     with pytest.raises(ModelError, match=r"asked for n_(ctx|batch)=\d+ and took \d+"):
-        Pool(weights).take(1024, 4)
+        Pool(heads.Weights(file, "tiny", moved)).take(1024, 4)

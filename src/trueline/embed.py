@@ -264,7 +264,6 @@ def load_embedder(
 
 
 def _hash_files(folder: Path) -> str:
-    """A hash of the files that determine the vectors."""
     paths = [*weight_files(folder), *(folder / name for name in _HASHED)]
     lines = [f"{path.relative_to(folder)} {file_hash(path)}" for path in paths if path.exists()]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -38,7 +38,6 @@ class Runtime:
         )
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> torch.Tensor:
-        """The vectors of a padded batch."""
         return torch.from_numpy(self._session.run(None, dict(inputs))[0])
 
 

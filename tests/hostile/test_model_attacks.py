@@ -315,34 +315,30 @@ def control_ids(tokenizer, ids):
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("chat", [True, False])
 def test_control_tokens_in_a_question_are_ordinary_text(text, chat):
-    words = tiny.tokenizer(chat)
-    prompt = Prompt(system="Be brief.")
+    words, prompt = tiny.tokenizer(chat), Prompt(system="Be brief.")
     ours, harmless = prompt.encode(text, words), prompt.encode("Are bats blind?", words)
     assert control_ids(words, ours) == control_ids(words, harmless)
-    assert text.strip() in words.decode(ours)
     assert words.decode(ours) == words.decode(harmless).replace("Are bats blind?", text.strip())
-    turn = chat_turn(prompt, text, [(text, text)])
-    harmless = chat_turn(prompt, "Are bats blind?", [("Are bats blind?", "No.")])
-    found, wanted = turn.encode(words), harmless.encode(words)
+    found = chat_turn(prompt, text, [(text, text)]).encode(words)
+    wanted = chat_turn(prompt, "Are bats blind?", [("Are bats blind?", "No.")]).encode(words)
     assert control_ids(words, found) == control_ids(words, wanted)
     written = words.decode(wanted).replace("Are bats blind?", text.strip())
     assert words.decode(found) == written.replace("No.", text)
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_control_tokens_in_messages_answers_and_examples_are_ordinary_text(text):
-    words = tiny.tokenizer(True)
-
-    def messages(content):
-        roles = ("system", "user", "assistant", "user")
-        return read_messages([{"role": role, "content": content} for role in roles])
-
-    ours, harmless = messages(text), messages("No.")
+def test_control_tokens_in_messages_and_answers_are_ordinary_text(text):
+    words, roles = tiny.tokenizer(True), ("system", "user", "assistant", "user")
+    ours, harmless = (
+        read_messages([{"role": role, "content": content} for role in roles])
+        for content in (text, "No.")
+    )
+    wanted = harmless.encode(words)
     found = ours.encode(words)
-    assert control_ids(words, found) == control_ids(words, harmless.encode(words))
-    assert words.decode(found) == words.decode(harmless.encode(words)).replace("No.", text)
+    assert control_ids(words, found) == control_ids(words, wanted)
+    assert words.decode(found) == words.decode(wanted).replace("No.", text)
     after = harmless.preceded_by(text).encode(words)
-    assert control_ids(words, after) == control_ids(words, harmless.encode(words))
+    assert control_ids(words, after) == control_ids(words, wanted)
     for answer in (
         ours.encode_answer(text, words),
         Prompt().encode_answer("Are bats blind?", text, words),

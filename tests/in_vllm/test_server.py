@@ -96,30 +96,13 @@ def test_sixteen_requests_of_two_spaces_in_one_batch_get_what_each_gets_alone(se
     assert together[15] not in facts
 
 
-def test_arguments_are_checked_where_the_client_can_be_told(server, spaces):
-    for arguments, wrong in [
-        ({"trueline_space": "nobody"}, "it has facts, own"),
-        ({"trueline_strenght": 1}, "there is no argument trueline_strenght"),
-        ({"trueline_strength": 2}, "strength must lie in [0, 1]"),
-        ({"trueline_method": "rad"}, "rad needs more than logits"),
-    ]:
-        refused = server.chat(UNRELATED[0], arguments)
-        assert refused["status"] == 400
-        assert wrong in refused["error"]
+def test_arguments_are_checked_and_the_client_gets_the_message(server, spaces):
+    refused = server.chat(UNRELATED[0], {"trueline_space": "nobody"})
+    assert refused["status"] == 400
+    assert "it has facts, own" in refused["error"]
     assert server.ask(UNRELATED[0], {"trueline_only_covered": True}).startswith("I do not know")
     given = {"trueline_question": COVERED[0]}
     assert server.ask("Tell me, please.", given) in verified(spaces["facts"], COVERED[0])
-
-
-def test_a_space_that_is_edited_speaks_in_the_next_request(server, spaces):
-    question = "What is the Presto's water tank made of?"
-    arguments = {"trueline_space": "own"}
-    answer = "The water tank of the Presto is made of glass."
-    assert server.ask(question, arguments) != answer
-    tl.open(spaces["own"]).add([Example(question, [answer], id="tank")])
-    assert server.ask(question, arguments) == answer
-    tl.open(spaces["own"]).remove(["tank"])
-    assert server.ask(question, arguments) != answer
 
 
 def test_tokens_part_from_our_own_loop_only_within_the_noise(server, spaces, capsys):

@@ -19,40 +19,28 @@ IsDone = Callable[[], bool]  # whether the work that runs in parallel to a pass 
 _WORTH_SHARING = 8  # common tokens from which it pays to read them once
 
 
-class Head(Protocol):
-    """The last layer of a model: hidden states in, logits out."""
-
-    @property
-    def is_linear(self) -> bool: ...  # the logits of a sum of states are the sum of logits
-    @property
-    def is_exact(self) -> bool: ...  # it gives the model's own logits to the bit
-    @property
-    def bias(self) -> torch.Tensor | None: ...  # (vocabulary,), whatever the state is
-
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The logits of hidden states (..., d)."""
-
-    def at(self, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """The logits of a few tokens only: (n, d) -> (n, tokens)."""
-
-
 @dataclass(frozen=True)
 class ScaledHead:
-    """logits = cap * tanh(scale * (W h + b) / cap), without the parts the model lacks."""
+    """The last layer of a model: hidden states in, logits out.
+
+    logits = cap * tanh(scale * (W h + b) / cap), without the parts the model lacks.
+    """
 
     output: torch.nn.Module  # W and b
     multiplier: float = 1.0
     divisor: float = 1.0
     cap: float | None = None
-    is_linear: bool = False
-    is_exact: bool = True
+    is_linear: bool = False  # whether the logits of a sum of states are the sum of logits
+    is_exact: bool = True  # whether it gives the model's own logits to the bit
 
     @torch.inference_mode()
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The logits of hidden states (..., d)."""
         return self._scaled(self.output(hidden))
 
     @torch.inference_mode()
     def at(self, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """The logits of a few tokens only: (n, d) -> (n, tokens)."""
         if type(self.output) is not torch.nn.Linear:  # such as quantized weights
             return self(hidden)[:, tokens]
         bias = None if self.output.bias is None else self.output.bias[tokens]
@@ -71,6 +59,7 @@ class ScaledHead:
 
     @property
     def bias(self) -> torch.Tensor | None:
+        """The part of the logits that does not depend on the state: (vocabulary,)."""
         bias = getattr(self.output, "bias", None)
         return None if bias is None else bias.detach() * self.multiplier / self.divisor
 
@@ -217,7 +206,7 @@ class Engine(TokenReader, Protocol):
     @property
     def is_tied(self) -> bool: ...  # the head is the input embedding
     @property
-    def head(self) -> Head | None: ...  # None where only its own pass gives its logits
+    def head(self) -> ScaledHead | None: ...  # None where only its own pass gives its logits
     @property
     def fingerprint(self) -> str: ...  # a hash of all its weights
 

@@ -27,7 +27,6 @@ NO_ROOM = "there is no room left; free some, or set TRUELINE_HOME to a folder on
 
 
 def say(text: str) -> None:
-    """Print a line to stderr."""
     with suppress(OSError):  # nobody reads it, or its disk is full
         sys.stderr.write(f"{visible(text)}\n")
         sys.stderr.flush()

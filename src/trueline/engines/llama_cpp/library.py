@@ -1,16 +1,13 @@
 """The C functions of llama.cpp, from one pinned build that is checked before use.
 
-The parameter structs change between releases, and a wrong one crashes the process. So only the
-release of `BUILD` is accepted, and its structs are compared with the library's: the size, and
-the defaults at the offsets of the fields we use.
+The parameter structs change between releases, and a wrong one crashes the process. So only one
+release is accepted, and its defaults are compared at the offsets of the fields we know.
 """
 
 from __future__ import annotations
 
 import ctypes
-import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import metadata, util
 from pathlib import Path
@@ -19,7 +16,6 @@ from typing import Any
 from trueline.errors import MissingExtraError, ModelError
 
 _LONGEST = 1024  # bytes; no parameter struct is longer
-_CANARY = 0xA5  # fills a struct before the library writes its defaults
 _KINDS: dict[str, Any] = {"i": ctypes.c_int32, "?": ctypes.c_bool}
 _SHOWN = 300  # characters of llama.cpp's messages that an error repeats
 Pointer = ctypes.c_void_p
@@ -45,32 +41,11 @@ class Batch(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True)
-class Layout:
-    """A parameter struct: offset, kind and default of the fields we know."""
-
-    size: int
-    fields: Mapping[str, tuple[int, str, int]]
-
-    def field(self, params: Params, name: str) -> Any:
-        """A field as a C value that can be read and written."""
-        offset, kind, _ = self.fields[name]
-        return _KINDS[kind].from_buffer(params, offset)
-
-
-@dataclass(frozen=True)
-class Build:
-    """A release of the package that contains llama.cpp, and its parameter structs."""
-
-    version: str
-    llama_version: str  # what llama_version() returns
-    model: Layout
-    context: Layout
-
-
-_MODEL = Layout(
-    80,
-    {
+# To take another release, change this and run the tests of the engine.
+_PACKAGE, _VERSION = "xllamacpp", "2026.10.11549"
+Fields = Mapping[str, tuple[int, str, int]]
+_FIELDS: dict[str, Fields] = {  # of each struct: offset, kind and default
+    "model": {
         "n_gpu_layers": (16, "i", -1),
         "split_mode": (20, "i", 1),
         "load_mode": (24, "i", -1),
@@ -79,10 +54,7 @@ _MODEL = Layout(
         "check_tensors": (73, "?", 0),
         "use_extra_bufts": (74, "?", 1),
     },
-)
-_CONTEXT = Layout(
-    168,
-    {
+    "context": {
         "n_ctx": (0, "i", 512),
         "n_batch": (4, "i", 2048),
         "n_ubatch": (8, "i", 512),
@@ -103,15 +75,11 @@ _CONTEXT = Layout(
         "swa_full": (140, "?", 1),
         "kv_unified": (141, "?", 0),
     },
-)
-# To take another release, change this and run the tests of the engine.
-BUILD = Build("2026.10.11549", "0.6.0-dev", _MODEL, _CONTEXT)
-_PACKAGE = "xllamacpp"
+}
 _LIBRARIES = (".so", ".pyd", ".dylib", ".dll")
 _int, _uint, _bool, _size = ctypes.c_int32, ctypes.c_uint32, ctypes.c_bool, ctypes.c_size_t
 _text, _pair = ctypes.c_char_p, (Pointer, _int)
 _SIGNATURES: tuple[tuple[Any, tuple[Any, ...], str], ...] = (  # result, arguments, functions
-    (_text, (), "version"),
     (None, (), "backend_init"),
     (None, (Pointer, Pointer), "log_set"),
     (Params, (), "model_default_params context_default_params"),
@@ -125,7 +93,6 @@ _SIGNATURES: tuple[tuple[Any, tuple[Any, ...], str], ...] = (  # result, argumen
     (_bool, (Pointer,), "model_is_hybrid model_is_diffusion"),
     (None, (Pointer, _int, _int), "set_n_threads"),
     (None, (Pointer, _bool), "set_embeddings memory_clear"),
-    (Params, _pair, "batch_get_one"),
     (_int, (Pointer, Batch), "decode"),
     (_bool, (Pointer, _int, _int, _int), "memory_seq_rm"),
     (None, (Pointer, _int, _int, _int, _int), "memory_seq_cp"),
@@ -145,8 +112,8 @@ _WARNING = 3  # messages from this level on are kept for errors
 class Library:
     """The C functions of llama.cpp by name, and its last messages."""
 
-    def __init__(self, path: Path, build: Build) -> None:
-        self.build = build
+    def __init__(self, path: Path, fields: Mapping[str, Fields]) -> None:
+        self._fields = fields
         loaded = ctypes.CDLL(str(path))
         self._functions: dict[str, Any] = {}
         for result, arguments, names in _SIGNATURES:
@@ -154,7 +121,7 @@ class Library:
                 function = loaded[f"llama_{name}"]  # an object of our own: it may be set up
                 function.restype, function.argtypes = result, arguments
                 self._functions[f"llama_{name}"] = function
-        _check(self, loaded)
+        self._check_defaults()
         self._messages: list[tuple[int, str]] = []  # level and text
         self._callback = _LogCallback(self._log)  # kept: the library calls it
         self.call("llama_log_set", ctypes.cast(self._callback, Pointer), None)
@@ -169,11 +136,22 @@ class Library:
 
     def params(self, kind: str, **values: int) -> Params:
         """A parameter struct with the library's defaults, but for these values."""
-        layout: Layout = getattr(self.build, kind)
         params: Params = self.call(f"llama_{kind}_default_params")
         for name, value in values.items():
-            layout.field(params, name).value = value
+            self._field(params, kind, name).value = value
         return params
+
+    def _field(self, params: Params, kind: str, name: str) -> Any:
+        """A field as a C value that can be read and written."""
+        offset, form, _ = self._fields[kind][name]
+        return _KINDS[form].from_buffer(params, offset)
+
+    def _check_defaults(self) -> None:
+        for kind, fields in self._fields.items():
+            params = self.params(kind)
+            for name, (_, _, default) in fields.items():
+                if self._field(params, kind, name).value != default:
+                    raise OSError(f"{name} of its {kind} parameters is not where it should be")
 
     def last_messages(self) -> str:
         """The errors of llama.cpp since the last call, or else its warnings, in one line."""
@@ -189,63 +167,23 @@ class Library:
 
 
 @cache
-def open_library(build: Build = BUILD) -> Library:
+def open_library(fields: Mapping[str, Fields] = _FIELDS) -> Library:
     """The library of the installed package, checked once a process."""
     found = util.find_spec(_PACKAGE)
     if found is None or not found.submodule_search_locations:
         raise MissingExtraError(
             f"engine='llama.cpp' needs {_PACKAGE}: pip install 'trueline[llama]'"
         )
-    version, accepted = metadata.version(_PACKAGE), f"{_PACKAGE}=={build.version}"
-    folder = Path(next(iter(found.submodule_search_locations)))
+    version, folder = metadata.version(_PACKAGE), Path(found.submodule_search_locations[0])
     files = [path for path in sorted(folder.glob("*xllamacpp*.*")) if path.suffix in _LIBRARIES]
     try:
-        if version != build.version:
+        if version != _VERSION:
             raise OSError("its parameter structs are not known to this release of trueline")
         if not files:
             raise OSError(f"{folder} holds no shared library")
-        return Library(files[0], build)
+        return Library(files[0], fields)
     except (OSError, AttributeError) as error:  # also if it does not load or lacks a function
         raise ModelError(
             f"the llama.cpp inside {_PACKAGE} {version} cannot be used "
-            f"({str(error)[:_SHOWN]}); install {accepted}"
+            f"({str(error)[:_SHOWN]}); install {_PACKAGE}=={_VERSION}"
         ) from error
-
-
-def _check(library: Library, loaded: ctypes.CDLL) -> None:
-    """Refuse a library whose structs are not those of its build."""
-    build, problems = library.build, []
-    if (version := library.call("llama_version").decode()) != build.llama_version:
-        problems.append(f"it calls itself {version}, not {build.llama_version}")
-    for kind in ("model", "context"):
-        layout: Layout = getattr(build, kind)
-        defaults = library.params(kind)
-        problems += [
-            f"{name} of its {kind} parameters is not where it should be"
-            for name, (_, _, default) in layout.fields.items()
-            if layout.field(defaults, name).value != default
-        ]
-        size = _written(loaded, f"llama_{kind}_default_params")
-        if size is not None and not layout.size - 8 < size <= layout.size:
-            problems.append(f"its {kind} parameters have {size} bytes, not {layout.size}")
-    tokens = (ctypes.c_int32 * 2)(3, 4)
-    batch = Batch.from_buffer(library.call("llama_batch_get_one", tokens, 2))
-    others = (batch.embd, batch.pos, batch.n_seq_id, batch.seq_id, batch.logits)
-    if batch.n_tokens != 2 or batch.token != ctypes.addressof(tokens) or any(others):
-        problems.append("a batch of tokens is laid out in another way")
-    if problems:
-        raise OSError("; ".join(problems))
-
-
-def _written(loaded: ctypes.CDLL, name: str) -> int | None:
-    """The bytes that a function writes for the struct it returns; None if unknown here.
-
-    On x86-64 the address of a large result is a hidden first argument, so the function can be
-    given a buffer that is full of canaries.
-    """
-    if platform.machine().lower() not in ("x86_64", "amd64"):
-        return None
-    fill = ctypes.CFUNCTYPE(None, Pointer)((name, loaded))
-    buffer = (ctypes.c_ubyte * _LONGEST)(*[_CANARY] * _LONGEST)
-    fill(ctypes.addressof(buffer))
-    return len(bytes(buffer).rstrip(bytes([_CANARY])))

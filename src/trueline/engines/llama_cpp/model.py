@@ -140,7 +140,6 @@ def distance(head: ScaledHead, hidden: torch.Tensor, logits: torch.Tensor) -> fl
 
 
 def read_tensor(weights: Weights, tensor: GgufTensor) -> torch.Tensor:
-    """A tensor of the file in float32."""
     gguf = import_extra("gguf", "reading the head of a GGUF file", "llama")
     kind = gguf.GGMLQuantizationType(tensor.kind)
     values, size = gguf.GGML_QUANT_SIZES[kind]  # in a block
@@ -227,7 +226,6 @@ class LlamaModel:
 
     @contextmanager
     def leave_core(self, done: IsDone) -> Iterator[None]:
-        """A context in which passes leave a core to other work until that is done."""
         self.pool.done = done
         try:
             yield

@@ -167,7 +167,6 @@ class GgufTokenizer:
         )
 
     def is_byte(self, token: int) -> bool:
-        """Whether a token is one byte of a character."""
         return bool(self._call("llama_vocab_get_attr", self._weights.vocab, token) & _BYTE)
 
     def _joined(self, token_ids: Sequence[int], parts: list[bytes]) -> str:

@@ -45,7 +45,6 @@ class GrowingLayer(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append new tokens; all keys and values so far."""
         states = (key_states, value_states)
         if not self.is_initialized:
             self.dtype, self.device = key_states.dtype, key_states.device
@@ -64,7 +63,6 @@ class GrowingLayer(DynamicLayer):
         return self.keys, self.values
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keep these rows, in this order; repeats are allowed."""
         if self.is_initialized:
             self._set([buffer[indices] for buffer in self._buffers], self._length)
 

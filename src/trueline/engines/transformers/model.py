@@ -190,7 +190,6 @@ class LanguageModel(TokenizerReader):
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
-        """The end tokens of the generation settings and of the tokenizer."""
         generation = getattr(self.model.generation_config, "eos_token_id", None)
         found = generation if isinstance(generation, list) else [generation]
         return _token_ids(*found, self.tokenizer.eos_token_id)
@@ -252,7 +251,6 @@ class LanguageModel(TokenizerReader):
 
     @cached_property
     def _blocks(self) -> list[torch.nn.Module]:
-        """Its layers, in the order of a pass."""
         for module in self.model.base_model.modules():
             if isinstance(module, torch.nn.ModuleList) and len(module) == self.depth:
                 return list(module)

@@ -73,7 +73,6 @@ def quiet() -> Iterator[None]:
 def open_tokenizer(
     folder: Path, *, trust_remote_code: bool = False, **source: Any
 ) -> PreTrainedTokenizerBase:
-    """Open the tokenizer of a folder, or of a GGUF file in it (`gguf_file`)."""
     with quiet():
         from transformers import AutoTokenizer
 

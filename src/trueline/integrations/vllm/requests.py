@@ -60,7 +60,6 @@ def named_spaces() -> dict[str, Path]:
 
 
 def read_arguments(given: Mapping[str, Any] | None) -> RequestArguments:
-    """The arguments of a request, or an error that names the wrong one."""
     items = (given or {}).items()
     ours = {name.removeprefix(PREFIX): x for name, x in items if name.startswith(PREFIX)}
     method = str(ours.pop("method", DEFAULT))
