@@ -1,6 +1,6 @@
 """Grounding spaces: examples and their vectors, built, opened, searched and edited.
 
-RAD's entries are attached to a space, which knows no more of them than rad/entries.py says.
+RAD's entries are attached to a space, which uses only what rad/entries.py lists.
 """
 
 from __future__ import annotations
@@ -277,9 +277,9 @@ class GroundingSpace:
         if taken := [example for example in new if example.id in self]:
             equal = sum(map(self._holds, taken))
             raise ExampleError(
-                f"the space already holds {_listed([one.id for one in taken])} ({equal} of "
-                f"these {len(taken)} with this very content); nothing was added; change what is"
-                " there with space.replace(...) (`trueline add --replace`), or leave these out"
+                f"the space already holds {_listed([example.id for example in taken])} ({equal} "
+                f"of these {len(taken)} with this very content); nothing was added; change them "
+                "with space.replace(...) (`trueline add --replace`), or leave them out"
             )
         return self._extended("add", new, lm, progress)
 
@@ -608,7 +608,7 @@ def _mean(vectors: list[Array], zero: Array) -> Array:
 
 
 def _parse(manifest: Manifest, read: Read) -> GroundingSpace:
-    """A space from its files; a ValueError says what is wrong with them."""
+    """A space from its files; a ValueError names what is wrong with them."""
     examples = store.examples_in(read(store.EXAMPLES))
     vectors = store.arrays_in(read(store.VECTORS), dict.fromkeys(VECTORS, ("float16", 2)))
     names, entries = {store.EXAMPLES, store.VECTORS}, None

@@ -105,7 +105,7 @@ class Entries:
         return {name: getattr(self, name) for name in self.__slots__}
 
     def kept(self, examples: Array) -> Entries:
-        """Without the entries of some examples; `examples` (count,) says which are kept."""
+        """The entries of some examples; `examples` (count,) is true where they are kept."""
         rows = examples[self.examples]
         arrays = {name: array[rows] for name, array in self.arrays().items()}
         numbers = np.cumsum(examples) - 1
@@ -165,7 +165,7 @@ class RadEntries:
         return len(self.truthful)
 
     def kept(self, examples: Array) -> RadEntries:
-        """Without the entries of some examples; `examples` (count,) says which are kept."""
+        """The entries of some examples; `examples` (count,) is true where they are kept."""
         wrong = None if self.wrong is None else self.wrong.kept(examples)
         return RadEntries(self.settings, self.truthful.kept(examples), wrong)
 

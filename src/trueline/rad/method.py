@@ -80,31 +80,30 @@ class RAD(EntryMethod):
     name = "rad"
     needs = Needs(space=True, context=8, states=True)
 
-    # Algorithm 1, for all rows of a step at once. Each list has one item; with beta a second
-    # one, of the wrong answers, whose alpha is -beta.
+    # Algorithm 1, for all rows of a step at once. C are the entries of the truthful answers;
+    # with beta there is a second C, of the wrong answers, whose alpha is -beta.
 
     def adjust(self, step: Step) -> Adjusted:
         """l_final of every row, from which the loop picks x_t."""
-        # Stage 1: retrieve S. It may have run while the model read.
-        found = self.prefetch(step.rows)() if step.fetched is None else step.fetched
-        # Stage 2: aggregate, with w_i = s_i / sum_S s.
-        sets = self.weighed(step.rows, found)
-        if not any(map(len, sets)):  # every S is empty
+        # Stage 1: retrieve S. Mostly this was done while the model read.
+        S = self.prefetch(step.rows)() if step.fetched is None else step.fetched
+        # Stage 2: aggregate with w_i.
+        sets = self.weighed(step.rows, S)
+        if not any(map(len, sets)):  # S is empty in every row
             return Adjusted(step.logits, sets)
         l_base, is_state = self._base(step)
-        l_agg = [one.aggregated(is_state=is_state) for one in sets]
-        # Stage 3: add.
-        l_final = self.add(l_base, l_agg, sets, is_neutral=self._is_neutral(step))
+        l_agg = [one.aggregated(is_state=is_state) for one in sets]  # sum_{i in S} w_i l_i
+        # Stage 3: add alpha * l_agg.
+        l_final = self.add(l_base, l_agg, sets)
         return self._adjusted(step, l_final, sets, is_state=is_state)
 
     def retrieve(self, lm: Engine, e_t: torch.Tensor) -> Found:
         """S = {i : s_i > tau}, s_i = cos(e_t, e_i)."""
-        return tuple(
-            C.above(e_t, tau=self.tau, matches=self.matches) for C, _ in self._sets(lm)
-        )
+        every_C = [C for C, _ in self._sets(lm)]
+        return tuple(C.above(e_t, tau=self.tau, matches=self.matches) for C in every_C)
 
     def weighed(self, rows: Rows, found: Found) -> tuple[Neighbors, ...]:
-        """The hits of every set with their weights w_i = s_i / sum_S s."""
+        """w_i = s_i / sum_S s."""
         sets = []
         for (C, alpha), S in zip(self._sets(rows.lm), found, strict=True):
             S = self._after_first_steps(rows, S)
@@ -113,19 +112,12 @@ class RAD(EntryMethod):
         return tuple(sets)
 
     def add(
-        self,
-        l_base: torch.Tensor,
-        l_agg: Sequence[torch.Tensor],
-        sets: Sequence[Neighbors],
-        *,
-        is_neutral: bool,
+        self, l_base: torch.Tensor, l_agg: Sequence[torch.Tensor], sets: Sequence[Neighbors]
     ) -> torch.Tensor:
         """l_final = l_base + alpha * l_agg, in the rows with a hit: (rows, width)."""
         l_final = l_base
         for one, aggregated in zip(sets, l_agg, strict=True):
             l_final = fuse(l_final, aggregated, one.hit, alpha=one.alpha, how=self.fusion)
-        if is_neutral and self.fusion == "add":
-            l_final = neutralize(l_final, sets[0].hit, self.alpha)
         return l_final
 
     # What is not in the paper.
@@ -164,7 +156,11 @@ class RAD(EntryMethod):
         return hits.kept(is_open[hits.rows])
 
     def _is_neutral(self, step: Step) -> bool:
-        return step.is_probability if self.neutral is None else self.neutral
+        is_wanted = step.is_probability if self.neutral is None else self.neutral
+        return is_wanted and self.fusion == "add"
+
+    def _on_scale(self, step: Step, fused: torch.Tensor, hit: torch.Tensor) -> torch.Tensor:
+        return neutralize(fused, hit, self.alpha) if self._is_neutral(step) else fused
 
     def _base(self, step: Step) -> tuple[torch.Tensor, bool]:
         """What entries are added to, and whether that is states, before a linear head.
@@ -179,7 +175,9 @@ class RAD(EntryMethod):
         self, step: Step, l_final: torch.Tensor, sets: tuple[Neighbors, ...], *, is_state: bool
     ) -> Adjusted:
         """The logits, how far `add` stretched them, and the neighbors as evidence."""
-        logits = self._head(step, l_final, sets) if is_state else l_final
+        logits = self._on_scale(step, l_final, sets[0].hit)
+        if is_state:
+            logits = self._head(step, logits, sets)
         if self.fusion != "add":
             return Adjusted(logits, sets)
         stretch = 1 + self.alpha * sets[0].hit  # (rows,)
@@ -197,7 +195,8 @@ class RAD(EntryMethod):
         if head.bias is None:
             return logits
         one = torch.ones(len(states), 1, device=states.device)
-        shares = self.add(one, [one] * len(sets), sets, is_neutral=self._is_neutral(step))
+        shares = self.add(one, [one] * len(sets), sets)
+        shares = self._on_scale(step, shares, sets[0].hit)
         # The fused logits contain the bias `shares` times; the head has added it once.
         return torch.where(shares == 1, logits, logits + (shares - 1) * head.bias)
 
