@@ -34,7 +34,7 @@ def signed_text(manifest):
 
 @dataclass
 class Forged:
-    """What space.json says as plain values, and the files by kind."""
+    """The content of space.json as plain values, and the files by kind."""
 
     manifest: dict
     files: dict

@@ -1,6 +1,6 @@
 """A process that is killed at a chosen change of the disk, whatever the time and the machine.
 
-What a kill leaves behind differs only with the changes that were made before it: a file opened
+What a kill leaves differs only with the changes that were made before it: a file opened
 for writing, synced, renamed or removed, a folder made. So a process that dies just before its
 n-th change, for every n, has died everywhere. A kill amid a write is one before a sync, with
 the end of what was written cut off.

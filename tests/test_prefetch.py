@@ -1,4 +1,4 @@
-"""Work that runs beside a pass of the model: the same tokens, and the threads come back."""
+"""Work in parallel to a pass of the model: the same tokens, and the threads come back."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +25,7 @@ def two_threads():
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 @pytest.mark.parametrize("method", ["rad", "knn-lm"])
-def test_tokens_are_the_same_with_windows_embedded_beside_the_model(
+def test_tokens_are_the_same_with_windows_embedded_during_the_pass(
     architecture, method, embedder, two_threads, monkeypatch
 ):
     lm = tiny.language_model(architecture)
@@ -33,17 +33,17 @@ def test_tokens_are_the_same_with_windows_embedded_beside_the_model(
     used = []
     monkeypatch.setattr("trueline.decode.loop._worker", counted(_worker, used))
 
-    def asked(method):
+    def decoded(method):
         used.clear()
         answers = tl.generate(lm, method, tiny.QUESTIONS[:2], max_new_tokens=4)
         return [answer.token_ids for answer in answers], bool(used)
 
     with_space = tl.RAD(space, tau=0.5) if method == "rad" else tl.KNNLM(space)
-    tokens, has_worker = asked(with_space)
+    tokens, has_worker = decoded(with_space)
     assert has_worker
-    assert not asked(tl.Greedy())[1]  # nothing to look up, so no thread either
+    assert not decoded(tl.Greedy())[1]  # nothing to look up, so no thread either
     torch.set_num_threads(1)  # no core to spare
-    assert asked(with_space) == (tokens, False)
+    assert decoded(with_space) == (tokens, False)
 
 
 def counted(function, used):
@@ -68,7 +68,7 @@ def test_two_threads_that_decode_at_once_keep_their_tokens_and_their_threads(
     assert torch.get_num_threads() == 2
 
 
-def test_work_beside_the_model_leaves_it_a_thread_less_until_it_is_done(two_threads):
+def test_parallel_work_takes_a_thread_from_the_model_until_it_is_done(two_threads):
     gate, layer = threading.Event(), torch.nn.Identity()
     work = Alongside([lambda: gate.wait(300) and "found", None], CPU)
     with leave_a_core([layer], work.done, CPU):

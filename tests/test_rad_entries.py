@@ -84,7 +84,7 @@ def test_tau_itself_is_not_above_tau_and_nothing_is_above_one():
     assert found([60], 0, tau=cosine) == []
     assert found([60], 0, tau=np.nextafter(np.float32(cosine), np.float32(0))) == [0]
     for angle in [angle / 7 for angle in range(0, 2500, 3)]:
-        assert found([angle], angle, tau=1.0) == []  # even if rounding says so
+        assert found([angle], angle, tau=1.0) == []  # whatever rounding does
 
 
 def test_exact_matches_can_be_left_out_or_taken_alone():
@@ -216,7 +216,7 @@ def odd_copy(lm, odd_class=None):
 
 
 class OddForward(transformers.LlamaForCausalLM):
-    """Its logits cannot be told from its hidden states by any known rule."""
+    """Its logits cannot be computed from its hidden states by any known rule."""
 
     def forward(self, *args, **options):
         out = super().forward(*args, **options)

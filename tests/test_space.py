@@ -99,7 +99,10 @@ def test_examples_alone_are_enough_for_any_model(embedder, examples, tmp_path):
     for source in (tmp_path / "facts.jsonl", str(tmp_path / "facts.jsonl")):
         assert len(tl.build(source, embedder=embedder)) == 1
     space, lm = tl.build(examples, embedder=embedder), tiny.language_model("qwen2")
-    for same in (tl.build(None, examples, embedder=embedder), tl.build(lm, examples)):
+    for same in (
+        tl.build(None, examples, embedder=embedder),
+        tl.build(lm, examples, embedder=embedder),
+    ):
         assert same.counts() == space.counts() == {"entries": 0, "examples": 4}
     assert space.info()["bytes_per_example"] < 2000
     assert tl.generate(lm, tl.KATE(space, k=2), "Are bats blind?", max_new_tokens=3).token_ids
@@ -171,15 +174,6 @@ def test_a_build_leaves_another_space_alone_unless_overwrite_is_given(
     assert tl.open(out).history() == space.history()
     assert len(build(examples, out=out, overwrite=True)) == 4
     assert not (out / PRIVATE).exists()
-
-
-def test_another_precision_is_another_plan(lm, build, examples, embedder, tmp_path):
-    half = tl.LanguageModel(copy.deepcopy(lm.model).bfloat16(), lm.tokenizer, id=lm.id)
-    assert half.fingerprint == lm.fingerprint
-    build(examples, out=tmp_path / "space")
-    options = {"context": 8, "embedder": embedder, "out": tmp_path / "space"}
-    again = tl.build(half, examples, overwrite=True, **options)
-    assert again.entries.settings.computed == "bfloat16"
 
 
 # Refused models and embedders

@@ -469,7 +469,7 @@ def test_a_missing_folder_is_named_with_what_is_like_it(folder):
 
 @contextmanager
 def full_disk(most):
-    """No file may grow beyond some bytes: the system says so in the middle of a write."""
+    """No file may grow beyond some bytes: the system refuses in the middle of a write."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
     try:

@@ -277,9 +277,10 @@ class GroundingSpace:
         if taken := [example for example in new if example.id in self]:
             equal = sum(map(self._holds, taken))
             raise ExampleError(
-                f"the space already holds {_listed([example.id for example in taken])} ({equal} "
-                f"of these {len(taken)} with this very content); nothing was added; change them "
-                "with space.replace(...) (`trueline add --replace`), or leave them out"
+                f"the space already holds {_listed([example.id for example in taken])} "
+                f"({equal} of these {len(taken)} with this very content); nothing was added; "
+                "change them with space.replace(...) (`trueline add --replace`), or leave them "
+                "out"
             )
         return self._extended("add", new, lm, progress)
 
@@ -377,12 +378,12 @@ class GroundingSpace:
         if entries is not None:
             from trueline.rad.build import check_lm, extended
 
-            check_lm(entries, lm)
+            lm = check_lm(entries, lm)
         embedder = self.open_embedder("cpu" if lm is None else lm.device)
         folder = None if entries is None else self.folder  # vectors alone are soon made again
         with store.working(folder, _plan(self.made_with(), examples)) as work:
             vectors = embed_examples(examples, embedder)
-            if entries is not None:
+            if entries is not None and lm is not None:
                 more = (examples, len(rest), lm, embedder, self.prompt)
                 entries = extended(entries, *more, work=work, progress=progress)
             return rest._joined(examples, vectors, entries)._committed(what, len(examples))

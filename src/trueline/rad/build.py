@@ -118,27 +118,23 @@ def extended(
     entries: RadEntries,
     examples: Sequence[Example],
     first: int,
-    lm: Engine | None,
+    lm: Engine,
     embedder: Embedder,
     prompt: Prompt,
     *,
     work: Path | None,
     progress: OnProgress | None,
 ) -> RadEntries:
-    """Entries with those of more examples, which are numbered from `first` on."""
+    """Entries with those of more examples, which are numbered from `first` on.
+
+    `lm` has passed `check_lm`.
+    """
     settings = entries.settings
-    lm = check_lm(entries, lm)
     passages = tokenized_answers(lm, examples, prompt, wrong=settings.wrong)
     # The form of the head was checked when the space was built. Only a head that failed there
     # is checked again, so that this copy of the model is not trusted either.
     if settings.head == "opaque":
         _head_kind(lm, passages)
-    if settings.values == "hidden" and lm.head is None:
-        raise SpaceMismatchError(
-            f"the space keeps hidden states for a head that is {settings.head}, and this "
-            "model's own has no known form; build it anew with `trueline build --model "
-            f"{lm.id}`"
-        )
     more = build_entries(settings, passages, lm, embedder, work=work, progress=progress)
     return entries.joined(more, first)
 
