@@ -22,7 +22,7 @@ from judge_server import HANG, KEY, clean_environment, serving
 
 from trueline.errors import MissingExtraError, SettingError, TruelineError
 from trueline.lab.findings import agreement_notes
-from trueline.lab.judges import Limits, open_judge, prompt_for, questions_for, read_verdict
+from trueline.lab.judges import Limits, open_judge, prompt_for, questions_for
 from trueline.lab.judges.models import SERVICES, LocalJudge, Response, ResponseCache
 from trueline.lab.judges.offline import (
     OF_RIGHT,
@@ -36,6 +36,7 @@ from trueline.lab.judges.offline import (
     signals_of,
     texts_for,
 )
+from trueline.lab.judges.questions import read_verdict
 from trueline.lab.measures import indicative
 from trueline.lab.results import CellResults, VerdictLine
 from trueline.lab.samples import Sample
@@ -762,7 +763,10 @@ def test_the_shipped_regressions_read_the_signals_they_may():
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        ("The body is a body, and the head is just a part of it.", "'body' that it is itself"),
+        (
+            "The body is a body, and the head is just a part of it.",
+            "it explains 'body' by itself",
+        ),
         ("It will die. " * 4, "it repeats itself"),
         ("...", "nothing was written"),
         ("It passes through you. It takes some days.", ""),

@@ -16,13 +16,13 @@ from trueline.examples import to_lines
 from trueline.lab.benchmarks import read_benchmark
 from trueline.lab.measures import MEASURES, Column, average
 from trueline.lab.metrics import (
+    has_wrong_polarity,
     is_repeated,
     is_run_together,
     keeps_form,
     match_for,
     probe_scores,
-    says,
-    says_wrong_polarity,
+    states,
 )
 from trueline.lab.plan import plan_from
 from trueline.lab.results import (
@@ -48,7 +48,7 @@ LONG = Example("What is it?", [" ".join(f"word{n}" for n in range(80))], id="lon
 
 
 @pytest.mark.parametrize(
-    ("text", "example", "match", "is_said"),
+    ("text", "example", "match", "is_stated"),
     [
         ("Swallowed gum passes through you in days.", GUM, "wording", True),
         ("Swallowed gum stays in you for years.", GUM, "wording", False),
@@ -66,8 +66,8 @@ LONG = Example("What is it?", [" ".join(f"word{n}" for n in range(80))], id="lon
         ("word1 one word2 two word3 three word4 four", LONG, "entry", False),
     ],
 )
-def test_an_answer_is_right_by_the_rule_of_its_set(text, example, match, is_said):
-    assert says(text, example, match) is is_said
+def test_an_answer_is_right_by_the_rule_of_its_set(text, example, match, is_stated):
+    assert states(text, example, match) is is_stated
 
 
 def test_the_scores_of_an_answer_depend_on_its_regime():
@@ -91,9 +91,9 @@ def test_the_scores_of_an_answer_depend_on_its_regime():
 def test_repetition_and_polarity_are_found():
     assert is_repeated("The body is a body, and so the body is a head.")
     assert not is_repeated("The body is a body, and the head is a part of it.")
-    assert says_wrong_polarity("Yes, it does.", "no")
-    assert not says_wrong_polarity("No.", "no")
-    assert not says_wrong_polarity("It does not.", "yes")
+    assert has_wrong_polarity("Yes, it does.", "no")
+    assert not has_wrong_polarity("No.", "no")
+    assert not has_wrong_polarity("It does not.", "yes")
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,11 @@ def test_questions_of_the_user_probe_with_their_own_regimes(tmp_path):
         "double": 1,
         "unrelated": 1,
     }
-    assert read.counts["asked twice"] == read.counts["no example meant, but one answers"] == 1
+    assert (
+        read.counts["repeated question"]
+        == read.counts["no example meant, but one answers"]
+        == 1
+    )
     double = next(sample for sample in read.test if sample.probe.regime == "double")
     assert [one.id for one in double.probe.meant] == ["fact-2", "fact-3"]
     assert read.counts["questions"] == 7

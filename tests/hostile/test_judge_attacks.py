@@ -15,9 +15,10 @@ from attack import mutated, mutated_bytes, rounds, within
 from judge_server import HANG, KEY, clean_environment, completion, serving
 
 from trueline.errors import TruelineError
-from trueline.lab.judges import Limits, open_judge, read_verdict
+from trueline.lab.judges import Limits, open_judge
 from trueline.lab.judges.models import Response, ResponseCache
 from trueline.lab.judges.offline import OfflineJudge
+from trueline.lab.judges.questions import read_verdict
 from trueline.lab.results import VerdictLine, encode_lines
 from trueline.lab.samples import Sample
 

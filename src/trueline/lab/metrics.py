@@ -266,16 +266,16 @@ def probe_scores(probe: Probe, text: str, is_cut: bool) -> dict[str, float | Non
     scores = {"repeated": is_repeated(text), "joined": joined, "cut": is_cut}
     scores["fluent"] = not any(scores.values())
     if probe.meant:
-        scores["right"] = all(says(text, one, probe.match) for one in probe.meant)
+        scores["right"] = all(states(text, one, probe.match) for one in probe.meant)
     if probe.check:
         scores["form"] = keeps_form(text, probe.check)
     if probe.polarity:
-        scores["wrong_polarity"] = says_wrong_polarity(text, probe.polarity)
+        scores["wrong_polarity"] = has_wrong_polarity(text, probe.polarity)
     return {name: float(flag) for name, flag in scores.items()}
 
 
-def says(text: str, example: Example, match: Match) -> bool:
-    """Whether an answer says what an example says, by one of four rules.
+def states(text: str, example: Example, match: Match) -> bool:
+    """Whether a text states an answer of an example, by one of four rules.
 
     wording: it is right by `is_right`.
     told: it has at least half of a truthful answer's words in order, and less of wrong ones.
@@ -356,7 +356,7 @@ def is_part(words: Sequence[str], of: Sequence[str]) -> bool:
     return any(tuple(of[at : at + size]) == tuple(words) for at in range(len(of) - size + 1))
 
 
-def says_wrong_polarity(text: str, polarity: str) -> bool:
+def has_wrong_polarity(text: str, polarity: str) -> bool:
     """Whether an answer begins with yes for no, or with no for yes."""
     first = re.match(r"\W*(yes|no)\b", text.lower())
     return first is not None and first[1] != polarity

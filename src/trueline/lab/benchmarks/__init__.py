@@ -88,8 +88,8 @@ def read_benchmark(
         if number is not None:
             whole_number(number, option)
     check_value("rule", rule, Rule)
-    files = partial(_read_files, name=name, ground=ground, seed=seed, columns=columns)
-    source = BENCHMARKS.get(name) or BenchmarkSource(files)
+    own = BenchmarkSource(lambda data: _read_files(name, data, ground, seed, columns))
+    source = BENCHMARKS.get(name, own)
     pools = source.read(Path(data) if data is not None else None)
     examples, samples, counts = choose(pools, ground=ground, test=test, seed=seed, rule=rule)
     digest = data_hash(examples, samples)
@@ -99,34 +99,23 @@ def read_benchmark(
 def check_benchmark_name(name: str, *, columns: Mapping[str, str] | None = None) -> None:
     """Refuse a name that is not a benchmark's, and a file whose rows cannot be used."""
     if name not in BENCHMARKS:
-        _check_name(name)
         if is_file(name):
             read_examples(name, columns=columns)
-
-
-def _check_name(name: str) -> None:
-    if not is_file(name) and ":" not in name:
-        near = get_close_matches(name, BENCHMARKS)
-        meant = f"did you mean {near[0]}? " if near else ""
-        raise SettingError(
-            f"there is no benchmark and no file {shown(name)}; {meant}the names are "
-            f"{', '.join(BENCHMARKS)}; your own is FILE or GROUND:TEST"
-        )
+        else:
+            _pair(name)
 
 
 def _read_files(
-    data: Path | None,
-    *,
     name: str,
+    data: Path | None,
     ground: int | None,
     seed: int | None,
     columns: Mapping[str, str] | None,
 ) -> Pools:
     """Read GROUND:TEST, or one file whose first rows ground (or some drawn).
 
-    TEST may hold questions, each with the id of the example that answers it or none.
+    TEST may hold questions, each with the id of the example that answers it or an empty one.
     """
-    _check_name(name)
     if not is_file(name):
         first, second = _pair(name)
         if holds_questions(second):
@@ -146,7 +135,7 @@ def _read_files(
 
 
 def _probes(first: Path, second: Path, data: Path | None) -> Pools:
-    """Examples and questions of the user; without a regime, the id tells it."""
+    """Examples and questions of the user; without a regime, it follows from the id."""
     examples, questions = read_examples(first), read_asked(second)
     check_meant(questions, {example.id for example in examples}, str(second))
     probes = [
@@ -176,10 +165,13 @@ def _pair(name: str) -> tuple[Path, Path]:
     for first, second in pairs:
         if is_file(first) and is_file(second):
             return first, second
-    missing = [str(path) for path in pairs[0] if not is_file(path)] if pairs else [name]
-    raise ExampleError(
-        f"{name} is no benchmark and no file: {', '.join(missing)} cannot be found; give a "
-        "name, a file of examples, or two as GROUND:TEST"
+    missing = [shown(str(path)) for path in (pairs[0] if pairs else ()) if not is_file(path)]
+    lacking = f" ({' and '.join(missing)} cannot be found)" if missing else ""
+    near = get_close_matches(name, BENCHMARKS)
+    meant = f"did you mean {near[0]}? " if near else ""
+    raise SettingError(
+        f"there is no benchmark and no file {shown(name)}{lacking}; {meant}the names are "
+        f"{', '.join(BENCHMARKS)}; your own is FILE or GROUND:TEST"
     )
 
 

@@ -69,9 +69,9 @@ def read_truthfulqa(data: Path | None) -> Pools:
             distinct(line.texts("wrong_answers")),
             single,
             multiple,
-            category=line.text("category", blank=True),
+            category=line.text("category", may_be_empty=True),
         )
-        items.append(Item(sample, line.text("source", blank=True)))
+        items.append(Item(sample, line.text("source", may_be_empty=True)))
     ground = items[:_TRUTHFULQA_GROUND]
     return Pools(ground, items[len(ground) : _TRUTHFULQA_ROWS], {"rows": len(items)})
 
@@ -161,18 +161,18 @@ def read_alpaca(data: Path | None) -> Pools:
     ground, test = [], []
     for number, line in enumerate(read_table(_ALPACA_GROUND, data), start=1):
         # AlpacaEval joins an input to its instruction with an empty line too.
-        parts = (line.text("instruction"), line.text("input", blank=True))
+        parts = (line.text("instruction"), line.text("input", may_be_empty=True))
         question = "\n\n".join(filter(None, parts))
         ground.append(Item(Sample(f"alpaca-{number}", question, _output(line))))
     for number, line in enumerate(read_table(_ALPACA_TEST, data), start=1):
         id, question = f"alpaca-eval-{number}", line.text("instruction")
-        category = line.text("dataset", blank=True)
+        category = line.text("dataset", may_be_empty=True)
         test.append(Item(Sample(id, question, _output(line), category=category)))
     return Pools(ground, test)
 
 
 def _output(line: Line) -> tuple[str, ...]:
-    output = line.text("output", blank=True)
+    output = line.text("output", may_be_empty=True)
     return (output,) if output else ()
 
 
@@ -233,7 +233,7 @@ def _halueval_pools(
     for number, line in enumerate(lines[:_HALUEVAL_NEEDED], start=1):
         right, wrong = line.text(f"right_{answer}"), line.text(f"hallucinated_{answer}")
         has_knowledge = "knowledge" in line.cells
-        knowledge = line.text("knowledge", blank=True) if has_knowledge else ""
+        knowledge = line.text("knowledge", may_be_empty=True) if has_knowledge else ""
         id, text = f"{name}-{number}", line.text(question)
         items.append(Item(Sample(id, text, (right,), (wrong,), knowledge=knowledge)))
     return Pools(items[:_HALUEVAL_GROUND], items[_HALUEVAL_GROUND:], counts)

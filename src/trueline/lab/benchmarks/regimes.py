@@ -95,47 +95,37 @@ def probe_pools(
 ) -> Pools:
     """Every example to ground, and every question that can probe, checked and counted."""
     by_id = {example.id: example for example in examples}
-    own = [
-        ProbeQuestion("exact", one.question, (one.id,))
-        for one in examples
-        if exact is None or one.id in exact
-    ]
-    tally, numbers = Counter(counts or {}), Counter[str]()
+    ids = by_id if exact is None else exact
+    own = [ProbeQuestion("exact", x.question, (x.id,)) for x in examples if x.id in ids]
+    both = [*own, *questions]
+    own_words = {words_of(example.question) for example in examples}
+    covered = own_words | {words_of(one.question) for one in both if one.means}
+    tally, numbers, seen = Counter(counts or {}), Counter[str](), set[tuple[object, ...]]()
     items = []
-    for one in _usable([*own, *questions], by_id, tally):
-        about = one.about or one.means
-        name = "-".join([*about, one.regime.replace(" ", "-")])
-        if not one.id:
-            numbers[name] += 1
-        meant = tuple(by_id[id] for id in one.means)
-        rule = match_for(one.regime, meant)
-        probe = Probe(one.regime, meant, about, rule, dict(one.check), one.polarity)
-        id = one.id or f"{name}-{numbers[name]}"
-        items.append(Item(_sample(id, one.question, meant, one.category, probe)))
-    return Pools([_ground(example) for example in examples], items, dict(tally))
-
-
-def _usable(
-    questions: Sequence[ProbeQuestion], by_id: Mapping[str, Example], tally: Counter[str]
-) -> list[ProbeQuestion]:
-    """The questions that occur once, and whose regime is true."""
-    own = {words_of(example.question) for example in by_id.values()}
-    covered = own | {words_of(one.question) for one in questions if one.means}
-    seen: set[tuple[object, ...]] = set()
-    kept = []
-    for one in questions:
+    for one in both:
         words = words_of(one.question)
         key = (one.regime, words, one.means)
         if key in seen:
-            tally["asked twice"] += 1
+            tally["repeated question"] += 1
         elif one.regime in LOCAL and words in covered:
             tally["no example meant, but one answers"] += 1
-        elif one.regime == "paraphrase" and words in own:
+        elif one.regime == "paraphrase" and words in own_words:
             tally["in the words of an example"] += 1
         else:
-            kept.append(one)
+            items.append(_probe(one, by_id, numbers))
         seen.add(key)
-    return kept
+    return Pools([_ground(example) for example in examples], items, dict(tally))
+
+
+def _probe(one: ProbeQuestion, by_id: Mapping[str, Example], numbers: Counter[str]) -> Item:
+    """The row of a question; one without an id is numbered."""
+    meant, about = tuple(by_id[id] for id in one.means), one.about or one.means
+    name = "-".join([*about, one.regime.replace(" ", "-")])
+    numbers[name] += not one.id
+    rule = match_for(one.regime, meant)
+    probe = Probe(one.regime, meant, about, rule, dict(one.check), one.polarity)
+    id = one.id or f"{name}-{numbers[name]}"
+    return Item(_sample(id, one.question, meant, one.category, probe))
 
 
 def _sample(
@@ -158,10 +148,8 @@ def read_regimes(data: Path | None) -> Pools:
     Unrelated questions come from a data folder; without one there are none.
     """
     questions = [
-        ProbeQuestion(
-            one.regime, one.question, one.means, one.about, one.id, one.check, one.polarity
-        )
-        for one in shipped_questions("test")
+        ProbeQuestion(x.regime, x.question, x.means, x.about, x.id, x.check, x.polarity)
+        for x in shipped_questions("test")
     ]
     test = {fact.id for fact in read_examples("facts:test")}
     return probe_pools(_facts(), [*questions, *read_unrelated(data)], exact=test)
@@ -172,13 +160,9 @@ def read_covered(_: Path | None, regime: Regime) -> Pools:
     facts = _facts()
     by_id = {fact.id: fact for fact in facts}
     questions = [one for one in shipped_questions("test") if one.regime == regime]
-    return Pools(
-        [Item(_sample(fact.id, fact.question, [fact], regime), fact.source) for fact in facts],
-        [
-            Item(_sample(one.id, one.question, [by_id[id] for id in one.means], regime))
-            for one in questions
-        ],
-    )
+    ground = [Item(_sample(x.id, x.question, [x], regime), x.source) for x in facts]
+    test = [_sample(x.id, x.question, [by_id[id] for id in x.means], regime) for x in questions]
+    return Pools(ground, list(map(Item, test)))
 
 
 def _facts() -> list[Example]:

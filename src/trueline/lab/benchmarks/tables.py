@@ -53,11 +53,11 @@ class Line:
     names: Mapping[str, str]  # our field -> the column it was read from
     home: str
 
-    def text(self, field: str, *, blank: bool = False) -> str:
-        """The text of a field without the space around it; `blank` allows an empty one."""
+    def text(self, field: str, *, may_be_empty: bool = False) -> str:
+        """The text of a field without the space around it; empty only with `may_be_empty`."""
         cell = self.cells[field]
-        if not is_text(cell) or not (blank or cell.strip()):
-            raise self.problem(field, "a text" if blank else "a text that is not empty")
+        if not is_text(cell) or not (may_be_empty or cell.strip()):
+            raise self.problem(field, "a text" if may_be_empty else "a text that is not empty")
         return str(cell).strip()
 
     def texts(self, field: str) -> list[str]:

@@ -8,28 +8,14 @@ from typing import TYPE_CHECKING
 
 from trueline.errors import SettingError
 from trueline.lab.judges.models import SERVICES, Limits, LocalJudge, ServiceJudge
-from trueline.lab.judges.questions import (
-    Judge,
-    Questions,
-    prompt_for,
-    questions_for,
-    read_verdict,
-)
+from trueline.lab.judges.questions import Judge, Questions, prompt_for, questions_for
 
 if TYPE_CHECKING:
     from trueline.embed import Embedder
     from trueline.engines.base import Engine
 
 
-__all__ = [
-    "JUDGES",
-    "Judge",
-    "Limits",
-    "open_judge",
-    "prompt_for",
-    "questions_for",
-    "read_verdict",
-]
+__all__ = ["JUDGES", "Judge", "Limits", "open_judge", "prompt_for", "questions_for"]
 JUDGES = {  # how a judge is named -> what it is
     "offline": "a regression on how near known answers are; needs no key",
     "cohere": "command-a-03-2025, or cohere:MODEL; key in COHERE_API_KEY or CO_API_KEY",
@@ -66,23 +52,20 @@ def open_judge(
         return OfflineJudge(embedder or load_embedder())
     if kind == "local":
         model = name.removeprefix("local").removeprefix(":")
+        if not model and lm is None:
+            raise SettingError("a local judge needs a model, as in local:smollm2-135m")
         if lm is None or model not in ("", lm.id):
-            if not model:
-                raise SettingError("a local judge needs a model, as in local:smollm2-135m")
             from trueline.engines import load
 
             lm = load(model)
-        return LocalJudge(
-            lm, max_new_tokens=8 if max_tokens is None else max_tokens, questions=questions
-        )
-    if kind in SERVICES:
-        if re.search(r"@(?:localhost|[^@]*[.:/])", model):
-            raise SettingError(
-                "the address of a judge must begin with http:// or https://, as in "
-                f"{kind}:MODEL@http://localhost:8000/v1"
-            )
+        tokens = 8 if max_tokens is None else max_tokens
+        return LocalJudge(lm, max_new_tokens=tokens, questions=questions)
+    if kind in SERVICES and not re.search(r"@(?:localhost|[^@]*[.:/])", model):
         tokens = 16 if max_tokens is None else max_tokens
         return ServiceJudge(
             kind, model, url, cache=cache, limits=limits, max_tokens=tokens, questions=questions
         )
-    raise SettingError(f"{name!r} is not a judge; there are {', '.join(JUDGES)}")
+    raise SettingError(
+        f"{name!r} is not a judge; there are {', '.join(JUDGES)}, and BASE_URL begins with "
+        "http:// or https://"
+    )

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from time import monotonic, time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from trueline.engines.fetch import home
@@ -51,6 +51,7 @@ _HEADERS = frozenset(  # all others are removed, such as those of OPENAI_CUSTOM_
     "host accept accept-encoding connection content-length content-type user-agent".split()
 )
 _MOST_TOKENS = 10_000_000  # counted for one request; no model reads more
+_BATCH = 8  # questions that a local judge reads together
 _DAY = 86_400.0  # seconds
 _PLAIN = re.compile(r"(?:(?![@?#\\])[!-~]){1,500}")  # no password, query or fragment
 _WRONG_FORM = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -60,27 +61,26 @@ _TABLE = """CREATE TABLE IF NOT EXISTS responses (
 ) WITHOUT ROWID"""
 
 
-@dataclass(frozen=True, slots=True)
-class Service:
+class Service(NamedTuple):
     """A service with OpenAI's API; its keys go only to its own address."""
 
     url: str  # NAME_BASE_URL in the environment is another address of the same service
-    default_model: str  # empty: a model must be named
     key_variables: tuple[str, ...]
+    default_model: str = ""  # empty: a model must be named
 
 
 SERVICES = {
     "cohere": Service(
         "https://api.cohere.ai/compatibility/v1",
-        "command-a-03-2025",
         ("COHERE_API_KEY", "CO_API_KEY"),
+        "command-a-03-2025",
     ),
     "gemini": Service(
         "https://generativelanguage.googleapis.com/v1beta/openai",
-        "gemini-2.0-flash",
         ("GEMINI_API_KEY",),
+        "gemini-2.0-flash",
     ),
-    "openai": Service("https://api.openai.com/v1", "", ("OPENAI_API_KEY",)),
+    "openai": Service("https://api.openai.com/v1", ("OPENAI_API_KEY",)),
 }
 
 
@@ -118,16 +118,10 @@ class LocalJudge:
     """A language model on this machine that generates a few tokens, by plain decoding."""
 
     def __init__(
-        self,
-        lm: Engine,
-        *,
-        max_new_tokens: int = 8,
-        batch_size: int = 8,
-        questions: Questions = "ours",
+        self, lm: Engine, *, max_new_tokens: int = 8, questions: Questions = "ours"
     ) -> None:
-        whole_number(max_new_tokens, "max_tokens")
         self.id, self._questions = judge_id(f"local:{lm.id}", questions), questions
-        self._lm, self._max_new_tokens, self._batch_size = lm, max_new_tokens, batch_size
+        self._lm, self._max_new_tokens = lm, whole_number(max_new_tokens, "max_tokens")
 
     @property
     def hash(self) -> str:
@@ -143,26 +137,22 @@ class LocalJudge:
 
         prompts = [prompt_for(task, about, *item, self._questions) for item in items]
         problems = {prompt: self._problem(prompt) for prompt in prompts}
-        verdicts = {
-            prompt: Verdict(self.id, about, None, problem)
-            for prompt, problem in problems.items()
-        }
+        found = {p: Verdict(self.id, about, None, why) for p, why in problems.items()}
         readable = [prompt for prompt, why in problems.items() if prompt and not why]
         answers = generate(
             self._lm,
             make_method(PLAIN, prompt=_PROMPT),
             readable,
             max_new_tokens=self._max_new_tokens,
-            batch_size=self._batch_size,
+            batch_size=_BATCH,
             progress=progress,
         )
         for prompt, answer in zip(readable, answers, strict=True):
             # A base model may go on with another question after the first line.
-            first = next(iter(answer.text.strip().splitlines()), "")
-            label, tokens = read_verdict(first, about), len(answer.token_ids)
-            counts = (answer.prompt_tokens, tokens)
-            verdicts[prompt] = Verdict(self.id, about, label, answer.text, *counts, basis=about)
-        return [verdicts[prompt] for prompt in prompts]
+            label = read_verdict(answer.text.strip().partition("\n")[0], about)
+            counts = (answer.prompt_tokens, len(answer.token_ids))
+            found[prompt] = Verdict(self.id, about, label, answer.text, *counts, basis=about)
+        return [found[prompt] for prompt in prompts]
 
     def _problem(self, prompt: str | None) -> str:
         """Why the model cannot read a question; empty if it can."""
@@ -199,7 +189,6 @@ class ServiceJudge:
                 f"the {kind} judge needs a model of at most 200 printable characters, as in "
                 f"{kind}:MODEL@BASE_URL"
             )
-        whole_number(max_tokens, "max_tokens")
         usual = os.environ.get(f"{kind.upper()}_BASE_URL", "").strip() or service.url
         own = _address(usual, service)
         self._url = _address(url, service) if url else own
@@ -215,7 +204,10 @@ class ServiceJudge:
             )
         name = f"{kind}:{self.model}" + (f"@{self._url}" if self._url != service.url else "")
         self.id, self._questions = judge_id(name, questions), questions
-        self.limits, self._max_tokens = limits or Limits(), max_tokens
+        self.limits, self._max_tokens = (
+            limits or Limits(),
+            whole_number(max_tokens, "max_tokens"),
+        )
         self._cache, self._free_at = ResponseCache(cache), monotonic()
         self._open_client()  # a missing package or a wrong proxy shows before anything is paid
 
@@ -341,17 +333,14 @@ class ServiceJudge:
         reason = f"HTTP {status}: {text[:200]!r}"
         # Gemini calls a key it does not know a bad request.
         if status in (401, 403) or (status == 400 and "API_KEY_INVALID" in text):
-            advice = f"needs a key (HTTP {status}); {self._set_key}"
+            advice = f"needs a key; {self._set_key}"
             if self._key:
-                advice = (
-                    f"refused the key (HTTP {status}); set {self._key_variable} to one that "
-                    f"may use {self.model}"
-                )
-            return TruelineError(f"{self._url} {advice}")
+                advice = f"refused the key; set {self._key_variable} to one for {self.model}"
+            return TruelineError(f"{self._url} (HTTP {status}) {advice}")
         if status == 404:
             return SettingError(
-                f"{self._url} does not know the model or address; check the name of the judge "
-                f"({reason})"
+                f"{self._url} does not know {self.model}; check name and address of the "
+                f"judge ({reason})"
             )
         if status not in (408, 409, 429) and status < 500:
             return _FailedTry(reason, math.inf)
@@ -365,8 +354,7 @@ class ServiceJudge:
         if not text.strip():  # paid for like any other
             text = f"(no text: {choice.message.refusal or choice.finish_reason})"
         text = self._without_key(text).encode("utf-8", "replace").decode()  # half a surrogate
-        names = ("prompt_tokens", "completion_tokens")
-        counts = [getattr(usage, name, 0) or 0 for name in names]
+        counts = [getattr(usage, f"{kind}_tokens", 0) or 0 for kind in ("prompt", "completion")]
         if any(type(x) not in (int, float) or not 0 <= x <= _MOST_TOKENS for x in counts):
             raise ValueError("not a count of tokens")
         return Response(text, *map(int, counts))

@@ -55,7 +55,7 @@ _ITSELF = re.compile(
     r"\b(\w+) (?:is|are|was|were|means?) (?:(?:a|an|the|just|simply|only|not) )*\1\b"
 )
 _SAME = 0.93  # cosine of question and answer to question and reference, if no wrong is known
-_EVASIVE = 0.45  # nearness to a non-answer from which an answer says nothing
+_EVASIVE = 0.45  # nearness to a non-answer from which an answer has no content
 _ELSEWHERE = 0.1  # cosine to the question below which an answer is about something else
 _BROKEN = -10.0  # the score of a text that is not an answer
 _CHUNK = 64  # items embedded together
@@ -119,7 +119,7 @@ def agreement() -> dict[str, Any]:
 
 
 def _truth(sample: Sample, answer: str, vectors: Vectors) -> Rating:
-    """True if the regression says so; the rule depends on whether wrong answers are known."""
+    """True by a regression, which depends on whether wrong answers are known."""
     if not sample.answers:
         return Rating(None, NO_REFERENCE)
     basis = "truth_signals" if sample.wrong_answers else "references_signals"
@@ -320,7 +320,7 @@ def regressions() -> dict[str, Regression]:
 def broken(sample: Sample, answer: str) -> str:
     """Why a text is not an answer; empty if it may be one.
 
-    It is empty, or a third of its runs of four words are repeated, or it says that a thing is
+    It is empty, or a third of its runs of four words are repeated, or it explains a thing by
     itself, which was not the question.
     """
     words = words_of(answer)
@@ -331,5 +331,5 @@ def broken(sample: Sample, answer: str) -> str:
         return "it repeats itself"
     circular = _ITSELF.search(" ".join(words))
     if circular and words_of(sample.question).count(circular[1]) < 2:
-        return f"it says of {circular[1]!r} that it is itself"
+        return f"it explains {circular[1]!r} by itself"
     return ""

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 from trueline.lab.samples import About, Sample, Task, Verdict
 from trueline.types import OnProgress
 
-Questions = Literal["ours", "paper"]  # whose questions a judge is asked
+Questions = Literal["ours", "paper"]  # the questions that judges get
 Items = Sequence[tuple[Sample, str]]  # samples, each with the answer to judge
 NO_REFERENCE = "no reference answer to judge by"
 _QUESTIONS: dict[Task, tuple[About, ...]] = {
