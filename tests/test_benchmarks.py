@@ -281,8 +281,8 @@ def test_a_cell_of_another_type_is_named_with_its_place(stem, tmp_path, damaged)
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b'{"knowledge": ', ":1: expected lines of JSON in UTF-8, but this line or the next"),
-        (b"\xff\n", ":1: expected lines of JSON in UTF-8, but this line or the next"),
+        (b'{"knowledge": ', ":1: expected an object {...} in UTF-8: "),
+        (b"\xff\n", ":1: expected an object {...} in UTF-8: "),
         (b'{"knowledge": "a"}\n', ":1: expected an object with the fields ['knowledge', "),
         (b"\n[1]\n", ":2: expected an object with the fields ['knowledge', "),
         (None, " has 699 rows, expected 700: "),

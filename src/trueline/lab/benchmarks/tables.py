@@ -142,16 +142,13 @@ def _file_rows(path: Path, advice: str) -> Iterator[tuple[int, object]]:
             for number, line in enumerate(capped_lines(file), start=1):
                 if line.strip():
                     yield number, json.loads(line.decode("utf-8-sig"))
-    except (
-        OSError,
-        EOFError,
-        zlib.error,
-        ValueError,
-        RecursionError,
-    ) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise ExampleError(
-            f"{path}:{number}: expected lines of JSON in UTF-8, but this line or the next one "
-            f"cannot be read: {reason(error)}; {advice}"
+            f"{path} cannot be read past line {number}: {reason(error)}; {advice}"
+        ) from error
+    except (ValueError, RecursionError) as error:  # not JSON, or not UTF-8
+        raise ExampleError(
+            f"{path}:{number}: expected an object {{...}} in UTF-8: {error}; {advice}"
         ) from error
 
 
