@@ -196,12 +196,12 @@ DATA = {
     "no object": (rows((41, [1])), ":42: "),
     "latin-1": (rows().replace(b"Document 7.", b"Docum\xe9nt"), ":8: "),
     "deep": (b"[" * 100_000 + b"\n", ":1: "),
-    "long line": (b"x" * 17_000_000, ":0: "),
+    "long line": (b"x" * 17_000_000, "cannot be read past line 0: it has a line of more"),
 }
 PACKED = {
-    "no gzip": (rows(), ":0: "),
-    "cut gzip": (gzip.compress(rows())[:-40], ":"),
-    "bomb": (bomb(), ":0: "),
+    "no gzip": (rows(), "cannot be read past line 0: Not a gzipped file"),
+    "cut gzip": (gzip.compress(rows())[:-40], "cannot be read past line"),
+    "bomb": (bomb(), "cannot be read past line 0: it has a line of more than 16,000,000"),
 }
 
 
