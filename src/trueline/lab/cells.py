@@ -66,6 +66,8 @@ class Cell:
     method: Method
     samples: tuple[tuple[int, Sample], ...]  # with their places in the benchmark
     head: CellLine  # without machine and time
+    sampling: Sampling  # without the seed
+    encoder: tuple[Path, int, str | None] | None  # of BERTScore, as in the plan
 
     @property
     def id(self) -> str:
@@ -92,7 +94,7 @@ def cells_of(
     if not method.needs.own_prompt:  # otherwise it differs from question to question
         given = FilledPrompt(method.question_prompt, benchmark.test[0].question)
         prompts = [one.hash for one in method.inputs(given)]
-    cells = []
+    cells, encoder = [], plan.encoder
     for task in plan.tasks:
         samples = tuple(
             (index, sample)
@@ -121,7 +123,8 @@ def cells_of(
                 ground_from=plan.ground_from,
                 draw=plan.draw,
                 rule=plan.rule,
-                **_encoder_facts(plan),
+                bertscore=encoder and (encoder[0].name, encoder[1]),
+                bertscore_hash=_folder_hash(encoder[0]) if encoder else "",
                 # Decoding
                 task=task,
                 seed=seed,
@@ -141,15 +144,8 @@ def cells_of(
                 versions=versions(type(method).__module__, (*of_space, *of_scores)),
             )
             head = replace_line(head, cell=cell_id(head))
-            cells.append(Cell(lm, benchmark, method, samples, head))
+            cells.append(Cell(lm, benchmark, method, samples, head, plan.sampling, encoder))
     return [cell for cell in cells if cell.samples]
-
-
-def _encoder_facts(plan: Plan) -> dict[str, Any]:
-    if plan.bertscore is None:
-        return {"bertscore": None}
-    encoder = (Path(plan.bertscore).name, plan.bertscore_layers)
-    return {"bertscore": encoder, "bertscore_hash": _folder_hash(plan.bertscore)}
 
 
 def _decoding_facts(given: Sampling, lm: Engine, task: Mode) -> dict[str, Any]:
@@ -192,12 +188,7 @@ def cell_id(head: CellLine) -> str:
             del facts[name]
     facts["space"] = head.space and head.space.hash
     facts["versions"] = {n: x for n, x in head.versions.items() if n != "python"}
-    try:
-        return _hash(plain(facts))
-    except TypeError as error:
-        raise SettingError(
-            f"a setting of {head.method} is not a plain value ({error})"
-        ) from error
+    return _hash(plain(facts))
 
 
 def grounding_space(
@@ -296,10 +287,10 @@ def machine(on: Cluster | None = None) -> dict[str, Any]:
 
 
 @cache
-def _folder_hash(folder: str) -> str:
+def _folder_hash(folder: Path) -> str:
     """A hash of the files of an encoder, read once a process."""
     try:
-        files = sorted(path for path in Path(folder).iterdir() if path.is_file())
+        files = sorted(path for path in folder.iterdir() if path.is_file())
         return _hash([(path.name, file_hash(path)) for path in files])
     except OSError as error:
         raise SettingError(f"{folder} cannot be read ({reason(error)})") from error

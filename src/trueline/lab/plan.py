@@ -195,6 +195,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     @property
+    def encoder(self) -> tuple[Path, int, str | None] | None:
+        """Of BERTScore: the folder, the layer, and the encoder of the baseline."""
+        if self.bertscore is None or self.bertscore_layers is None:
+            return None
+        return Path(self.bertscore), self.bertscore_layers, self.bertscore_baseline
+
+    @property
     def shared_settings(self) -> dict[str, Any]:
         """Settings of every method that has them and is given no others."""
         return {"neutral": False} if self.confidence == "arithmetic-raw" else {}

@@ -61,14 +61,11 @@ if TYPE_CHECKING:
 
 
 Batch = Sequence[tuple[int, Sample]]  # samples with their places in the benchmark
-Encoder = tuple[Path, int, str | None]  # of BERTScore: folder, layer, encoder of the baseline
 _SEEDS_APART = 1_000_003  # so that no sample of one seed draws like a sample of the next
 _JUDGED = 64  # answers a judge gets at once: enough to keep a service busy
 
 
-def sample_lines(
-    cell: Cell, batch: Batch, bertscore: Encoder | None = None
-) -> list[SampleLine]:
+def sample_lines(cell: Cell, batch: Batch) -> list[SampleLine]:
     """The lines of a chunk of samples, one each and in their order."""
     if cell.head.task == "choose":
         return [_choice(cell, index, sample) for index, sample in batch]
@@ -78,22 +75,17 @@ def sample_lines(
         for number, (line, (_, sample)) in enumerate(zip(lines, batch, strict=True))
         if isinstance(line, AnswerLine) and sample.answers
     ]
-    if bertscore is not None and scored:
+    if cell.encoder is not None and scored:
         from trueline.lab.metrics import BertScore
 
         which = cell.head.fidelity.get("references", "all")
         references = [_references(sample, which) for _, _, sample in scored]
-        values = BertScore(*bertscore).scores([line.text for _, line, _ in scored], references)
+        texts = [line.text for _, line, _ in scored]
+        values = BertScore(*cell.encoder).scores(texts, references)
         for (number, line, _), value in zip(scored, values, strict=True):
             scores = {**line.scores, "bertscore": _rounded(value, 5)}
             lines[number] = replace_line(line, scores=scores)
     return lines
-
-
-def _encoder(plan: Plan) -> Encoder | None:
-    if plan.bertscore is None or plan.bertscore_layers is None:
-        return None
-    return Path(plan.bertscore), plan.bertscore_layers, plan.bertscore_baseline
 
 
 def _check_scorers(plan: Plan) -> None:
@@ -102,8 +94,8 @@ def _check_scorers(plan: Plan) -> None:
 
     for score in (bleu, rouge_l):
         score("a", ["a"])
-    if encoder := _encoder(plan):
-        BertScore(*encoder).scores([], [])
+    if plan.encoder is not None:
+        BertScore(*plan.encoder).scores([], [])
 
 
 def text_scores(
@@ -134,23 +126,17 @@ def _answers(cell: Cell, batch: Batch) -> list[SampleLine]:
     """An answer to each sample with its share of the seconds, or why there is none."""
     from trueline.decode.generate import generate
 
-    head, first = cell.head, batch[0][0]
-    assert head.max_new_tokens is not None
-    assert head.stop is not None
+    # Draws depend on a sample's index in the benchmark, not on its chunk.
+    seed = cell.head.seed and cell.head.seed * _SEEDS_APART
+    options = replace(cell.sampling, seed=None if seed is None else seed + batch[0][0])
     begun = perf_counter()
     try:
         answers = generate(
             cell.lm,
             cell.method,
             [sample.question for _, sample in batch],
-            max_new_tokens=head.max_new_tokens,
             batch_size=len(batch),
-            temperature=head.temperature,
-            stop=head.stop.strings,
-            **head.sampling,
-            trace=True,
-            # Draws depend on a sample's index in the benchmark, not on its chunk.
-            seed=None if head.seed is None else head.seed * _SEEDS_APART + first,
+            **asdict(replace(options, trace=True)),
         )
     except SettingError as error:
         if len(batch) == 1:
@@ -442,15 +428,13 @@ def _answer_chunks(run: _Run, cells: Sequence[Cell]) -> Iterator[list[SampleLine
         if not run.journal.has(cell.id, DoneLine):
             ready = len(run.journal.samples_of(cell.id))
             chunks += [(cell.id, start) for start in range(ready, len(cell.samples), size)]
-    function = partial(_chunk_lines, by_id, size, _encoder(run.plan))
+    function = partial(_chunk_lines, by_id, size)
     return (map if run.on is None else run.on.map)(function, chunks)
 
 
-def _chunk_lines(
-    cells: dict[str, Cell], size: int, bertscore: Encoder | None, chunk: Chunk
-) -> list[SampleLine]:
+def _chunk_lines(cells: dict[str, Cell], size: int, chunk: Chunk) -> list[SampleLine]:
     id, start = chunk
-    return sample_lines(cells[id], cells[id].samples[start : start + size], bertscore)
+    return sample_lines(cells[id], cells[id].samples[start : start + size])
 
 
 def _run_cell(run: _Run, cell: Cell, answered: Iterator[list[SampleLine]]) -> Iterator[int]:
