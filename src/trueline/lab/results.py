@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -94,7 +94,7 @@ class DecodingPart(DataPart, frozen=True, kw_only=True):
     stop: StopRule | None
     seed: Count | None
     sampling: dict[str, Any] = {}  # other options of `Sampling` that differ from its defaults
-    fidelity: dict[str, Any] = {}  # fields of `Fidelity` that differ from its defaults
+    fidelity: dict[str, Any] = {}  # keys of the plan that are not usual
 
 
 class MethodPart(DecodingPart, frozen=True, kw_only=True):
@@ -290,8 +290,7 @@ def _short(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenLines:
+class WrittenLines(NamedTuple):
     """The lines of a results file."""
 
     lines: list[AnyLine]
@@ -389,7 +388,6 @@ class Journal:
         self.lines[:] = kept
 
     def samples_of(self, cell: str) -> list[SampleLine]:
-        """The answers, choices and failures of a cell, in their order."""
         return [x for x in self.lines if isinstance(x, SampleLine) and x.cell == cell]
 
     def has(self, cell: str, kind: type[PartOfCell]) -> bool:
@@ -405,18 +403,15 @@ def open_journal(folder: Path) -> Iterator[Journal]:
     """
     from filelock import FileLock, Timeout
 
-    try:
+    with _as_setting_error(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / ".lock", timeout=0)
-        lock.acquire()
-    except Timeout as error:
-        raise SettingError(
-            f"another run is writing to {folder}; wait for it, or name another with --out"
-        ) from error
-    except OSError as error:
-        raise SettingError(
-            f"{folder} cannot hold results ({reason(error)}); name another with --out"
-        ) from error
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise SettingError(
+                f"another run is writing to {folder}; wait for it, or name another with --out"
+            ) from error
     try:
         path = folder / RESULTS
         written = read_written(path)
@@ -447,7 +442,7 @@ def _as_setting_error(path: Path) -> Iterator[None]:
     except OSError as error:
         raise SettingError(
             f"{path} cannot be written ({reason(error)}); finished samples are saved: fix the "
-            "cause, then run the same command again"
+            "cause or name another folder with --out, then run the same command again"
         ) from error
 
 
@@ -466,7 +461,6 @@ class CellResults:
 
     @property
     def id(self) -> str:
-        """A short hash of everything that shapes the results."""
         return self.head.cell
 
     @property
