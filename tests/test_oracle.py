@@ -22,6 +22,7 @@ def slow(lm, examples, sentence_transformer, **settings):
                 prompt.encode(example.question, lm.tokenizer),
                 prompt.encode_answer(example.question, answer, lm.tokenizer),
                 end=end,
+                question=example.question,
             )
     return made
 
@@ -35,6 +36,7 @@ def expected(oracle, lm, *, alpha=0.5, tau=TAU):
                 tau=tau,
                 stop_ids=lm.stop_ids,
                 max_new_tokens=LENGTH,
+                question=question,
             )
         )
         for question in tiny.QUESTIONS
@@ -82,7 +84,7 @@ def test_greedy_picks_the_tokens_of_the_oracle_and_of_transformers(
 
 
 @pytest.mark.parametrize("context", [1, 4, "full"])
-@pytest.mark.parametrize("window", ["all", "answer"])
+@pytest.mark.parametrize("window", ["template", "text", "answer"])
 @pytest.mark.parametrize("end", [False, True], ids=["open", "end"])
 def test_every_form_of_the_window_picks_the_tokens_of_the_oracle(
     context, window, end, lm, examples, embedder, sentence_transformer
@@ -112,3 +114,20 @@ def test_the_processor_picks_the_tokens_of_the_oracle_in_transformers_own_loop(
         for row, answer in zip(out[:, batch["input_ids"].shape[1] :].tolist(), wanted):
             assert tuple(row[: len(answer)]) == answer
             assert set(row[len(answer) :]) <= {lm.tokenizer.pad_token_id}
+
+
+def test_the_processor_knows_question_and_answer_where_windows_are_their_text(
+    lm, examples, embedder, sentence_transformer
+):
+    wanted = expected(slow(lm, examples, sentence_transformer, window="text"), lm)
+    rad = tl.RAD(tl.build(lm, examples, context=8, window="text", embedder=embedder), tau=TAU)
+    for question, answer in zip(tiny.QUESTIONS, wanted):
+        ids = torch.tensor([tl.Prompt().encode(question, lm.tokenizer)])
+        processor = rad.processor(
+            lm.model, lm.tokenizer, question=question, prompt_length=ids.shape[1]
+        )
+        options = {"max_new_tokens": LENGTH, "logits_processor": [processor]}
+        out = lm.model.generate(ids, do_sample=False, **options)
+        assert tuple(out[0, ids.shape[1] :].tolist()) == answer
+    with pytest.raises(tl.TruelineError, match="needs the question"):
+        rad.processor(lm.model, lm.tokenizer, prompt_length=9)

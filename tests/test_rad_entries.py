@@ -116,16 +116,22 @@ def test_the_hits_are_exactly_those_a_loop_finds(angles, tau):
 @pytest.mark.parametrize(
     ("context", "window", "wanted"),
     [
-        (2, "all", [4, 5]),
-        (8, "all", [1, 2, 3, 4, 5]),
-        ("full", "all", [1, 2, 3, 4, 5]),
-        (8, "answer", [4, 5]),
-        (1, "answer", [5]),
-        ("full", "answer", [4, 5]),
+        (2, "template", [[], [4, 5]]),
+        (8, "template", [[], [1, 2, 3, 4, 5]]),
+        ("full", "template", [[], [1, 2, 3, 4, 5]]),
+        (1, "text", [[], [5]]),
+        (4, "text", [[8, 9], [4, 5]]),
+        (8, "text", [[7, 8, 9], [4, 5]]),
+        ("full", "text", [[7, 8, 9], [4, 5]]),
+        (8, "answer", [[], [4, 5]]),
+        (1, "answer", [[], [5]]),
+        ("full", "answer", [[], [4, 5]]),
     ],
 )
-def test_a_window_is_the_last_tokens_and_may_keep_out_the_prompt(context, window, wanted):
-    assert window_tokens([1, 2, 3, 4, 5], 3, context, window) == wanted
+def test_a_window_is_the_last_tokens_of_what_it_may_reach_into(context, window, wanted):
+    settings = EntrySettings(context=context, window=window)
+    parts = window_tokens([1, 2, 3, 4, 5], 3, [7, 8, 9], settings)
+    assert [list(part) for part in parts] == wanted
 
 
 def test_methods_with_other_settings_share_what_was_opened(lm, examples, embedder):

@@ -54,7 +54,7 @@ from trueline.lab.results import (
 JUDGE = "offline:tiny"
 SAMPLES = ["q1", "q2", "q3", "q4"]
 SETTINGS = {"alpha": 0.5, "tau": 0.7}
-BUILD = {"context": 8, "window": "all", "embedder": "tiny-bert", "values": "auto"}
+BUILD = {"context": 8, "window": "template", "embedder": "tiny-bert", "values": "auto"}
 CELL, ANSWER = (
     json.loads(text)
     for text in (

@@ -71,7 +71,11 @@ _UNUSED = {"model": None, "dtype": "auto", "device": None, "trust_remote_code": 
 )
 @several(
     choice_option(
-        "--window", "all", "answer", help="Whether a window may reach into the prompt."
+        "--window",
+        "template",
+        "text",
+        "answer",
+        help="Windows end all that is read, question and answer, or the answer alone.",
     ),
     click.option(
         "--end", is_flag=True, help="Also store an entry after the last token of each answer."

@@ -100,7 +100,7 @@ class BuildOptions:
     context: Annotated[
         Count | Literal["full"] | None, _help("Tokens in a window, or `full`.", unset="8")
     ] = None
-    window: Literal["all", "answer"] = "all"
+    window: Literal["template", "text", "answer"] = "template"
     end: bool = False
     embedder: Annotated[Name, _help("Alias, hub id or folder.")] = DEFAULT_EMBEDDER
     values: Literal["auto", "hidden", "logits"] = "auto"

@@ -16,8 +16,15 @@ from trueline.cluster import Run
 from trueline.embed import Embedder, embed_distinct
 from trueline.engines.base import Engine, read_continuations
 from trueline.errors import ExampleError, SettingError, SpaceMismatchError
-from trueline.prompts import Prompt
-from trueline.rad.entries import Context, Entries, EntrySettings, RadEntries, window_tokens
+from trueline.prompts import Prompt, encode_plain
+from trueline.rad.entries import (
+    Context,
+    Entries,
+    EntrySettings,
+    RadEntries,
+    window_texts,
+    window_tokens,
+)
 from trueline.store import Array, Arrays, resumed
 from trueline.types import Example, OnProgress
 
@@ -32,6 +39,7 @@ class Passage:
     answer: int
     prompt: list[int]
     tokens: list[int]
+    question: list[int]  # alone
 
 
 Passages = list[list[Passage]]  # of the truthful answers, then perhaps of the wrong ones
@@ -73,13 +81,14 @@ def tokenized_answers(
     problems = []
     for index, example in enumerate(examples):
         prompt_ids = prompt.encode(example.question, lm.tokenizer)
+        question = encode_plain(example.question, lm.tokenizer)
         answers = example.answers, example.wrong_answers if wrong else ()
         for passages, texts in zip(made, answers, strict=True):
             for number, answer in enumerate(texts):
                 tokens = prompt.encode_answer(example.question, answer, lm.tokenizer)
                 if lm.limit and (length := len(prompt_ids) + len(tokens)) > lm.limit:
                     problems.append(f"  example {example.id}: {length} tokens")
-                passages.append(Passage(index, number, prompt_ids, tokens))
+                passages.append(Passage(index, number, prompt_ids, tokens, question))
     if problems:
         raise ExampleError(
             f"{lm.id} reads at most {lm.limit} tokens; longer are:\n" + "\n".join(problems)
@@ -167,9 +176,11 @@ def _entries(
         context, start = row.prompt + row.tokens, len(row.prompt)
         for step, token in enumerate([*row.tokens, *[end] * settings.end]):
             so_far = context[: start + step]
-            windows.append(window_tokens(so_far, start, settings.context, settings.window))
+            windows.append(window_tokens(so_far, start, row.question, settings))
             positions.append((token, row.example, row.answer, step))
-    keys = embed_distinct(embedder, lm.decode_all(windows), tails=True)  # (entries, dimension)
+    keys = embed_distinct(
+        embedder, window_texts(lm, windows), tails=True
+    )  # (entries, dimension)
     columns = np.array(positions, np.int32).T.copy()  # (4, entries)
     values = _values(settings, lm, batch)
     return Entries(keys.cpu().numpy().astype(settings.dtype), values, *columns).arrays()

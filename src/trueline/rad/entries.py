@@ -23,19 +23,10 @@ if TYPE_CHECKING:
     from trueline.space import GroundingSpace
 
 Context = int | Literal["full"]  # M: how many tokens a window holds
-Window = Literal["all", "answer"]  # whether it may reach into the prompt
+# What a window is the end of: all that the model reads, question and answer, or the answer.
+Window = Literal["template", "text", "answer"]
 TRUTHFUL, WRONG = "rad/truthful.safetensors", "rad/wrong.safetensors"
 _LARGEST = 1e30  # no hidden state is larger; sums of such numbers are still numbers
-
-
-def window_tokens(
-    tokens: Sequence[int], start: int, context: Context, window: Window
-) -> Sequence[int]:
-    """The last M of the tokens so far; `start` is where the answer begins among them."""
-    first = start if window == "answer" else 0
-    if context != "full":
-        first = max(first, len(tokens) - context)
-    return tokens[first:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +34,7 @@ class EntrySettings:
     """How entries are made; the build replaces "auto" and fills in the fields from `model`."""
 
     context: Context
-    window: Window = "all"
+    window: Window = "template"
     end: bool = False  # whether there is an entry after the last token of each answer
     wrong: bool = False  # whether the wrong answers make a second set of entries
     values: Literal["auto", "hidden", "logits"] = "auto"
@@ -84,6 +75,33 @@ class EntrySettings:
             "computed": str(lm.dtype).removeprefix("torch."),
         }
         return replace(self, **made)
+
+
+def window_tokens(
+    tokens: Sequence[int], start: int, question: Sequence[int], settings: EntrySettings
+) -> tuple[Sequence[int], Sequence[int]]:
+    """The last M tokens: those of the question alone, and those of what the model reads.
+
+    `start` is where the answer begins in `tokens`.
+    """
+    before = question if settings.window == "text" else ()
+    after = tokens if settings.window == "template" else tokens[start:]
+    if settings.context == "full":
+        return before, after
+    room = settings.context - len(after)
+    return before[-room:] if room > 0 else (), after[-settings.context :]
+
+
+def window_texts(
+    lm: Engine, windows: Sequence[tuple[Sequence[int], Sequence[int]]]
+) -> list[str]:
+    """Windows as text; question and answer are separate words."""
+    answers = lm.decode_all([after for _, after in windows])
+    if not any(len(before) for before, _ in windows):
+        return answers
+    questions = lm.decode_all([before for before, _ in windows])
+    pairs = zip(questions, answers, strict=True)
+    return [f"{q} {a.lstrip()}" if q and a else q or a for q, a in pairs]
 
 
 @dataclass(frozen=True, slots=True)

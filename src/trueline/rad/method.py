@@ -14,7 +14,7 @@ from trueline.engines.base import Engine, States
 from trueline.errors import SettingError
 from trueline.methods.base import Adjusted, Needs, Rows, SpaceMethod, Step
 from trueline.rad.entries import EntrySettings, entries_of
-from trueline.rad.retrieve import Matches, Retriever, open_retriever, window_texts
+from trueline.rad.retrieve import Matches, Retriever, open_retriever, windows_of
 from trueline.search import Hits
 from trueline.settings import Between
 from trueline.space import GroundingSpace
@@ -43,7 +43,7 @@ class EntryMethod(SpaceMethod):
 
     def prefetch(self, rows: Rows) -> Callable[[], Found]:
         """e_t = E(last M tokens) of every row, then the entries near to it."""
-        windows = window_texts(self.space, rows.lm, rows.contexts, rows.starts)
+        windows = windows_of(rows, settings_of(self.space))
         retriever = self.retriever(rows.lm)
         tokens = retriever.tokenize(windows)  # of the embedder
         return lambda: self.retrieve(rows.lm, retriever.embed_tokenized(tokens))
@@ -211,17 +211,20 @@ class RAD(EntryMethod):
         """RAD in transformers' own loop: model.generate(..., logits_processor=[...]).
 
         `prompt_length` is the number of tokens that generate gets, pads included; only a space
-        built with window="answer" and from_step need it. RAD does not use the question.
+        built with window="text" or "answer", and from_step, need it. "text" also needs the
+        question.
         """
         lm = wrap_transformers(model, tokenizer)
         self.check(lm)
-        needs_length = settings_of(self.space).window == "answer" or self.from_step
-        if needs_length and prompt_length is None:
+        window = settings_of(self.space).window
+        if (window != "template" or self.from_step) and prompt_length is None:
             raise SettingError(
-                "a space built with window='answer', and from_step, need to know where the "
-                "answer begins, which transformers does not report: give "
+                f"a space built with window={window!r} and from_step={self.from_step} needs to "
+                "know where the answer begins, which transformers does not report: give "
                 "prompt_length=input_ids.shape[1]"
             )
+        if window == "text" and question is None:
+            raise SettingError("a space built with window='text' needs the question: give it")
         start = prompt_length or 0
 
         def adjust(contexts: list[list[int]], scores: torch.Tensor) -> torch.Tensor:

@@ -8,8 +8,9 @@ from typing import Literal
 import torch
 
 from trueline.embed import Embedder, PreparedTexts, embed_prepared, prepare_texts
-from trueline.engines.base import Engine
-from trueline.rad.entries import Entries, window_tokens
+from trueline.methods.base import Rows
+from trueline.prompts import encode_plain
+from trueline.rad.entries import Entries, EntrySettings, window_texts, window_tokens
 from trueline.search import Hits, open_search
 from trueline.space import OPENING_LOCK, GroundingSpace
 
@@ -73,16 +74,10 @@ def open_retriever(
         return found
 
 
-def window_texts(
-    space: GroundingSpace,
-    lm: Engine,
-    contexts: Sequence[Sequence[int]],
-    starts: Sequence[int],
-) -> list[str]:
-    """The text of each row's last tokens, as the space was built with it."""
-    assert space.entries is not None
-    context, window = space.entries.settings.context, space.entries.settings.window
-    rows = zip(contexts, starts, strict=True)
-    return lm.decode_all(
-        [window_tokens(tokens, start, context, window) for tokens, start in rows]
-    )
+def windows_of(rows: Rows, settings: EntrySettings) -> list[str]:
+    """The text of each row's last tokens, as the entries were made with it."""
+    questions: list[list[int]] = [[]] * len(rows)
+    if settings.window == "text":
+        questions = [encode_plain(text or "", rows.lm.tokenizer) for text in rows.questions]
+    parts = zip(rows.contexts, rows.starts, questions, strict=True)
+    return window_texts(rows.lm, [window_tokens(*part, settings) for part in parts])
