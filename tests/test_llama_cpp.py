@@ -439,5 +439,5 @@ def test_a_library_that_is_laid_out_in_another_way_is_refused(file):
         open_library(fields_with(n_batch=(8, "i", 2048)))
     # n_batch and n_ubatch change places in the table, with the defaults that stand there.
     moved = open_library(fields_with(n_batch=(8, "i", 512), n_ctx=(4, "i", 2048)))
-    with pytest.raises(ModelError, match=r"asked for n_(ctx|batch)=\d+ and took \d+"):
+    with pytest.raises(ModelError, match=r"given n_(ctx|batch)=\d+ and took \d+"):
         Pool(heads.Weights(file, "tiny", moved)).take(1024, 4)

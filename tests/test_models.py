@@ -350,7 +350,7 @@ CAUSAL, ENCODER = ["Qwen3ForCausalLM"], ["BertModel"]
         (lambda _: resolve("potion8m", "embedder"), r"take potion-base-8m or [^(]*\(owner"),
         (lambda _: resolve("smollm2-135m", "embedder"), "is no embedder; take all-minilm-l6"),
         (lambda _: resolve("all-minilm-l6-v2", "language"), "is no language model; take smol"),
-        (lambda folder: resolve(folder / "x.gguf", "language"), "there is no file"),
+        (lambda folder: resolve(folder / "x.gguf", "language"), "x.gguf. does not exist"),
         (
             in_file("language", b"<html>"),
             "damaged or no GGUF file; its first bytes are b'<htm'",

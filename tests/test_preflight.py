@@ -51,7 +51,7 @@ MISTAKES = {
     (*ASK, "--method", "rda"): "there is no method 'rda'; did you mean rad? there are greedy",
     (*ASK, "--model", "smolm2"): "no language model is called 'smolm2'; take smollm2-135m",
     (*ASK, "--model", "all-minilm-l6-v2"): "all-minilm-l6-v2 is no language model",
-    (*ASK, "--model", "none.gguf"): "there is no file 'none.gguf'; a GGUF model is one",
+    (*ASK, "--model", "none.gguf"): "the file 'none.gguf' does not exist",
     (*ASK, "--embedder", "minilm"): "no embedder is called 'minilm'",
     (*ASK, "--max-new-tokens", "0"): "max_new_tokens must be",
     (*ASK, "--set", "alpha"): "a setting is NAME=VALUE",

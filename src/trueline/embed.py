@@ -241,18 +241,18 @@ def load_embedder(
 ) -> Embedder:
     """Open an embedder by alias, hub id or local folder."""
     source = resolve(str(name), "embedder")
-    place = open_device(device)
+    target = open_device(device)
     embedder: SentenceEmbedder | StaticEmbedder
     with opening(source.id, "an embedder"):
         config = source.folder / "config.json"
         kind = config.exists() and _read(source.folder, "config.json").get("model_type")
         if (source.folder / "modules.json").exists() and kind != "model2vec":
-            embedder = SentenceEmbedder(source.id, source.folder, place)
+            embedder = SentenceEmbedder(source.id, source.folder, target)
             is_exported = runtime_path(embedder.hash).exists()
             embed = embedder.embed_tokenized if is_exported else embedder.embed_by_torch
             vectors = embed(embedder.tokenize([_TRIAL]))
         else:
-            embedder = StaticEmbedder(source.id, source.folder, place)
+            embedder = StaticEmbedder(source.id, source.folder, target)
             vectors = embedder.embed([_TRIAL])
         if vectors.shape != (1, embedder.dimension) or not vectors.isfinite().all():
             raise ModelError(

@@ -57,7 +57,7 @@ def runtime_path(name: str) -> Path:
 
 
 def open_runtime(name: str, make: Callable[[], torch.nn.Module], *, pad: int) -> Runtime | None:
-    """The exported encoder of that name; `make` gives the torch module if there is none yet.
+    """The exported encoder of that name; `make` gives the torch module if it is not there yet.
 
     None if packages are missing, or if the export fails or gives other vectors than torch; a
     line in the log says why.
@@ -91,9 +91,9 @@ def _checked(path: Path, sample: Mapping[str, np.ndarray]) -> Runtime:
     """Open an export and compare its vectors of the sample with those of torch."""
     expected = torch.from_numpy(np.load(path.with_suffix(".npy"), allow_pickle=False))
     runtime = Runtime(path)
-    found = runtime.run(sample)
+    vectors = runtime.run(sample)
     largest = _TOLERANCE * expected.abs().max()
-    if found.shape != expected.shape or not bool((found - expected).abs().max() <= largest):
+    if vectors.shape != expected.shape or not bool((vectors - expected).abs().max() <= largest):
         raise ValueError("it gives other vectors than torch")
     return runtime
 

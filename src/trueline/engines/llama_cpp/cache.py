@@ -93,21 +93,21 @@ class Context:
             "kv_unified": True,
         }
         params = library.params("context", **values)
-        found = library.call("llama_init_from_model", weights.pointer, params)
-        if not found:
+        pointer = library.call("llama_init_from_model", weights.pointer, params)
+        if not pointer:
             raise ModelError(
                 f"llama.cpp makes no cache of {cells} tokens ({library.last_messages()}); "
                 "ask for fewer rows or fewer tokens, or free some memory"
             )
-        self.pointer = _Handle(found)
+        self.pointer = _Handle(pointer)
         self.pointer.weights = weights  # they are freed after it
-        free = weakref.finalize(self.pointer, library.function("llama_free"), Pointer(found))
+        free = weakref.finalize(self.pointer, library.function("llama_free"), Pointer(pointer))
         free.atexit = False  # the system frees it
         for name in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_threads"):
             got = library.call(f"llama_{name}", self.pointer)
             if got != values[name]:
                 raise ModelError(
-                    f"llama.cpp was asked for {name}={values[name]} and took {got}: its "
+                    f"llama.cpp was given {name}={values[name]} and took {got}: its "
                     "parameters are laid out in another way; install the release this one "
                     "was made for"
                 )
@@ -300,9 +300,9 @@ class SequenceCache:
             for sequence in new[1:]:
                 context.copy(new[0], sequence, shared)
         before, last = [], []
-        for sequence, own in zip(new, contexts, strict=True):
-            before.append(_entries(sequence, own[shared:-1], shared))
-            last += _entries(sequence, own[-1:], len(own) - 1, are_outputs=True)
+        for sequence, row in zip(new, contexts, strict=True):
+            before.append(_entries(sequence, row[shared:-1], shared))
+            last += _entries(sequence, row[-1:], len(row) - 1, are_outputs=True)
         self._lengths |= dict(zip(new, map(len, contexts), strict=True))
         self._cells += sum(map(len, contexts)) - shared * (len(contexts) - 1)
         self._rows += new
@@ -356,8 +356,8 @@ class SequenceCache:
         for sequence in sequences:
             context.drop(sequence)
         padded = outputs.new_zeros(len(batch), longest, outputs.shape[1])
-        for row, own in enumerate(torch.split(outputs, lengths)):
-            padded[row, : len(own)] = own
+        for row, states in enumerate(torch.split(outputs, lengths)):
+            padded[row, : len(states)] = states
         return padded
 
     def _states(self, outputs: torch.Tensor) -> States:

@@ -118,7 +118,7 @@ class Library:
         self._functions: dict[str, Any] = {}
         for result, arguments, names in _SIGNATURES:
             for name in names.split():
-                function = loaded[f"llama_{name}"]  # an object of our own: it may be set up
+                function = loaded[f"llama_{name}"]  # a new object, so that it may be set up
                 function.restype, function.argtypes = result, arguments
                 self._functions[f"llama_{name}"] = function
         self._check_defaults()
@@ -156,9 +156,9 @@ class Library:
     def last_messages(self) -> str:
         """The errors of llama.cpp since the last call, or else its warnings, in one line."""
         worst = max((level for level, _ in self._messages), default=0)
-        found = "".join(text for level, text in self._messages if level == worst)
+        text = "".join(message for level, message in self._messages if level == worst)
         self._messages.clear()
-        return found.replace("\n", "; ").strip("; ")[-_SHOWN:]
+        return text.replace("\n", "; ").strip("; ")[-_SHOWN:]
 
     # llama.cpp may log while the interpreter exits, when the names of this module are gone.
     def _log(self, level: int, text: bytes, _: Any, least: int = _WARNING) -> None:
@@ -169,12 +169,12 @@ class Library:
 @cache
 def open_library(fields: Mapping[str, Fields] = _FIELDS) -> Library:
     """The library of the installed package, checked once a process."""
-    found = util.find_spec(_PACKAGE)
-    if found is None or not found.submodule_search_locations:
+    package = util.find_spec(_PACKAGE)
+    if package is None or not package.submodule_search_locations:
         raise MissingExtraError(
             f"engine='llama.cpp' needs {_PACKAGE}: pip install 'trueline[llama]'"
         )
-    version, folder = metadata.version(_PACKAGE), Path(found.submodule_search_locations[0])
+    version, folder = metadata.version(_PACKAGE), Path(package.submodule_search_locations[0])
     files = [path for path in sorted(folder.glob("*xllamacpp*.*")) if path.suffix in _LIBRARIES]
     try:
         if version != _VERSION:

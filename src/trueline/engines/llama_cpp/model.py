@@ -142,13 +142,13 @@ def distance(head: ScaledHead, hidden: torch.Tensor, logits: torch.Tensor) -> fl
 def read_tensor(weights: Weights, tensor: GgufTensor) -> torch.Tensor:
     gguf = import_extra("gguf", "reading the head of a GGUF file", "llama")
     kind = gguf.GGMLQuantizationType(tensor.kind)
-    values, size = gguf.GGML_QUANT_SIZES[kind]  # in a block
+    count, size = gguf.GGML_QUANT_SIZES[kind]  # in a block
     *rows, width = tensor.shape
     packed = np.memmap(
-        weights.file, np.uint8, "r", tensor.start, (*rows, width // values * size)
+        weights.file, np.uint8, "r", tensor.start, (*rows, width // count * size)
     )
-    found = np.asarray(gguf.dequantize(packed, kind), np.float32).reshape(tensor.shape)
-    return torch.from_numpy(np.array(found))
+    values = np.asarray(gguf.dequantize(packed, kind), np.float32).reshape(tensor.shape)
+    return torch.from_numpy(np.array(values))
 
 
 class LlamaModel:
@@ -188,15 +188,15 @@ class LlamaModel:
 
     def _probe(self, tokens: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """The states (tokens, d) and the logits (tokens, vocabulary) of a text."""
-        found = []
+        tensors = []
         for states in (True, False):
             cache = SequenceCache(self.pool, states=states)
             cache.join([tokens[:1]])
-            given = cache.extend_many([tokens[1:]])
-            tensor = given.hidden if states else given.logits
+            read = cache.extend_many([tokens[1:]])
+            tensor = read.hidden if states else read.logits
             assert tensor is not None
-            found.append(tensor[0])
-        return found[0], found[1]
+            tensors.append(tensor[0])
+        return tensors[0], tensors[1]
 
     @cached_property
     def fingerprint(self) -> str:

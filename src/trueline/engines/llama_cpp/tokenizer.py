@@ -99,14 +99,14 @@ class GgufTokenizer:
 
     @cached_property
     def added_tokens_decoder(self) -> dict[int, AddedToken]:
-        found, vocab = {}, self._weights.vocab
+        added, vocab = {}, self._weights.vocab
         for token in self._unusual:
             attribute = int(self._call("llama_vocab_get_attr", vocab, token))
             if attribute & (_UNKNOWN | _CONTROL | _USER_DEFINED):
                 text = self._call("llama_vocab_get_text", vocab, token)
                 content = text.decode("utf-8", "replace")
-                found[token] = AddedToken(content, not attribute & _USER_DEFINED)
-        return found
+                added[token] = AddedToken(content, not attribute & _USER_DEFINED)
+        return added
 
     @cached_property
     def end_ids(self) -> frozenset[int]:
@@ -132,11 +132,11 @@ class GgufTokenizer:
         """The names of special tokens in a text become these tokens."""
         data = text.encode()
         room = len(data) + 8  # a token is a byte at least, and a few may begin or end a text
-        found, vocab = (ctypes.c_int32 * room)(), self._weights.vocab
+        tokens, vocab = (ctypes.c_int32 * room)(), self._weights.vocab
         options = (add_special_tokens, True)
-        count = self._call("llama_tokenize", vocab, data, len(data), found, room, *options)
+        count = self._call("llama_tokenize", vocab, data, len(data), tokens, room, *options)
         assert count >= 0, "a text has more tokens than bytes"
-        return found[:count]
+        return tokens[:count]
 
     def decode(
         self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, **_: Any
@@ -181,12 +181,12 @@ class GgufTokenizer:
         return "".join([*texts, _characters(run)])
 
     def _read(self, token: int, special: bool, room: int = 64) -> bytes:
-        found, vocab = (ctypes.c_char * room)(), self._weights.vocab
-        length = self._call("llama_token_to_piece", vocab, token, found, room, 0, special)
+        buffer, vocab = (ctypes.c_char * room)(), self._weights.vocab
+        length = self._call("llama_token_to_piece", vocab, token, buffer, room, 0, special)
         if length < 0:  # it needs so many bytes
             return self._read(token, special, -length)
         known = self._pieces if special else self._bytes
-        known[token] = found.raw[:length]
+        known[token] = buffer.raw[:length]
         return known[token]
 
 

@@ -113,11 +113,14 @@ class Cache(DynamicCache):
             if isinstance(layer, GrowingLayer) and layer.is_initialized:
                 layer.drop_left(count)
             elif layer.is_initialized:
-                gone = count
+                dropped = count
                 if layer.is_sliding:  # it has dropped some already
-                    gone -= min(count, layer.cumulative_length - layer.keys.shape[2])
+                    dropped -= min(count, layer.cumulative_length - layer.keys.shape[2])
                     layer.cumulative_length -= count
-                layer.keys, layer.values = layer.keys[:, :, gone:], layer.values[:, :, gone:]
+                layer.keys, layer.values = (
+                    layer.keys[:, :, dropped:],
+                    layer.values[:, :, dropped:],
+                )
 
 
 def stack_right(
@@ -210,9 +213,11 @@ class BatchCache:
         gaps = [self.width - length for length in self._lengths]
         pairs = list(zip(gaps, contexts, strict=True))
         if any(gaps):
-            rows = [[1] * shared + [0] * gap + [1] * len(own[shared:]) for gap, own in pairs]
+            rows = [
+                [1] * shared + [0] * gap + [1] * len(tokens[shared:]) for gap, tokens in pairs
+            ]
             self._mask = torch.tensor(rows, device=self._lm.device)
-        ids = [[0] * gap + list(own[shared:]) for gap, own in pairs]
+        ids = [[0] * gap + list(tokens[shared:]) for gap, tokens in pairs]
         states = self._forward(ids, [shared - gap for gap in gaps], layers=layers)
         return states.map(lambda tensor: tensor[:, -1])
 

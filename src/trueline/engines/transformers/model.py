@@ -110,8 +110,8 @@ class TokenizerReader:
         )
 
 
-def _token_ids(*found: int | None) -> frozenset[int]:
-    return frozenset(int(token) for token in found if token is not None)
+def _token_ids(*tokens: int | None) -> frozenset[int]:
+    return frozenset(int(token) for token in tokens if token is not None)
 
 
 class LanguageModel(TokenizerReader):
@@ -142,8 +142,8 @@ class LanguageModel(TokenizerReader):
 
     @property
     def dtype(self) -> torch.dtype:
-        own: torch.dtype = self.model.dtype
-        return own
+        dtype: torch.dtype = self.model.dtype
+        return dtype
 
     @property
     def vocabulary(self) -> int:
@@ -191,8 +191,8 @@ class LanguageModel(TokenizerReader):
     @cached_property
     def stop_ids(self) -> frozenset[int]:
         generation = getattr(self.model.generation_config, "eos_token_id", None)
-        found = generation if isinstance(generation, list) else [generation]
-        return _token_ids(*found, self.tokenizer.eos_token_id)
+        ends = generation if isinstance(generation, list) else [generation]
+        return _token_ids(*ends, self.tokenizer.eos_token_id)
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=special))
@@ -265,15 +265,15 @@ def load(
     trust_remote_code: bool = False,
 ) -> LanguageModel:
     """Open a model of transformers; see `trueline.engines.load`."""
-    place = open_device(device)
-    number = _dtype(dtype, place)
+    target = open_device(device)
+    precision = _dtype(dtype, target)
     source = resolve(str(name), "language")
-    with opening(source.id, f"a causal language model on {place}"):
+    with opening(source.id, f"a causal language model on {target}"):
         options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
         tokenizer = open_tokenizer(source.folder, **options)
-        model = open_model(source.folder, "causal", number, **options)
+        model = open_model(source.folder, "causal", precision, **options)
         share_heads(model)
-        lm = LanguageModel(model.to(place).eval(), tokenizer, id=source.id)
+        lm = LanguageModel(model.to(target).eval(), tokenizer, id=source.id)
         _check_trial(lm)
     return lm
 

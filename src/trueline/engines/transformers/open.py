@@ -99,11 +99,11 @@ def open_model(
     config = check_folder(folder, kind, count=count, **options)
     options |= {"config": config, "dtype": dtype, "use_safetensors": True}
     with quiet():
-        model, found = _auto_class(kind).from_pretrained(
+        model, report = _auto_class(kind).from_pretrained(
             folder, output_loading_info=True, local_files_only=True, **options
         )
     # Embedders pool the states themselves; some are saved without the layer that would do it.
-    missing = sorted(name for name in found["missing_keys"] if not name.startswith("pooler."))
+    missing = sorted(name for name in report["missing_keys"] if not name.startswith("pooler."))
     if missing:
         more = f" and {len(missing) - 1} more" if missing[1:] else ""
         raise ModelError(
@@ -147,7 +147,7 @@ def _check_settings(config: Any) -> None:
         value = getattr(config, name, None)
         if value is not None and (name == "transformers_weights" or "/" in str(value)):
             raise ModelError(
-                f"its config.json names weights or code of its own ({name.lstrip('_')}: "
+                f"its config.json names other weights or code ({name.lstrip('_')}: "
                 f"{value!r}), which is not opened; leave that setting out"
             )
 

@@ -94,10 +94,10 @@ def check_arguments(given: Mapping[str, Any] | None) -> None:
 
 def _boolean(name: str, value: object) -> bool:
     """vLLM passes numbers and texts, but not true and false."""
-    found = _BOOLEANS.get(str(value).lower().removesuffix(".0"))
-    if found is None:
+    truth = _BOOLEANS.get(str(value).lower().removesuffix(".0"))
+    if truth is None:
         raise SettingError(f"{PREFIX}{name} must be 0 or 1, got {shown(value)}")
-    return found
+    return truth
 
 
 Begun = Future[Correction | None]  # None: the logits of the request stay as they are
@@ -162,14 +162,14 @@ def _no_rows(count: int) -> tuple[list[Correction | None], list[Sequence[int]]]:
 
 
 class V1Rows:
-    """The V1 interface: a row is a place in the batch, and vLLM reports how rows move.
+    """The V1 interface: a request has a row of the batch, and vLLM reports how rows move.
 
     Without requests it does nothing.
     """
 
     def __init__(self, requests: Requests | None) -> None:
         self._requests = requests
-        # By place, with vLLM's own list of the answer's tokens, which grows.
+        # By row, with vLLM's own list of the answer's tokens, which grows.
         self._rows: dict[int, tuple[Begun, list[int]]] = {}
 
     def is_argmax_invariant(self) -> bool:
@@ -180,10 +180,10 @@ class V1Rows:
         """Follow a BatchUpdate: first the removed rows, then the added, then the moved."""
         if batch_update is None or self._requests is None:
             return
-        for place in batch_update.removed:
-            self._rows.pop(place, None)
-        for place, params, prompt_ids, output_ids in batch_update.added:
-            self._rows[place] = self._requests.submit(params, prompt_ids), output_ids
+        for row in batch_update.removed:
+            self._rows.pop(row, None)
+        for row, params, prompt_ids, output_ids in batch_update.added:
+            self._rows[row] = self._requests.submit(params, prompt_ids), output_ids
         for source, target, direction in batch_update.moved:
             moved, replaced = self._rows.pop(source, None), self._rows.pop(target, None)
             if moved is not None:
@@ -197,10 +197,10 @@ class V1Rows:
         if not self._rows:
             return logits
         corrections, outputs = _no_rows(len(logits))
-        for place, (begun, output) in self._rows.items():
+        for row, (begun, output) in self._rows.items():
             if output and output[-1] < 0:
                 raise SettingError(HIDDEN_TOKENS)
-            corrections[place], outputs[place] = begun.result(), output
+            corrections[row], outputs[row] = begun.result(), output
         return lift_rows(corrections, outputs, logits).logits
 
 
