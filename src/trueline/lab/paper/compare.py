@@ -258,19 +258,8 @@ def caveats(recipe: PaperRecipe, tables: Sequence[Table]) -> tuple[str, ...]:
     return tuple(filter(None, notes))
 
 
-@dataclass(frozen=True, slots=True)
-class AnsweredCase:
-    """One question."""
-
-    benchmark: str
-    question: str
-    answers: Mapping[str, Mapping[str, Any]]  # by method: `text` and `verdicts`
-    moves: tuple[str, ...]  # the tokens that RAD changed
-    is_of_the_paper: bool
-
-
-def cases_of(plan: Plan, folder: Path, table: Table) -> list[AnsweredCase]:
-    """The questions the paper shows, then the first on which RAD differs from greedy."""
+def cases_of(plan: Plan, folder: Path, table: Table) -> list[dict[str, Any]]:
+    """The questions the paper shows, then the first on which RAD differs from greedy; JSON."""
     cells = {row.method: row.first for row in table.rows if not row.first.head.is_instead}
     greedy = {line.sample: line.text for line in cells["greedy"].answers}
     printed = {bare_letters(case.question) for case in paper().cases}
@@ -280,18 +269,19 @@ def cases_of(plan: Plan, folder: Path, table: Table) -> list[AnsweredCase]:
     lines = [*named, *(line for line in differing if line not in named)][:_CASES]
     questions = [line.question for line in lines]
     moved = _moves(plan, folder, table, questions) if lines else []
-    found = []
-    for line, tokens in zip(lines, moved, strict=True):
-        each = {name: _answer(cell, line.sample) for name, cell in cells.items()}
-        answers = {name: answer for name, answer in each.items() if answer is not None}
-        is_printed = line in named
-        found.append(AnsweredCase(table.benchmark, line.question, answers, tokens, is_printed))
-    return found
+    return [
+        {
+            "benchmark": table.benchmark,
+            "question": line.question,
+            "answers": _answers(cells, line.sample),
+            "moves": tokens,  # the tokens that RAD changed
+            "is_of_the_paper": line in named,
+        }
+        for line, tokens in zip(lines, moved, strict=True)
+    ]
 
 
-def _moves(
-    plan: Plan, folder: Path, table: Table, questions: list[str]
-) -> list[tuple[str, ...]]:
+def _moves(plan: Plan, folder: Path, table: Table, questions: list[str]) -> list[list[str]]:
     """Decode RAD's answers once more with a trace; its space is in the folder already."""
     from trueline.decode.generate import generate
     from trueline.lab.cells import cells_of, grounding_space
@@ -305,29 +295,35 @@ def _moves(
     cell, *_ = cells_of(plan, lm, read, variant, space)
     limit = plan.sampling.max_new_tokens
     answers = generate(lm, cell.method, questions, max_new_tokens=limit, trace=True)
-    return [tuple(moves(answer.trace)) for answer in answers]
+    return [list(moves(answer.trace)) for answer in answers]
 
 
-def _answer(cell: CellResults, sample: str) -> Mapping[str, Any] | None:
-    text = next((line.text for line in cell.answers if line.sample == sample), None)
-    verdicts = [
-        f"{about}: {_LABELS[labels[sample]]} ({judge})"
-        for judge in cell.judges
-        for about in get_args(About)
-        if sample in (labels := cell.labels(about, judge))
-    ]
-    return None if text is None else {"text": text.strip(), "verdicts": tuple(verdicts)}
+def _answers(cells: Mapping[str, CellResults], sample: str) -> dict[str, dict[str, Any]]:
+    """The answers to a sample by method, each with the verdict of every judge."""
+    found = {}
+    for name, cell in cells.items():
+        verdicts = [
+            f"{about}: {_LABELS[labels[sample]]} ({judge})"
+            for judge in cell.judges
+            for about in get_args(About)
+            if sample in (labels := cell.labels(about, judge))
+        ]
+        for line in cell.answers:
+            if line.sample == sample:
+                found[name] = {"text": line.text.strip(), "verdicts": verdicts}
+    return found
 
 
-def case_grid(cases: Sequence[AnsweredCase]) -> Grid:
+def case_grid(cases: Sequence[dict[str, Any]]) -> Grid:
     """A question a row, a method a column."""
     rows = []
     for case in cases:
-        more = [f"{len(case.moves) - _MOVES} more"] if len(case.moves) > _MOVES else []
-        moved = "; ".join([*case.moves[:_MOVES], *more]) or "none"
-        answers = {name: GridText(*each.values()) for name, each in case.answers.items()}
-        below = ("a case of the paper",) if case.is_of_the_paper else ()
-        rows.append((GridText(case.question, below), answers, moved))
+        moved, more = case["moves"][:_MOVES], len(case["moves"]) - _MOVES
+        text = "; ".join([*moved, f"{more} more"] if more > 0 else moved) or "none"
+        answers = case["answers"].items()
+        texts = {name: GridText(x["text"], tuple(x["verdicts"])) for name, x in answers}
+        below = ("a case of the paper",) if case["is_of_the_paper"] else ()
+        rows.append((GridText(case["question"], below), texts, text))
     note = (
         "Questions the paper shows come first, if they are in the benchmark, then those on "
         f"which RAD's answer is not greedy's: at most {_CASES}."

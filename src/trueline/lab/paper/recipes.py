@@ -151,4 +151,6 @@ def plans_of(recipe: PaperRecipe, given: PlanKeys, *, is_full: bool = False) -> 
         parts = [{k: x for k, x in part.items() if k != "benchmarks"} for part in parts]
     tables = [{**table, **part} for part in parts]
     distinct = [one for index, one in enumerate(tables) if one not in tables[:index]]
-    return [plan_from(one, f"the recipe {recipe.name}") for one in distinct]
+    return [
+        plan_from(one, f"the recipe {recipe.name} with the given options") for one in distinct
+    ]

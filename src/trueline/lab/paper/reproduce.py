@@ -72,7 +72,7 @@ def reproduce(
         pairs = figure_pairs(recipe, table)
         data["figures"] += [pair.plain() for pair in pairs]
         if has_cases and (cases := cases_of(plans[0], results.folder, table)):
-            data["cases"] += [asdict(case) for case in cases]
+            data["cases"] += cases
             grid = case_grid(cases)
         else:
             grid = pair_grid(table, pairs)
