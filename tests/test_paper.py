@@ -212,7 +212,7 @@ def test_what_is_given_wins_over_the_recipe():
     assert others == {(3, ("gemini",), ("x",))}
     kate = plans_of(recipe_named("training-size"), {"ground": 250})[0]
     assert kate.ground == 100  # as in the paper, whatever RAD has
-    with pytest.raises(SettingError, match="ground must be a whole number from 1"):
+    with pytest.raises(SettingError, match="ground must"):
         plans_of(recipe_named("sizes"), {"ground": 0})
     (every,) = plans_of(recipe_named("sizes"), {"ground": "all"})
     assert every.ground is None
@@ -336,7 +336,7 @@ def test_only_named_questions_are_run_and_an_unknown_one_is_refused():
     found = benchmark_of(plan_from({**plan, "questions": wanted}), "facts")
     assert found.test == (every[1], every[3])
     assert found.counts["test used"] == 2
-    with pytest.raises(SettingError, match="facts has none of the 1 questions"):
+    with pytest.raises(SettingError, match="facts has no sample to test on"):
         benchmark_of(plan_from({**plan, "questions": ["Who?"]}), "facts")
 
 
