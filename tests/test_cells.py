@@ -11,7 +11,6 @@ import pytest
 import tiny
 import torch
 from conftest import EXAMPLES
-from tiny_run import LOAD, lines_in
 
 import trueline as tl
 from trueline.embed import load_embedder
@@ -19,8 +18,6 @@ from trueline.engines.transformers.model import LanguageModel
 from trueline.lab import cells as module
 from trueline.lab.cells import benchmark_of, cells_of
 from trueline.lab.plan import plan_from
-from trueline.lab.results import AnswerLine, CellLine
-from trueline.lab.run import run_plan
 
 pytestmark = pytest.mark.usefixtures("parts")
 MODULE = "transformers_modules.attack.modeling"
@@ -244,19 +241,6 @@ def test_an_encoder_of_bertscore_is_known_by_its_files(table, embedder_folder, t
     assert ids[0] != ids[1]
     assert ids[0] == ids[2]  # the same files in another place
     assert ids[0] != id_of({**table, "bertscore": str(folders[0]), "bertscore_layers": 2})
-
-
-def test_another_chat_template_is_run_anew_end_to_end(table, tmp_path, monkeypatch):
-    """On 0.1.0 the second run kept the answers of the first."""
-    for template in (None, tiny.CHAT):
-        lm = model_with(tokenizer=chat(template))
-        monkeypatch.setattr(LOAD, lambda name, lm=lm, **options: lm)
-        run_plan(plan_from({**table, "test": 2}), tmp_path)
-    first, second = lines_in(tmp_path, CellLine)
-    assert first.cell != second.cell
-    answers = lines_in(tmp_path, AnswerLine)
-    assert [line.cell for line in answers] == [first.cell] * 2 + [second.cell] * 2
-    assert answers[0].prompt_tokens != answers[2].prompt_tokens
 
 
 def test_every_judge_is_known_by_what_it_is_made_of(embedder, tmp_path, monkeypatch):

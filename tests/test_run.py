@@ -136,19 +136,6 @@ def test_a_run_cut_at_any_byte_resumes_to_the_same_lines(many, table, tmp_path):
         assert steady(lines_in(tmp_path)) == wanted, f"cut at byte {cut}"
 
 
-def test_only_the_unfinished_chunk_is_done_again(table, tmp_path):
-    run({**table, "methods": ["greedy"]}, tmp_path)
-    path = tmp_path / "results.jsonl"
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(lines[:4]) + lines[4][:-1])  # head, t1-t3, and t4 half written
-    with open_journal(tmp_path) as journal:
-        assert (kinds(journal.lines), journal.dropped) == ("caa", 2)
-    assert path.read_bytes() == b"".join(lines[:3])
-    path.write_bytes(b"".join(lines[:6]))  # the last chunk has one sample and is whole
-    with open_journal(tmp_path) as journal:
-        assert kinds(journal.lines) == "caaaaa"
-
-
 def test_a_judge_answers_each_question_once_until_it_changes(table, tmp_path, monkeypatch):
     plan = {**table, "methods": ["greedy"], "judges": ["fake"]}
     outcome = run(plan, tmp_path)

@@ -12,14 +12,21 @@ import logging
 import os
 import pickle
 import socket
-import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Annotated, Any
 
 from trueline.engines import Origin, origin_of
-from trueline.errors import ClusterError, SettingError, SpaceMismatchError, import_extra
+from trueline.errors import (
+    ClusterError,
+    SettingError,
+    SpaceMismatchError,
+    TruelineError,
+    import_extra,
+)
 from trueline.settings import Between, check_values
 from trueline.text import shown
 
@@ -69,24 +76,21 @@ class Cluster:
             return
         pickled = dumps(function)  # before a cluster starts: it may fail
         for where, error, result in self._outcomes(self._connect(), pickled, units):
-            if isinstance(error, dict):  # its versions
-                raise ClusterError(_version_problem(where, error, _versions(error)))
             if error is not None:
                 raise type(error)(f"{error} (on the worker at {where})") from error
             yield result
 
     def _outcomes(
         self, ray: Any, function: bytes, units: Sequence[Any]
-    ) -> Iterator[tuple[str, Any, Any]]:
-        """For each unit where its worker is, an error or other versions, and the result."""
+    ) -> Iterator[tuple[str, TruelineError | None, Any]]:
+        """For each unit where its worker is, an error if there is one, and the result."""
         count = min(self._count_workers(ray), len(units))
-        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # see _Worker
         options = {"num_cpus": self.threads, "num_gpus": self.gpus}
         options |= {"max_restarts": -1, "max_task_retries": self.retries}
         make = ray.remote(**options)(_Worker).remote
         # Not an argument of the constructor: Ray loses large ones when it restarts a worker.
         shared = ray.put(function)
-        versions = _versions(_PACKAGES)
+        versions = _versions()
         free = [make(versions, self.threads) for _ in range(count)] * _QUEUED
         running, ordered = dict[Any, Any](), deque[Any]()
         try:
@@ -111,7 +115,6 @@ class Cluster:
             running.clear()
 
     def _connect(self) -> Any:
-        """Ray, connected to the cluster."""
         ray = import_extra("ray", "--on ray", "ray")
         if ray.is_initialized():
             return ray
@@ -187,29 +190,21 @@ def _opened(origin: Origin, weights: str) -> Any:
 
 
 class _Worker:
-    """An actor of Ray.
-
-    It is pickled with its code, and imports trueline only when the versions are known to be
-    the same: so it can report what is wrong where trueline is another version or missing.
-    """
+    """An actor of Ray, which opens the function once."""
 
     def __init__(self, versions: dict[str, str], threads: int) -> None:
         self.versions, self.threads = versions, threads
         self.function: Callable[[Any], Any] | None = None
 
     def run(self, function: bytes, unit: bytes) -> bytes:
-        """Where it is, an error or other versions, and the result, pickled."""
+        """Where it is, an error if there is one, and the result, pickled."""
         import ray
+        import torch
 
         where = ray.util.get_node_ip_address()
-        if self.function is None and (found := _versions(self.versions)) != self.versions:
-            return pickle.dumps((where, found, None))
-        from trueline.errors import TruelineError
-
         try:
             if self.function is None:
-                import torch
-
+                _check_versions(self.versions)
                 torch.set_num_threads(self.threads)
                 self.function = pickle.loads(function)
             return pickle.dumps((where, None, self.function(pickle.loads(unit))))
@@ -217,29 +212,27 @@ class _Worker:
             return pickle.dumps((where, error, None))
 
 
-def _versions(names: Iterable[str]) -> dict[str, str]:
+def _versions() -> dict[str, str]:
     """The installed version of each package; empty if it is missing."""
-    from importlib.metadata import PackageNotFoundError, version  # of the worker's machine
-
-    found = {}
-    for name in names:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = ""
+    found = dict.fromkeys(_PACKAGES, "")
+    for name in found:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
     return found
 
 
-def _version_problem(where: str, there: dict[str, str], here: dict[str, str]) -> str:
-    parts = [
-        f"{name} is {there[name] or 'missing'} there and {here[name] or 'missing'} here"
-        for name in here
-        if there[name] != here[name]
+def _check_versions(first: dict[str, str]) -> None:
+    """Refuse to work with other versions than the first machine has."""
+    differing = [
+        f"{name} is {here or 'missing'} there and {first[name] or 'missing'} here"
+        for name, here in _versions().items()
+        if first[name] != here
     ]
-    return (
-        f"the worker at {where} may compute other numbers: {', '.join(parts)}; install the "
-        "same versions on every machine of the cluster"
-    )
+    if differing:
+        raise ClusterError(
+            f"a worker may compute other numbers: {', '.join(differing)}; install the same "
+            "versions on every machine of the cluster"
+        )
 
 
 def _first_line(error: Exception) -> str:

@@ -119,7 +119,6 @@ def _in_words(hint: Any) -> str:
 
 
 def _range_in_words(hint: Any) -> str:
-    """The range of a type in words; empty if it has none."""
     for part in (hint, *get_args(hint)):
         low, high = getattr(part, "ge", None), getattr(part, "le", None)
         above = getattr(part, "gt", None)

@@ -223,7 +223,10 @@ def test_a_results_file_larger_than_any_is_not_read(tmp_path):
 
 
 HOSTILE = [
-    *(text for text in ODD_TEXTS if text.strip() and "\ud800" not in text and len(text) < 99),
+    *(text for text in ODD_TEXTS if not text.isprintable() and "\ud800" not in text),
+    "<script>alert(1)</script>",
+    "<|im_end|>",
+    "=1+1",
     '=HYPERLINK("http://x","y")',
     "+1",
     "-1+2",
@@ -242,30 +245,25 @@ HOSTILE = [
 ]
 
 
-DRAWN = [
-    text for text in HOSTILE if text[:1] in "\x00\u202e$_<\u4e2d\x9b"
-]  # drawing takes long
+DRAWN = [text for text in HOSTILE if text[:1] in "\x00$<\u4e2d"]  # drawing takes long
 
 
 def hostile_lines(text):
     """A run in which everything that has a name has this one."""
     head = {"model": text, "benchmark": text, "dtype": text, "device": text, "time": text}
     head |= {"fingerprint": text, "versions": {text: text}, "machine": {text: [text]}}
-    more = {"settings": {text: text}, "defaults": {}, "build": {"embedder": text}}
+    more = {"defaults": {}, "build": {"embedder": text}}
     runs = []
     for number, (id, method) in enumerate(
         [("g", "greedy"), ("r", text), ("s", "rad"), ("t", "rad"), ("u", "rad")]
     ):
-        settings = {"alpha": number / 10, text: number} if method == "rad" else {}
-        given = (
-            {**more, "settings": settings} if method == "rad" else {"settings": {text: text}}
-        )
-        if method == "greedy":
-            given = {}
+        given = {} if method == "greedy" else {"settings": {text: text}}
+        if method == "rad":
+            given = {**more, "settings": {"alpha": number / 10, text: number}}
         runs += [
             cell(id, method, is_plain=method == "greedy", **given, **head),
             *answers(id, rouge=[0.1, 0.2, 0.3, 0.4], text=text, flipped=(0, number % 2)),
-            *verdicts(id, "truth", [True, False, True, bool(number % 2)], judge=text or "j"),
+            *verdicts(id, "truth", [True, False, True, bool(number % 2)], judge=text),
             done(id),
         ]
     last = cell("f", "dola", **head)
@@ -319,17 +317,6 @@ def test_hostile_names_stand_spelled_out_in_every_format(text, tmp_path):
     assert not re.search(r"(?<!\\)[~$]", read["report.md"])
     tex = re.sub(r"(?m)^%.*", "", read["report.tex"])
     assert r"\input" not in tex
-
-
-def test_a_negative_number_stays_one_and_a_formula_is_quoted(tmp_path):
-    worse = [cell("r", "rad"), *answers("r", rouge=[0.0, 0.1, 0.2, 0.3], text="x"), done("r")]
-    lines = [replace_line(x, model="=cmd") if hasattr(x, "model") else x for x in GREEDY]
-    put(tmp_path, encode_lines([*lines, *[replace_line(worse[0], model="=cmd"), *worse[1:]]]))
-    write_report(tmp_path, formats=["csv"], plots=())
-    rows = list(csv.DictReader(io.StringIO((tmp_path / "report.csv").read_text("utf-8"))))
-    assert {row["model"] for row in rows} == {"'=cmd"}
-    found = {row["difference"] for row in rows if row["measure"] == "rouge_l"} - {""}
-    assert found == {"-10"}
 
 
 # Where a report is written

@@ -37,7 +37,6 @@ class PlanCommand(click.Command):
     """A command with a flag for every key of a plan; they are made when they are needed."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """The flags, then what the command declares."""
         return [*plan_flags().values(), *super().get_params(ctx)]
 
 
@@ -179,7 +178,6 @@ def _check_names(table: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _mistakes_as_flags(*, is_wanted: bool) -> Iterator[None]:
-    """Let an error about keys of a plan name their flags."""
     try:
         yield
     except SettingError as error:
@@ -344,7 +342,6 @@ def _width(column: Stack) -> int:
 
 
 def _name(row: MethodRow) -> str:
-    """The method, and how many samples it rests on if some are missing."""
     counts = [x for x in row.counts.values() if x.answered != x.wanted]
     missing = ", ".join(f"{x.answered} of {x.wanted}" for x in counts)
     return f"{row.label} ({missing})" if missing else row.label

@@ -71,7 +71,6 @@ class Cell:
 
     @property
     def id(self) -> str:
-        """A short hash of everything that shapes the results."""
         return self.head.cell
 
 
@@ -254,7 +253,6 @@ def versions(module: str = "trueline", others: Sequence[str] = ()) -> dict[str, 
 
 @cache
 def _version(name: str) -> str:
-    """The version of a package; empty if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -265,7 +263,6 @@ _distributions = cache(packages_distributions)  # it reads all that are installe
 
 
 def _source_hash(package: str) -> str:
-    """A hash of a package's Python files; empty if it has none."""
     file = getattr(sys.modules[package], "__file__", None)
     if file is None:
         return ""
@@ -302,7 +299,6 @@ def _hash(content: object) -> str:
 
 
 def model_of(plan: Plan, name: str) -> Engine:
-    """Open a model with the options of a plan."""
     from trueline.session import open_session
 
     return open_session(

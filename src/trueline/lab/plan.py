@@ -280,7 +280,6 @@ def _swept(method: str, given: Table, sweep: Table, build: Table) -> list[Varian
 
 
 def _swept_keys(method: str, sweep: Table) -> dict[str, tuple[str, str, str]]:
-    """The keys of the sweep that a method has, with their parts."""
     options = build_options_read_by(method)
     parts = {key: key.partition(".") for key in sweep}
     return {
@@ -449,7 +448,6 @@ def _mistakes(table: Mapping[str, Any], types: Table, inside: str = "") -> dict[
 
 
 def _is_writable(value: object, depth: int = 0) -> bool:
-    """Whether a line of results can hold a value."""
     if isinstance(value, dict | list | tuple):
         inner = [*value, *value.values()] if isinstance(value, dict) else value
         return depth < _DEEPEST and all(_is_writable(one, depth + 1) for one in inner)
@@ -460,7 +458,6 @@ def _is_writable(value: object, depth: int = 0) -> bool:
 
 
 def _missing(table: Mapping[str, Any]) -> Iterator[str]:
-    """What the given keys need and do not have."""
     if "benchmarks" not in table:
         yield "benchmarks is missing; name one or more, such as facts"
     if "methods" not in table and "variants" not in table:
@@ -472,7 +469,6 @@ def _missing(table: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _method_mistakes(values: Table) -> Iterator[str]:
-    """What is wrong with methods, variants, settings, build and sweep."""
     methods, named = values.get("methods", []), values.get("variants", [])
     if not all(isinstance(item.get("method"), str) for item in named):
         yield "variants must be a list, each a table with a method"

@@ -149,7 +149,6 @@ class CellLine(MethodPart, frozen=True, kw_only=True, tag="cell"):
 
     @property
     def embedder(self) -> str | None:
-        """The embedder of its space; None without a space."""
         return None if self.space is None else self.space.built.get("embedder")
 
 
@@ -271,12 +270,10 @@ replace_line = msgspec.structs.replace  # a line with other values in some of it
 
 
 def encode_lines(lines: Iterable[AnyLine]) -> bytes:
-    """The bytes of lines, each with its newline."""
     return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
 
 
 def now() -> str:
-    """The time of a line."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -391,7 +388,6 @@ class Journal:
         return [x for x in self.lines if isinstance(x, SampleLine) and x.cell == cell]
 
     def has(self, cell: str, kind: type[PartOfCell]) -> bool:
-        """Whether there is a line of this kind for a cell."""
         return any(isinstance(line, kind) and line.cell == cell for line in self.lines)
 
 
@@ -427,7 +423,6 @@ def open_journal(folder: Path) -> Iterator[Journal]:
 
 
 def _unfinished(lines: Sequence[AnyLine]) -> int:
-    """How many lines an incomplete chunk has at the end."""
     if not lines or not isinstance(last := lines[-1], SampleLine):
         return 0
     head = next(x for x in lines if isinstance(x, CellLine) and x.cell == last.cell)
@@ -465,7 +460,6 @@ class CellResults:
 
     @property
     def cut_off(self) -> int:
-        """How many answers reached the limit of new tokens."""
         return sum(line.finish == "length" for line in self.answers)
 
     @property

@@ -327,7 +327,6 @@ def run_plan(
 
 @contextmanager
 def _threads(count: int | None) -> Iterator[None]:
-    """Set the number of torch's threads for a while; None changes nothing."""
     import torch
 
     before = torch.get_num_threads()
