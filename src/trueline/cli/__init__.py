@@ -7,6 +7,8 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Sequence
+from difflib import SequenceMatcher
 from typing import Any
 
 import click
@@ -36,6 +38,7 @@ from trueline.text import visible_line
 
 _STRAY_BREAK = re.compile(r"\n(?!  |\(see `)")  # in a message: part of a name it quotes
 _LONGEST = 500  # characters of what click says of a wrong command line, or of a command
+_LIKELY = 0.7  # likeness of two names from which on one may be the other, mistyped
 _RESUMED = ("build", "eval", "reproduce")  # commands that keep what they have done
 _OBJECTS_UNTIL_COLLECTION = 100_000
 
@@ -121,7 +124,7 @@ def _run() -> int:
         show(error.format_message())
     except click.UsageError as error:
         hint = f"\n(see `{error.ctx.command_path} --help`)" if error.ctx else ""
-        text = error.format_message()
+        text = _usage_message(error)
         if len(text) > _LONGEST:
             text = f"{text[: _LONGEST - 100]} ... {text[-95:]}"
         return _stop(text + hint)
@@ -134,6 +137,25 @@ def _run() -> int:
     except OSError as error:  # one that no other code expected
         return _stop(one_line(error))
     return 0
+
+
+def _usage_message(error: click.UsageError) -> str:
+    """What is wrong with a command line; of the names that click finds near, the likely one."""
+    given = getattr(error, "option_name", None) or getattr(error, "command_name", None)
+    near: Sequence[str] = getattr(error, "possibilities", None) or ()
+    if not given or not near:
+        return error.format_message()
+    typed = given.lstrip("-")
+
+    def likeness(name: str) -> float:
+        bare = name.lstrip("-")
+        is_part = typed in bare.split("-") or bare.startswith(typed) or typed.startswith(bare)
+        is_swapped = sorted(typed) == sorted(bare)  # aks and ask: a likeness of 2/3
+        return SequenceMatcher(None, typed, bare).ratio() + (is_part or is_swapped)
+
+    best = max(near, key=likeness)
+    meant = f" Did you mean {best!r}?" if likeness(best) >= _LIKELY else ""
+    return error.message + meant
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:

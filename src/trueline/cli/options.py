@@ -254,7 +254,6 @@ _ANSWER_OPTIONS = several(
         click.option(
             "--only-covered",
             is_flag=True,
-            default=None,
             help="If no example covers the question, answer 'I do not know'.",
         ),
         click.option(
@@ -277,7 +276,7 @@ def answer_options(command: Callable[..., None]) -> Callable[..., None]:
         names = ("space", "model", "embedder", "weights", "sampling")
         own = {name: given.pop(name) for name in names}
         named = read_settings(settings.pop("set"))
-        named |= {name: value for name, value in settings.items() if value is not None}
+        named |= {name: x for name, x in settings.items() if x is not None and x is not False}
         command(options=AnswerOptions(**own, settings=named), **given)
 
     decorated: Callable[..., None] = _ANSWER_OPTIONS(gathered)

@@ -76,7 +76,6 @@ def tell(text: str, style: str = "") -> None:
 
 
 def is_terminal() -> bool:
-    """Whether standard output is a terminal."""
     return sys.stdout.isatty()
 
 
@@ -165,7 +164,6 @@ def is_screen(stream: TextIO) -> bool:
 
 
 def terminal_width() -> int:
-    """The columns of the terminal."""
     return shutil.get_terminal_size((_PLAIN_WIDTH, 24)).columns
 
 
@@ -293,7 +291,6 @@ def progress_bars(unit: str, first: str = "") -> Iterator[OnLabel]:
 def progress_bar(
     label: str, unit: str, first: str = ""
 ) -> Iterator[Callable[[int, int], None]]:
-    """One bar."""
     with progress_bars(unit, first) as report:
         yield lambda done, total: report(label, done, total)
 
