@@ -86,24 +86,6 @@ def test_covered_questions_are_answered_with_a_verified_answer(cases, answers):
         assert fact.id in [source.example for source in answer.sources]
 
 
-def test_a_lone_answer_a_stream_and_the_processor_pick_the_same_tokens(
-    smol, space, cases, answers
-):
-    import torch
-
-    method = tl.Corrective(space)
-    question, wanted = cases[-1][0], answers[-1].token_ids[:16]
-    assert tl.generate(smol, method, question, max_new_tokens=16).token_ids == wanted
-    pieces = tl.stream(smol, method, question, max_new_tokens=16)
-    assert tuple(token for piece in pieces for token in piece.token_ids) == wanted
-    ids = torch.tensor([Prompt().encode(question, smol.tokenizer)])
-    processor = method.processor(smol.model, smol.tokenizer)
-    out = smol.model.generate(
-        ids, max_new_tokens=16, do_sample=False, logits_processor=[processor]
-    )
-    assert tuple(out[0, ids.shape[1] :].tolist()) == wanted
-
-
 def test_unrelated_questions_are_the_models_own_to_the_bit(smol, space):
     from trueline.methods.base import Rows, Step
 

@@ -219,8 +219,8 @@ USER = {"role": "user", "content": "Do fish sleep?"}
     [
         (tl.Greedy(), [], "messages must be a list"),
         (tl.Greedy(), "hello", "messages must be a list"),
-        (tl.Greedy(), [{"role": "user"}], "message 1 needs a role and a content"),
-        (tl.Greedy(), [{**USER, "role": "robot"}], "role 'robot'; there are system, user"),
+        (tl.Greedy(), [{"role": "user"}], "message 1 needs a content and a role"),
+        (tl.Greedy(), [{**USER, "role": "robot"}], "a role, one of system, user, .*robot"),
         (tl.Greedy(), [{**USER, "content": 3}], "content of message 1 must be text"),
         (tl.Greedy(), [{**USER, "role": "assistant"}], "the last message must be the user's"),
         (tl.CAD(), [USER], "no context to be contrasted with"),
@@ -245,15 +245,6 @@ def test_impossible_tokens_are_refused(method, tokens, message, lm):
         tl.generate(lm, method, TokenContext(tokens))
     with pytest.raises(SettingError, match=message):
         tl.score(lm, method, TokenContext(tokens), ["No."])
-
-
-def test_a_stream_carries_tokens_reasons_and_the_finish(lm):
-    pieces = list(tl.stream(lm, tl.Greedy(), "Do fish sleep?", max_new_tokens=9, trace=True))
-    whole = tl.generate(lm, tl.Greedy(), "Do fish sleep?", max_new_tokens=9, trace=True)
-    assert tuple(token for piece in pieces for token in piece.token_ids) == whole.token_ids
-    assert tuple(step for piece in pieces for step in piece.steps) == whole.trace
-    assert [piece.finish for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
-    assert pieces[-1].finish == whole.finish == "length"
 
 
 BAD = tiny.QUESTIONS[1]

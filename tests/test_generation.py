@@ -64,10 +64,15 @@ def test_a_batch_gives_each_question_the_answer_it_gets_alone_in_its_order(lm, m
 
 
 def test_the_pieces_of_a_stream_are_the_whole_answer(lm, method):
-    whole = tl.generate(lm, method, QUESTION, max_new_tokens=24)
-    pieces = list(tl.stream(lm, method, QUESTION, max_new_tokens=24))
+    whole = tl.generate(lm, method, QUESTION, max_new_tokens=24, trace=True)
+    pieces = list(tl.stream(lm, method, QUESTION, max_new_tokens=24, trace=True))
     assert "".join(map(str, pieces)) == whole.text
     assert len(pieces) > 3
+    assert tuple(token for piece in pieces for token in piece.token_ids) == whole.token_ids
+    assert tuple(step for piece in pieces for step in piece.steps) == whole.trace
+    *others, last = pieces
+    assert {piece.finish for piece in others} == {None}
+    assert (last.finish, last.answer) == (whole.finish, whole)
 
 
 def test_a_step_is_left_as_it_was_and_extreme_logits_give_no_nan(lm, method):

@@ -93,17 +93,6 @@ def test_every_form_of_rad_picks_the_tokens_of_the_oracle(
     assert space.info()["dtype"] == "float16"
 
 
-def test_the_processor_picks_the_tokens_of_the_oracle(smol, space, questions, wanted):
-    processor = tl.RAD(space).processor(smol.model, smol.tokenizer)
-    prompts = [tl.Prompt().encode(question, smol.tokenizer) for question in questions]
-    batch = smol.tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
-    out = smol.model.generate(
-        **batch, max_new_tokens=LENGTH, do_sample=False, logits_processor=[processor]
-    )
-    for row, answer in zip(out[:, batch["input_ids"].shape[1] :].tolist(), wanted):
-        assert tuple(row[: len(answer)]) == answer
-
-
 def test_our_embedder_gives_the_vectors_of_sentence_transformers(minilm, reference):
     texts = [
         "",

@@ -414,12 +414,11 @@ def read_messages(messages: Sequence[Mapping[str, str]]) -> Conversation:
         )
     read = []
     for number, message in enumerate(messages, 1):
-        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
-            raise SettingError(f"message {number} needs a role and a content, got {message!r}")
-        if message["role"] not in ROLES:
+        is_known = isinstance(message, Mapping) and message.get("role") in ROLES
+        if not is_known or "content" not in message:
             raise SettingError(
-                f"message {number} has the role {message['role']!r}; "
-                f"there are {', '.join(ROLES)}"
+                f"message {number} needs a content and a role, one of {', '.join(ROLES)}; "
+                f"got {shown(message)}"
             )
         check_text(message["content"], f"the content of message {number}")
         read.append((message["role"], message["content"]))

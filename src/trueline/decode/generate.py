@@ -371,13 +371,18 @@ def compare(
 
     Methods come as a list, or as {name: method}.
     """
-    named = _named(methods)
     given = to_tuple(questions)
     if not isinstance(given, tuple) or not given:
         raise SettingError(f"questions must be a list of one or more, got {shown(questions)}")
     sampling = Sampling(**options)  # type: ignore[arg-type]  # which converts sequences
-    for method in named.values():
+    listed = to_tuple(methods.values() if isinstance(methods, Mapping) else methods)
+    listed = listed if isinstance(listed, tuple) else (listed,)
+    for method in listed:
         _check_method(method, lm)  # all of them before the first answers
+    names = [*methods] if isinstance(methods, Mapping) else [one.name for one in listed]
+    named = dict(zip(names, listed, strict=True))
+    if len(named) < len(listed):
+        raise SettingError("two methods have one name; give them as {name: method}")
     runs = {}
     for name, method in named.items():
         answer_all(lm, method, given[:1], replace(sampling, max_new_tokens=1))  # warms up
@@ -389,20 +394,6 @@ def compare(
         runs[name] = (answers, perf_counter() - start)
     plain = runs[PLAIN][0] if PLAIN in runs else None
     return {name: _compared(name, *run, plain) for name, run in runs.items()}
-
-
-def _named(methods: Mapping[str, Method] | Sequence[Method]) -> Mapping[str, Method]:
-    if isinstance(methods, Mapping):
-        return methods
-    given = to_tuple(methods)
-    if not isinstance(given, tuple) or not all(isinstance(one, Method) for one in given):
-        raise SettingError(
-            f"methods must be a list such as [tl.Greedy(), tl.RAD(space)], got {shown(methods)}"
-        )
-    named = {method.name: method for method in given}
-    if len(named) < len(given):
-        raise SettingError("two methods have one name; give them as {name: method}")
-    return named
 
 
 def _compared(
