@@ -224,7 +224,7 @@ def test_tune_without_questions_keeps_a_threshold_and_undo_forgets_it(space, no_
     assert [commit.what for commit in tl.open(space).history()] == ["build", "tune", "tune"]
 
 
-def test_tune_with_questions_tells_recall_and_false_scope(space, tmp_path, no_model):  # noqa: F811
+def test_tune_with_questions_measures_recall_and_false_scope(space, tmp_path, no_model):  # noqa: F811
     file = tmp_path / "asked.jsonl"
     rows = [{"question": one.question, "id": one.id} for one in EXAMPLES]
     rows += [{"question": "Who won the cup?", "id": ""}]
@@ -240,7 +240,7 @@ def test_tune_with_questions_tells_recall_and_false_scope(space, tmp_path, no_mo
     assert "the right example comes first" in text
 
 
-def test_a_tuned_threshold_decides_who_speaks(space):
+def test_a_tuned_threshold_decides_what_is_in_scope(space):
     tl.open(space).tune({"threshold": 1.0})
     asked = ["ask", "--space", space, "--max-new-tokens", "12", QUESTION]
     assert NOT_COVERED in run(*asked).err

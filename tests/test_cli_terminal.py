@@ -90,7 +90,7 @@ def test_a_script_sees_no_wait_and_the_time_left():
     assert errors.getvalue() == "label: 0 of 4 entries\nlabel: 4 of 4 entries\n"
 
 
-def test_without_a_space_it_is_said_which_facts_answer():
+def test_a_note_names_the_facts_that_answer_without_a_space():
     ran = run("ask", "--max-new-tokens", "2", QUESTION)
     assert "no --space is given; the 100 facts that come with trueline are used\n" in ran.err
     ran = run("ask", "--method", "greedy", "--max-new-tokens", "2", QUESTION)
@@ -113,7 +113,7 @@ def test_questions_come_from_standard_input_one_a_line():
     assert "there is no question; write one" in ran.err
 
 
-def test_why_tells_the_answer_that_was_given_without_another_pass(monkeypatch):
+def test_why_explains_the_answer_that_was_given_without_another_pass(monkeypatch):
     def generate(*args, **options):
         pytest.fail("the answer was written again")
 

@@ -88,7 +88,7 @@ def told(tmp_path_factory):
 
 
 @pytest.mark.parametrize("args", MISTAKES, ids=" ".join)
-def test_a_mistake_is_told_before_torch_is_imported(args, told):
+def test_a_mistake_is_refused_before_torch_is_imported(args, told):
     text, code, heavy = told[args]
     assert (code, heavy) == ("1", "[]"), text
     assert text.startswith("Error: ")

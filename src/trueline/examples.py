@@ -432,10 +432,10 @@ def read_questions(path: Path, *, needs_ids: bool) -> list[AskedQuestion]:
     if _format(path) in _TABLES:
         return read_asked(path, needs_ids=needs_ids)
     lines = read_text(path, "--file").split("\n")
-    asked = [AskedQuestion(line.strip()) for line in lines if line.strip()]
-    if not asked:
+    questions = [AskedQuestion(line.strip()) for line in lines if line.strip()]
+    if not questions:
         raise ExampleError(f"{path} holds no questions; write one a line")
-    return asked
+    return questions
 
 
 def read_asked(path: str | os.PathLike[str], *, needs_ids: bool = True) -> list[AskedQuestion]:
@@ -470,16 +470,16 @@ def holds_questions(path: Path) -> bool:
     return "id" in first and not {"answers", "answer"} & first.keys()
 
 
-def check_meant(asked: Sequence[AskedQuestion], known: Collection[str], where: str) -> None:
+def check_meant(questions: Sequence[AskedQuestion], known: Collection[str], where: str) -> None:
     """Refuse ids that no example has, with names near to them."""
-    meant = ((one, id) for one in asked for id in (one.id, *one.also))
-    if unknown := [(one, id) for one, id in meant if id and id not in known]:
-        one, id = unknown[0]
+    meant = [(row.question, id) for row in questions for id in (row.id, *row.also) if id]
+    if unknown := [(question, id) for question, id in meant if id not in known]:
+        question, id = unknown[0]
         near = ", ".join(map(shown, get_close_matches(id, known))) or "none"
         raise ExampleError(
-            f"{where}: no example has the id {shown(id)} of the question "
-            f"{shown(one.question)} ({len(unknown)} of {len(asked)} questions have an unknown "
-            f"id); near names: {near}; leave the id empty where no example answers"
+            f"{where}: no example has the id {shown(id)} of the question {shown(question)} "
+            f"({len(unknown)} of {len(questions)} questions have an unknown id); near names: "
+            f"{near}; leave the id empty where no example answers"
         )
 
 

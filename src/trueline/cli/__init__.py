@@ -37,7 +37,7 @@ from trueline.errors import OutputError, TruelineError
 from trueline.text import visible_line
 
 _STRAY_BREAK = re.compile(r"\n(?!  |\(see `)")  # in a message: part of a name it quotes
-_LONGEST = 500  # characters of what click says of a wrong command line, or of a command
+_LONGEST = 500  # characters of a message of click, which may quote a long command line
 _LIKELY = 0.7  # likeness of two names from which on one may be the other, mistyped
 _RESUMED = ("build", "eval", "reproduce")  # commands that keep what they have done
 _OBJECTS_UNTIL_COLLECTION = 100_000

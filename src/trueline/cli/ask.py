@@ -80,8 +80,7 @@ def ask(
     """
     if trace and not as_json:
         raise SettingError(
-            "--trace needs --json; to read why an answer says what it says, use: trueline "
-            "explain"
+            "--trace needs --json; to read the reasons for an answer, use: trueline explain"
         )
     questions = _questions(question, file)
     session = options.open([method])

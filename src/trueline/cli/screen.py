@@ -257,7 +257,7 @@ def size(count: int) -> str:
 
 @contextmanager
 def progress_bars(unit: str, first: str = "") -> Iterator[OnLabel]:
-    """Bars on stderr, one a label; `first` says what takes time before there is any."""
+    """Bars on stderr, one a label; `first` is shown until the first of them begins."""
     if not is_screen(sys.stderr):
         yield _progress_lines(unit)
         return
