@@ -580,8 +580,8 @@ def embed_examples(
     units = [examples[start : start + _AT_ONCE] for start in starts]
     steps: dict[str, Any] = {"work": work, "run": run, "progress": progress}
     make = partial(_vectors, embedder)
-    made = store.resumed(make, units, [*map(len, units)], kind="vectors", **steps)
-    return {name: np.concatenate([one[name] for one in made]) for name in VECTORS}
+    parts = store.resumed(make, units, [*map(len, units)], kind="vectors", **steps)
+    return {name: np.concatenate([part[name] for part in parts]) for name in VECTORS}
 
 
 def _vectors(embedder: Embedder, examples: Sequence[Example]) -> Arrays:

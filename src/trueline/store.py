@@ -399,7 +399,7 @@ def resumed(
     """What is made of every unit, or was kept in `work` when an earlier call made it."""
     paths = [work and work / f"{kind}-{number:05d}.safetensors" for number in range(len(units))]
     kept = [_kept(path) for path in paths]
-    made = run(make, [unit for unit, one in zip(units, kept, strict=True) if one is None])
+    made = run(make, [unit for unit, arrays in zip(units, kept, strict=True) if arrays is None])
     report, done = progress or (lambda done, total: None), 0
     results = []
     for path, arrays, size in zip(paths, kept, sizes, strict=True):
@@ -487,12 +487,12 @@ def _remove(folder: Path, path: Path) -> None:
     """Delete what we made at a path in the folder of a space, and nothing else."""
     if path.is_symlink() or not path.is_dir():
         return
-    for one in [*sorted(path.rglob("*"), reverse=True), path]:  # the inner ones first
-        if one.is_dir() and not one.is_symlink():
+    for inner in [*sorted(path.rglob("*"), reverse=True), path]:  # a folder after its files
+        if inner.is_dir() and not inner.is_symlink():
             with suppress(OSError):  # something else is in it
-                one.rmdir()
-        elif one.name != "lock" and _is_ours(folder, one):
-            one.unlink(missing_ok=True)
+                inner.rmdir()
+        elif inner.name != "lock" and _is_ours(folder, inner):
+            inner.unlink(missing_ok=True)
 
 
 def _remove_others(folder: Path, name: str) -> None:

@@ -53,7 +53,7 @@ def plan_entries(
     prompt: Prompt,
 ) -> tuple[EntrySettings, Passages] | None:
     """The settings of the entries of a new space, and the answers to read; None: no entries."""
-    usual = {each.name: each.default for each in fields(EntrySettings)}
+    usual = {field.name: field.default for field in fields(EntrySettings)}
     for name, value in options.items():
         if name not in usual:
             raise TypeError(f"build takes no {name!r}")
@@ -112,7 +112,7 @@ def build_entries(
     progress: OnProgress | None = None,
 ) -> RadEntries:
     """The entries of answers; what is finished is kept in `work`, and not made again."""
-    batches = [batch for each in passages for batch in _batches(each)]
+    batches = [batch for answers in passages for batch in _batches(answers)]
     sizes = [sum(len(row.tokens) + settings.end for row in batch) for batch in batches]
     make = partial(_entries, settings, lm, embedder)
     options: dict[str, Any] = {"work": work, "run": run, "progress": progress}
@@ -199,9 +199,9 @@ def _values(settings: EntrySettings, lm: Engine, batch: Sequence[Passage]) -> Ar
     # The last token is not read.
     reads = [[*x.tokens, 0][:length] for x, length in zip(batch, lengths, strict=True)]
     states = read_continuations(lm, prompts, rows, reads, states=True)
-    found = states.logits if states.hidden is None else states.hidden
-    assert found is not None
-    kept = torch.cat([row[:length] for row, length in zip(found, lengths, strict=True)])
+    computed = states.logits if states.hidden is None else states.hidden
+    assert computed is not None
+    kept = torch.cat([row[:length] for row, length in zip(computed, lengths, strict=True)])
     if settings.values == "logits" and lm.head is not None:
         kept = lm.head(kept)
     values: Array = kept.float().cpu().numpy().astype(settings.dtype)

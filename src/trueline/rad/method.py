@@ -92,7 +92,7 @@ class RAD(EntryMethod):
         if not any(map(len, sets)):  # S is empty in every row
             return Adjusted(step.logits, sets)
         l_base, is_state = self._base(step)
-        l_agg = [one.aggregated(is_state=is_state) for one in sets]  # sum_{i in S} w_i l_i
+        l_agg = [near.aggregated(is_state=is_state) for near in sets]  # sum_{i in S} w_i l_i
         # Stage 3: add alpha * l_agg.
         l_final = self.add(l_base, l_agg, sets)
         return self._adjusted(step, l_final, sets, is_state=is_state)
@@ -116,8 +116,8 @@ class RAD(EntryMethod):
     ) -> torch.Tensor:
         """l_final = l_base + alpha * l_agg, in the rows with a hit: (rows, width)."""
         l_final = l_base
-        for one, aggregated in zip(sets, l_agg, strict=True):
-            l_final = fuse(l_final, aggregated, one.hit, alpha=one.alpha, how=self.fusion)
+        for near, pull in zip(sets, l_agg, strict=True):
+            l_final = fuse(l_final, pull, near.hit, alpha=near.alpha, how=self.fusion)
         return l_final
 
     # What is not in the paper.
@@ -182,7 +182,7 @@ class RAD(EntryMethod):
             return Adjusted(logits, sets)
         stretch = 1 + self.alpha * sets[0].hit  # (rows,)
         if self._is_neutral(step):
-            return Adjusted(logits, tuple(replace(one, scale=1 / stretch) for one in sets))
+            return Adjusted(logits, tuple(replace(near, scale=1 / stretch) for near in sets))
         return Adjusted(logits, sets, None if self.neutral is False else stretch)
 
     def _head(
@@ -194,8 +194,8 @@ class RAD(EntryMethod):
         logits = head(states)
         if head.bias is None:
             return logits
-        one = torch.ones(len(states), 1, device=states.device)
-        shares = self.add(one, [one] * len(sets), sets)
+        ones = torch.ones(len(states), 1, device=states.device)
+        shares = self.add(ones, [ones] * len(sets), sets)
         shares = self._on_scale(step, shares, sets[0].hit)
         # The fused logits contain the bias `shares` times; the head has added it once.
         return torch.where(shares == 1, logits, logits + (shares - 1) * head.bias)

@@ -70,8 +70,8 @@ def open_retriever(
             entries = rad.wrong if wrong else rad.truthful
             assert entries is not None
             rad.opened[key] = Retriever(entries, space.open_embedder(key[0]), key[0])
-        found: Retriever = rad.opened[key]
-        return found
+        retriever: Retriever = rad.opened[key]
+        return retriever
 
 
 def windows_of(rows: Rows, settings: EntrySettings) -> list[str]:
