@@ -551,7 +551,7 @@ def test_every_plot_is_drawn_as_svg_and_png(tmp_path):
         assert plot.inline_svg.startswith("<svg")
         assert "currentColor" in plot.inline_svg
     assert replace(plots[-1]).svg == plots[-1].svg  # drawn again, the same text
-    png = plots[-1].content("png")
+    png = plots[-1].png
     assert png[:8] == b"\x89PNG\r\n\x1a\n"
     assert len(png) > 5000
 

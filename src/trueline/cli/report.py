@@ -125,7 +125,7 @@ def reproduce(
         made = run(name, folder, with_flags({}, flags), is_full=full, progress=progress)
     texts = (as_markdown(made.document, figures="svg"), as_html(made.document))
     contents = {page: text.encode() for page, text in zip(_PAGES, texts, strict=True)}
-    contents |= {f"{plot.name}.svg": plot.content("svg") for plot in made.document.plots}
+    contents |= {f"{plot.name}.svg": plot.svg.encode() for plot in made.document.plots}
     written = write_files(folder, contents, overwrite=overwrite)
     if as_json:
         print_json(made.data)

@@ -119,9 +119,9 @@ def write_report(
         "latex": lambda: as_latex(document),
     }
     written = {FORMATS[name]: texts[name]().encode() for name in formats}
-    written |= {
-        f"{plot.name}.{kind}": plot.content(kind) for kind in plots for plot in document.plots
-    }
+    svg, png = "svg" in plots, "png" in plots
+    written |= {f"{plot.name}.svg": plot.svg.encode() for plot in document.plots if svg}
+    written |= {f"{plot.name}.png": plot.png for plot in document.plots if png}
     target = Path(out) if out is not None else results.folder
     return write_files(target, written, overwrite=overwrite)
 

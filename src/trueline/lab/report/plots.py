@@ -59,30 +59,22 @@ class Plot:
     @cached_property
     def svg(self) -> str:
         """SVG; the same plot and name give the same text."""
-        return self._saved(
-            "svg", transparent=True, metadata={"Date": None, "Creator": MARK}
-        ).decode()
+        metadata = {"Date": None, "Creator": MARK}
+        return self._drawn("svg", transparent=True, metadata=metadata).decode()
 
     @property
     def inline_svg(self) -> str:
         """SVG for a page: without its XML head, in the color of the surrounding text."""
         return self.svg[self.svg.index("<svg") :].replace(_INK, "currentColor")
 
-    def content(self, kind: str) -> bytes:
-        """The content of its file: svg or png."""
-        return (
-            self.svg.encode()
-            if kind == "svg"
-            else self._saved("png", metadata={"Software": MARK})
-        )
+    @property
+    def png(self) -> bytes:
+        return self._drawn("png", metadata={"Software": MARK})
 
-    def _saved(self, kind: str, **options: Any) -> bytes:
-        matplotlib = import_extra(
-            "matplotlib", "a report with plots (else --plots none)", "eval"
-        )
+    def _drawn(self, kind: str, **options: Any) -> bytes:
+        matplotlib = import_extra("matplotlib", "a plot (or else --plots none)", "eval")
+        style = {**_STYLE, "svg.hashsalt": self.name}  # the same name gives the same bytes
         out = io.BytesIO()
-        # The same name gives the same bytes.
-        style = {**_STYLE, "svg.hashsalt": self.name}
         with matplotlib.rc_context(style), warnings.catch_warnings():
             # A sign that the font lacks is drawn as a box, without a line for each.
             warnings.filterwarnings("ignore", message="Glyph .* missing from")
