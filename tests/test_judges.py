@@ -1,4 +1,4 @@
-"""Judges: what they are asked, how replies are read, and that nothing is lost or paid twice."""
+"""Judges: their questions, how replies are read, and that nothing is lost or paid twice."""
 
 import asyncio
 import json
@@ -150,7 +150,7 @@ def test_a_reply_is_read_as_one_verdict_or_as_none(about, replies, label):
         assert read_verdict(raw, about) is label, raw
 
 
-def test_each_task_asks_its_questions():
+def test_each_task_has_its_questions():
     assert questions_for("question") == ("truth", "info")
     assert questions_for("dialogue") == questions_for("summary") == ("hallucination",)
 

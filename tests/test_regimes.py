@@ -173,8 +173,8 @@ def test_the_shipped_regimes_need_no_folder_and_have_no_unrelated_questions_then
 def test_unrelated_questions_come_from_the_sets_that_are_there_in_turn(tmp_path):
     write(tmp_path, "nq_open/nq_open_dev", FILES["nq_open/nq_open_dev"])
     write(tmp_path, "popqa/popqa_1k", FILES["popqa/popqa_1k"])
-    asked = [x for x in read_benchmark("regimes", data=tmp_path).test if not x.answers]
-    unrelated = [x for x in asked if x.probe.regime == "unrelated"]
+    local = [x for x in read_benchmark("regimes", data=tmp_path).test if not x.answers]
+    unrelated = [x for x in local if x.probe.regime == "unrelated"]
     assert [x.category for x in unrelated[:4]] == ["nq", "popqa", "nq", "popqa"]
     assert len(unrelated) == 400
 
@@ -336,11 +336,11 @@ def test_the_page_of_the_regimes_has_the_shares_of_the_kept_answers(kept):
 def test_what_is_right_is_what_another_program_counted(kept, method):
     """The tables of docs/results/covered.md, which benchmarks/covered.py prints."""
     text = (RESULTS / "covered.md").read_text("utf-8").split("### smollm2-135m+")[0]
-    told = {
+    counts = {
         measure: re.search(rf"^\| {regime} \| {method} \| [^|]*; (\d+) of (\d+)\)", text, re.M)
         for measure, regime in (("efficacy", "exact"), ("generalisation", "paraphrase"))
     } | {
-        measure: re.search(  # the third column: facts told
+        measure: re.search(  # the third column: facts stated
             rf"^\| {method} (?:\| [^|]*){{2}}\| [^|]*; (\d+) of (\d+)\)",
             text.partition(f"**{regime}**")[2],
             re.M,
@@ -352,8 +352,8 @@ def test_what_is_right_is_what_another_program_counted(kept, method):
         )
     }
     shares = kept.shares("smollm2-135m")
-    assert {key: tuple(map(int, found.groups())) for key, found in told.items()} == {
-        key: shares[key, method] for key in told
+    assert {key: tuple(map(int, found.groups())) for key, found in counts.items()} == {
+        key: shares[key, method] for key in counts
     }
 
 

@@ -253,8 +253,8 @@ def test_the_difference_of_two_aurocs_is_paired():
 def test_the_p_of_a_difference_of_statistics_is_small_only_where_it_is_large():
     rng = np.random.default_rng(7)
     right = (rng.uniform(size=80) < 0.5).tolist()
-    telling = [0.8 if x else 0.2 for x in right]
+    knowing = [0.8 if x else 0.2 for x in right]
     guessing = rng.uniform(size=80).tolist()
-    assert paired_statistic(auroc, (telling, right), (guessing, right)).p < 0.01
+    assert paired_statistic(auroc, (knowing, right), (guessing, right)).p < 0.01
     other = rng.uniform(size=80).tolist()
     assert paired_statistic(auroc, (other, right), (guessing, right)).p > 0.05

@@ -158,7 +158,7 @@ def hostile(chance):
 
 
 def check_verdict(name, verdict):
-    """A verdict is one, or says why there is none; it can be written, and shows no key."""
+    """A verdict has a label or a reason; it can be written, and shows no key."""
     assert verdict.raw, name
     assert verdict.is_answered or verdict.raw.startswith("(no response: "), name
     assert verdict.label is None or verdict.label is read_verdict(verdict.raw, "info"), name
