@@ -92,10 +92,18 @@ def test_encoders_that_count_from_their_pad_have_a_runtime_too(architecture, poo
     assert torch.allclose(made.embed(texts), by_torch(made, texts), atol=1e-6)
 
 
-def test_a_runtime_with_other_vectors_than_torch_is_not_used(fresh):
-    fresh.open()
+def test_a_damaged_runtime_is_made_anew_quietly_and_one_with_other_vectors_is_not_used(
+    fresh, warnings, capfd
+):
     path = onnx.runtime_path(fresh.hash)
-    np.save(path.with_suffix(".npy"), np.load(path.with_suffix(".npy"))[::-1])
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"not a graph")
+    fresh.open()
+    assert (capfd.readouterr(), warnings()) == (("", ""), [])
+    vectors = path.with_suffix(".npy")
+    assert sorted(path.parent.iterdir()) == [vectors, path]
+    assert fresh._runtime is not None
+    np.save(vectors, np.load(vectors)[::-1])
     with pytest.raises(ValueError, match="other vectors"):
         onnx._checked(path, onnx.pad_rows(onnx._SAMPLE, fresh.pad_id))
 

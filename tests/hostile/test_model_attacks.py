@@ -7,7 +7,6 @@ import os
 import pickle
 import resource
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -478,27 +477,6 @@ def test_positions_that_no_model_has_are_refused_in_words(embedder_folder, tmp_p
         folder = copied(embedder_folder, tmp_path / name, config={name: 10**9})
         with within(30), pytest.raises(ModelError):
             load_embedder(folder)
-
-
-@pytest.mark.slow
-def test_the_first_use_of_an_embedder_says_nothing_and_mends_a_damaged_runtime(
-    embedder_folder, tmp_path
-):
-    path = tmp_path / "runtimes" / f"{load_embedder(embedder_folder).hash[:32]}.onnx"
-    path.parent.mkdir()
-    path.write_bytes(b"not a graph")
-    code = "import sys, trueline.embed as l; l.load_embedder(sys.argv[1]).open()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(embedder_folder)],
-        env={**os.environ, "TRUELINE_HOME": str(tmp_path)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert (done.stdout, done.stderr) == ("", "")
-    assert sorted(path.parent.iterdir()) == [path.with_suffix(".npy"), path]
-    assert len(path.read_bytes()) > 1000
 
 
 # ------------------------------------------------------------------ the fuzzer
