@@ -117,12 +117,15 @@ def _token_ids(*tokens: int | None) -> frozenset[int]:
 class LanguageModel(TokenizerReader):
     """A causal language model of transformers and its tokenizer."""
 
+    gives_layers = True
+
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, id: str = ""
     ) -> None:
         if model.training:
             raise ModelError("the model is in training mode; call model.eval() first")
-        layers = getattr(model.config.get_text_config(), "layer_types", None) or ()
+        config = model.config.get_text_config()
+        layers = getattr(config, "layer_types", None) or ()
         if getattr(model, "_is_stateful", False) or not set(layers) <= _CACHED:
             raise ModelError(
                 f"{type(model).__name__} keeps a running state where trueline needs a cache of "
@@ -130,6 +133,9 @@ class LanguageModel(TokenizerReader):
             )
         super().__init__(tokenizer)
         self.model = model
+        self.vocabulary, self.depth = int(config.vocab_size), int(config.num_hidden_layers)
+        self.limit: int | None = getattr(config, "max_position_embeddings", None)
+        self.is_tied = bool(config.tie_word_embeddings)
         self._fingerprint: tuple[object, str] = None, ""  # the state of the weights, its hash
         self.id = id or Path(str(model.config._name_or_path)).name or model.config.model_type
 
@@ -144,26 +150,6 @@ class LanguageModel(TokenizerReader):
     def dtype(self) -> torch.dtype:
         dtype: torch.dtype = self.model.dtype
         return dtype
-
-    @property
-    def vocabulary(self) -> int:
-        return int(self.model.config.get_text_config().vocab_size)
-
-    @property
-    def limit(self) -> int | None:
-        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-
-    @property
-    def depth(self) -> int:
-        return int(self.model.config.get_text_config().num_hidden_layers)
-
-    @property
-    def gives_layers(self) -> bool:
-        return True
-
-    @property
-    def is_tied(self) -> bool:
-        return bool(self.model.config.get_text_config().tie_word_embeddings)
 
     @cached_property
     def head(self) -> ScaledHead | None:
