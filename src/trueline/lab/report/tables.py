@@ -79,10 +79,6 @@ class MethodRow:
         tasks = dict.fromkeys(cell.head.task for cell in self.cells)
         return {task: _count([x for x in self.cells if x.head.task == task]) for task in tasks}
 
-    @property
-    def is_complete(self) -> bool:
-        return not any(counts.left for counts in self.counts.values())
-
 
 def _count(cells: Sequence[CellResults]) -> Counts:
     answered = sum(len(cell.answers) + len(cell.choices) for cell in cells)
@@ -218,7 +214,7 @@ def _compare(rows: Sequence[MethodRow], column: Column) -> None:
     tested = [row for row in rows if row.values[id].p is not None]
     for row, p in zip(tested, holm([row.values[id].p or 0.0 for row in tested]), strict=True):
         row.values[id] = replace(row.values[id], p_holm=p)
-    complete = [row for row in rows if row.is_complete]
+    complete = [x for x in rows if not any(counts.left for counts in x.counts.values())]
     scores = [better * row.values[id].mean for row in complete]
     if better and len(scores) > 1 and scores.count(max(scores)) == 1:
         best = complete[scores.index(max(scores))]
