@@ -28,7 +28,7 @@ from trueline.errors import ClusterError, MissingExtraError, SettingError, Space
 from trueline.examples import to_lines
 from trueline.lab.cells import benchmark_of, cells_of, model_of
 from trueline.lab.plan import plan_from
-from trueline.lab.run import run_plan, sample_lines
+from trueline.lab.run import _chunk_lines, run_plan, sample_lines
 from trueline.space import build
 from trueline.types import Example
 
@@ -194,6 +194,15 @@ def test_a_cell_in_another_process_gives_the_same_lines(method, table, parts):
     there = pickle.loads(dumps(cell))
     assert steady(sample_lines(there, there.samples[3:6])) == here
     assert [line["index"] for line in here] == [3, 4, 5]
+
+
+def test_a_cell_refuses_other_versions_than_it_was_planned_with(table, monkeypatch):
+    plan = plan_from({**table, "methods": ["greedy"]})
+    lm, benchmark = model_of(plan, plan.models[0]), benchmark_of(plan, plan.benchmarks[0])
+    (cell,) = cells_of(plan, lm, benchmark, plan.variants[0], None)
+    monkeypatch.setattr("trueline.lab.cells._version", lambda name: "9.9")
+    with pytest.raises(ClusterError, match=r"another version of trueline, .*rouge-score"):
+        _chunk_lines({cell.id: cell}, 3, (cell.id, 0))
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from pathlib import Path
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Annotated
 
-from trueline.errors import SettingError
+from trueline.errors import ClusterError, SettingError
 from trueline.lab.cells import (
     Cell,
     benchmark_of,
@@ -21,6 +21,7 @@ from trueline.lab.cells import (
     judges_of,
     machine,
     model_of,
+    versions,
 )
 from trueline.lab.findings import agreement_notes, effect_notes, warnings
 from trueline.lab.leaks import leak_line, leak_note
@@ -433,7 +434,14 @@ def _answer_chunks(run: _Run, cells: Sequence[Cell]) -> Iterator[list[SampleLine
 
 def _chunk_lines(cells: dict[str, Cell], size: int, chunk: Chunk) -> list[SampleLine]:
     id, start = chunk
-    return sample_lines(cells[id], cells[id].samples[start : start + size])
+    cell, wanted = cells[id], cells[id].head.versions
+    found = versions(type(cell.method).__module__, [*wanted])
+    if other := [x for x in wanted if x != "python" and found.get(x) != wanted[x]]:
+        raise ClusterError(
+            f"{cell.head.label} would run differently on another machine, which has another "
+            f"version of {', '.join(other)}; install the same on every machine"
+        )
+    return sample_lines(cell, cell.samples[start : start + size])
 
 
 def _run_cell(run: _Run, cell: Cell, answered: Iterator[list[SampleLine]]) -> Iterator[int]:
