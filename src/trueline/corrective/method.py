@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -23,6 +23,7 @@ from trueline.space import GroundingSpace
 from trueline.types import Example, Sampling, ScopedExample
 
 UNKNOWN = "I do not know: my verified answers do not cover this."
+_BEGUN = 256  # questions whose corrections a processor keeps
 Scope = Sequence[ScopedExample]
 
 
@@ -161,25 +162,25 @@ class Corrective(ScopeMethod):
         where the prompt ends.
         """
         corrector = self.corrector(wrap_transformers(model, tokenizer))
-        begun: dict[str | None, Correction | None] = {None: None}
+        find = lru_cache(_BEGUN)(corrector.find)
+        begin = lru_cache(_BEGUN)(lambda text: corrector.begin(question=text))
 
         def adjust(contexts: list[list[int]], scores: torch.Tensor) -> torch.Tensor:
             corrections, outputs = [], []
             for context in contexts:
-                found = None
-                if question is None or prompt_length is None:
-                    found = corrector.find(context[:prompt_length])
-                if found is None and question is not None and prompt_length is None:
-                    raise SettingError(
-                        "this prompt does not show where the answer begins; give "
-                        "prompt_length=input_ids.shape[1]"
-                    )
-                start = found.start if prompt_length is None and found else prompt_length or 0
+                found, start = None, prompt_length
+                if question is None or start is None:
+                    found = find(tuple(context[:prompt_length]))
+                    if found is None and question is not None:
+                        raise SettingError(
+                            "this prompt does not show where the answer begins; give "
+                            "prompt_length=input_ids.shape[1]"
+                        )
+                if start is None:
+                    start = found.start if found else 0
                 outputs.append(context[start:])
-                row_question = question or (found.question if found else None) or None
-                if row_question not in begun:
-                    begun[row_question] = corrector.begin(question=row_question)
-                corrections.append(begun[row_question])
+                text = question or (found.question if found else None)
+                corrections.append(begin(text) if text else None)
             return lift_rows(corrections, outputs, scores).logits
 
         return as_logits_processor(adjust)
