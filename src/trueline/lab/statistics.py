@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
-from math import nan, sqrt
+from math import comb, isnan, nan, sqrt
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,10 @@ from trueline.errors import SettingError
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Statistic = Callable[[Any, Any], float | None]  # of values and flags, such as ECE and AUROC
+_DRAWS = 2000  # of the bootstrap, and of swapped pairs; always with the seed 0
 _BLOCK = 1_000_000  # random numbers drawn at once, to bound the memory
 _EQUAL = 1e-12  # rounding may put this much between two equal means
 _Z = 1.959964  # 95 % of a normal distribution lie within so many standard deviations
-_ALL_ORDERS = 8  # up to so many values every order is tried: 8! = 40,320
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,7 @@ def as_columns(*columns: Sequence[float]) -> Floats:
     return array
 
 
-def mean_interval(
-    *factors: Sequence[float], draws: int = 2000, seed: int = 0, block: int = _BLOCK
-) -> Interval:
+def mean_interval(*factors: Sequence[float]) -> Interval:
     """The mean and its percentile bootstrap interval over samples.
 
     With several factors it is the product of their means, as in T*I; each draw takes the same
@@ -70,10 +68,8 @@ def mean_interval(
     """
     columns = as_columns(*factors)
     n = columns.shape[1]
-    if not n:
-        return Interval(nan, nan, nan, 0)
-    drawn = _drawn_means(columns, draws, seed, block).prod(axis=0)
-    return Interval(float(columns.mean(axis=1).prod()), *_bounds(drawn), n)
+    mean = float(columns.mean(axis=1).prod()) if n else nan
+    return Interval(mean, *_bounds(columns, lambda x: x.mean(axis=2).prod(axis=0)), n)
 
 
 def share_interval(found: int, n: int) -> Interval:
@@ -91,34 +87,27 @@ def share_interval(found: int, n: int) -> Interval:
 
 
 def redrawn_interval(
-    statistic: Statistic,
-    values: Sequence[float],
-    flags: Sequence[bool],
-    *,
-    draws: int = 500,
-    seed: int = 0,
+    statistic: Statistic, values: Sequence[float], flags: Sequence[bool]
 ) -> tuple[float, float] | None:
     """The percentile bootstrap interval of a statistic of pairs, such as ECE or AUROC.
 
     Draws without a value (AUROC of right answers only) do not count; None if no draw has one.
     """
-    drawn = _drawn_values(lambda x: statistic(*x), as_columns(values, flags), draws, seed)
-    return _bounds(drawn) if drawn.size else None
+    columns = as_columns(values, flags)
+    bounds = _bounds(columns, lambda x: (statistic(*one) for one in x.swapaxes(0, 1)), 500)
+    return None if isnan(bounds[0]) else bounds
 
 
 def paired_statistic(
     statistic: Statistic,
     ours: tuple[Sequence[float], Sequence[bool]],
     base: tuple[Sequence[float], Sequence[bool]],
-    *,
-    draws: int = 300,
-    seed: int = 0,
 ) -> Difference | None:
     """statistic(ours) - statistic(base) on the same samples; None if either has no value.
 
     The interval redraws samples with both sides of each; p swaps the sides at random.
     """
-    columns = as_columns(*ours, *base)  # (4, n)
+    columns, draws = as_columns(*ours, *base), 300  # (4, n)
     n = columns.shape[1]
 
     def gap(both: Floats) -> float | None:
@@ -127,33 +116,46 @@ def paired_statistic(
 
     if (seen := gap(columns)) is None:
         return None
-    low, high = _bounds(_drawn_values(gap, columns, draws, seed))
-    generator = np.random.default_rng(seed)
-    as_far = 1  # the observed assignment is one more
-    for _ in range(draws):
-        is_swapped = generator.integers(0, 2, size=n).astype(bool)
-        other = gap(np.where(is_swapped, columns[[2, 3, 0, 1]], columns))
-        as_far += other is None or abs(other) >= abs(seen) - _EQUAL
-    return Difference(seen, low, high, as_far / (draws + 1), n)
+    swaps = (swap for block in _random(draws, n, 2) for swap in block.astype(bool))
+    others = [gap(np.where(swap, columns[[2, 3, 0, 1]], columns)) for swap in swaps]
+    as_far = sum(other is None or abs(other) >= abs(seen) - _EQUAL for other in others)
+    low, high = _bounds(columns, lambda x: map(gap, x.swapaxes(0, 1)), draws)
+    return Difference(seen, low, high, (as_far + 1) / (draws + 1), n)  # +1: as observed
 
 
-def paired_difference(
-    *columns: Sequence[float], draws: int = 2000, seed: int = 0, all_swaps: int = 12
-) -> Difference:
+def paired_difference(*columns: Sequence[float]) -> Difference:
     """mean(values) - mean(base), its bootstrap interval, and p of a paired permutation test.
 
-    With four columns it is mean(a) * mean(b) - mean(base_a) * mean(base_b), as for T*I. Up to
-    `all_swaps` pairs that differ, every way to swap them is tried: 2^12 = 4,096.
+    With four columns it is mean(a) * mean(b) - mean(base_a) * mean(base_b), as for T*I. If at
+    most 12 pairs differ, every way to swap them is tried: 2^12 = 4,096.
     """
     both = as_columns(*columns)
     half, n = len(both) // 2, both.shape[1]
     if not n:
         return Difference(nan, nan, nan, nan, 0)
+
+    def gap(means: Floats) -> Floats:
+        found: Floats = means[:half].prod(axis=0) - means[half:].prod(axis=0)
+        return found
+
     ours, base = both[:half], both[half:]  # (factors, n) each
-    drawn = _drawn_means(both, draws, seed)
-    mean = ours.mean(axis=1).prod() - base.mean(axis=1).prod()
-    low, high = _bounds(drawn[:half].prod(axis=0) - drawn[half:].prod(axis=0))
-    return Difference(float(mean), low, high, _swap_p(ours, base, draws, seed, all_swaps), n)
+    low, high = _bounds(both, lambda x: gap(x.mean(axis=2)))
+    gaps = (ours - base)[:, (ours != base).any(axis=0)]  # (factors, differing)
+    sums, differing = (ours + base).sum(axis=1)[:, None], gaps.shape[1]  # (factors, 1)
+
+    def swapped_gap(is_swapped: Integers) -> Floats:  # (ways, differing) -> (ways,)
+        moved = gaps @ (1.0 - 2 * is_swapped).T  # (factors, ways)
+        return np.abs(gap(np.concatenate([sums + moved, sums - moved]) / 2).round(9))
+
+    seen = swapped_gap(np.zeros((1, differing), np.int64))[0]
+    if differing <= 12:
+        ways = (np.arange(1 << differing)[:, None] >> np.arange(differing)) & 1
+        p = float((swapped_gap(ways) >= seen).mean())
+    else:
+        blocks = _random(_DRAWS, differing, 2)
+        as_far = sum(int((swapped_gap(ways) >= seen).sum()) for ways in blocks)
+        p = (as_far + 1) / (_DRAWS + 1)  # the observed assignment is one more
+    return Difference(float(gap(both.mean(axis=1))), low, high, p, n)
 
 
 def mcnemar(is_right: Sequence[bool], base: Sequence[bool]) -> float:
@@ -164,22 +166,18 @@ def mcnemar(is_right: Sequence[bool], base: Sequence[bool]) -> float:
     """
     ours, theirs = as_columns(is_right, base).astype(bool)
     won, lost = int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
-    discordant = won + lost
-    term = tail = 1  # C(n, 0); exact integers, so that no factorial overflows
-    for k in range(min(won, lost)):
-        term = term * (discordant - k) // (k + 1)
-        tail += term
-    return min(1.0, 2 * tail / (1 << discordant))
+    tail = sum(comb(won + lost, k) for k in range(min(won, lost) + 1))
+    return min(1.0, 2 * tail / (1 << won + lost))  # exact integers: nothing overflows
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Each p corrected for the number of comparisons, in the given order (Holm 1979)."""
-    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
-    corrected, highest = [0.0] * len(order), 0.0
-    for rank, index in enumerate(order):
-        highest = max(highest, min(1.0, (len(order) - rank) * p_values[index]))
-        corrected[index] = highest
-    return corrected
+    order = np.argsort(p_values, kind="stable")
+    scaled = np.array(p_values)[order] * np.arange(len(order), 0, -1)
+    corrected = np.empty(len(order))
+    corrected[order] = np.maximum.accumulate(np.minimum(scaled, 1.0))
+    found: list[float] = corrected.tolist()
+    return found
 
 
 def average_ranks(values: Sequence[float] | Floats) -> Floats:
@@ -189,75 +187,40 @@ def average_ranks(values: Sequence[float] | Floats) -> Floats:
     return ranks
 
 
-def rank_correlation(
-    a: Sequence[float], b: Sequence[float], *, draws: int = 10_000, seed: int = 0
-) -> tuple[float, float]:
+def rank_correlation(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
     """Spearman's rho and its two-sided permutation p; NaN if a list is constant.
 
-    Up to 8 values every order is tried, so p is exact; beyond, orders are drawn.
+    Up to 8 values every order is tried (8! = 40,320), so p is exact; beyond, 10,000 are drawn.
     """
-    columns = as_columns(a, b)
-    x, y = (average_ranks(column) - (len(a) + 1) / 2 for column in columns)  # (n,), mean 0
+    x, y = (average_ranks(column) - (len(a) + 1) / 2 for column in as_columns(a, b))  # mean 0
     scale = float(np.sqrt((x @ x) * (y @ y)))
     if scale == 0:
         return nan, nan
-    rho = float(x @ y) / scale
-    least = abs(rho) * scale - _EQUAL
-    if len(a) <= _ALL_ORDERS:
-        extreme = [abs(float(x @ np.array(order))) >= least for order in permutations(y)]
-        return rho, sum(extreme) / len(extreme)
-    generator = np.random.default_rng(seed)
-    as_far = sum(abs(float(x @ generator.permutation(y))) >= least for _ in range(draws))
-    return rho, (as_far + 1) / (draws + 1)  # the observed order is one more
+    rho, generator = float(x @ y) / scale, np.random.default_rng(0)
+    is_exact = len(a) <= 8
+    orders = permutations(y) if is_exact else (generator.permutation(y) for _ in range(10_000))
+    is_as_far = [abs(float(x @ np.array(o))) >= abs(rho) * scale - _EQUAL for o in orders]
+    more = 0 if is_exact else 1  # the observed order
+    return rho, (sum(is_as_far) + more) / (len(is_as_far) + more)
 
 
-def _blocks(
-    draws: int, n: int, high: int, seed: int, block: int = _BLOCK
-) -> Iterator[Integers]:
-    """Random numbers below `high` for each draw, in blocks (draws of the block, n)."""
-    generator = np.random.default_rng(seed)
-    size = max(1, block // max(1, n))
+def _random(draws: int, n: int, high: int) -> Iterator[Integers]:
+    """Numbers below `high` for each draw, in blocks (draws of the block, n)."""
+    generator = np.random.default_rng(0)
+    size = max(1, _BLOCK // max(1, n))
     for start in range(0, draws, size):
-        yield generator.integers(0, high, size=(min(size, draws - start), n))
+        yield generator.integers(0, max(1, high), size=(min(size, draws - start), n))
 
 
-def _drawn_means(columns: Floats, draws: int, seed: int, block: int = _BLOCK) -> Floats:
-    """The means of samples drawn with replacement, (columns, draws)."""
+def _bounds(
+    columns: Floats, statistic: Callable[[Floats], Iterable[Any]], draws: int = _DRAWS
+) -> tuple[float, float]:
+    """The middle 95 % of a statistic of samples drawn with replacement; NaN without a value.
+
+    It takes an array (columns, draws, n), and gives a value or None for each draw.
+    """
     n = columns.shape[1]
-    blocks = _blocks(draws, n, n, seed, block)
-    means = [np.take(columns, picks, axis=1).mean(axis=2) for picks in blocks]
-    return np.concatenate(means, axis=1)
-
-
-def _drawn_values(
-    statistic: Callable[[Floats], float | None], columns: Floats, draws: int, seed: int
-) -> Floats:
-    """A statistic of samples drawn with replacement; draws without a value are left out."""
-    n = columns.shape[1]
-    blocks = _blocks(draws, n, max(1, n), seed)
-    values = (statistic(columns[:, picks]) for rows in blocks for picks in rows)
-    return np.array([value for value in values if value is not None])
-
-
-def _bounds(drawn: Floats) -> tuple[float, float]:
-    low, high = np.quantile(drawn, [0.025, 0.975])
+    blocks = (statistic(np.take(columns, x, axis=1)) for x in _random(draws, n, n) if n)
+    values = [value for block in blocks for value in block if value is not None]
+    low, high = np.quantile(values, [0.025, 0.975]) if values else (nan, nan)
     return float(low), float(high)
-
-
-def _swap_p(ours: Floats, base: Floats, draws: int, seed: int, all_swaps: int) -> float:
-    """How often swapping the two sides of pairs gives a difference as large."""
-    gaps = (ours - base)[:, (ours != base).any(axis=0)]  # (factors, differing)
-    sums, differing = (ours + base).sum(axis=1), gaps.shape[1]  # (factors,)
-
-    def difference(is_swapped: Integers) -> Floats:
-        moved = (1.0 - 2 * is_swapped) @ gaps.T  # (ways, factors)
-        found: Floats = (((sums + moved) / 2).prod(1) - ((sums - moved) / 2).prod(1)).round(9)
-        return np.abs(found)
-
-    seen = difference(np.zeros((1, differing), np.int64))[0]
-    if differing <= all_swaps:
-        ways = (np.arange(1 << differing)[:, None] >> np.arange(differing)) & 1
-        return float((difference(ways) >= seen).mean())
-    blocks = _blocks(draws, differing, 2, seed)
-    as_far = 1 + sum(int((difference(ways) >= seen).sum()) for ways in blocks)
-    return as_far / (draws + 1)
