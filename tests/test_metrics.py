@@ -65,17 +65,11 @@ def test_bleu_is_the_best_of_sacrebleus_sentence_scores():
 
 
 @pytest.mark.parametrize("score", [rouge_l, bleu])
-def test_an_empty_answer_scores_zero(score):
-    assert score("", ["bats see well"]) == 0.0
-    assert score(" \n", ["bats see well"]) == 0.0
-    assert score("bats", [""]) == 0.0
-
-
-@pytest.mark.parametrize("score", [rouge_l, bleu])
-@pytest.mark.parametrize("references", [[], (), "one text"])
-def test_references_that_are_no_list_of_texts_are_refused(score, references):
-    with pytest.raises(SettingError, match="at least one reference"):
-        score("bats", references)
+def test_an_empty_answer_scores_zero_and_references_must_be_a_list(score):
+    assert score(" \n", ["bats see well"]) == score("bats", [""]) == 0.0
+    for references in ([], "one text"):
+        with pytest.raises(SettingError, match="at least one reference"):
+            score("bats", references)
 
 
 @pytest.mark.parametrize("score", [rouge_l, bleu])
@@ -125,9 +119,7 @@ def test_a_candidate_of_probability_zero_is_beaten_by_any_other():
     ("scores", "is_true"),
     [
         ([-1.0, nan], [True, False]),
-        ([-1.0, inf], [True, False]),
         ([], []),
-        ([-1.0], [True]),
         ([-1.0, -2.0], [False, False]),
         ([-1.0, -2.0], [True]),
     ],
@@ -138,33 +130,30 @@ def test_choices_that_cannot_be_scored_are_refused(scores, is_true):
 
 
 def test_calibration_by_hand():
-    confidences, is_right = [0.9, 0.7, 0.3, 0.1], [True, False, False, False]
-    assert reliability(confidences, is_right, bins=2) == [
-        (pytest.approx(0.2), 0.0, 2),
-        (pytest.approx(0.8), 0.5, 2),
+    confidences, is_right = [0.86, 0.84, 0.18, 0.12], [True, False, False, False]
+    assert reliability(confidences, is_right) == [
+        (pytest.approx(0.15), 0.0, 2),
+        (pytest.approx(0.85), 0.5, 2),
     ]
-    # Half of the answers are 0.2 off, half are 0.3 off.
-    assert ece(confidences, is_right, bins=2) == pytest.approx(0.25)
+    # Half of the answers are 0.15 off, half are 0.35 off.
+    assert ece(confidences, is_right) == pytest.approx(0.25)
 
 
 def test_a_confidence_on_an_edge_belongs_to_the_lower_bin():
-    found = reliability([0.0, 0.5, 0.50001, 1.0], [True, True, False, False], bins=2)
-    assert [(b.accuracy, b.n) for b in found] == [(1.0, 2), (0.0, 2)]
+    found = reliability([0.0, 0.1, 0.10001, 1.0], [True, True, False, False])
+    assert [(b.accuracy, b.n) for b in found] == [(1.0, 2), (0.0, 1), (0.0, 1)]
 
 
 def test_reliability_has_the_bins_of_scikit_learn():
     generator = np.random.default_rng(4)
-    for bins in (1, 5, 10):
-        confidences = np.concatenate([generator.random(200) ** 2, [0.0, 0.2, 0.4, 1.0]])
-        is_right = generator.random(204) < confidences
-        accuracy, confidence = calibration_curve(is_right, confidences, n_bins=bins)
-        found = reliability(confidences.tolist(), is_right.tolist(), bins)
-        assert [b.confidence for b in found] == pytest.approx(confidence.tolist())
-        assert [b.accuracy for b in found] == pytest.approx(accuracy.tolist())
-        weights = np.array([b.n for b in found]) / 204
-        assert ece(confidences.tolist(), is_right.tolist(), bins) == pytest.approx(
-            float(weights @ np.abs(accuracy - confidence))
-        )
+    confidences = np.concatenate([generator.random(200) ** 2, [0.0, 0.2, 0.4, 1.0]])
+    is_right = generator.random(204) < confidences
+    accuracy, confidence = calibration_curve(is_right, confidences, n_bins=10)
+    found = reliability(confidences.tolist(), is_right.tolist())
+    assert [b.confidence for b in found] == pytest.approx(confidence.tolist())
+    assert [b.accuracy for b in found] == pytest.approx(accuracy.tolist())
+    gaps = np.array([b.n for b in found]) / 204 @ np.abs(accuracy - confidence)
+    assert ece(confidences.tolist(), is_right.tolist()) == pytest.approx(float(gaps))
 
 
 @pytest.mark.parametrize("bad", [-0.1, 1.1])

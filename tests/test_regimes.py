@@ -16,8 +16,6 @@ from trueline.examples import to_lines
 from trueline.lab.benchmarks import read_benchmark
 from trueline.lab.measures import MEASURES, Column, average
 from trueline.lab.metrics import (
-    has_wrong_polarity,
-    is_repeated,
     is_run_together,
     keeps_form,
     match_for,
@@ -89,11 +87,14 @@ def test_the_scores_of_an_answer_depend_on_its_regime():
 
 
 def test_repetition_and_polarity_are_found():
-    assert is_repeated("The body is a body, and so the body is a head.")
-    assert not is_repeated("The body is a body, and the head is a part of it.")
-    assert has_wrong_polarity("Yes, it does.", "no")
-    assert not has_wrong_polarity("No.", "no")
-    assert not has_wrong_polarity("It does not.", "yes")
+    def scores(text, polarity=""):
+        return probe_scores(Probe("exact", (GUM,), polarity=polarity), text, False)
+
+    assert scores("The body is a body, and so the body is a head.")["repeated"]
+    assert not scores("The body is a body, and the head is a part of it.")["repeated"]
+    assert scores("Yes, it does.", "no")["wrong_polarity"]
+    assert not scores("No.", "no")["wrong_polarity"]
+    assert not scores("It does not.", "yes")["wrong_polarity"]
 
 
 @pytest.mark.parametrize(

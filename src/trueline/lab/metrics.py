@@ -26,13 +26,6 @@ from trueline.lab.statistics import Floats, as_columns, average_ranks
 from trueline.types import Example
 
 Score = Callable[[str, Sequence[str]], float]  # of an answer against references
-_ALIKE = 0.5  # ROUGE-L from which two texts say the same
-_STATED = 0.5  # part of a truthful answer's words, in order, from which it is stated
-_FROM_ENTRY = 0.8  # part of an answer's words, in order, that are those of a long entry
-_FEWEST = 8  # the fewest words of an answer from a long entry
-_TARGET = 4  # the most words of a short target, if nobody chose a rule
-_ENTRY = 60  # the fewest words of a long entry, if nobody chose a rule
-_GRAM = 4  # words in a row that occur twice in text that repeats itself
 _GLUED = re.compile(r"[a-z]{2}[.!?][\"')\u201d]*[A-Z][a-z]|\b([A-Z][a-z]{2,})\1")
 _LINK = re.compile(r"\S*(?:://|www\.)\S*")  # in a link a capital may follow a dot
 
@@ -57,7 +50,7 @@ class QuartileShare(NamedTuple):
 def rouge_l(answer: str, references: Sequence[str], *, stemmer: bool = False) -> float:
     """The best ROUGE-L F1 against a reference, in lower case."""
     _check_references("rouge_l", references)
-    return max(float(_rouge_scores(answer, one, stemmer).fmeasure) for one in references)
+    return max(float(_rouge(answer, one, stemmer).fmeasure) for one in references)
 
 
 def bleu(answer: str, references: Sequence[str]) -> float:
@@ -86,8 +79,8 @@ def is_right(answer: str, truthful: Sequence[str], wrong: Sequence[str]) -> bool
 
     True answers in other words count as not right.
     """
-    near = rouge_l(answer, truthful)
-    return near >= _ALIKE and (not wrong or near > rouge_l(answer, wrong))
+    score = rouge_l(answer, truthful)
+    return score >= 0.5 and (not wrong or score > rouge_l(answer, wrong))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +99,13 @@ class BertScore:
             _check_references("BertScore", texts)
         floor = 0.0 if self.baseline is None else bert_baseline(self.baseline, self.layers)
         scorer = _bert_scorer(str(self.encoder_folder), self.layers)
-        pairs = zip(answers, map(list, references), strict=True)
-        if not (filled := [pair for pair in pairs if pair[0].strip()]):
-            return [0.0] * len(answers)
-        found = iter(scorer.score(*map(list, zip(*filled, strict=True)))[2].tolist())
-        return [
-            (next(found) - floor) / (1 - floor) if answer.strip() else 0.0 for answer in answers
-        ]
+        scores = [0.0] * len(answers)
+        if filled := [index for index, answer in enumerate(answers) if answer.strip()]:
+            texts = [answers[index] for index in filled]
+            f1 = scorer.score(texts, [list(references[index]) for index in filled])[2]
+            for index, score in zip(filled, f1.tolist(), strict=True):
+                scores[index] = (score - floor) / (1 - floor)
+        return scores
 
 
 def bert_baseline(encoder: str, layers: int) -> float:
@@ -121,14 +114,45 @@ def bert_baseline(encoder: str, layers: int) -> float:
     folder = package / "rescale_baseline" / "en"
     try:
         rows = (folder / f"{encoder}.tsv").read_text("utf-8").splitlines()[1:]
-        return {int(layer): float(f1) for layer, _, _, f1 in (row.split(",") for row in rows)}[
-            layers
-        ]
-    except (OSError, KeyError, ValueError) as error:
+        cells = (row.split(",") for row in rows)
+        return next(float(f1) for layer, _, _, f1 in cells if int(layer) == layers)
+    except (OSError, StopIteration, ValueError) as error:
         raise SettingError(
             f"bert-score has no baseline of layer {layers} of {encoder!r}; its tables are in "
             f"{folder}"
         ) from error
+
+
+def _check_references(name: str, references: Sequence[str]) -> None:
+    if isinstance(references, str) or not references:
+        raise SettingError(
+            f"{name} needs a list of at least one reference, got {references!r}; "
+            "leave samples without references unscored"
+        )
+
+
+@cache
+def _rouge_scorer(stemmer: bool) -> Any:
+    module = import_extra("rouge_score.rouge_scorer", "ROUGE", "eval")
+    return module.RougeScorer(["rougeL"], use_stemmer=stemmer)
+
+
+def _rouge(answer: str, reference: str, stemmer: bool = False) -> Any:
+    """ROUGE-L's precision, recall and F1 (fmeasure)."""
+    return _rouge_scorer(stemmer).score(reference, answer)["rougeL"]
+
+
+@cache
+def _bleu_scorer() -> Any:
+    sacrebleu = import_extra("sacrebleu", "BLEU", "eval")
+    return sacrebleu.BLEU(effective_order=True)  # as in sacrebleu.sentence_bleu
+
+
+@cache
+def _bert_scorer(folder: str, layers: int) -> Any:
+    from trueline.engines import open_bert_scorer
+
+    return open_bert_scorer(folder, layers)
 
 
 def mc1(scores: Sequence[float], is_true: Sequence[bool]) -> float:
@@ -156,10 +180,19 @@ def mc3(scores: Sequence[float], is_true: Sequence[bool]) -> float:
     return float((true > false.max()).mean())
 
 
-def reliability(
-    confidences: Sequence[float], is_right: Sequence[bool], bins: int = 10
-) -> list[Bin]:
-    """Mean confidence, accuracy and count of equal ranges of confidence, without empty ones.
+def _true_and_false(scores: Sequence[float], is_true: Sequence[bool]) -> tuple[Floats, Floats]:
+    """The scores of true and of false candidates; -inf (probability 0) is allowed."""
+    values, mask = np.array(scores, dtype=float), np.array(is_true, dtype=bool)  # (candidates,)
+    if len(values) != len(mask) or mask.all() or not mask.any() or not (values < inf).all():
+        raise SettingError(
+            "a choice needs a log-probability for each candidate, and at least one true and "
+            f"one false candidate; got {scores} of {is_true}"
+        )
+    return values[mask], values[~mask]
+
+
+def reliability(confidences: Sequence[float], is_right: Sequence[bool]) -> list[Bin]:
+    """Mean confidence, accuracy and count of ten equal ranges of confidence that are not empty.
 
     A range is (low, high]; the first one includes 0.
     """
@@ -169,19 +202,16 @@ def reliability(
             f"a confidence is a probability from 0 to 1, got {confidence.min()} to "
             f"{confidence.max()}; give exp of a mean log-probability"
         )
-    bin_of = np.searchsorted(np.linspace(0, 1, bins + 1)[1:-1], confidence)  # (n,)
+    bin_of = np.searchsorted(np.linspace(0, 1, 11)[1:-1], confidence)  # (n,)
     return [
         Bin(float(confidence[group].mean()), float(right[group].mean()), int(group.sum()))
         for group in (bin_of == number for number in np.unique(bin_of))
     ]
 
 
-def ece(confidences: Sequence[float], is_right: Sequence[bool], bins: int = 10) -> float | None:
-    """The expected calibration error; None without answers.
-
-    Sum over bins of (answers in it / all) * |accuracy - confidence|.
-    """
-    found = reliability(confidences, is_right, bins)
+def ece(confidences: Sequence[float], is_right: Sequence[bool]) -> float | None:
+    """The sum over bins of (answers in it / all) * |accuracy - confidence|; None if empty."""
+    found = reliability(confidences, is_right)
     gaps = sum(b.n * abs(b.accuracy - b.confidence) for b in found)
     return gaps / len(confidences) if found else None
 
@@ -210,51 +240,8 @@ def quartile_shares(entropies: Sequence[float], flags: Sequence[bool]) -> list[Q
     quarter_of = np.searchsorted(edges[1:-1], entropy)  # (steps,), 0 to 3
     groups = [flag[quarter_of == number] for number in range(4)]
     shares = [float(group.mean()) if group.size else None for group in groups]
-    lows, highs = edges[:-1].tolist(), edges[1:].tolist()
-    return list(map(QuartileShare, lows, highs, shares, [group.size for group in groups]))
-
-
-def _true_and_false(scores: Sequence[float], is_true: Sequence[bool]) -> tuple[Floats, Floats]:
-    """The scores of true and of false candidates; -inf (probability 0) is allowed."""
-    values, mask = np.array(scores, dtype=float), np.array(is_true, dtype=bool)  # (candidates,)
-    if len(values) != len(mask) or mask.all() or not mask.any() or not (values < inf).all():
-        raise SettingError(
-            "a choice needs a log-probability for each candidate, and at least one true and "
-            f"one false candidate; got {scores} of {is_true}"
-        )
-    return values[mask], values[~mask]
-
-
-def _rouge_scores(answer: str, reference: str, stemmer: bool = False) -> Any:
-    """ROUGE-L's precision, recall and F1 (fmeasure)."""
-    return _rouge_scorer(stemmer).score(reference, answer)["rougeL"]
-
-
-def _check_references(name: str, references: Sequence[str]) -> None:
-    if isinstance(references, str) or not references:
-        raise SettingError(
-            f"{name} needs a list of at least one reference, got {references!r}; "
-            "leave samples without references unscored"
-        )
-
-
-@cache
-def _rouge_scorer(stemmer: bool = False) -> Any:
-    module = import_extra("rouge_score.rouge_scorer", "ROUGE", "eval")
-    return module.RougeScorer(["rougeL"], use_stemmer=stemmer)
-
-
-@cache
-def _bleu_scorer() -> Any:
-    sacrebleu = import_extra("sacrebleu", "BLEU", "eval")
-    return sacrebleu.BLEU(effective_order=True)  # as in sacrebleu.sentence_bleu
-
-
-@cache
-def _bert_scorer(folder: str, layers: int) -> Any:
-    from trueline.engines import open_bert_scorer
-
-    return open_bert_scorer(folder, layers)
+    sizes = [group.size for group in groups]
+    return list(map(QuartileShare, edges[:-1].tolist(), edges[1:].tolist(), shares, sizes))
 
 
 def probe_scores(probe: Probe, text: str, is_cut: bool) -> dict[str, float | None]:
@@ -262,15 +249,21 @@ def probe_scores(probe: Probe, text: str, is_cut: bool) -> dict[str, float | Non
     # A request for two sentences or a text may be answered with both answers of a fact.
     is_brief = probe.regime in ("exact", "paraphrase", "double")
     answers = [example.answers for example in probe.meant] if is_brief else []
-    joined = any(is_run_together(text, one) for one in answers or [()])
-    scores = {"repeated": is_repeated(text), "joined": joined, "cut": is_cut}
+    words = words_of(text)
+    fours = [words[start : start + 4] for start in range(len(words) - 3)]
+    scores = {
+        "repeated": len(set(fours)) < len(fours),  # four words in a row occur twice
+        "joined": any(is_run_together(text, one) for one in answers or [()]),
+        "cut": is_cut,
+    }
     scores["fluent"] = not any(scores.values())
     if probe.meant:
         scores["right"] = all(states(text, one, probe.match) for one in probe.meant)
     if probe.check:
         scores["form"] = keeps_form(text, probe.check)
-    if probe.polarity:
-        scores["wrong_polarity"] = has_wrong_polarity(text, probe.polarity)
+    if probe.polarity:  # the answer begins with yes for no, or with no for yes
+        first = re.match(r"\W*(yes|no)\b", text.lower())
+        scores["wrong_polarity"] = first is not None and first[1] != probe.polarity
     return {name: float(flag) for name, flag in scores.items()}
 
 
@@ -285,20 +278,22 @@ def states(text: str, example: Example, match: Match) -> bool:
     answers, wrong = example.answers, example.wrong_answers
     if match == "wording":
         return is_right(text, answers, wrong)
-    if match == "target":
-        return any(_contains_target(words_of(text), answer, wrong) for answer in answers)
     if match == "told":
         true, false = (
-            max((_rouge_scores(text, one).recall for one in kind), default=0.0)
+            max((_rouge(text, one).recall for one in kind), default=0.0)
             for kind in (answers, wrong)
         )
-        return bool(true >= _STATED and true > false)
-    length = len(words_of(text))
-    return any(
-        length >= min(_FEWEST, len(words_of(one)))
-        and _rouge_scores(text, one).precision >= _FROM_ENTRY
-        for one in answers
-    )
+        return bool(true >= 0.5 and true > false)
+    if match == "entry":
+        length = len(words_of(text))
+        return any(
+            length >= min(8, len(words_of(one))) and _rouge(text, one).precision >= 0.8
+            for one in answers
+        )
+    phrase, wrong_phrases = _phrase(text), [_phrase(one) for one in wrong if words_of(one)]
+    targets = [" ".join(words) for words in map(words_of, answers) if words]
+    rests = [re.sub(f"(?<= ){target}(?= )", "|", phrase) for target in targets]
+    return any(x != phrase and not any(one in x for one in wrong_phrases) for x in rests)
 
 
 def match_for(regime: Regime, examples: Sequence[Example]) -> Match:
@@ -306,22 +301,9 @@ def match_for(regime: Regime, examples: Sequence[Example]) -> Match:
     if regime in ("styled", "double", "mid-text"):
         return "told"
     lengths = [len(words_of(answer)) for one in examples for answer in one.answers]
-    if lengths and max(lengths) <= _TARGET:
+    if lengths and max(lengths) <= 4:
         return "target"
-    return "entry" if lengths and min(lengths) >= _ENTRY else "wording"
-
-
-def _contains_target(words: Sequence[str], target: str, wrong: Sequence[str]) -> bool:
-    """Whether words contain a target, and no wrong answer in the rest of them."""
-    wanted = words_of(target)
-    if not wanted or not is_part(wanted, words):
-        return False
-    rest, at = list[str](), 0
-    while at < len(words):
-        is_target = tuple(words[at : at + len(wanted)]) == wanted
-        rest.append("" if is_target else words[at])  # "": the parts around are not one text
-        at += len(wanted) if is_target else 1
-    return not any(found and is_part(found, rest) for found in map(words_of, wrong))
+    return "entry" if lengths and min(lengths) >= 60 else "wording"
 
 
 def words_of(text: str) -> tuple[str, ...]:
@@ -329,11 +311,9 @@ def words_of(text: str) -> tuple[str, ...]:
     return tuple(re.findall(r"\w+", unicodedata.normalize("NFKC", text).casefold()))
 
 
-def is_repeated(text: str) -> bool:
-    """Whether four words in a row occur twice."""
-    words = words_of(text)
-    grams = [words[start : start + _GRAM] for start in range(len(words) - _GRAM + 1)]
-    return len(set(grams)) < len(grams)
+def _phrase(text: str) -> str:
+    """The words of a text between spaces: part of another phrase if its words are in a row."""
+    return " ".join(["", *words_of(text), ""])
 
 
 def is_run_together(text: str, answers: Sequence[str]) -> bool:
@@ -342,47 +322,29 @@ def is_run_together(text: str, answers: Sequence[str]) -> bool:
     Two answers are in a text if it contains the words of both in a row, and neither is a part
     of the other.
     """
-    words = words_of(text)
-    found = [answer for answer in map(words_of, answers) if is_part(answer, words)]
-    return bool(_GLUED.search(_LINK.sub("", text))) or any(
-        not is_part(one, other) and not is_part(other, one)
-        for one, other in combinations(found, 2)
-    )
-
-
-def is_part(words: Sequence[str], of: Sequence[str]) -> bool:
-    """Whether words occur in a row in others."""
-    size = len(words)
-    return any(tuple(of[at : at + size]) == tuple(words) for at in range(len(of) - size + 1))
-
-
-def has_wrong_polarity(text: str, polarity: str) -> bool:
-    """Whether an answer begins with yes for no, or with no for yes."""
-    first = re.match(r"\W*(yes|no)\b", text.lower())
-    return first is not None and first[1] != polarity
+    whole = _phrase(text)
+    found = [phrase for phrase in map(_phrase, answers) if phrase in whole]
+    are_two = any(a not in b and b not in a for a, b in combinations(found, 2))
+    return are_two or bool(_GLUED.search(_LINK.sub("", text)))
 
 
 def keeps_form(text: str, check: Mapping[str, Any]) -> bool:
     """Whether an answer has the requested form."""
-    return all(_FORMS[name](text.strip(), value) for name, value in check.items())
+    text = text.strip()
+    lower, bare = text.lower(), text.lower().strip("\"' ")
+    parts = re.split(r"(?<=[.?!])[\"']*\s+", text)
+    sentences = sum(bool(part.strip()) for part in parts)
+    forms: dict[str, Callable[[Any], bool]] = {
+        "starts_with": lambda texts: any(x.startswith(_lower(texts)) for x in (lower, bare)),
+        "ends_with": lambda texts: lower.endswith(_lower(texts)),
+        "contains": lambda texts: all(text in lower for text in _lower(texts)),
+        "max_words": lambda most: len(text.split()) <= most,
+        "min_sentences": lambda least: sentences >= least,
+        "max_sentences": lambda most: sentences <= most,
+        "uppercase": lambda _: text == text.upper(),
+    }
+    return all(forms[name](wanted) for name, wanted in check.items())
 
 
 def _lower(texts: Sequence[str]) -> tuple[str, ...]:
     return tuple(text.lower() for text in texts)
-
-
-def _sentences(text: str) -> int:
-    return sum(bool(part.strip()) for part in re.split(r"(?<=[.?!])[\"']*\s+", text))
-
-
-_FORMS: dict[str, Callable[[str, Any], bool]] = {
-    "starts_with": lambda text, wanted: any(
-        one.startswith(_lower(wanted)) for one in (text.lower(), text.lower().strip("\"' "))
-    ),
-    "ends_with": lambda text, wanted: text.lower().endswith(_lower(wanted)),
-    "contains": lambda text, wanted: all(one in text.lower() for one in _lower(wanted)),
-    "max_words": lambda text, most: len(text.split()) <= most,
-    "min_sentences": lambda text, least: _sentences(text) >= least,
-    "max_sentences": lambda text, most: _sentences(text) <= most,
-    "uppercase": lambda text, _: text == text.upper(),
-}
