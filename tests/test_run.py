@@ -172,7 +172,7 @@ def test_a_question_without_a_response_is_repeated_in_the_next_run(
     class SilentJudge(FakeJudge):
         judged, silent = 0, 3
 
-        def judge(self, task, about, items, progress=None):
+        def judge(self, task, about, items):
             verdicts = super().judge(task, about, items)
             for place in range(min(len(items), self.silent)):
                 type(self).silent -= 1

@@ -25,7 +25,7 @@ class FakeJudge:
     id, hash = "fake:1", "one"
     judged = 0
 
-    def judge(self, task, about, items, progress=None):
+    def judge(self, task, about, items):
         type(self).judged += len(items)
         labels = (None if len(x) % 5 == 0 else len(x) % 2 == 0 for _, x in items)
         return [Verdict(self.id, about, label, self.hash) for label in labels]

@@ -16,15 +16,7 @@ if TYPE_CHECKING:
 
 
 __all__ = ["JUDGES", "Judge", "Limits", "open_judge", "prompt_for", "questions_for"]
-JUDGES = {  # how a judge is named -> what it is
-    "offline": "a regression on how near known answers are; needs no key",
-    "cohere": "command-a-03-2025, or cohere:MODEL; key in COHERE_API_KEY or CO_API_KEY",
-    "gemini": "gemini-2.0-flash, or gemini:MODEL; key in GEMINI_API_KEY",
-    "openai:MODEL": "OpenAI's API; key in OPENAI_API_KEY",
-    "openai:MODEL@BASE_URL": "any server of OpenAI's form; its key, if it needs one, in "
-    "TRUELINE_JUDGE_KEY, with the address in TRUELINE_JUDGE_URL",
-    "local:MODEL": "a model on this machine, through trueline's own loop",
-}
+JUDGES = ("offline", "cohere", "gemini", "openai:MODEL", "openai:MODEL@BASE_URL", "local:MODEL")
 _NAME = re.compile(r"([a-z]+)(?::(.+?))?(?:@(https?://.*))?")  # kind, model, address
 
 
@@ -50,16 +42,18 @@ def open_judge(
         from trueline.lab.judges.offline import OfflineJudge  # here, to keep --help instant
 
         return OfflineJudge(embedder or load_embedder())
-    if kind == "local":
-        model = name.removeprefix("local").removeprefix(":")
+    if name == "local" or name.startswith("local:"):
+        model = name[len("local:") :]
         if not model and lm is None:
             raise SettingError("a local judge needs a model, as in local:smollm2-135m")
         if lm is None or model not in ("", lm.id):
             from trueline.engines import load
 
             lm = load(model)
-        tokens = 8 if max_tokens is None else max_tokens
-        return LocalJudge(lm, max_new_tokens=tokens, questions=questions)
+        return LocalJudge(
+            lm, max_new_tokens=8 if max_tokens is None else max_tokens, questions=questions
+        )
+    # An address without http:// would pass as part of the model.
     if kind in SERVICES and not re.search(r"@(?:localhost|[^@]*[.:/])", model):
         tokens = 16 if max_tokens is None else max_tokens
         return ServiceJudge(

@@ -13,28 +13,20 @@ from importlib.resources import files
 from typing import Any, Literal, Protocol
 
 from trueline.lab.samples import About, Sample, Task, Verdict
-from trueline.types import OnProgress
 
 Questions = Literal["ours", "paper"]  # the questions that judges get
 Items = Sequence[tuple[Sample, str]]  # samples, each with the answer to judge
 NO_REFERENCE = "no reference answer to judge by"
-_QUESTIONS: dict[Task, tuple[About, ...]] = {
-    "question": ("truth", "info"),
-    "dialogue": ("hallucination",),
-    "summary": ("hallucination",),
-}
-_PHRASES: dict[About, dict[str, bool]] = {  # hallucination: yes means it is hallucinated
-    "truth": {
-        **dict.fromkeys(("yes", "correct", "right", "true", "truthful"), True),
-        **dict.fromkeys(("no", "wrong", "incorrect", "not correct", "false", "untrue"), False),
-    },
-    "info": {
-        **dict.fromkeys(("yes", "informative"), True),
-        **dict.fromkeys(("no", "uninformative", "not informative"), False),
-    },
+_LABELS: dict[About, dict[str, bool]] = {  # hallucination: yes means it is hallucinated
+    "truth": dict.fromkeys(("yes", "correct", "right", "true", "truthful"), True)
+    | dict.fromkeys(("no", "wrong", "incorrect", "not correct", "false", "untrue"), False),
+    "info": {"yes": True, "informative": True}
+    | dict.fromkeys(("no", "uninformative", "not informative"), False),
     "hallucination": {
-        **dict.fromkeys(("yes", "hallucinated"), True),
-        **dict.fromkeys(("no", "not hallucinated"), False),
+        "yes": True,
+        "hallucinated": True,
+        "no": False,
+        "not hallucinated": False,
     },
 }
 _THOUGHT = re.compile(r"<think>.*?(?:</think>|$)|</?\w+>", re.S)  # and tags around a word
@@ -66,23 +58,18 @@ class Judge(Protocol):
     @property
     def id(self) -> str:
         """Its name, with the model it runs on."""
-        ...
 
     @property
     def hash(self) -> str:
         """A hash of all that can change its verdicts: weights, prompts, settings."""
-        ...
 
-    def judge(
-        self, task: Task, about: About, items: Items, progress: OnProgress | None = None
-    ) -> list[Verdict]:
+    def judge(self, task: Task, about: About, items: Items) -> list[Verdict]:
         """Verdicts on answers, in their order; an answer that cannot be judged has no label."""
-        ...
 
 
 def questions_for(task: Task) -> tuple[About, ...]:
     """The verdicts that every answer of a task needs."""
-    return _QUESTIONS[task]
+    return ("truth", "info") if task == "question" else ("hallucination",)
 
 
 def judge_hash(*parts: object, questions: Questions = "ours") -> str:
@@ -133,21 +120,18 @@ def read_verdict(raw: str, about: About) -> bool | None:
     text = unicodedata.normalize("NFKC", raw).replace("。", ".").lower()
     text = _SIGNS.sub(" ", _THOUGHT.sub(" ", text)).strip(" \n\t.,:;-")
     text = text[lead.end() :] if (lead := _LEAD.match(text)) else text
-    clauses = [" ".join(clause.split()) for clause in _CLAUSE.split(text)]
-    label = _PHRASES[about].get(clauses[0])
-    rest = [clause for clause in clauses[1:] if not _FILLER.fullmatch(clause)]
+    first, *rest = (" ".join(clause.split()) for clause in _CLAUSE.split(text))
+    labels, rest = _LABELS[about], [clause for clause in rest if not _FILLER.fullmatch(clause)]
+    label = labels.get(first)
     if rest and _DOUBT.match(rest[0]):
         return None
-    return label if all(_stated(clause, about) in (None, label) for clause in rest) else None
-
-
-def _stated(clause: str, about: About) -> bool | None:
-    """The label of a later clause, if it is a verdict itself."""
-    clause = clause[filler.end() :] if (filler := _FILLER.match(clause)) else clause
-    if not (found := _STATEMENT.fullmatch(clause)):
-        return _PHRASES[about].get(clause)
-    label = _PHRASES[about].get(found["stated"])
-    return None if label is None else label != bool(found["denied"])
+    for clause in rest:  # a later clause may be a verdict itself
+        clause = clause[filler.end() :] if (filler := _FILLER.match(clause)) else clause
+        found = _STATEMENT.fullmatch(clause)
+        stated = labels.get(found["stated"] if found else clause)
+        if stated is not None and (stated != bool(found and found["denied"])) is not label:
+            return None
+    return label
 
 
 def price_of(model: str, prompt_tokens: int, answer_tokens: int) -> float | None:
