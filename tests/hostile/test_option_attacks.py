@@ -265,7 +265,7 @@ REFUSED = {  # a call, and what it cannot take
         lambda given: tl.score(lm(), tl.Greedy(), "q", given),
         [5, "yes", [None], [""]],
     ),
-    "methods": (lambda given: tl.compare(lm(), given, ["q"]), [5, [5], tl.Greedy()]),
+    "methods": (lambda given: tl.compare(lm(), given, ["q"]), [5, [5]]),
     "many": (lambda given: tl.compare(lm(), [tl.Greedy()], given), ["q", 5, []]),
     "method": (lambda method: tl.generate(lm(), method, "q"), ["rad", None]),
     "messages": (lambda given: tl.generate(lm(), tl.Greedy(), messages=given), MESSAGES),

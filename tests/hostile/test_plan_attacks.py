@@ -62,7 +62,7 @@ method = "rad"
 beta = 0.5
 
 [build]
-window = "all"
+window = "template"
 values = "auto"
 
 [build.rad]
