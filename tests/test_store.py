@@ -286,7 +286,7 @@ def test_a_read_that_is_overtaken_by_a_commit_starts_again(build, folder):
             space.remove("owls")  # the folder that was just named is gone
         return store.examples_in(read(store.EXAMPLES))
 
-    (examples, _) = store.read(folder, parse)
+    examples = store.read(folder, parse)
     assert [example.id for example in examples] == ["air"]
 
 

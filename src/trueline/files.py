@@ -191,9 +191,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until the bytes of a file are on the disk."""
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
+    """Wait until the bytes of a file, or the names in a folder, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def file_hash(path: Path) -> str:

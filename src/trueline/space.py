@@ -35,7 +35,7 @@ from trueline.errors import (
 from trueline.examples import content_hash, digest, read_examples
 from trueline.prompts import Prompt
 from trueline.search import Search, open_search
-from trueline.store import Array, Arrays, Commit, Manifest, Read, Stamp
+from trueline.store import Arrays, Commit, Manifest, Read
 from trueline.types import Example, OnProgress
 
 if TYPE_CHECKING:
@@ -43,20 +43,15 @@ if TYPE_CHECKING:
     from trueline.rad.entries import Context, EntrySettings, RadEntries
 
 Examples: TypeAlias = "str | Path | Sequence[Example]"
-Now = Callable[[], datetime]
+Now = Callable[[], datetime]  # the clock of the history
 # The vectors of each example's question, and the mean of its truthful and of its wrong answers;
 # zero where it has none.
-QUESTIONS, ANSWERS, WRONG_ANSWERS = "questions", "answers", "wrong_answers"
-VECTORS = (QUESTIONS, ANSWERS, WRONG_ANSWERS)
+VECTORS = QUESTIONS, ANSWERS, WRONG_ANSWERS = "questions", "answers", "wrong_answers"
 OPENING_LOCK = RLock()  # one thread at a time opens embedders and indexes
 _FEW = 3  # examples that weigh as much as the mean of all
 _LISTED = 10  # ids that an error lists
 _AT_ONCE = 512  # examples that are embedded before their vectors are kept
-
-
-def utc_now() -> datetime:
-    """The time that is written into the history."""
-    return datetime.now(UTC)
+_now: Now = partial(datetime.now, UTC)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,8 +72,7 @@ class GroundingSpace:
     tuned: Mapping[str, Any] = field(default_factory=dict)  # settings fitted to this space
     folder: Path | None = None  # where it was read from or written to
     state: Manifest | None = None  # the commit of the folder that this object shows
-    stamp: Stamp | None = None  # of that commit
-    now: Now = field(default=utc_now, repr=False)  # the clock of the history
+    now: Now = field(default=_now, repr=False)
     embedder: Embedder | None = field(default=None, repr=False)  # None: opened when needed
     opened: dict[torch.device, Embedder] = field(default_factory=dict, repr=False)
     # What corrective decoding made of an example's texts, by example or tokenizer.
@@ -86,7 +80,7 @@ class GroundingSpace:
 
     def __post_init__(self) -> None:
         if self.embedder is not None:
-            self.check_embedder(self.embedder)
+            self._check_embedder(self.embedder)
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -95,8 +89,7 @@ class GroundingSpace:
         return id in self._numbers
 
     def __repr__(self) -> str:
-        count = "no" if self.entries is None else len(self.entries)
-        return f"GroundingSpace({len(self)} examples, {count} entries)"
+        return f"GroundingSpace({len(self)} examples, {self.counts()['entries']} entries)"
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
@@ -135,10 +128,15 @@ class GroundingSpace:
             "tuned": dict(self.tuned) or None,
         }
 
-    def made_with(self) -> dict[str, Any]:
+    def made_with(self, settings: EntrySettings | None = None) -> dict[str, Any]:
         """All that shapes its vectors and entries, as plain values."""
-        settings = None if self.entries is None else self.entries.settings
-        return _made_with(self.embedder_id, self.embedder_hash, self.prompt, settings)
+        settings = settings if self.entries is None else self.entries.settings
+        return {
+            "embedder": self.embedder_id,
+            "embedder_hash": self.embedder_hash,
+            "prompt": asdict(self.prompt),
+            "entries": asdict(settings) if settings else None,
+        }
 
     @property
     def plan(self) -> str:
@@ -150,24 +148,14 @@ class GroundingSpace:
         return self.commits
 
     def verify(self) -> dict[str, Any]:
-        """Check every byte and number; returns what was checked, or raises SpaceFormatError."""
-        if flaw := self._flaw():
-            raise store.unreadable(self.folder, flaw)
+        """Check every byte and number in its folder; returns what was checked.
+
+        What is damaged raises SpaceFormatError.
+        """
         if self.folder is None:
             return self.counts()
-        written, _ = store.read(self.folder, _parse)
-        assert written.state is not None
-        return {"files": len(written.state.files), **self.counts()}
-
-    def _flaw(self) -> str:
-        """What is wrong with the numbers of the space; "" if nothing is."""
-        width = self.vectors[QUESTIONS].shape[1]
-        for name, array in self.vectors.items():
-            if array.shape != (len(self), width) or not width:
-                return f"the vectors of {name} have the shape {array.shape}"
-            if not store.are_unit(array):
-                return f"some vectors of {name} are not of unit length"
-        return "" if self.entries is None else self.entries.flaw(self.examples, width)
+        store.read(self.folder, _parse)
+        return {"files": len(store.read_manifest(self.folder).files), **self.counts()}
 
     # Vectors
 
@@ -179,14 +167,13 @@ class GroundingSpace:
                 if (embedder := self.embedder) is None:
                     check_named(self.embedder_id, "--embedder")
                     embedder = load_embedder(self.embedder_id, device=device)
-                self.check_embedder(embedder)
+                    self._check_embedder(embedder)
                 if isinstance(embedder, SentenceEmbedder):
                     embedder.open()
                 self.opened[device] = embedder
             return self.opened[device]
 
-    def check_embedder(self, embedder: Embedder) -> None:
-        """Refuse an embedder the vectors were not made with."""
+    def _check_embedder(self, embedder: Embedder) -> None:
         if embedder.hash != self.embedder_hash:
             raise SpaceMismatchError(
                 f"the space was built with the embedder {self.embedder_id} "
@@ -242,10 +229,10 @@ class GroundingSpace:
         """
         folder = Path(folder)
         if _is_same(folder, self.folder):
-            self._write(folder, self._base)
+            self._write(folder, self.state)
         else:
-            made = self if self.folder is None else replace(self, folder=None)
-            made._write(folder, None, check=False)
+            made = self if self.folder is None else replace(self)
+            made._write(folder, store.state_in(folder))
         store.clear_others(folder)
 
     def current(self) -> GroundingSpace:
@@ -253,12 +240,9 @@ class GroundingSpace:
 
         Costs one look at the folder.
         """
-        if self.folder is None or store.read_stamp(self.folder) == self.stamp:
+        if self.folder is None or (self.state and store.is_newest(self.folder, self.state)):
             return self
         newest = read_space(self.folder, now=self.now)
-        if newest._base == self._base:
-            object.__setattr__(self, "stamp", newest.stamp)
-            return self
         if newest.embedder_hash != self.embedder_hash:
             return newest
         return replace(newest, embedder=self.embedder, opened=self.opened)
@@ -277,10 +261,9 @@ class GroundingSpace:
         if taken := [example for example in new if example.id in self]:
             equal = sum(map(self._holds, taken))
             raise ExampleError(
-                f"the space already holds {_listed([example.id for example in taken])} "
-                f"({equal} of these {len(taken)} with this very content); nothing was added; "
-                "change them with space.replace(...) (`trueline add --replace`), or leave them "
-                "out"
+                f"the space already holds {_listed(taken)} ({equal} of these {len(taken)} with "
+                "this very content); nothing was added; change them with space.replace(...) "
+                "(`trueline add --replace`), or leave them out"
             )
         return self._extended("add", new, lm, progress)
 
@@ -296,8 +279,7 @@ class GroundingSpace:
         What has not changed stays as it is.
         """
         new = read_examples(examples)
-        ids = [example.id for example in new]
-        self._check_known(ids, "; space.add(...) takes what is new (`trueline add`)")
+        self._check_known([example.id for example in new])
         changed = [example for example in new if not self._holds(example)]
         return self._extended("replace", changed, lm, progress) if changed else self
 
@@ -305,14 +287,12 @@ class GroundingSpace:
         """The space without the examples of these ids, which leave its folder too."""
         named = [ids] if isinstance(ids, str) else list(dict.fromkeys(ids))
         self._check_known(named)
-        if not named:
-            return self
         if len(named) == len(self):
             raise SpaceError(
                 "nothing would be left, and a space holds one example at least; nothing was "
                 "changed; add others first, or delete its folder"
             )
-        return self._without(named)._committed("remove", len(named))
+        return self._without(named)._committed("remove", len(named)) if named else self
 
     def tune(self, settings: Mapping[str, Any]) -> GroundingSpace:
         """The space with these tuned settings and no others; {} removes all of them.
@@ -331,14 +311,14 @@ class GroundingSpace:
     def _holds(self, example: Example) -> bool:
         return content_hash(self.example(example.id)) == content_hash(example)
 
-    def _check_known(self, ids: Sequence[str], advice: str = "") -> None:
+    def _check_known(self, ids: Sequence[str]) -> None:
         """Refuse ids that no example has, with names near to them."""
-        if unknown := [id for id in dict.fromkeys(ids) if id not in self]:
-            known = list(self._numbers)
-            near = [name for id in unknown[:_LISTED] for name in get_close_matches(id, known)]
+        if unknown := [id for id in ids if id not in self]:
+            near = [name for id in unknown for name in get_close_matches(id, self._numbers)]
             raise ExampleError(
                 f"no example of the space has the id {_listed(unknown)}; nothing was changed; "
-                f"near names: {_listed([*dict.fromkeys(near)]) or 'none'}{advice}"
+                f"near names: {_listed([*dict.fromkeys(near)]) or 'none'}; space.add(...) "
+                "(`trueline add`) takes what is new"
             )
 
     def _without(self, ids: Iterable[str]) -> GroundingSpace:
@@ -365,41 +345,33 @@ class GroundingSpace:
         )
 
     def _extended(
-        self,
-        what: str,
-        examples: Sequence[Example],
-        lm: Engine | None,
-        progress: OnProgress | None,
+        self, what: str, new: Sequence[Example], lm: Engine | None, progress: OnProgress | None
     ) -> GroundingSpace:
         """The space with examples in place of those with their ids, committed."""
-        old = [example.id for example in examples if example.id in self]
-        rest = self._without(old) if old else self
-        entries = rest.entries
-        if entries is not None:
+        rest = self._without([example.id for example in new if example.id in self])
+        if (entries := rest.entries) is not None:
             from trueline.rad.build import check_lm, extended
 
             lm = check_lm(entries, lm)
         embedder = self.open_embedder("cpu" if lm is None else lm.device)
         folder = None if entries is None else self.folder  # vectors alone are soon made again
-        with store.working(folder, _plan(self.made_with(), examples)) as work:
-            vectors = embed_examples(examples, embedder)
+        with store.working(folder, _plan(self.made_with(), new)) as work:
+            vectors = embed_examples(new, embedder)
             if entries is not None and lm is not None:
-                more = (examples, len(rest), lm, embedder, self.prompt)
+                more = (new, len(rest), lm, embedder, self.prompt)
                 entries = extended(entries, *more, work=work, progress=progress)
-            return rest._joined(examples, vectors, entries)._committed(what, len(examples))
+            return rest._joined(new, vectors, entries)._committed(what, len(new))
 
     def _committed(self, what: Any, changed: int) -> GroundingSpace:
         """The space with one more line in its history; written, if it has a folder."""
-        time = self.now().astimezone(UTC).isoformat(timespec="seconds")
-        counts = self.counts()
-        numbers = changed, counts["examples"], counts["entries"]
-        commit = Commit(what, time.replace("+00:00", "Z"), *numbers)
+        time = self.now().astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        commit = Commit(what, time, changed, len(self), self.counts()["entries"])
         made = replace(self, commits=(*self.commits, commit))
         if self.folder is not None:
-            made._write(self.folder, self._base)
+            made._write(self.folder, self.state)
         return made
 
-    def _write(self, folder: Path, base: str | None, *, check: bool = True) -> None:
+    def _write(self, folder: Path, base: Manifest | None) -> None:
         """Commit to a folder, and show that commit from now on."""
         manifest = Manifest(
             embedder=self.embedder_id,
@@ -414,13 +386,8 @@ class GroundingSpace:
             store.VECTORS: store.arrays_bytes(self.vectors),
             **({} if self.entries is None else self.entries.contents()),
         }
-        state, stamp = store.commit(folder, manifest, contents, base, check=check)
-        for name, value in (("folder", folder), ("state", state), ("stamp", stamp)):
-            object.__setattr__(self, name, value)
-
-    @property
-    def _base(self) -> str | None:
-        return None if self.state is None else self.state.sha256
+        object.__setattr__(self, "state", store.commit(folder, manifest, contents, base))
+        object.__setattr__(self, "folder", folder)
 
 
 def build(
@@ -437,7 +404,7 @@ def build(
     separator: str | None = None,
     limit: int | None = None,
     progress: OnProgress | None = None,
-    now: Now = utc_now,
+    now: Now = _now,
     **entries: Any,
 ) -> GroundingSpace:
     """Embed examples, which is all that corrective decoding needs: no model runs.
@@ -456,42 +423,35 @@ def build(
     model: Any = None if examples is None else lm
     source: Any = lm if examples is None else examples
     source = store.examples_of_space(source) or source
-    read = read_examples(source, columns=columns, separator=separator, limit=limit)
+    read = tuple(read_examples(source, columns=columns, separator=separator, limit=limit))
     if isinstance(embedder, (str, Path)):
         embedder = load_embedder(embedder, device="cpu" if model is None else model.device)
-    prompt = prompt or Prompt()
-    planned = plan_entries(context, entries, model, read, prompt)
-    settings = planned[0] if planned else None
-    plan = _plan(_made_with(embedder.id, embedder.hash, prompt, settings), read)
+    made = (embedder.id, embedder.hash, prompt or Prompt())
+    space = GroundingSpace(read, {}, *made, now=now, embedder=embedder)
+    planned = plan_entries(context, entries, model, read, space.prompt)
+    plan = _plan(space.made_with(planned[0] if planned else None), read)
     cluster = Cluster(address=on) if isinstance(on, str) else on
     folder = None if out is None else Path(out)
     with store.working(folder, plan) as work:
         base = store.state_in(folder) if folder else None
-        space = _existing(folder, plan, is_replaced=overwrite) if folder else None
-        if space:
-            space = replace(space, embedder=embedder, now=now)
+        if folder and (old := _existing(folder, plan, is_replaced=overwrite)):
+            space = replace(old, embedder=embedder, now=now)
         else:
-            steps: dict[str, Any] = {"work": work, "run": cluster.map if cluster else map}
-            reports = (None, progress) if planned else (progress, None)
-            vectors = embed_examples(read, embedder, progress=reports[0], **steps)
-            made = planned and build_entries(
-                *planned, model, embedder, progress=reports[1], **steps
-            )
-            parts = (tuple(read), vectors, embedder.id, embedder.hash, prompt, made)
-            space = GroundingSpace(*parts, now=now, embedder=embedder)
-            space = space._committed("build", len(read))
+            run: Run = cluster.map if cluster else map
+            on_vectors, on_entries = (None, progress) if planned else (progress, None)
+            vectors = embed_examples(read, embedder, work=work, run=run, progress=on_vectors)
+            more: dict[str, Any] = {"work": work, "run": run, "progress": on_entries}
+            rad = build_entries(*planned, model, embedder, **more) if planned else None
+            space = replace(space, vectors=vectors, entries=rad)._committed("build", len(read))
             if folder:
-                space._write(folder, base.sha256 if base else None)
+                space._write(folder, base)
     if folder:
         store.clear_others(folder)
     return space
 
 
 def read_space(
-    folder: str | Path,
-    *,
-    embedder: str | Path | Embedder | None = None,
-    now: Now = utc_now,
+    folder: str | Path, *, embedder: str | Path | Embedder | None = None, now: Now = _now
 ) -> GroundingSpace:
     """Open a space; every byte and number of it is checked.
 
@@ -499,8 +459,8 @@ def read_space(
     """
     if isinstance(embedder, (str, Path)):
         embedder = load_embedder(embedder)
-    space, stamp = store.read(Path(folder), _parse)
-    return replace(space, folder=Path(folder), stamp=stamp, embedder=embedder, now=now)
+    space = store.read(Path(folder), _parse)
+    return replace(space, folder=Path(folder), embedder=embedder, now=now)
 
 
 def merge(
@@ -515,9 +475,19 @@ def merge(
     `out` may be the folder of the first or of the other: then the merged space is committed
     there, unless somebody else has committed since it was opened.
     """
-    _check_alike(one, other)
+    mine, theirs = (
+        {"context": None, "embedder": x.embedder_hash, "prompt": x.prompt}
+        | (x.made_with()["entries"] or {})
+        for x in (one, other)
+    )
+    names = [name for name in mine if name in theirs and mine[name] != theirs[name]]
+    if differing := [f"{x} {mine[x]!r} and {theirs[x]!r}" for x in names if x != "model"]:
+        raise SpaceMismatchError(
+            f"the two spaces were not made alike: {'; '.join(differing)}; build one of them "
+            "anew with the settings of the other (`trueline info` lists them)"
+        )
     shared = [example for example in other.examples if example.id in one]
-    if unlike := [example.id for example in shared if not one._holds(example)]:
+    if unlike := [example for example in shared if not one._holds(example)]:
         raise ExampleError(
             f"the two spaces hold different examples under one id: {_listed(unlike)}; rename "
             "or remove them in one of the two, then merge again"
@@ -527,21 +497,19 @@ def merge(
     if entries is not None and new.entries is not None:
         entries = entries.joined(new.entries, len(one))
     made = one._joined(new.examples, new.vectors, entries)
-    same = next((x for x in (one, other) if out is not None and _is_same(out, x.folder)), None)
-    if same is None:
-        made = replace(made, folder=None, state=None, stamp=None)
-    else:
-        made = replace(made, folder=same.folder, state=same.state, stamp=same.stamp)
+    made = replace(made, folder=None, state=None)
+    for space in (one, other):
+        if out is not None and _is_same(out, space.folder):
+            made = replace(made, folder=space.folder, state=space.state)
+    is_elsewhere = made.folder is None
     made = made._committed("merge", len(new))
-    if out is not None and made.folder is None:
-        _existing(Path(out), is_replaced=overwrite)
+    if out is not None and is_elsewhere:
+        _existing(Path(out), "", is_replaced=overwrite)
         made.save(out)
     return made
 
 
-def _existing(
-    folder: Path, plan: str = "", *, is_replaced: bool = False
-) -> GroundingSpace | None:
+def _existing(folder: Path, plan: str, *, is_replaced: bool) -> GroundingSpace | None:
     """The space in a folder if a plan makes the same; any other is refused unless replaced.
 
     Also one that cannot be read: it may be all that is left of somebody's examples.
@@ -553,10 +521,8 @@ def _existing(
         space = read_space(folder)
         if space.plan == plan:
             return space
-        last = space.commits[-1]
-        problem = (
-            f"{folder} holds another space ({len(space)} examples, last changed by {last})"
-        )
+        last = f"last changed by {space.commits[-1]}"
+        problem = f"{folder} holds another space ({len(space)} examples, {last})"
     except SpaceFormatError as error:
         problem = str(error)
     if is_replaced:
@@ -585,87 +551,45 @@ def embed_examples(
 
 
 def _vectors(embedder: Embedder, examples: Sequence[Example]) -> Arrays:
-    texts: dict[str, list[Sequence[str]]] = {
-        QUESTIONS: [(example.question,) for example in examples],
-        ANSWERS: [example.answers for example in examples],
-        WRONG_ANSWERS: [example.wrong_answers for example in examples],
-    }
-    flat = [text for groups in texts.values() for group in groups for text in group]
-    vectors = iter(embed_distinct(embedder, flat).cpu().numpy())
-    zero = np.zeros(embedder.dimension, np.float32)
-    return {
-        name: np.stack([_mean([next(vectors) for _ in group], zero) for group in groups])
-        for name, groups in texts.items()
-    }
-
-
-def _mean(vectors: list[Array], zero: Array) -> Array:
-    """The direction of some vectors together, of length 1; zero where there are none."""
-    if len(vectors) != 1:
-        total: Array = np.sum([zero, *vectors], axis=0)
-        length = float(np.linalg.norm(total))
-        vectors = [total / length if length > 1e-6 else zero]
-    return vectors[0].astype(np.float16)
+    questions = [(example.question,) for example in examples]
+    answers = [example.answers for example in examples]
+    groups = [*questions, *answers, *(example.wrong_answers for example in examples)]
+    texts = [text for group in groups for text in group]
+    vectors, means = embed_distinct(embedder, texts).cpu().numpy(), []
+    for group in groups:
+        mean, vectors = vectors[: len(group)].sum(0), vectors[len(group) :]
+        length = 1.0 if len(group) == 1 else float(np.linalg.norm(mean))
+        means.append((mean / length if length > 1e-6 else 0 * mean).astype(np.float16))
+    return dict(zip(VECTORS, np.array(means).reshape(3, len(examples), -1), strict=True))
 
 
 def _parse(manifest: Manifest, read: Read) -> GroundingSpace:
     """A space from its files; a ValueError names what is wrong with them."""
     examples = store.examples_in(read(store.EXAMPLES))
     vectors = store.arrays_in(read(store.VECTORS), dict.fromkeys(VECTORS, ("float16", 2)))
+    width = vectors[QUESTIONS].shape[1]
+    for name, array in vectors.items():
+        if array.shape != (len(examples), width) or not width:
+            raise ValueError(f"the vectors of {name} have the shape {array.shape}")
+        if not store.are_unit(array):
+            raise ValueError(f"some vectors of {name} are not of unit length")
     names, entries = {store.EXAMPLES, store.VECTORS}, None
     if manifest.entries is not None:
         from trueline.rad.entries import open_entries
 
         entries = open_entries(manifest.entries, read)
         names |= {name for name, _ in entries.sets()}
+        if flaw := entries.flaw(examples, width):
+            raise ValueError(flaw)
     if set(manifest.files) != names:
         raise ValueError(f"it has the files {sorted(manifest.files)}, not {sorted(names)}")
-    space = GroundingSpace(
-        examples,
-        vectors,
-        manifest.embedder,
-        manifest.embedder_hash,
-        manifest.prompt,
-        entries,
-        manifest.history,
-        manifest.tuned,
-        state=manifest,
-    )
-    if flaw := space._flaw():
-        raise ValueError(flaw)
+    made = (manifest.embedder, manifest.embedder_hash, manifest.prompt, entries)
+    past = (manifest.history, manifest.tuned)
+    space = GroundingSpace(examples, vectors, *made, *past, state=manifest)
     counts, last = space.counts(), manifest.history[-1]
     if (counts["examples"], counts["entries"]) != (last.examples, last.entries):
         raise ValueError(f"its examples and entries are not as many as after its {last}")
     return space
-
-
-def _check_alike(one: GroundingSpace, other: GroundingSpace) -> None:
-    mine, theirs = (
-        {"embedder": space.embedder_hash, "prompt": space.prompt}
-        | (space.made_with()["entries"] or {"context": None})
-        for space in (one, other)
-    )
-    differing = [
-        f"{name} {value!r} and {theirs[name]!r}"
-        for name, value in mine.items()
-        if name != "model" and name in theirs and value != theirs[name]
-    ]
-    if differing:
-        raise SpaceMismatchError(
-            f"the two spaces were not made alike: {'; '.join(differing)}; build one of them "
-            "anew with the settings of the other (`trueline info` lists them)"
-        )
-
-
-def _made_with(
-    embedder: str, embedder_hash: str, prompt: Prompt, settings: EntrySettings | None
-) -> dict[str, Any]:
-    return {
-        "embedder": embedder,
-        "embedder_hash": embedder_hash,
-        "prompt": asdict(prompt),
-        "entries": None if settings is None else asdict(settings),
-    }
 
 
 def _plan(made_with: Mapping[str, Any], examples: Sequence[Example]) -> str:
@@ -673,9 +597,10 @@ def _plan(made_with: Mapping[str, Any], examples: Sequence[Example]) -> str:
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def _listed(ids: Sequence[str]) -> str:
+def _listed(given: Sequence[str | Example]) -> str:
+    ids = [repr(one if isinstance(one, str) else one.id) for one in given]
     more = f" and {len(ids) - _LISTED} more" if len(ids) > _LISTED else ""
-    return ", ".join(map(repr, ids[:_LISTED])) + more
+    return ", ".join(ids[:_LISTED]) + more
 
 
 def _is_same(one: str | Path, other: Path | None) -> bool:

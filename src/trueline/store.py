@@ -9,9 +9,7 @@ lock and unfinished work; a kill leaves it, and a later commit clears it. See do
 
 from __future__ import annotations
 
-import errno
 import fcntl
-import hashlib
 import os
 import re
 import stat
@@ -19,10 +17,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from reprlib import repr as short
 from time import monotonic, sleep
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -36,12 +35,11 @@ from trueline.prompts import Prompt
 from trueline.text import counted
 from trueline.types import Example, OnProgress
 
-FORMAT_VERSION: Final = 4
 NAME, PRIVATE = "space.json", ".trueline"
 EXAMPLES, VECTORS = "examples.jsonl", "vectors.safetensors"
 _OLD_NAME = "manifest.json"  # of a space of 0.2.0
 _HEAD = b'{\n "format": "trueline space",\n'
-_NO_HASH = "0" * 64
+_NO_HASH = b"0" * 64
 _OURS = re.compile(  # all that is ever written into the folder of a space
     r"space\.json|(\.trueline|g-[0-9a-f]{16})(/work-[0-9a-f]{16}|/rad)?"
     r"(/(lock|space\.json|examples\.jsonl|[a-z]+(-\d+)?\.safetensors))?"
@@ -52,7 +50,6 @@ _WAITING = 60.0  # seconds that a commit waits for another
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Arrays = dict[str, Array]  # by the name under which they are stored
-Stamp = tuple[int, int, int]  # of space.json: it changes with every commit
 Read = Callable[[str], bytes]  # the name of a file of a space -> its bytes, checked
 Plain = bool | int | float | str | None
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -84,7 +81,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """The content of space.json."""
 
     format: Literal["trueline space"] = "trueline space"
-    format_version: Literal[4] = FORMAT_VERSION
+    format_version: int = 4
     embedder: str
     embedder_hash: str
     prompt: Prompt
@@ -100,29 +97,13 @@ class _Version(msgspec.Struct):
     format_version: int
 
 
-def sealed(manifest: Manifest) -> tuple[Manifest, bytes]:
+def _sealed(manifest: Manifest) -> tuple[Manifest, bytes]:
     """A manifest with the hash of itself, and the text of space.json."""
-    unsigned = msgspec.structs.replace(manifest, sha256=_NO_HASH)
+    unsigned = msgspec.structs.replace(manifest, sha256=_NO_HASH.decode())
     text = msgspec.json.format(msgspec.json.encode(unsigned), indent=1) + b"\n"
-    digest = _sha256(text)
-    data = text[: text.rindex(_NO_HASH.encode())] + digest.encode() + b'"\n}\n'
+    digest = _hash(text)
+    data = digest.encode().join(text.rsplit(_NO_HASH, 1))
     return msgspec.structs.replace(manifest, sha256=digest), data
-
-
-def from_bytes(data: bytes) -> Manifest:
-    """Read space.json, which must be to the byte what we would write; else a ValueError."""
-    try:
-        version = msgspec.json.decode(data, type=_Version).format_version
-        if version != FORMAT_VERSION:
-            advice = "; install a newer trueline" if version > FORMAT_VERSION else ""
-            raise ValueError(f"it has format {version}, this release reads 4{advice}")
-        manifest = msgspec.json.decode(data, type=Manifest)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{NAME} cannot be read: {error}") from None
-    if sealed(manifest)[1] != data:
-        raise ValueError(f"{NAME} was changed: its checksum differs")
-    check_tuned(manifest.tuned)
-    return manifest
 
 
 def check_tuned(tuned: Mapping[Any, Any]) -> None:
@@ -138,59 +119,72 @@ def check_tuned(tuned: Mapping[Any, Any]) -> None:
 # Reading
 
 
-def read(folder: Path, parse: Callable[[Manifest, Read], T]) -> tuple[T, Stamp | None]:
+def read(folder: Path, parse: Callable[[Manifest, Read], T]) -> T:
     """What `parse` makes of the newest state of a folder; every byte it reads is checked."""
     for _ in range(_READS):
-        stamp, manifest = read_stamp(folder), read_manifest(folder)
+        manifest = read_manifest(folder)
         try:
-            return parse(manifest, partial(_read_file, folder, manifest)), stamp
+            return parse(manifest, partial(_read_file, folder, manifest))
         except ValueError as error:
             if read_manifest(folder).sha256 == manifest.sha256:
-                raise unreadable(folder, str(error)) from error
+                raise _unreadable(folder, str(error)) from error
             # else a commit replaced it while it was read
     raise SpaceError(f"{folder} changes faster than it can be read; try again")
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The content of space.json, checked; a folder without a space is refused."""
+    """The content of space.json, which must be to the byte what we would write."""
     try:
         with files.open_regular(folder / NAME) as file:
-            return from_bytes(file.read(_LARGEST))
-    except ValueError as error:
-        raise unreadable(folder, str(error)) from error
-    except OSError as error:
-        raise _no_space(folder, error) from error
+            data = file.read(_LARGEST)
+    except (OSError, ValueError) as error:
+        raise _no_space(folder, files.reason(error)) from error
+    try:
+        version = msgspec.json.decode(data, type=_Version).format_version
+        if version != 4:
+            advice = "; install a newer trueline" if version > 4 else ""
+            raise ValueError(f"it has format {version}, this release reads 4{advice}")
+        manifest = msgspec.json.decode(data, type=Manifest)
+        check_tuned(manifest.tuned)
+        if _sealed(manifest)[1] != data:
+            raise ValueError("it was changed: its checksum differs")
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise _unreadable(folder, f"{NAME} cannot be read: {error}") from error
+    return manifest
 
 
-def _no_space(folder: Path, error: OSError) -> SpaceFormatError:
+def _no_space(folder: Path, reason: str) -> SpaceFormatError:
     """The error of a folder whose space.json cannot be opened."""
-    reason = files.reason(error)
-    if not os.path.isdir(folder):
-        with suppress(OSError):
-            spaces = {x.parent.stem: x.parent.name for x in folder.parent.glob(f"*/{NAME}")}
-            for name in get_close_matches(folder.stem, spaces, n=1):
-                reason = f"did you mean {spaces[name]}?"
-        text = f"there is no space at {folder} ({reason}); build one with `trueline build`"
-    elif os.path.lexists(folder / NAME):
-        return unreadable(folder, f"{NAME} cannot be read ({reason})")
-    elif os.path.lexists(folder / _OLD_NAME):
-        text = (
+    if os.path.lexists(folder / NAME):
+        return _unreadable(folder, f"{NAME} cannot be read ({reason})")
+    if os.path.lexists(folder / _OLD_NAME):
+        return SpaceFormatError(
             f"{folder} is a space of trueline 0.2.0 or before, which this release does not "
             f"read; take its examples into a new one with `trueline build {folder} --out "
             "NEW.space`"
         )
-    else:
-        return unreadable(folder, f"it has no {NAME} ({reason})")
-    return SpaceFormatError(text)
+    with suppress(OSError, ValueError):
+        spaces = {path.parent.name for path in folder.parent.glob(f"*/{NAME}")}
+        for name in get_close_matches(folder.name, spaces, n=1):
+            reason = f"did you mean {name}?"
+    return SpaceFormatError(
+        f"there is no space at {folder} ({reason}); build one with `trueline build`"
+    )
 
 
-def read_stamp(folder: Path) -> Stamp | None:
-    """What changes with every commit, without reading the file."""
-    try:
-        status = (folder / NAME).stat()
-    except (OSError, ValueError):
-        return None
-    return status.st_ino, status.st_mtime_ns, status.st_size
+def is_newest(folder: Path, state: Manifest) -> bool:
+    """Whether nothing was committed after a state: a look at the last bytes of space.json."""
+    with suppress(OSError), (folder / NAME).open("rb") as file:
+        file.seek(-len(_NO_HASH) - 4, os.SEEK_END)
+        return file.read(len(_NO_HASH)) == state.sha256.encode()
+    return False
+
+
+def state_in(folder: Path) -> Manifest | None:
+    """The content of space.json; None if there is no space, or a damaged one."""
+    with suppress(SpaceFormatError):
+        return read_manifest(folder)
+    return None
 
 
 def _read_file(folder: Path, manifest: Manifest, name: str) -> bytes:
@@ -200,13 +194,13 @@ def _read_file(folder: Path, manifest: Manifest, name: str) -> bytes:
         raise ValueError(f"{NAME} names no {name}")
     try:
         if path.parent.is_symlink() or (folder / manifest.folder).is_symlink():
-            raise OSError(errno.EINVAL, "it is in no folder of the space")
+            raise OSError("it is in no folder of the space")
         with files.open_regular(path) as file:
             data = file.read(record.bytes + 1)
     except OSError as error:
         reason = f"{name} is missing or cannot be read ({files.reason(error)})"
         raise ValueError(reason) from error
-    if _sha256(data) != record.sha256:
+    if _hash(data) != record.sha256:
         raise ValueError(f"{name} was changed: its checksum differs")
     return data
 
@@ -215,7 +209,7 @@ def examples_in(data: bytes) -> tuple[Example, ...]:
     """The examples of a file, which must be to the byte what we would write."""
     decode = msgspec.json.Decoder(Example).decode
     try:
-        examples = tuple(decode(line) for line in data.splitlines())
+        examples = tuple(map(decode, data.splitlines()))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{EXAMPLES} cannot be read: {error}") from None
     if examples_bytes(examples) != data:
@@ -250,19 +244,14 @@ def arrays_bytes(arrays: Mapping[str, Array]) -> bytes:
 
 def are_unit(vectors: Array) -> bool:
     """Whether every row has length 1, or 0 where the embedder knew no word."""
-    for start in range(0, len(vectors), 4096):
-        wide = np.asarray(vectors[start : start + 4096], np.float32)
-        squares = np.einsum("ij,ij->i", wide, wide)
-        if not np.all((np.abs(squares - 1) < 2e-3) | (squares == 0)):
-            return False
-    return True
+    squares = np.einsum("ij,ij->i", vectors, vectors, dtype=np.float32)
+    return bool(np.all((np.abs(squares - 1) < 2e-3) | (squares == 0)))
 
 
-def unreadable(folder: Path | None, reason: str) -> SpaceFormatError:
-    """The error of a folder that holds no space, or a damaged one."""
+def _unreadable(folder: Path, reason: str) -> SpaceFormatError:
     return SpaceFormatError(
-        f"{folder or 'the space'} is no readable grounding space: {reason}. "
-        "Restore it from a copy or build it anew with `trueline build`"
+        f"{folder} is no readable grounding space: {reason}. Restore it from a copy or build "
+        "it anew with `trueline build`"
     )
 
 
@@ -272,93 +261,78 @@ def examples_of_space(source: object) -> list[Example] | None:
         return None
     folder = Path(source)
     if os.path.lexists(folder / NAME):
-        return list(read(folder, lambda _, data: examples_in(data(EXAMPLES)))[0])
-    return _old_examples(folder) if os.path.lexists(folder / _OLD_NAME) else None
-
-
-def _old_examples(folder: Path) -> list[Example]:
-    """The examples of a space of 0.2.0: those of its segments that were not removed."""
-    examples: list[Example] = []
-    decode = msgspec.json.Decoder(Example).decode
+        return list(read(folder, lambda _, data: examples_in(data(EXAMPLES))))
+    if not os.path.lexists(folder / _OLD_NAME):
+        return None
     try:
-        with files.open_regular(folder / _OLD_NAME) as file:
-            manifest = msgspec.json.decode(file.read())
-        for segment in manifest["segments"]:
-            record = segment["files"]["examples"]
-            with files.open_regular(folder / Path(record["name"]).name) as file:
-                data = file.read()
-            if _sha256(data) != record["sha256"]:
-                raise ValueError(f"{record['name']} was changed: its checksum differs")
-            lines = map(decode, data.splitlines())
-            examples += [line for line in lines if line.id not in segment["removed"]]
+        return list(_old_examples(folder))
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise SpaceFormatError(
             f"the examples of {folder} cannot be read ({files.reason(error)}); restore it from "
             "a copy"
         ) from error
-    return examples
+
+
+def _old_examples(folder: Path) -> Iterator[Example]:
+    """The examples of a space of 0.2.0: those of its segments that were not removed."""
+    with files.open_regular(folder / _OLD_NAME) as file:
+        manifest = msgspec.json.decode(file.read())
+    for segment in manifest["segments"]:
+        record = segment["files"]["examples"]
+        with files.open_regular(folder / Path(record["name"]).name) as file:
+            data = file.read()
+        if _hash(data) != record["sha256"]:
+            raise ValueError(f"{record['name']} was changed: its checksum differs")
+        for line in data.splitlines():
+            example = msgspec.json.decode(line, type=Example)
+            if example.id not in segment["removed"]:
+                yield example
 
 
 # Writing
 
 
 def commit(
-    folder: Path,
-    manifest: Manifest,
-    contents: Mapping[str, bytes],
-    base: str | None,
-    *,
-    check: bool = True,
-) -> tuple[Manifest, Stamp | None]:
-    """Change a folder from the state `base` to one with these files, in one moment.
-
-    Without `check` any state may be replaced.
-    """
-    records = {x: FileRecord(_sha256(data), len(data)) for x, data in sorted(contents.items())}
-    name = f"g-{_sha256(msgspec.json.encode(records))[:16]}"
-    manifest, text = sealed(msgspec.structs.replace(manifest, folder=name, files=records))
-    if check and not folder.exists():
-        _check_base(folder, base)
+    folder: Path, manifest: Manifest, contents: Mapping[str, bytes], base: Manifest | None
+) -> Manifest:
+    """Change a folder from the state `base` to one with these files, in one moment."""
+    records = {name: FileRecord(_hash(x), len(x)) for name, x in sorted(contents.items())}
+    name = f"g-{_hash(msgspec.json.encode(records))[:16]}"
+    manifest, text = _sealed(msgspec.structs.replace(manifest, folder=name, files=records))
+    _check_base(folder, base)  # a folder that is gone is not made anew
     with _writing(folder), locked(folder / PRIVATE / "lock", _WAITING):
-        if check:
-            _check_base(folder, base)
-        if not _is_whole(folder, manifest):  # else only space.json changes
+        _check_base(folder, base)
+        try:
+            for path in contents:
+                _read_file(folder, manifest, path)  # all is there: only space.json changes
+        except ValueError:
             _remove(folder, folder / name)  # damaged, or left by a kill
             (folder / name).mkdir()
             for path, data in contents.items():
                 (folder / name / path).parent.mkdir(exist_ok=True)
                 _write(folder / name / path, data)
-            _sync(folder / name)
-            _sync(folder)
+            files.sync(folder / name)
+            files.sync(folder)
         written = folder / PRIVATE / NAME
         written.unlink(missing_ok=True)
         _write(written, text)
         os.replace(written, folder / NAME)
-        _sync(folder)
-        stamp = read_stamp(folder)
+        files.sync(folder)
         _remove_others(folder, name)
-    return manifest, stamp
+    return manifest
 
 
-def _check_base(folder: Path, base: str | None) -> None:
+def _check_base(folder: Path, base: Manifest | None) -> None:
     """Refuse a commit if another came first: the folder must still be in the state `base`."""
     state = state_in(folder)
-    if (None if state is None else state.sha256) != base:
-        what = "it is gone or damaged"
-        if state is not None:
-            what = f"another commit came first: {state.history[-1]}"
+    if (state and state.sha256) != (base and base.sha256):
+        last = f"another commit came first: {state.history[-1]}" if state else ""
         raise SpaceConflictError(
-            f"the space at {folder} is not the one that was opened ({what}); nothing was "
-            "changed, and what was computed is kept; take the newest state (space.current()) "
-            "and do the same again, or run the same command again"
+            f"the space at {folder} is not the one that was opened "
+            f"({last or 'it is gone or damaged'}); nothing was changed, and what was computed "
+            "is kept; take the newest state (space.current()) and do the same again, or run "
+            "the same command again"
         )
-
-
-def state_in(folder: Path) -> Manifest | None:
-    """The content of space.json; None if there is no space, or a damaged one."""
-    with suppress(SpaceFormatError):
-        return read_manifest(folder)
-    return None
 
 
 @contextmanager
@@ -398,27 +372,21 @@ def resumed(
 ) -> list[Arrays]:
     """What is made of every unit, or was kept in `work` when an earlier call made it."""
     paths = [work and work / f"{kind}-{number:05d}.safetensors" for number in range(len(units))]
-    kept = [_kept(path) for path in paths]
-    made = run(make, [unit for unit, arrays in zip(units, kept, strict=True) if arrays is None])
-    report, done = progress or (lambda done, total: None), 0
-    results = []
-    for path, arrays, size in zip(paths, kept, sizes, strict=True):
-        report(done, sum(sizes))
-        if arrays is None:
-            arrays = next(made)
-            if path is not None:
+    kept: list[Arrays] = [{} for _ in units]
+    for path, arrays in zip(paths, kept, strict=True):
+        with suppress(OSError, SafetensorError):  # it was not made yet
+            arrays.update(load_file(path) if path else {})
+    made = run(make, [unit for unit, arrays in zip(units, kept, strict=True) if not arrays])
+    for number, (path, arrays) in enumerate(zip(paths, kept, strict=True)):
+        if progress:
+            progress(sum(sizes[:number]), sum(sizes))
+        if not arrays:
+            arrays.update(next(made))
+            if path:
                 _write(path, arrays_bytes(arrays))
-        results.append(arrays)
-        done += size
-    report(done, sum(sizes))
-    return results
-
-
-def _kept(path: Path | None) -> Arrays | None:
-    try:
-        return None if path is None else load_file(path)
-    except (OSError, SafetensorError):  # it was not made yet
-        return None
+    if progress:
+        progress(sum(sizes), sum(sizes))
+    return kept
 
 
 @contextmanager
@@ -429,17 +397,15 @@ def locked(path: Path, seconds: float) -> Iterator[None]:
         if monotonic() >= end:
             raise TimeoutError
         sleep(0.01)
-    try:
-        yield
-    finally:
+    with os.fdopen(handle):
         try:
-            path.unlink(missing_ok=True)
+            yield
         finally:
-            os.close(handle)
-        with suppress(OSError):  # not empty
-            path.parent.rmdir()
-            if path.parent.parent.name == PRIVATE:
-                path.parent.parent.rmdir()
+            path.unlink(missing_ok=True)
+            with suppress(OSError):  # not empty
+                path.parent.rmdir()
+                if path.parent.parent.name == PRIVATE:
+                    path.parent.parent.rmdir()
 
 
 def _try_lock(path: Path) -> int | None:
@@ -476,49 +442,32 @@ def _writing(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _is_whole(folder: Path, manifest: Manifest) -> bool:
-    """Whether all files that a state names are there already, as they were written."""
-    with suppress(ValueError):
-        return all(_read_file(folder, manifest, name) is not None for name in manifest.files)
-    return False
-
-
 def _remove(folder: Path, path: Path) -> None:
     """Delete what we made at a path in the folder of a space, and nothing else."""
-    if path.is_symlink() or not path.is_dir():
-        return
-    for inner in [*sorted(path.rglob("*"), reverse=True), path]:  # a folder after its files
-        if inner.is_dir() and not inner.is_symlink():
+    if not path.is_symlink():
+        for where, _, names in os.walk(path, topdown=False):
+            for inner in (Path(where, name) for name in names if name != "lock"):
+                if _is_ours(folder, inner):
+                    inner.unlink(missing_ok=True)
             with suppress(OSError):  # something else is in it
-                inner.rmdir()
-        elif inner.name != "lock" and _is_ours(folder, inner):
-            inner.unlink(missing_ok=True)
+                os.rmdir(where)
 
 
 def _remove_others(folder: Path, name: str) -> None:
     """Delete all states of a space but one."""
     for path in folder.glob("g-*"):
-        if _is_ours(folder, path) and path.name != name:
+        if path.name != name and _is_ours(folder, path):
             _remove(folder, path)
 
 
 def _write(path: Path, data: bytes) -> None:
     path.write_bytes(data)
-    _sync(path)
-    _sync(path.parent)
+    files.sync(path)
+    files.sync(path.parent)
 
 
-def _sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+def _hash(data: bytes) -> str:
+    return sha256(data).hexdigest()
 
 
 # Folders of others
@@ -528,7 +477,7 @@ def check_folder(folder: Path) -> None:
     """Refuse to write over something that is not a space, or through a link out of it."""
     try:
         is_link = (folder / PRIVATE).is_symlink()
-        if not is_link and (not any(folder.iterdir()) or is_ours(folder)):
+        if not is_link and (not any(folder.iterdir()) or _is_space(folder)):
             return
         problem = "is not empty and holds no space of this release"
     except FileNotFoundError:
@@ -540,7 +489,7 @@ def check_folder(folder: Path) -> None:
     raise SpaceError(f"{folder} {problem}; nothing was written; name another folder")
 
 
-def is_ours(folder: Path) -> bool:
+def _is_space(folder: Path) -> bool:
     """Whether a folder holds a space, whole or damaged, or one that was begun."""
     with suppress(OSError), files.open_regular(folder / NAME) as file:
         if file.read(len(_HEAD)) == _HEAD:
