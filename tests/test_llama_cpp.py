@@ -13,12 +13,12 @@ import torch
 
 import trueline as tl
 from trueline.engines import gguf as gguf_header
-from trueline.engines import models as sources
 from trueline.engines.llama_cpp import library as libraries
 from trueline.engines.llama_cpp import model as heads
 from trueline.engines.llama_cpp.cache import Pool
 from trueline.engines.llama_cpp.tokenizer import compile_chat
 from trueline.engines.models import ALIASES
+from trueline.engines.transformers import open as opening
 from trueline.errors import MissingExtraError, ModelError, SpaceMismatchError
 
 if not util.find_spec("xllamacpp"):
@@ -386,7 +386,7 @@ def test_an_alias_is_opened_from_its_own_gguf_and_nothing_is_converted(
     folder.mkdir(parents=True)
     (folder / "model.gguf").symlink_to(file)
     (folder / "source.json").write_text(json.dumps(alias.facts), "utf-8")
-    monkeypatch.setattr(sources, "_convert", None)
+    monkeypatch.setattr(opening, "convert_gguf", None)
     lm = tl.load(alias.name, engine="llama.cpp")
     assert lm.id == alias.name
     assert not alias.folder.exists()

@@ -28,7 +28,6 @@ ENGINES = {  # each module has a `load`
     "transformers": "trueline.engines.transformers.model",
     "llama.cpp": "trueline.engines.llama_cpp.model",
 }
-_SHOWN = 200  # characters of torch's message; for some devices it writes pages
 
 
 class LoadOptions(TypedDict, total=False):
@@ -45,8 +44,6 @@ def load(
 ) -> LanguageModel: ...
 @overload
 def load(name: str | Path, *, engine: str, **options: Unpack[LoadOptions]) -> Engine: ...
-
-
 def load(
     name: str | Path, *, engine: str = "transformers", **options: Unpack[LoadOptions]
 ) -> Engine:
@@ -80,12 +77,9 @@ def origin_of(opened: Any) -> Origin:
 
 
 def lasting_name(name: str | Path) -> str:
-    """A name that is valid in any working directory: paths become absolute."""
+    """The name of a model in any working directory: paths become absolute."""
     path = Path(name)
-    try:
-        return str(path.resolve()) if path.exists() else str(name)
-    except OSError:  # too long for a path
-        return str(name)
+    return str(path.resolve() if path.exists() else name)
 
 
 def wrap_transformers(model: Any, tokenizer: Any) -> Engine:
@@ -106,13 +100,13 @@ def wrap_tokenizer(tokenizer: Any, stop_ids: Iterable[int] | None = None) -> Tok
         return reader
     from trueline.engines.transformers.model import TokenizerReader
 
-    return TokenizerReader(tokenizer, None if stop_ids is None else frozenset(stop_ids))
+    return TokenizerReader(tokenizer, stop_ids)
 
 
 def as_logits_processor(
     adjust: Callable[[list[list[int]], torch.Tensor], torch.Tensor],
 ) -> Any:
-    """A logits processor for the `generate` of transformers, without a state of its own.
+    """A logits processor for the `generate` of transformers.
 
     `adjust` takes the tokens of each row so far and their scores (rows, vocabulary), and
     returns the scores to pick from.
@@ -130,24 +124,20 @@ def as_logits_processor(
 
 def open_bert_scorer(folder: str, layers: int) -> Any:
     """A scorer of bert-score with the encoder in a folder."""
-    from trueline.engines.transformers.open import open_bert_scorer
+    from trueline.engines.transformers import open
 
-    return open_bert_scorer(folder, layers)
+    return open.open_bert_scorer(folder, layers)
 
 
 def open_device(name: str | torch.device | None) -> torch.device:
     """The device of that name; None is the best available."""
     import torch
 
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-        if device.type == "meta":
-            raise RuntimeError("it holds shapes without values")
-    except (RuntimeError, AssertionError, NotImplementedError, TypeError, ImportError) as error:
-        reason = (str(error).splitlines() or [""])[0][:_SHOWN]
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.empty(1, device=device).cpu()  # "meta" has shapes and no values
+    except (RuntimeError, AssertionError, TypeError, ImportError) as error:
+        reason = (str(error).splitlines() or [""])[0][:200]  # for some devices it writes pages
         raise SettingError(
             f"device {str(name)!r} cannot be used here ({reason}); "
             "leave it out for the best available"

@@ -90,13 +90,11 @@ def join_states(parts: Sequence[States], dim: int = 0) -> States:
         return parts[0]
     hidden = [part.hidden for part in parts if part.hidden is not None]
     logits = [part.logits for part in parts if part.logits is not None]
+    layers = parts[0].layers
     return States(
         torch.cat(hidden, dim) if hidden else None,
         torch.cat(logits, dim) if logits else None,
-        {
-            layer: torch.cat([part.layers[layer] for part in parts], dim)
-            for layer in parts[0].layers
-        },
+        {layer: torch.cat([part.layers[layer] for part in parts], dim) for layer in layers},
     )
 
 
@@ -190,21 +188,16 @@ class Engine(TokenReader, Protocol):
     """
 
     id: str
+    vocabulary: int  # the number of tokens it can generate
+    limit: int | None  # the most tokens it can read; None if unknown
+    depth: int  # the number of layers
+    gives_layers: bool  # the states of earlier layers
+    is_tied: bool  # the head is the input embedding
 
     @property
     def device(self) -> torch.device: ...  # of its states
     @property
     def dtype(self) -> torch.dtype: ...  # of its states and logits
-    @property
-    def vocabulary(self) -> int: ...  # the number of tokens it can generate
-    @property
-    def limit(self) -> int | None: ...  # the most tokens it can read; None if unknown
-    @property
-    def depth(self) -> int: ...  # the number of layers
-    @property
-    def gives_layers(self) -> bool: ...  # the states of earlier layers
-    @property
-    def is_tied(self) -> bool: ...  # the head is the input embedding
     @property
     def head(self) -> ScaledHead | None: ...  # None where only its own pass gives its logits
     @property

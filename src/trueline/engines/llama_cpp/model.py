@@ -251,8 +251,7 @@ def load(
             f"device={str(device)!r} cannot be used with engine='llama.cpp', which trueline "
             "runs on the CPU; leave device out, or take engine='transformers'"
         )
-    source = resolve_gguf(name)
-    assert source.gguf_file is not None
-    lm = LlamaModel(source.gguf_file, id=source.id)
+    id, file = resolve_gguf(name)
+    lm = LlamaModel(file, id=id)
     lm.decode(lm.encode(_TRIAL, special=True))
     return lm

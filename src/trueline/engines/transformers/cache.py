@@ -36,11 +36,10 @@ class GrowingLayer(DynamicLayer):
     transformers' own layer concatenates at every step, which copies all keys and values.
     """
 
-    keys: torch.Tensor  # (rows, heads, tokens, width), a view into the buffer
-    values: torch.Tensor
+    keys: torch.Tensor  # (rows, heads, tokens, width), a view into the first buffer
+    values: torch.Tensor  # the same of the second one
+    buffers: list[torch.Tensor]
     is_initialized: bool
-    _buffers: list[torch.Tensor]
-    _length: int
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
@@ -48,35 +47,28 @@ class GrowingLayer(DynamicLayer):
         states = (key_states, value_states)
         if not self.is_initialized:
             self.dtype, self.device = key_states.dtype, key_states.device
-            self._set([one.new_empty(*one.shape[:2], 0, one.shape[3]) for one in states], 0)
+            self.fill([one.new_empty(*one.shape[:2], 0, one.shape[3]) for one in states], 0)
             self.is_initialized = True
-        start, length = self._length, self._length + key_states.shape[2]
-        if length > self._buffers[0].shape[2]:
+        start = self.keys.shape[2]
+        length = start + key_states.shape[2]
+        if length > self.buffers[0].shape[2]:
             size = max(length + _ROOM, length * 3 // 2)
             larger = [one.new_empty(*one.shape[:2], size, one.shape[3]) for one in states]
-            for made, old in zip(larger, self._buffers, strict=True):
-                made[:, :, :start] = old[:, :, :start]
-            self._buffers = larger
-        for buffer, new in zip(self._buffers, states, strict=True):
+            for made, old in zip(larger, (self.keys, self.values), strict=True):
+                made[:, :, :start] = old
+            self.buffers = larger
+        for buffer, new in zip(self.buffers, states, strict=True):
             buffer.narrow(2, start, length - start).copy_(new)
-        self._set(self._buffers, length)
+        self.fill(self.buffers, length)
         return self.keys, self.values
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         if self.is_initialized:
-            self._set([buffer[indices] for buffer in self._buffers], self._length)
+            self.fill([buffer[indices] for buffer in self.buffers], self.keys.shape[2])
 
-    def absorb(self, other: GrowingLayer, width: int) -> None:
-        """Append the rows of another layer; all rows are padded on the left to `width`."""
-        pairs = zip((self.keys, self.values), (other.keys, other.values), strict=True)
-        self._set([stack_right(pair, width, room=_ROOM) for pair in pairs], width)
-
-    def drop_left(self, count: int) -> None:
-        """Drop the first tokens of every row."""
-        self._set([buffer[:, :, count:] for buffer in self._buffers], self._length - count)
-
-    def _set(self, buffers: list[torch.Tensor], length: int) -> None:
-        self._buffers, self._length = buffers, length
+    def fill(self, buffers: list[torch.Tensor], length: int) -> None:
+        """Take these buffers, of which `length` tokens are filled."""
+        self.buffers = buffers
         self.keys, self.values = (buffer.narrow(2, 0, length) for buffer in buffers)
 
 
@@ -98,29 +90,30 @@ class Cache(DynamicCache):
         for ours, theirs in zip(self.layers, other.layers, strict=True):
             if not ours.is_initialized:
                 continue  # it reads the keys of another layer
+            pairs = (ours.keys, theirs.keys), (ours.values, theirs.values)
             if isinstance(ours, GrowingLayer):
-                ours.absorb(theirs, width)
+                ours.fill([stack_right(pair, width, room=_ROOM) for pair in pairs], width)
                 continue
             held = min(width, ours.sliding_window - 1) if ours.is_sliding else width
-            ours.keys = stack_right((ours.keys, theirs.keys), held)
-            ours.values = stack_right((ours.values, theirs.values), held)
+            ours.keys, ours.values = (stack_right(pair, held) for pair in pairs)
             if ours.is_sliding:
                 ours.cumulative_length = width
 
     def drop_left(self, count: int) -> None:
         """Drop the first tokens of every row, which are pads in all of them."""
         for layer in self.layers:
-            if isinstance(layer, GrowingLayer) and layer.is_initialized:
-                layer.drop_left(count)
-            elif layer.is_initialized:
-                dropped = count
-                if layer.is_sliding:  # it has dropped some already
-                    dropped -= min(count, layer.cumulative_length - layer.keys.shape[2])
-                    layer.cumulative_length -= count
-                layer.keys, layer.values = (
-                    layer.keys[:, :, dropped:],
-                    layer.values[:, :, dropped:],
-                )
+            if not layer.is_initialized:
+                continue
+            if isinstance(layer, GrowingLayer):
+                buffers = [buffer[:, :, count:] for buffer in layer.buffers]
+                layer.fill(buffers, layer.keys.shape[2] - count)
+                continue
+            dropped = count
+            if layer.is_sliding:  # it has dropped some already
+                dropped -= min(count, layer.cumulative_length - layer.keys.shape[2])
+                layer.cumulative_length -= count
+            layer.keys = layer.keys[:, :, dropped:]
+            layer.values = layer.values[:, :, dropped:]
 
 
 def stack_right(
@@ -205,26 +198,32 @@ class BatchCache:
             self._absorb(joining)
             return states
         self._lengths = [len(tokens) for tokens in contexts]
-        shared = shared_length(contexts) if self._can_share() else 0
-        if shared:
+        # A sliding window or a bias by distance counts pads after a shared prefix too.
+        config = self._lm.model.config.get_text_config()
+        is_rotary = getattr(config, "rope_parameters", None) is not None
+        may_share = is_rotary or len(set(self._lengths)) == 1
+        shared = 0
+        if (
+            may_share
+            and not any(self._cache.is_sliding)
+            and (shared := shared_length(contexts))
+        ):
             self._forward([list(contexts[0][:shared])], [0])
             self._cache.batch_select_indices(torch.zeros(self.rows, dtype=torch.long))
         self.width = max(self._lengths)
         gaps = [self.width - length for length in self._lengths]
-        pairs = list(zip(gaps, contexts, strict=True))
+        rest = [list(tokens[shared:]) for tokens in contexts]
         if any(gaps):
-            rows = [
-                [1] * shared + [0] * gap + [1] * len(tokens[shared:]) for gap, tokens in pairs
-            ]
+            pairs = zip(gaps, rest, strict=True)
+            rows = [[1] * shared + [0] * gap + [1] * len(tokens) for gap, tokens in pairs]
             self._mask = torch.tensor(rows, device=self._lm.device)
-        ids = [[0] * gap + list(tokens[shared:]) for gap, tokens in pairs]
+        ids = [[0] * gap + tokens for gap, tokens in zip(gaps, rest, strict=True)]
         states = self._forward(ids, [shared - gap for gap in gaps], layers=layers)
         return states.map(lambda tensor: tensor[:, -1])
 
     def extend(self, tokens: Sequence[int], *, layers: Sequence[int] = ()) -> States:
         self._grow_mask(1)
-        ids = [[token] for token in tokens]
-        states = self._forward(ids, self._lengths, layers=layers)
+        states = self._forward([[token] for token in tokens], self._lengths, layers=layers)
         self._lengths = [length + 1 for length in self._lengths]
         self.width += 1
         return states.map(lambda tensor: tensor[:, -1])
@@ -254,34 +253,24 @@ class BatchCache:
             self._mask = None if bool(mask[:, pads:].all()) else mask[:, pads:]
 
     def _absorb(self, other: BatchCache) -> None:
+        """Append the rows of another cache."""
         width = max(self.width, other.width)
         if self.width != other.width or self._mask is not None or other._mask is not None:
-            self._mask = torch.cat([cache._padded_mask(width) for cache in (self, other)])
+            masks = []
+            for cache in (self, other):
+                mask = cache._mask
+                if mask is None:
+                    mask = torch.ones(
+                        cache.rows, cache.width, dtype=torch.long, device=self._lm.device
+                    )
+                masks.append(torch.nn.functional.pad(mask, (width - cache.width, 0)))
+            self._mask = torch.cat(masks)
         self._cache.absorb(other._cache, width)
         self._lengths, self.width = self._lengths + other._lengths, width
 
-    def _padded_mask(self, width: int) -> torch.Tensor:
-        """The mask (rows, width) if all rows were padded to that width."""
-        mask = self._mask
-        if mask is None:
-            mask = torch.tensor([[1] * self.width] * self.rows, device=self._lm.device)
-        return torch.nn.functional.pad(mask, (width - self.width, 0))
-
-    def _can_share(self) -> bool:
-        """Whether pads between a shared prefix and the rest change nothing.
-
-        A sliding window or a bias by distance counts cached tokens, pads too.
-        """
-        if any(self._cache.is_sliding):
-            return False
-        config = self._lm.model.config.get_text_config()
-        is_rotary = getattr(config, "rope_parameters", None) is not None
-        return is_rotary or len(set(self._lengths)) == 1
-
     def _grow_mask(self, width: int) -> None:
         if self._mask is not None:
-            ones = self._mask.new_ones(len(self._mask), width)
-            self._mask = torch.cat([self._mask, ones], 1)
+            self._mask = torch.nn.functional.pad(self._mask, (0, width), value=1)
 
     def _forward(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
@@ -15,7 +15,7 @@ import torch
 
 from trueline.engines import open_device
 from trueline.engines.base import HeadKind, IsDone, KVCache, ScaledHead, States
-from trueline.engines.models import IMPORTING, opening, resolve
+from trueline.engines.models import opening, resolve
 from trueline.engines.transformers.cache import BatchCache, leave_a_core, share_heads
 from trueline.engines.transformers.open import (
     fingerprint,
@@ -28,9 +28,6 @@ from trueline.errors import ModelError, SettingError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-with IMPORTING:
-    pass
 
 _PROBE = 24  # tokens of the text that a head is first checked on
 _TRIAL = "Is the sky blue?"  # the first text a model reads
@@ -62,8 +59,12 @@ def find_head(model: PreTrainedModel, text: Sequence[int] = ()) -> ScaledHead | 
         check_numbers(logits)
         if not torch.equal(head(hidden), logits):
             return None
-        is_linear = head.cap is None and _is_affine(head, hidden, logits)
-        return replace(head, is_linear=is_linear)
+        # Each state with one from the other end of the text: are the logits of their mean the
+        # mean of their logits, up to rounding?
+        difference = head((hidden + hidden.flip(1)) / 2) - (logits + logits.flip(1)) / 2
+        tolerance = max(1e-4, 4 * torch.finfo(logits.dtype).eps) * logits.abs().max()
+        is_affine = bool(difference.abs().max() <= tolerance)
+    return replace(head, is_linear=head.cap is None and is_affine)
 
 
 def check_numbers(logits: torch.Tensor) -> None:
@@ -75,28 +76,15 @@ def check_numbers(logits: torch.Tensor) -> None:
         )
 
 
-def _is_affine(head: ScaledHead, hidden: torch.Tensor, logits: torch.Tensor) -> bool:
-    """Whether the logits of a mean of states are the mean of their logits, up to rounding."""
-    half = (hidden + hidden.flip(1)) / 2  # each state with one from the other end of the text
-    difference = (head(half) - (logits + logits.flip(1)) / 2).abs().max()
-    tolerance = max(1e-4, 4 * torch.finfo(logits.dtype).eps)
-    return bool(difference <= tolerance * logits.abs().max())
-
-
 class TokenizerReader:
     """A tokenizer of transformers as a `TokenReader`."""
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, stop_ids: frozenset[int] | None = None
+        self, tokenizer: PreTrainedTokenizerBase, stop_ids: Iterable[int | None] | None = None
     ) -> None:
         self.tokenizer = tokenizer
-        self._given_stop_ids = stop_ids
-
-    @cached_property
-    def stop_ids(self) -> frozenset[int]:
-        if self._given_stop_ids is not None:
-            return self._given_stop_ids
-        return _token_ids(self.tokenizer.eos_token_id)
+        ends = [tokenizer.eos_token_id] if stop_ids is None else stop_ids
+        self.stop_ids = frozenset(int(token) for token in ends if token is not None)
 
     @cached_property
     def tokenizer_hash(self) -> str:
@@ -108,10 +96,6 @@ class TokenizerReader:
                 list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
             )
         )
-
-
-def _token_ids(*tokens: int | None) -> frozenset[int]:
-    return frozenset(int(token) for token in tokens if token is not None)
 
 
 class LanguageModel(TokenizerReader):
@@ -131,8 +115,12 @@ class LanguageModel(TokenizerReader):
                 f"{type(model).__name__} keeps a running state where trueline needs a cache of "
                 "keys and values; models with attention in every layer work"
             )
-        super().__init__(tokenizer)
+        ends = getattr(model.generation_config, "eos_token_id", None)
+        ends = ends if isinstance(ends, list) else [ends]
+        super().__init__(tokenizer, [*ends, tokenizer.eos_token_id])
         self.model = model
+        forward = inspect.signature(model.forward).parameters
+        self._of_last = {"logits_to_keep": 1} if "logits_to_keep" in forward else {}
         self.vocabulary, self.depth = int(config.vocab_size), int(config.num_hidden_layers)
         self.limit: int | None = getattr(config, "max_position_embeddings", None)
         self.is_tied = bool(config.tie_word_embeddings)
@@ -173,12 +161,6 @@ class LanguageModel(TokenizerReader):
         if self._fingerprint[0] != state:
             self._fingerprint = state, fingerprint(self.model)
         return self._fingerprint[1]
-
-    @cached_property
-    def stop_ids(self) -> frozenset[int]:
-        generation = getattr(self.model.generation_config, "eos_token_id", None)
-        ends = generation if isinstance(generation, list) else [generation]
-        return _token_ids(*ends, self.tokenizer.eos_token_id)
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=special))
@@ -223,17 +205,13 @@ class LanguageModel(TokenizerReader):
         Layer 0 is the embedding; layer n the output of the n-th block, before the last norm.
         """
         options: dict[str, Any] = {"output_hidden_states": True} if layers else {}
-        if not states and not every and self._has_logits_to_keep:
-            options["logits_to_keep"] = 1
+        if not states and not every:
+            options |= self._of_last
         out = (self.model.base_model if states else self.model)(**inputs, **options)
         early = {layer: out.hidden_states[layer] for layer in layers}
         if states:
             return States(out.last_hidden_state, None, early)
         return States(None, out.logits, early)
-
-    @cached_property
-    def _has_logits_to_keep(self) -> bool:
-        return "logits_to_keep" in inspect.signature(self.model.forward).parameters
 
     @cached_property
     def _blocks(self) -> list[torch.nn.Module]:
@@ -252,37 +230,25 @@ def load(
 ) -> LanguageModel:
     """Open a model of transformers; see `trueline.engines.load`."""
     target = open_device(device)
-    precision = _dtype(dtype, target)
+    if isinstance(dtype, str) and dtype == "auto":
+        dtype = torch.float32 if target.type == "cpu" else "auto"
+    elif isinstance(dtype, str) and dtype in _DTYPES:
+        dtype = _DTYPES[dtype]
+    elif not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise SettingError(f"dtype must be auto, {', '.join(_DTYPES)}; got {dtype!r}")
     source = resolve(str(name), "language")
     with opening(source.id, f"a causal language model on {target}"):
         options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
         tokenizer = open_tokenizer(source.folder, **options)
-        model = open_model(source.folder, "causal", precision, **options)
+        model = open_model(source.folder, "causal", dtype, **options)
         share_heads(model)
         lm = LanguageModel(model.to(target).eval(), tokenizer, id=source.id)
-        _check_trial(lm)
+        sizes = (lm.vocabulary, lm.depth, 1 if lm.limit is None else lm.limit)
+        if not all(isinstance(size, int) and size > 0 for size in sizes):
+            raise ModelError(f"its settings give it sizes of {sizes}; fetch it again")
+        tokens = lm.encode(_TRIAL, special=True) or [0]  # damage shows when a text is read
+        lm.decode(tokens)
+        logits = lm.start().join([tokens]).logits
+        assert logits is not None
+        check_numbers(logits)
     return lm
-
-
-def _check_trial(lm: LanguageModel) -> None:
-    """Read a first text: damage shows here."""
-    for name in ("vocabulary", "depth", "limit"):
-        value = getattr(lm, name)
-        if value is not None and not (isinstance(value, int) and value > 0):
-            raise ModelError(f"its settings give it a {name} of {value!r}; fetch it again")
-    _ = lm.stop_ids
-    tokens = lm.encode(_TRIAL, special=True) or [0]
-    lm.decode(tokens)
-    logits = lm.start().join([tokens]).logits
-    assert logits is not None
-    check_numbers(logits)
-
-
-def _dtype(dtype: str | torch.dtype, device: torch.device) -> str | torch.dtype:
-    if isinstance(dtype, str) and dtype == "auto":
-        return torch.float32 if device.type == "cpu" else "auto"
-    if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
-        return dtype
-    if not isinstance(dtype, str) or dtype not in _DTYPES:
-        raise SettingError(f"dtype must be auto, {', '.join(_DTYPES)}; got {dtype!r}")
-    return _DTYPES[dtype]

@@ -10,12 +10,12 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from functools import cache
 from math import prod
 from pathlib import Path
-from threading import get_ident
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -32,7 +32,7 @@ ModelClass = Literal["causal", "encoder"]
 _SPARE = 1 << 20  # values a model may have beyond twice those of its files
 _PACKED = 32  # values that one value of a quantized file may stand for
 _BUFFERS = 1 << 26  # values in buffers, such as position numbers, beyond those of the weights
-_REPEATED = re.compile(r"(layers?|blocks|depth)$")  # settings that count repeated parts
+_REPEATED = re.compile(r'"(\w*(?:layers?|blocks|depth))": (\d+)')  # numbers of repeated parts
 _PART = 1 << 22  # values that are rounded at a time, to bound the memory
 _NOT_IN_LOGITS = (  # settings that do not change the logits
     "_name_or_path _model_name_or_path architectures auto_map bos_token_id dtype eos_token_id "
@@ -45,22 +45,16 @@ _NOT_IN_LOGITS = (  # settings that do not change the logits
 def quiet() -> Iterator[None]:
     """Make transformers log errors only and ask nothing; restore its settings afterwards.
 
-    One thread at a time may be here; progress bars of other threads are still shown. Where a
-    library does not say whether to run a folder's code, transformers asks on stdin and waits
-    for an answer; with no time to wait it refuses.
+    One thread at a time may be here. Where a library does not say whether to run a folder's
+    code, transformers asks on stdin and waits for an answer; with no time to wait it refuses.
     """
     with IMPORTING:
         from transformers import dynamic_module_utils as foreign_code
         from transformers.utils import logging
 
-        def make_bar(factory: Callable[..., Any], args: Any, options: dict[str, Any]) -> Any:
-            if get_ident() == thread:
-                return logging.EmptyTqdm(*args, **options)
-            return hook(factory, args, options) if hook else factory(*args, **options)
-
-        thread, level = get_ident(), logging.get_verbosity()
+        level = logging.get_verbosity()
         logging.set_verbosity_error()
-        hook = logging.set_tqdm_hook(make_bar)
+        hook = logging.set_tqdm_hook(lambda _, args, kwargs: logging.EmptyTqdm(*args, **kwargs))
         patience, foreign_code.TIME_OUT_REMOTE_CODE = foreign_code.TIME_OUT_REMOTE_CODE, 0
         try:
             yield
@@ -105,9 +99,8 @@ def open_model(
     # Embedders pool the states themselves; some are saved without the layer that would do it.
     missing = sorted(name for name in report["missing_keys"] if not name.startswith("pooler."))
     if missing:
-        more = f" and {len(missing) - 1} more" if missing[1:] else ""
         raise ModelError(
-            f"the weights lack {missing[0]}{more}, which would be random; fetch the model again"
+            f"the weights lack {missing[0]}, which would be random; fetch the model again"
         )
     opened: PreTrainedModel = model
     return opened
@@ -130,8 +123,7 @@ def check_folder(
             folder, trust_remote_code=bool(trust_remote_code), local_files_only=True, **source
         )
         if not trust_remote_code:  # trusted code may allocate what it likes
-            _check_settings(config)
-            _check_size(_auto_class(kind), config, count)
+            check_config(_auto_class(kind), config, *count)
     return config
 
 
@@ -141,8 +133,11 @@ def _auto_class(kind: ModelClass) -> Any:
     return AutoModel if kind == "encoder" else AutoModelForCausalLM
 
 
-def _check_settings(config: Any) -> None:
-    """Refuse settings that name weights or code outside the folder's weights."""
+def check_config(auto: Any, config: Any, tensors: int, values: int) -> None:
+    """Refuse settings that name weights or code elsewhere, or need more than the weights hold.
+
+    It allocates no memory.
+    """
     for name in ("transformers_weights", "_attn_implementation", "_experts_implementation"):
         value = getattr(config, name, None)
         if value is not None and (name == "transformers_weights" or "/" in str(value)):
@@ -150,13 +145,8 @@ def _check_settings(config: Any) -> None:
                 f"its config.json names other weights or code ({name.lstrip('_')}: "
                 f"{value!r}), which is not opened; leave that setting out"
             )
-
-
-def _check_size(auto: Any, config: Any, count: tuple[int, int]) -> None:
-    """Refuse settings that need more values than the weights hold; allocates no memory."""
-    settings, (tensors, values) = config.to_dict(), count
-    for name, number in _whole_numbers(settings):
-        if _REPEATED.search(name) and number > tensors:
+    for name, number in _REPEATED.findall(json.dumps(config.to_dict(), default=str)):
+        if int(number) > tensors:
             raise ModelError(
                 f"its settings have {name}={number}, and the weights {tensors} tensors; "
                 "fetch the model again"
@@ -165,20 +155,12 @@ def _check_size(auto: Any, config: Any, count: tuple[int, int]) -> None:
         model = auto.from_config(deepcopy(config), trust_remote_code=False)
     needed = sum(weight.numel() for weight in model.parameters())
     others = sum(buffer.numel() for buffer in model.buffers())
-    packed = _PACKED if settings.get("quantization_config") else 1
+    packed = _PACKED if getattr(config, "quantization_config", None) else 1
     if needed > 2 * packed * values + _SPARE or others > values + _BUFFERS:
         raise ModelError(
-            f"its settings ask for {needed + others} values, and the weights hold {values}; "
+            f"its settings need {needed + others} values, and the weights hold {values}; "
             "fetch the model again"
         )
-
-
-def _whole_numbers(settings: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            yield from _whole_numbers(value)
-        elif isinstance(value, int):
-            yield str(name), value
 
 
 def convert_gguf(file: Path, folder: Path, label: str) -> None:
@@ -188,32 +170,28 @@ def convert_gguf(file: Path, folder: Path, label: str) -> None:
         header, name = read_gguf_header(file, label), file.name
         shapes = [tensor.shape for tensor in header.tensors.values()]
         count = len(shapes), sum(map(prod, shapes))
-        tokenizer = open_tokenizer(file.parent, gguf_file=name)
+        tokenizer: Any = open_tokenizer(file.parent, gguf_file=name)
         model: Any = open_model(file.parent, "causal", "float32", count=count, gguf_file=name)
     # A model that is marked as quantized refuses to be saved; these weights are plain now.
     model.hf_quantizer, model.is_quantized = None, False
     model.config._is_quantized = False
-    for owner, mark in ((model, "quantization_method"), (model.config, "quantization_config")):
-        if hasattr(owner, mark):
-            delattr(owner, mark)
-    if header.settings.get("tokenizer.ggml.add_bos_token") is True:
-        _begin_with_bos(tokenizer)
+    vars(model).pop("quantization_method", None)
+    vars(model.config).pop("quantization_config", None)
+    bos, number = tokenizer.bos_token, tokenizer.bos_token_id
+    if header.settings.get("tokenizer.ggml.add_bos_token") is True and bos is not None:
+        from tokenizers.processors import TemplateProcessing
+
+        if tokenizer("a").input_ids[:1] != [number]:  # llama.cpp puts it in front of a text
+            tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+                single=[bos, "$A"],
+                pair=[bos, "$A", bos, "$B:1"],
+                special_tokens=[(bos, number)],
+            )
     with quiet():
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     for weights in folder.glob("*.safetensors"):
         weights.chmod(0o644)  # they are made private; a cache may be shared
-
-
-def _begin_with_bos(tokenizer: Any) -> None:
-    """Make a tokenizer put BOS in front of a text, as llama.cpp does."""
-    from tokenizers.processors import TemplateProcessing
-
-    bos, number = tokenizer.bos_token, tokenizer.bos_token_id
-    if bos is not None and tokenizer("a").input_ids[:1] != [number]:
-        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-            single=[bos, "$A"], pair=[bos, "$A", bos, "$B:1"], special_tokens=[(bos, number)]
-        )
 
 
 def fingerprint(model: PreTrainedModel) -> str:
@@ -230,9 +208,7 @@ def fingerprint(model: PreTrainedModel) -> str:
     buffers = ((name, buffer) for name, buffer in model.named_buffers() if name in saved)
     for name, weight in sorted([*model.named_parameters(), *buffers]):
         digest.update(f"{name}{tuple(weight.shape)}".encode())
-        flat = weight.detach().reshape(-1)
-        for at in range(0, flat.numel(), _PART):
-            part = flat[at : at + _PART]
+        for part in weight.detach().reshape(-1).split(_PART):
             if part.is_floating_point():
                 part = part.to(torch.bfloat16)
             digest.update(part.contiguous().view(torch.uint8).cpu().numpy().data)
@@ -279,18 +255,18 @@ def _code_hash(part: object) -> bytes:
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).digest()
 
 
+@cache
 def open_bert_scorer(folder: str, layers: int) -> Any:
-    """Open an encoder with bert-score, which uses transformers."""
+    """A scorer of bert-score with the encoder in a folder."""
     scorer_class = import_extra("bert_score", "BERTScore", "eval").BERTScorer
     with opening(folder, f"an encoder with its tokenizer, for BertScore's layer {layers}"):
-        check_folder(Path(folder), "encoder")  # bert-score opens it without our checks
-        kind = json.loads((Path(folder) / "config.json").read_text("utf-8"))["model_type"]
-        if "t5" in folder and kind not in ("t5", "mt5"):  # it would get random weights
+        config = check_folder(Path(folder), "encoder")  # bert-score opens it without our checks
+        if "t5" in folder and config.model_type not in ("t5", "mt5"):
             raise ValueError("bert-score takes a path with 't5' in it for a T5; rename it")
         with quiet():
             scorer = scorer_class(model_type=folder, num_layers=layers, use_fast_tokenizer=True)
     # With a tokenizer that has no limit, a long text would run past the last position. A model
     # with relative positions (T5) has no last one.
-    if limit := getattr(scorer._model.config, "max_position_embeddings", None):
+    if limit := getattr(config, "max_position_embeddings", None):
         scorer._tokenizer.model_max_length = min(scorer._tokenizer.model_max_length, limit)
     return scorer
