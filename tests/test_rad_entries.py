@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import trueline as tl
-from trueline.errors import ExampleError, SettingError, SpaceMismatchError
+from trueline.errors import ExampleError, SettingError
 from trueline.rad.entries import Entries, EntrySettings, RadEntries, window_tokens
 from trueline.rad.retrieve import open_retriever
 from trueline.space import VECTORS, GroundingSpace
@@ -281,12 +281,8 @@ def test_settings_are_what_is_stored_and_refuse_what_cannot_be(space):
             replace(made, **{name: value})
 
 
-def test_a_model_whose_head_takes_other_states_is_refused(lm, space):
-    entries = space.entries.truthful
-    narrow = replace(entries, values=entries.values[:, :16])
-    other = replace(space, entries=RadEntries(space.entries.settings, narrow))
-    with pytest.raises(SpaceMismatchError, match="does not take"):
-        tl.generate(lm, tl.RAD(other), "Are bats blind?")
+def test_logits_as_wide_as_hidden_states_are_refused(space):
     logits = replace(space.entries.settings, values="logits")
+    entries = space.entries.truthful
     flaw = RadEntries(logits, entries).flaw(space.examples, entries.keys.shape[1])
     assert "values have 32 numbers" in flaw

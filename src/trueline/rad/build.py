@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from trueline.cluster import Run
 from trueline.embed import Embedder, embed_distinct
 from trueline.engines.base import Engine, read_continuations
 from trueline.errors import ExampleError, SettingError, SpaceMismatchError
@@ -26,7 +24,7 @@ from trueline.rad.entries import (
     window_tokens,
 )
 from trueline.store import Array, Arrays, resumed
-from trueline.types import Example, OnProgress
+from trueline.types import Example
 
 ROWS = 32  # answers in one pass
 
@@ -70,7 +68,9 @@ def plan_entries(
     passages = tokenized_answers(lm, examples, prompt, wrong=settings.wrong)
     if not all(passages):
         raise SettingError("wrong=True asks for wrong answers, and no example has one")
-    return settings.settled(lm, _head_kind(lm, passages)), passages
+    # The form of the head, as it shows on the first answer.
+    head = lm.head_kind((passages[0][0].prompt + passages[0][0].tokens)[:64])
+    return settings.settled(lm, head), passages
 
 
 def tokenized_answers(
@@ -96,31 +96,22 @@ def tokenized_answers(
     return made[: 1 + wrong]
 
 
-def _head_kind(lm: Engine, passages: Passages) -> str:
-    """The form of the head, as it shows on the first answer."""
-    return lm.head_kind((passages[0][0].prompt + passages[0][0].tokens)[:64])
-
-
 def build_entries(
     settings: EntrySettings,
     passages: Passages,
     lm: Engine,
     embedder: Embedder,
-    *,
-    work: Path | None = None,
-    run: Run = map,
-    progress: OnProgress | None = None,
+    **options: Any,
 ) -> RadEntries:
-    """The entries of answers; what is finished is kept in `work`, and not made again."""
-    batches = [batch for answers in passages for batch in _batches(answers)]
+    """The entries of answers; `options` are those of `store.resumed`."""
+    sets = [_batches(answers) for answers in passages]
+    batches = [batch for own in sets for batch in own]
     sizes = [sum(len(row.tokens) + settings.end for row in batch) for batch in batches]
     make = partial(_entries, settings, lm, embedder)
-    options: dict[str, Any] = {"work": work, "run": run, "progress": progress}
     made = resumed(make, batches, sizes, kind="entries", **options)
-    count = len(_batches(passages[0]))
-    truthful, wrong = _sorted(made[:count]), made[count:]
-    # More examples may have no wrong answers.
-    return RadEntries(settings, truthful, _sorted(wrong) if wrong else None)
+    parts = made[: len(sets[0])], made[len(sets[0]) :]
+    # Without wrong answers, there is no second part.
+    return RadEntries(settings, *(_sorted(part) for part in parts if part))
 
 
 def extended(
@@ -130,21 +121,17 @@ def extended(
     lm: Engine,
     embedder: Embedder,
     prompt: Prompt,
-    *,
-    work: Path | None,
-    progress: OnProgress | None,
+    **options: Any,
 ) -> RadEntries:
     """Entries with those of more examples, which are numbered from `first` on.
 
-    `lm` has passed `check_lm`.
+    `lm` has passed `check_lm`; `options` are `work` and `progress` of `store.resumed`.
     """
     settings = entries.settings
     passages = tokenized_answers(lm, examples, prompt, wrong=settings.wrong)
-    # The form of the head was checked when the space was built. Only a head that failed there
-    # is checked again, so that this copy of the model is not trusted either.
-    if settings.head == "opaque":
-        _head_kind(lm, passages)
-    more = build_entries(settings, passages, lm, embedder, work=work, progress=progress)
+    if settings.head == "opaque":  # so that this copy of the model does not use it either
+        lm.head_kind((passages[0][0].prompt + passages[0][0].tokens)[:64])
+    more = build_entries(settings, passages, lm, embedder, run=map, **options)
     return entries.joined(more, first)
 
 
@@ -153,8 +140,8 @@ def check_lm(entries: RadEntries, lm: Engine | None) -> Engine:
     made = entries.settings
     if lm is None:
         raise SettingError(
-            "this space holds RAD entries, which take a pass of the model over each new "
-            f"answer; give it the model: lm=tl.load({made.model!r})"
+            "this space holds RAD entries, which the model makes for each new answer; give it: "
+            f"lm=tl.load({made.model!r})"
         )
     entries.check_model(lm)
     if (computed := str(lm.dtype).removeprefix("torch.")) != made.computed:
@@ -178,10 +165,8 @@ def _entries(
             so_far = context[: start + step]
             windows.append(window_tokens(so_far, start, row.question, settings))
             positions.append((token, row.example, row.answer, step))
-    keys = embed_distinct(
-        embedder, window_texts(lm, windows), tails=True
-    )  # (entries, dimension)
-    columns = np.array(positions, np.int32).T.copy()  # (4, entries)
+    keys = embed_distinct(embedder, window_texts(lm, windows), tails=True)  # (n, dimension)
+    columns = np.array(positions, np.int32).T.copy()  # (4, n)
     values = _values(settings, lm, batch)
     return Entries(keys.cpu().numpy().astype(settings.dtype), values, *columns).arrays()
 
@@ -189,16 +174,12 @@ def _entries(
 @torch.inference_mode()
 def _values(settings: EntrySettings, lm: Engine, batch: Sequence[Passage]) -> Array:
     """What the model predicts at each token of some answers: hidden states or logits."""
-    prompts: list[list[int]] = []
-    rows: list[int] = []
-    for _, group in groupby(batch, key=lambda row: row.example):
-        answers = list(group)
-        rows += [len(prompts)] * len(answers)
-        prompts.append(answers[0].prompt)
+    prompts = {row.example: row.prompt for row in batch}
+    rows = [[*prompts].index(row.example) for row in batch]
     lengths = [len(row.tokens) + settings.end for row in batch]
     # The last token is not read.
     reads = [[*x.tokens, 0][:length] for x, length in zip(batch, lengths, strict=True)]
-    states = read_continuations(lm, prompts, rows, reads, states=True)
+    states = read_continuations(lm, [*prompts.values()], rows, reads, states=True)
     computed = states.logits if states.hidden is None else states.hidden
     assert computed is not None
     kept = torch.cat([row[:length] for row, length in zip(computed, lengths, strict=True)])

@@ -1,12 +1,11 @@
 """RAD's entries: contexts and what the model predicts in them, attached to a space.
 
-A space uses `open_entries`, `contents`, `flaw`, `kept` (without some examples), `joined` (with
-those of another space), `counts` and `info`; rad.build makes the entries of new examples.
+A space uses `open_entries` and the public methods of `RadEntries`; rad/build.py makes entries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,7 +19,6 @@ from trueline.types import Example
 
 if TYPE_CHECKING:
     from trueline.engines.base import Engine
-    from trueline.space import GroundingSpace
 
 Context = int | Literal["full"]  # M: how many tokens a window holds
 # What a window is the end of: all that the model reads, question and answer, or the answer.
@@ -64,16 +62,10 @@ class EntrySettings:
             values = "logits" if head == "opaque" else "hidden"
         if dtype == "auto":  # half precision leaves the tokens as they are (docs/speed.md)
             dtype = "float16" if values == "hidden" else "float32"
-        made: dict[str, Any] = {
-            "values": values,
-            "dtype": dtype,
-            "model": lm.id,
-            "model_fingerprint": lm.fingerprint,
-            "vocabulary": lm.vocabulary,
-            "tokenizer_hash": lm.tokenizer_hash,
-            "head": head,
-            "computed": str(lm.dtype).removeprefix("torch."),
-        }
+        made: dict[str, Any] = {"values": values, "dtype": dtype, "head": head}
+        made |= {"model": lm.id, "model_fingerprint": lm.fingerprint}
+        made |= {"vocabulary": lm.vocabulary, "tokenizer_hash": lm.tokenizer_hash}
+        made |= {"computed": str(lm.dtype).removeprefix("torch.")}
         return replace(self, **made)
 
 
@@ -99,8 +91,7 @@ def window_texts(
     answers = lm.decode_all([after for _, after in windows])
     if not any(len(before) for before, _ in windows):
         return answers
-    questions = lm.decode_all([before for before, _ in windows])
-    pairs = zip(questions, answers, strict=True)
+    pairs = zip(lm.decode_all([before for before, _ in windows]), answers, strict=True)
     return [f"{q} {a.lstrip()}" if q and a else q or a for q, a in pairs]
 
 
@@ -124,47 +115,40 @@ class Entries:
 
     def kept(self, examples: Array) -> Entries:
         """The entries of some examples; `examples` (count,) is true where they are kept."""
-        rows = examples[self.examples]
+        rows, numbers = examples[self.examples], np.cumsum(examples) - 1
         arrays = {name: array[rows] for name, array in self.arrays().items()}
-        numbers = np.cumsum(examples) - 1
         return Entries(**arrays | {"examples": numbers[arrays["examples"]].astype(np.int32)})
 
     def joined(self, other: Entries, first: int) -> Entries:
         """With those of another set, whose examples are numbered from `first` on."""
-        shifted = replace(other, examples=(other.examples + first).astype(np.int32))
-        pairs = {name: (mine, getattr(shifted, name)) for name, mine in self.arrays().items()}
-        return Entries(**{name: np.concatenate(pair) for name, pair in pairs.items()})
+        more = other.arrays() | {"examples": (other.examples + first).astype(np.int32)}
+        return Entries(**{n: np.concatenate([x, more[n]]) for n, x in self.arrays().items()})
 
     def flaw(self, settings: EntrySettings, dimension: int, answers: Array) -> str:
         """What is wrong with the entries; `answers` (count,) of each example. "" if nothing."""
-        width, count = self.values.shape[1], len(self)
-        if {len(array) for array in self.arrays().values()} != {count}:
-            return "its arrays have different numbers of rows"
-        if self.keys.shape[1] != dimension:
-            return f"keys have {self.keys.shape[1]} numbers, vectors {dimension}"
-        if not width or (settings.values == "logits" and width != settings.vocabulary):
+        arrays, width = self.arrays().values(), self.values.shape[1]
+        is_logits = settings.values == "logits"
+        if {len(array) for array in arrays} != {len(self)} or self.keys.shape[1] != dimension:
+            return f"its rows and numbers are {[array.shape for array in arrays]}"
+        if not width or (is_logits and width != settings.vocabulary):
             return f"values have {width} numbers, which the model's have not"
-        if not count:
+        if not len(self):
             return ""
-        least = -1 if settings.end else 0  # an end without a token
-        checks = (
-            (self.tokens, least, settings.vocabulary, "a token that the model does not have"),
-            (self.examples, 0, len(answers), "an example that does not exist"),
-            (self.answers, 0, answers, "an answer that does not exist"),
-        )
-        for numbers, low, end, what in checks:
-            end = end if isinstance(end, int) else end[self.examples]
-            if not ((low <= numbers) & (numbers < end)).all():
+        tokens = self.tokens.clip(0) if settings.end else self.tokens  # an end may have none
+        most = np.append(answers, 0).take(self.examples, mode="clip")
+        for what, numbers, end in (
+            ("a token that the model does not have", tokens, settings.vocabulary),
+            ("an example that does not exist", self.examples, len(answers)),
+            ("an answer that does not exist", self.answers, most),
+        ):
+            if not ((numbers >= 0) & (numbers < end)).all():
                 return f"it names {what}"
-        return self._value_flaw(settings)
-
-    def _value_flaw(self, settings: EntrySettings) -> str:
         if not are_unit(self.keys):
             return "some keys are not of unit length"
         if self.values.dtype == np.float16:  # comparing these is seven times slower
             is_sound = np.isfinite(self.values).all()
         else:  # NaN fails both comparisons; a model may forbid a token by its lowest number
-            low = -_LARGEST if settings.values == "hidden" else np.finfo(np.float32).min
+            low = np.finfo(np.float32).min if is_logits else -_LARGEST
             is_sound = low <= self.values.min() and self.values.max() <= _LARGEST
         return "" if is_sound else "some values are not finite, or too large"
 
@@ -182,17 +166,23 @@ class RadEntries:
     def __len__(self) -> int:
         return len(self.truthful)
 
+    def sets(self) -> list[tuple[str, Entries]]:
+        """The sets of entries with the name of their file."""
+        wrong = [] if self.wrong is None else [(WRONG, self.wrong)]
+        return [(TRUTHFUL, self.truthful), *wrong]
+
     def kept(self, examples: Array) -> RadEntries:
         """The entries of some examples; `examples` (count,) is true where they are kept."""
-        wrong = None if self.wrong is None else self.wrong.kept(examples)
-        return RadEntries(self.settings, self.truthful.kept(examples), wrong)
+        return RadEntries(self.settings, *(own.kept(examples) for _, own in self.sets()))
 
     def joined(self, other: RadEntries, first: int) -> RadEntries:
         """With other entries made alike, whose examples are numbered from `first` on."""
-        wrong = self.wrong
-        if wrong is not None and other.wrong is not None:
-            wrong = wrong.joined(other.wrong, first)
-        return RadEntries(self.settings, self.truthful.joined(other.truthful, first), wrong)
+        theirs = dict(other.sets())  # more examples may have no wrong answers
+        sets = [
+            own.joined(theirs[name], first) if name in theirs else own
+            for name, own in self.sets()
+        ]
+        return RadEntries(self.settings, *sets)
 
     def contents(self) -> dict[str, bytes]:
         """The files of the entries."""
@@ -206,12 +196,6 @@ class RadEntries:
             if flaw := entries.flaw(self.settings, dimension, answers):
                 return f"{name}: {flaw}"
         return ""
-
-    def sets(self) -> Iterator[tuple[str, Entries]]:
-        """The sets of entries by the name of their file."""
-        yield TRUTHFUL, self.truthful
-        if self.wrong is not None:
-            yield WRONG, self.wrong
 
     def counts(self) -> dict[str, int]:
         """How many entries there are, and how many wrong ones if the space has them."""
@@ -233,44 +217,22 @@ class RadEntries:
         }
 
     def check_model(self, lm: Engine) -> None:
-        """Refuse a model or tokenizer the entries were not made with, or a head they miss."""
-        made, again = self.settings, f"build it anew with `trueline build --model {lm.id}`"
+        """Refuse a model or tokenizer the entries were not made with."""
+        made, problem = self.settings, ""
         if (lm.fingerprint, lm.vocabulary) != (made.model_fingerprint, made.vocabulary):
-            if lm.id == made.model:
-                again = (
-                    "the name is the same, the weights or their precision are not (float32 and "
-                    f"bfloat16 count as one, float16 does not); {again}"
-                )
             problem = (
-                f"the space was built with the model {made.model} "
-                f"(fingerprint {made.model_fingerprint[:12]}, vocabulary {made.vocabulary}), "
-                f"this is {lm.id} (fingerprint {lm.fingerprint[:12]}, vocabulary "
-                f"{lm.vocabulary})"
+                f"the space was built with the model {made.model} (fingerprint "
+                f"{made.model_fingerprint[:12]}, vocabulary {made.vocabulary}), this is "
+                f"{lm.id} (fingerprint {lm.fingerprint[:12]}, vocabulary {lm.vocabulary}): "
+                "other weights, or the same in another precision"
             )
         elif lm.tokenizer_hash != made.tokenizer_hash:
-            problem = (
-                "the space was built with another tokenizer "
-                f"(hash {made.tokenizer_hash[:12]}, this one has {lm.tokenizer_hash[:12]}): "
-                "the same text would become other tokens"
-            )
-        elif made.values == "hidden" and not self._fit_head(lm):
-            problem = f"the space keeps hidden states that the head of {lm.id} does not take"
-        else:
-            return
-        raise SpaceMismatchError(f"{problem}; {again}")
-
-    def _fit_head(self, lm: Engine) -> bool:
-        """Whether the model's head takes its hidden states, tried on one of them."""
-        import torch
-
-        if lm.head is None:
-            return False
-        state = torch.zeros(1, self.truthful.values.shape[1], dtype=lm.dtype, device=lm.device)
-        try:
-            lm.head.at(state, torch.zeros(1, dtype=torch.long, device=lm.device))
-        except RuntimeError:  # from torch, where the widths differ
-            return False
-        return True
+            problem = "the space was built with another tokenizer: texts become other tokens"
+        elif made.values == "hidden" and lm.head is None:
+            problem = f"the space keeps hidden states, and {lm.id} has no head that reads them"
+        if problem:
+            again = f"build it anew with `trueline build --model {lm.id}`"
+            raise SpaceMismatchError(f"{problem}; {again}")
 
 
 def open_entries(stored: Mapping[str, Any], read: Read) -> RadEntries:
@@ -283,13 +245,3 @@ def open_entries(stored: Mapping[str, Any], read: Read) -> RadEntries:
     forms |= dict.fromkeys(("tokens", "examples", "answers", "steps"), ("int32", 1))
     names = [TRUTHFUL, WRONG][: 1 + settings.wrong]
     return RadEntries(settings, *(Entries(**arrays_in(read(name), forms)) for name in names))
-
-
-def entries_of(space: GroundingSpace, method: str, context: Context) -> RadEntries:
-    """The entries of a space; refused where a method needs them and there are none."""
-    if space.entries is None:
-        raise SpaceMismatchError(
-            f"{method} needs entries, and this space holds examples only; build it with "
-            f"context={context!r} (`trueline build --context {context}`)"
-        )
-    return space.entries

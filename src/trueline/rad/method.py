@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 import torch
+from torch import Tensor
 
 from trueline.engines import as_logits_processor, wrap_transformers
 from trueline.engines.base import Engine, States
-from trueline.errors import SettingError
+from trueline.errors import SettingError, SpaceMismatchError
 from trueline.methods.base import Adjusted, Needs, Rows, SpaceMethod, Step
-from trueline.rad.entries import EntrySettings, entries_of
+from trueline.rad.entries import RadEntries
 from trueline.rad.retrieve import Matches, Retriever, open_retriever, windows_of
 from trueline.search import Hits
 from trueline.settings import Between
@@ -31,11 +33,15 @@ class EntryMethod(SpaceMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        entries_of(self.space, self.name, self.needs.context or "full")
+        if self.space.entries is None:
+            context = self.needs.context
+            raise SpaceMismatchError(
+                f"{self.name} needs entries, and this space holds examples only; build it with "
+                f"context={context!r} (`trueline build --context {context}`)"
+            )
 
     def check(self, lm: Engine) -> None:
-        assert self.space.entries is not None
-        self.space.entries.check_model(lm)
+        entries_of(self.space).check_model(lm)
         self.retriever(lm)
 
     def retriever(self, lm: Engine) -> Retriever:
@@ -43,12 +49,12 @@ class EntryMethod(SpaceMethod):
 
     def prefetch(self, rows: Rows) -> Callable[[], Found]:
         """e_t = E(last M tokens) of every row, then the entries near to it."""
-        windows = windows_of(rows, settings_of(self.space))
+        windows = windows_of(rows, entries_of(self.space).settings)
         retriever = self.retriever(rows.lm)
         tokens = retriever.tokenize(windows)  # of the embedder
         return lambda: self.retrieve(rows.lm, retriever.embed_tokenized(tokens))
 
-    def retrieve(self, lm: Engine, e_t: torch.Tensor) -> Found:
+    def retrieve(self, lm: Engine, e_t: Tensor) -> Found:
         """The entries near to the embedded windows e_t (rows, dimension)."""
         raise NotImplementedError
 
@@ -95,9 +101,9 @@ class RAD(EntryMethod):
         l_agg = [near.aggregated(is_state=is_state) for near in sets]  # sum_{i in S} w_i l_i
         # Stage 3: add alpha * l_agg.
         l_final = self.add(l_base, l_agg, sets)
-        return self._adjusted(step, l_final, sets, is_state=is_state)
+        return self._adjusted(step, l_final, sets, is_state)
 
-    def retrieve(self, lm: Engine, e_t: torch.Tensor) -> Found:
+    def retrieve(self, lm: Engine, e_t: Tensor) -> Found:
         """S = {i : s_i > tau}, s_i = cos(e_t, e_i)."""
         every_C = [C for C, _ in self._sets(lm)]
         return tuple(C.above(e_t, tau=self.tau, matches=self.matches) for C in every_C)
@@ -106,14 +112,15 @@ class RAD(EntryMethod):
         """w_i = s_i / sum_S s."""
         sets = []
         for (C, alpha), S in zip(self._sets(rows.lm), found, strict=True):
-            S = self._after_first_steps(rows, S)
+            if self.from_step:
+                lengths = zip(rows.contexts, rows.starts, strict=True)
+                is_open = [len(x) - start >= self.from_step for x, start in lengths]
+                S = S.kept(torch.tensor(is_open, device=S.rows.device)[S.rows])
             w = weigh(S.similarities, S.rows, len(rows), self.aggregation)
             sets.append(Neighbors(self.space, rows.lm, C, S, w, alpha, len(rows)))
         return tuple(sets)
 
-    def add(
-        self, l_base: torch.Tensor, l_agg: Sequence[torch.Tensor], sets: Sequence[Neighbors]
-    ) -> torch.Tensor:
+    def add(self, l_base: Tensor, l_agg: Sequence[Tensor], sets: Sequence[Neighbors]) -> Tensor:
         """l_final = l_base + alpha * l_agg, in the rows with a hit: (rows, width)."""
         l_final = l_base
         for near, pull in zip(sets, l_agg, strict=True):
@@ -124,7 +131,7 @@ class RAD(EntryMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.beta and not settings_of(self.space).wrong:
+        if self.beta and not entries_of(self.space).settings.wrong:
             raise SettingError(
                 "beta subtracts the logits from wrong answers, and this space contains none; "
                 "build it with wrong=True (`trueline build --wrong`)"
@@ -136,10 +143,6 @@ class RAD(EntryMethod):
         if settings["beta"] and settings["fusion"] != "add":
             raise SettingError(f"beta needs fusion='add', got {settings['fusion']!r}")
 
-    def check(self, lm: Engine) -> None:
-        super().check(lm)
-        self._sets(lm)
-
     def _sets(self, lm: Engine) -> list[tuple[Retriever, float]]:
         """The truthful entries, then the wrong ones if they count; each with its alpha."""
         sets = [(self.retriever(lm), self.alpha)]
@@ -147,22 +150,7 @@ class RAD(EntryMethod):
             sets.append((open_retriever(self.space, lm.device, wrong=True), -self.beta))
         return sets
 
-    def _after_first_steps(self, rows: Rows, hits: Hits) -> Hits:
-        """The hits without those of rows that are before `from_step`."""
-        if not self.from_step:
-            return hits
-        steps = [len(x) - start for x, start in zip(rows.contexts, rows.starts, strict=True)]
-        is_open = torch.tensor(steps, device=rows.lm.device) >= self.from_step
-        return hits.kept(is_open[hits.rows])
-
-    def _is_neutral(self, step: Step) -> bool:
-        is_wanted = step.is_probability if self.neutral is None else self.neutral
-        return is_wanted and self.fusion == "add"
-
-    def _on_scale(self, step: Step, fused: torch.Tensor, hit: torch.Tensor) -> torch.Tensor:
-        return neutralize(fused, hit, self.alpha) if self._is_neutral(step) else fused
-
-    def _base(self, step: Step) -> tuple[torch.Tensor, bool]:
+    def _base(self, step: Step) -> tuple[Tensor, bool]:
         """What entries are added to, and whether that is states, before a linear head.
 
         The head is the largest product of a step: one then gives the logits of the sum.
@@ -172,33 +160,26 @@ class RAD(EntryMethod):
         return step.hidden, True
 
     def _adjusted(
-        self, step: Step, l_final: torch.Tensor, sets: tuple[Neighbors, ...], *, is_state: bool
+        self, step: Step, l_final: Tensor, sets: tuple[Neighbors, ...], is_state: bool
     ) -> Adjusted:
         """The logits, how far `add` stretched them, and the neighbors as evidence."""
-        logits = self._on_scale(step, l_final, sets[0].hit)
-        if is_state:
-            logits = self._head(step, logits, sets)
-        if self.fusion != "add":
-            return Adjusted(logits, sets)
-        stretch = 1 + self.alpha * sets[0].hit  # (rows,)
-        if self._is_neutral(step):
-            return Adjusted(logits, tuple(replace(near, scale=1 / stretch) for near in sets))
-        return Adjusted(logits, sets, None if self.neutral is False else stretch)
-
-    def _head(
-        self, step: Step, states: torch.Tensor, sets: Sequence[Neighbors]
-    ) -> torch.Tensor:
-        """The logits of fused states: head(h + alpha * sum_i w_i h_i)."""
-        head = step.lm.head
-        assert head is not None
-        logits = head(states)
-        if head.bias is None:
-            return logits
-        ones = torch.ones(len(states), 1, device=states.device)
-        shares = self.add(ones, [ones] * len(sets), sets)
-        shares = self._on_scale(step, shares, sets[0].hit)
-        # The fused logits contain the bias `shares` times; the head has added it once.
-        return torch.where(shares == 1, logits, logits + (shares - 1) * head.bias)
+        hit, is_added = sets[0].hit, self.fusion == "add"
+        is_neutral = is_added and (
+            step.is_probability if self.neutral is None else self.neutral
+        )
+        logits = neutralize(l_final, hit, self.alpha) if is_neutral else l_final
+        if is_state and (head := step.lm.head) is not None:
+            logits = head(logits)  # head(h + alpha * sum_i w_i h_i)
+            if head.bias is not None:
+                ones = torch.ones(len(hit), 1, device=hit.device)
+                shares = self.add(ones, [ones] * len(sets), sets)
+                shares = neutralize(shares, hit, self.alpha) if is_neutral else shares
+                # The fused logits contain the bias `shares` times; the head has added it once.
+                logits = torch.where(shares == 1, logits, logits + (shares - 1) * head.bias)
+        stretch = 1 + self.alpha * hit  # (rows,)
+        if is_neutral:
+            return Adjusted(logits, [replace(near, scale=1 / stretch) for near in sets])
+        return Adjusted(logits, sets, stretch if is_added and self.neutral is None else None)
 
     def processor(
         self,
@@ -216,19 +197,18 @@ class RAD(EntryMethod):
         """
         lm = wrap_transformers(model, tokenizer)
         self.check(lm)
-        window = settings_of(self.space).window
+        window = entries_of(self.space).settings.window
         if (window != "template" or self.from_step) and prompt_length is None:
             raise SettingError(
-                f"a space built with window={window!r} and from_step={self.from_step} needs to "
-                "know where the answer begins, which transformers does not report: give "
-                "prompt_length=input_ids.shape[1]"
+                f"window={window!r} with from_step={self.from_step} needs to know where the "
+                "answer begins: give prompt_length=input_ids.shape[1]"
             )
         if window == "text" and question is None:
             raise SettingError("a space built with window='text' needs the question: give it")
-        start = prompt_length or 0
 
-        def adjust(contexts: list[list[int]], scores: torch.Tensor) -> torch.Tensor:
-            rows = Rows(lm, contexts, [start] * len(contexts), [question] * len(contexts))
+        def adjust(contexts: list[list[int]], scores: Tensor) -> Tensor:
+            count = len(contexts)
+            rows = Rows(lm, contexts, [prompt_length or 0] * count, [question] * count)
             return self.adjust(Step(rows, States(None, scores))).logits
 
         return as_logits_processor(adjust)
@@ -249,7 +229,7 @@ class KNNLM(EntryMethod):
     name = "knn-lm"
     needs = Needs(space=True, context="full")
 
-    def retrieve(self, lm: Engine, e_t: torch.Tensor) -> Found:
+    def retrieve(self, lm: Engine, e_t: Tensor) -> Found:
         return (self.retriever(lm).nearest(e_t, self.k),)
 
     def adjust(self, step: Step) -> Adjusted:
@@ -273,18 +253,14 @@ class KNNLM(EntryMethod):
 # The arithmetic.
 
 
-def weigh(
-    similarities: torch.Tensor, rows: torch.Tensor, count: int, how: Aggregation = "weighted"
-) -> torch.Tensor:
+def weigh(s: Tensor, rows: Tensor, count: int, how: Aggregation = "weighted") -> Tensor:
     """The weight of each hit in its row: s_i / sum_S s, or 1 / |S|; each row's sum to 1."""
-    shares = similarities if how == "weighted" else torch.ones_like(similarities)
+    shares = s if how == "weighted" else torch.ones_like(s)
     totals = shares.new_zeros(count).index_add_(0, rows, shares)  # (count,)
     return (shares / totals[rows]).nan_to_num(0.0)  # cosines of 0, below a negative tau
 
 
-def aggregate(
-    weights: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, count: int
-) -> torch.Tensor:
+def aggregate(weights: Tensor, rows: Tensor, values: Tensor, count: int) -> Tensor:
     """sum_i w_i v_i in each row: (hits, width) -> (count, width); zero without a hit.
 
     On a CPU hits are added one after the other, so a row's sum does not depend on its batch.
@@ -294,13 +270,8 @@ def aggregate(
 
 
 def fuse(
-    base: torch.Tensor,
-    pull: torch.Tensor,
-    hit: torch.Tensor,
-    *,
-    alpha: float,
-    how: Fusion = "add",
-) -> torch.Tensor:
+    base: Tensor, pull: Tensor, hit: Tensor, *, alpha: float, how: Fusion = "add"
+) -> Tensor:
     """Combine the model's own (rows, width) with the neighbors' sum, in rows with a hit.
 
     add: base + alpha * pull
@@ -318,22 +289,21 @@ def fuse(
     return torch.where(hit[:, None], fused.to(base.dtype), base)
 
 
-def neutralize(fused: torch.Tensor, hit: torch.Tensor, alpha: float) -> torch.Tensor:
+def neutralize(fused: Tensor, hit: Tensor, alpha: float) -> Tensor:
     """Undo how far `add` stretches the rows with a hit: the model's own scale."""
     return torch.where(hit[:, None], fused / (1 + alpha), fused)
 
 
+def entries_of(space: GroundingSpace) -> RadEntries:
+    assert space.entries is not None
+    return space.entries
+
+
 def is_linear(space: GroundingSpace, lm: Engine) -> bool:
     """Whether a sum of stored values gives the sum of their logits."""
-    made = settings_of(space)
+    made = entries_of(space).settings
     is_shown = made.head == "linear" and lm.head is not None and lm.head.is_linear
     return is_shown and made.values == "hidden"
-
-
-def settings_of(space: GroundingSpace) -> EntrySettings:
-    """How the entries of a space were made."""
-    assert space.entries is not None
-    return space.entries.settings
 
 
 @dataclass(frozen=True)
@@ -344,46 +314,38 @@ class Neighbors:
     lm: Engine
     retriever: Retriever
     hits: Hits
-    weights: torch.Tensor  # (hits,), summing to 1 in each row
+    weights: Tensor  # (hits,), summing to 1 in each row
     alpha: float  # the factor of the weighted sum; below 0 for wrong answers
     rows: int
     are_tokens: bool = False  # whether entries stand for their next token, not for logits
-    scale: torch.Tensor | None = None  # (rows,) the factor of each row's sum at last
+    scale: Tensor | None = None  # (rows,) the factor of each row's sum at last
 
     def __len__(self) -> int:
         return len(self.hits)
 
-    @property
-    def hit(self) -> torch.Tensor:
+    @cached_property
+    def hit(self) -> Tensor:
         """Whether each row has a hit: (rows,)."""
         return self.hits.count(self.rows) > 0
 
-    def aggregated(self, *, is_state: bool) -> torch.Tensor:
+    def aggregated(self, *, is_state: bool) -> Tensor:
         """sum_i w_i v_i, as states or as logits: (rows, width)."""
-        hits, weights, values = self.hits, self.weights, self.retriever.values
-        if is_state or settings_of(self.space).values == "logits":
-            return aggregate(weights, hits.rows, values(hits.entries), self.rows)
-        if is_linear(self.space, self.lm):
-            return self._logits(aggregate(weights, hits.rows, values(hits.entries), self.rows))
+        hits, weights, values, head = (
+            self.hits,
+            self.weights,
+            self.retriever.values,
+            self.lm.head,
+        )
+        is_value = is_state or entries_of(self.space).settings.values == "logits"
+        if is_value or head is None or is_linear(self.space, self.lm):
+            total = aggregate(weights, hits.rows, values(hits.entries), self.rows)
+            return total if is_value or head is None else head(total.to(self.lm.dtype)).float()
         total = torch.zeros(self.rows, self.lm.vocabulary, device=self.lm.device)
         for start in range(0, len(hits), _CHUNK):
             some = slice(start, start + _CHUNK)
-            logits = self._logits(values(hits.entries[some]))
+            logits = head(values(hits.entries[some]).to(self.lm.dtype)).float()
             total += aggregate(weights[some], hits.rows[some], logits, self.rows)
         return total
-
-    def _logits(self, states: torch.Tensor) -> torch.Tensor:
-        assert self.lm.head is not None
-        return self.lm.head(states.to(self.lm.dtype)).float()
-
-    def _logits_at(self, entries: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """The logits of a few tokens, or whether these are next: (entries, tokens)."""
-        if self.are_tokens:
-            return (self.retriever.tokens[entries, None] == tokens).float()
-        values = self.retriever.values(entries)
-        if settings_of(self.space).values == "logits" or self.lm.head is None:
-            return values[:, tokens]
-        return self.lm.head.at(values.to(self.lm.dtype), tokens).float()
 
     # As evidence.
 
@@ -396,32 +358,34 @@ class Neighbors:
 
     def neighbors(self, row: int, picked: int, rival: int, *, most: int) -> list[Neighbor]:
         which = (self.hits.rows == row).nonzero()[:, 0]
-        entries = self.hits.entries[which]
-        logits = self._logits_at(entries, torch.tensor([picked, rival], device=entries.device))
-        pushes = self.alpha * self.weights[which] * (logits[:, 0] - logits[:, 1])
+        numbers, weights = self.hits.entries[which], self.weights[which]
+        tokens = torch.tensor([picked, rival], device=numbers.device)
+        values, rad = self.retriever.values(numbers), entries_of(self.space)
+        if self.are_tokens:  # whether these are next: (entries, 2)
+            logits = (self.retriever.tokens[numbers, None] == tokens).float()
+        elif rad.settings.values == "logits" or self.lm.head is None:
+            logits = values[:, tokens]
+        else:
+            logits = self.lm.head.at(values.to(self.lm.dtype), tokens).float()
+        pushes = self.alpha * weights * (logits[:, 0] - logits[:, 1])
         if self.scale is not None:
             pushes = pushes * self.scale[row]
-        best = pushes.abs().argsort(descending=True, stable=True)[:most]
-        columns = (entries, self.hits.similarities[which], self.weights[which], pushes)
-        return [
-            self._neighbor(*values)
-            for values in zip(*(column[best].tolist() for column in columns), strict=True)
-        ]
-
-    def _neighbor(self, entry: int, similarity: float, weight: float, push: float) -> Neighbor:
-        rad, is_wrong = self.space.entries, self.alpha < 0
-        entries = None if rad is None else rad.wrong if is_wrong else rad.truthful
-        assert entries is not None
-        example = self.space.examples[entries.examples[entry]]
-        answers = example.wrong_answers if is_wrong else example.answers
-        return Neighbor(
-            example=example.id,
-            question=example.question,
-            answer=answers[entries.answers[entry]],
-            source=example.source,
-            step=int(entries.steps[entry]),
-            similarity=similarity,
-            weight=weight,
-            push=push,
-            is_wrong=is_wrong,
-        )
+        entries = rad.wrong if self.alpha < 0 and rad.wrong else rad.truthful
+        found = []
+        for index in pushes.abs().argsort(descending=True, stable=True)[:most].tolist():
+            number = int(numbers[index])
+            example = self.space.examples[entries.examples[number]]
+            answers = example.answers if entries is rad.truthful else example.wrong_answers
+            neighbor = Neighbor(
+                example=example.id,
+                question=example.question,
+                answer=answers[entries.answers[number]],
+                source=example.source,
+                step=int(entries.steps[number]),
+                similarity=float(self.hits.similarities[which[index]]),
+                weight=float(weights[index]),
+                push=float(pushes[index]),
+                is_wrong=entries is not rad.truthful,
+            )
+            found.append(neighbor)
+        return found
