@@ -348,7 +348,7 @@ def benchmark_of(plan: Plan, name: str) -> Benchmark:
 
 def _with_questions(benchmark: Benchmark, questions: Sequence[str]) -> Benchmark:
     """A benchmark with only the named questions, if any are named."""
-    from trueline.lab.benchmarks.tables import data_hash
+    from trueline.lab.benchmarks import data_hash
 
     if not questions:
         return benchmark

@@ -48,6 +48,7 @@ class Sample:
     knowledge: str = ""  # HaluEval's; only for the hash of the data
     category: str = ""  # its authors'; only for the hash of the data
     probe: Probe | None = None  # None: a question without a regime
+    source: str = ""  # of an example; not in the hash of the data
 
 
 def bare_letters(question: str) -> str:

@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from trueline.errors import ExampleError, SettingError
-from trueline.examples import check_meant, holds_questions, read_asked, read_examples
-from trueline.files import reason
-from trueline.lab.benchmarks.paper import (
-    read_alpaca,
-    read_dialogue,
-    read_summary,
-    read_truthfulqa,
-    read_wikiqa,
-)
-from trueline.lab.benchmarks.regimes import (
-    REGIMES,
-    ProbeQuestion,
-    probe_pools,
-    read_covered,
-    read_regimes,
-    read_unrelated,
-)
-from trueline.lab.benchmarks.tables import Item, Pools, Rule, choices, choose, data_hash, draw
+from trueline.examples import check_meant, holds_questions, read_asked, read_examples, to_lines
+from trueline.lab.benchmarks import paper, regimes
+from trueline.lab.benchmarks.tables import Pools, row_of
 from trueline.lab.samples import Benchmark, Sample, Task
 from trueline.settings import check_value, whole_number
 from trueline.text import shown
 from trueline.types import Example
+
+T = TypeVar("T")
+Rule = Literal["answered", "all"]  # whether questions without a truthful answer are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +40,23 @@ def read_facts(_: Path | None) -> Pools:
     # An Example has no field for a category, so it is read once more as the source.
     rows = read_examples("facts:test", columns={"source": "category"})
     return Pools(
-        _items(read_examples("facts:ground")),
-        [_item(example, row.source) for example, row in zip(test, rows, strict=True)],
+        [row_of(example) for example in read_examples("facts:ground")],
+        [row_of(example, row.source) for example, row in zip(test, rows, strict=True)],
     )
 
 
 BENCHMARKS: dict[str, BenchmarkSource] = {
     "facts": BenchmarkSource(read_facts),
     **{
-        name: BenchmarkSource(partial(read_covered, regime=regime))
-        for name, regime in REGIMES.items()
+        name: BenchmarkSource(partial(regimes.read_covered, regime=regime))
+        for name, regime in regimes.REGIMES.items()
     },
-    "regimes": BenchmarkSource(read_regimes),
-    "truthfulqa": BenchmarkSource(read_truthfulqa),
-    "wikiqa": BenchmarkSource(read_wikiqa),
-    "alpaca": BenchmarkSource(read_alpaca, settings={"tau": 0.8}),
-    "halueval-dialogue": BenchmarkSource(read_dialogue, "dialogue"),
-    "halueval-summary": BenchmarkSource(read_summary, "summary"),
+    "regimes": BenchmarkSource(regimes.read_regimes),
+    "truthfulqa": BenchmarkSource(paper.read_truthfulqa),
+    "wikiqa": BenchmarkSource(paper.read_wikiqa),
+    "alpaca": BenchmarkSource(paper.read_alpaca, settings={"tau": 0.8}),
+    "halueval-dialogue": BenchmarkSource(paper.read_dialogue, "dialogue"),
+    "halueval-summary": BenchmarkSource(paper.read_summary, "summary"),
 }
 
 
@@ -88,18 +79,69 @@ def read_benchmark(
         if number is not None:
             whole_number(number, option)
     check_value("rule", rule, Rule)
-    own = BenchmarkSource(lambda data: _read_files(name, data, ground, seed, columns))
-    source = BENCHMARKS.get(name, own)
-    pools = source.read(Path(data) if data is not None else None)
-    examples, samples, counts = choose(pools, ground=ground, test=test, seed=seed, rule=rule)
+    files = BenchmarkSource(lambda data: _read_files(name, data, ground, seed, columns))
+    source = BENCHMARKS.get(name, files)
+    pools = source.read(None if data is None else Path(data))
+    counts, kept = dict(pools.counts), []
+    for side, rows in (("ground", pools.ground), ("test", pools.test)):
+        # A question with a regime needs no truthful answer.
+        kept.append([x for x in rows if rule == "all" or x.answers or x.probe])
+        counts[f"{side} read"] = len(rows)
+        counts[f"{side} without an answer"] = sum(not x.answers for x in rows)
+        counts[f"{side} left out"] = len(rows) - len(kept[-1])
+    drawn = draw(kept[0], ground, seed, "ground")
+    # An example without a truthful answer has no entries, also if the rule keeps it.
+    examples = tuple(
+        Example(x.question, x.answers, x.wrong_answers, x.id, x.source)
+        for x in drawn
+        if x.answers
+    )
+    used = {example.id for example in examples}
+    groups: dict[str, list[Sample]] = {}  # by regime
+    for x in kept[1]:
+        if x.probe is None or used.issuperset(x.probe.about):
+            groups.setdefault(x.probe.regime if x.probe else "", []).append(x)
+    if left_out := len(kept[1]) - sum(map(len, groups.values())):
+        counts["test about other examples"] = left_out
+    samples = tuple(x for group in groups.values() for x in draw(group, test, seed, "test"))
+    counts["ground drawn without an answer"] = len(drawn) - len(examples)
+    counts |= {"ground used": len(examples), "test used": len(samples)}
+    if not examples or not samples:
+        raise ExampleError(
+            f"nothing is left to {'test' if examples else 'ground'} with: no row taken has a "
+            f"truthful answer, rule={rule!r}; ask for more rows"
+        )
     digest = data_hash(examples, samples)
     return Benchmark(name, source.task, examples, samples, digest, source.settings, counts)
+
+
+def draw(rows: Sequence[T], number: int | None, seed: int | None, side: str) -> list[T]:
+    """The first rows, or as many drawn with the seed, in their order; all if there are fewer.
+
+    `side` is part of the seed: another number of ground rows does not change the test rows.
+    """
+    if number is None or number >= len(rows) or seed is None:
+        return list(rows[:number])
+    indices = random.Random(f"{seed} {side}").sample(range(len(rows)), number)
+    return [rows[index] for index in sorted(indices)]
+
+
+def data_hash(ground: Sequence[Example], test: Sequence[Sample]) -> str:
+    """The SHA-256 of the examples and the samples, in their order."""
+    lines = []
+    for sample in test:
+        row = asdict(sample)
+        unused = {"source"} if sample.probe else {"source", "probe"}
+        kept = {name: value for name, value in row.items() if name not in unused}
+        lines.append(json.dumps(kept, ensure_ascii=False) + "\n")
+    content = "".join([*to_lines(ground), "\n", *lines])
+    return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def check_benchmark_name(name: str, *, columns: Mapping[str, str] | None = None) -> None:
     """Refuse a name that is not a benchmark's, and a file whose rows cannot be used."""
     if name not in BENCHMARKS:
-        if is_file(name):
+        if Path(name).is_file():
             read_examples(name, columns=columns)
         else:
             _pair(name)
@@ -116,56 +158,45 @@ def _read_files(
 
     TEST may hold questions, each with the id of the example that answers it or an empty one.
     """
-    if not is_file(name):
-        first, second = _pair(name)
-        if holds_questions(second):
-            return _probes(first, second, data)
-        read = [read_examples(file, columns=columns) for file in (first, second)]
-        return Pools(_items(read[0]), _items(read[1]))
-    examples = read_examples(name, columns=columns)
-    if ground is None or ground >= len(examples):
-        raise SettingError(
-            f"{name} holds {len(examples)} examples and ground={ground} leaves none to test "
-            "on; ask for fewer, or give two files as GROUND:TEST"
-        )
-    taken = draw(examples, ground, seed, "ground")
-    ids = {example.id for example in taken}
-    rest = [example for example in examples if example.id not in ids]
-    return Pools(_items(taken), _items(rest), {"rows": len(examples)})
-
-
-def _probes(first: Path, second: Path, data: Path | None) -> Pools:
-    """Examples and questions of the user; without a regime, it follows from the id."""
+    if Path(name).is_file():
+        examples = read_examples(name, columns=columns)
+        if ground is None or ground >= len(examples):
+            raise SettingError(
+                f"{name} holds {len(examples)} examples and ground={ground} leaves none to "
+                "test on; ask for fewer, or give two files as GROUND:TEST"
+            )
+        rows = [row_of(example) for example in examples]
+        taken = draw(rows, ground, seed, "ground")
+        ids = {row.id for row in taken}
+        rest = [row for row in rows if row.id not in ids]
+        return Pools(taken, rest, {"rows": len(examples)})
+    first, second = _pair(name)
+    if not holds_questions(second):
+        sides = (read_examples(file, columns=columns) for file in (first, second))
+        ground_rows, test_rows = (list(map(row_of, side)) for side in sides)
+        return Pools(ground_rows, test_rows)
     examples, questions = read_examples(first), read_asked(second)
     check_meant(questions, {example.id for example in examples}, str(second))
     probes = [
-        ProbeQuestion(
-            one.regime or ("paraphrase" if one.id else "near miss"),
+        regimes.ProbeQuestion(
+            one.regime or ("paraphrase" if one.id else "near miss"),  # follows from the id
             one.question,
             (one.id, *one.also) if one.id else (),
         )
         for one in questions
     ]
-    counts = {"questions": len(questions)}
-    return probe_pools(examples, [*probes, *read_unrelated(data)], counts=counts)
-
-
-def is_file(name: str | Path) -> bool:
-    """Whether a name is that of a file; an unreadable place is an error."""
-    try:
-        return Path(name).is_file()
-    except OSError as error:
-        raise ExampleError(f"{shown(str(name))} cannot be read ({reason(error)})") from error
+    probes += regimes.read_unrelated(data)
+    return regimes.probe_pools(examples, probes, counts={"questions": len(questions)})
 
 
 def _pair(name: str) -> tuple[Path, Path]:
     """The two files of GROUND:TEST; a path may contain a colon too."""
     colons = [index for index, sign in enumerate(name) if sign == ":"]
     pairs = [(Path(name[:colon]), Path(name[colon + 1 :])) for colon in colons]
-    for first, second in pairs:
-        if is_file(first) and is_file(second):
-            return first, second
-    missing = [shown(str(path)) for path in (pairs[0] if pairs else ()) if not is_file(path)]
+    for pair in pairs:
+        if all(path.is_file() for path in pair):
+            return pair
+    missing = [shown(str(x)) for x in (pairs[0] if pairs else ()) if not x.is_file()]
     lacking = f" ({' and '.join(missing)} cannot be found)" if missing else ""
     near = get_close_matches(name, BENCHMARKS)
     meant = f"did you mean {near[0]}? " if near else ""
@@ -173,17 +204,3 @@ def _pair(name: str) -> tuple[Path, Path]:
         f"there is no benchmark and no file {shown(name)}{lacking}; {meant}the names are "
         f"{', '.join(BENCHMARKS)}; your own is FILE or GROUND:TEST"
     )
-
-
-def _items(examples: Sequence[Example]) -> list[Item]:
-    return [_item(example) for example in examples]
-
-
-def _item(example: Example, category: str = "") -> Item:
-    """A row whose choices are its own answers: the best one, or all, against the wrong ones."""
-    answers, wrong = tuple(example.answers), tuple(example.wrong_answers)
-    single, multiple = choices(answers[:1], wrong), choices(answers, wrong)
-    sample = Sample(
-        example.id, example.question, answers, wrong, single, multiple, category=category
-    )
-    return Item(sample, example.source)

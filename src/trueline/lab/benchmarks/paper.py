@@ -8,7 +8,6 @@ from trueline.errors import ExampleError
 from trueline.lab.benchmarks.tables import (
     DataTable,
     Hub,
-    Item,
     Line,
     Pools,
     distinct,
@@ -24,15 +23,19 @@ def _same(*names: str) -> dict[str, tuple[str, str]]:
 
 
 # TruthfulQA (arXiv 2109.07958): the first 400 questions ground, the other 417 test.
-_TRUTHFULQA_ROWS, _TRUTHFULQA_GROUND = 817, 400
-_TRUTHFULQA_HUB = "truthfulqa/truthful_qa"
-_TRUTHFULQA_HOME = (
-    "https://github.com/sylinrl/TruthfulQA (Apache-2.0; the file of 817 questions)"
-)
-_QUESTIONS = DataTable(
-    files=(("truthfulqa/truthfulqa_v1", _TRUTHFULQA_ROWS),),
-    hub=Hub(_TRUTHFULQA_HUB, "validation", _TRUTHFULQA_ROWS, config="generation"),
-    columns={
+def _truthfulqa(file: str, config: str, columns: dict[str, tuple[str, str]]) -> DataTable:
+    return DataTable(
+        files=((f"truthfulqa/{file}", 817),),
+        hub=Hub("truthfulqa/truthful_qa", "validation", 817, config),
+        columns=columns,
+        home="https://github.com/sylinrl/TruthfulQA (Apache-2.0; the file of 817 questions)",
+    )
+
+
+_QUESTIONS = _truthfulqa(
+    "truthfulqa_v1",
+    "generation",
+    {
         "question": ("Question", "question"),
         "best": ("Best Answer", "best_answer"),
         "answers": ("Correct Answers", "correct_answers"),
@@ -40,20 +43,16 @@ _QUESTIONS = DataTable(
         "category": ("Category", "category"),
         "source": ("Source", "source"),
     },
-    home=_TRUTHFULQA_HOME,
 )
-_CHOICES = DataTable(
-    files=(("truthfulqa/mc_task_v1", _TRUTHFULQA_ROWS),),
-    hub=Hub(_TRUTHFULQA_HUB, "validation", _TRUTHFULQA_ROWS, config="multiple_choice"),
-    columns=_same("question", "mc1_targets", "mc2_targets"),
-    home=_TRUTHFULQA_HOME,
+_CHOICES = _truthfulqa(
+    "mc_task_v1", "multiple_choice", _same("question", "mc1_targets", "mc2_targets")
 )
 
 
 def read_truthfulqa(data: Path | None) -> Pools:
     """Read the questions, each with the choices that have the same question text."""
     choices = {line.text("question"): line for line in read_table(_CHOICES, data)}
-    items = []
+    rows = []
     for number, line in enumerate(read_table(_QUESTIONS, data), start=1):
         question = line.text("question")
         if question not in choices:
@@ -62,18 +61,19 @@ def read_truthfulqa(data: Path | None) -> Pools:
         single, multiple = _targets(targets, "mc1_targets"), _targets(targets, "mc2_targets")
         if sum(single.is_true) != 1:
             raise targets.problem("mc1_targets", "answers of which one is true")
-        sample = Sample(
-            f"truthfulqa-{number}",
-            question,
-            distinct([line.text("best"), *line.texts("answers")]),
-            distinct(line.texts("wrong_answers")),
-            single,
-            multiple,
-            category=line.text("category", may_be_empty=True),
+        rows.append(
+            Sample(
+                f"truthfulqa-{number}",
+                question,
+                distinct([line.text("best"), *line.texts("answers")]),
+                distinct(line.texts("wrong_answers")),
+                single,
+                multiple,
+                category=line.text("category", may_be_empty=True),
+                source=line.text("source", may_be_empty=True),
+            )
         )
-        items.append(Item(sample, line.text("source", may_be_empty=True)))
-    ground = items[:_TRUTHFULQA_GROUND]
-    return Pools(ground, items[len(ground) : _TRUTHFULQA_ROWS], {"rows": len(items)})
+    return Pools(rows[:400], rows[400:817], {"rows": len(rows)})
 
 
 def _targets(line: Line, field: str) -> Choices:
@@ -114,31 +114,30 @@ _WIKIQA_GROUND, _WIKIQA_TEST = _wikiqa("train", 20_360), _wikiqa("test", 6_165)
 
 def read_wikiqa(data: Path | None) -> Pools:
     """Gather the sentences of each question; those labelled 1 are its truthful answers."""
-    test, ground = read_table(_WIKIQA_TEST, data), read_table(_WIKIQA_GROUND, data)
-    sides = {"ground": ground, "test": test}
-    counts = {f"{side} rows": len(lines) for side, lines in sides.items()}
-    for side, lines in sides.items():
-        counts[f"{side} sentences labelled 0"] = sum(not _is_answer(line) for line in lines)
-    return Pools(_wikiqa_items(ground), _wikiqa_items(test), counts)
+    ground, test = read_table(_WIKIQA_GROUND, data), read_table(_WIKIQA_TEST, data)
+    counts = {"ground rows": len(ground), "test rows": len(test)}
+    counts["ground sentences labelled 0"] = sum(not _is_answer(line) for line in ground)
+    counts["test sentences labelled 0"] = sum(not _is_answer(line) for line in test)
+    return Pools(_wikiqa_rows(ground), _wikiqa_rows(test), counts)
 
 
-def _wikiqa_items(lines: list[Line]) -> list[Item]:
+def _is_answer(line: Line) -> bool:
+    if str(line.cells["label"]) not in ("0", "1"):
+        raise line.problem("label", "0 or 1")
+    return str(line.cells["label"]) == "1"
+
+
+def _wikiqa_rows(lines: list[Line]) -> list[Sample]:
     questions: dict[str, list[Line]] = {}
     for line in lines:
         questions.setdefault(line.text("id"), []).append(line)
-    items = []
-    for id, rows in questions.items():
-        sentences = [(row.text("sentence"), _is_answer(row)) for row in rows]  # checks all
+    rows = []
+    for id, group in questions.items():
+        sentences = [(line.text("sentence"), _is_answer(line)) for line in group]  # checks all
         answers = distinct(text for text, is_answer in sentences if is_answer)
-        sample = Sample(id, rows[0].text("question"), answers)
-        items.append(Item(sample, rows[0].text("source")))
-    return items
-
-
-def _is_answer(row: Line) -> bool:
-    if str(row.cells["label"]) not in ("0", "1"):
-        raise row.problem("label", "0 or 1")
-    return str(row.cells["label"]) == "1"
+        question, source = group[0].text("question"), group[0].text("source")
+        rows.append(Sample(id, question, answers, source=source))
+    return rows
 
 
 # Alpaca grounds, AlpacaEval tests.
@@ -158,48 +157,40 @@ _ALPACA_TEST = DataTable(
 
 def read_alpaca(data: Path | None) -> Pools:
     """Read the instructions; an empty output is not an answer."""
-    ground, test = [], []
-    for number, line in enumerate(read_table(_ALPACA_GROUND, data), start=1):
-        # AlpacaEval joins an input to its instruction with an empty line too.
-        parts = (line.text("instruction"), line.text("input", may_be_empty=True))
-        question = "\n\n".join(filter(None, parts))
-        ground.append(Item(Sample(f"alpaca-{number}", question, _output(line))))
-    for number, line in enumerate(read_table(_ALPACA_TEST, data), start=1):
-        id, question = f"alpaca-eval-{number}", line.text("instruction")
-        category = line.text("dataset", may_be_empty=True)
-        test.append(Item(Sample(id, question, _output(line), category=category)))
+    ground = [
+        _instruction(f"alpaca-{number}", line, line.text("input", may_be_empty=True), "")
+        for number, line in enumerate(read_table(_ALPACA_GROUND, data), start=1)
+    ]
+    test = [
+        _instruction(f"alpaca-eval-{number}", line, "", line.text("dataset", may_be_empty=True))
+        for number, line in enumerate(read_table(_ALPACA_TEST, data), start=1)
+    ]
     return Pools(ground, test)
 
 
-def _output(line: Line) -> tuple[str, ...]:
+def _instruction(id: str, line: Line, given: str, category: str) -> Sample:
+    """A row; AlpacaEval, too, joins an input to its instruction with an empty line."""
+    question = "\n\n".join(filter(None, (line.text("instruction"), given)))
     output = line.text("output", may_be_empty=True)
-    return (output,) if output else ()
+    return Sample(id, question, (output,) if output else (), category=category)
 
 
 # HaluEval (arXiv 2305.11747): the first 100 rows ground, the next 500 test.
-LONGEST = 1_500  # characters of a document
-_HALUEVAL_GROUND, _HALUEVAL_NEEDED, _HALUEVAL_ALL = 100, 600, 10_000
-_HALUEVAL_HOME = "https://github.com/RUCAIBox/HaluEval (MIT)"
-
-
 def _halueval(name: str, part: str, *columns: str) -> DataTable:
     return DataTable(
-        files=(
-            (f"halueval/halueval_{name}", _HALUEVAL_ALL),
-            (f"halueval/halueval_{part}", 700),
-        ),
-        hub=Hub("pminervini/HaluEval", "data", _HALUEVAL_ALL, config=name),
+        files=((f"halueval/halueval_{name}", 10_000), (f"halueval/halueval_{part}", 700)),
+        hub=Hub("pminervini/HaluEval", "data", 10_000, config=name),
         columns=_same(*columns),
-        home=_HALUEVAL_HOME,
+        home="https://github.com/RUCAIBox/HaluEval (MIT)",
     )
 
 
-DIALOGUE = _halueval(
+_DIALOGUE = _halueval(
     "dialogue",
     "dialogue_first700",
     *("knowledge", "dialogue_history", "right_response", "hallucinated_response"),
 )
-SUMMARY = _halueval(
+_SUMMARY = _halueval(
     "summarization",
     "summarization_short700",
     *("document", "right_summary", "hallucinated_summary"),
@@ -208,32 +199,35 @@ SUMMARY = _halueval(
 
 def read_dialogue(data: Path | None) -> Pools:
     """Read the dialogues; model and judge see only the history, as in the paper."""
-    lines = read_table(DIALOGUE, data)
+    lines = read_table(_DIALOGUE, data)
     counts = {"rows": len(lines)}
     return _halueval_pools("dialogue", "dialogue_history", "response", lines, counts)
 
 
 def read_summary(data: Path | None) -> Pools:
-    """Read the documents that are short enough."""
-    lines = read_table(SUMMARY, data)
-    short = [line for line in lines if len(str(line.cells["document"])) <= LONGEST]
-    if len(short) < _HALUEVAL_NEEDED:
+    """Read the documents of at most 1,500 characters."""
+    lines = read_table(_SUMMARY, data)
+    short = [line for line in lines if len(str(line.cells["document"])) <= 1_500]
+    if len(short) < 600:
         raise ExampleError(
-            f"{len(short)} of {len(lines):,} documents have at most {LONGEST:,} characters, "
-            f"expected {_HALUEVAL_NEEDED} or more; get the whole file from {_HALUEVAL_HOME}"
+            f"{len(short)} of {len(lines):,} documents have at most 1,500 characters, expected "
+            f"600 or more; get the whole file from {_SUMMARY.home}"
         )
-    counts = {"rows": len(lines), f"over {LONGEST:,} characters": len(lines) - len(short)}
+    counts = {"rows": len(lines), "over 1,500 characters": len(lines) - len(short)}
     return _halueval_pools("summary", "document", "summary", short, counts)
 
 
 def _halueval_pools(
     name: str, question: str, answer: str, lines: list[Line], counts: dict[str, int]
 ) -> Pools:
-    items = []
-    for number, line in enumerate(lines[:_HALUEVAL_NEEDED], start=1):
-        right, wrong = line.text(f"right_{answer}"), line.text(f"hallucinated_{answer}")
-        has_knowledge = "knowledge" in line.cells
-        knowledge = line.text("knowledge", may_be_empty=True) if has_knowledge else ""
-        id, text = f"{name}-{number}", line.text(question)
-        items.append(Item(Sample(id, text, (right,), (wrong,), knowledge=knowledge)))
-    return Pools(items[:_HALUEVAL_GROUND], items[_HALUEVAL_GROUND:], counts)
+    rows = [
+        Sample(
+            f"{name}-{number}",
+            line.text(question),
+            (line.text(f"right_{answer}"),),
+            (line.text(f"hallucinated_{answer}"),),
+            knowledge=line.text("knowledge", may_be_empty=True) if name == "dialogue" else "",
+        )
+        for number, line in enumerate(lines[:600], start=1)
+    ]
+    return Pools(rows[:100], rows[100:], counts)

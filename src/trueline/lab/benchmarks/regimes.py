@@ -16,11 +16,11 @@ from typing import Any, Literal
 from trueline.examples import LOCAL, Regime, read_examples, shipped_questions
 from trueline.lab.benchmarks.tables import (
     DataTable,
-    Item,
     Pools,
     distinct,
     find_table,
     read_table,
+    row_of,
 )
 from trueline.lab.metrics import match_for, words_of
 from trueline.lab.samples import Probe, Sample
@@ -101,9 +101,9 @@ def probe_pools(
     own_words = {words_of(example.question) for example in examples}
     covered = own_words | {words_of(one.question) for one in both if one.means}
     tally, numbers, seen = Counter(counts or {}), Counter[str](), set[tuple[object, ...]]()
-    items = []
+    rows = []
     for one in both:
-        words = words_of(one.question)
+        words, meant = words_of(one.question), tuple(by_id[id] for id in one.means)
         key = (one.regime, words, one.means)
         if key in seen:
             tally["repeated question"] += 1
@@ -112,34 +112,24 @@ def probe_pools(
         elif one.regime == "paraphrase" and words in own_words:
             tally["in the words of an example"] += 1
         else:
-            items.append(_probe(one, by_id, numbers))
+            about = one.about or one.means
+            name = "-".join([*about, one.regime.replace(" ", "-")])
+            numbers[name] += not one.id  # a question without an id gets a number
+            rule = match_for(one.regime, meant)
+            probe = Probe(one.regime, meant, about, rule, dict(one.check), one.polarity)
+            id = one.id or f"{name}-{numbers[name]}"
+            rows.append(_row(id, one.question, meant, one.category, probe))
         seen.add(key)
-    return Pools([_ground(example) for example in examples], items, dict(tally))
+    return Pools([row_of(example) for example in examples], rows, dict(tally))
 
 
-def _probe(one: ProbeQuestion, by_id: Mapping[str, Example], numbers: Counter[str]) -> Item:
-    """The row of a question; one without an id is numbered."""
-    meant, about = tuple(by_id[id] for id in one.means), one.about or one.means
-    name = "-".join([*about, one.regime.replace(" ", "-")])
-    numbers[name] += not one.id
-    rule = match_for(one.regime, meant)
-    probe = Probe(one.regime, meant, about, rule, dict(one.check), one.polarity)
-    id = one.id or f"{name}-{numbers[name]}"
-    return Item(_sample(id, one.question, meant, one.category, probe))
-
-
-def _sample(
+def _row(
     id: str, question: str, meant: Sequence[Example], category: str, probe: Probe | None = None
 ) -> Sample:
     """A question with the answers of the examples it means."""
     answers = distinct(answer for example in meant for answer in example.answers)
     wrong = distinct(answer for example in meant for answer in example.wrong_answers)
     return Sample(id, question, answers, wrong, category=category, probe=probe)
-
-
-def _ground(example: Example) -> Item:
-    answers, wrong = tuple(example.answers), tuple(example.wrong_answers)
-    return Item(Sample(example.id, example.question, answers, wrong), example.source)
 
 
 def read_regimes(data: Path | None) -> Pools:
@@ -151,19 +141,21 @@ def read_regimes(data: Path | None) -> Pools:
         ProbeQuestion(x.regime, x.question, x.means, x.about, x.id, x.check, x.polarity)
         for x in shipped_questions("test")
     ]
-    test = {fact.id for fact in read_examples("facts:test")}
-    return probe_pools(_facts(), [*questions, *read_unrelated(data)], exact=test)
+    test = read_examples("facts:test")
+    facts = [*test, *read_examples("facts:ground")]
+    probes = [*questions, *read_unrelated(data)]
+    return probe_pools(facts, probes, exact={fact.id for fact in test})
 
 
 def read_covered(_: Path | None, regime: Regime) -> Pools:
     """Every shipped fact to ground, and the questions of one regime."""
-    facts = _facts()
+    facts = [*read_examples("facts:test"), *read_examples("facts:ground")]
     by_id = {fact.id: fact for fact in facts}
-    questions = [one for one in shipped_questions("test") if one.regime == regime]
-    ground = [Item(_sample(x.id, x.question, [x], regime), x.source) for x in facts]
-    test = [_sample(x.id, x.question, [by_id[id] for id in x.means], regime) for x in questions]
-    return Pools(ground, list(map(Item, test)))
-
-
-def _facts() -> list[Example]:
-    return [*read_examples("facts:test"), *read_examples("facts:ground")]
+    return Pools(
+        [row_of(fact) for fact in facts],
+        [
+            _row(one.id, one.question, [by_id[id] for id in one.means], regime)
+            for one in shipped_questions("test")
+            if one.regime == regime
+        ],
+    )
