@@ -135,4 +135,4 @@ def test_a_server_asks_the_model_in_the_thread_that_has_it(effect, scope, method
             max_tokens=24,
         )
     assert found.choices[0].message.content.strip() == "No. Bats see well."
-    assert threads == ["trueline-engine"]
+    assert threads == ["trueline-engine_0"]

@@ -151,7 +151,7 @@ def test_an_answer_waits_until_the_cache_has_room_for_it(chat, space, gate):
         assert outcome(post(running, body(max_tokens=100))) == (400, "invalid_value")
         answers = [later(lambda: post(running, body(max_tokens=20))) for _ in range(3)]
         until(lambda: running.service._rows == 3 and gate.reached.is_set())
-        until(lambda: engine._tasks.qsize() == 2 or engine._decoding.waiting)
+        until(lambda: engine.thread._work_queue.qsize() == 2 or engine._decoding.waiting)
         most = []
         engine._on_step = lambda rows, _: most.append(len(rows))
         gate.open.set()
@@ -180,7 +180,7 @@ def test_a_request_that_finds_a_row_free_has_its_first_token_two_steps_later(cha
         until(lambda: gate.reached.is_set() or len(steps) >= 400)
         before = len(steps)
         short = later(lambda: post(running, body("Do fish sleep?", max_tokens=3)))
-        until(lambda: engine._tasks.qsize() == 1)
+        until(lambda: engine.thread._work_queue.qsize() == 1)
         gate.open.set()
         assert short().status_code == 200
         first = next(n for n, rows in enumerate(steps) if len(rows) == 2)
@@ -279,7 +279,8 @@ def test_a_dead_or_stuck_engine_is_not_healthy(chat, space, gate):
         gate.open.set()
         assert stuck().status_code == 200
         assert http.get("/health").status_code == 200
-        running.service.engine._tasks.put(lambda: 1 / 0)  # a bug that nothing foresaw
+        running.service.engine._decoding.step = lambda: 1 / 0  # a bug that nothing foresaw
+        assert outcome(post(running, body())) == (503, "engine_ended")
         until(lambda: http.get("/health").status_code == 503)
         assert http.get("/ready").status_code == 503
         for given in (body(), body(f"Is it {NAME}?", f"{NAME}+facts", stream=True)):

@@ -134,7 +134,7 @@ def serve(
             log=lambda facts: show(log_line(facts)),
             logs_text=log_text,
         )
-        names, address = list(app.state.catalog.names()), process.page_address(bound)
+        names, address = list(app.state.catalog.names), process.page_address(bound)
         others = f" and {len(names) - 1} other model names" if len(names) > 1 else ""
         lines = [f"serving {names[0]}{others}", f"API:  {address}/v1"]
         lines.append(f"page: {address}/" + (f"#key={own_key}" if own_key else ""))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import hmac
 import re
 import secrets
 import traceback
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter, time
 from typing import Any, Literal
@@ -32,11 +31,6 @@ _PUBLIC_PATHS = ("/", "/health", "/ready")  # need no key
 _CLIENT_LEFT = 499  # nginx's status for a client that left before its answer
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-_HEADERS = {
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cross-origin-resource-policy": "same-origin",
-}
 
 
 @dataclass(eq=False)
@@ -48,9 +42,6 @@ class APIError(Exception):
     code: str | None = None
     param: str | None = None
     headers: Mapping[str, str] | None = None
-
-    def __str__(self) -> str:
-        return self.message
 
     def body(self) -> dict[str, Any]:
         """OpenAI's error object."""
@@ -67,30 +58,26 @@ def invalid(param: str, message: str) -> APIError:
 
 def to_api_error(error: Exception) -> APIError:
     """The error that the client is shown; the details of a server's fault are only logged."""
-    if isinstance(error, APIError):
-        return error
-    if isinstance(error, HTTPException):  # Starlette's own
-        known = {404: ("no such path", "not_found")}
-        other = ("this path needs another HTTP method", "method_not_allowed")
-        described = known.get(error.status_code, other)
-        return APIError(error.status_code, *described, headers=error.headers)
-    if isinstance(error, SettingError | ExampleError):
-        return APIError(400, str(error), "invalid_value")
-    if _is_disk_full(error):
-        return APIError(507, "the disk is full; nothing was changed", "no_room")
-    if isinstance(error, SpaceConflictError):
-        message = "another change of the space came first; try again"
-        return APIError(409, message, "space_conflict")
-    if isinstance(error, SpaceError):
-        message = "the space cannot be used as it is on disk; the server's log has the reason"
-        return APIError(503, message, "space_unavailable")
+    cause: BaseException | None = error
+    while cause is not None and getattr(cause, "errno", None) not in _DISK_FULL:
+        cause = cause.__cause__
+    match error:
+        case APIError():
+            return error
+        case HTTPException():  # Starlette's own: no such path, or not with this HTTP method
+            code = error.detail.lower().replace(" ", "_")
+            return APIError(error.status_code, error.detail, code, headers=error.headers)
+        case SettingError() | ExampleError():
+            return APIError(400, str(error), "invalid_value")
+        case _ if cause is not None:
+            return APIError(507, "the disk is full; nothing was changed", "no_room")
+        case SpaceConflictError():
+            message = "another change of the space came first; try again"
+            return APIError(409, message, "space_conflict")
+        case SpaceError():
+            message = "the space on disk cannot be used; the server's log has the reason"
+            return APIError(503, message, "space_unavailable")
     return APIError(500, "internal server error; the server's log has the reason")
-
-
-def _is_disk_full(error: BaseException | None) -> bool:
-    while error is not None and getattr(error, "errno", None) not in _DISK_FULL:
-        error = error.__cause__
-    return error is not None
 
 
 def json_response(
@@ -102,24 +89,19 @@ def json_response(
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The hashes of a server's keys. Without a user's key, requests need none."""
+    """A server's keys, by their hashes. Without a user's key, requests need none."""
 
-    hashes: tuple[tuple[Role, str], ...] = ()
+    roles: Mapping[str, Role] = field(default_factory=dict)
 
     def has(self, role: Role) -> bool:
-        return any(known == role for known, _ in self.hashes)
+        return role in self.roles.values()
 
     def role_of(self, key: str) -> Role | None:
-        """The role of a key; compared with every hash, so that the time reveals nothing."""
-        given, found = _hash(key), None
-        for role, known in self.hashes:
-            if hmac.compare_digest(given, known):
-                found = role
-        return found
+        return self.roles.get(_hash(key))
 
     def also(self, role: Role, key: str) -> Keys:
         """These keys and one more."""
-        return Keys((*self.hashes, (role, _hash(key))))
+        return Keys({**self.roles, _hash(key): role})
 
 
 def _hash(key: str) -> str:
@@ -134,17 +116,16 @@ def new_key(role: Role) -> tuple[str, str]:
 
 def read_keys(path: Path | None, environment: Mapping[str, str]) -> Keys:
     """The keys of a key file and of the environment; error messages contain no key."""
-    hashes: list[tuple[Role, str]] = []
+    roles: dict[str, Role] = {}
     lines = [] if path is None else read_text(path, "the key file").splitlines()
     for number, line in enumerate(map(str.strip, lines), 1):
-        if line and not line.startswith("#"):
-            match = _KEY_LINE.fullmatch(line)
-            if match is None:
-                raise SettingError(
-                    f"{path}:{number} is not the hash of a key; a line is `user sha256:<64 hex "
-                    "digits>`, as `trueline serve --new-key user` prints it"
-                )
-            hashes.append(("admin" if match[1] == "admin" else "user", match[2]))
+        if match := _KEY_LINE.fullmatch(line):
+            roles[match[2]] = "admin" if match[1] == "admin" else "user"
+        elif line and not line.startswith("#"):
+            raise SettingError(
+                f"{path}:{number} is not the hash of a key; a line is `user sha256:<64 hex "
+                "digits>`, as `trueline serve --new-key user` prints it"
+            )
     for variable, role in VARIABLES.items():
         if key := environment.get(variable):
             if len(key) < _SHORTEST_KEY:
@@ -152,8 +133,8 @@ def read_keys(path: Path | None, environment: Mapping[str, str]) -> Keys:
                     f"the key in {variable} has {len(key)} characters and needs "
                     f"{_SHORTEST_KEY}; make one with `trueline serve --new-key {role}`"
                 )
-            hashes.append((role, _hash(key)))
-    return Keys(tuple(hashes))
+            roles[_hash(key)] = role
+    return Keys(roles)
 
 
 def _unauthorized(problem: str) -> APIError:
@@ -196,10 +177,8 @@ class AccessMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = MutableHeaders(scope=message)
-                headers["x-request-id"] = facts["id"]
-                for name, value in _HEADERS.items():
-                    headers.setdefault(name, value)
+                headers = {"x-request-id": facts["id"], "x-content-type-options": "nosniff"}
+                MutableHeaders(scope=message).update(headers)
             await send(message)
 
         try:
@@ -214,18 +193,15 @@ class AccessMiddleware:
                 response = json_response(shown.body(), shown.status, shown.headers)
                 await response(scope, receive, send_with_headers)
         finally:
-            self._log(scope, started, status or _CLIENT_LEFT, perf_counter() - begun)
-
-    def _log(self, scope: Scope, started: float, status: int, seconds: float) -> None:
-        facts = scope["trueline.facts"]
-        route = getattr(scope.get("route"), "path", None)
-        route = route or (scope["path"] if scope["path"] in self.paths else "other")
-        self.metrics.requests.labels(route, str(status)).inc()
-        if "model" in facts:
-            self.metrics.request.observe(seconds)
-        request = f"{scope['method'][:10]} {route}"
-        line = {"time": round(started, 3), "request": request, "status": status}
-        self.log({**line, "ms": round(1000 * seconds, 1), **facts})
+            status, seconds = status or _CLIENT_LEFT, perf_counter() - begun
+            path = scope["path"] if scope["path"] in self.paths else "other"
+            route = getattr(scope.get("route"), "path", path)
+            self.metrics.requests.labels(route, str(status)).inc()
+            if "model" in facts:
+                self.metrics.request.observe(seconds)
+            request = f"{scope['method'][:10]} {route}"
+            line = {"time": round(started, 3), "request": request, "status": status}
+            self.log({**line, "ms": round(1000 * seconds, 1), **facts})
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
@@ -234,11 +210,10 @@ class AccessMiddleware:
         if self.hosts is not None and name not in self.hosts:
             raise APIError(421, "this server does not have that host name", "wrong_host")
         kind, _, key = headers.get("authorization", "").partition(" ")
-        has_key = kind.lower() == "bearer" and bool(key)
-        role = self.keys.role_of(key.strip()) if has_key else None
+        role = self.keys.role_of(key.strip()) if kind.lower() == "bearer" else None
         scope["trueline.role"] = role
-        is_public = scope["path"] in _PUBLIC_PATHS and not has_key
-        if role is None and self.keys.has("user") and not is_public:
+        is_public = scope["path"] in _PUBLIC_PATHS or not self.keys.has("user")
+        if role is None and not is_public:
             raise _unauthorized("this server needs a key")
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from time import time
 
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -55,7 +54,7 @@ def create_app(
     chat = Completions(service, catalog, ChatBody)
     completions = Completions(service, catalog, CompletionBody)
     routes = [
-        Route("/", _page_response),
+        Route("/", _page(), methods=["GET"]),
         Route("/v1/models", info.models),
         Route("/v1/models/{name:path}", info.model),
         Route("/v1/chat/completions", chat, methods=["POST"]),
@@ -102,16 +101,14 @@ class _Info:
         self._service, self._catalog, self._started = service, catalog, int(time())
 
     async def models(self, request: Request) -> Response:
-        names = await self._service.in_scope_pool(self._catalog.names)
-        data = [self._model(name, *about) for name, about in names.items()]
+        data = [self._model(name) for name in self._catalog.names]
         return json_response({"object": "list", "data": data})
 
     async def model(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        about = await self._service.in_scope_pool(lambda: self._catalog.resolve(name))
-        return json_response(self._model(name, *about))
+        return json_response(self._model(request.path_params["name"]))
 
-    def _model(self, name: str, method: str, space: str | None) -> dict[str, object]:
+    def _model(self, name: str) -> dict[str, object]:
+        method, space = self._catalog.resolve(name)
         about = {"object": "model", "created": self._started, "owned_by": "trueline"}
         return {"id": name, **about, "trueline": {"method": method, "space": space}}
 
@@ -129,23 +126,18 @@ class _Info:
         return json_response(body, 503 if problem else 200)
 
     async def metrics(self, request: Request) -> Response:
-        self._service.set_gauges()
         metrics = self._service.metrics
         for one in self._catalog.spaces.values():
-            metrics.unreadable.labels(one.name).set(1 if one.problem else 0)
-        return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
+            metrics.unreadable.labels(one.name).set(bool(one.problem))
+        text = generate_latest(metrics.registry)
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
-async def _page_response(request: Request) -> Response:
-    text = _page()
+def _page() -> Response:
+    """The playground."""
+    text = files("trueline.serve").joinpath("page.html").read_text("utf-8")
     headers = {
         "content-security-policy": policy(text, "connect-src 'self'; frame-ancestors 'none'; "),
         "cache-control": "no-cache",
-        "x-frame-options": "DENY",
     }
     return Response(text, headers=headers, media_type="text/html")
-
-
-@cache
-def _page() -> str:
-    return files("trueline.serve").joinpath("page.html").read_text("utf-8")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
@@ -13,10 +13,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
+from trueline.decode.loop import Row
 from trueline.serve.access import APIError, note_error, to_api_error
-from trueline.serve.engine import PendingAnswer, Progress, Service
-from trueline.serve.replies import Choice, Reply, event
-from trueline.serve.requests import Job, count_answers, prepare
+from trueline.serve.engine import PendingAnswer, Progress, Service, run_in
+from trueline.serve.replies import Reply, event
+from trueline.serve.requests import count_answers, prepare
 from trueline.serve.schemas import ChatBody, CompletionBody, read_body
 from trueline.serve.spaces import Catalog
 
@@ -36,46 +37,41 @@ class Completions:
     kind: type[ChatBody] | type[CompletionBody]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begun, service, facts = perf_counter(), self.service, scope["trueline.facts"]
+        begun, limits, facts = perf_counter(), self.service.limits, scope["trueline.facts"]
         request = Request(scope, receive)
-        body: ChatBody | CompletionBody = await read_body(request, self.kind, service.limits)
+        body: ChatBody | CompletionBody = await read_body(request, self.kind, limits)
         facts |= {"model": body.model[:200], "stream": bool(body.stream)}
-        response = _Response(service, self.catalog, body, facts, send, begun)
-        with service.admit(count_answers(body, service.limits)):
-            await _unless_disconnected(receive, response.run(), facts)
+        response = _Response(self.service, self.catalog, body, facts, send, begun)
+        with self.service.admit(count_answers(body, limits)):
+            work = asyncio.ensure_future(response.run())
+            watcher = asyncio.ensure_future(_cancel_at_disconnect(receive, work, facts))
+            try:
+                await work
+            except asyncio.CancelledError:
+                if "gone" not in facts:
+                    raise
+            finally:
+                watcher.cancel()
 
 
-async def _unless_disconnected(
-    receive: Receive, work: Awaitable[None], facts: dict[str, Any]
+async def _cancel_at_disconnect(
+    receive: Receive, work: asyncio.Future[None], facts: dict[str, Any]
 ) -> None:
-    """Do something, and stop if the client leaves."""
-
-    async def disconnected() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-
-    tasks = [asyncio.ensure_future(one) for one in (work, disconnected())]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if tasks[0].done():
-            tasks[0].result()
-        else:
-            facts["gone"] = True
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    if work.cancel():
+        facts["gone"] = True
 
 
-async def _take(queue: asyncio.Queue[Progress]) -> list[Progress]:
-    """All progress that has arrived, at least one."""
-    arrived = [await queue.get()]
-    while not queue.empty():
-        arrived.append(queue.get_nowait())
-    for progress in arrived:
-        if progress.error is not None:
-            raise progress.error
-    return arrived
+async def _take(queue: asyncio.Queue[Progress | Exception]) -> list[Progress]:
+    """All progress that has arrived, at least one; raises an error among it."""
+    taken: list[Progress] = []
+    while not taken or not queue.empty():
+        progress = await queue.get()
+        if isinstance(progress, Exception):
+            raise progress
+        taken.append(progress)
+    return taken
 
 
 @dataclass(slots=True)
@@ -112,63 +108,52 @@ class _Response:
                 self.service.engine.cancel(answer)
 
     async def _answer(self) -> None:
-        job = await self._prepare()
-        reply = Reply(self.body, job, self.service.lm)
-        queue: asyncio.Queue[Progress] = asyncio.Queue()
-        is_streamed = bool(self.body.stream)
-        for n, request in enumerate(job.requests):
-            self.answers.append(PendingAnswer(request, n, queue, is_streamed))
-            self.service.engine.submit(self.answers[n])
-        choices = [Choice() for _ in self.answers]
-        try:
-            await self._collect(reply, queue, choices)
-        finally:
-            usage = reply.usage(choices)
-            self.service.metrics.prompt_tokens.inc(usage["prompt_tokens"])
-            for name in ("prompt_tokens", "completion_tokens"):
-                self.facts[name] = usage[name]
-            if self.service.logs_text:
-                self.facts["answer"] = choices[0].text
-
-    async def _prepare(self) -> Job:
-        service, begun = self.service, perf_counter()
-        work = partial(prepare, self.catalog, service.limits, self.body)
-        job = await service.in_scope_pool(work)
+        service, body, facts, begun = self.service, self.body, self.facts, perf_counter()
+        work = partial(prepare, self.catalog, service.limits, body)
+        job = await run_in(service.scope_pool, work)
         seconds = perf_counter() - begun
         service.metrics.scope.observe(seconds)
-        service.metrics.answers.labels(self.body.model, job.covered).inc(len(job.requests))
+        service.metrics.answers.labels(body.model, job.covered).inc(len(job.requests))
+        service.metrics.prompt_tokens.inc(job.prompt_tokens)
         logged = ["method", "space", "covered", *(["question"] if service.logs_text else [])]
-        self.facts |= {name: job.about[name] for name in logged}
-        self.facts["scope_ms"] = round(1000 * seconds, 1)
-        return job
+        facts |= {name: job.about[name] for name in logged}
+        facts |= {"scope_ms": round(1000 * seconds, 1), "prompt_tokens": job.prompt_tokens}
+        reply = Reply(body, job, service.lm)
+        queue: asyncio.Queue[Progress | Exception] = asyncio.Queue()
+        for n, request in enumerate(job.requests):
+            self.answers.append(PendingAnswer(request, n, queue, bool(body.stream)))
+            service.engine.submit(self.answers[n])
+        rows: dict[int, Row] = {}  # by choice
+        try:
+            await self._collect(reply, queue, rows)
+        finally:
+            facts["completion_tokens"] = sum(len(row.tokens) for row in rows.values())
+            if service.logs_text and 0 in rows:
+                facts["answer"] = rows[0].text
 
     async def _collect(
-        self, reply: Reply, queue: asyncio.Queue[Progress], choices: list[Choice]
+        self, reply: Reply, queue: asyncio.Queue[Progress | Exception], rows: dict[int, Row]
     ) -> None:
         """Take progress until every answer has ended, and send it if it is streamed."""
-        is_first, is_streamed = True, bool(self.body.stream)
-        while any(choice.finish is None for choice in choices):
-            arrived = await _take(queue)
-            if is_first:
-                seconds = arrived[0].first_token_at - self.begun
-                self.service.metrics.first_token.observe(seconds)
-                self.facts["first_token_ms"] = round(1000 * seconds, 1)
-            events = reply.first_chunks() if is_first else []
-            for progress in arrived:
-                choice = choices[progress.choice]
-                if is_streamed:
-                    chunk = reply.chunk(progress, len(choice.text), is_first=is_first)
-                    events.append(chunk)
-                choice.add(progress)
-                is_first = False
-            if is_streamed:
-                headers = {**_STREAM_HEADERS, **reply.headers}
+        running, headers = len(self.answers), {**_STREAM_HEADERS, **reply.headers}
+        while running:
+            events: list[dict[str, Any]] = []
+            for progress in await _take(queue):
+                if not rows:
+                    seconds = progress.row.first_token_at - self.begun
+                    self.service.metrics.first_token.observe(seconds)
+                    self.facts["first_token_ms"] = round(1000 * seconds, 1)
+                if self.body.stream:
+                    events += reply.chunks(progress, is_first=not rows)
+                rows[progress.choice] = progress.row
+                running -= progress.is_last
+            if self.body.stream:
                 await self._write(b"".join(map(event, events)), headers)
-        if is_streamed:
-            last = b"".join(map(event, reply.last_chunks(choices))) + b"data: [DONE]\n\n"
+        if self.body.stream:
+            last = b"".join(map(event, reply.last_chunks(rows))) + b"data: [DONE]\n\n"
             await self._write(last, is_last=True)
         else:
-            content = msgspec.json.encode(reply.whole(choices))
+            content = msgspec.json.encode(reply.whole(rows))
             headers = {"content-type": "application/json", "content-length": str(len(content))}
             await self._write(content, {**headers, **reply.headers}, is_last=True)
 

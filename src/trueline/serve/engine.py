@@ -1,16 +1,14 @@
-"""The one thread that drives the decoding loop, and all that requests do on their way there."""
+"""The one thread that drives the decoding loop, and what all requests share on their way."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from math import ceil
 from os import cpu_count
-from queue import SimpleQueue
-from threading import Thread
 from time import monotonic, time
 from typing import TypeVar
 
@@ -22,7 +20,6 @@ from trueline.engines.base import Engine
 from trueline.serve.access import APIError, format_trace
 from trueline.serve.metrics import Log, Metrics
 from trueline.serve.schemas import Limits
-from trueline.types import Finish, Source, TokenLogprobs, TraceStep
 
 # While more requests wait than rows are free, their prompts are read together: a pass for each
 # one would delay every running answer. No request waits more steps for that, its own included.
@@ -36,14 +33,11 @@ class Progress:
     """What was added to one answer since the last progress."""
 
     choice: int
-    text: str = ""
-    token_ids: tuple[int, ...] = ()
-    steps: tuple[TraceStep, ...] = ()
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    finish: Finish | None = None  # set at the end
-    sources: tuple[Source, ...] = ()  # set at the end
-    first_token_at: float = 0.0  # by perf_counter
-    error: Exception | None = None  # instead of all else
+    row: Row  # its lists only grow, so that other threads may read these tokens in them
+    tokens: slice
+    text: str
+    offset: int  # characters before the text
+    is_last: bool
 
 
 @dataclass(eq=False, slots=True)
@@ -52,43 +46,34 @@ class PendingAnswer:
 
     request: Request
     choice: int
-    queue: asyncio.Queue[Progress]  # of the client; a slow one delays nobody else
+    queue: asyncio.Queue[Progress | Exception]  # of the client; a slow one delays nobody else
     is_streamed: bool
     ticket: int | None = None
     is_over: bool = False  # finished, failed or cancelled
     chars_sent: int = 0
     tokens_sent: int = 0
 
-    def progress(self, lm: Engine, row: Row) -> Progress | None:
+    def progress(self, lm: Engine, row: Row) -> Progress | Exception | None:
         """What was added since the last call; None: nothing that can be sent yet."""
-        if row.error is not None:
-            return Progress(self.choice, error=row.error)
-        if not self.is_streamed and not row.is_ended:
-            return None
+        if row.error is not None or not (self.is_streamed or row.is_ended):
+            return row.error
         text, ready = settled_text(lm, row)
-        if ready <= self.chars_sent and not row.is_ended:
-            return None
         start, since = self.chars_sent, self.tokens_sent
+        if ready <= start and not row.is_ended:
+            return None
         self.chars_sent, self.tokens_sent = ready, len(row.tokens)
-        return Progress(
-            self.choice,
-            text[start:ready],
-            tuple(row.tokens[since:]),
-            tuple(row.steps[since:]),
-            tuple(row.logprobs[since:]),
-            row.finish if row.is_ended else None,
-            row.sources() if row.is_ended else (),
-            row.first_token_at,
-        )
+        tokens, added = slice(since, self.tokens_sent), text[start:ready]
+        return Progress(self.choice, row, tokens, added, start, row.is_ended)
 
 
 class EngineThread:
-    """One thread with one decoding loop; it runs the tasks it is given between two steps."""
+    """One thread with one decoding loop; what is submitted to it runs between two steps."""
+
+    loop: asyncio.AbstractEventLoop  # of the clients
 
     def __init__(self, lm: Engine, limits: Limits, metrics: Metrics, log: Log) -> None:
         self._lm, self._stuck_seconds = lm, limits.stuck_seconds
         self._on_step, self._log = metrics.count_step, log
-        self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._decoding = Decoding(
             lm,
             max_rows=limits.rows,
@@ -97,21 +82,10 @@ class EngineThread:
             join_within=_JOIN_WITHIN,
         )
         self._pending: dict[int, PendingAnswer] = {}  # by ticket
-        self._busy_since: float | None = None
-        self._is_stopping = False
+        self._step_began: float | None = None
+        self._is_scheduled = False  # the next step
         self._is_broken = False  # by a bug: no step is made any more
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = Thread(target=self._work, name="trueline-engine", daemon=True)
-
-    def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin; progress is handed to clients in this event loop."""
-        self._loop = loop
-        self._thread.start()
-
-    def stop(self, seconds: float = 10.0) -> None:
-        """End after the current step."""
-        self._tasks.put(lambda: setattr(self, "_is_stopping", True))
-        self._thread.join(seconds)
+        self.thread = ThreadPoolExecutor(1, "trueline-engine")
 
     @property
     def running(self) -> int:
@@ -120,85 +94,31 @@ class EngineThread:
 
     def problem(self) -> str:
         """Why the engine cannot work; empty if it can."""
-        if self._is_broken or not self._thread.is_alive():
-            return "the engine's thread is not running"
-        since = self._busy_since
-        is_stuck = since is not None and monotonic() - since > self._stuck_seconds
-        return "the engine is stuck in a step" if is_stuck else ""
+        began = self._step_began
+        if began is not None and monotonic() - began > self._stuck_seconds:
+            return "the engine is stuck in a step"
+        return "the engine has ended" if self._is_broken else ""
 
     def submit(self, answer: PendingAnswer) -> None:
-        self._tasks.put(lambda: self._join(answer))
+        self.thread.submit(self._join, answer)
 
     def cancel(self, answer: PendingAnswer) -> None:
         """Free the row of an answer, or its place in the queue."""
         if not answer.is_over:
-            self._tasks.put(lambda: self._leave(answer))
-
-    def run(self, job: Callable[[], Result]) -> Future[Result]:
-        """Do something that needs the model between two steps."""
-        future: Future[Result] = Future()
-
-        def task() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                self._check()
-                future.set_result(job())
-            except Exception as error:
-                future.set_exception(error)
-
-        self._tasks.put(task)
-        return future
-
-    def _work(self) -> None:
-        try:
-            while not self._is_stopping:
-                while self._decoding.is_idle or not self._tasks.empty():
-                    task = self._tasks.get()
-                    self._busy_since = monotonic()
-                    task()
-                    self._busy_since = None
-                    if self._is_stopping:
-                        return
-                self._step()
-        except BaseException as error:  # a bug: no client may wait for what never comes
-            self._is_broken = True
-            ended = _engine_ended()
-            self._send(
-                [(one, Progress(one.choice, error=ended)) for one in self._pending.values()]
-            )
-            facts = {"time": round(time(), 3), "server": "the engine ended"}
-            self._log({**facts, "trace": format_trace(error)})
-            while not self._is_stopping:  # later requests fail at once
-                self._tasks.get()()
-
-    def _check(self) -> None:
-        if self._is_broken:
-            raise _engine_ended()
-
-    def _step(self) -> None:
-        self._busy_since = begun = monotonic()
-        rows = self._decoding.step()
-        made = []
-        for row in rows:
-            answer = self._pending[row.ticket]
-            if row.is_ended:
-                del self._pending[row.ticket]
-            if (progress := answer.progress(self._lm, row)) is not None:
-                made.append((answer, progress))
-        self._send(made)
-        self._on_step(rows, monotonic() - begun)
-        self._busy_since = None
+            with suppress(RuntimeError):  # the server has ended
+                self.thread.submit(self._leave, answer)
 
     def _join(self, answer: PendingAnswer) -> None:
         if answer.is_over:
             return
         try:
-            self._check()
+            if self._is_broken:
+                raise _engine_ended()
             answer.ticket = self._decoding.submit(answer.request)
             self._pending[answer.ticket] = answer
+            self._schedule_step()
         except Exception as error:  # such as more tokens than the cache may hold
-            self._send([(answer, Progress(answer.choice, error=error))])
+            self._send([(answer, error)])
 
     def _leave(self, answer: PendingAnswer) -> None:
         answer.is_over = True
@@ -206,21 +126,44 @@ class EngineThread:
             self._decoding.cancel(answer.ticket)
             self._pending.pop(answer.ticket, None)
 
-    def _send(self, made: Sequence[tuple[PendingAnswer, Progress]]) -> None:
-        """Hand the progress of a whole step to the event loop at once."""
-        assert self._loop is not None
+    def _schedule_step(self) -> None:
+        """Make a step after what was submitted before."""
+        if not self._is_scheduled and not self._decoding.is_idle:
+            self._is_scheduled = True
+            with suppress(RuntimeError):  # the server has ended
+                self.thread.submit(self._step)
+
+    def _step(self) -> None:
+        self._step_began, self._is_scheduled, made = monotonic(), False, []
         try:
-            if made:
-                self._loop.call_soon_threadsafe(_deliver, made)
-        except RuntimeError:  # the event loop is closed: no client waits any more
-            self._is_stopping = True
+            rows = self._decoding.step()
+            for row in rows:
+                answer = self._pending[row.ticket]
+                if row.is_ended:
+                    del self._pending[row.ticket]
+                if (progress := answer.progress(self._lm, row)) is not None:
+                    made.append((answer, progress))
+            self._send(made)
+            self._on_step(rows, monotonic() - self._step_began)
+            self._schedule_step()
+        except BaseException as error:  # a bug: no client may wait for what never comes
+            self._is_broken = True
+            self._send([(answer, _engine_ended()) for answer in self._pending.values()])
+            facts = {"time": round(time(), 3), "server": "the engine ended"}
+            self._log({**facts, "trace": format_trace(error)})
+        self._step_began = None
 
+    def _send(self, made: Sequence[tuple[PendingAnswer, Progress | Exception]]) -> None:
+        """Hand the progress of a whole step to the event loop at once."""
 
-def _deliver(made: Sequence[tuple[PendingAnswer, Progress]]) -> None:
-    for answer, progress in made:
-        if not answer.is_over:
-            answer.is_over = progress.finish is not None or progress.error is not None
-            answer.queue.put_nowait(progress)
+        def deliver() -> None:
+            for answer, progress in made:
+                if not answer.is_over:
+                    answer.is_over = isinstance(progress, Exception) or progress.is_last
+                    answer.queue.put_nowait(progress)
+
+        if made:
+            self.loop.call_soon_threadsafe(deliver)
 
 
 def _engine_ended() -> APIError:
@@ -238,35 +181,26 @@ class Service:
         self.is_draining = False
         self._rows = 0  # answers that are prepared, waiting or running
         self._usual_seconds = 1.0  # of a request, smoothed; for Retry-After
+        self.metrics.running.set_function(lambda: self.engine.running)
+        self.metrics.waiting.set_function(lambda: max(0, self._rows - self.engine.running))
         # Scope of a request: in the event loop an embedding would delay every client, in the
         # engine's thread every answer. Spaces have a thread of their own: no scope waits there.
         workers = max(1, min(4, (cpu_count() or 1) // 2))
-        self._scope_pool = ThreadPoolExecutor(workers, "trueline-scope", _start_worker)
-        self._space_pool = ThreadPoolExecutor(1, "trueline-space", _start_worker)
+        self.scope_pool = ThreadPoolExecutor(workers, "trueline-scope", _start_worker)
+        self.space_thread = ThreadPoolExecutor(1, "trueline-space", _start_worker)
 
     @asynccontextmanager
     async def lifespan(self, _: object) -> AsyncIterator[None]:
-        """Run the threads of the server while it runs."""
-        pools, threads = (self._scope_pool, self._space_pool), torch.get_num_threads()
+        """Start the threads of the server, and end them."""
+        pools, threads = (self.scope_pool, self.space_thread), torch.get_num_threads()
         for pool in pools:
             pool.submit(int).result()
         torch.set_num_threads(threads)  # a worker's setting also holds for later threads
-        self.engine.start(asyncio.get_running_loop())
-        try:
-            yield
-        finally:
-            self.engine.stop()
-            for pool in pools:
-                pool.shutdown(wait=False, cancel_futures=True)
-
-    async def in_scope_pool(self, work: Callable[[], Result]) -> Result:
-        return await asyncio.wrap_future(self._scope_pool.submit(work))
-
-    async def in_space_thread(self, work: Callable[[], Result]) -> Result:
-        return await asyncio.wrap_future(self._space_pool.submit(work))
-
-    async def in_engine(self, work: Callable[[], Result]) -> Result:
-        return await asyncio.wrap_future(self.engine.run(work))
+        self.engine.thread.submit(torch.get_num_threads).result()
+        self.engine.loop = asyncio.get_running_loop()
+        yield
+        for pool in (*pools, self.engine.thread):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     @contextmanager
     def admit(self, rows: int) -> Iterator[None]:
@@ -288,9 +222,10 @@ class Service:
             self._rows -= rows
             self._usual_seconds += 0.1 * (monotonic() - begun - self._usual_seconds)
 
-    def set_gauges(self) -> None:
-        self.metrics.running.set(self.engine.running)
-        self.metrics.waiting.set(max(0, self._rows - self.engine.running))
+
+async def run_in(pool: Executor, work: Callable[[], Result]) -> Result:
+    """The result of some work in a thread; the event loop goes on meanwhile."""
+    return await asyncio.wrap_future(pool.submit(work))
 
 
 def _start_worker() -> None:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from trueline.text import visible_json
 
@@ -23,29 +23,27 @@ class Metrics:
     """The metrics of one server, in a registry of its own."""
 
     def __init__(self) -> None:
-        self._registry = registry = CollectorRegistry()
-        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
-        histogram = partial(Histogram, registry=registry)
-        seconds = partial(histogram, buckets=_SECONDS)
-        about = "Requests by route and status."
-        self.requests = counter("trueline_requests", about, ["route", "status"])
-        self.prompt_tokens = counter("trueline_prompt_tokens", "Tokens of prompts.")
-        self.tokens = counter("trueline_tokens", "Generated tokens.")
+        self.registry = registry = CollectorRegistry()
+        counter = partial(Counter, namespace="trueline", registry=registry)
+        gauge = partial(Gauge, namespace="trueline", registry=registry)
+        histogram = partial(Histogram, namespace="trueline", registry=registry)
+        seconds = partial(histogram, buckets=_SECONDS, unit="seconds")
+        route = ["route", "status"]
+        self.requests = counter("requests", "Requests by route and status.", route)
+        self.prompt_tokens = counter("prompt_tokens", "Tokens of prompts.")
+        self.tokens = counter("tokens", "Generated tokens.")
         about = "Answers by whether an example covers the question."
-        self.answers = counter("trueline_answers", about, ["model", "covered"])
-        self.running = gauge("trueline_rows_running", "Answers that are decoded now.")
-        self.waiting = gauge("trueline_rows_waiting", "Answers that wait for a row.")
+        self.answers = counter("answers", about, ["model", "covered"])
+        self.running = gauge("rows_running", "Answers that are decoded now.")
+        self.waiting = gauge("rows_waiting", "Answers that wait for a row.")
         about = "1 while the folder of a space cannot be read."
-        self.unreadable = gauge("trueline_space_unreadable", about, ["space"])
-        about = "From the request to its first token."
-        self.first_token = seconds("trueline_first_token_seconds", about)
-        about = "Between two tokens of an answer."
-        self.between_tokens = seconds("trueline_between_tokens_seconds", about)
-        about = "To find the method, the scope and the tokens."
-        self.scope = seconds("trueline_scope_seconds", about)
-        self.request = seconds("trueline_request_seconds", "From a request to its end.")
+        self.unreadable = gauge("space_unreadable", about, ["space"])
+        self.first_token = seconds("first_token", "From the request to its first token.")
+        self.between_tokens = seconds("between_tokens", "Between two tokens of an answer.")
+        self.scope = seconds("scope", "To find the method, the scope and the tokens.")
+        self.request = seconds("request", "From a request to its end.")
         about = "Answers decoded in one step."
-        self.batch = histogram("trueline_batch_rows", about, buckets=_ROWS)
+        self.batch = histogram("batch_rows", about, buckets=_ROWS)
 
     def count_step(self, rows: Sequence[Row], seconds: float) -> None:
         """Count one step of the engine."""
@@ -54,10 +52,6 @@ class Metrics:
         for row in rows:
             if len(row.tokens) > 1:
                 self.between_tokens.observe(seconds)
-
-    def text(self) -> bytes:
-        """All metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
 
 
 def log_line(facts: dict[str, Any]) -> str:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
-import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ipaddress import ip_address
 from types import FrameType
@@ -17,10 +16,6 @@ from starlette.applications import Starlette
 from trueline.errors import SettingError
 from trueline.serve.access import Keys
 from trueline.serve.engine import Service
-
-_DRAIN_SIGNALS = [signal.SIGTERM, signal.SIGINT]
-if hasattr(signal, "SIGHUP"):  # not on every system
-    _DRAIN_SIGNALS.append(signal.SIGHUP)
 
 
 def check_host(host: str, keys: Keys) -> None:
@@ -54,7 +49,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 @contextmanager
-def one_thread() -> Generator[None, None, None]:
+def one_thread() -> Iterator[None]:
     """Let torch compute in one thread while the model is opened.
 
     Threads that torch used in the main thread stay; with those of the engine's thread they
@@ -76,11 +71,13 @@ def page_address(bound: socket.socket) -> str:
 
 def serve(app: Starlette, bound: socket.socket, on_start: Callable[[], None]) -> None:
     """Serve until a signal; then finish the running answers and return."""
-    Server(app, on_start).run(sockets=[bound])
+    server = Server(app, on_start)
+    signal.signal(signal.SIGHUP, server.handle_exit)  # uvicorn handles the others
+    server.run(sockets=[bound])
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which also drains at SIGHUP, and returns instead of raising."""
+    """uvicorn's server, which refuses new requests while it drains."""
 
     def __init__(self, app: Starlette, on_start: Callable[[], None]) -> None:
         self._service: Service = app.state.service
@@ -105,18 +102,8 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         self._on_start()
 
-    @contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        """Drain at each of the signals; only the main thread can receive them."""
-        is_main = threading.current_thread() is threading.main_thread()
-        signals = _DRAIN_SIGNALS if is_main else []
-        before = {one: signal.signal(one, self.handle_exit) for one in signals}
-        try:
-            yield
-        finally:
-            for one, handler in before.items():
-                signal.signal(one, handler)
-
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Drain at a signal; a second Ctrl-C ends at once. The signal is not raised again."""
         self._service.is_draining = True
-        super().handle_exit(sig, frame)
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from secrets import token_hex
 from time import time
 from typing import Any
 
 import msgspec
 
+from trueline.decode.loop import Row
 from trueline.engines.base import Engine
 from trueline.serve.engine import Progress
 from trueline.serve.requests import Job
@@ -17,26 +17,6 @@ from trueline.serve.schemas import ChatBody, CompletionBody
 from trueline.types import Source, TokenLogprobs, TraceStep
 
 _HALF_CHARACTER = "\ufffd"  # what a token with a part of a character decodes to
-
-
-@dataclass(slots=True)
-class Choice:
-    """One answer so far."""
-
-    text: str = ""
-    tokens: int = 0
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    steps: list[TraceStep] = field(default_factory=list)
-    sources: tuple[Source, ...] = ()
-    finish: str | None = None
-
-    def add(self, progress: Progress) -> None:
-        self.text += progress.text
-        self.tokens += len(progress.token_ids)
-        self.logprobs += progress.logprobs
-        self.steps += progress.steps
-        self.sources = progress.sources or self.sources
-        self.finish = progress.finish or self.finish
 
 
 class Reply:
@@ -57,72 +37,82 @@ class Reply:
             "x-trueline-method": job.about["method"],
         }
 
-    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+    def whole(self, rows: Mapping[int, Row]) -> dict[str, Any]:
         """The object of an answer that is not streamed."""
-        about = {**self._job.about, "sources": self._sources(enumerate(choices))}
-        if choices[0].steps:
-            steps = [(n, step) for n, choice in enumerate(choices) for step in choice.steps]
-            about["trace"] = [_numbered(*step) for step in steps]
+        numbered = sorted(rows.items())
+        about = {**self._job.about, "sources": self._sources(rows)}
+        if rows[0].steps:
+            about["trace"] = [_numbered(n, step) for n, row in numbered for step in row.steps]
         return {
             **self._head,
             "object": "chat.completion" if self._is_chat else "text_completion",
-            "choices": [self._choice(n, one) for n, one in enumerate(choices)],
-            "usage": self.usage(choices),
+            "choices": [
+                self._choice(n, row.text or "", row.finish, row.logprobs) for n, row in numbered
+            ],
+            "usage": self._usage(rows),
             "trueline": about,
         }
 
-    def first_chunks(self) -> list[dict[str, Any]]:
-        """The chunks of a chat before its first token: the role, and what is known already."""
-        if not self._is_chat:
-            return []
-        delta = {"role": "assistant", "content": ""}
-        blank = {"delta": delta, "logprobs": None, "finish_reason": None}
-        return [
-            self._chunk([{"index": n, **blank}], about={} if n else self._job.about)
-            for n in range(len(self._job.requests))
-        ]
+    def chunks(self, progress: Progress, *, is_first: bool) -> list[dict[str, Any]]:
+        """The chunk for a progress; the first of a chat comes after one with each role.
 
-    def chunk(self, progress: Progress, offset: int, *, is_first: bool) -> dict[str, Any]:
-        """The chunk for a progress; `offset` is the number of characters before it."""
-        about = dict(self._job.about) if is_first and not self._is_chat else {}
-        if progress.steps:
-            about["trace"] = [_numbered(progress.choice, step) for step in progress.steps]
-        if progress.finish is not None:
-            about["sources"] = self._sources([(progress.choice, progress)])
-        choice = self._choice(progress.choice, progress, offset)
+        The first chunk of all has what is known before the first token.
+        """
+        row, number, chunks = progress.row, progress.choice, []
+        about = dict(self._job.about) if is_first else {}
+        if is_first and self._is_chat:
+            for n in range(len(self._job.requests)):
+                delta = {"role": "assistant", "content": ""}
+                blank = {"index": n, "delta": delta, "logprobs": None, "finish_reason": None}
+                chunks.append(self._chunk([blank], about=about))
+                about = {}
+        if steps := row.steps[progress.tokens]:
+            about["trace"] = [_numbered(number, step) for step in steps]
+        if progress.is_last:
+            about["sources"] = self._sources({number: row})
+        finish, logprobs = (
+            row.finish if progress.is_last else None,
+            row.logprobs[progress.tokens],
+        )
+        choice = self._choice(number, progress.text, finish, logprobs, progress.offset)
         if self._is_chat:
             del choice["message"]
-            is_empty = not progress.text and progress.finish is not None
+            is_empty = progress.is_last and not progress.text
             choice["delta"] = {} if is_empty else {"content": progress.text}
-        return self._chunk([choice], about=about)
+        return [*chunks, self._chunk([choice], about=about)]
 
-    def last_chunks(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
+    def last_chunks(self, rows: Mapping[int, Row]) -> list[dict[str, Any]]:
         """The chunk with the usage, if the request wants it."""
-        return [self._chunk([], usage=self.usage(choices))] if self._has_usage else []
+        return [self._chunk([], usage=self._usage(rows))] if self._has_usage else []
 
-    def usage(self, choices: Sequence[Choice]) -> dict[str, int]:
-        """The number of tokens that were read and generated."""
-        read, written = self._job.prompt_tokens, sum(one.tokens for one in choices)
+    def _usage(self, rows: Mapping[int, Row]) -> dict[str, int]:
+        read, written = self._job.prompt_tokens, sum(len(one.tokens) for one in rows.values())
         total = read + written
         return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": total}
 
-    def _sources(self, choices: Iterable[tuple[int, Choice | Progress]]) -> list[Any]:
-        found = choices if self._has_sources else ()
-        return [_numbered(n, source) for n, one in found for source in one.sources]
+    def _sources(self, rows: Mapping[int, Row]) -> list[dict[str, Any]]:
+        used = sorted(rows.items()) if self._has_sources else []
+        return [_numbered(n, source) for n, row in used for source in row.sources()]
 
-    def _choice(self, number: int, one: Choice | Progress, offset: int = 0) -> dict[str, Any]:
-        choice: dict[str, Any] = {"index": number, "finish_reason": one.finish}
+    def _choice(
+        self,
+        number: int,
+        text: str,
+        finish: str | None,
+        logprobs: Sequence[TokenLogprobs],
+        offset: int = 0,
+    ) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": number, "finish_reason": finish, "logprobs": None}
         if self._is_chat:
-            choice["message"] = {"role": "assistant", "content": one.text, "refusal": None}
+            choice["message"] = {"role": "assistant", "content": text, "refusal": None}
         else:
-            choice["text"] = one.text
-        choice["logprobs"] = None
+            choice["text"] = text
         if self._has_logprobs:
-            logprobs = one.logprobs
             if logprobs and logprobs[-1].token in self._lm.stop_ids:
                 logprobs = logprobs[:-1]  # its token is not part of the text
             if self._is_chat:
-                choice["logprobs"] = self._chat_logprobs(logprobs)
+                content = [self._chat_logprobs(one) for one in logprobs]
+                choice["logprobs"] = {"content": content, "refusal": None}
             else:
                 choice["logprobs"] = self._completion_logprobs(logprobs, offset)
         return choice
@@ -140,17 +130,13 @@ class Reply:
             chunk["usage"] = usage
         return {**chunk, "trueline": about} if about else chunk
 
-    def _chat_logprobs(self, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        def entry(token: int, logprob: float | None) -> dict[str, Any]:
+    def _chat_logprobs(self, one: TokenLogprobs) -> dict[str, Any]:
+        entries = []
+        for token, logprob in ((one.token, one.logprob), *one.best):
             (text,) = self._lm.pieces([token])
             encoded = None if _HALF_CHARACTER in text else [*text.encode("utf-8", "replace")]
-            return {"token": text, "logprob": logprob, "bytes": encoded}
-
-        content = [
-            {**entry(one.token, one.logprob), "top_logprobs": [entry(*x) for x in one.best]}
-            for one in logprobs
-        ]
-        return {"content": content, "refusal": None}
+            entries.append({"token": text, "logprob": logprob, "bytes": encoded})
+        return {**entries[0], "top_logprobs": entries[1:]}
 
     def _completion_logprobs(
         self, logprobs: Sequence[TokenLogprobs], offset: int
@@ -161,8 +147,9 @@ class Reply:
         for text, one in zip(texts, logprobs, strict=True):
             offsets.append(offset)
             offset += len(text)
-            names = self._lm.pieces([token for token, _ in one.best])
-            top = dict(zip(reversed(names), (lp for _, lp in reversed(one.best)), strict=True))
+            top: dict[str, float] = {}
+            for token, logprob in one.best:  # the most probable first
+                top.setdefault(self._lm.pieces([token])[0], logprob)
             if one.best and one.logprob is not None:
                 top[text] = max(one.logprob, top.get(text, one.logprob))
             best.append(top)
@@ -179,6 +166,6 @@ def _numbered(choice: int, value: Source | TraceStep) -> dict[str, Any]:
     return {"choice": choice, **{name: getattr(value, name) for name in value.__slots__}}
 
 
-def event(value: dict[str, Any]) -> bytes:
+def event(value: object) -> bytes:
     """An object as one event of a stream; numbers that are not finite become null."""
     return b"data: " + msgspec.json.encode(value) + b"\n\n"

@@ -17,7 +17,7 @@ from trueline.prompts import (
     read_messages,
 )
 from trueline.serve.access import APIError, invalid
-from trueline.serve.schemas import ChatBody, CompletionBody, Limits, Message, read_sampling
+from trueline.serve.schemas import ChatBody, CompletionBody, Limits, read_sampling
 from trueline.serve.spaces import Catalog, short_state
 
 Input = tuple[ModelInput, int]  # what the model reads, and its length in characters or tokens
@@ -47,40 +47,45 @@ def count_answers(body: ChatBody | CompletionBody, limits: Limits) -> int:
 
 
 def prepare(catalog: Catalog, limits: Limits, body: ChatBody | CompletionBody) -> Job:
-    """The job of a request."""
-    sampling, extras = read_sampling(body, limits), body.trueline
-    if isinstance(body, ChatBody):
-        inputs = [_chat_input(body)]
-    else:
-        inputs = _completion_inputs(catalog, body)
+    """The job of a request; runs the encoder that finds the examples in scope."""
+    sampling, extras, lm = read_sampling(body, limits), body.trueline, catalog.lm
+    inputs = [_chat_input(body)] if isinstance(body, ChatBody) else _inputs(catalog, body)
     name, space = catalog.resolve(body.model, extras.method, extras.space)
     method = catalog.method(name, space, extras.method_settings())
+    known = [limit for limit in (lm.limit, limits.prompt_tokens) if limit is not None]
+    for given, length in inputs:  # a text has at most about as many tokens as characters
+        if known and length >= min(known) // 2:
+            tokens = len(given.encode(lm.tokenizer))
+            if tokens > min(known):
+                message = f"the prompt has {tokens} tokens; the limit is {min(known)}"
+                raise APIError(400, message, "context_length_exceeded")
     requests: list[Request] = []
-    tokens = 0
-    for given, length in inputs:
-        _check_length(catalog, limits, given, length)
     for given, _ in inputs:
-        first = make_request(catalog.lm, method, given, sampling, index=len(requests))
+        first = make_request(lm, method, given, sampling, index=len(requests))
         requests += [replace(first, index=first.index + n) for n in range(body.n or 1)]
-        tokens += len(first.contexts[0])
     found = [one.prepared.coverage for one in requests]
     about: dict[str, Any] = {
         "method": name,
         "space": space,
-        "state": short_state(method),
+        "state": short_state(getattr(method, "space", None)),
         "question": requests[0].question,
         "covered": None if None in found else all(found),
     }
     if len(inputs) == 1 and requests[0].prepared.scope is not None:
         about["scope"] = requests[0].prepared.scope
-    return Job(about, tuple(requests), tokens)
+    prompts = requests[:: body.n or 1]
+    return Job(about, tuple(requests), sum(len(one.contexts[0]) for one in prompts))
 
 
 def _chat_input(body: ChatBody) -> Input:
-    question = body.trueline.question
+    question, messages = body.trueline.question, []
     if isinstance(question, list):
         raise invalid("trueline.question", "a chat has one question, got a list")
-    given = read_messages([_message(one) for one in body.messages])
+    for one in body.messages:
+        parts = [one.content] if isinstance(one.content, str) else [p.text for p in one.content]
+        role = "system" if one.role == "developer" else one.role
+        messages.append({"role": role, "content": "".join(parts)})
+    given = read_messages(messages)
     check_question(given.question, "the last user message")
     if question is not None:
         check_question(question, "trueline.question")
@@ -88,15 +93,7 @@ def _chat_input(body: ChatBody) -> Input:
     return given, sum(len(text) for _, text in given.messages)
 
 
-def _message(message: Message) -> dict[str, str]:
-    content = message.content
-    if not isinstance(content, str):
-        content = "".join(part.text for part in content)
-    role = "system" if message.role == "developer" else message.role
-    return {"role": role, "content": content}
-
-
-def _completion_inputs(catalog: Catalog, body: CompletionBody) -> list[Input]:
+def _inputs(catalog: Catalog, body: CompletionBody) -> list[Input]:
     prompts, question = _prompts(body), body.trueline.question
     questions = question if isinstance(question, list) else [question] * len(prompts)
     if len(questions) != len(prompts):
@@ -111,16 +108,6 @@ def _completion_inputs(catalog: Catalog, body: CompletionBody) -> list[Input]:
     ]
 
 
-def _prompts(body: CompletionBody) -> Sequence[str | list[int]]:
-    prompt = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-    texts = [one for one in prompt if isinstance(one, str)]
-    tokens = [one for one in prompt if isinstance(one, int)]
-    lists = [one for one in prompt if isinstance(one, list)]
-    if not prompt or len(prompt) not in (len(texts), len(tokens), len(lists)):
-        raise invalid("prompt", "it must be a text, a list of texts, tokens or lists of tokens")
-    return [tokens] if tokens else texts or lists
-
-
 def _tokens(catalog: Catalog, prompt: str | list[int]) -> tuple[int, ...]:
     """The tokens of a prompt; a control token that is spelled out in a text is text."""
     if not isinstance(prompt, str):
@@ -129,14 +116,11 @@ def _tokens(catalog: Catalog, prompt: str | list[int]) -> tuple[int, ...]:
     return tuple(encode_rendered(lambda put: put(prompt), catalog.lm.tokenizer, is_chat=False))
 
 
-def _check_length(catalog: Catalog, limits: Limits, given: ModelInput, length: int) -> None:
-    """Refuse a prompt that is too long before anything else is done for it.
-
-    A text has at most about as many tokens as characters: a short one is not counted.
-    """
-    known = [limit for limit in (catalog.lm.limit, limits.prompt_tokens) if limit is not None]
-    if known and length >= min(known) // 2:
-        tokens = len(given.encode(catalog.lm.tokenizer))
-        if tokens > min(known):
-            message = f"the prompt has {tokens} tokens; the limit is {min(known)}"
-            raise APIError(400, message, "context_length_exceeded")
+def _prompts(body: CompletionBody) -> Sequence[str | list[int]]:
+    prompt = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    texts = [one for one in prompt if isinstance(one, str)]
+    tokens = [one for one in prompt if isinstance(one, int)]
+    lists = [one for one in prompt if isinstance(one, list)]
+    if not prompt or len(prompt) not in (len(texts), len(tokens), len(lists)):
+        raise invalid("prompt", "it must be a text, a list of texts, tokens or lists of tokens")
+    return [tokens] if tokens else texts or lists

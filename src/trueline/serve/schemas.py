@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -40,29 +40,30 @@ Logprobs = Annotated[int, Meta(ge=0, le=20)]
 Stop = Annotated[str, Meta(max_length=1000)]
 Question = Annotated[str, Meta(max_length=8000)]  # scope takes longer the longer it is
 Seconds = Annotated[float, Between(0, 3e7, above=True)]  # up to a year
+Count = Annotated[int, Between(1)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Limits:
     """How much a server accepts."""
 
     rows: Annotated[int, Between(1, 4096)] = 16  # answers decoded together
-    cached_tokens: Annotated[int, Between(1)] | None = None  # of all rows; None: no limit
+    cached_tokens: Count | None = None  # of all rows; None: no limit
     queue: Annotated[int, Between(0)] = 64  # answers that wait for a row; then 429
     deadline: Seconds = 300.0  # then 504
-    prompt_tokens: Annotated[int, Between(1)] | None = None  # None: what the model reads
-    new_tokens: Annotated[int, Between(1)] = 1024  # of one answer
-    usual_tokens: Annotated[int, Between(1)] = 256  # of a chat that names no length
-    choices: Annotated[int, Between(1)] = 16  # answers to one request: n times its prompts
-    connections: Annotated[int, Between(1)] = 1024  # then 503
-    body_bytes: Annotated[int, Between(1)] = 1 << 20
+    prompt_tokens: Count | None = None  # None: what the model reads
+    new_tokens: Count = 1024  # of one answer
+    usual_tokens: Count = 256  # of a chat that names no length
+    choices: Count = 16  # answers to one request: n times its prompts
+    connections: Count = 1024  # then 503
+    body_bytes: Count = 1 << 20
     body_seconds: Seconds = 10.0  # to send a body
     write_seconds: Seconds = 20.0  # to take a chunk
     stuck_seconds: Seconds = 120.0  # for one step
     drain_seconds: Annotated[int, Between(1, 3e7)] = 30  # for answers to end at shutdown
 
     def __post_init__(self) -> None:
-        check_values(type(self), {one.name: getattr(self, one.name) for one in fields(self)})
+        check_values(type(self), asdict(self))
 
 
 class _Strict(Struct, forbid_unknown_fields=True):
@@ -84,9 +85,8 @@ class Extras(_Strict):
 
     def method_settings(self) -> dict[str, Any]:
         """All settings of the method that the request names."""
-        given = {
-            name: getattr(self, name) for name in ("strength", "threshold", "only_covered")
-        }
+        names = ("strength", "threshold", "only_covered")
+        given = {name: getattr(self, name) for name in names}
         return {**self.settings, **{k: v for k, v in given.items() if v is not None}}
 
 
@@ -153,13 +153,18 @@ class NewExamples(_Strict):
 
 def read_sampling(body: ChatBody | CompletionBody, limits: Limits) -> Sampling:
     """The sampling options of a request under their names in the library."""
+    tokens, usual, logprobs = body.max_tokens, _COMPLETION_TOKENS, body.logprobs
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "it needs stream to be true")
     if isinstance(body, ChatBody):
-        tokens, logprobs = _chat_lengths(body, limits)
-    else:
-        logprobs = body.logprobs
-        tokens = _COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+        if None not in (tokens, body.max_completion_tokens):
+            raise invalid("max_tokens", "give max_completion_tokens or max_tokens, not both")
+        if body.top_logprobs is not None and not body.logprobs:
+            raise invalid("top_logprobs", "it needs logprobs to be true")
+        tokens = body.max_completion_tokens if tokens is None else tokens
+        usual = limits.usual_tokens
+        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    tokens = usual if tokens is None else tokens
     if tokens > limits.new_tokens:
         raise invalid("max_tokens", f"the limit is {limits.new_tokens}, got {tokens}")
     try:
@@ -182,17 +187,6 @@ def read_sampling(body: ChatBody | CompletionBody, limits: Limits) -> Sampling:
     return replace(sampling, temperature=0.0, top_p=None, seed=None)
 
 
-def _chat_lengths(body: ChatBody, limits: Limits) -> tuple[int, int | None]:
-    """The most tokens of an answer, and the number of log-probabilities of each."""
-    if None not in (body.max_tokens, body.max_completion_tokens):
-        raise invalid("max_tokens", "give max_completion_tokens or max_tokens, not both")
-    if body.top_logprobs is not None and not body.logprobs:
-        raise invalid("top_logprobs", "it needs logprobs to be true")
-    given = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
-    logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return limits.usual_tokens if given is None else given, logprobs
-
-
 async def read_body(request: Request, kind: type[Body], limits: Limits) -> Body:
     """The body of a request; refused if it is too large, too slow or of the wrong type."""
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -207,36 +201,27 @@ async def read_body(request: Request, kind: type[Body], limits: Limits) -> Body:
                 if len(content) > limits.body_bytes:
                     message = f"the limit for a body is {limits.body_bytes} bytes"
                     raise APIError(413, message, "body_too_large", headers=_CLOSE)
+        given = _without_neutral(msgspec.json.decode(content))
+        return msgspec.convert(given, kind)
     except TimeoutError:
         message = f"the body did not arrive within {limits.body_seconds:g} s"
         raise APIError(408, message, "slow_body", headers=_CLOSE) from None
     except ClientDisconnect:
         raise APIError(400, "the body ended too early", "half_body") from None
-    return _parse(bytes(content), kind)
-
-
-def _parse(content: bytes, kind: type[Body]) -> Body:
-    try:
-        given = _without_neutral(msgspec.json.decode(content))
-        if isinstance(given, dict):
-            if isinstance(messages := given.get("messages"), list):
-                given["messages"] = [_without_neutral(one) for one in messages]
-            if "stream_options" in given:
-                given["stream_options"] = _without_neutral(given["stream_options"])
-        return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
         raise _type_error(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        message = f"the body is not valid JSON: {error}"
-        raise APIError(400, message, "invalid_json") from None
+        raise APIError(400, f"the body is not valid JSON: {error}", "invalid_json") from None
 
 
 def _without_neutral(given: Any) -> Any:
-    """An object without the unsupported fields that change nothing."""
+    """A body without the unsupported fields that change nothing."""
+    if isinstance(given, list):
+        return [_without_neutral(one) for one in given]
     if not isinstance(given, dict):
         return given
     return {
-        name: value
+        name: _without_neutral(value)
         for name, value in given.items()
         if name not in _UNSUPPORTED or (value and value not in _UNSUPPORTED[name])
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from trueline.engines.base import Engine
-from trueline.errors import SettingError, SpaceConflictError, TruelineError
+from trueline.errors import SettingError, TruelineError
 from trueline.methods import (
     DEFAULT,
     PLAIN,
@@ -27,7 +27,7 @@ from trueline.methods import (
 from trueline.methods.base import Method
 from trueline.prompts import FilledPrompt
 from trueline.serve.access import APIError, invalid, json_response, need_admin
-from trueline.serve.engine import Service
+from trueline.serve.engine import Service, run_in
 from trueline.serve.schemas import NewExamples, read_body
 from trueline.session import open_session
 from trueline.space import GroundingSpace, read_space
@@ -36,56 +36,44 @@ from trueline.types import Example, Sampling
 
 FACTS = "facts"  # the name of the shipped facts' space
 _CACHED_METHODS = 64  # of each state of a space
-_TRIES = 5  # of an edit, if other processes commit first
 _PAGE, _MAX_PAGE = 20, 200  # examples
 _MAX_QUERY = 1000  # characters of a search
-Edit = Callable[[GroundingSpace], GroundingSpace]
 
 
 class ServedSpace:
     """A space in its newest readable state; running requests keep the state they began with."""
 
     def __init__(self, name: str, lm: Engine, space: GroundingSpace) -> None:
-        self.name = name
+        self.name, self._lm, self._lock = name, lm, Lock()
         self.problem = ""  # why the folder cannot be read now
-        self._lm, self._lock = lm, Lock()
         self._set(space)
 
     def _set(self, space: GroundingSpace) -> None:
-        self._space, self._method = space, _method_cache(self._lm, space)
+        self._space, self._make = space, _method_cache(self._lm, space)
 
     @property
     def space(self) -> GroundingSpace:
         """The newest state."""
         with self._lock:
-            return self._update()
+            try:
+                newest, self.problem = self._space.current(), ""
+                if newest is not self._space:
+                    self._set(newest)
+            except (TruelineError, OSError) as error:  # gone or damaged: serve the last state
+                self.problem = str(error)
+            return self._space
 
     def method(self, name: str, settings: str) -> Method:
         """A method on the newest state; `settings` are JSON."""
+        _ = self.space
+        return self._make(name, settings)
+
+    def edit(self, change: Callable[[GroundingSpace], GroundingSpace]) -> GroundingSpace:
+        """Commit a change."""
+        changed = change(self.space)
         with self._lock:
-            self._update()
-            return self._method(name, settings)
-
-    def edit(self, change: Edit) -> GroundingSpace:
-        """Commit a change; again on the newest state if another process committed first."""
-        for _ in range(_TRIES):
-            try:
-                changed = change(self.space)
-            except SpaceConflictError:
-                continue
-            with self._lock:
-                self._set(changed)
-            return changed
-        raise SpaceConflictError(f"others change {self.name} faster than it can be read")
-
-    def _update(self) -> GroundingSpace:
-        try:
-            newest, self.problem = self._space.current(), ""
-            if newest is not self._space:
-                self._set(newest)
-        except (TruelineError, OSError) as error:  # gone or damaged: serve the last state
-            self.problem = str(error)
-        return self._space
+            self._set(changed)
+        return changed
 
     def about(self) -> dict[str, Any]:
         """What clients are shown of it."""
@@ -96,7 +84,7 @@ class ServedSpace:
             "examples": len(space),
             "entries": space.counts()["entries"],
             "embedder": space.embedder_id,
-            "state": _short_hash(space),
+            "state": short_state(space),
             "is_readable": not self.problem,
         }
 
@@ -114,14 +102,9 @@ class ServedSpace:
         return {"object": "list", "data": found, "total": len(examples), "next": following}
 
 
-def short_state(method: Method) -> str | None:
-    """The last commit of a method's space."""
-    return _short_hash(getattr(method, "space", None))
-
-
-def _short_hash(space: GroundingSpace | None) -> str | None:
-    state = None if space is None else space.state
-    return None if state is None else state.sha256[:12]
+def short_state(space: GroundingSpace | None) -> str | None:
+    """The last commit of a space."""
+    return space.state.sha256[:12] if space is not None and space.state is not None else None
 
 
 def _method_cache(lm: Engine, space: GroundingSpace | None) -> Callable[[str, str], Method]:
@@ -144,48 +127,42 @@ class Catalog:
     """
 
     def __init__(self, lm: Engine, spaces: Mapping[str, GroundingSpace], name: str) -> None:
-        self.lm, self._name = lm, name
         for part in (name, *spaces):
             _check_name(part)
+        self.lm, self._plain_method = lm, _method_cache(lm, None)
         self.spaces = {key: ServedSpace(key, lm, space) for key, space in spaces.items()}
-        self._plain_method = _method_cache(lm, None)
-
-    def names(self) -> dict[str, tuple[str, str | None]]:
-        """Every model name with its method and space, the most common first."""
-        names: dict[str, tuple[str, str | None]] = {
-            f"{self._name}+{space}": (DEFAULT, space) for space in self.spaces
+        # Each model name with its method and space, the most common first.
+        self.names: dict[str, tuple[str, str | None]] = {
+            **{f"{name}+{key}": (DEFAULT, key) for key in spaces},
+            name: (PLAIN, None),
         }
-        names[self._name] = PLAIN, None
         for method in method_names():
             needs = method_class(method).needs
             if not needs.space and method != PLAIN:
-                names[f"{self._name}+{method}"] = method, None
-            elif needs.space and method != DEFAULT:
-                for key, served in self.spaces.items():
-                    if needs.context in (None, served.space.info()["context"]):
-                        names[f"{self._name}+{key}+{method}"] = method, key
-        return names
+                self.names[f"{name}+{method}"] = method, None
+            for key, space in spaces.items() if needs.space and method != DEFAULT else ():
+                if needs.context in (None, space.info()["context"]):
+                    self.names[f"{name}+{key}+{method}"] = method, key
 
     def resolve(
         self, model: str, method: str | None = None, space: str | None = None
     ) -> tuple[str, str | None]:
         """The method and the space of a request; those it names itself come first."""
-        names = self.names()
-        if model not in names:
-            message = f"there is no model {shown(model)}; there are {', '.join(names)}"
+        if model not in self.names:
+            message = f"there is no model {shown(model)}; there are {', '.join(self.names)}"
             raise APIError(404, message, "model_not_found", "model")
-        named_method, named_space = names[model]
+        named_method, named_space = self.names[model]
         if space is not None:
             self.served(space)
-            if named_space is None and method is None:
-                method = DEFAULT
+            if named_space is None:
+                named_method = DEFAULT
         method, space = method or named_method, space or named_space
         with _param("trueline.method"):
             needs_space = method_class(method).needs.space
         if not needs_space:
             return method, None
         if space is None and len(self.spaces) != 1:
-            message = f"{method} needs a space; {self._list_spaces()}"
+            message = f"{method} needs a space; the spaces are: {', '.join(self.spaces)}"
             raise APIError(400, message, "missing_parameter", "trueline.space")
         return method, space or next(iter(self.spaces))
 
@@ -200,16 +177,13 @@ class Catalog:
     def served(self, name: str) -> ServedSpace:
         """The space of a name."""
         if name not in self.spaces:
-            message = f"there is no space {shown(name)}; {self._list_spaces()}"
+            message = f"there is no space {shown(name)}; there are: {', '.join(self.spaces)}"
             raise APIError(404, message, "space_not_found", "trueline.space")
         return self.spaces[name]
 
-    def _list_spaces(self) -> str:
-        return f"the spaces are: {', '.join(self.spaces) or 'none'}"
-
 
 @contextmanager
-def _param(name: str) -> Any:
+def _param(name: str) -> Iterator[None]:
     """Errors of settings, with the name of the parameter that is wrong."""
     try:
         yield
@@ -264,7 +238,7 @@ class SpaceEndpoints:
     async def list(self, request: Request) -> Response:
         """The spaces and their sizes."""
         spaces = self._catalog.spaces.values()
-        data = await self._service.in_space_thread(lambda: [one.about() for one in spaces])
+        data = await run_in(self._service.space_thread, lambda: [one.about() for one in spaces])
         return json_response({"object": "list", "data": data})
 
     async def search(self, request: Request) -> Response:
@@ -273,12 +247,11 @@ class SpaceEndpoints:
         after = _number(request, "after", 0, 1 << 40)
         limit = _number(request, "limit", _PAGE, _MAX_PAGE)
         search = partial(self._served(request).search, words, after, limit)
-        return json_response(await self._service.in_space_thread(search))
+        return json_response(await run_in(self._service.space_thread, search))
 
     async def add(self, request: Request) -> Response:
         """Add examples; with `replace`, they replace those with their ids."""
         need_admin(request.scope)
-        served = self._served(request)
         body = await read_body(request, NewExamples, self._service.limits)
         if not body.examples:
             raise invalid("examples", "there are none")
@@ -288,30 +261,30 @@ class SpaceEndpoints:
             lm = None if space.entries is None else self._service.lm
             return (space.replace if body.replace else space.add)(examples, lm)
 
-        edit = "replace" if body.replace else "add"
-        changed = await self._edit(request, served, edit, change)
+        changed = await self._edit(request, "replace" if body.replace else "add", change)
         ids = [one.id for one in changed.examples[-len(examples) :]]
-        return json_response({**served.about(), "ids": ids}, 201)
+        return json_response({**self._served(request).about(), "ids": ids}, 201)
 
     async def remove(self, request: Request) -> Response:
         """Remove the examples of `?id=...&id=...`."""
         need_admin(request.scope)
-        served, ids = self._served(request), request.query_params.getlist("id")
+        ids = request.query_params.getlist("id")
         if not ids:
             raise APIError(400, "name what to remove: ?id=...", "missing_parameter", "id")
-        await self._edit(request, served, "remove", lambda space: space.remove(ids))
-        return json_response({**served.about(), "ids": ids})
+        await self._edit(request, "remove", lambda space: space.remove(ids))
+        return json_response({**self._served(request).about(), "ids": ids})
 
     def _served(self, request: Request) -> ServedSpace:
         return self._catalog.served(request.path_params["name"])
 
     async def _edit(
-        self, request: Request, served: ServedSpace, name: str, change: Edit
+        self, request: Request, name: str, change: Callable[[GroundingSpace], GroundingSpace]
     ) -> GroundingSpace:
         """Commit a change; in the engine's thread if the model has to read the examples."""
+        served, service = self._served(request), self._service
         has_entries = served.space.entries is not None
-        run = self._service.in_engine if has_entries else self._service.in_space_thread
-        changed = await run(partial(served.edit, change))
+        thread = service.engine.thread if has_entries else service.space_thread
+        changed = await run_in(thread, partial(served.edit, change))
         request.scope["trueline.facts"] |= {"space": served.name, "edit": name}
         return changed
 
