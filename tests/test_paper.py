@@ -33,7 +33,6 @@ from trueline.lab.paper.spaces import (
     SpaceCosts,
     measure_spaces,
     retrieval_seconds,
-    space_figure,
     space_section,
 )
 from trueline.lab.plan import plan_from
@@ -451,9 +450,9 @@ def test_the_sizes_of_the_paper_stand_next_to_ours():
     # of the 100 the paper wants, 90 have an answer: it is still the paper's row
     known = {"benchmark": "truthfulqa", "wanted": 100, "ground": 90, "entries": 3800}
     known |= {"size": 10**7, "as_logits": 10**9, "machine": {}, "versions": {}, "model": "m"}
-    ours = SpaceCosts(**dict.fromkeys(SpaceCosts.__slots__, 0) | known)
-    assert space_figure(ours)["paper_entries"] == 3755
-    assert space_figure(ours)["paper_gigabytes"] == 12
+    ours = SpaceCosts(**dict.fromkeys(SpaceCosts.__struct_fields__, 0) | known)
+    assert ours.plain()["paper_entries"] == 3755
+    assert ours.plain()["paper_gigabytes"] == 12
     (row,) = space_section([ours]).grids[0].rows
     assert [entry.text for entry in row][1:7] == [
         "90 of 100 wanted", "3,800", "3,755", "10.0 MB", "1,000 MB", "12 GB"
@@ -475,7 +474,7 @@ def test_retrieving_is_timed_without_the_head(lm, embedder, monkeypatch):
     benchmark = Benchmark("own", "question", tuple(EXAMPLES), (), "h", {"tau": -1.0})
     space = tl.build(lm, EXAMPLES, context=8, embedder=embedder, prompt=benchmark.prompt)
     monkeypatch.setattr(type(lm.head), "__call__", lambda *a: pytest.fail("the head was paid"))
-    assert len(retrieval_seconds(lm, space, benchmark)) > 10
+    assert retrieval_seconds(lm, space, benchmark) > 0
 
 
 def test_the_worked_example_adds_up_but_for_the_misprint():

@@ -52,14 +52,7 @@ _MOST_TOKENS = 10_000_000  # counted for one request; no model reads more
 _BATCH = 8  # questions that a local judge reads together
 _DAY = 86_400.0  # seconds
 _ADDRESS = re.compile(r"https?://(?:(?![@?#\\])[!-~])+")  # no password, query or fragment
-_WRONG_FORM = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
+_WRONG_FORM = (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError)
 Response = tuple[str, int, int]  # a reply, and the tokens the service counted in both
 _TABLE = """CREATE TABLE IF NOT EXISTS responses (
     key TEXT PRIMARY KEY, judge TEXT NOT NULL, text TEXT NOT NULL,

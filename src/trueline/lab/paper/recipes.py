@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from trueline.errors import SettingError
 from trueline.lab.plan import Plan, plan_from
 
-T = TypeVar("T")
-PlanKeys = Mapping[str, Any]  # keys of a run.toml
+PlanKeys = dict[str, Any]  # keys of a run.toml
 EXAMPLES = 100  # examples the paper grounds with, if their number does not vary
 # Minutes on two cores with the default model: enough to see that a recipe runs.
 SMALL: PlanKeys = {"ground": 25, "test": 16, "controls": False}
@@ -24,21 +20,19 @@ _ANSWER_SECONDS = 64 / 80.9  # 64 tokens at the rate of RAD, batch 16 (benchmark
 _EXAMPLE_SECONDS = 72 / 138.7  # 72 entries, as of TruthfulQA, at the rate of `build` there
 
 
-@dataclass(frozen=True, slots=True)
-class PaperBlock:
+class PaperBlock(msgspec.Struct, frozen=True):
     """The figures of one benchmark in one of the paper's tables."""
 
     recipe: str
     model: str
     benchmark: str
     metrics: tuple[str, ...]
-    rows: Mapping[str, tuple[float, ...]]  # by method and what was varied, as in `rad tau=0.1`
-    changes: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # from greedy
+    rows: dict[str, tuple[float, ...]]  # by method and what was varied, as in `rad tau=0.1`
+    changes: dict[str, tuple[float, ...]] = {}  # from greedy
     judge: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Misprint:
+class Misprint(msgspec.Struct, frozen=True):
     """A figure of the paper that does not follow from its others."""
 
     recipe: str
@@ -52,8 +46,7 @@ class Misprint:
     about: str
 
 
-@dataclass(frozen=True, slots=True)
-class TextFigure:
+class TextFigure(msgspec.Struct, frozen=True):
     """A figure in the paper's text, as it is written there."""
 
     recipe: str
@@ -62,41 +55,38 @@ class TextFigure:
     printed: str
 
 
-@dataclass(frozen=True, slots=True)
-class PaperCase:
+class PaperCase(msgspec.Struct, frozen=True):
     """A question whose answers the paper prints; by method, in our words."""
 
     benchmark: str
     question: str
-    answers: Mapping[str, str]
-    truth: Mapping[str, bool]
-    info: Mapping[str, bool] = field(default_factory=dict)  # known of one case only
+    answers: dict[str, str]
+    truth: dict[str, bool]
+    info: dict[str, bool] = {}  # known of one case only
     moved: str = ""  # the token that RAD changed
     # Of a token, as printed: the model's own logit, the retrieved one, the fused one.
-    logits: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    logits: dict[str, tuple[float, float, float]] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Paper:
+class Paper(msgspec.Struct, frozen=True):
     """All figures of the paper."""
 
-    models: Mapping[str, str]
-    judges: Mapping[str, str]
-    tests: Mapping[str, int]  # questions tested on, by benchmark
+    models: dict[str, str]
+    judges: dict[str, str]
+    tests: dict[str, int]  # questions tested on, by benchmark
     blocks: tuple[PaperBlock, ...]
     text_figures: tuple[TextFigure, ...]
     misprints: tuple[Misprint, ...]
     cases: tuple[PaperCase, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PaperRecipe:
+class PaperRecipe(msgspec.Struct, frozen=True):
     """How one table or figure of the paper is run."""
 
     about: str
     plan: PlanKeys
     name: str = ""
-    small: PlanKeys = field(default_factory=dict)  # keys without --full
+    small: PlanKeys = {}  # keys without --full
     each: tuple[PlanKeys, ...] = ()  # parts that differ, a run each
     grounds: tuple[int, ...] = ()  # numbers of examples, a run each
     show: str = ""  # what is computed besides the paper's figures; empty: nothing
@@ -109,22 +99,17 @@ class PaperRecipe:
         return (self.answers * _ANSWER_SECONDS + self.examples * _EXAMPLE_SECONDS) / 60
 
 
-def _read(name: str, kind: type[T]) -> T:
-    text = files("trueline.lab.paper").joinpath(name).read_text("utf-8")
-    return msgspec.convert(tomllib.loads(text), kind)
-
-
 @cache
 def paper() -> Paper:
-    return _read("paper.toml", Paper)
+    return msgspec.toml.decode((files(__package__) / "paper.toml").read_bytes(), type=Paper)
 
 
 @cache
 def recipes() -> dict[str, PaperRecipe]:
     """Every recipe by name, in the order of the paper."""
-    found = _read("recipes.toml", dict[str, dict[str, Any]])
-    tables = {name: {**table, "name": name} for name, table in found.items()}
-    return msgspec.convert(tables, dict[str, PaperRecipe])
+    text = (files(__package__) / "recipes.toml").read_bytes()
+    found = msgspec.toml.decode(text, type=dict[str, PaperRecipe])
+    return {name: msgspec.structs.replace(one, name=name) for name, one in found.items()}
 
 
 def recipe_named(name: str) -> PaperRecipe:
@@ -135,22 +120,23 @@ def recipe_named(name: str) -> PaperRecipe:
 
 def plans_of(recipe: PaperRecipe, given: PlanKeys, *, is_full: bool = False) -> list[Plan]:
     """The plans of a recipe, which run into one folder; `given` wins over the recipe."""
-    size = FULL if is_full else {**SMALL, **recipe.small}
-    table: dict[str, Any] = {"judges": ["offline"], **recipe.plan, **size}
+    table = {"judges": ["offline"], **recipe.plan}
+    table |= FULL if is_full else SMALL | recipe.small
     if recipe.show == "cases" and "benchmarks" not in given:  # others lack these questions
         table["questions"] = [case.question for case in paper().cases]
     table |= given
-    parts: list[PlanKeys] = list(recipe.each or [{}])
+    parts = [*recipe.each]
     if recipe.grounds:
         most = given.get("ground", max(recipe.grounds) if is_full else EXAMPLES)
         is_number = isinstance(most, int)
-        fewer = [count for count in recipe.grounds if is_number and count < most]
+        counts = [count for count in recipe.grounds if is_number and count < most]
         table["ground"] = min(EXAMPLES, most) if is_number else most
-        parts = [*recipe.each, *({"ground": count} for count in (*fewer, most))]
-    if "benchmarks" in given:  # replaces those of a part
-        parts = [{k: x for k, x in part.items() if k != "benchmarks"} for part in parts]
-    tables = [{**table, **part} for part in parts]
-    distinct = [one for index, one in enumerate(tables) if one not in tables[:index]]
-    return [
-        plan_from(one, f"the recipe {recipe.name} with the given options") for one in distinct
-    ]
+        parts += [{"ground": count} for count in (*counts, most)]
+    tables: list[PlanKeys] = []
+    for part in parts or [{}]:
+        if "benchmarks" in given:  # they replace those of a part
+            part = part | {"benchmarks": given["benchmarks"]}
+        if table | part not in tables:
+            tables.append(table | part)
+    where = f"the recipe {recipe.name} with the given options"
+    return [plan_from(one, where) for one in tables]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from functools import cache, partial
 from hashlib import sha256
 from itertools import product
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from trueline.errors import SettingError
-from trueline.files import reason, write_text
+from trueline.files import write_text
 from trueline.lab.cells import benchmark_of, machine, model_of, space_hash, versions
 from trueline.lab.paper.compare import model_note
 from trueline.lab.paper.recipes import paper
@@ -25,7 +25,6 @@ from trueline.lab.report.tables import DASH, Grid, GridText, Section
 from trueline.lab.run import OnLabelledProgress
 
 if TYPE_CHECKING:
-    from trueline.embed import Embedder
     from trueline.engines.base import Engine
     from trueline.lab.samples import Benchmark
     from trueline.space import GroundingSpace
@@ -33,17 +32,6 @@ if TYPE_CHECKING:
 
 MEASURED = "spaces.json"  # what was measured in a folder, by all that shapes it
 _WINDOWS = 100  # retrievals that are timed; the median is kept
-_HEAD = (
-    "benchmark",
-    "examples",
-    "entries",
-    "paper: entries",
-    "size",
-    "as 32-bit logits",
-    "paper: size",
-    "time to build",
-    "time to retrieve",
-)
 _RULES = {  # how examples are taken, by the plan's rule
     "answered": "Rule `answered`: questions without an answer are left out before examples are "
     "taken, so their number is the wanted one if the benchmark holds as many.",
@@ -52,8 +40,7 @@ _RULES = {  # how examples are taken, by the plan's rule
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpaceCosts:
+class SpaceCosts(msgspec.Struct, frozen=True, kw_only=True):
     """One grounding space."""
 
     model: str
@@ -77,14 +64,16 @@ class SpaceCosts:
 
     def of_the_paper(self, metric: str) -> float | None:
         """The paper's figure for the same benchmark and number of examples."""
+        wanted = ("sizes", self.benchmark, (metric,))
         for block in paper().blocks:
-            if (block.recipe, block.benchmark, block.metrics) == (
-                "sizes",
-                self.benchmark,
-                (metric,),
-            ):
+            if (block.recipe, block.benchmark, block.metrics) == wanted:
                 return next(iter(block.rows.get(f"rad ground={self.wanted}", ())), None)
         return None
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON, with the paper's figures for the same benchmark and examples."""
+        theirs = {f"paper_{name}": self.of_the_paper(name) for name in ("entries", "gigabytes")}
+        return {**msgspec.structs.asdict(self), **theirs}
 
 
 def measure_spaces(
@@ -96,89 +85,60 @@ def measure_spaces(
     there are, their spaces are equal and only one of them is returned.
     """
     from trueline.embed import load_embedder
+    from trueline.examples import digest
+    from trueline.space import build
 
     open_model, open_embedder = cache(partial(model_of, plans[0])), cache(load_embedder)
-    path = folder / MEASURED
-    known, found = _read(path), dict[str, SpaceCosts]()
+    path, known, found = folder / MEASURED, dict[str, SpaceCosts](), dict[str, SpaceCosts]()
+    try:
+        if path.exists():
+            known = msgspec.json.decode(path.read_bytes(), type=dict[str, SpaceCosts])
+    except (OSError, msgspec.MsgspecError, ValueError) as error:
+        raise SettingError(
+            f"{path} cannot be read ({error}); move it away, or name another folder with --out"
+        ) from error
     for plan in plans:
         options = plan.variants[0].build or BuildOptions(context=8)
         for name, model in product(plan.benchmarks, plan.models):
             benchmark, lm = benchmark_of(plan, name), open_model(model)
+            ground, prompt = benchmark.ground, benchmark.prompt
             embedder = open_embedder(options.embedder, device=lm.device)
-            key = _key(lm, embedder, benchmark, options)
+            hashes = [lm.fingerprint, embedder.hash, benchmark.name, digest(ground)]
+            parts = json.dumps([hashes, asdict(options), machine(), versions()])
+            key = sha256(parts.encode()).hexdigest()[:12]
             if key not in known:
+                label = f"building {benchmark.name}, {len(ground)} examples"
+                report = None if progress is None else partial(progress, label)
+                embedder.embed(["warm"])  # the first call opens files: not part of a build
+                made = {**asdict(options), "embedder": embedder}
+                begun = perf_counter()
+                space = build(lm, ground, prompt=prompt, progress=report, **made)
+                seconds = perf_counter() - begun
                 target = folder / "spaces" / f"measured-{key}.space"
-                known[key] = _measure(lm, embedder, plan, benchmark, options, target, progress)
-                try:
-                    write_text(path, msgspec.json.encode(known).decode())
-                except OSError as error:
-                    raise SettingError(
-                        f"{path} cannot be written ({reason(error)}); fix the cause, then run "
-                        "the same command again"
-                    ) from error
-            found.setdefault(key, replace(known[key], wanted=plan.ground, rule=plan.rule))
+                space.save(target)
+                known[key] = SpaceCosts(
+                    model=lm.id,
+                    benchmark=benchmark.name,
+                    wanted=plan.ground,
+                    ground=len(ground),
+                    rule=plan.rule,
+                    entries=(entries := space.info()["entries"]),
+                    size=sum(x.stat().st_size for x in target.rglob("*") if x.is_file()),
+                    as_logits=entries * lm.vocabulary * 4,
+                    build_seconds=round(seconds, 2),
+                    retrieval_ms=round(1000 * retrieval_seconds(lm, space, benchmark), 3),
+                    space_hash=space_hash(space, with_wrong=False),
+                    machine=machine(),
+                    versions=versions(),
+                )
+                write_text(path, msgspec.json.encode(known).decode())
+            one = msgspec.structs.replace(known[key], wanted=plan.ground, rule=plan.rule)
+            found.setdefault(key, one)
     return list(found.values())
 
 
-def _key(lm: Engine, embedder: Embedder, benchmark: Benchmark, options: BuildOptions) -> str:
-    """A hash of everything that shapes a space and its figures."""
-    from trueline.examples import digest
-
-    names = [lm.fingerprint, embedder.hash, benchmark.name, digest(benchmark.ground)]
-    content = [names, asdict(options), machine(), versions()]
-    return sha256(json.dumps(content).encode()).hexdigest()[:12]
-
-
-def _read(path: Path) -> dict[str, SpaceCosts]:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, SpaceCosts])
-    except FileNotFoundError:
-        return {}
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise SettingError(
-            f"{path} cannot be read ({error}); move it away, or name another folder with --out"
-        ) from error
-
-
-def _measure(
-    lm: Engine,
-    embedder: Embedder,
-    plan: Plan,
-    benchmark: Benchmark,
-    options: BuildOptions,
-    target: Path,
-    progress: OnLabelledProgress | None,
-) -> SpaceCosts:
-    from trueline.space import build
-
-    label = f"building {benchmark.name}, {len(benchmark.ground)} examples"
-    report = None if progress is None else lambda done, total: progress(label, done, total)
-    embedder.embed(["warm"])  # the first call opens files, which is not part of a build
-    made = {**asdict(options), "embedder": embedder}
-    begun = perf_counter()
-    space = build(lm, benchmark.ground, prompt=benchmark.prompt, progress=report, **made)
-    seconds = perf_counter() - begun
-    entries = space.info()["entries"]
-    space.save(target)
-    return SpaceCosts(
-        model=lm.id,
-        benchmark=benchmark.name,
-        wanted=plan.ground,
-        ground=len(benchmark.ground),
-        rule=plan.rule,
-        entries=entries,
-        size=sum(path.stat().st_size for path in target.rglob("*") if path.is_file()),
-        as_logits=entries * lm.vocabulary * 4,
-        build_seconds=round(seconds, 2),
-        retrieval_ms=round(1000 * median(retrieval_seconds(lm, space, benchmark)), 3),
-        space_hash=space_hash(space, with_wrong=False),
-        machine=machine(),
-        versions=versions(),
-    )
-
-
-def retrieval_seconds(lm: Engine, space: GroundingSpace, benchmark: Benchmark) -> list[float]:
-    """The cost of retrieval at a step, for windows of real text, one by one.
+def retrieval_seconds(lm: Engine, space: GroundingSpace, benchmark: Benchmark) -> float:
+    """The median cost of retrieval at a step, for windows of real text, one by one.
 
     The head is left out: it is applied once to the sum of both, as without retrieval.
     """
@@ -187,71 +147,62 @@ def retrieval_seconds(lm: Engine, space: GroundingSpace, benchmark: Benchmark) -
     from trueline.methods.base import Rows
     from trueline.rad.method import RAD
 
-    rad = RAD(space, **benchmark.settings)
+    rad, context, times = RAD(space, **benchmark.settings), space.info()["context"], []
     texts = [text for one in benchmark.ground for text in (one.question, *one.answers)]
     tokens = lm.encode(" ".join(texts))
-    context = space.info()["context"]
     length = context if isinstance(context, int) else 64
     starts = range(max(1, len(tokens) - length))
-    windows = list(dict.fromkeys(tuple(tokens[n : n + length]) for n in starts))[:_WINDOWS]
-    times = []
+    windows = dict.fromkeys(tuple(tokens[n : n + length]) for n in starts)
     with torch.no_grad():
-        for window in windows:
+        for window in [*windows][:_WINDOWS]:
             begun = perf_counter()
             rows = Rows(lm, [window], [0])
             for found in rad.weighed(rows, rad.prefetch(rows)()):
                 found.aggregated(is_state=True)  # (1, d)
             times.append(perf_counter() - begun)
-    return times[len(times) // 10 :]  # without the first few, which only warm up
-
-
-def space_figure(one: SpaceCosts) -> dict[str, Any]:
-    """A space as JSON, with the paper's figures for the same benchmark and examples."""
-    theirs = {f"paper_{name}": one.of_the_paper(name) for name in ("entries", "gigabytes")}
-    return {**asdict(one), **theirs}
+    return median(times[len(times) // 10 :])  # the first few only warm up
 
 
 def space_section(measured: Sequence[SpaceCosts]) -> Section:
     """A row a space, and what is needed to measure the same again."""
-    rows = []
+    rows, facts = [], dict[str, str]()
     for one in measured:
         entries, size = one.of_the_paper("entries"), one.of_the_paper("gigabytes")
-        texts = (
-            one.benchmark,
-            one.examples,
-            f"{one.entries:,}",
-            DASH if entries is None else f"{entries:,.0f}",
-            f"{one.size / 1e6:,.1f} MB",
-            f"{one.as_logits / 1e6:,.0f} MB",
-            DASH if size is None else f"{size:g} GB",
-            f"{one.build_seconds:,.1f} s",
-            f"{one.retrieval_ms:.2f} ms",
-        )
-        rows.append(tuple(GridText(text) for text in texts))
-    models = ", ".join(dict.fromkeys(one.model for one in measured))
-    grid = Grid(f"Spaces of {models}, the paper's of Qwen2.5-7B", _HEAD, tuple(rows))
-    facts = {}
-    for name in ("machine", "versions"):
-        each = [getattr(one, name).items() for one in measured]
-        words = [", ".join(f"{key} {value}" for key, value in items) for items in each]
-        facts[name] = "; ".join(dict.fromkeys(words))
-    for one in measured:
+        columns = {
+            "benchmark": one.benchmark,
+            "examples": one.examples,
+            "entries": f"{one.entries:,}",
+            "paper: entries": DASH if entries is None else f"{entries:,.0f}",
+            "size": f"{one.size / 1e6:,.1f} MB",
+            "as 32-bit logits": f"{one.as_logits / 1e6:,.0f} MB",
+            "paper: size": DASH if size is None else f"{size:g} GB",
+            "time to build": f"{one.build_seconds:,.1f} s",
+            "time to retrieve": f"{one.retrieval_ms:.2f} ms",
+        }
+        rows.append(tuple(map(GridText, columns.values())))
         name = f"{one.benchmark}, {one.model}, {one.examples} examples"
         facts[name] = f"space {one.space_hash}, rule {one.rule}"
+    for name in ("machine", "versions"):
+        each = (getattr(one, name).items() for one in measured)
+        words = (", ".join(f"{key} {value}" for key, value in items) for items in each)
+        facts[name] = "; ".join(dict.fromkeys(words))
+    models = ", ".join(dict.fromkeys(one.model for one in measured))
+    title = f"Spaces of {models}, the paper's of Qwen2.5-7B"
+    grid = Grid(title, tuple(columns), tuple(rows))
     return Section("Spaces", grids=(grid,), facts=tuple(facts.items()))
 
 
-def space_caveats(measured: Sequence[SpaceCosts]) -> tuple[str, ...]:
+def space_caveats(measured: Sequence[SpaceCosts]) -> list[str]:
     """What to know before sizes and times are compared."""
-    notes = [
-        model_note(one.model for one in measured),
+    note = model_note(one.model for one in measured)
+    return [
+        *([note] if note else []),
         *dict.fromkeys(_RULES[one.rule] for one in measured),
         "The paper keeps logits and ran on an H100; ours keeps hidden states, from which those "
         "logits follow, so only the numbers of entries can be compared.",
         "The paper's sizes do not follow from its entries: 3,755 entries of Qwen2.5-7B are "
         "2.3 GB as 32-bit logits of 152,064 tokens, and it gives 12.",
     ]
-    return tuple(filter(None, notes))
 
 
 def our_times(measured: Sequence[SpaceCosts]) -> dict[str, str]:
