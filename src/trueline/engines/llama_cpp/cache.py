@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain, pairwise
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 
 from trueline.engines.base import IsDone, States, shared_length
@@ -45,22 +46,19 @@ class _Arrays:
     """A batch of llama.cpp that is filled for every call: making its arrays takes longer."""
 
     def __init__(self) -> None:
-        numbers = ctypes.c_int32 * _BATCH
-        self._tokens, self._positions, self._sequences = numbers(), numbers(), numbers()
-        self._counts = numbers(*[1] * _BATCH)
-        first = ctypes.addressof(self._sequences)
-        self._addresses = (ctypes.c_void_p * _BATCH)(*range(first, first + 4 * _BATCH, 4))
-        self._outputs = (ctypes.c_int8 * _BATCH)()
-        parts = (self._positions, self._counts, self._addresses, self._outputs)
-        addresses = [ctypes.addressof(part) for part in parts]
-        self._batch = Batch(0, ctypes.addressof(self._tokens), None, *addresses)
+        self._numbers = np.zeros((3, _BATCH), np.int32)  # tokens, positions, sequences
+        self._counts = np.ones(_BATCH, np.int32)  # of the sequences of a token
+        self._outputs = np.zeros(_BATCH, np.int8)
+        tokens, positions, sequences = (row.ctypes.data for row in self._numbers)
+        self._addresses = sequences + 4 * np.arange(_BATCH)
+        others = (self._counts, self._addresses, self._outputs)
+        addresses = [part.ctypes.data for part in others]
+        self._batch = Batch(0, tokens, None, positions, *addresses)
 
     def filled(self, entries: Sequence[Entry]) -> Batch:
-        for index, entry in enumerate(entries):
-            self._tokens[index] = entry.token
-            self._positions[index] = entry.position
-            self._sequences[index] = entry.sequence
-            self._outputs[index] = entry.is_output
+        columns = np.array(entries, np.int32).T  # (4, entries)
+        self._numbers[:, : len(entries)] = columns[:3]
+        self._outputs[: len(entries)] = columns[3]
         self._batch.n_tokens = len(entries)
         return self._batch
 
@@ -136,46 +134,6 @@ class Context:
         ]
         return torch.cat([part for part in parts if len(part)] or parts)
 
-    def read_rows(
-        self, rows: Sequence[Sequence[Entry]], *, states: bool = False
-    ) -> torch.Tensor:
-        """Read the tokens of several rows; the outputs of one row after the other.
-
-        Where the number of tokens in a call decides how weights are multiplied, each row is
-        read alone: how its tokens are split then depends on this row only.
-        """
-        if self.weights.rows_alike is None:
-            return self.read([*chain.from_iterable(rows)], states=states)
-        return torch.cat([self.read(row, states=states) for row in rows or [[]]])
-
-    def read_step(self, entries: Sequence[Entry], *, states: bool = False) -> torch.Tensor:
-        """Read one token of each row; the outputs may be in place."""
-        most = self.weights.rows_alike
-        if most is None or len(entries) <= most:
-            return self.read_in_place(entries, states=states)
-        return self.read(entries, states=states, most=most)
-
-    def read_ends(
-        self, before: Sequence[Sequence[Entry]], last: Sequence[Entry], *, states: bool = False
-    ) -> torch.Tensor:
-        """Read rows up to their last tokens, and then these; the outputs at the last ones."""
-        if self.weights.rows_alike is None and not states:  # one call costs least
-            return self.read([*chain.from_iterable(before), *last])
-        self.read_rows(before)  # a call with states gives them for all its tokens
-        return self.read(last, states=states, most=self.weights.rows_alike or _BATCH)
-
-    def shareable(self, contexts: Sequence[Sequence[int]]) -> int:
-        """How many tokens at the start of all contexts may be read once.
-
-        Where the number of tokens in a call decides how weights are multiplied, the shared
-        part and the rest of each row must both be long, or nothing is shared.
-        """
-        shared = shared_length(contexts)
-        if (alike := self.weights.rows_alike) is None:
-            return shared
-        shared = min([shared, *(len(one) - 1 - (alike + 1) for one in contexts)])
-        return shared if shared > alike else 0
-
     def read_in_place(self, entries: Sequence[Entry], *, states: bool = False) -> torch.Tensor:
         """`read` in one call and without a copy: the outputs are valid until the next call.
 
@@ -187,8 +145,7 @@ class Context:
         if self._gives_states != (gives_states := states and count > 0):
             self._library.call("llama_set_embeddings", self.pointer, gives_states)
             self._gives_states = gives_states
-        code = self._decode(self.pointer, self._arrays.filled(entries)) if entries else 0
-        if code:
+        if entries and (code := self._decode(self.pointer, self._arrays.filled(entries))):
             raise ModelError(
                 f"llama.cpp could not read {len(entries)} tokens (code {code}; "
                 f"{self._library.last_messages()})"
@@ -239,7 +196,7 @@ class Pool:
     """The contexts of one model; free ones are used again."""
 
     def __init__(self, weights: Weights) -> None:
-        self._weights = weights
+        self.weights = weights
         self.done: IsDone | None = None  # whether the work that needs a core is done
         self._free: list[Context] = []
         self._lock = Lock()
@@ -250,18 +207,13 @@ class Pool:
                 if context.cells >= cells and context.sequences >= sequences:
                     self._free.remove(context)
                     return context
-        cells = _power_of_two(max(cells, _LEAST_CELLS))
-        sequences = _power_of_two(max(sequences, _LEAST_SEQUENCES))
-        return Context(self._weights, cells, min(sequences, MAX_SEQUENCES))
+        sizes = max(cells, _LEAST_CELLS), max(sequences, _LEAST_SEQUENCES)
+        return Context(self.weights, *(1 << (size - 1).bit_length() for size in sizes))
 
     def give_back(self, context: Context) -> None:
         context.clear()
         with self._lock:
             self._free = sorted([*self._free, context], key=lambda one: one.cells)[-_KEPT:]
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()
 
 
 class SequenceCache:
@@ -270,10 +222,14 @@ class SequenceCache:
     The keys of a row must lie in the order of its tokens: attention adds them in the order of
     the cells, and another order rounds differently. So the cells of rows that have left are
     not filled again; when the context is full, the remaining rows move to another one.
+
+    `alike` is a number of tokens: a call of llama.cpp with more of them may multiply weights in
+    another way, so that how tokens are split into calls must not depend on other rows.
     """
 
     def __init__(self, pool: Pool, *, states: bool = False) -> None:
         self._pool, self.gives_states = pool, states
+        self._alike = pool.weights.rows_alike
         self._held: list[Context] = []  # the one context, once there is one
         self._rows: list[int] = []  # the sequence of each row
         self._lengths: dict[int, int] = {}  # tokens read in each sequence
@@ -290,11 +246,13 @@ class SequenceCache:
         return max(self._lengths.values(), default=0)
 
     def join(self, contexts: Sequence[Sequence[int]], *, layers: Sequence[int] = ()) -> States:
-        _check_layers(layers)
-        tokens = sum(map(len, contexts)) + _ROOM * len(contexts)
-        context = self._context(tokens, len(contexts))
-        new = self._unused(len(contexts))
-        shared = context.shareable(contexts)
+        tokens, count = sum(map(len, contexts)), len(contexts)
+        context = self._context(tokens + _ROOM * count, count)
+        new = self._unused(count)
+        shared = shared_length(contexts)
+        if self._alike is not None:  # the shared part and the rest of each row must be long
+            most = min(map(len, contexts)) - self._alike - 2
+            shared = min(shared, most) if min(shared, most) > self._alike else 0
         if shared:
             context.read(_entries(new[0], contexts[0][:shared]))
             for sequence in new[1:]:
@@ -304,32 +262,46 @@ class SequenceCache:
             before.append(_entries(sequence, row[shared:-1], shared))
             last += _entries(sequence, row[-1:], len(row) - 1, are_outputs=True)
         self._lengths |= dict(zip(new, map(len, contexts), strict=True))
-        self._cells += sum(map(len, contexts)) - shared * (len(contexts) - 1)
+        self._cells += tokens - shared * (count - 1)
         self._rows += new
-        return self._states(context.read_ends(before, last, states=self.gives_states))
+        if self._alike is None and not self.gives_states:  # one call costs least
+            return self._states(context.read([*chain.from_iterable(before), *last]))
+        self._read_rows(context, before)  # a call with states gives them for all its tokens
+        most = self._alike or _BATCH
+        return self._states(context.read(last, states=self.gives_states, most=most))
 
     def extend(self, tokens: Sequence[int], *, layers: Sequence[int] = ()) -> States:
-        _check_layers(layers)
         repeated = len(self._rows) - len(self._lengths)
         context = self._context(len(tokens), repeated)
         if repeated:
-            self._separate_rows(context)
-        lengths = self._lengths
+            seen: set[int] = set()
+            for row, source in enumerate(self._rows):
+                if source in seen:
+                    (self._rows[row],) = self._unused(1)
+                    self._lengths[self._rows[row]] = self._lengths[source]
+                    context.copy(source, self._rows[row], self._lengths[source])
+                seen.add(source)
         entries = []
         for sequence, token in zip(self._rows, tokens, strict=True):
-            entries.append(Entry(token, lengths[sequence], sequence, is_output=True))
-            lengths[sequence] += 1
+            entries.append(Entry(token, self._lengths[sequence], sequence, is_output=True))
+            self._lengths[sequence] += 1
         self._cells += len(entries)
-        return self._states(context.read_step(entries, states=self.gives_states))
+        if self._alike is None or len(entries) <= self._alike:
+            return self._states(context.read_in_place(entries, states=self.gives_states))
+        return self._states(context.read(entries, states=self.gives_states, most=self._alike))
 
     def extend_many(
         self, continuations: Sequence[Sequence[int]], *, layers: Sequence[int] = ()
     ) -> States:
         """Continuations are dropped once they are read, so that many need little room."""
-        _check_layers(layers)
         longest = max(map(len, continuations))
-        rows = list(zip(self._rows, continuations, strict=True))
-        parts = [self._read_batch(batch, longest) for batch in _batches(rows)]
+        parts, batch = [], []
+        for number, row in enumerate(zip(self._rows, continuations, strict=True), 1):
+            batch.append(row)
+            is_full = len(batch) == _ROWS or sum(len(one) for _, one in batch) >= _AT_ONCE
+            if is_full or number == len(self._rows):
+                parts.append(self._read_batch(batch, longest))
+                batch = []
         self._rows = []
         return self._states(torch.cat(parts))
 
@@ -352,13 +324,21 @@ class SequenceCache:
         for sequence, (source, tokens) in zip(sequences, batch, strict=True):
             context.copy(source, sequence, self._lengths[source])
             rows.append(_entries(sequence, tokens, self._lengths[source], are_outputs=True))
-        outputs = context.read_rows(rows, states=self.gives_states)  # (tokens, width)
+        outputs = self._read_rows(context, rows, states=self.gives_states)  # (tokens, width)
         for sequence in sequences:
             context.drop(sequence)
         padded = outputs.new_zeros(len(batch), longest, outputs.shape[1])
         for row, states in enumerate(torch.split(outputs, lengths)):
             padded[row, : len(states)] = states
         return padded
+
+    def _read_rows(
+        self, context: Context, rows: Sequence[Sequence[Entry]], *, states: bool = False
+    ) -> torch.Tensor:
+        """Read the tokens of several rows; the outputs of one row after the other."""
+        if self._alike is None:
+            return context.read([*chain.from_iterable(rows)], states=states)
+        return torch.cat([context.read(row, states=states) for row in rows])
 
     def _states(self, outputs: torch.Tensor) -> States:
         return States(outputs, None) if self.gives_states else States(None, outputs)
@@ -374,16 +354,14 @@ class SequenceCache:
                 "choose a smaller batch_size"
             )
         needed, numbers = self._cells + tokens, self._numbers + sequences
-        if self._held and self._held[0].cells >= needed and self._held[0].sequences >= numbers:
-            context = self._held[0]
-        else:
-            context = self._moved(tokens, sequences)
+        if not self._held or self._held[0].cells < needed or self._held[0].sequences < numbers:
+            self._move(tokens, sequences)
         threads, done = torch.get_num_threads(), self._pool.done
         is_shared = done is not None and threads > 1 and not done()
-        context.use_threads(threads - is_shared)
-        return context
+        self._held[0].use_threads(threads - is_shared)
+        return self._held[0]
 
-    def _moved(self, tokens: int, sequences: int) -> Context:
+    def _move(self, tokens: int, sequences: int) -> None:
         """Move the remaining rows to a context with room for a quarter more at least."""
         self._cells, self._numbers = sum(self._lengths.values()), len(self._lengths)
         numbers = self._numbers * 5 // 4 + sequences
@@ -396,16 +374,6 @@ class SequenceCache:
         self._held[:] = [target]
         self._lengths = {renamed[one]: length for one, length in self._lengths.items()}
         self._rows = [renamed[sequence] for sequence in self._rows]
-        return target
-
-    def _separate_rows(self, context: Context) -> None:
-        seen: set[int] = set()
-        for row, source in enumerate(self._rows):
-            if source in seen:
-                (self._rows[row],) = self._unused(1)
-                self._lengths[self._rows[row]] = self._lengths[source]
-                context.copy(source, self._rows[row], self._lengths[source])
-            seen.add(source)
 
     def _unused(self, count: int) -> list[int]:
         """The next numbers, which no sequence of this context has had."""
@@ -419,26 +387,6 @@ def _entries(
     return [Entry(token, at, sequence, are_outputs) for at, token in enumerate(tokens, start)]
 
 
-def _batches(
-    rows: Sequence[tuple[int, Sequence[int]]],
-) -> Iterator[list[tuple[int, Sequence[int]]]]:
-    """The rows in groups of at most _ROWS, which end at about _AT_ONCE tokens."""
-    batch: list[tuple[int, Sequence[int]]] = []
-    for number, row in enumerate(rows, 1):
-        batch.append(row)
-        tokens = sum(len(tokens) for _, tokens in batch)
-        if tokens >= _AT_ONCE or len(batch) == _ROWS or number == len(rows):
-            yield batch
-            batch = []
-
-
 def _give_back(pool: Pool, held: list[Context]) -> None:
     for context in held:
         pool.give_back(context)
-
-
-def _check_layers(layers: Sequence[int]) -> None:
-    if layers:
-        raise SettingError(
-            "llama.cpp does not give the states of earlier layers; use engine='transformers'"
-        )

@@ -6,6 +6,7 @@ import ctypes
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from math import inf
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 
 from trueline.engines.base import HeadKind, IsDone, KVCache, ScaledHead
-from trueline.engines.gguf import GgufHeader, GgufTensor, read_gguf_header
+from trueline.engines.gguf import GgufTensor, read_gguf_header
 from trueline.engines.llama_cpp.cache import Pool, SequenceCache
 from trueline.engines.llama_cpp.library import Library, open_library
 from trueline.engines.llama_cpp.tokenizer import GgufTokenizer
@@ -46,7 +47,7 @@ class Weights:
     def __init__(self, file: Path, label: str, library: Library | None = None) -> None:
         self.file = file
         self.header = read_gguf_header(file, label)
-        _check_header(self.header, label)
+        self._check_header(label)
         self.library = library or open_library()
         self.library.last_messages()
         # In its own layout, llama.cpp multiplies Q4_K weights for one row in one way and for
@@ -54,13 +55,12 @@ class Weights:
         params = self.library.params("model", n_gpu_layers=0, use_extra_bufts=False)
         call = self.library.call
         pointer = call("llama_model_load_from_file", str(file).encode(), params)
+        why = self.library.last_messages()
         if not pointer:
-            why = self.library.last_messages() or "it does not say why"
             raise ModelError(
-                f"llama.cpp cannot open {label} ({why}); fetch the model again, or take one "
-                "whose architecture this llama.cpp knows"
+                f"llama.cpp cannot open {label} ({why or 'it does not say why'}); fetch the "
+                "model again, or take one whose architecture this llama.cpp knows"
             )
-        self.library.last_messages()
         self.pointer = ctypes.c_void_p(pointer)
         # Not at exit: threads may still read then, and the system frees it anyway.
         free = self.library.function("llama_model_free")
@@ -83,25 +83,23 @@ class Weights:
                 f"{label} {reasons[0]}; models that only decode, with attention in every "
                 "layer, work"
             )
-        for name in ("vocabulary", "limit", "width", "depth"):
-            if (value := getattr(self, name)) < 1:
-                raise _damaged(label, f"a {name} of {value}")
+        sizes = (self.vocabulary, self.limit, self.width, self.depth)
+        if min(sizes) < 1:
+            raise ModelError(f"{label} is damaged: it has sizes of {sizes}; fetch it again")
 
-
-def _check_header(header: GgufHeader, label: str) -> None:
-    """Refuse settings at which llama.cpp ends the process instead of reporting an error."""
-    kind = header.settings.get("general.architecture")
-    layers = header.settings.get(f"{kind}.block_count", 1)
-    if not (isinstance(layers, int) and 0 < layers <= _MOST_LAYERS):
-        raise _damaged(label, f"{layers} layers, and llama.cpp takes from 1 to {_MOST_LAYERS}")
-    for name in ("layer_norm_rms_epsilon", "layer_norm_epsilon"):
-        value = header.settings.get(f"{kind}.attention.{name}", 0.0)
-        if not (isinstance(value, float | int) and 0 <= value < inf):
-            raise _damaged(label, f"a {name} of {value}, which is no small number")
-
-
-def _damaged(label: str, what: str) -> ModelError:
-    return ModelError(f"the header of {label} gives it {what}; fetch the model again")
+    def _check_header(self, label: str) -> None:
+        """Refuse settings at which llama.cpp ends the process instead of reporting an error."""
+        settings = self.header.settings
+        kind = settings.get("general.architecture")
+        layers = settings.get(f"{kind}.block_count", 1)
+        names = ("layer_norm_rms_epsilon", "layer_norm_epsilon")
+        numbers = [settings.get(f"{kind}.attention.{name}", 0.0) for name in names]
+        are_small = all(isinstance(one, float | int) and 0 <= one < inf for one in numbers)
+        if not (are_small and isinstance(layers, int) and 0 < layers <= _MOST_LAYERS):
+            raise ModelError(
+                f"{label} is damaged: its header gives it {layers} layers, of at most "
+                f"{_MOST_LAYERS}, and layer norms of {numbers}; fetch the model again"
+            )
 
 
 def find_head(
@@ -122,13 +120,12 @@ def find_head(
     output.weight = torch.nn.Parameter(read_tensor(weights, table), requires_grad=False)
     if bias is not None:
         output.bias = torch.nn.Parameter(read_tensor(weights, bias), requires_grad=False)
-    forms = [ScaledHead(output, is_exact=False, is_linear=True)]
-    kind = settings.get("general.architecture")
+    plain = ScaledHead(output, is_exact=False, is_linear=True)
+    forms, kind = [plain], settings.get("general.architecture")
     if scale := float(settings.get(f"{kind}.logit_scale", 0.0)):  # some models divide by it
-        forms.append(ScaledHead(output, is_exact=False, multiplier=scale, is_linear=True))
-        forms.append(ScaledHead(output, is_exact=False, divisor=scale, is_linear=True))
+        forms += [replace(plain, multiplier=scale), replace(plain, divisor=scale)]
     if cap := float(settings.get(f"{kind}.final_logit_softcapping", 0.0)):
-        forms.append(ScaledHead(output, is_exact=False, cap=cap))
+        forms.append(replace(plain, cap=cap, is_linear=False))
     best = min(forms, key=lambda form: distance(form, hidden, logits))
     return best if distance(best, hidden, logits) <= TOLERANCE else None
 
@@ -162,8 +159,8 @@ class LlamaModel:
         self.weights = weights = Weights(file, self.id)
         self.pool = Pool(weights)
         self.tokenizer = GgufTokenizer(weights, self.id)
-        self.vocabulary, self.limit = weights.vocabulary, weights.limit
-        self.depth = weights.depth
+        self.vocabulary, self.depth = weights.vocabulary, weights.depth
+        self.limit: int | None = weights.limit
         self.is_tied = "output.weight" not in weights.header.tensors
         self.tokenizer_hash = weights.header.tokenizer_hash
         self.stop_ids = self.tokenizer.end_ids

@@ -7,7 +7,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property, lru_cache, partial
+from functools import cache, cached_property, partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,20 +38,17 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-@lru_cache(maxsize=16)
+@cache
 def compile_chat(template: str) -> Template:
     """A chat template with what transformers gives it."""
 
     def refuse(message: str) -> None:
         raise SettingError(message)
 
-    def to_json(value: Any, indent: int | None = None, **_: Any) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=indent)
-
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
     )
-    environment.filters["tojson"] = to_json
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
     environment.globals["raise_exception"] = refuse
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     try:
@@ -87,8 +85,7 @@ class GgufTokenizer:
         self._is_spaced = kind == 1 and bool(
             settings.get("tokenizer.ggml.add_space_prefix", True)
         )
-        self._bytes: dict[int, bytes] = {}  # of the tokens read so far, special ones empty
-        self._pieces: dict[int, bytes] = {}  # the same with the names of special tokens
+        self._known: dict[tuple[int, bool], bytes] = {}  # of the tokens read so far
 
     def __len__(self) -> int:
         return self._weights.vocabulary
@@ -141,57 +138,40 @@ class GgufTokenizer:
     def decode(
         self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, **_: Any
     ) -> str:
-        known = self._bytes if skip_special_tokens else self._pieces
-        parts = [
-            known[token] if token in known else self._read(token, not skip_special_tokens)
-            for token in token_ids
-        ]
-        if self._has_bytes:
-            text = self._joined(token_ids, parts)
-        else:
-            text = b"".join(parts).decode("utf-8", "replace")
+        parts = [self._read(token, not skip_special_tokens) for token in token_ids]
+        if not self._has_bytes:
+            return b"".join(parts).decode("utf-8", "replace")
+        texts = []
+        pairs = zip(token_ids, parts, strict=True)
+        for are_bytes, run in groupby(pairs, lambda pair: self.is_byte(pair[0])):
+            data = b"".join(part for _, part in run)
+            try:
+                texts.append(data.decode("utf-8"))
+            except UnicodeDecodeError:  # a sign for each byte
+                sign = "\ufffd" * len(data)
+                texts.append(sign if are_bytes else data.decode("utf-8", "replace"))
+        text = "".join(texts)
         return text[1:] if self._is_spaced and text.startswith(" ") else text
 
     def apply_chat_template(
         self, conversation: list[dict[str, str]], *, add_generation_prompt: bool, **_: Any
     ) -> str:
-        bos, eos = (
-            "" if token is None else self.decode([token])
-            for token in (self.bos_token_id, self.eos_token_id)
-        )
+        tokens = {"bos_token": self.bos_token_id, "eos_token": self.eos_token_id}
         return compile_chat(self.chat_template or "").render(
             messages=conversation,
             add_generation_prompt=add_generation_prompt,
-            bos_token=bos,
-            eos_token=eos,
+            **{name: "" if id is None else self.decode([id]) for name, id in tokens.items()},
         )
 
     def is_byte(self, token: int) -> bool:
         return bool(self._call("llama_vocab_get_attr", self._weights.vocab, token) & _BYTE)
 
-    def _joined(self, token_ids: Sequence[int], parts: list[bytes]) -> str:
-        """The text of tokens, some of them bytes; an invalid run shows a sign for each byte."""
-        texts, run = [], b""
-        for token, part in zip(token_ids, parts, strict=True):
-            if self.is_byte(token):
-                run += part
-                continue
-            texts += [_characters(run), part.decode("utf-8", "replace")]
-            run = b""
-        return "".join([*texts, _characters(run)])
-
     def _read(self, token: int, special: bool, room: int = 64) -> bytes:
-        buffer, vocab = (ctypes.c_char * room)(), self._weights.vocab
-        length = self._call("llama_token_to_piece", vocab, token, buffer, room, 0, special)
-        if length < 0:  # it needs so many bytes
-            return self._read(token, special, -length)
-        known = self._pieces if special else self._bytes
-        known[token] = buffer.raw[:length]
-        return known[token]
-
-
-def _characters(run: bytes) -> str:
-    try:
-        return run.decode("utf-8")
-    except UnicodeDecodeError:
-        return "\ufffd" * len(run)
+        """The bytes of a token; those of a special one are its name, or none."""
+        if (token, special) not in self._known:
+            buffer, vocab = (ctypes.c_char * room)(), self._weights.vocab
+            length = self._call("llama_token_to_piece", vocab, token, buffer, room, 0, special)
+            if length < 0:  # it needs so many bytes
+                return self._read(token, special, -length)
+            self._known[token, special] = buffer.raw[:length]
+        return self._known[token, special]
