@@ -61,12 +61,7 @@ def judge(folder):
         for about, rule in RULES.items()
     ]
     with open_journal(folder) as journal:
-        known = [
-            line
-            for line in journal.lines
-            if isinstance(line, VerdictLine) and line.judge == OLD
-        ]
-        journal.drop(known)
+        journal.keep([line for line in journal.lines if getattr(line, "judge", "") != OLD])
         journal.append(verdicts)
 
 

@@ -9,7 +9,7 @@ from test_report import JUDGE, cell, done
 
 from trueline.lab.findings import NOT_AN_EFFECT, effect_notes, effect_of, judge_gain
 from trueline.lab.measures import MEASURES, Column, average
-from trueline.lab.plan import Control, controlled_examples, plan_from, unrelated_examples
+from trueline.lab.plan import Control, controlled_examples, plan_from
 from trueline.lab.report.pages import as_csv, as_markdown, report_of
 from trueline.lab.report.tables import tables_of
 from trueline.lab.results import VerdictLine, gather_cells, read_results
@@ -50,7 +50,7 @@ def test_wrong_answers_change_places_with_the_truthful_ones():
 
 
 def test_unrelated_examples_are_as_many_different_and_true():
-    found = list(unrelated_examples(300))
+    found = controlled_examples(75 * GROUND, Control.UNRELATED)
     assert len({one.question for one in found}) == 300
     assert found[1].answers == ("If you add 18 and 28, the sum that you get is 46.",)
     assert found[1].wrong_answers == ("If you add 18 and 28, the sum that you get is 49.",)

@@ -30,7 +30,7 @@ def test_every_kind_of_line_reads_back_as_it_was(tmp_path):
     lines = [*GREEDY, *RAD, failed("g", "q9", 9), *scored, LEAKS, control]
     path = tmp_path / "results.jsonl"
     path.write_bytes(encode_lines(lines))
-    assert read_written(path).lines == lines
+    assert read_written(path) == (lines, False)
     kinds = {json.loads(text)["kind"] for text in path.read_bytes().splitlines()}
     assert kinds == {"cell", "answer", "choice", "failed", "verdict", "done", "leaks"}
     assert read_results(tmp_path).cells[-1].title.endswith("control: no boundary steps")

@@ -282,7 +282,7 @@ def test_locality_is_the_share_of_answers_that_are_the_plain_models_token_for_to
 
 
 def test_without_a_plain_row_there_is_no_locality(finished):
-    lines = read_written(finished / "results.jsonl").lines
+    lines = read_written(finished / "results.jsonl")[0]
     plain = next(line.cell for line in lines if getattr(line, "is_plain", False))
     others = [line for line in lines if getattr(line, "cell", "") != plain]
     for cell in gather_cells(others):
@@ -293,7 +293,7 @@ def test_without_a_plain_row_there_is_no_locality(finished):
 def test_planted_answers_give_the_worked_shares(finished):
     """Of four own questions one is answered as verified; both near misses are changed."""
     lines = []
-    for line in read_written(finished / "results.jsonl").lines:
+    for line in read_written(finished / "results.jsonl")[0]:
         if isinstance(line, AnswerLine) and line.regime == "exact":
             right = float(line.sample.startswith("fact-1"))
             scores = {**line.scores, "right": right, "fluent": 1.0 - right}

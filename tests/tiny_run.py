@@ -81,7 +81,7 @@ def table(data):
 
 
 def lines_in(folder, kind=object) -> list:
-    lines = read_written(folder / "results.jsonl").lines
+    lines, _ = read_written(folder / "results.jsonl")
     return [line for line in lines if isinstance(line, kind)]
 
 

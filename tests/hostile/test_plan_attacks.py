@@ -279,6 +279,8 @@ def test_mutated_plans_are_refused_or_planned(data, embedder, tmp_path, monkeypa
     for number, chance in enumerate(rounds("plans", 150, 2_000)):
         is_file = number % 2 == 0
         given = attacked(chance, text) if is_file else mutated(chance, table)
+        if not isinstance(given, dict | bytes):
+            continue  # a plan is a table
         try:
             with within(60):
                 if is_file:

@@ -7,21 +7,22 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
-from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from functools import cache, partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trueline.engines import load
 from trueline.errors import SettingError
+from trueline.examples import digest
 from trueline.files import file_hash, reason
 from trueline.lab.plan import (
     BUILD,
     SAMPLING,
     BuildOptions,
     Control,
-    Mode,
     Plan,
     Variant,
     default_build,
@@ -38,13 +39,11 @@ from trueline.lab.results import (
     replace_line,
 )
 from trueline.lab.samples import Benchmark, Sample, bare_letters
-from trueline.methods import PLAIN, default_settings, settings_fields
+from trueline.methods import PLAIN, default_settings, make_method, settings_fields
 from trueline.prompts import FilledPrompt
 from trueline.types import Sampling
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from trueline.cluster import Cluster
     from trueline.engines.base import Engine
     from trueline.lab.judges import Judge
@@ -82,28 +81,30 @@ def cells_of(
     space: GroundingSpace | None,
 ) -> list[Cell]:
     """The cells of one variant: one for each task, and for each seed if tokens are drawn."""
-    from trueline.session import Session  # here, so that --help stays instant
-
-    shared = {**benchmark.settings, **plan.shared_settings}
-    suited = {n: x for n, x in shared.items() if n in settings_fields(variant.method)}
+    neutral = {"neutral": False} if plan.confidence == "arithmetic-raw" else {}
+    known, name, given = settings_fields(variant.method), variant.method, plan.sampling
+    suited = {n: x for n, x in {**benchmark.settings, **neutral}.items() if n in known}
     settings = {**suited, **variant.settings}
-    method = Session(lm, space).method(variant.method, settings, prompt=benchmark.prompt)
+    method = make_method(name, space=space, prompt=benchmark.prompt, settings=settings)
     boundary = variant.boundary_settings if variant.control is Control.BOUNDARY else {}
     prompts = [benchmark.prompt.hash]
     if not method.needs.own_prompt:  # otherwise it differs from question to question
-        given = FilledPrompt(method.question_prompt, benchmark.test[0].question)
-        prompts = [one.hash for one in method.inputs(given)]
+        filled = FilledPrompt(method.question_prompt, benchmark.test[0].question)
+        prompts = [one.hash for one in method.inputs(filled)]
+    options = {
+        n: getattr(given, n) for n in SAMPLING if n not in DecodingPart.__struct_fields__
+    }
+    stop = StopRule(given.stop_strings, tuple(sorted(lm.stop_ids)))
     cells, encoder = [], plan.encoder
     for task in plan.tasks:
+        is_generated = task == "generate"  # choices are scored; nothing is decoded for them
         samples = tuple(
             (index, sample)
             for index, sample in enumerate(benchmark.test)
-            if task == "generate" or sample.single or sample.multiple
+            if is_generated or sample.single or sample.multiple
         )
-        is_sampled = task == "generate" and plan.sampling.is_sampled
-        of_space = _OF_SPACES if space is not None else ()
-        of_scores = _OF_SCORES if task == "generate" else ()
-        for seed in plan.seeds if is_sampled else (None,):
+        packages = _OF_SPACES * (space is not None) + _OF_SCORES * is_generated
+        for seed in plan.seeds if is_generated and given.is_sampled else (None,):
             head = CellLine(
                 cell="",
                 # The model
@@ -123,53 +124,40 @@ def cells_of(
                 draw=plan.draw,
                 rule=plan.rule,
                 bertscore=encoder and (encoder[0].name, encoder[1]),
-                bertscore_hash=_folder_hash(encoder[0]) if encoder else "",
+                bertscore_hash=_encoder_hash(encoder[0]) if encoder else "",
                 # Decoding
                 task=task,
                 seed=seed,
                 batch_size=plan.batch_size,
                 fidelity=plan.fidelity,
-                **_decoding_facts(plan.sampling, lm, task),
+                max_new_tokens=given.max_new_tokens if is_generated else None,
+                temperature=float(given.temperature) if is_generated else 0.0,
+                stop=stop if is_generated else None,
+                sampling={n: x for n, x in options.items() if is_generated and x is not None},
                 # The method
-                method=variant.method,
+                method=name,
                 control=variant.control,
                 is_instead=variant.is_instead,
-                is_plain=variant.method == PLAIN,
+                is_plain=name == PLAIN,
                 has_own_prompt=method.needs.own_prompt,
                 settings=method.settings(),
-                defaults={**default_settings(variant.method), **suited, **boundary},
+                defaults={**default_settings(name), **suited, **boundary},
                 prompt_hashes=tuple(prompts),
                 space=None if space is None else _space_facts(variant, space),
-                versions=versions(type(method).__module__, (*of_space, *of_scores)),
+                versions=versions(type(method).__module__, packages),
             )
             head = replace_line(head, cell=cell_id(head))
-            cells.append(Cell(lm, benchmark, method, samples, head, plan.sampling, encoder))
+            cells.append(Cell(lm, benchmark, method, samples, head, given, encoder))
     return [cell for cell in cells if cell.samples]
 
 
-def _decoding_facts(given: Sampling, lm: Engine, task: Mode) -> dict[str, Any]:
-    """How answers are generated; choices are scored without any of it."""
-    if task == "choose":
-        return {"max_new_tokens": None, "temperature": 0.0, "stop": None}
-    stored = DecodingPart.__struct_fields__
-    others = {name: getattr(given, name) for name in SAMPLING if name not in stored}
-    return {
-        "max_new_tokens": given.max_new_tokens,
-        "temperature": float(given.temperature),
-        "stop": StopRule(given.stop_strings, tuple(sorted(lm.stop_ids))),
-        "sampling": {n: x for n, x in others.items() if x != getattr(Sampling(), n)},
-    }
-
-
 def _space_facts(variant: Variant, space: GroundingSpace) -> SpaceFacts:
-    given, usual = variant.build, default_build(variant.method)
-    build, default = ({name: getattr(one, name) for name in BUILD} for one in (given, usual))
-    facts = space.info()
+    usual, facts = default_build(variant.method), space.info()
     return SpaceFacts(
         hash=space_hash(space, variant.needs_wrong),
         entries=facts["entries"],
-        build=build,
-        default_build=default,
+        build={name: getattr(variant.build, name) for name in BUILD},
+        default_build={name: getattr(usual, name) for name in BUILD},
         built={name: facts.get(name) for name in BUILD},
     )
 
@@ -199,7 +187,6 @@ def grounding_space(
     on: Cluster | None = None,
 ) -> GroundingSpace:
     """The space of a benchmark, built once in a folder named by all that shapes it."""
-    from trueline.examples import digest
     from trueline.space import build
 
     has_wrong = any(example.wrong_answers for example in benchmark.ground)
@@ -229,8 +216,6 @@ def space_hash(space: GroundingSpace, with_wrong: bool) -> str:
 
     The names of model and embedder do not count; their weights do.
     """
-    from trueline.examples import digest
-
     made = space.made_with() | {"embedder": ""}
     if made["entries"] is not None:
         made["entries"] |= {"model": "", "wrong": with_wrong}
@@ -238,16 +223,16 @@ def space_hash(space: GroundingSpace, with_wrong: bool) -> str:
 
 
 def versions(module: str = "trueline", others: Sequence[str] = ()) -> dict[str, str]:
-    """The versions of everything that computes, also of the package of a method.
+    """The versions of everything that computes, and of the source of a method's package.
 
-    For such a package the hash of its source counts too: who writes a method changes it more
-    often than its version.
+    Its hash stands for its version: who writes a method changes it more often.
     """
     found = {name: text for name in (*_PACKAGES, *others) if (text := _version(name))}
     package = module.partition(".")[0]
     if package != "trueline":
-        found |= {name: _version(name) for name in _distributions().get(package, ())}
-        found[f"{package} source"] = _source_hash(package)
+        path = Path(getattr(sys.modules[package], "__file__", None) or "")
+        sources = path.parent.rglob("*.py") if path.name == "__init__.py" else [path]
+        found[f"{package} source"] = _files_hash(path.parent, sources) if path.name else ""
     return found | {"python": platform.python_version()}
 
 
@@ -259,16 +244,22 @@ def _version(name: str) -> str:
         return ""
 
 
-_distributions = cache(packages_distributions)  # it reads all that are installed
+@cache
+def _encoder_hash(folder: Path) -> str:
+    """A hash of the files of an encoder, read once a process."""
+    try:
+        return _files_hash(folder, (path for path in folder.iterdir() if path.is_file()))
+    except OSError as error:
+        raise SettingError(f"{folder} cannot be read ({reason(error)})") from error
 
 
-def _source_hash(package: str) -> str:
-    file = getattr(sys.modules[package], "__file__", None)
-    if file is None:
-        return ""
-    path = Path(file)
-    sources = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
-    return _hash([(x.relative_to(path.parent).as_posix(), file_hash(x)) for x in sources])
+def _files_hash(folder: Path, paths: Iterable[Path]) -> str:
+    return _hash([(x.relative_to(folder).as_posix(), file_hash(x)) for x in sorted(paths)])
+
+
+def _hash(content: object) -> str:
+    text = json.dumps(content, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def machine(on: Cluster | None = None) -> dict[str, Any]:
@@ -283,85 +274,52 @@ def machine(on: Cluster | None = None) -> dict[str, Any]:
     return found if on is None else found | {"on": "ray", "threads": on.threads}
 
 
-@cache
-def _folder_hash(folder: Path) -> str:
-    """A hash of the files of an encoder, read once a process."""
-    try:
-        files = sorted(path for path in folder.iterdir() if path.is_file())
-        return _hash([(path.name, file_hash(path)) for path in files])
-    except OSError as error:
-        raise SettingError(f"{folder} cannot be read ({reason(error)})") from error
-
-
-def _hash(content: object) -> str:
-    text = json.dumps(content, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
 def model_of(plan: Plan, name: str) -> Engine:
-    from trueline.session import open_session
-
-    return open_session(
-        [],
-        model=name,
+    return load(
+        name,
         engine=plan.engine,
         dtype=plan.dtype,
         device=plan.device,
         trust_remote_code=plan.trust_remote_code,
-    ).lm
+    )
 
 
 def benchmark_of(plan: Plan, name: str) -> Benchmark:
     """Read a benchmark as a plan says, perhaps with the examples of another one."""
-    from trueline.examples import digest
-    from trueline.lab.benchmarks import read_benchmark
+    from trueline.lab.benchmarks import data_hash, read_benchmark
 
-    def read(name: str) -> Benchmark:
-        return read_benchmark(
-            name,
-            data=None if plan.data is None else Path(plan.data),
-            ground=plan.ground,
-            test=None if plan.questions else plan.test,
-            seed=plan.draw,
-            rule=plan.rule,
-            columns=plan.columns,
-        )
-
-    benchmark = replace(_with_questions(read(name), plan.questions), layout=plan.prompts)
+    read = partial(
+        read_benchmark,
+        data=None if plan.data is None else Path(plan.data),
+        ground=plan.ground,
+        test=None if plan.questions else plan.test,
+        seed=plan.draw,
+        rule=plan.rule,
+        columns=plan.columns,
+    )
+    benchmark = replace(read(name), layout=plan.prompts)
+    if plan.questions:
+        wanted = set(map(bare_letters, plan.questions))
+        test = tuple(one for one in benchmark.test if bare_letters(one.question) in wanted)
+        counts = {**benchmark.counts, "test used": len(test)}
+        hash = data_hash(benchmark.ground, test)
+        benchmark = replace(benchmark, test=test, hash=hash, counts=counts)
     if not benchmark.test:
         raise SettingError(
             f"{name} has no sample to test on that fits the plan; change `test` or `questions`"
         )
-    if plan.ground_from in (None, name):
+    if plan.ground_from is None or plan.ground_from == name:
         return benchmark
-    other = read(plan.ground_from or name)
+    other = read(plan.ground_from)
     content = f"{benchmark.hash} {digest(other.ground)}"
-    of_ground = {n: count for n, count in other.counts.items() if n.startswith("ground")}
-    of_test = {n: x for n, x in benchmark.counts.items() if not n.startswith("ground")}
-    return replace(
-        benchmark,
-        ground=other.ground,
-        hash=hashlib.sha256(content.encode()).hexdigest(),
-        counts={**of_ground, **of_test},
-    )
-
-
-def _with_questions(benchmark: Benchmark, questions: Sequence[str]) -> Benchmark:
-    """A benchmark with only the named questions, if any are named."""
-    from trueline.lab.benchmarks import data_hash
-
-    if not questions:
-        return benchmark
-    wanted = {bare_letters(question) for question in questions}
-    test = tuple(one for one in benchmark.test if bare_letters(one.question) in wanted)
-    counts = {**benchmark.counts, "test used": len(test)}
-    return replace(benchmark, test=test, hash=data_hash(benchmark.ground, test), counts=counts)
+    hash = hashlib.sha256(content.encode()).hexdigest()
+    counts = {n: count for n, count in other.counts.items() if n.startswith("ground")}
+    counts |= {n: x for n, x in benchmark.counts.items() if not n.startswith("ground")}
+    return replace(benchmark, ground=other.ground, hash=hash, counts=counts)
 
 
 def judges_of(plan: Plan, models: dict[str, Engine]) -> list[Judge]:
     """Open the judges of a plan; local ones share its models, by name."""
-    if not plan.judges:
-        return []
     from trueline.lab.judges import Limits, open_judge
 
     own = ("max_tokens", "questions")  # not how fast a service gets requests
@@ -371,9 +329,8 @@ def judges_of(plan: Plan, models: dict[str, Engine]) -> list[Judge]:
     for name in plan.judges:
         kind, _, model = name.partition(":")
         if kind == "local" and model:
-            if model not in models:
-                models[model] = model_of(plan, model)
-            judges.append(open_judge("local", **{**options, "lm": models[model]}))
+            models[model] = models.get(model) or model_of(plan, model)
+            judges.append(open_judge("local", **options, lm=models[model]))
         else:
             judges.append(open_judge(name, **options))
     return judges

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import product
-from math import isfinite, prod
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
@@ -31,7 +30,7 @@ from trueline.methods import (
 )
 from trueline.prompts import Layout
 from trueline.settings import check_value, plain
-from trueline.text import has_half_character, shown
+from trueline.text import shown
 from trueline.types import Example, Sampling
 
 # The mean of the picked tokens' probabilities. `raw` takes them from the fused logits as they
@@ -49,12 +48,9 @@ PAPER: Mapping[str, Any] = {  # `as = "paper"`: the defaults that it replaces
     "judge": {"questions": "paper"},
 }
 PAPER_ENCODER = "microsoft/deberta-xlarge-mnli"  # of BERTScore, rescaled by its baseline
-_MOST = 10**9  # the largest number of a plan: results and every library take it
+_MOST = 10**9  # the largest number of samples, tokens or a seed
 _LARGEST_FILE = 1_000_000  # bytes of a plan; those of the paper have 2,000
-_DEEPEST = 8  # tables and lists within each other
 _MOST_VARIANTS = 1_000
-_MOST_MISTAKES = 40  # that are listed
-_OFF = 3  # by how much the wrong answers of sums are wrong
 
 Count = Annotated[int, Meta(ge=1, le=_MOST)]
 Seed = Annotated[int, Meta(ge=0, le=_MOST)]
@@ -131,6 +127,15 @@ class Variant:
         is_able = isinstance(context, int) and "from_step" in settings_fields(self.method)
         return {"from_step": context} if is_able else {}
 
+    def controls(self) -> Iterator[Variant]:
+        """Its controls; a value of a sweep has none: name it as a variant to have them."""
+        if self.build is not None and not self.is_swept:
+            for control in (Control.SHUFFLED, Control.WRONG, Control.UNRELATED):
+                yield replace(self, control=control)
+            if more := self.boundary_settings:
+                settings = {**self.settings, **more}
+                yield replace(self, settings=settings, control=Control.BOUNDARY)
+
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What a run does: its cells are models x benchmarks x variants x tasks x seeds.
@@ -188,11 +193,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def fidelity(self) -> dict[str, Any]:
         """How prompts are laid out and answers measured, where that is not the default."""
-        return {
-            each.name: value
-            for each in msgspec.structs.fields(Plan)
-            if each.name in _FIDELITY and (value := getattr(self, each.name)) != each.default
-        }
+        given = {name: getattr(self, name) for name in _FIDELITY}
+        return {name: value for name, value in given.items() if value != DEFAULTS[name]}
 
     @property
     def encoder(self) -> tuple[Path, int, str | None] | None:
@@ -202,22 +204,24 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return Path(self.bertscore), self.bertscore_layers, self.bertscore_baseline
 
     @property
-    def shared_settings(self) -> dict[str, Any]:
-        """Settings of every method that has them and is given no others."""
-        return {"neutral": False} if self.confidence == "arithmetic-raw" else {}
-
-    @property
     def variants(self) -> tuple[Variant, ...]:
         """Methods with swept settings, named variants, their controls, and the baselines."""
-        made: list[Variant] = []
-        for name in self.methods:
-            made += _swept(name, self.settings.get(name, {}), self.sweep, self.build)
+        made = [one for name in self.methods for one in self._swept(name, {}, self.sweep)]
         for item in self.named:
-            given = {**self.settings.get(item["method"], {}), **item}
-            made += _swept(given.pop("method"), given, {}, self.build)
+            given = {name: value for name, value in item.items() if name != "method"}
+            made += self._swept(item["method"], given, {})
         made = [one for index, one in enumerate(made) if one not in made[:index]]
         if self.controls:
-            made = _with_controls(made, self.build)
+            known = [(one.method, one.settings) for one in made]
+            has_space = any(one.build is not None for one in made)
+            made = [one for own in made for one in (own, *own.controls())]
+            made += [
+                replace(one, settings=settings, is_instead=True)
+                for name in (built_in_names() if has_space else ())
+                for settings in getattr(method_class(name), "baseline_settings", ())
+                for one in self._swept(name, {}, {})
+                if (name, settings) not in known
+            ]
         richer = {one.build for one in made if one.needs_wrong}  # shared by all with this one
         return tuple(
             replace(one, build=replace(one.build, wrong=True))
@@ -226,7 +230,26 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             for one in made
         )
 
+    def _swept(self, method: str, given: Table, sweep: Table) -> Iterator[Variant]:
+        """A method with its settings and these, and each combination of the swept values."""
+        keys, default = _swept_keys(method, sweep), default_build(method)
+        read = build_options_read_by(method)
+        shared = {name: value for name, value in self.build.items() if name in read}
+        for values in product(*(sweep[key] for key in keys)):
+            settings, build = {**self.settings.get(method, {}), **given}, {**shared}
+            for key, value in zip(keys, values, strict=True):
+                owner, _, name = key.partition(".")
+                (build if owner == "build" else settings)[name] = value
+            build |= self.build.get(method, {})
+            yield Variant(
+                method,
+                {name: plain(value) for name, value in settings.items()},
+                default and replace(default, **build),
+                is_swept=bool(keys),
+            )
 
+
+DEFAULTS: Table = {one.encode_name: one.default for one in msgspec.structs.fields(Plan)}
 _FIDELITY = ("prompts", "confidence", "references", "stemmer", "bertscore_baseline")
 # A plan has its own `seeds`; a run sets the others.
 _NOT_SAMPLED = ("seed", "stop_ids", "trace", "logprobs")
@@ -265,60 +288,11 @@ def build_options_read_by(method: str) -> tuple[str, ...]:
     return tuple(name for name in BUILD if name != "context" or needs.context != "full")
 
 
-def _swept(method: str, given: Table, sweep: Table, build: Table) -> list[Variant]:
-    """One method with every combination of the values that are swept for it."""
-    keys = _swept_keys(method, sweep)
-    made = []
-    for values in product(*(sweep[key] for key in keys)):
-        parts: dict[str, Table] = {"build": {}, method: {**given}}
-        for (owner, _, name), value in zip(keys.values(), values, strict=True):
-            parts[owner][name] = value
-        settings = {name: plain(value) for name, value in parts[method].items()}
-        options = _build_options(method, build, parts["build"])
-        made.append(Variant(method, settings, options, is_swept=bool(keys)))
-    return made
-
-
-def _swept_keys(method: str, sweep: Table) -> dict[str, tuple[str, str, str]]:
+def _swept_keys(method: str, sweep: Table) -> list[str]:
     options = build_options_read_by(method)
-    parts = {key: key.partition(".") for key in sweep}
-    return {
-        key: (owner, dot, name)
-        for key, (owner, dot, name) in parts.items()
-        if owner == method or (owner == "build" and name in options)
-    }
-
-
-def _build_options(method: str, build: Table, swept: Table) -> BuildOptions | None:
-    """How a method's space is built: [build], swept values, then [build.METHOD]."""
-    default, read = default_build(method), build_options_read_by(method)
-    shared = {name: value for name, value in build.items() if name in read}
-    return default and replace(default, **{**shared, **swept, **build.get(method, {})})
-
-
-def _with_controls(variants: Sequence[Variant], build: Table) -> list[Variant]:
-    """The variants, each followed by its controls, then the baselines.
-
-    A value of a sweep has no controls: name it as a variant to have them.
-    """
-    made: list[Variant] = []
-    for variant in variants:
-        made.append(variant)
-        if variant.build is None or variant.is_swept:
-            continue
-        made += [replace(variant, control=one) for one in Control if one != Control.BOUNDARY]
-        if more := variant.boundary_settings:
-            settings = {**variant.settings, **more}
-            made.append(replace(variant, settings=settings, control=Control.BOUNDARY))
-    if any(variant.build is not None for variant in variants):
-        known = [(variant.method, dict(variant.settings)) for variant in variants]
-        made += [
-            Variant(name, settings, _build_options(name, build, {}), is_instead=True)
-            for name in built_in_names()
-            for settings in getattr(method_class(name), "baseline_settings", ())
-            if (name, settings) not in known
-        ]
-    return made
+    return [
+        x for x in sweep if x.startswith(f"{method}.") or x.removeprefix("build.") in options
+    ]
 
 
 def controlled_examples(
@@ -342,19 +316,20 @@ def controlled_examples(
             for example in ground
             if example.wrong_answers
         )
-    return tuple(unrelated_examples(len(ground)) if control is Control.UNRELATED else ground)
+    return tuple(
+        map(_sum_of_two, range(len(ground))) if control is Control.UNRELATED else ground
+    )
 
 
-def unrelated_examples(count: int) -> Iterator[Example]:
-    """True sentences on sums of two numbers, which no benchmark here has questions about."""
-    for number in range(count):
-        a, b = 11 + 7 * number, 23 + 5 * number
-        right, wrong = (
-            f"If you add {a} and {b}, the sum that you get is {total}."
-            for total in (a + b, a + b + _OFF)
-        )
-        question = f"What do you get if you add {a} and {b}?"
-        yield Example(question, right, wrong, f"unrelated-{number + 1}")
+def _sum_of_two(number: int) -> Example:
+    """A true sentence on a sum of two numbers, which no benchmark here has questions about."""
+    a, b = 11 + 7 * number, 23 + 5 * number
+    right, wrong = (
+        f"If you add {a} and {b}, the sum that you get is {total}."
+        for total in (a + b, a + b + 3)
+    )
+    question = f"What do you get if you add {a} and {b}?"
+    return Example(question, right, wrong, f"unrelated-{number + 1}")
 
 
 def read_plan_table(path: Path, *, trust_remote_code: bool = False) -> Table:
@@ -382,79 +357,48 @@ def read_plan_table(path: Path, *, trust_remote_code: bool = False) -> Table:
 
 def plan_from(table: Mapping[str, Any], where: str = "the plan") -> Plan:
     """A plan from a table; all mistakes in it are listed in one error."""
-    if not isinstance(table, Mapping):
-        raise SettingError(f"{where} must be a table, got {shown(table)}")
-    if table.get("as") == "paper":
-        table = _with_paper_defaults(table)
     refused = _mistakes(table, KEYS)
     values = {key: value for key, value in table.items() if key not in refused}
-    given = {key: plain(values.pop(key)) for key in SAMPLING if key in values}
     problems = [*refused.values(), *_missing(table), *_method_mistakes(values)]
     problems += _mistakes(values.get("judge", {}), JUDGE, "judge.").values()
+    if values.get("as") == "paper":
+        values = _with_paper_defaults(values)
+    given = {key: plain(values.pop(key)) for key in SAMPLING if key in values}
     try:
-        is_sampled = Sampling(**given).is_sampled
-        if len(values.get("seeds", ())) > 1 and not is_sampled:
-            problems.append("seeds has several, which needs a temperature above 0")
-        if not problems:
-            plan = msgspec.convert({**values, "sampling": given}, Plan)
-            for variant in plan.variants:
-                problems += _refused(variant)
+        Sampling(**given)
     except SettingError as error:
         problems.append(str(error))
+    if not problems:
+        plan = msgspec.convert({**values, "sampling": given}, Plan)
+        problems += _variant_mistakes(plan)
     if problems:
         problems = list(dict.fromkeys(problems))
         count = f"{len(problems)} mistakes" if len(problems) > 1 else "a mistake"
-        listed = [f"{where} has {count}:", *problems[:_MOST_MISTAKES]]
-        raise SettingError("\n  - ".join(listed))
+        raise SettingError("\n  - ".join([f"{where} has {count}:", *problems]))
     return plan
 
 
-def _refused(variant: Variant) -> Iterator[str]:
-    try:
-        check_settings(variant.method, variant.settings)
-    except TruelineError as error:
-        yield f"{variant.method}: {error}"
-
-
-def _with_paper_defaults(table: Mapping[str, Any]) -> Table:
-    merged, judge = {**PAPER, **table}, table.get("judge", {})
-    if isinstance(judge, Mapping):
-        merged["judge"] = {**PAPER["judge"], **judge}
-    if "bertscore" in table:
-        merged.setdefault("bertscore_baseline", PAPER_ENCODER)
-    return merged
+def _with_paper_defaults(values: Table) -> Table:
+    judge = {**PAPER["judge"], **values.get("judge", {})}
+    baseline = {"bertscore_baseline": PAPER_ENCODER} if "bertscore" in values else {}
+    return {**PAPER, **baseline, **values, "judge": judge}
 
 
 def _mistakes(table: Mapping[str, Any], types: Table, inside: str = "") -> dict[str, str]:
     """What is wrong, in one sentence, by the keys for which something is."""
     found = {}
     for key, value in table.items():
-        is_plain = re.fullmatch(r"[\w.-]{1,60}", str(key))
-        name = f"{inside}{key if is_plain else shown(key)}"
-        is_large = isinstance(value, int | float) and _MOST < value
         try:
             if key not in types:
-                raise SettingError(f"{name} is not a key; the keys are {', '.join(types)}")
-            check_value(name, value, types[key])
-            if not _is_writable(value) or (is_large and types is KEYS):
-                raise SettingError(
-                    f"{name} has what results cannot hold; numbers must be finite and at most "
-                    f"{_MOST:,}, texts Unicode, tables at most {_DEEPEST} levels deep, got "
-                    f"{shown(value)}"
-                )
+                keys = ", ".join(types)
+                raise SettingError(f"{shown(inside + key)} is not a key; the keys are {keys}")
+            check_value(inside + key, value, types[key])
+            msgspec.json.encode(value)
         except SettingError as error:
             found[key] = str(error)
+        except (ValueError, RecursionError) as error:
+            found[key] = f"{inside + key} has a value that results cannot hold: {error}"
     return found
-
-
-def _is_writable(value: object, depth: int = 0) -> bool:
-    if isinstance(value, dict | list | tuple):
-        inner = [*value, *value.values()] if isinstance(value, dict) else value
-        return depth < _DEEPEST and all(_is_writable(one, depth + 1) for one in inner)
-    if isinstance(value, str):
-        return not has_half_character(value)
-    is_finite = not isinstance(value, float) or isfinite(value)
-    return is_finite and (not isinstance(value, int) or -(2**63) <= value < 2**63)
 
 
 def _missing(table: Mapping[str, Any]) -> Iterator[str]:
@@ -469,39 +413,30 @@ def _missing(table: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _method_mistakes(values: Table) -> Iterator[str]:
-    methods, named = values.get("methods", []), values.get("variants", [])
+    methods, named = [*values.get("methods", ())], values.get("variants", ())
     if not all(isinstance(item.get("method"), str) for item in named):
         yield "variants must be a list, each a table with a method"
         return
-    known = method_names()
-    used = list(dict.fromkeys([*methods, *(item["method"] for item in named)]))
-    for name in used:
-        if name not in known:
-            key = "methods" if name in methods else "variants"
-            yield f"{key}: there is no method {shown(name)}; there are {', '.join(known)}"
-    for name in values.get("settings", {}):
-        if name not in used:
-            yield f"settings has {shown(name)}, which is none of the methods of the plan"
+    known, used = method_names(), {*methods, *(item["method"] for item in named)}
+    for name in sorted(used.difference(known)):
+        yield f"methods: there is no method {shown(name)}; there are {', '.join(known)}"
+    for name in sorted(values.get("settings", {}).keys() - used):
+        yield f"settings has {shown(name)}, which is none of the methods of the plan"
     for name, value in values.get("build", {}).items():
-        if name in known and build_options_read_by(name) and isinstance(value, dict):
-            yield from _mistakes(value, BUILD, f"build.{name}.").values()
-        else:
-            yield from _mistakes({name: value}, BUILD, "build.").values()
+        has_own = name in known and build_options_read_by(name) and isinstance(value, dict)
+        given, inside = (value, f"build.{name}.") if has_own else ({name: value}, "build.")
+        yield from _mistakes(given, BUILD, inside).values()
     yield from _sweep_mistakes(values.get("sweep", {}), [x for x in methods if x in known])
 
 
 def _sweep_mistakes(sweep: Table, methods: Sequence[str]) -> Iterator[str]:
-    read = {name for method in methods for name in build_options_read_by(method)}
+    read = {option for method in methods for option in build_options_read_by(method)}
     for key, values in sweep.items():
         owner, _, name = key.partition(".")
-        if owner == "build":
+        if owner == "build" and name in read:
             for value in values:
                 yield from _mistakes({name: value}, BUILD, "build.").values()
-        if (
-            not name
-            or owner not in (*methods, "build")
-            or (owner == "build" and name not in read)
-        ):
+        elif not name or owner not in methods:
             yield (
                 f'sweep has {shown(key)}; write "METHOD.SETTING" of one of the methods '
                 f'({", ".join(methods)}), or "build.OPTION" of an option that they read'
@@ -509,3 +444,13 @@ def _sweep_mistakes(sweep: Table, methods: Sequence[str]) -> Iterator[str]:
     counts = (prod(len(sweep[key]) for key in _swept_keys(m, sweep)) for m in methods)
     if sum(counts) > _MOST_VARIANTS:
         yield f"sweep makes more than {_MOST_VARIANTS:,} variants of the methods"
+
+
+def _variant_mistakes(plan: Plan) -> Iterator[str]:
+    if len(plan.seeds) > 1 and not plan.sampling.is_sampled:
+        yield "seeds has several, which needs a temperature above 0"
+    for variant in plan.variants:
+        try:
+            check_settings(variant.method, variant.settings)
+        except TruelineError as error:
+            yield f"{variant.method}: {error}"

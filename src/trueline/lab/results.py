@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -22,7 +22,7 @@ from trueline.lab.samples import About
 
 RESULTS = "results.jsonl"
 _HEAD = b'{"kind"'  # the beginning of every line
-_IN_ROW_LABEL = ("context", "embedder")  # a report adds these options if rows differ in them
+_IDENTITY = ("cell", "sample", "judge", "about")  # no two lines of a kind share all of these
 _LARGEST_FILE = 2_000_000_000  # bytes of results; a line has about 1,000
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Positive = Annotated[int, Meta(ge=1, le=2**53)]
@@ -130,17 +130,23 @@ class CellLine(MethodPart, frozen=True, kw_only=True, tag="cell"):
     @property
     def label(self) -> str:
         """Its method and what differs from the defaults: `rad alpha=0.3 window=answer`."""
-        changes = (f"{name}={_short(value)}" for name, value in self.changed.items())
-        return " ".join([self.method, *changes])
+        words = [self.method]
+        for name, value in self.changed.items():
+            texts = map(str, value) if isinstance(value, tuple | list) else [str(value)]
+            text = f"{value:g}" if isinstance(value, float) else ",".join(texts)
+            words.append(f"{name}={text}")
+        return " ".join(words)
 
     @property
     def changed(self) -> dict[str, Any]:
         """The settings of the method and its space that differ from the defaults."""
-        found = _changed(self.settings, self.defaults)
+        given, usual = self.settings, self.defaults
         if self.space is not None:
-            build = _changed(self.space.build, self.space.default_build)
-            found |= {name: x for name, x in build.items() if name not in _IN_ROW_LABEL}
-        return found
+            build, default = dict(self.space.build), self.space.default_build
+            for name in ("context", "embedder"):  # a report adds these if rows differ in them
+                build.pop(name, None)
+            given, usual = given | build, usual | default
+        return {n: x for n, x in given.items() if n not in usual or x != usual[n]}
 
     @property
     def context(self) -> int | str | None:
@@ -152,11 +158,16 @@ class CellLine(MethodPart, frozen=True, kw_only=True, tag="cell"):
         return None if self.space is None else self.space.built.get("embedder")
 
 
-class AnswerLine(PartOfCell, frozen=True, kw_only=True, tag="answer"):
+class SampleLine(PartOfCell, frozen=True, kw_only=True):
+    """The line of one sample."""
+
+    sample: str  # its id
+    index: Count  # its place in the benchmark
+
+
+class AnswerLine(SampleLine, frozen=True, kw_only=True, tag="answer"):
     """An answer to one sample; `hits`, `flipped` and `entropy` have a number a token."""
 
-    sample: str
-    index: Count  # its place in the benchmark
     question: str
     text: str
     tokens: Count
@@ -174,21 +185,15 @@ class AnswerLine(PartOfCell, frozen=True, kw_only=True, tag="answer"):
     token_hash: str = ""  # of the tokens: equal where two answers are, token for token
     time: str = ""
 
-    def __post_init__(self) -> None:
-        if not len(self.hits) == len(self.flipped) == len(self.entropy):
-            raise ValueError("hits, flipped and entropy of different lengths")
-
     @property
     def is_local(self) -> bool:
         """Whether no example answers its question: there is nothing to judge."""
         return self.regime in LOCAL
 
 
-class ChoiceLine(PartOfCell, frozen=True, kw_only=True, tag="choice"):
+class ChoiceLine(SampleLine, frozen=True, kw_only=True, tag="choice"):
     """The scored candidates of one sample."""
 
-    sample: str
-    index: Count
     single: tuple[LogProbability | None, ...]
     multiple: tuple[LogProbability | None, ...]
     mc1: Share | None
@@ -198,11 +203,9 @@ class ChoiceLine(PartOfCell, frozen=True, kw_only=True, tag="choice"):
     time: str = ""
 
 
-class FailedLine(PartOfCell, frozen=True, kw_only=True, tag="failed"):
+class FailedLine(SampleLine, frozen=True, kw_only=True, tag="failed"):
     """A sample without an answer."""
 
-    sample: str
-    index: Count
     reason: str
     time: str = ""
 
@@ -260,16 +263,16 @@ class LeaksLine(ResultLine, frozen=True, kw_only=True, tag="leaks"):
     time: str = ""
 
 
-LineT = TypeVar("LineT", AnswerLine, ChoiceLine, FailedLine, VerdictLine)
-SampleLine = AnswerLine | ChoiceLine | FailedLine  # the line of a sample
-AnyLine = CellLine | SampleLine | VerdictLine | DoneLine | LeaksLine
+LineT = TypeVar("LineT", AnswerLine, ChoiceLine, FailedLine, VerdictLine, DoneLine)
+_READER = msgspec.json.Decoder(
+    CellLine | AnswerLine | ChoiceLine | FailedLine | VerdictLine | DoneLine | LeaksLine
+)
 Key = tuple[object, ...]
-_READER: msgspec.json.Decoder[AnyLine] = msgspec.json.Decoder(AnyLine)
 plain = msgspec.to_builtins  # a line as JSON has it
 replace_line = msgspec.structs.replace  # a line with other values in some of its fields
 
 
-def encode_lines(lines: Iterable[AnyLine]) -> bytes:
+def encode_lines(lines: Iterable[ResultLine]) -> bytes:
     return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
 
 
@@ -277,42 +280,32 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _changed(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    return {n: x for n, x in values.items() if n not in defaults or x != defaults[n]}
+def read_written(path: Path) -> tuple[list[ResultLine], bool]:
+    """The lines of a results file, if it exists, and whether an incomplete one follows them.
 
-
-def _short(value: object) -> str:
-    if isinstance(value, tuple | list):
-        return ",".join(map(str, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-class WrittenLines(NamedTuple):
-    """The lines of a results file."""
-
-    lines: list[AnyLine]
-    sizes: list[int]  # the bytes of each
-    torn: bool  # whether an incomplete line follows, as after a kill
-
-
-def read_written(path: Path) -> WrittenLines:
-    """Read a results file, if it exists; the first wrong line is refused with its number."""
-    content = b""
-    if os.path.lexists(path):
-        try:
-            content = read_bytes(path, "the results", most=_LARGEST_FILE)
-        except SettingError as error:
-            hint = "mend that, or name another folder with --out"
-            raise SettingError(f"{error}; {hint}") from error
-    *pieces, torn = content.split(b"\n")
-    sizes = [len(piece) + 1 for piece in pieces]
-    pieces[:1] = [piece.removeprefix(codecs.BOM_UTF8) for piece in pieces[:1]]
-    lines: list[AnyLine] = []
-    seen: dict[Key, int] = {}
+    The first line is refused, with its number, that cannot be read, repeats an earlier one, or
+    whose cell or answer is missing.
+    """
+    exists = os.path.lexists(path)
+    content = read_bytes(path, "the results", most=_LARGEST_FILE) if exists else b""
+    *pieces, torn = content.removeprefix(codecs.BOM_UTF8).split(b"\n")
+    lines: list[ResultLine] = []
+    seen: dict[Key, int] = {}  # what identifies a line -> its number
     try:
-        for piece in pieces:
+        for number, piece in enumerate(pieces, 1):
             line = _READER.decode(piece)
-            _check_place(line, len(lines) + 1, seen)
+            if isinstance(line, PartOfCell):
+                kind = SampleLine if isinstance(line, SampleLine) else type(line)
+                key = (kind, *(getattr(line, name, "") for name in _IDENTITY))
+                needed: Key = (CellLine, line.cell, "", "", "")
+                if isinstance(line, VerdictLine):
+                    needed = (SampleLine, line.cell, line.sample, "", "")
+                if kind is not CellLine and needed not in seen:
+                    raise ValueError(
+                        "it belongs to a cell or an answer that no line before has"
+                    )
+                if (first := seen.setdefault(key, number)) != number:
+                    raise ValueError(f"it repeats line {first}")
             lines.append(line)
         if torn[: len(_HEAD)] != _HEAD[: len(torn)]:  # a run begins no line in another way
             raise ValueError("it has another beginning")
@@ -321,51 +314,18 @@ def read_written(path: Path) -> WrittenLines:
             f"{path}:{len(lines) + 1} is not a line of results of this release ({error}); mend "
             "or remove it, move the file away, or name another folder with --out"
         ) from error
-    return WrittenLines(lines, sizes, bool(torn))
+    return lines, bool(torn)
 
 
-def _check_place(line: AnyLine, number: int, seen: dict[Key, int]) -> None:
-    """Refuse a line that repeats an earlier one, or whose cell or answer is missing.
-
-    `seen` has the keys of the earlier lines with their numbers.
-    """
-    keys, needed = _keys(line)
-    if needed and needed not in seen:
-        raise ValueError("it belongs to a cell or an answer that no line before it has")
-    for key in keys:
-        if (first := seen.setdefault(key, number)) != number:
-            raise ValueError(f"it repeats line {first}")
-
-
-def _keys(line: AnyLine) -> tuple[list[Key], Key]:
-    """What no other line may have, and what a line before it must have."""
-    match line:
-        case LeaksLine():
-            return [], ()
-        case CellLine(cell=cell, task=task):
-            return [("cell", cell), ("cell", cell, task)], ()
-        case DoneLine(cell=cell):
-            return [("done", cell)], ("cell", cell)
-        case VerdictLine(cell=cell, sample=sample, judge=judge, about=about):
-            return [("verdict", cell, sample, judge, about)], ("answer", cell, sample)
-    keys: list[Key] = [("sample", line.cell, line.sample), ("index", line.cell, line.index)]
-    match line:
-        case AnswerLine(cell=cell, sample=sample):
-            return [*keys, ("answer", cell, sample)], ("cell", cell, "generate")
-        case ChoiceLine(cell=cell):
-            return keys, ("cell", cell, "choose")
-    return keys, ("cell", line.cell)
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Journal:
     """The results of a folder while a run holds it."""
 
     path: Path
-    lines: list[AnyLine]
+    lines: list[ResultLine]
     dropped: int = 0  # lines of an incomplete chunk, left by a kill
 
-    def append(self, lines: Sequence[AnyLine]) -> None:
+    def append(self, lines: Sequence[ResultLine]) -> None:
         """Add the lines of one chunk in one write that is on the disk when this returns."""
         with _as_setting_error(self.path), self.path.open("ab", buffering=0) as file:
             rest = memoryview(encode_lines(lines))
@@ -374,21 +334,20 @@ class Journal:
             sync(self.path)
         self.lines.extend(lines)
 
-    def drop(self, lines: Sequence[AnyLine]) -> None:
-        """Remove lines; the old file stays until the new one is complete."""
-        dropped = {id(line) for line in lines}
-        if not dropped:
-            return
-        kept = [line for line in self.lines if id(line) not in dropped]
+    def keep(self, lines: Sequence[ResultLine]) -> None:
+        """Remove all other lines; the old file stays until the new one is complete."""
         with _as_setting_error(self.path), replacing(self.path) as scratch:
-            scratch.write_bytes(encode_lines(kept))
-        self.lines[:] = kept
+            scratch.write_bytes(encode_lines(lines))
+        self.lines[:] = lines
 
     def samples_of(self, cell: str) -> list[SampleLine]:
         return [x for x in self.lines if isinstance(x, SampleLine) and x.cell == cell]
 
-    def has(self, cell: str, kind: type[PartOfCell]) -> bool:
-        return any(isinstance(line, kind) and line.cell == cell for line in self.lines)
+    def head_of(self, cell: str) -> CellLine | None:
+        return next((x for x in self.lines if isinstance(x, CellLine) and x.cell == cell), None)
+
+    def is_done(self, cell: str) -> bool:
+        return any(isinstance(line, DoneLine) and line.cell == cell for line in self.lines)
 
 
 @contextmanager
@@ -399,35 +358,25 @@ def open_journal(folder: Path) -> Iterator[Journal]:
     """
     from filelock import FileLock, Timeout
 
+    lock = FileLock(folder / ".lock", timeout=0)
     with _as_setting_error(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / ".lock", timeout=0)
         try:
             lock.acquire()
         except Timeout as error:
             raise SettingError(
                 f"another run is writing to {folder}; wait for it, or name another with --out"
             ) from error
-    try:
-        path = folder / RESULTS
-        written = read_written(path)
-        whole = len(written.lines) - _unfinished(written.lines)
-        dropped = len(written.lines) - whole + written.torn
-        if dropped:
-            with _as_setting_error(path):
-                os.truncate(path, sum(written.sizes[:whole]))
-                sync(path)
-        yield Journal(path, written.lines[:whole], dropped)
-    finally:
-        lock.release()
-
-
-def _unfinished(lines: Sequence[AnyLine]) -> int:
-    if not lines or not isinstance(last := lines[-1], SampleLine):
-        return 0
-    head = next(x for x in lines if isinstance(x, CellLine) and x.cell == last.cell)
-    count = sum(isinstance(x, SampleLine) and x.cell == last.cell for x in lines)
-    return 0 if count == head.samples else count % head.batch_size
+    with lock:
+        lines, torn = read_written(folder / RESULTS)
+        journal, extra = Journal(folder / RESULTS, lines), 0
+        if lines and isinstance(last := lines[-1], SampleLine):
+            head, count = journal.head_of(last.cell), len(journal.samples_of(last.cell))
+            extra = count % head.batch_size if head and count != head.samples else 0
+        journal.dropped = extra + torn
+        if journal.dropped:
+            journal.keep(lines[: len(lines) - extra])
+        yield journal
 
 
 @contextmanager
@@ -475,10 +424,9 @@ class CellResults:
     @property
     def description(self) -> str:
         """Model, benchmark, method, task and seed in words."""
-        words = [self.title, f"({self.head.task})"]
-        if self.head.seed is not None:
-            words.append(f"seed {self.head.seed}")
-        return f"{self.head.model} on {self.head.benchmark}: {' '.join(words)}"
+        seed = "" if self.head.seed is None else f" seed {self.head.seed}"
+        where = f"{self.head.model} on {self.head.benchmark}"
+        return f"{where}: {self.title} ({self.head.task}){seed}"
 
     @property
     def title(self) -> str:
@@ -492,8 +440,7 @@ class CellResults:
         """What a method and its controls share: everything but the control and the seed."""
         head = replace_line(self.head, seed=None)
         parts = [head.part(kind) for kind in (ModelPart, DataPart, DecodingPart)]
-        method = (head.model, head.method, head.changed, head.context, head.embedder)
-        return repr((parts, method))
+        return repr((parts, head.model, head.method, head.changed, head.context, head.embedder))
 
 
 @dataclass(frozen=True, slots=True)
@@ -511,51 +458,45 @@ def read_results(folder: str | Path) -> RunResults:
     path = Path(folder)
     if os.path.isdir(path) or not path.suffix:
         path /= RESULTS
-    written = read_written(path)
-    cells = gather_cells(written.lines)
-    if not cells:
+    lines, torn = read_written(path)
+    if not (cells := gather_cells(lines)):
         raise SettingError(
             f"{path} holds no results; give the folder of a run that `trueline eval` has begun"
         )
-    leaks = tuple(line for line in written.lines if isinstance(line, LeaksLine))
-    return RunResults(path.parent, cells, leaks, written.torn)
+    leaks = tuple(line for line in lines if isinstance(line, LeaksLine))
+    return RunResults(path.parent, cells, leaks, torn)
 
 
-def gather_cells(lines: Iterable[AnyLine]) -> tuple[CellResults, ...]:
+def gather_cells(lines: Iterable[ResultLine]) -> tuple[CellResults, ...]:
     """The lines by cell, in the order the cells were begun."""
     by_cell: dict[str, list[PartOfCell]] = {}
+    plain: dict[str, dict[str, str]] = {}  # by all that shapes an answer but the method
     for line in lines:
         if isinstance(line, PartOfCell):
             by_cell.setdefault(line.cell, []).append(line)
     cells = [_gather(lines) for lines in by_cell.values()]
-    plain: dict[str, dict[str, str]] = {}
-    for cell in cells:
+    keys = [
+        repr((x.head.part(ModelPart), x.head.part(DecodingPart), x.head.benchmark))
+        for x in cells
+    ]
+    for key, cell in zip(keys, cells, strict=True):
         if cell.head.is_plain:
             hashes = {x.sample: x.token_hash for x in cell.answers if x.token_hash}
-            plain.setdefault(_conditions(cell.head), {}).update(hashes)
-    return tuple(replace(x, plain=plain.get(_conditions(x.head), {})) for x in cells)
-
-
-def _conditions(head: CellLine) -> str:
-    """Everything but the method that shapes an answer."""
-    return repr((head.part(ModelPart), head.part(DecodingPart), head.benchmark))
+            plain.setdefault(key, {}).update(hashes)
+    return tuple(
+        replace(x, plain=plain.get(key, {})) for key, x in zip(keys, cells, strict=True)
+    )
 
 
 def _gather(lines: list[PartOfCell]) -> CellResults:
     """A cell from its lines, of which the first is its head."""
     order = {line.sample: line.index for line in lines if isinstance(line, SampleLine)}
-
-    def ordered(kind: type[LineT]) -> tuple[LineT, ...]:
-        lines_of_kind = [line for line in lines if isinstance(line, kind)]
-        return tuple(sorted(lines_of_kind, key=lambda x: order.get(x.sample, 0)))
-
-    head = lines[0]
+    head, *rest = sorted(lines, key=lambda x: order.get(getattr(x, "sample", ""), -1))
     assert isinstance(head, CellLine)
-    return CellResults(
-        head,
-        ordered(AnswerLine),
-        ordered(ChoiceLine),
-        ordered(FailedLine),
-        ordered(VerdictLine),
-        next((line for line in lines if isinstance(line, DoneLine)), None),
-    )
+
+    def of(kind: type[LineT]) -> tuple[LineT, ...]:
+        return tuple(line for line in rest if isinstance(line, kind))
+
+    done = next(iter(of(DoneLine)), None)
+    kinds = of(AnswerLine), of(ChoiceLine), of(FailedLine), of(VerdictLine)
+    return CellResults(head, *kinds, done)

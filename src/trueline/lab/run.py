@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from hashlib import sha256
@@ -36,7 +35,6 @@ from trueline.lab.plan import (
 )
 from trueline.lab.results import (
     AnswerLine,
-    CellLine,
     ChoiceLine,
     DoneLine,
     FailedLine,
@@ -58,45 +56,91 @@ if TYPE_CHECKING:
     from trueline.engines.base import Engine
     from trueline.lab.judges import Judge
     from trueline.space import GroundingSpace
-    from trueline.types import Answer, TraceStep
-
+    from trueline.types import Answer
 
 Batch = Sequence[tuple[int, Sample]]  # samples with their places in the benchmark
+Chunk = tuple[str, int]  # the id of a cell, and the number of its first sample
+Spaces = dict[tuple[BuildOptions, Control | None], "GroundingSpace"]  # by what shapes them
+OnLabelledProgress = Callable[[str, int, int], None]  # a label, samples done, samples in all
 _SEEDS_APART = 1_000_003  # so that no sample of one seed draws like a sample of the next
 _JUDGED = 64  # answers a judge gets at once: enough to keep a service busy
 
 
 def sample_lines(cell: Cell, batch: Batch) -> list[SampleLine]:
     """The lines of a chunk of samples, one each and in their order."""
-    if cell.head.task == "choose":
-        return [_choice(cell, index, sample) for index, sample in batch]
-    lines = _answers(cell, batch)
-    scored = [
-        (number, line, sample)
-        for number, (line, (_, sample)) in enumerate(zip(lines, batch, strict=True))
-        if isinstance(line, AnswerLine) and sample.answers
+    try:
+        if cell.head.task == "choose":
+            return [_choice(cell, index, sample) for index, sample in batch]
+        return [*_answers(cell, batch)]
+    except SettingError as error:
+        if len(batch) > 1:  # each alone, to know which one failed
+            return [line for one in batch for line in sample_lines(cell, [one])]
+        ((index, sample),) = batch
+        why = str(error)
+        return [FailedLine(cell=cell.id, sample=sample.id, index=index, reason=why, time=now())]
+
+
+def _answers(cell: Cell, batch: Batch) -> Iterator[AnswerLine]:
+    """An answer to each sample with its share of the seconds."""
+    from trueline.decode.generate import generate
+    from trueline.lab.metrics import BertScore, probe_scores
+
+    how, seed = cell.head.fidelity, cell.head.seed
+    if seed is not None:  # draws depend on a sample's index in the benchmark, not on its chunk
+        seed = seed * _SEEDS_APART + batch[0][0]
+    begun = perf_counter()
+    answers = generate(
+        cell.lm,
+        cell.method,
+        [sample.question for _, sample in batch],
+        batch_size=len(batch),
+        **asdict(replace(cell.sampling, seed=seed, trace=True)),
+    )
+    seconds = round((perf_counter() - begun) / len(batch), 4)
+    begin = min(answer.first_token_seconds for answer in answers)
+    end = max(answer.seconds for answer in answers)
+    which, stemmer = how.get("references", "all"), how.get("stemmer", False)
+    scores = [
+        text_scores(sample, answer.text, stemmer=stemmer, references=which)
+        if sample.probe is None
+        else dict(probe_scores(sample.probe, answer.text, answer.finish == "length"))
+        for (_, sample), answer in zip(batch, answers, strict=True)
     ]
-    if cell.encoder is not None and scored:
-        from trueline.lab.metrics import BertScore
-
-        which = cell.head.fidelity.get("references", "all")
-        references = [_references(sample, which) for _, _, sample in scored]
-        texts = [line.text for _, line, _ in scored]
+    known = [number for number, (_, sample) in enumerate(batch) if sample.answers]
+    if cell.encoder is not None and known:
+        references = [_references(batch[number][1], which) for number in known]
+        texts = [answers[number].text for number in known]
         values = BertScore(*cell.encoder).scores(texts, references)
-        for (number, line, _), value in zip(scored, values, strict=True):
-            scores = {**line.scores, "bertscore": _rounded(value, 5)}
-            lines[number] = replace_line(line, scores=scores)
-    return lines
-
-
-def _check_scorers(plan: Plan) -> None:
-    """Open the scorers of texts: a missing extra or encoder shows before the run."""
-    from trueline.lab.metrics import BertScore, bleu, rouge_l
-
-    for score in (bleu, rouge_l):
-        score("a", ["a"])
-    if plan.encoder is not None:
-        BertScore(*plan.encoder).scores([], [])
+        for number, value in zip(known, values, strict=True):
+            scores[number]["bertscore"] = _rounded(value, 5)
+    for (index, sample), answer, own in zip(batch, answers, scores, strict=True):
+        steps = answer.trace or ()
+        changed = (
+            # A draw alone is no change by the method.
+            step.final[0].token != step.base[0].token if cell.head.temperature else step.flipped
+            for step in steps
+        )
+        yield AnswerLine(
+            cell=cell.id,
+            sample=sample.id,
+            index=index,
+            question=sample.question,
+            text=answer.text,
+            tokens=len(answer.token_ids),
+            finish=answer.finish,
+            prompt_tokens=answer.prompt_tokens,
+            prompt_hashes=tuple(answer.prompt_hashes),
+            seconds=seconds,
+            decoding_seconds=round(max(0.0, end - begin) / len(batch), 4),
+            scores=own,
+            confidence=_confidence(answer, how.get("confidence", "geometric")),
+            hits=tuple(step.hits for step in steps),
+            flipped=tuple(map(int, changed)),
+            entropy=tuple(_rounded(step.entropy, 4) for step in steps),
+            regime=None if sample.probe is None else sample.probe.regime,
+            token_hash=sha256(str(answer.token_ids).encode()).hexdigest()[:16],
+            time=now(),
+        )
 
 
 def text_scores(
@@ -123,81 +167,29 @@ def _references(sample: Sample, references: References) -> tuple[str, ...]:
     return sample.answers if references == "all" else sample.answers[:1]
 
 
-def _answers(cell: Cell, batch: Batch) -> list[SampleLine]:
-    """An answer to each sample with its share of the seconds, or why there is none."""
-    from trueline.decode.generate import generate
-
-    # Draws depend on a sample's index in the benchmark, not on its chunk.
-    seed = cell.head.seed and cell.head.seed * _SEEDS_APART
-    options = replace(cell.sampling, seed=None if seed is None else seed + batch[0][0])
-    begun = perf_counter()
-    try:
-        answers = generate(
-            cell.lm,
-            cell.method,
-            [sample.question for _, sample in batch],
-            batch_size=len(batch),
-            **asdict(replace(options, trace=True)),
-        )
-    except SettingError as error:
-        if len(batch) == 1:
-            return [_failed(cell, *batch[0], str(error))]
-        return [line for one in batch for line in _answers(cell, [one])]  # to know which one
-    seconds = round((perf_counter() - begun) / len(batch), 4)
-    begin = min(answer.first_token_seconds for answer in answers)
-    end = max(answer.seconds for answer in answers)
-    decoding = round(max(0.0, end - begin) / len(batch), 4)
-    return [
-        _answer(cell, index, sample, answer, seconds, decoding)
-        for (index, sample), answer in zip(batch, answers, strict=True)
-    ]
+def _confidence(answer: Answer, how: Confidence) -> float | None:
+    """The mean of the picked tokens' probabilities; a geometric one needs all above 0."""
+    picked = [step.probability or 0.0 for step in answer.trace or ()]
+    if not picked or (how == "geometric" and min(picked) <= 0):
+        return None
+    if how != "geometric":
+        return _rounded(sum(picked) / len(picked), 6)
+    return _rounded(math.exp(sum(map(math.log, picked)) / len(picked)), 6)
 
 
-def _answer(
-    cell: Cell, index: int, sample: Sample, answer: Answer, seconds: float, decoding: float
-) -> AnswerLine:
-    from trueline.lab.metrics import probe_scores
-
-    steps, how = answer.trace or (), cell.head.fidelity
-    if sample.probe is None:
-        options = {name: how[name] for name in ("stemmer", "references") if name in how}
-        scores = text_scores(sample, answer.text, **options)
-    else:
-        scores = probe_scores(sample.probe, answer.text, answer.finish == "length")
-    return AnswerLine(
-        cell=cell.id,
-        sample=sample.id,
-        index=index,
-        question=sample.question,
-        text=answer.text,
-        tokens=len(answer.token_ids),
-        finish=answer.finish,
-        prompt_tokens=answer.prompt_tokens,
-        prompt_hashes=tuple(answer.prompt_hashes),
-        seconds=seconds,
-        decoding_seconds=decoding,
-        scores=scores,
-        confidence=_confidence(answer, how.get("confidence", "geometric")),
-        hits=tuple(step.hits for step in steps),
-        flipped=tuple(int(_is_changed(step, cell.head.temperature)) for step in steps),
-        entropy=tuple(_rounded(step.entropy, 4) for step in steps),
-        regime=None if sample.probe is None else sample.probe.regime,
-        token_hash=sha256(str(answer.token_ids).encode()).hexdigest()[:16],
-        time=now(),
-    )
+def _rounded(value: float | None, digits: int) -> float | None:
+    """A number as JSON can hold it: None if it is not finite."""
+    return None if value is None or not math.isfinite(value) else round(value, digits)
 
 
-def _choice(cell: Cell, index: int, sample: Sample) -> ChoiceLine | FailedLine:
+def _choice(cell: Cell, index: int, sample: Sample) -> ChoiceLine:
     from trueline.decode.generate import score
     from trueline.lab.metrics import mc1, mc2, mc3
 
     begun = perf_counter()
     single, multiple = (x or Choices((), ()) for x in (sample.single, sample.multiple))
     texts = [*dict.fromkeys((*single.texts, *multiple.texts))]  # each is scored once
-    try:
-        scores = score(cell.lm, cell.method, sample.question, texts)
-    except SettingError as error:
-        return _failed(cell, index, sample, str(error))
+    scores = score(cell.lm, cell.method, sample.question, texts)
     by_text = {text: round(value, 5) for text, value in zip(texts, scores, strict=True)}
     ones, many = ([by_text[text] for text in choices.texts] for choices in (single, multiple))
     return ChoiceLine(
@@ -212,39 +204,6 @@ def _choice(cell: Cell, index: int, sample: Sample) -> ChoiceLine | FailedLine:
         seconds=round(perf_counter() - begun, 4),
         time=now(),
     )
-
-
-def _failed(cell: Cell, index: int, sample: Sample, reason: str) -> FailedLine:
-    return FailedLine(cell=cell.id, sample=sample.id, index=index, reason=reason, time=now())
-
-
-def _confidence(answer: Answer, how: Confidence) -> float | None:
-    """The mean of the picked tokens' probabilities; a geometric one needs all above 0."""
-    picked = [step.probability or 0.0 for step in answer.trace or ()]
-    if not picked or (how == "geometric" and min(picked) <= 0):
-        return None
-    if how != "geometric":
-        return _rounded(sum(picked) / len(picked), 6)
-    return _rounded(math.exp(sum(map(math.log, picked)) / len(picked)), 6)
-
-
-def _is_changed(step: TraceStep, temperature: float) -> bool:
-    """Whether the method changed the most probable token; a draw alone is no change."""
-    if temperature == 0:
-        return step.flipped
-    return step.final[0].token != step.base[0].token
-
-
-def _rounded(value: float | None, digits: int) -> float | None:
-    """A number as JSON can hold it: None if it is not finite."""
-    return None if value is None or not math.isfinite(value) else round(value, digits)
-
-
-Chunk = tuple[str, int]  # the id of a cell, and the number of its first sample
-
-
-Spaces = dict[tuple[BuildOptions, Control | None], "GroundingSpace"]  # by what shapes them
-OnLabelledProgress = Callable[[str, int, int], None]  # a label, samples done, samples in all
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,85 +257,98 @@ def run_plan(
     that was never interrupted, apart from times. `on` is a cluster whose workers build the
     spaces and answer, with the threads of the plan; judges run here.
     """
+    import torch
+
     check_value("minutes", minutes, Annotated[float, Between(0, above=True)] | None)
     check_value("max_samples", max_samples, Annotated[int, Between(1)] | None)
     deadline = math.inf if minutes is None else monotonic() + 60 * minutes
     if on is not None and plan.threads is not None:
         on = replace(on, threads=plan.threads)
-    folder, stopped = Path(folder), None
+    progress = progress or (lambda label, done, total: None)
+    folder, stopped, threads = Path(folder), None, torch.get_num_threads()
     with open_journal(folder) as journal:
-        progress = progress or (lambda label, done, total: None)
         run = _Run(plan, folder, journal, on, progress, deadline, max_samples or math.inf)
         benchmarks = [benchmark_of(plan, name) for name in plan.benchmarks]
         _check_scorers(plan)
         judges = judges_of(plan, run.models)  # a missing key shows before anything is run
         if lines := journal.dropped:
             run.notes.append(f"{counted(lines, 'line')} cut short by a kill: done again")
+        torch.set_num_threads(plan.threads or threads)
         try:
-            with _threads(plan.threads):
-                for model in plan.models:
-                    _run_model(run, model, benchmarks)
-                for judge in judges:
-                    _run_judge(run, judge)
+            for model in plan.models:
+                _run_model(run, model, benchmarks)
+            for judge in judges:
+                _run_judge(run, judge)
         except _LimitReached as reason:
             stopped = str(reason)
+        finally:
+            torch.set_num_threads(threads)
     by_id = {cell.id: cell for cell in gather_cells(journal.lines)}
     cells = [by_id[id] for id in run.begun]
     notes = run.notes + warnings(cells) + effect_notes(cells) + agreement_notes(cells)
     return RunOutcome(folder, [summarize_cell(cell) for cell in cells], notes, stopped)
 
 
-@contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    import torch
+def _check_scorers(plan: Plan) -> None:
+    """Open the scorers of texts: a missing extra or encoder shows before the run."""
+    from trueline.lab.metrics import BertScore, bleu, rouge_l
 
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(before if count is None else count)
-        yield
-    finally:
-        torch.set_num_threads(before)
+    for score in (bleu, rouge_l):
+        score("a", ["a"])
+    if plan.encoder is not None:
+        BertScore(*plan.encoder).scores([], [])
 
 
 def _run_model(run: _Run, model: str, benchmarks: Sequence[Benchmark]) -> None:
+    """Complete the cells of one model, chunk by chunk."""
     run.check_limits()
     lm = run.models.get(model) or model_of(run.plan, model)
+    journal, size = run.journal, run.plan.batch_size
     for benchmark in benchmarks:
         spaces: Spaces = {}
-        cells = list(_cells(run, lm, benchmark, spaces))
-        total, done = sum(len(cell.samples) for cell in cells), 0
-        answered = _answer_chunks(run, cells)
-        for cell in cells:
-            for step in _run_cell(run, cell, answered):
-                done += step
+        cells = {cell.id: cell for cell in _cells(run, lm, benchmark, spaces)}
+        ready = {id: len(journal.samples_of(id)) for id in cells}
+        chunks = [
+            (id, start)
+            for id, cell in cells.items()
+            if not journal.is_done(id)
+            for start in range(ready[id], len(cell.samples), size)
+        ]
+        lines_of = partial(_chunk_lines, cells, size)
+        answered = (map if run.on is None else run.on.map)(lines_of, chunks)
+        total, done = sum(len(cell.samples) for cell in cells.values()), 0
+        for id, cell in cells.items():
+            run.begun[id] = benchmark
+            done += ready[id]
+            run.progress(f"{lm.id} {benchmark.name}", done, total)
+            if journal.is_done(id):
+                continue
+            cell.method.check(lm)
+            if journal.head_of(id) is None:
+                journal.append([replace_line(cell.head, machine=machine(run.on), time=now())])
+            for _ in range(ready[id], len(cell.samples), size):
+                run.check_limits()
+                lines = next(answered)
+                journal.append(lines)
+                run.samples -= len(lines)
+                done += len(lines)
                 run.progress(f"{lm.id} {benchmark.name}", done, total)
+            seconds = sum(getattr(line, "seconds", 0.0) for line in journal.samples_of(id))
+            journal.append([DoneLine(cell=id, seconds=round(seconds, 4), time=now())])
         own = (space for (_, control), space in spaces.items() if control is None)
         _find_leaks(run, lm, benchmark, next(own, None))
 
 
-def _find_leaks(
-    run: _Run, lm: Engine, benchmark: Benchmark, space: GroundingSpace | None
-) -> None:
-    """Note once for all cells which samples the grounding examples give away.
-
-    Samples with a regime are about the examples on purpose.
-    """
-    if all(sample.probe for sample in benchmark.test):
-        return
-    known = [
-        line
-        for line in run.journal.lines
-        if isinstance(line, LeaksLine)
-        and line.data_hash == benchmark.hash
-        and (space is None or line.embedder == space.embedder_id)
-    ]
-    if not known:
-        known = [
-            leak_line(benchmark, None if space is None else space.open_embedder(lm.device))
-        ]
-        run.journal.append(known)
-    if known[0].counts.get("leaking"):
-        run.notes.append(leak_note(known[0]))
+def _chunk_lines(cells: dict[str, Cell], size: int, chunk: Chunk) -> list[SampleLine]:
+    id, start = chunk
+    cell, wanted = cells[id], cells[id].head.versions
+    found = versions(type(cell.method).__module__, [*wanted])
+    if other := [x for x in wanted if x != "python" and found.get(x) != wanted[x]]:
+        raise ClusterError(
+            f"{cell.head.label} would run differently on another machine, which has another "
+            f"version of {', '.join(other)}; install the same on every machine"
+        )
+    return sample_lines(cell, cell.samples[start : start + size])
 
 
 def _cells(run: _Run, lm: Engine, benchmark: Benchmark, spaces: Spaces) -> Iterator[Cell]:
@@ -420,50 +392,24 @@ def _space(
     return grounding_space(lm, benchmark, options, run.folder / "spaces", report, run.on)
 
 
-def _answer_chunks(run: _Run, cells: Sequence[Cell]) -> Iterator[list[SampleLine]]:
-    """The lines of every chunk that cells lack, in the order of cells and samples."""
-    size, by_id = run.plan.batch_size, {cell.id: cell for cell in cells}
-    chunks: list[Chunk] = []
-    for cell in by_id.values():
-        if not run.journal.has(cell.id, DoneLine):
-            ready = len(run.journal.samples_of(cell.id))
-            chunks += [(cell.id, start) for start in range(ready, len(cell.samples), size)]
-    function = partial(_chunk_lines, by_id, size)
-    return (map if run.on is None else run.on.map)(function, chunks)
+def _find_leaks(
+    run: _Run, lm: Engine, benchmark: Benchmark, space: GroundingSpace | None
+) -> None:
+    """Note once for all cells which samples the grounding examples give away.
 
-
-def _chunk_lines(cells: dict[str, Cell], size: int, chunk: Chunk) -> list[SampleLine]:
-    id, start = chunk
-    cell, wanted = cells[id], cells[id].head.versions
-    found = versions(type(cell.method).__module__, [*wanted])
-    if other := [x for x in wanted if x != "python" and found.get(x) != wanted[x]]:
-        raise ClusterError(
-            f"{cell.head.label} would run differently on another machine, which has another "
-            f"version of {', '.join(other)}; install the same on every machine"
-        )
-    return sample_lines(cell, cell.samples[start : start + size])
-
-
-def _run_cell(run: _Run, cell: Cell, answered: Iterator[list[SampleLine]]) -> Iterator[int]:
-    """Complete a cell chunk by chunk; yields how many samples are done."""
-    run.begun[cell.id] = cell.benchmark
-    journal = run.journal
-    ready = len(journal.samples_of(cell.id))
-    yield ready
-    if journal.has(cell.id, DoneLine):
+    Samples with a regime are about the examples on purpose.
+    """
+    if all(sample.probe for sample in benchmark.test):
         return
-    cell.method.check(cell.lm)
-    if not journal.has(cell.id, CellLine):
-        journal.append([replace_line(cell.head, machine=machine(run.on), time=now())])
-    for _ in range(ready, len(cell.samples), run.plan.batch_size):
-        run.check_limits()
-        lines = next(answered)
-        journal.append(lines)
-        run.samples -= len(lines)
-        yield len(lines)
-    lines = journal.samples_of(cell.id)
-    seconds = sum(0.0 if isinstance(line, FailedLine) else line.seconds for line in lines)
-    journal.append([DoneLine(cell=cell.id, seconds=round(seconds, 4), time=now())])
+    for line in run.journal.lines:
+        if isinstance(line, LeaksLine) and line.data_hash == benchmark.hash:
+            if space is None or line.embedder == space.embedder_id:
+                break
+    else:
+        line = leak_line(benchmark, None if space is None else space.open_embedder(lm.device))
+        run.journal.append([line])
+    if line.counts.get("leaking"):
+        run.notes.append(leak_note(line))
 
 
 def _run_judge(run: _Run, judge: Judge) -> None:
@@ -471,15 +417,16 @@ def _run_judge(run: _Run, judge: Judge) -> None:
     from trueline.lab.judges import questions_for
 
     journal, judge_hash = run.journal, judge.hash  # once: a local judge reads much for it
-    judged, stale = set(), []
+    judged, kept = set(), []
     for line in journal.lines:
         if isinstance(line, VerdictLine) and line.judge == judge.id and line.cell in run.begun:
-            if line.is_answered and line.judge_hash == judge_hash:
-                judged.add((line.cell, line.about, line.sample))
-            else:
-                stale.append(line)
-    journal.drop(stale)
-    answers = [x for x in journal.lines if isinstance(x, AnswerLine) and not x.is_local]
+            if not line.is_answered or line.judge_hash != judge_hash:
+                continue
+            judged.add((line.cell, line.about, line.sample))
+        kept.append(line)
+    if len(kept) < len(journal.lines):
+        journal.keep(kept)
+    answers = [x for x in kept if isinstance(x, AnswerLine) and not x.is_local]
     questions = [
         (benchmark, about, [line for line in answers if line.cell == cell])
         for cell, benchmark in run.begun.items()
@@ -487,11 +434,12 @@ def _run_judge(run: _Run, judge: Judge) -> None:
     ]
     total, done = sum(len(lines) for _, _, lines in questions), len(judged)
     size, silent = max(_JUDGED, run.plan.batch_size), 0
-    for benchmark, about, answers in questions:
-        left = [x for x in answers if (x.cell, about, x.sample) not in judged]
+    for benchmark, about, lines in questions:
+        left = [x for x in lines if (x.cell, about, x.sample) not in judged]
         for batch in (left[start : start + size] for start in range(0, len(left), size)):
             run.check_limits()
             items = [(benchmark.test[line.index], line.text) for line in batch]
+            found = judge.judge(benchmark.task, about, items)
             verdicts = [
                 VerdictLine(
                     cell=line.cell,
@@ -500,9 +448,7 @@ def _run_judge(run: _Run, judge: Judge) -> None:
                     time=now(),
                     **asdict(verdict),
                 )
-                for line, verdict in zip(
-                    batch, judge.judge(benchmark.task, about, items), strict=True
-                )
+                for line, verdict in zip(batch, found, strict=True)
             ]
             journal.append(verdicts)
             silent += sum(not line.is_answered for line in verdicts)
