@@ -1,8 +1,7 @@
 """Map a function over units of work on the workers of a Ray cluster.
 
-`Cluster.map` gives what `map` gives on one machine: the same results in the same order. The
-function is pickled once and opened once by every worker; units and results travel with Ray, so
-that the machines need no common folder.
+`Cluster.map` gives what `map` gives: the same results in the same order. Functions, units and
+results travel with Ray, so the machines need no common folder.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import pickle
 import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Annotated, Any
@@ -33,7 +31,6 @@ from trueline.text import shown
 HERE = "ray"  # a new cluster on this machine
 # Another version of one of these may compute other numbers.
 _PACKAGES = ("trueline", "torch", "transformers", "tokenizers", "numpy", "onnxruntime")
-_STARTS = 3  # of a cluster here: on a busy machine Ray gives up after 15 seconds
 _PATIENCE = 10.0  # seconds for a cluster elsewhere to answer
 _QUEUED = 2  # units at a worker: one that runs, and one that waits so that no worker is idle
 
@@ -75,83 +72,65 @@ class Cluster:
             yield from map(function, units)
             return
         pickled = dumps(function)  # before a cluster starts: it may fail
-        for where, error, result in self._outcomes(self._connect(), pickled, units):
-            if error is not None:
-                raise type(error)(f"{error} (on the worker at {where})") from error
-            yield result
-
-    def _outcomes(
-        self, ray: Any, function: bytes, units: Sequence[Any]
-    ) -> Iterator[tuple[str, TruelineError | None, Any]]:
-        """For each unit where its worker is, an error if there is one, and the result."""
-        count = min(self._count_workers(ray), len(units))
+        ray = self._connect()
         options = {"num_cpus": self.threads, "num_gpus": self.gpus}
         options |= {"max_restarts": -1, "max_task_retries": self.retries}
         make = ray.remote(**options)(_Worker).remote
         # Not an argument of the constructor: Ray loses large ones when it restarts a worker.
-        shared = ray.put(function)
-        versions = _versions()
-        free = [make(versions, self.threads) for _ in range(count)] * _QUEUED
-        running, ordered = dict[Any, Any](), deque[Any]()
+        shared = ray.put(pickled)
+        count = min(self._count_workers(ray), len(units))
+        free = [make(_versions(), self.threads) for _ in range(count)] * _QUEUED
+        left, running, ordered = deque(units), dict[Any, Any](), deque[Any]()
         try:
-            for unit in units:
-                ordered.append(free[0].run.remote(shared, pickle.dumps(unit)))
-                running[ordered[-1]] = free.pop(0)
-                while not free:
-                    for done in ray.wait(list(running))[0]:
-                        free.append(running.pop(done))
-                    while ordered and ordered[0] not in running:
-                        yield pickle.loads(ray.get(ordered.popleft()))
-            while ordered:
-                yield pickle.loads(ray.get(ordered.popleft()))
-        except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError) as error:
+            while left or ordered:
+                while left and free:
+                    ordered.append(free[0].run.remote(shared, left.popleft()))
+                    running[ordered[-1]] = free.pop(0)
+                if ordered[0] in running:
+                    free += [running.pop(done) for done in ray.wait(list(running))[0]]
+                    continue
+                result, error = pickle.loads(ray.get(ordered.popleft()))
+                if error is not None:
+                    raise error
+                yield result
+        except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError) as ended:
             raise ClusterError(
-                f"{self.retries + 1} workers in turn have ended at the same work "
-                f"({_first_line(error)}); they may need more memory: take fewer workers, and "
-                "run the same command again to go on"
-            ) from error
-        finally:  # a worker without a handle ends after its units; killing it prints an error
-            free.clear()
-            running.clear()
+                f"{self.retries + 1} workers in turn have ended at the same work; they may "
+                "need more memory: take fewer workers, and run the same command again to go on"
+            ) from ended
 
     def _connect(self) -> Any:
         ray = import_extra("ray", "--on ray", "ray")
         if ray.is_initialized():
             return ray
-        options: dict[str, Any] = {"address": "local", "include_dashboard": False}
-        if is_elsewhere := self.address != HERE:
-            options = {"address": self.address}
         # Ray would report its use to its makers; users who want that set this.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        for left in reversed(range(1 if is_elsewhere else _STARTS)):
-            try:
-                if is_elsewhere:  # without a listener there Ray would wait a minute
-                    host, _, port = self.address.rpartition(":")
-                    socket.create_connection((host, int(port)), timeout=_PATIENCE).close()
-                ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
-                break
-            except Exception as error:  # Ray has no narrower one for a node that does not start
-                ray.shutdown()
-                if not left:
-                    raise ClusterError(
-                        f"there is no Ray cluster at {self.address} ({_first_line(error)}); "
-                        "check that it runs and that this machine has joined it (`ray start "
-                        "--address=HOST:PORT`); if it is `ray`, the machine may be too busy: "
-                        "run the same command again later"
-                    ) from error
+        options = {"logging_level": logging.ERROR, "log_to_driver": False}
+        host, _, port = self.address.rpartition(":")
+        try:
+            if host:  # without a listener there Ray would wait a minute
+                socket.create_connection((host, int(port)), timeout=_PATIENCE).close()
+                ray.init(address=self.address, **options)
+            else:
+                ray.init(address="local", include_dashboard=False, **options)
+        except Exception as error:  # Ray has no narrower one for a node that does not start
+            reason = str(error).strip().partition("\n")[0]
+            raise ClusterError(
+                f"there is no Ray cluster at {self.address} ({reason}); check that it runs and "
+                "that this machine has joined it (`ray start --address=HOST:PORT`); if it is "
+                "`ray`, the machine may be too busy: run the same command again later"
+            ) from error
         return ray
 
     def _count_workers(self, ray: Any) -> int:
-        resources = ray.cluster_resources()
-        room = int(resources.get("CPU", 0) // self.threads)
-        if self.gpus:
-            room = min(room, int(resources.get("GPU", 0) // self.gpus))
+        resources, needs = ray.cluster_resources(), {"CPU": self.threads, "GPU": self.gpus}
+        room = min(int(resources.get(kind, 0) // n) for kind, n in needs.items() if n)
         count = self.workers or room
         if not 1 <= count <= room:
             raise ClusterError(
-                f"the Ray cluster has room for {room} workers of {self.threads} CPUs"
-                f"{f' and {self.gpus} GPUs' if self.gpus else ''}, not for {max(count, 1)}; "
-                "take fewer workers, or add machines to it"
+                f"the Ray cluster has room for {room} workers of {self.threads} CPUs and "
+                f"{self.gpus} GPUs, not for {max(count, 1)}; take fewer workers, or add "
+                "machines to it"
             )
         return count
 
@@ -160,9 +139,8 @@ class _Pickler(pickle.Pickler):
     """Models and embedders travel by name; another process opens the same weights."""
 
     def reducer_override(self, value: Any) -> Any:
-        if weights := _weights(value):
-            return _opened, (origin_of(value), weights)
-        return NotImplemented
+        weights = _weights(value)
+        return (_opened, (origin_of(value), weights)) if weights else NotImplemented
 
 
 def dumps(value: Any) -> bytes:
@@ -196,44 +174,35 @@ class _Worker:
         self.versions, self.threads = versions, threads
         self.function: Callable[[Any], Any] | None = None
 
-    def run(self, function: bytes, unit: bytes) -> bytes:
-        """Where it is, an error if there is one, and the result, pickled."""
+    def run(self, function: bytes, unit: Any) -> bytes:
+        """The result and an error, one of them None; Ray itself would not copy arrays."""
         import ray
         import torch
 
-        where = ray.util.get_node_ip_address()
         try:
             if self.function is None:
-                _check_versions(self.versions)
+                self.check_versions()
                 torch.set_num_threads(self.threads)
                 self.function = pickle.loads(function)
-            return pickle.dumps((where, None, self.function(pickle.loads(unit))))
+            return pickle.dumps((self.function(unit), None))
         except TruelineError as error:
-            return pickle.dumps((where, error, None))
+            where = f"(on the worker at {ray.util.get_node_ip_address()})"
+            return pickle.dumps((None, type(error)(f"{error} {where}")))
+
+    def check_versions(self) -> None:
+        """Refuse to work with other versions than the first machine has."""
+        pairs = [
+            f"{name} is {here} there and {self.versions[name]} here"
+            for name, here in _versions().items()
+            if self.versions[name] != here
+        ]
+        if pairs:
+            raise ClusterError(
+                f"a worker may compute other numbers: {', '.join(pairs)}; install the same "
+                "versions on every machine of the cluster"
+            )
 
 
 def _versions() -> dict[str, str]:
-    """The installed version of each package; empty if it is missing."""
-    found = dict.fromkeys(_PACKAGES, "")
-    for name in found:
-        with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
-
-
-def _check_versions(first: dict[str, str]) -> None:
-    """Refuse to work with other versions than the first machine has."""
-    differing = [
-        f"{name} is {here or 'missing'} there and {first[name] or 'missing'} here"
-        for name, here in _versions().items()
-        if first[name] != here
-    ]
-    if differing:
-        raise ClusterError(
-            f"a worker may compute other numbers: {', '.join(differing)}; install the same "
-            "versions on every machine of the cluster"
-        )
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+    installed = {one.name: one.version for one in metadata.distributions()}
+    return {name: installed.get(name, "missing") for name in _PACKAGES}
