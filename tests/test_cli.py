@@ -364,26 +364,11 @@ def test_an_option_is_also_an_environment_variable(command, option, monkeypatch)
     assert source is click.core.ParameterSource.ENVIRONMENT
 
 
-MISTYPED = {  # an option or command, and the name that is likely meant, if any
-    "ask --spcae": "--space",
-    "ask --methods": "--method",
-    "ask --temp": "--temperature",
-    "ask --k": "--top-k",
-    "ask --quiet": None,
-    "buidl": "build",
-    "aks": "ask",
-    "lag": None,  # as like to log as aks to ask, but of other letters
-    "list": None,
-}
-
-
-@pytest.mark.parametrize("typed", MISTYPED)
-def test_a_mistyped_name_gets_the_one_that_was_meant_or_none(typed):
-    ran, name = run(*typed.split(), QUESTION), typed.split()[-1]
-    hint = f" Did you mean {MISTYPED[typed]!r}?" if MISTYPED[typed] else ""
-    kind = "option" if name.startswith("--") else "command"
-    assert ran.code == 1
-    assert ran.err.splitlines()[0] == f"Error: No such {kind} '{name}'.{hint}"
+@pytest.mark.parametrize(("typed", "meant"), [("buidl", "build"), ("ask --spcae", "--space")])
+def test_a_mistyped_name_gets_the_one_that_is_likely_meant(typed, meant):
+    ran = run(*typed.split(), QUESTION)
+    assert (ran.code, ran.out) == (1, "")
+    assert re.search(f"Did you mean .*{meant!r}", ran.err.splitlines()[0])
 
 
 def test_a_variable_does_what_its_option_does(monkeypatch):

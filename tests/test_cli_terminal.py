@@ -123,7 +123,9 @@ def test_why_explains_the_answer_that_was_given_without_another_pass(monkeypatch
     answer = ran.out.splitlines()[0]
     assert f"corrective  {answer[:20]}" in ran.err
     assert "which of your examples are near, and why they are in scope or not" in ran.err
-    assert ran.err.rstrip().endswith("a new conversation\nask something first")
+    assert ran.err.rstrip().endswith(
+        "a new conversation\nthere is no answer yet; write a question first"
+    )
 
 
 def test_the_prompt_of_a_chat_shows_method_and_space(monkeypatch):

@@ -9,8 +9,6 @@ from trueline import session as sessions
 from trueline.errors import SettingError, SpaceMismatchError
 from trueline.session import open_session
 
-EXTRA = tl.Example("Is water wet?", "Water makes things wet.", id="extra")
-
 
 @pytest.fixture
 def folder(lm, embedder, tmp_path):
@@ -47,20 +45,6 @@ def test_a_setting_goes_to_every_method_that_has_it_unless_it_names_one(folder, 
     assert methods["dola"].candidates == (0, 1)
 
 
-def test_a_session_moves_to_the_newest_state_and_leaves_answers_in_hand_alone(
-    folder, embedder, lm
-):
-    session = opened(folder, embedder, ["rad"], settings={"tau": 0.3})
-    assert session.current() is session
-    pieces = tl.stream(lm, session.methods["rad"], "Is water wet?", max_new_tokens=4)
-    next(pieces)
-    tl.open(folder, embedder=embedder).add([EXTRA], lm)
-    moved = session.current()
-    assert (len(session.space), len(moved.space)) == (4, 5)
-    assert moved.methods["rad"].settings() == session.methods["rad"].settings()
-    assert list(pieces)  # goes on with what it began with
-
-
 @pytest.fixture
 def built(monkeypatch, tmp_path, embedder):
     """What was built of the shipped facts: the folder, and the context of the entries."""
@@ -75,28 +59,14 @@ def built(monkeypatch, tmp_path, embedder):
     return found
 
 
-def test_methods_share_one_shipped_space_of_a_kind(lm, built):
-    session = open_session(["greedy"], model=lm)
-    assert (session.space, built) == (None, [])
-    one, other = session.method("rad"), session.method("knn-lm")
-    assert one.space is other.space
-    assert session.method("corrective").space is session.method("kate").space is not one.space
-    entries = f"facts-{lm.fingerprint[:12]}.space"
-    assert built == [(entries, 8), ("facts.space", None)]
-
-
-def test_entries_are_made_only_for_a_method_that_needs_them(lm, built):
-    session = open_session(["corrective", "kate"], model=lm)
+def test_the_shipped_facts_get_entries_only_for_a_method_that_needs_them(lm, built):
+    assert open_session(["greedy"], model=lm).space is None
+    assert built == []
+    open_session(["corrective", "kate"], model=lm)
     assert built == [("facts.space", None)]
-    assert session.is_shipped
-    assert (
-        session.method("rad").space.info()["context"] == 8
-    )  # as when a chat changes its method
-    assert session.method("corrective").space is session.space
-    assert len(built) == 2
     both = open_session(["corrective", "rad"], model=lm)
     assert both.methods["corrective"].space is both.methods["rad"].space is both.space
-    assert len(built) == 3
+    assert built[1:] == [(f"facts-{lm.fingerprint[:12]}.space", 8)]
 
 
 def test_a_space_without_entries_is_refused_before_a_model_is_opened(embedder, monkeypatch):

@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import click
 
-from trueline.cli.options import answer_options, described
+from trueline.cli.options import answer_options
 from trueline.types import Sampling, SamplingOptions
 
 
@@ -14,6 +14,5 @@ def test_keyword_arguments_are_the_fields_of_sampling():
 
 def test_every_described_option_is_a_flag_of_the_commands_that_answer():
     command = click.command()(answer_options(lambda **options: None))
-    flags = {option.name for option in command.params}
-    assert [*described(Sampling)] == "max_new_tokens temperature top_k top_p seed stop".split()
-    assert {*described(Sampling)} <= flags
+    flags = [option.name for option in command.params]
+    assert flags[-6:] == "max_new_tokens temperature top_k top_p seed stop".split()

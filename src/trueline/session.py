@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,6 @@ from trueline.methods import (
 if TYPE_CHECKING:
     from trueline.engines.base import Engine
     from trueline.methods.base import Method
-    from trueline.prompts import Prompt
     from trueline.space import GroundingSpace
     from trueline.types import OnProgress
 
@@ -38,45 +37,7 @@ class Session:
 
     lm: Engine
     space: GroundingSpace | None  # None: no method needs one, and none was named
-    methods: Mapping[str, Method] = field(default_factory=dict)
-    is_shipped: bool = False  # whether the space is that of the shipped facts
-    _shipped: dict[bool, GroundingSpace] = field(default_factory=dict)  # by: has it entries
-
-    def method(
-        self,
-        name: str,
-        settings: Mapping[str, Any] | None = None,
-        *,
-        prompt: Prompt | None = None,
-    ) -> Method:
-        """A method on the model and the space, or on a prompt if it needs no space."""
-        space, with_entries = self.space, needs_entries(name)
-        if self.is_shipped and with_entries and space is not None and space.entries is None:
-            space = None
-        if space is None and method_class(name).needs.space:
-            if with_entries not in self._shipped:
-                self._shipped[with_entries] = shipped_space(self.lm if with_entries else None)
-            space = self._shipped[with_entries]
-        return make_method(name, space=space, prompt=prompt, settings=settings)
-
-    def current(self) -> Session:
-        """The same on the newest state of the space's folder, at the cost of one small read.
-
-        Answers that are being generated go on with the state they began with.
-        """
-        if self.space is None or (space := self.space.current()) is self.space:
-            return self
-        return replace(self.on(space), is_shipped=self.is_shipped)
-
-    def on(self, space: GroundingSpace) -> Session:
-        """The same model and methods on another space."""
-        moved = Session(self.lm, space)
-        methods = {
-            name: moved.method(name, method.settings()) for name, method in self.methods.items()
-        }
-        for method in methods.values():
-            method.check(self.lm)
-        return replace(moved, methods=methods)
+    methods: Mapping[str, Method]
 
 
 def open_session(
@@ -97,31 +58,65 @@ def open_session(
     named `tau` for every method that has one, or `rad.tau` for one of them. Without a model,
     it is the one the space was built with; `weights` are the options of `load`.
     """
-    given = settings or {}
-    check_names(names, given)
+    own = _settings_by_method(names, settings or {})
     if isinstance(space, str | Path):
         from trueline.space import read_space
 
         space = read_space(space, embedder=embedder)
-    own = {name: _meant_for(name, given) for name in names}
-    needs_space = any(method_class(name).needs.space for name in names)
-    needs_any_entries = any(map(needs_entries, names))
     if space is not None:  # a space that lacks something is refused before a model is opened
         for name in names:
             if not (builds_entries and needs_entries(name)):
                 make_method(name, space=space, settings=own[name])
-        if needs_space:
-            _open_embedder(space)
-    lm: Engine = (
-        _load(model, space, **weights) if model is None or isinstance(model, str) else model
-    )
-    is_shipped = space is None and needs_space
-    if is_shipped:
-        space = shipped_space(lm if needs_any_entries else None, progress)
-    elif builds_entries and space is not None and needs_any_entries:
-        space = entries_for(space, lm, progress=progress)
-    session = Session(lm, space, is_shipped=is_shipped)
-    return replace(session, methods={name: session.method(name, own[name]) for name in names})
+        if any(method_class(name).needs.space for name in names):
+            Thread(target=_open_embedder, args=(space,), daemon=True).start()
+    lm = _load(model, space, **weights) if model is None or isinstance(model, str) else model
+    if space is None or builds_entries:
+        space = space_for(names, lm, space, progress=progress)
+    made = {name: make_method(name, space=space, settings=own[name]) for name in names}
+    return Session(lm, space, made)
+
+
+def _settings_by_method(
+    names: Sequence[str], settings: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """The settings of each method; refuses unknown methods, and settings that none has."""
+    for name in names:
+        check_method_name(name)
+    own: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for key in sorted(settings, key=lambda key: "." in key):  # `rad.tau` wins over `tau`
+        method, dot, setting = key.rpartition(".")
+        if dot:
+            check_method_name(method)
+            if method not in names:
+                raise SettingError(f"{key} is set, but {method} is not among the methods")
+        takers = [name for name in names if setting in settings_fields(name)]
+        for name in [method] if dot else takers or [*names, PLAIN][:1]:
+            check_settings(name, {setting: settings[key]})
+            own[name][setting] = settings[key]
+    return own
+
+
+def _open_embedder(space: GroundingSpace) -> None:
+    """Open the embedder while the model is opened; most of both is outside Python."""
+    with suppress(Exception):  # it shows again when the embedder is needed
+        space.open_embedder("cpu")
+
+
+def _load(model: str | None, space: GroundingSpace | None, **options: Any) -> Engine:
+    entries = None if space is None else space.entries
+    named = "" if entries is None else entries.settings.model
+    try:
+        if model is None and named:
+            check_named(named, "--model")
+        lm: Engine = load(model or named or DEFAULT_MODEL, **options)
+        return lm
+    except ModelError as error:
+        if model is not None or not named:
+            raise
+        raise SpaceMismatchError(
+            f"the space was built with the model {named!r}, which cannot be opened by that "
+            f"name; say where it is with --model ({error})"
+        ) from error
 
 
 def needs_entries(name: str) -> bool:
@@ -129,61 +124,39 @@ def needs_entries(name: str) -> bool:
     return method_class(name).needs.context is not None
 
 
-def _open_embedder(space: GroundingSpace) -> None:
-    """Open the embedder in a thread while the model is opened; most of it is outside Python.
-
-    An error shows again when the embedder is needed.
-    """
-
-    def run() -> None:
-        with suppress(Exception):
-            space.open_embedder("cpu")
-
-    Thread(target=run, daemon=True).start()
+def is_shipped(space: GroundingSpace) -> bool:
+    """Whether a space is that of the shipped facts."""
+    return space.folder is not None and space.folder.parent == home() / "spaces"
 
 
-def check_names(names: Sequence[str], settings: Mapping[str, Any]) -> None:
-    """Refuse unknown methods, and settings that none of the methods has."""
-    for name in names:
-        method_class(name)
-    for key, value in settings.items():
-        method, dot, setting = key.rpartition(".")
-        if dot:
-            method_class(method)  # refuses an unknown name
-        if dot and method not in names:
-            raise SettingError(f"{key} is set, but {method} is not among the methods")
-        takers = [name for name in names if setting in _meant_for(name, {key: value})]
-        for name in takers or [method or next(iter(names), PLAIN)]:
-            check_settings(name, {setting: value})
-
-
-def shipped_space(
-    lm: Engine | None = None, progress: OnProgress | None = None
-) -> GroundingSpace:
-    """The space of the shipped facts, with entries if a model is given; kept in the cache."""
-    from trueline.space import build
-
-    spaces = home() / "spaces"
-    name = "facts.space" if lm is None else f"facts-{lm.fingerprint[:12]}.space"
-    entries: dict[str, Any] = {} if lm is None else {"context": _CONTEXT, "wrong": True}
-    with locked(spaces):
-        return build(
-            lm, "facts", out=spaces / name, overwrite=True, progress=progress, **entries
-        )
-
-
-def entries_for(
-    space: GroundingSpace,
+def space_for(
+    names: Sequence[str],
     lm: Engine,
+    space: GroundingSpace | None = None,
     *,
     progress: OnProgress | None = None,
-) -> GroundingSpace:
-    """The space with entries of this model: those it has, or new ones that are kept with it.
+) -> GroundingSpace | None:
+    """The space that methods need: the shipped facts if there is none, with entries if needed.
 
-    Entries of another model stay in its folder; those built here then last for this process.
+    Missing entries are built and kept with the space; if it has those of another model, they
+    stay in its folder, and the new ones last for this process.
     """
     from trueline.space import build
 
+    has_entries = any(map(needs_entries, names))
+    if space is None or is_shipped(space):
+        if not any(method_class(name).needs.space for name in names):
+            return space
+        folder, name, entries = home() / "spaces", "facts.space", dict[str, Any]()
+        if has_entries:
+            name = f"facts-{lm.fingerprint[:12]}.space"
+            entries = {"context": _CONTEXT, "wrong": True}
+        model = lm if has_entries else None
+        options: dict[str, Any] = {"overwrite": True, "progress": progress}
+        with locked(folder):
+            return build(model, "facts", out=folder / name, **options, **entries)
+    if not has_entries:
+        return space
     if space.entries is not None:
         with suppress(SpaceMismatchError):
             space.entries.check_model(lm)
@@ -199,31 +172,6 @@ def entries_for(
         progress=progress,
     )
     return built.tune(space.tuned)
-
-
-def _load(model: str | None, space: GroundingSpace | None, **options: Any) -> Engine:
-    entries = None if space is None else space.entries
-    named = "" if entries is None else entries.settings.model
-    try:
-        if model is None and named:
-            check_named(named, "--model")
-        lm: Engine = load(model or named or DEFAULT_MODEL, **options)
-        return lm
-    except ModelError as error:
-        if model is not None or space is None:
-            raise
-        raise SpaceMismatchError(
-            f"{space.folder or 'the space'} was built with the model {named!r}, which cannot "
-            f"be opened by that name; say where it is with --model ({error})"
-        ) from error
-
-
-def _meant_for(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings for one method: plain names that it has, then `name.setting`."""
-    known = settings_fields(name)
-    own = {key.removeprefix(f"{name}."): key for key in settings if key.startswith(f"{name}.")}
-    keys = {key: key for key in settings} | own
-    return {name: settings[key] for name, key in keys.items() if name in known}
 
 
 def check_parts(

@@ -7,9 +7,6 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Sequence
-from difflib import SequenceMatcher
-from typing import Any
 
 import click
 
@@ -26,43 +23,22 @@ from trueline.cli.report import report, reproduce
 from trueline.cli.screen import (
     ReaderLeftError,
     discard,
-    flush,
     note,
     one_line,
     settle_streams,
     show,
+    write,
 )
 from trueline.cli.serve import serve
-from trueline.errors import OutputError, TruelineError
+from trueline.errors import TruelineError
 from trueline.text import visible_line
 
 _STRAY_BREAK = re.compile(r"\n(?!  |\(see `)")  # in a message: part of a name it quotes
-_LONGEST = 500  # characters of a message of click, which may quote a long command line
-_LIKELY = 0.7  # likeness of two names from which on one may be the other, mistyped
 _RESUMED = ("build", "eval", "reproduce")  # commands that keep what they have done
 _OBJECTS_UNTIL_COLLECTION = 100_000
 
 
-class _Group(click.Group):
-    """The group of all commands; click itself would exit with 1 where a pipe is broken."""
-
-    def make_context(self, *given: Any, **options: Any) -> click.Context:
-        try:
-            return super().make_context(*given, **options)
-        except BrokenPipeError as error:  # click prints --help
-            raise ReaderLeftError from error
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except BrokenPipeError as error:
-            if {"-h", "--help"} & {*sys.argv}:
-                raise ReaderLeftError from error
-            raise OutputError("another process closed a pipe that is in use") from error
-
-
 @click.group(
-    cls=_Group,
     context_settings={
         "auto_envvar_prefix": "TRUELINE",
         "help_option_names": ["-h", "--help"],
@@ -89,7 +65,7 @@ _MEASURING = (evaluate, report, reproduce)
 for command in (*_SPACES, *_ANSWERING, *_MEASURING):
     for param in command.params:
         param.callback = param.callback or check_texts
-    command.short_help = command.get_short_help_str(_LONGEST)  # not cut off
+    command.short_help = command.get_short_help_str(500)  # not cut off
     cli.add_command(command)
 
 
@@ -104,8 +80,9 @@ def main() -> None:
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
+            settle_streams()
             code = _run()
-            flush()
+            write("", flush=True)
         except TruelineError as error:
             code = _stop(str(error))
         except ReaderLeftError:
@@ -117,45 +94,26 @@ def main() -> None:
 
 def _run() -> int:
     """Run a command and return its exit code; what other libraries raise becomes one line."""
-    settle_streams()
     try:
-        cli.main(standalone_mode=False)
+        cli.main(prog_name="trueline", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         show(error.format_message())
     except click.UsageError as error:
         hint = f"\n(see `{error.ctx.command_path} --help`)" if error.ctx else ""
-        text = _usage_message(error)
-        if len(text) > _LONGEST:
-            text = f"{text[: _LONGEST - 100]} ... {text[-95:]}"
-        return _stop(text + hint)
+        return _stop(error.format_message() + hint)
     except click.ClickException as error:
         return _stop(error.format_message())
     except (click.Abort, KeyboardInterrupt):
         running = next((word for word in sys.argv[1:] if word in cli.commands), "")
         hint = "; run the same command again, and it goes on where it was"
         return _stop("stopped" + hint * (running in _RESUMED), 130)
+    except SystemExit as error:  # of click, where a pipe is broken
+        if {"-h", "--help"} & {*sys.argv}:  # which click prints itself
+            raise ReaderLeftError from error
+        return _stop("another process closed a pipe that is in use")
     except OSError as error:  # one that no other code expected
         return _stop(one_line(error))
     return 0
-
-
-def _usage_message(error: click.UsageError) -> str:
-    """What is wrong with a command line; of the names that click finds near, the likely one."""
-    given = getattr(error, "option_name", None) or getattr(error, "command_name", None)
-    near: Sequence[str] = getattr(error, "possibilities", None) or ()
-    if not given or not near:
-        return error.format_message()
-    typed = given.lstrip("-")
-
-    def likeness(name: str) -> float:
-        bare = name.lstrip("-")
-        is_part = typed in bare.split("-") or bare.startswith(typed) or typed.startswith(bare)
-        is_swapped = sorted(typed) == sorted(bare)  # aks and ask: a likeness of 2/3
-        return SequenceMatcher(None, typed, bare).ratio() + (is_part or is_swapped)
-
-    best = max(near, key=likeness)
-    meant = f" Did you mean {best!r}?" if likeness(best) >= _LIKELY else ""
-    return error.message + meant
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:

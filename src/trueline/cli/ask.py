@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,23 +18,13 @@ from trueline.cli.options import (
     json_option,
     method_option,
 )
-from trueline.cli.screen import (
-    AnswerWriter,
-    flush,
-    is_terminal,
-    print_json,
-    read_lines,
-    tell,
-    write,
-)
+from trueline.cli.screen import AnswerWriter, is_terminal, print_json, tell, write
 from trueline.errors import SettingError
 from trueline.examples import read_questions
 from trueline.text import visible_line
 
 if TYPE_CHECKING:
-    from trueline.engines.base import Engine
-    from trueline.methods.base import Method
-    from trueline.types import Answer
+    from trueline.types import Answer, Piece
 
 _STDIN = "-"  # stands for standard input, as with other commands
 _JSON = """question text is_covered sources finish method prompt_tokens new_tokens seconds
@@ -84,29 +75,27 @@ def ask(
         )
     questions = _questions(question, file)
     session = options.open([method])
-    from trueline.decode.generate import generate  # torch is imported by now
+    from trueline.decode.generate import generate, stream  # torch is imported by now
 
-    lm, chosen = session.lm, session.methods[method]
+    given = session.lm, session.methods[method]
     is_one = question not in (None, _STDIN)
-    answers = (
-        generate(lm, chosen, text, trace=trace, **options.sampling) for text in questions
-    )
-    if as_json:
-        listed = [_as_json(answer) for answer in answers]
-        print_json(listed[0] if is_one else listed)
-    elif is_one or is_terminal():
+    if not as_json and (is_one or is_terminal()):
         for number, text in enumerate(questions):
             if not is_one:
                 tell(f"{chr(10) * (number > 0)}{visible_line(text)}", "prompt")
-            _stream(lm, chosen, text, options)
-    else:
-        write("question\tcovered\tfrom\tanswer\n")
-        for answer in answers:
-            covered = {True: "yes", False: "no", None: ""}[answer.is_covered]
-            sources = ", ".join(source.example for source in answer.sources)
-            row = (answer.question, covered, sources, " ".join(answer.text.split()))
-            write("\t".join(map(visible_line, row)) + "\n")
-            flush()
+            _show(stream(*given, text, **options.sampling))
+        return
+    answers = (generate(*given, text, trace=trace, **options.sampling) for text in questions)
+    if as_json:
+        listed = [_as_json(answer) for answer in answers]
+        print_json(listed[0] if is_one else listed)
+        return
+    write("question\tcovered\tfrom\tanswer\n")
+    for answer in answers:
+        covered = {True: "yes", False: "no", None: ""}[answer.is_covered]
+        sources = ", ".join(source.example for source in answer.sources)
+        row = (answer.question, covered, sources, " ".join(answer.text.split()))
+        write("\t".join(map(visible_line, row)) + "\n", flush=True)
 
 
 def _questions(question: str | None, file: Path | None) -> list[str]:
@@ -119,15 +108,16 @@ def _questions(question: str | None, file: Path | None) -> list[str]:
         return [row.question for row in read_questions(file, needs_ids=False)]
     if question is not None and question != _STDIN:
         return [question]
-    lines = read_lines() if question == _STDIN or not sys.stdin.isatty() else {}
-    if not lines:
+    lines = enumerate(sys.stdin if question == _STDIN or not sys.stdin.isatty() else (), 1)
+    found = {number: line.strip() for number, line in lines if line.strip()}
+    for number, line in found.items():
+        check_question(line, f"line {number} of standard input")
+    if not found:
         raise SettingError(
             'there is no question; write one, as in: trueline ask "What happens if you swallow '
             'gum?", or give many with --file or through a pipe, one a line'
         )
-    for number, line in lines.items():
-        check_question(line, f"line {number} of standard input")
-    return [*lines.values()]
+    return [*found.values()]
 
 
 def _as_json(answer: Answer) -> dict[str, Any]:
@@ -137,13 +127,12 @@ def _as_json(answer: Answer) -> dict[str, Any]:
     return first if answer.trace is None else {**first, **fields}
 
 
-def _stream(lm: Engine, method: Method, question: str, options: AnswerOptions) -> None:
-    """Stream an answer, then print its sources."""
-    from trueline.decode.generate import stream
+def _show(pieces: Iterable[Piece]) -> None:
+    """Write an answer as it comes, then its sources."""
     from trueline.explain.text import source_lines
 
     writer = AnswerWriter()
-    for piece in stream(lm, method, question, **options.sampling):
+    for piece in pieces:
         writer.write(piece.text)
     writer.end()
     if lines := source_lines(piece):  # the last piece has the sources

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from dataclasses import dataclass, field
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -12,20 +12,19 @@ from trueline.cli.options import ENTRIES, AnswerOptions, answer_options, method_
 from trueline.cli.screen import (
     AnswerWriter,
     one_line,
-    progress_bar,
+    progress_bars,
     read_line,
     tell,
     text_width,
 )
 from trueline.errors import OutputError, TruelineError
-from trueline.methods import PLAIN, names_in_words
-from trueline.session import entries_for, needs_entries
+from trueline.methods import PLAIN, make_method, names_in_words
+from trueline.session import is_shipped, space_for
 from trueline.settings import read_settings
 from trueline.text import counted, visible_line
 
 if TYPE_CHECKING:
     from trueline.methods.base import Method
-    from trueline.prompts import ModelInput
     from trueline.session import Session
     from trueline.space import GroundingSpace
     from trueline.types import Answer
@@ -41,41 +40,48 @@ with / is a command:
                     them moved which token of the answer
   /plain            answer the last question again, without any method
   /help, /quit"""
+_NO_ANSWER = "there is no answer yet; write a question first"
 
 
-@dataclass
 class Chat:
     """The state of a conversation; a method `do_x` is the command /x."""
 
-    session: Session
-    options: AnswerOptions
-    name: str  # of the method
-    settings: dict[str, object]  # of the method
-    turns: list[tuple[str, str]] = field(default_factory=list)  # questions and their answers
-    answer: Answer | None = None  # the last one, with its trace
+    def __init__(self, session: Session, options: AnswerOptions, name: str) -> None:
+        self.lm, self.space, self.options = session.lm, session.space, options
+        self.method = session.methods[name]
+        self.turns: list[tuple[str, str]] = []  # questions and their answers
+        self.answer: Answer | None = None  # the last one, with its trace
 
     @property
     def prompt(self) -> str:
         """The method and the space, shown before a line."""
-        space = self.session.space
-        name = "no space" if space is None else "the shipped facts"
-        if space is not None and space.folder is not None and not self.session.is_shipped:
-            name = space.folder.name
-        return f"{self.name}, {name}> "
+        name = "no space" if self.space is None else "a space in memory"
+        if self.space is not None and self.space.folder is not None:
+            name = "the shipped facts" if is_shipped(self.space) else self.space.folder.name
+        return f"{self.method.name}, {name}> "
 
     def run(self, line: str) -> None:
         """Answer a question or carry out a command."""
-        self.session = self.session.current()  # the space may have been edited meanwhile
-        if not line.startswith("/"):
-            method = self.session.method(self.name, self.settings)
-            self.answer = self._write(method, self._input(line, self.turns))
-            self.turns.append((line, self.answer.text))
-            return
         command, _, rest = line[1:].partition(" ")
-        if action := getattr(self, f"do_{command}", None):
+        if not line.startswith("/"):
+            if self.space is not None and self.space.current() is not self.space:
+                self.use(self.method.name, self.space.current(), self.method.settings())
+            self.answer = self.write(self.method, line, self.turns)
+            self.turns.append((line, self.answer.text))
+        elif action := getattr(self, f"do_{command}", None):
             action(rest.strip())
         else:
             tell(f"there is no /{command}; /help lists the commands")
+
+    def use(
+        self, name: str, space: GroundingSpace | None, settings: dict[str, object] | None = None
+    ) -> None:
+        """Go on with a method on a space; entries that it needs are built."""
+        with progress_bars("") as progress:
+            space = space_for([name], self.lm, space, progress=partial(progress, ENTRIES))
+        method = make_method(name, space=space, settings=settings)
+        method.check(self.lm)
+        self.method, self.space = method, space
 
     def do_new(self, _: str) -> None:
         self.turns.clear()
@@ -83,41 +89,30 @@ class Chat:
         tell("a new conversation")
 
     def do_method(self, name: str) -> None:
-        if not self.session.is_shipped and self.session.space is not None:
-            space = self._with_entries(self.session.space, name)
-            if space is not self.session.space:
-                self.session = self.session.on(space)
-        self.session.method(name)
-        self.name, self.settings = name, {}
+        self.use(name, self.space)
         tell(f"method {name}")
 
     def do_set(self, text: str) -> None:
-        settings = {**self.settings, **read_settings([text.replace(" ", "=", 1)])}
-        self.session.method(self.name, settings)
-        self.settings = settings
-        tell(", ".join(f"{name} = {value}" for name, value in settings.items()))
+        settings = read_settings([text.replace(" ", "=", 1)])
+        self.use(self.method.name, self.space, {**self.method.settings(), **settings})
+        tell(", ".join(f"{name} = {x}" for name, x in self.method.settings().items()))
 
     def do_space(self, folder: str) -> None:
         from trueline.space import read_space
 
         space = read_space(folder, embedder=self.options.embedder)
-        for name in {*self.session.methods, self.name}:
-            space = self._with_entries(space, name)
-        self.session = self.session.on(space)
+        self.use(self.method.name, space, self.method.settings())
         tell(counted(len(space), "example"))
 
     def do_why(self, _: str) -> None:
-        if self.answer is None:
-            tell("ask something first")
-        else:
-            tell(self.answer.explain().text(text_width()))
+        tell(self.answer.explain().text(text_width()) if self.answer else _NO_ANSWER)
 
     def do_plain(self, _: str) -> None:
-        if self.turns:
-            given = self._input(self.turns[-1][0], self.turns[:-1])
-            self._write(self.session.method(PLAIN), given)
-        else:
-            tell("ask something first")
+        if not self.turns:
+            tell(_NO_ANSWER)
+            return
+        *earlier, (question, _) = self.turns
+        self.write(make_method(PLAIN, space=self.space), question, earlier)
 
     def do_help(self, _: str) -> None:
         tell(HELP.format(methods=names_in_words()))
@@ -127,26 +122,15 @@ class Chat:
 
     do_exit = do_q = do_quit
 
-    def _with_entries(self, space: GroundingSpace, name: str) -> GroundingSpace:
-        """The space, with entries if the method needs them; they are built if missing."""
-        if not needs_entries(name):
-            return space
-        with progress_bar(ENTRIES, "") as progress:
-            return entries_for(space, self.session.lm, progress=progress)
-
-    def _input(self, question: str, earlier: list[tuple[str, str]]) -> ModelInput:
-        from trueline.prompts import chat_turn
-
-        method = self.session.method(self.name, self.settings)
-        return chat_turn(method.question_prompt, question, earlier)
-
-    def _write(self, method: Method, given: ModelInput) -> Answer:
+    def write(self, method: Method, question: str, earlier: list[tuple[str, str]]) -> Answer:
         """Stream an answer; return it with its trace, which /why shows."""
         from trueline.decode.generate import stream
         from trueline.explain.text import short_source_lines
+        from trueline.prompts import chat_turn
 
-        writer, sampling = AnswerWriter(), self.options.sampling
-        for piece in stream(self.session.lm, method, given, trace=True, **sampling):
+        given = chat_turn(self.method.question_prompt, question, earlier)
+        writer = AnswerWriter()
+        for piece in stream(self.lm, method, given, trace=True, **self.options.sampling):
             writer.write(piece.text)
         writer.end()
         for line in short_source_lines(piece):
@@ -167,8 +151,8 @@ def chat(method: str, options: AnswerOptions) -> None:
     """
     session = options.open([method])
     session.methods[method].check(session.lm)
-    talk = Chat(session, options, method, session.methods[method].settings())
-    with contextlib.suppress(ImportError):
+    talk = Chat(session, options, method)
+    with suppress(ImportError):
         import readline  # noqa: F401  arrow keys and history at the prompt
     tell("ask a question, or /help")
     while True:
@@ -179,9 +163,7 @@ def chat(method: str, options: AnswerOptions) -> None:
             return
         except OutputError:
             raise
-        except TruelineError as error:
-            tell(f"Error: {error}")
-        except OSError as error:
-            tell(f"Error: {one_line(error)}")
+        except (TruelineError, OSError) as error:
+            tell(f"Error: {one_line(error) if isinstance(error, OSError) else error}")
         except KeyboardInterrupt:
             tell("\n(stopped; /quit leaves)")

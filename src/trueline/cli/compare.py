@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,14 +16,7 @@ from trueline.cli.options import (
     check_questions,
     json_option,
 )
-from trueline.cli.screen import (
-    ShownAnswer,
-    print_answers,
-    print_json,
-    print_table,
-    progress_bars,
-    tell,
-)
+from trueline.cli.screen import print_answers, print_json, print_table, progress_bars, tell
 from trueline.errors import SettingError
 from trueline.examples import AskedQuestion, check_meant, read_examples, read_questions
 from trueline.methods import DEFAULT, PLAIN, built_in_names, method_names
@@ -83,15 +76,15 @@ def compare(
     rows += [] if file is None else read_questions(file, needs_ids=True)
     if not rows:
         raise SettingError("there is no question; give some as arguments or with --file")
-    texts = [row.question for row in rows]
     names = [name.strip() for name in methods.split(",") if name.strip()]
-    names = method_names() if names == ["all"] else names
+    names = method_names() if names == ["all"] else list(dict.fromkeys(names))
     check_parts(names, space=options.space)
     meant = _meant(rows, options.space)
     session = options.open(names)
     from trueline.decode.generate import compare as run  # torch is imported by now
     from trueline.decode.generate import generate
 
+    texts = [row.question for row in rows]
     with progress_bars("answers") as progress:
         runs = run(session.lm, session.methods, texts, progress=progress, **options.sampling)
     traced: dict[str, list[Answer]] = {
@@ -100,10 +93,23 @@ def compare(
         if flips and method.needs.space
     }
     verdicts = {name: _judge(run.answers, meant) for name, run in runs.items()}
-    if as_json:
-        print_json(_as_json(runs, traced, verdicts))
-    else:
+    if not as_json:
         _show(texts, runs, traced, verdicts)
+        return
+    print_json(
+        {
+            name: {
+                "answers": [asdict(answer) for answer in traced.get(name, run.answers)],
+                "right": verdicts[name],
+                "seconds": round(run.seconds, 3),
+                "tokens_per_second": round(run.tokens_per_second, 2),
+                "changed": run.changed,
+                "diverges": run.diverges,
+                "did_nothing": run.did_nothing,
+            }
+            for name, run in runs.items()
+        }
+    )
 
 
 def _meant(rows: Sequence[AskedQuestion], space: Path | None) -> list[Example | None]:
@@ -118,7 +124,7 @@ def _meant(rows: Sequence[AskedQuestion], space: Path | None) -> list[Example | 
     examples = read_examples("facts") if space is None else read_space(space).examples
     known = {example.id: example for example in examples}
     check_meant(rows, known, "--file")
-    return [known[row.id] if row.id else None for row in rows]
+    return [known.get(row.id) for row in rows]
 
 
 def _judge(answers: Sequence[Answer], meant: Sequence[Example | None]) -> list[bool | None]:
@@ -130,23 +136,6 @@ def _judge(answers: Sequence[Answer], meant: Sequence[Example | None]) -> list[b
     ]
 
 
-def _as_json(
-    runs: Mapping[str, Compared], traced: Mapping[str, list[Answer]], verdicts: Verdicts
-) -> dict[str, Any]:
-    return {
-        name: {
-            "answers": [asdict(answer) for answer in traced.get(name, run.answers)],
-            "right": verdicts[name],
-            "seconds": round(run.seconds, 3),
-            "tokens_per_second": round(run.tokens_per_second, 2),
-            "changed": run.changed,
-            "diverges": run.diverges,
-            "did_nothing": run.did_nothing,
-        }
-        for name, run in runs.items()
-    }
-
-
 def _show(
     questions: Sequence[str],
     runs: Mapping[str, Compared],
@@ -156,7 +145,7 @@ def _show(
     """One block a question: its answers, whether right, and their sources; then the sums."""
     from trueline.explain.text import moves, source_lines
 
-    is_judged = any(verdict is not None for verdict in next(iter(verdicts.values())))
+    is_judged = any(verdict is not None for found in verdicts.values() for verdict in found)
     for index, question in enumerate(questions):
         shown = []
         for name, run in runs.items():
@@ -164,21 +153,25 @@ def _show(
             notes = source_lines(answer)
             notes += moves(traced[name][index].trace) if name in traced else []
             mark = _MARKS[verdicts[name][index]] if is_judged else ""
-            shown.append(ShownAnswer(name, mark, answer.text, notes))
+            shown.append((name, mark, answer.text, notes))
         print_answers(question, shown)
-    judged = ["right"] if is_judged else []
-    head = ["method", *judged, "tokens", "tokens/s", "changed", "first change at token", ""]
-    print_table(head, [_row(run, verdicts[name]) for name, run in runs.items()])
+    rows = []
+    for name, run in runs.items():
+        known = [verdict for verdict in verdicts[name] if verdict is not None]
+        changes = [str(token + 1) for token in run.diverges if token is not None]
+        did_nothing = run.did_nothing and name != PLAIN
+        row = {
+            "method": name,
+            "right": f"{sum(known)} of {len(known)}",
+            "tokens": str(sum(len(answer.token_ids) for answer in run.answers)),
+            "tokens/s": f"{run.tokens_per_second:.1f}",
+            "changed": "" if run.changed is None else f"{run.changed:.0%}",
+            "first change at token": ", ".join(changes),
+            "": "did nothing: equals the plain model everywhere" if did_nothing else "",
+        }
+        if not is_judged:
+            del row["right"]
+        rows.append(row)
+    print_table([*rows[0]], [[*row.values()] for row in rows])
     if is_judged:
         tell(_RULE)
-
-
-def _row(run: Compared, verdicts: Sequence[bool | None]) -> list[str]:
-    known = [verdict for verdict in verdicts if verdict is not None]
-    judged = [f"{sum(known)} of {len(known)}"] if known else []
-    count = sum(len(answer.token_ids) for answer in run.answers)
-    changed = "" if run.changed is None else f"{run.changed:.0%}"
-    first = ", ".join(str(token + 1) for token in run.diverges if token is not None)
-    nothing = "did nothing: equals the plain model everywhere"
-    note = nothing if run.did_nothing and run.name != PLAIN else ""
-    return [run.name, *judged, str(count), f"{run.tokens_per_second:.1f}", changed, first, note]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,9 +17,6 @@ from trueline.cli.options import (
 from trueline.cli.screen import print_json, show, show_line, text_width
 from trueline.methods import PLAIN, default_settings
 from trueline.text import counted
-
-if TYPE_CHECKING:
-    from trueline.methods.base import Method
 
 
 @click.command()
@@ -67,9 +63,13 @@ def explain(
     answer = generate(lm, methods[method], question, trace=True, **sampling)
     plain = None if method == PLAIN else generate(lm, methods[PLAIN], question, **sampling)
     counts = {} if session.space is None else session.space.counts()
-    held = {name: count for name, count in counts.items() if name != "wrong" and count}
-    settings = {"model": lm.id, **held, **_settings(methods[method])}
-    explanation = answer.explain(plain, settings=settings)
+    settings = {name: count for name, count in counts.items() if name != "wrong" and count}
+    usual = default_settings(method)
+    for name, value in methods[method].settings().items():
+        is_other = isinstance(value, bool | str) and value != usual.get(name)
+        if type(value) in (int, float) or is_other:
+            settings[name] = value
+    explanation = answer.explain(plain, settings={"model": lm.id, **settings})
     if out is not None:
         explanation.save(out, with_signals=signals)
     if as_json:
@@ -78,19 +78,9 @@ def explain(
         show(explanation.text(text_width(), with_signals=signals))
     else:
         summary = explanation.summary
-        covered = f"; {lines[0]}" if (lines := coverage_lines(explanation)) else ""
-        show_line(
-            f"{out}: {counted(summary.tokens, 'token')}, {summary.grounded} grounded, "
-            f"{summary.flips} changed, {counted(len(summary.cited), 'example')} cited{covered}"
-        )
-
-
-def _settings(method: Method) -> dict[str, Any]:
-    """The numbers among the settings of a method, and all that are not the default."""
-    defaults = default_settings(method.name)
-    return {
-        name: value
-        for name, value in method.settings().items()
-        if type(value) in (int, float)
-        or (isinstance(value, bool | str) and value != defaults.get(name))
-    }
+        figures = [
+            f"{counted(summary.tokens, 'token')}, {summary.grounded} grounded, "
+            f"{summary.flips} changed, {counted(len(summary.cited), 'example')} cited",
+            *coverage_lines(explanation),
+        ]
+        show_line(f"{out}: {'; '.join(figures)}")

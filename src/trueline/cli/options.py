@@ -32,7 +32,7 @@ Decorator = Callable[[Any], Any]
 
 
 class FlagEnvvarOption(click.Option):
-    """An option whose variable is spelled like its flag, whatever its parameter is called."""
+    """An option whose environment variable is spelled like its flag."""
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         flag = self.opts[0].lstrip("-").replace("-", "_").upper()
@@ -72,26 +72,23 @@ def check_questions(ctx: click.Context, param: click.Parameter, value: Any) -> A
 
 
 def several(*options: Decorator, into: str = "") -> Decorator:
-    """Several options as one; the command gets the values of those `into` a name as a dict."""
+    """Several options as one; `into` names the dict in which a command gets their values."""
 
     def decorate(command: Any) -> Any:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    if not into:
-        return decorate
-    probe: Any = decorate(lambda: None)
-    names = [param.name for param in reversed(probe.__click_params__)]
-
-    def decorate_gathered(command: Any) -> Any:
         @functools.wraps(command)
         def gathered(**given: Any) -> None:
-            command(**{into: {name: given.pop(name) for name in names}}, **given)
+            if into:
+                given[into] = {name: given.pop(name) for name in names}
+            command(**given)
 
-        return decorate(gathered)
+        decorated: Any = gathered
+        known = len(getattr(command, "__click_params__", ()))
+        for option in reversed(options):
+            decorated = option(decorated)
+        names = [param.name for param in decorated.__click_params__[known:]]
+        return decorated
 
-    return decorate_gathered
+    return decorate
 
 
 def choice_option(flag: str, *choices: str, help: str) -> Decorator:
@@ -100,39 +97,28 @@ def choice_option(flag: str, *choices: str, help: str) -> Decorator:
     return click.option(flag, type=kind, default=default, show_default=True, help=help)
 
 
-def described(cls: type) -> dict[str, tuple[list[Any], str]]:
-    """The fields of a dataclass with a description: the parts of the type, and the text."""
-    parts = {name: _parts(x) for name, x in get_type_hints(cls, include_extras=True).items()}
-    return {
-        name: (own, mark.description)
-        for name, own in parts.items()
-        for mark in own
-        if isinstance(mark, Meta) and mark.description
-    }
-
-
 def _parts(hint: Any) -> list[Any]:
-    return [
-        hint,
-        get_origin(hint),
-        *(part for inner in get_args(hint) for part in _parts(inner)),
-    ]
+    """A type and all that it consists of."""
+    inner = [part for one in get_args(hint) for part in _parts(one)]
+    return [hint, get_origin(hint), *inner]
 
 
 def flags_of(cls: type, into: str) -> Decorator:
-    """A flag for each field of a dataclass that has a description."""
-    defaults = {field.name: field.default for field in fields(cls)}
-    options = [
-        click.option(
-            f"--{name.replace('_', '-')}",
-            type=next(kind for kind in (int, float, str) if kind in parts),
+    """A flag for each field of a dataclass whose type has a description."""
+    hints, options = get_type_hints(cls, include_extras=True), []
+    for field in fields(cls):
+        parts = _parts(hints[field.name])
+        texts = [part.description for part in parts if isinstance(part, Meta)]
+        has_default = field.default not in (None, ())
+        option = click.option(
+            f"--{field.name.replace('_', '-')}",
+            type=next((kind for kind in (int, float, str) if kind in parts), None),
             multiple=tuple in parts,
-            default=None if defaults[name] == () else defaults[name],
-            show_default=defaults[name] not in (None, ()),
-            help=help,
+            default=field.default if has_default else None,
+            show_default=has_default,
+            help=next(filter(None, texts), None),
         )
-        for name, (parts, help) in described(cls).items()
-    ]
+        options += [option] if any(texts) else []
     return several(*options, into=into)
 
 
@@ -210,15 +196,11 @@ class AnswerOptions:
         Sampling(**self.sampling)  # refused before anything is opened
         if not names:
             raise SettingError(f"name a method: {names_in_words()}")
-        parts: dict[str, Any] = {
-            "space": self.space,
-            "model": self.model,
-            "embedder": self.embedder,
-        }
+        parts: dict[str, Any] = {name: getattr(self, name) for name in _PARTS}
         model = check_parts(names, **parts)
         what = model if self.space is None else f"{model} and {self.space}"
-        has_entries = any(map(needs_entries, names))
-        label = ENTRIES if has_entries else "building the space of the facts"
+        is_for_entries = any(map(needs_entries, names))
+        label = ENTRIES if is_for_entries else "building the space of the facts"
         with progress_bars("", f"opening {what}") as progress:
             session = open_session(
                 names,
@@ -235,6 +217,7 @@ class AnswerOptions:
         return session
 
 
+_PARTS = ("space", "model", "embedder")
 _ANSWER_OPTIONS = several(
     click.option(
         "--space", type=PATH, help="The grounding space; the shipped facts if left out."
@@ -273,8 +256,7 @@ def answer_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def gathered(settings: dict[str, Any], **given: Any) -> None:
-        names = ("space", "model", "embedder", "weights", "sampling")
-        own = {name: given.pop(name) for name in names}
+        own = {name: given.pop(name) for name in (*_PARTS, "weights", "sampling")}
         named = read_settings(settings.pop("set"))
         named |= {name: x for name, x in settings.items() if x is not None and x is not False}
         command(options=AnswerOptions(**own, settings=named), **given)
@@ -302,23 +284,22 @@ example_options = several(
 
 
 def read_with(reading: Mapping[str, Any], source: str) -> list[Example]:
-    """The examples of a source, read as the options of `example_options` say."""
+    """The examples of a source, read with the options of `example_options`."""
     from trueline.examples import read_examples
 
-    columns = read_columns(reading["columns"])
     with columns_as_flags():
+        columns = read_columns(reading["columns"])
         return read_examples(source, **{**reading, "columns": columns})
 
 
 def read_columns(texts: Sequence[str]) -> dict[str, str] | None:
     """The columns of --column by the field they hold; None if there are none."""
-    pairs = [text.partition("=") for text in texts]
-    for text, (_, sign, _) in zip(texts, pairs, strict=True):
-        if not sign:
+    for text in texts:
+        if "=" not in text:
             raise SettingError(
-                f"--column takes FIELD=COLUMN, such as question=Question; got {text!r}"
+                f"--column takes FIELD=COLUMN, such as question=Question; got {shown(text)}"
             )
-    return {field: column for field, _, column in pairs} or None
+    return dict(text.split("=", 1) for text in texts) or None
 
 
 @contextmanager

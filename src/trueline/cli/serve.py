@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import click
 
 from trueline.cli.options import PATH, FlagEnvvarOption, device_option, dtype_option, several
-from trueline.cli.screen import note, progress_bar, show
+from trueline.cli.screen import note, progress_bars, show
 from trueline.engines import DEFAULT_MODEL
 from trueline.errors import SettingError, import_extra
 from trueline.session import check_parts
@@ -116,9 +117,9 @@ def serve(
         from trueline.serve.metrics import log_line
         from trueline.serve.spaces import open_spaces
 
-        bar = progress_bar("building the space of the facts", "", "opening the model")
-        with bar as progress, process.one_thread():
-            lm, opened = open_spaces(model, spaces, progress=progress, **weights)
+        with progress_bars("", "opening the model") as progress, process.one_thread():
+            bar = partial(progress, "building the space of the facts")
+            lm, opened = open_spaces(model, spaces, progress=bar, **weights)
         own_key = ""
         if process.is_loopback(host) and not keys.has("admin"):
             own_key, _ = access.new_key("admin")  # nobody edits spaces without a key
@@ -134,14 +135,18 @@ def serve(
             log=lambda facts: show(log_line(facts)),
             logs_text=log_text,
         )
-        names, address = list(app.state.catalog.names), process.page_address(bound)
-        others = f" and {len(names) - 1} other model names" if len(names) > 1 else ""
-        lines = [f"serving {names[0]}{others}", f"API:  {address}/v1"]
-        lines.append(f"page: {address}/" + (f"#key={own_key}" if own_key else ""))
+        first, *others = app.state.catalog.names
+        address = process.page_address(bound)
+        lines = [
+            f"serving {first} and {len(others)} other model names",
+            f"API:  {address}/v1",
+            f"page: {address}/#key={own_key}" if own_key else f"page: {address}/",
+            "Ctrl-C finishes running answers, then ends the server.",
+        ]
         if own_key:
-            lines.append(
+            lines.insert(
+                3,
                 "With the key in that address you can change examples until the server ends; "
-                "set TRUELINE_ADMIN_KEY for a key that stays."
+                "set TRUELINE_ADMIN_KEY for a key that stays.",
             )
-        lines.append("Ctrl-C finishes running answers, then ends the server.")
         process.serve(app, bound, lambda: note("\n".join(lines)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ from trueline.cli.screen import (
     print_facts,
     print_json,
     print_table,
-    progress_bar,
+    progress_bars,
     show_line,
     size,
 )
@@ -47,8 +48,17 @@ if TYPE_CHECKING:
     from trueline.space import GroundingSpace
 
 folder_argument = click.argument("folder", type=PATH)
-_DIGITS = 9  # of a number of tokens
 _UNUSED = {"model": None, "dtype": "auto", "device": None, "trust_remote_code": False}
+
+
+def _read_context(_ctx: Any, _param: Any, text: str) -> Context | None:
+    if text in ("none", "full"):
+        return "full" if text == "full" else None
+    if not text.isdecimal() or not 0 < int(text[:10]) < 10**9:
+        raise SettingError(
+            f"--context takes a number of tokens from 1, `full` or `none`; got {shown(text)}"
+        )
+    return int(text)
 
 
 @click.command()
@@ -66,6 +76,7 @@ _UNUSED = {"model": None, "dtype": "auto", "device": None, "trust_remote_code": 
 @click.option(
     "--context",
     default="none",
+    callback=_read_context,
     show_default=True,
     help="Also build the entries that RAD needs: tokens in a window, such as 8, or `full`.",
 )
@@ -115,7 +126,7 @@ def build(
     model: str | None,
     weights: dict[str, Any],
     embedder: str,
-    context: str,
+    context: Context | None,
     entries: dict[str, Any],
     prompting: dict[str, Any],
     on: str | None,
@@ -145,11 +156,10 @@ def build(
     template = prompting["template"] or prompt_sets()[prompting["task"]].base.template
     chat = False if prompting["no_chat"] else None
     prompt = Prompt(template, system=prompting["system"], chat=chat)
-    tokens, lm = _context(context), None
     cluster = read_cluster(on, workers, weights["device"])
     given = {"model": model, **weights}
     unused = [name for name, default in _UNUSED.items() if given[name] != default]
-    if tokens is None and unused:
+    if context is None and unused:
         flag = f"--{unused[0].replace('_', '-')}"
         raise SettingError(
             f"{flag} is for the model that makes RAD's entries, which needs --context: add "
@@ -157,47 +167,31 @@ def build(
         )
     check_parts((), model=model, embedder=embedder)
     source = examples_of_space(examples) or read_with(reading, examples)
-    unit = "examples" if tokens is None else "entries"
-    with progress_bar("building", unit, f"opening {embedder}") as progress:
+    unit = "examples" if context is None else "entries"
+    with progress_bars(unit, f"opening {embedder}") as progress:
         from trueline.space import build as build_space
 
-        if tokens is not None:
-            lm = load(model or DEFAULT_MODEL, **weights)
         space = build_space(
-            lm,
+            None if context is None else load(model or DEFAULT_MODEL, **weights),
             source,
-            context=tokens,
+            context=context,
             prompt=prompt,
             embedder=embedder,
             out=out,
             overwrite=overwrite,
             on=cluster,
-            progress=progress,
+            progress=partial(progress, "building"),
             dtype=entries.pop("value_dtype"),
             **entries,
         )
     facts = space.info()
-    if tokens is None:
-        details = f"{facts['bytes_per_example']:,} bytes an example in addition to its text"
-    else:
+    details = f"{facts['bytes_per_example']:,} bytes an example in addition to its text"
+    if context is not None:
         details = (
-            f"{facts['values']} values, {facts['head']} head, "
-            f"{facts['bytes_per_entry']:,} bytes an entry; logits would take "
-            f"{facts['logits_would_be']:,}"
+            f"{facts['values']} values, {facts['head']} head, {facts['bytes_per_entry']:,} "
+            f"bytes an entry; logits would take {facts['logits_would_be']:,}"
         )
     show_line(f"{out}: {holdings(facts)}, {size(facts['bytes'])} ({details})")
-
-
-def _context(text: str) -> Context | None:
-    if text == "none":
-        return None
-    if text == "full":
-        return "full"
-    if not text.isdecimal() or len(text) > _DIGITS or int(text) < 1:
-        raise SettingError(
-            f"--context takes a number of tokens from 1, `full` or `none`; got {shown(text)}"
-        )
-    return int(text)
 
 
 @click.command()
@@ -228,7 +222,7 @@ def add(
     """
     check_parts((), space=folder, model=model, embedder=embedder)
     given = read_with(reading, examples)
-    with progress_bar("adding", "", f"opening {folder}") as progress:
+    with progress_bars("", f"opening {folder}") as progress:
         from trueline.space import read_space
 
         space = read_space(folder, embedder=embedder)
@@ -238,10 +232,9 @@ def add(
         if space.entries is not None:  # they need their model, in their number type
             made = space.entries.settings
             lm = load(model or made.model, dtype=made.computed, **weights)
-        if known:
-            space = space.replace(known, lm, progress=progress)
-        if new:
-            space = space.add(new, lm, progress=progress)
+        bar = partial(progress, "adding")
+        space = space.replace(known, lm, progress=bar) if known else space
+        space = space.add(new, lm, progress=bar) if new else space
     _show_counts(folder, space)
 
 
@@ -405,17 +398,18 @@ def tune(
     space = read_space(folder, embedder=embedder)
     if undo:
         state = "as it was before it was tuned" if space.tuned else "was not tuned"
-        tuned = dict(space.tune({}).tuned)
-        facts, lines = {"tuned": tuned or None}, [f"{folder}: {state}"]
+        space.tune({})
+        facts, lines = dict[str, Any](tuned=None), [f"{folder}: {state}"]
     else:
         check_meant(rows or (), {example.id for example in space.examples}, str(questions))
-        with progress_bar("tuning", "questions", f"opening {folder}") as progress:
+        with progress_bars("questions", f"opening {folder}") as progress:
             from trueline.corrective.tune import tune as fit
 
-            fitted = fit(space, rows, false_scope=false_scope, progress=progress)
+            bar = partial(progress, "tuning")
+            fitted = fit(space, rows, false_scope=false_scope, progress=bar)
         space.tune(fitted.settings)
         facts = {**asdict(fitted), "tuned": fitted.settings}
-        lines = _lines(folder, fitted)
+        lines = _tuning_lines(folder, fitted)
     if as_json:
         print_json(facts)
     else:
@@ -423,13 +417,14 @@ def tune(
             show_line(line)
 
 
-def _lines(folder: Path, fitted: Tuning) -> list[str]:
+def _tuning_lines(folder: Path, fitted: Tuning) -> list[str]:
     """The threshold, how well it does, and what is not known about it."""
     source = f"{fitted.questions:,} questions, {fitted.none:,} of which no example answers"
     if fitted.fitted_to == "examples":
         source = f"{fitted.questions:,} examples: each one's question, against all the others"
-    is_same = fitted.threshold == fitted.before
-    was = "as it was: nothing had to change" if is_same else f"it was {fitted.before:g}"
+    was = f"it was {fitted.before:g}"
+    if fitted.threshold == fitted.before:
+        was = "as it was: nothing had to change"
     if fitted.recall is not None:
         recall = f"{_share(fitted.recall)}: the right example comes first"
     else:
