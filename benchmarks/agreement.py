@@ -47,7 +47,7 @@ from trueline.lab.judges.offline import (
 from trueline.lab.judges.questions import prompt_for
 from trueline.lab.metrics import auroc
 from trueline.lab.samples import Sample
-from trueline.prompts import FilledPrompt, Prompt
+from trueline.prompts import Prompt, chat_turn
 
 SEED, DRAWS = 0, 1000
 PROMPT = Prompt(template="{question}")  # what a judge is asked is the whole prompt
@@ -279,7 +279,7 @@ def log_likelihoods(lm, texts, candidates):
     """The log-probability of each candidate behind each text; what texts share is read once."""
     rows = []
     for text in texts:
-        filled = FilledPrompt(PROMPT, text)
+        filled = chat_turn(PROMPT, text)
         context = tuple(filled.encode(lm.tokenizer))
         for candidate in candidates:
             tokens = tuple(filled.encode_answer(candidate, lm.tokenizer))

@@ -17,7 +17,7 @@ from trueline.lab.plan import BuildOptions, Variant
 from trueline.methods import make_method
 from trueline.methods.base import Rows, Step
 from trueline.methods.layers import distances, latent_knowledge, penalized
-from trueline.prompts import FilledPrompt, prompt_sets, prompts_with
+from trueline.prompts import chat_turn, prompt_sets, prompts_with
 
 LENGTH = 10
 
@@ -229,7 +229,7 @@ def transcribed(name, lm, space, question, sentence_transformer, length=LENGTH, 
     """What the slow transcription of a method answers."""
     prompts, tok, model = prompts_with(space.prompt), lm.tokenizer, lm.model
     base, bare = (one.encode(question, tok) for one in (prompts.base, prompts.bare))
-    noisy = prompts.base.encode(question, tok, before=prompts.noise)
+    noisy = chat_turn(prompts.base, question).preceded_by(prompts.noise).encode(tok)
     keys, following, pairs = [], [], []
 
     def embed(text):
@@ -245,7 +245,7 @@ def transcribed(name, lm, space, question, sentence_transformer, length=LENGTH, 
                 following.append(token)
 
     before = slow.kate_text(question, pairs, embed, **settings) if name == "kate" else ""
-    longer = prompts.base.encode(question, tok, before=before)
+    longer = chat_turn(prompts.base, question).preceded_by(before).encode(tok)
 
     def step(answer):
         read = base + answer
@@ -339,11 +339,11 @@ def test_kate_shows_the_nearest_question_first_and_leaves_braces_alone(lm, embed
     ]
     space = tl.build(lm, examples, context=8, embedder=embedder)
     bats = "Q: Are bats blind?\nA: Bats see well.\n\n"
-    (asked,) = tl.KATE(space, k=3).inputs(FilledPrompt(tl.Prompt(), "Are bats blind?"))
+    (asked,) = tl.KATE(space, k=3).inputs(chat_turn(tl.Prompt(), "Are bats blind?"))
     assert asked.before.startswith(bats)
     assert "Q: Is {answer} a word?\nA: Yes, {question} too.\n\n" in asked.before
     last = tl.KATE(space, k=3, nearest_at="end")
-    (asked,) = last.inputs(FilledPrompt(tl.Prompt(), "Are bats blind?"))
+    (asked,) = last.inputs(chat_turn(tl.Prompt(), "Are bats blind?"))
     assert asked.before.endswith(bats)
 
 

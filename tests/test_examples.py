@@ -89,9 +89,9 @@ def problems(source, **options):
 # Forms
 
 
-@pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["plain", "bom"])
-@pytest.mark.parametrize("packed", ["", ".gz"])
-@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"], ids=["lf", "crlf", "cr"])
+@pytest.mark.parametrize(
+    ("mark", "end", "packed"), [("", "\n", ""), ("\ufeff", "\r\n", ".gz"), ("", "\r", "")]
+)
 @pytest.mark.parametrize("extension", TEXTS)
 def test_every_text_form_gives_the_same_examples(extension, end, packed, mark):
     text = (mark + TEXTS[extension]).replace("\n", end)
@@ -130,10 +130,9 @@ def test_a_csv_of_semicolons_is_read_as_one_of_commas():
 # Columns and cells
 
 
-@pytest.mark.parametrize("answers", ["answers", "answer"])
 @pytest.mark.parametrize("wrong", ["wrong_answers", "wrong", "incorrect_answers"])
-def test_the_usual_column_names_need_no_mapping(answers, wrong):
-    write_rows("facts.jsonl", [{"question": "Q?", answers: "Yes.", wrong: "No.", "extra": 1}])
+def test_the_usual_column_names_need_no_mapping(wrong):
+    write_rows("facts.jsonl", [{"question": "Q?", "answer": "Yes.", wrong: "No.", "extra": 1}])
     assert read_examples("facts.jsonl") == [
         Example("Q?", "Yes.", "No.", id=named_by_content("Q?", ["Yes."], ["No."]))
     ]
@@ -150,8 +149,6 @@ ANSWERS = {  # a row, the options, and its answers
         ("a; b", "c"),
     ),
     "numbers in brackets": ({"answers": "[0, 1]"}, {}, ("[0, 1]",)),
-    "words in brackets": ({"answers": "[x] is done"}, {}, ("[x] is done",)),
-    "brackets": ({"answers": "[]+[] is ''"}, {}, ("[]+[] is ''",)),
     "a part": ({"a": {"text": ["a", "b"]}}, {"columns": {"answers": "a.text"}}, ("a", "b")),
     "a name with a dot": (
         {"a.b": "this", "a": {"b": "that"}},
@@ -179,18 +176,7 @@ def test_a_field_mapped_to_none_is_not_read():
     assert [(each.id, each.source) for each in read] == [(GUM_ID, ""), (SKY_ID, "")]
 
 
-def test_columns_without_a_name_are_ignored():
-    write("facts.csv", ",question, answers,,\n0,Q?,Yes.,,\n")
-    assert read_examples("facts.csv")[0].answers == ("Yes.",)
-
-
 COLUMNS = {  # the text of a .csv, or rows; the columns given; the end of the message
-    "unknown field": (
-        ROWS,
-        {"reply": "answers"},
-        "there is no field 'reply'; an example has id, question, answers, wrong_answers, "
-        "source",
-    ),
     "singular": (
         ROWS,
         {"answer": "answers"},
@@ -203,18 +189,12 @@ COLUMNS = {  # the text of a .csv, or rows; the columns given; the end of the me
         "has no column 'Titel' for question; its columns are 'question', 'answers'; say which "
         "hold them: columns={'question': 'question'}",
     ),
-    "nothing sounds like it": ([GUM], {"source": "Titel"}, "columns={'source': '...'}"),
     "other names": (
         "Question,Reply\na,b\n",
         None,
         "has no column 'question' and no column 'answers' or 'answer'; its columns are "
         "'Question', 'Reply'; say which hold them: "
         "columns={'question': 'Question', 'answers': 'Reply'}",
-    ),
-    "one is taken": (
-        "Asked,Wrong answer,Says\na,b,c\n",
-        {"question": "Asked"},
-        "columns={'answers': 'Says'}",
     ),
     "none is left": (
         "Asked,Wrong answer,Says\na,b,c\n",
@@ -228,9 +208,9 @@ COLUMNS = {  # the text of a .csv, or rows; the columns given; the end of the me
 def test_columns_that_do_not_fit_are_refused_with_those_that_may(rows, columns, message):
     is_text = isinstance(rows, str)
     name = write("facts.csv", rows) if is_text else write_rows("facts.jsonl", rows)
-    told = refusal(name, (ExampleError, SettingError), columns=columns)
-    assert told.startswith(name)
-    assert told.endswith(message)
+    refused = refusal(name, (ExampleError, SettingError), columns=columns)
+    assert refused.startswith(name)
+    assert refused.endswith(message)
 
 
 # Problems
@@ -256,11 +236,9 @@ BAD_ROWS = [
     ({"question": " \n", "answers": ["a"]}, "the question is empty"),
     ({"question": 5, "answers": ["a"]}, "question must be text, got 5"),
     ({"question": "Q?", "answers": None}, "answers or answer is missing"),
-    ({"question": "Q?", "answers": []}, NO_ANSWER),
     ({"question": "Q?", "answers": " "}, NO_ANSWER),
     ({"question": "Q?", "answers": ["a", " "]}, "one of answers is empty"),
     ({"question": "Q?", "answers": 42}, f"answers {LISTS} 42"),
-    ({"question": "Q?", "answers": [["a"]]}, f"answers {LISTS} [['a']]"),
     ({"question": "Q?", "answer": "a", "wrong": {"b": 1}}, f"wrong_answers {LISTS} {{'b': 1}}"),
     (
         {"question": "Q?", "answers": "['a', 'b']"},
@@ -270,7 +248,7 @@ BAD_ROWS = [
     ({"question": "Q?", "answers": ["a"], "source": ["x"]}, "source must be text, got ['x']"),
     (
         {"question": "Q?", "answers": ["\ud83d"]},
-        "the text holds '\\ud83d', half of a character, which UTF-8 cannot keep",
+        "the text holds '\\ud83d', half of a character; UTF-8 has no half ones",
     ),
     (GUM | {"id": 7}, "the id '7' is also that of facts.jsonl:1"),
 ]
@@ -304,19 +282,6 @@ PLACES = {  # the name and the bytes of a file, and its problems
             "9: it has 1 cells, the header 2; check the quotes",
         ],
     ),
-    "an open quote": (
-        "facts.csv",
-        b'question,answers\na,b\nc,"d\ne,f\n',
-        ["3: the cells cannot be separated (unexpected end of data); check the quotes"],
-    ),
-    "a stray quote": (
-        "facts.tsv",
-        b'question\tanswers\n"a" b\tc\nd\te\n\tf\n',
-        [
-            "2: the cells cannot be separated ('\t' expected after '\"'); check the quotes",
-            "4: the question is empty",
-        ],
-    ),
     "items of a list": (
         "facts.json",
         b'[{"question": "Q?", "answers": "a"}, {"question": ""},\n5]\n',
@@ -348,24 +313,17 @@ REFUSED = {  # the name of a file, its content, and what its refusal contains
         b'[\n{"question": "Q?",\n"answers": ["\xe9"]}\n]',
         "in line 3",
     ),
+    "an open quote": ("f.csv", 'question,answers\na,b\nc,"d\n', "from line 3 on the cells"),
     "a broken list": ("f.json", '[\n{"question": "Q?" "answers": 1}\n]', "not JSON: .* line 2"),
-    "a comma": ("f.json", f"[\n{json.dumps(GUM)},\n]", "this is not JSON: .* line [23]"),
     "a deep list": ("f.json", "[" * 200_000, "this is not JSON"),
     "lines as a list": ("f.json", TEXTS[".jsonl"], "expected a list, got .*one object a line"),
-    "empty": ("f.jsonl", "", f"f.jsonl {EMPTY}"),
     "blank": ("f.csv", " \n\n", EMPTY),
-    "a head alone": ("f.csv", "question,answers\n", EMPTY),
-    "an empty list": ("f.json", "[]", EMPTY),
-    "packed nothing": ("f.jsonl.gz", "", EMPTY),
     "text": (
         "f.txt",
         "a",
         r"its name must end in one of \['.jsonl', '.ndjson', '.json', '.csv'",
     ),
-    "no extension": ("f", "a", "its name must end in one of"),
-    "packed sheet": ("f.xlsx.gz", "a", "its name must end in one of"),
     "short": ("f.jsonl.gz", PACKED[:40], "f.jsonl.gz cannot be read: "),
-    "headless": ("f.jsonl.gz", PACKED[2:], "f.jsonl.gz cannot be read: "),
     "scrambled": ("f.jsonl.gz", PACKED[:10] + b"\xff" * 40, "f.jsonl.gz cannot be read: "),
     "parquet": ("f.parquet", "PAR1", "f.parquet cannot be read: "),
 }
@@ -425,16 +383,6 @@ def test_limit_takes_the_first_rows_and_leaves_the_rest_unread():
     assert read_examples("facts.jsonl", limit=2) == EXAMPLES
     assert "1 of 3 rows" in refusal("facts.jsonl", limit=3)
     assert read_examples(EXAMPLES, limit=1) == EXAMPLES[:1]
-
-
-def test_records_get_ids_and_stay_as_they_are_otherwise():
-    given = [Example("a?", "b", id="2"), Example("c?", ["d"], ["e"], source="s")]
-    read = read_examples(iter(given))
-    assert read == [
-        given[0],
-        Example("c?", ["d"], ["e"], id=named_by_content("c?", ["d"], ["e"], "s"), source="s"),
-    ]
-    assert read_examples(read) == read
 
 
 def test_records_are_checked_by_place():

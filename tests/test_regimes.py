@@ -218,10 +218,13 @@ def test_questions_of_the_user_probe_with_their_own_regimes(tmp_path):
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        ({"regime": "near miss", "id": "fact-1"}, "means no example, but its id is fact-1"),
-        ({"regime": "styled", "id": ""}, "means an example; its id is empty"),
+        (
+            {"regime": "near miss", "id": "fact-1"},
+            "near miss has 1 id; near miss and unrelated",
+        ),
+        ({"regime": "styled", "id": ""}, "styled has 0 ids"),
         ({"regime": "hard", "id": ""}, "regime must be one of exact, paraphrase, "),
-        ({"id": ["fact-1", "fact-2"]}, "id names several examples, which only"),
+        ({"id": ["fact-1", "fact-2"]}, "None has 2 ids"),
         ({"id": {"a": 1}}, "id must be a text"),
         ({"id": ["fact-1", "fact-9"], "regime": "double"}, "no example has the id 'fact-9'"),
     ],

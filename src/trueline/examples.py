@@ -11,35 +11,30 @@ import re
 import sys
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from importlib import resources
 from io import TextIOWrapper
 from itertools import chain, count, islice
 from os.path import isdir, lexists  # unlike those of Path, they never raise
 from pathlib import Path
 from reprlib import repr as short
-from typing import Any, Literal, NoReturn, TextIO, get_args
+from typing import Any, Literal, TextIO, TypeVar, get_args
 
 import msgspec
 
+from trueline import files
 from trueline.errors import ColumnError, ExampleError, SettingError, import_extra
-from trueline.files import (
-    capped_lines,
-    foreign_encoding,
-    open_unpacked,
-    read_text,
-    reason,
-    refusal,
-)
 from trueline.settings import check_value, whole_number
-from trueline.text import half_character, has_half_character, shown
+from trueline.text import counted, half_character, has_half_character, shown
 from trueline.types import Example
 
 Row = dict[str, Any]
-Found = tuple[int, Row | str]  # the line or number of a row; the row or its problem
+Rows = Iterator[tuple[int, Row | str]]  # the line or number of a row; the row or its problem
+T = TypeVar("T")
 Columns = dict[str, tuple[str, ...]]  # our field -> the columns that may hold it, best first
 _MOST_JSON = 256_000_000  # characters of a JSON list, which is read as a whole
+_FACTS = Path(__file__).parent / "facts"
 _SHIPPED = {"facts": "ground", "facts:ground": "ground", "facts:test": "test"}
 _COLUMNS: Columns = {
     "id": ("id",),
@@ -53,7 +48,6 @@ _SOUNDS_LIKE = {  # what people call the columns of a FAQ
     "answers": r"^(?!.*(wrong|incorrect)).*(answer|repl|respon|^a$|solution|\bsay)",
     "wrong_answers": r"wrong|incorrect|false",
 }
-EXAMPLE_FIELDS = tuple(_COLUMNS)  # in the order of a line; the id is the first
 _ID_DIGITS = 12  # of the hash of its content: the id of an example without one
 
 
@@ -65,31 +59,34 @@ def _read_rows(
     split: str = "train",
     config: str | None = None,
     limit: int | None = None,
-) -> list[Found]:
+) -> list[tuple[int, Row | str]]:
     """The rows of a source, or one error that names it."""
     name, path = os.fspath(source), Path(source)
     is_path = not isinstance(source, str) or _format(path) in _FORMATS or lexists(path.parent)
-    is_hub = not is_path and re.fullmatch(r"[\w.-]+/[\w.-]+", name)
     try:
         if source in _SHIPPED:
-            shipped = resources.files("trueline") / "facts" / f"{_SHIPPED[name]}.jsonl"
-            with resources.as_file(shipped) as file:
-                return list(islice(_file_rows(file), limit))
-        if is_hub or (name and isdir(path)):
-            data = name if is_hub and not isdir(path) else str(path.absolute())
-            return list(islice(_dataset_rows(data, split, config), limit))
-        return list(islice(_file_rows(path), limit))
-    except (OSError, EOFError, ValueError, NotImplementedError, zlib.error, csv.Error) as error:
-        why = reason(error) if isinstance(error, OSError) else error
-        raise ExampleError(f"{name} cannot be read: {why}") from error
+            rows = _file_rows(_FACTS / f"{_SHIPPED[name]}.jsonl")
+        elif not is_path and re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+            rows = _dataset_rows(name, split, config)
+        elif isdir(path):
+            rows = _dataset_rows(str(path.absolute()), split, config)
+        else:
+            rows = _file_rows(path)
+        return list(islice(rows, limit))
+    except (OSError, EOFError, ValueError, NotImplementedError, zlib.error) as error:
+        raise ExampleError(f"{name} cannot be read: {files.reason(error)}") from error
 
 
-def _refuse_rows(name: str, problems: Sequence[str], total: int) -> NoReturn:
-    raise ExampleError(
-        f"{name}: {len(problems)} of {total} rows cannot be used:\n"
-        + "".join(f"  {name}:{problem}\n" for problem in problems)
-        + "  Mend or remove these rows; docs/examples.md shows how a row is written."
-    )
+def _accepted(name: str, rows: Sequence[tuple[int, T | str]], what: str) -> list[T]:
+    """What was made of all rows, or one error that lists the problems."""
+    if problems := [f"  {name}:{line}: {row}\n" for line, row in rows if isinstance(row, str)]:
+        raise ExampleError(
+            f"{name}: {len(problems)} of {len(rows)} rows cannot be used:\n{''.join(problems)}"
+            "  Mend or remove these rows; docs/examples.md shows how a row is written."
+        )
+    if not rows:
+        raise ExampleError(f"{name} holds no {what}; see docs/examples.md for its form")
+    return [row for _, row in rows if not isinstance(row, str)]
 
 
 def _format(path: Path) -> str:
@@ -97,9 +94,9 @@ def _format(path: Path) -> str:
     return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
-def _file_rows(path: Path) -> Iterator[Found]:
-    if problem := refusal(path):
-        if problem == os.strerror(errno.ENOENT) and not lexists(path):
+def _file_rows(path: Path) -> Rows:
+    if problem := files.refusal(path):
+        if problem == os.strerror(errno.ENOENT):
             is_fact, others = path.name.startswith("facts:"), path.parent.glob("*")
             known = _SHIPPED if is_fact else [other.name for other in others]
             near = get_close_matches(path.name, known)
@@ -112,19 +109,23 @@ def _file_rows(path: Path) -> Iterator[Found]:
         with import_extra("pyarrow.parquet", str(path), "data").ParquetFile(path) as table:
             yield from _arrow_rows(table.iter_batches())
         return
-    with open_unpacked(path) as data:
-        if problem := foreign_encoding(data.peek(4)):
+    with files.open_unpacked(path) as data:
+        if problem := files.foreign_encoding(data.peek(4)):
             raise ValueError(problem)
         yield from reader(TextIOWrapper(data, "utf-8-sig", "surrogateescape", newline=""))
 
 
-def _jsonl_rows(file: TextIO) -> Iterator[Found]:
-    for number, line in enumerate(capped_lines(file), start=1):
-        if line.strip():
-            yield number, _not_utf8(line)[1] or _parse(line)
+def _jsonl_rows(file: TextIO) -> Rows:
+    for number, line in enumerate(files.capped_lines(file), start=1):
+        if not line.strip():
+            continue
+        try:
+            yield number, _not_utf8(line)[1] or _as_row(json.loads(line))
+        except (ValueError, RecursionError) as error:
+            yield number, f"this is not JSON: {error}".replace(": line 1 ", ": ")
 
 
-def _json_rows(file: TextIO) -> Iterator[Found]:
+def _json_rows(file: TextIO) -> Rows:
     """The items of a JSON list, by number; an error in the JSON is named by its line."""
     text = file.read(_MOST_JSON + 1)
     if len(text) > _MOST_JSON:
@@ -141,20 +142,12 @@ def _json_rows(file: TextIO) -> Iterator[Found]:
     yield from enumerate(map(_as_row, items), start=1)
 
 
-def _parse(text: str) -> Row | str:
-    """The object that a line of JSON holds, or what is wrong with it."""
-    try:
-        return _as_row(json.loads(text))
-    except (ValueError, RecursionError) as error:
-        return f"this is not JSON: {error}".replace(": line 1 ", ": ")
-
-
 def _as_row(item: object) -> Row | str:
     return item if isinstance(item, dict) else f"expected an object {{...}}, got {short(item)}"
 
 
 def _not_utf8(text: str) -> tuple[int, str]:
-    """The first byte that is not UTF-8: how many lines down it stands, and its problem."""
+    """The first byte that is not UTF-8: how many lines down it is, and its problem."""
     bad = half_character(text)  # what such a byte is decoded to
     if bad is None:
         return 0, ""
@@ -162,62 +155,63 @@ def _not_utf8(text: str) -> tuple[int, str]:
     return text.count("\n", 0, bad.start()), problem
 
 
-def _csv_rows(file: TextIO, delimiter: str = ",") -> Iterator[Found]:
+def _csv_rows(file: TextIO, delimiter: str = ",") -> Rows:
     """One row per record below the header, at the line where the record starts.
 
     Spreadsheets write semicolons where the comma is the decimal sign.
     """
-    lines = capped_lines(file)
+    lines = files.capped_lines(file)
     first = next(lines, "")
     if delimiter == "," and ";" in first and "," not in first:
         delimiter = ";"
-    reader = csv.reader(chain([first], lines), delimiter=delimiter, strict=True)
-    header = [name.strip() for name in next(filter(None, reader), [])]
-    problem = _not_utf8("".join(header))[1]
-    if twice := [name for name in header if name and header.count(name) > 1]:
-        problem = problem or f"the column {twice[0]!r} occurs twice"
-    if problem:
-        raise ValueError(f"in the header, line {reader.line_num}, {problem}")
-    cells: list[str] | None = []
-    while cells is not None:
-        line = reader.line_num + 1
-        try:
-            cells = next(reader, None)
-        except csv.Error as error:
-            yield line, f"the cells cannot be separated ({error}); check the quotes"
-            continue
-        down, problem = _not_utf8(delimiter.join(cells or ()))
-        if cells and not problem and len(cells) != len(header):
-            problem = f"it has {len(cells)} cells, the header {len(header)}; check the quotes"
-        if cells:
-            yield line + down, problem or dict(zip(header, cells, strict=True))
+    reader, start = csv.reader(chain([first], lines), delimiter=delimiter, strict=True), 1
+    try:
+        header = [name.strip() for name in next(filter(None, reader), [])]
+        problem = _not_utf8("".join(header))[1]
+        if twice := [name for name in header if name and header.count(name) > 1]:
+            problem = problem or f"the column {twice[0]!r} occurs twice"
+        if problem:
+            raise ValueError(f"in the header, line {reader.line_num}, {problem}")
+        start = reader.line_num + 1
+        for cells in reader:
+            down, problem = _not_utf8(delimiter.join(cells))
+            if not problem and len(cells) != len(header):
+                problem = (
+                    f"it has {len(cells)} cells, the header {len(header)}; check the quotes"
+                )
+            if cells:
+                yield start + down, problem or dict(zip(header, cells, strict=True))
+            start = reader.line_num + 1
+    except csv.Error as error:
+        raise ValueError(
+            f"from line {start} on the cells cannot be separated ({error}); check the quotes"
+        ) from error
 
 
-def _dataset_rows(name: str, split: str, config: str | None) -> Iterator[Found]:
+def _dataset_rows(name: str, split: str, config: str | None) -> Rows:
     """The rows of a dataset on the hub or in a folder."""
     datasets = import_extra("datasets", name, "data")
     failures = (OSError, ValueError, RuntimeError, LookupError)  # the last for the folder /
-    has_bars = not datasets.are_progress_bars_disabled()
     is_awaited = sys.stderr.isatty() and not isdir(name)  # somebody waits for a download
-    if has_bars and not is_awaited:
+    is_silenced = not (is_awaited or datasets.are_progress_bars_disabled())
+    if is_silenced:
         datasets.disable_progress_bars()
     try:
         dataset = datasets.load_dataset(name, config, split=split)
     except (*failures, datasets.exceptions.DatasetsError) as error:
-        why = error.__cause__ or error
-        why = reason(why) if isinstance(why, OSError) else why
+        why = files.reason(error.__cause__ or error)
         raise ValueError(f"{why}; check name, split and config, or give a file") from error
     finally:
-        if has_bars:
+        if is_silenced:
             datasets.enable_progress_bars()
     yield from _arrow_rows(dataset.with_format("arrow").iter(1000))  # decodes no image
 
 
-def _arrow_rows(parts: Iterable[Any]) -> Iterator[Found]:
+def _arrow_rows(parts: Iterable[Any]) -> Rows:
     yield from enumerate((row for part in parts for row in part.to_pylist()), start=1)
 
 
-_FORMATS: dict[str, Callable[[TextIO], Iterator[Found]] | None] = {
+_FORMATS: dict[str, Callable[[TextIO], Rows] | None] = {
     ".jsonl": _jsonl_rows,
     ".ndjson": _jsonl_rows,
     ".json": _json_rows,
@@ -253,9 +247,9 @@ def read_examples(
     name = os.fspath(source)
     if not name:
         raise ExampleError("the name of the examples is empty; give a file, or `facts`")
-    found = _read_rows(source, split, config, limit)
-    chosen = _choose(name, [row for _, row in found if isinstance(row, dict)], columns or {})
-    return _collect(name, ((line, _example(row, chosen, separator)) for line, row in found))
+    rows = _read_rows(source, split, config, limit)
+    chosen = _choose(name, [row for _, row in rows if isinstance(row, dict)], columns or {})
+    return _collect(name, ((line, _example(row, chosen, separator)) for line, row in rows))
 
 
 def to_lines(examples: Iterable[Example]) -> Iterator[str]:
@@ -266,7 +260,7 @@ def to_lines(examples: Iterable[Example]) -> Iterator[str]:
 
 def as_record(example: Example) -> dict[str, Any]:
     """An example as plain values, by field."""
-    return {field: getattr(example, field) for field in EXAMPLE_FIELDS}
+    return {field: getattr(example, field) for field in _COLUMNS}
 
 
 def digest(examples: Iterable[Example]) -> str:
@@ -294,36 +288,30 @@ def _choose(name: str, rows: list[Row], columns: Mapping[str, str | None]) -> Co
             f"{', '.join(_COLUMNS)}"
         )
     chosen = _COLUMNS | {field: (name,) if name else () for field, name in columns.items()}
-    known = dict.fromkeys(key for row in rows for key in row)
-
-    def is_missing(field: str) -> bool:
-        cells = (_cell(row, column) for row in rows for column in chosen[field])
-        is_known = any(column in known for column in chosen[field])
-        return bool(rows and chosen[field]) and not is_known and all(x is None for x in cells)
-
     required = dict.fromkeys(("question", "answers", *columns))
-    if missing := [field for field in required if is_missing(field)]:
+    pairs = {field: [(row, x) for row in rows for x in chosen[field]] for field in required}
+    missing = [
+        field
+        for field, cells in pairs.items()
+        if cells and not any(x in row or _cell(row, x) is not None for row, x in cells)
+    ]
+    if missing:
         wanted = " and ".join(
             f"no column {' or '.join(map(repr, chosen[field]))}"
             + (f" for {field}" if field in columns else "")
             for field in missing
         )
+        known = dict.fromkeys(key for row in rows for key in row)
         taken = {name for field in columns if field not in missing for name in chosen[field]}
-        guesses = _guesses(missing, [column for column in known if column not in taken])
+        guesses: dict[str, str] = {}  # for each field a column that sounds like it
+        for field in missing:
+            sounds = re.compile(_SOUNDS_LIKE.get(field, re.escape(field)), re.IGNORECASE)
+            free = (x for x in known if x not in taken and sounds.search(x))
+            guesses[field] = next(free, "...")
+            taken.add(guesses[field])
         listed = ", ".join(map(repr, known))
         raise ColumnError(f"{name} has {wanted}; its columns are {listed}", guesses)
     return chosen
-
-
-def _guesses(fields: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
-    """The column that each field may be in, by its name; `...` if none sounds like it."""
-    guesses: dict[str, str] = {}
-    for field in fields:
-        sounds = re.compile(_SOUNDS_LIKE.get(field, re.escape(field)), re.IGNORECASE)
-        likely = [column for column in columns if sounds.search(column)]
-        free = (column for column in likely if column not in guesses.values())
-        guesses[field] = next(free, "...")
-    return guesses
 
 
 def _cell(row: Row, column: str) -> Any:
@@ -371,41 +359,28 @@ def _texts(cell: Any, field: str, separator: str | None) -> list[str]:
 
 def _collect(name: str, rows: Iterable[tuple[int, Example | str]]) -> list[Example]:
     """The examples, each with an id, or one error that lists every problem."""
-    examples: list[Example] = []
-    problems: list[str] = []
-    first_seen: dict[str, str] = {"": ""}  # id -> where it was first seen
+    checked: list[tuple[int, Example | str]] = []
+    first_seen: dict[str, int] = {}  # id -> the line where it was first seen
     for line, row in rows:
-        problem = row if isinstance(row, str) else _flaw(row, first_seen)
-        if problem:
-            problems.append(f"{line}: {problem}")
-        elif isinstance(row, Example):
-            examples.append(row)
-            first_seen.setdefault(row.id, f"{name}:{line}")
-    if problems:
-        _refuse_rows(name, problems, len(problems) + len(examples))
-    if not examples:
-        raise ExampleError(f"{name} holds no examples; see docs/examples.md for its form")
-    return _with_ids(examples, set(first_seen))
-
-
-def _with_ids(examples: list[Example], taken: set[str]) -> list[Example]:
-    """An example without an id gets a hash of its content; of equal ones the second has -2."""
+        if isinstance(row, Example):
+            given = (row.question, row.id, row.source, *row.answers, *row.wrong_answers)
+            if half := half_character("".join(given)):
+                row = f"the text holds {half[0]!r}, half of a character; UTF-8 has no half ones"
+            elif row.id and (first := first_seen.setdefault(row.id, line)) != line:
+                row = f"the id {row.id!r} is also that of {name}:{first}"
+        checked.append((line, row))
+    examples = _accepted(name, checked, "examples")
     for index, example in enumerate(examples):
-        if not example.id:
-            name = content_hash(example)[:_ID_DIGITS]
-            names = chain([name], (f"{name}-{number}" for number in count(2)))
-            id = next(name for name in names if name not in taken)
-            taken.add(id)
+        if not example.id:  # of equal examples the second gets -2
+            hash = content_hash(example)[:_ID_DIGITS]
+            names = chain([hash], (f"{hash}-{number}" for number in count(2)))
+            id = next(name for name in names if name not in first_seen)
+            first_seen[id] = 0
             examples[index] = replace(example, id=id)
     return examples
 
 
-def _flaw(example: Example, first_seen: Mapping[str, str]) -> str:
-    texts = (example.question, example.id, example.source)
-    if half := half_character("".join((*texts, *example.answers, *example.wrong_answers))):
-        return f"the text holds {half[0]!r}, half of a character, which UTF-8 cannot keep"
-    first = first_seen.get(example.id)
-    return f"the id {example.id!r} is also that of {first}" if first else ""
+# Questions
 
 
 Regime = Literal[
@@ -413,7 +388,6 @@ Regime = Literal[
 ]
 COVERED: tuple[Regime, ...] = ("exact", "paraphrase", "styled", "double", "mid-text")
 LOCAL: tuple[Regime, ...] = ("near miss", "unrelated")  # no example answers: nothing may change
-_NO_ID = ("", "none")  # cells of a question that no example answers
 _TABLES = tuple(ending for ending, reader in _FORMATS.items() if reader)
 
 
@@ -431,43 +405,31 @@ def read_questions(path: Path, *, needs_ids: bool) -> list[AskedQuestion]:
     """Read a file of questions, one a line, or a table of them as `read_asked` does."""
     if _format(path) in _TABLES:
         return read_asked(path, needs_ids=needs_ids)
-    lines = read_text(path, "--file").split("\n")
+    lines = files.read_text(path, "--file").split("\n")
     questions = [AskedQuestion(line.strip()) for line in lines if line.strip()]
     if not questions:
         raise ExampleError(f"{path} holds no questions; write one a line")
     return questions
 
 
-def read_asked(path: str | os.PathLike[str], *, needs_ids: bool = True) -> list[AskedQuestion]:
+def read_asked(path: Path, *, needs_ids: bool = True) -> list[AskedQuestion]:
     """Read a table with the columns `question` and `id`; bad rows are all named.
 
     If no ids are needed, `question` is the only column that is read.
     """
-    name = os.fspath(path)
-    if _format(Path(name)) not in _TABLES:
-        raise ExampleError(
-            f"{name}: questions come in a file that ends in {', '.join(_TABLES)}"
-        )
-    rows = [(line, _question(row, needs_ids)) for line, row in _read_rows(Path(name))]
-    if problems := [f"{line}: {row}" for line, row in rows if isinstance(row, str)]:
-        _refuse_rows(name, problems, len(rows))
-    if not rows:
-        raise ExampleError(
-            f"{name} holds no questions; write one a row, in the column question"
-        )
-    return [row for _, row in rows if isinstance(row, AskedQuestion)]
+    if _format(path) not in _TABLES:
+        raise ExampleError(f"{path}: questions come in a file that ends in {_TABLES}")
+    rows = [(line, _question(row, needs_ids)) for line, row in _read_rows(path)]
+    return _accepted(str(path), rows, "questions")
 
 
 def holds_questions(path: Path) -> bool:
     """Whether a file holds questions with ids: a table whose rows have no answers."""
-    if _format(path) not in _TABLES:
-        return False
-    try:
-        rows = [row for _, row in _read_rows(path, limit=1) if isinstance(row, dict)]
-    except ExampleError:
-        return False  # its reader reports the problem
-    first = rows[0] if rows else {}
-    return "id" in first and not {"answers", "answer"} & first.keys()
+    rows = []
+    if _format(path) in _TABLES:
+        with suppress(ExampleError):  # its reader reports the problem
+            rows = [row for _, row in _read_rows(path, limit=1) if isinstance(row, dict)]
+    return any("id" in row and not {"answers", "answer"} & row.keys() for row in rows)
 
 
 def check_meant(questions: Sequence[AskedQuestion], known: Collection[str], where: str) -> None:
@@ -499,9 +461,15 @@ def _question(row: Row | str, needs_ids: bool) -> AskedQuestion | str:
     if has_half_character("".join([question, *ids])):
         return "the text holds half of a character, which UTF-8 cannot keep"
     regime = row.get("regime") or None if needs_ids else None
-    ids = [id.strip() for id in ids if id.strip().lower() not in _NO_ID]
-    if needs_ids and (problem := _regime_problem(regime, ids)):
-        return problem
+    if regime not in (None, *get_args(Regime)):
+        return f"regime must be one of {', '.join(get_args(Regime))}; got {shown(regime)}"
+    ids = [id.strip() for id in ids if id.strip().lower() not in ("", "none")]
+    fits = {0: regime not in COVERED, 1: regime not in LOCAL}
+    if not fits.get(len(ids), regime == "double"):
+        return (
+            f"a question of the regime {regime} has {counted(len(ids), 'id')}; near miss and "
+            "unrelated mean no example, double one or more, the others one"
+        )
     first, *others = ids or [""]
     return AskedQuestion(question.strip(), first, regime, tuple(others))
 
@@ -510,18 +478,6 @@ def _text_of_id(cell: Any) -> Any:
     if isinstance(cell, int) and not isinstance(cell, bool):
         return str(cell)
     return "" if cell is None else cell
-
-
-def _regime_problem(regime: Any, ids: Sequence[str]) -> str:
-    if regime is not None and regime not in get_args(Regime):
-        return f"regime must be one of {', '.join(get_args(Regime))}; got {shown(regime)}"
-    if regime in LOCAL and ids:
-        return f"a question of the regime {regime} means no example, but its id is {ids[0]}"
-    if regime in COVERED and not ids:
-        return f"a question of the regime {regime} means an example; its id is empty"
-    if len(ids) > 1 and regime != "double":
-        return "id names several examples, which only the regime double does"
-    return ""
 
 
 Side = Literal["ground", "test"]  # questions about facts that are fitted to, or reported on
@@ -543,6 +499,5 @@ class ShippedQuestion:
 
 def shipped_questions(side: Side) -> list[ShippedQuestion]:
     """The questions about the grounding facts, or about the test facts."""
-    file = resources.files("trueline") / "facts" / f"{side}_questions.jsonl"
-    lines = file.read_text("utf-8").splitlines()
+    lines = (_FACTS / f"{side}_questions.jsonl").read_text("utf-8").splitlines()
     return [msgspec.json.decode(line, type=ShippedQuestion) for line in lines]

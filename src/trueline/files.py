@@ -35,7 +35,7 @@ class UnreadableError(OSError):
     """A file that is not read; the message gives the reason."""
 
 
-def reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     """The message of an error; of an OSError without its number."""
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 

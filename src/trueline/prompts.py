@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.resources import files
 from os.path import commonprefix
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, NoReturn, Protocol
 from weakref import WeakKeyDictionary
 
 from trueline.errors import SettingError
@@ -68,23 +68,17 @@ class Prompt:
         """The first digits of a hash of this prompt, stored with every space."""
         return _hash(json.dumps(asdict(self), sort_keys=True, ensure_ascii=False))[:16]
 
-    def render(self, question: str, tokenizer: Tokenizer, *, before: str = "") -> str:
-        """The whole text the model reads before it answers; `before` comes first."""
-        text = before + self.fill(question)
-        if not self.is_chat(tokenizer):
-            return f"{self.system}\n{text}" if self.system else text
-        messages = [("user", text)]
-        if self.system:
-            messages.insert(0, ("system", self.system))
-        return _apply_chat_template(tokenizer, messages)
+    def render(self, question: str, tokenizer: Tokenizer) -> str:
+        """The whole text the model reads before it answers."""
+        return chat_turn(self, question).render(str, tokenizer)
 
-    def encode(self, question: str, tokenizer: Tokenizer, *, before: str = "") -> list[int]:
+    def encode(self, question: str, tokenizer: Tokenizer) -> list[int]:
         """The token ids of the prompt with a question."""
-        return FilledPrompt(self, question, before).encode(tokenizer)
+        return chat_turn(self, question).encode(tokenizer)
 
     def encode_answer(self, question: str, answer: str, tokenizer: Tokenizer) -> list[int]:
         """The token ids that follow the prompt when the model gives this answer."""
-        return FilledPrompt(self, question).encode_answer(answer, tokenizer)
+        return chat_turn(self, question).encode_answer(answer, tokenizer)
 
     def fill(self, question: str) -> str:
         """The template with a question in it."""
@@ -234,84 +228,8 @@ def _apply_chat_template(tokenizer: Tokenizer, messages: Sequence[tuple[str, str
         ) from error
 
 
-class ModelInput(Protocol):
-    """What a model reads: a filled prompt, a conversation, or tokens as they are."""
-
-    @property
-    def question(self) -> str | None: ...
-    @property
-    def hash(self) -> str: ...  # of everything but the question
-    def encode(self, tokenizer: Tokenizer) -> list[int]: ...
-    def encode_answer(self, answer: str, tokenizer: Tokenizer) -> list[int]: ...
-    def preceded_by(self, text: str) -> ModelInput: ...  # with a text before the question
-    def bare(self, template: str) -> ModelInput: ...  # the question alone, in this template
-
-
-class _Rendered:
-    """An input that is rendered to text before it is tokenized."""
-
-    __slots__ = ()
-
-    def encode(self, tokenizer: Tokenizer) -> list[int]:
-        """The token ids up to where the answer begins."""
-        return encode_rendered(
-            lambda put: self._render(put, tokenizer),
-            tokenizer,
-            is_chat=self._is_chat(tokenizer),
-        )
-
-    def encode_answer(self, answer: str, tokenizer: Tokenizer) -> list[int]:
-        """The token ids of an answer after it, tokenized as one text with it.
-
-        If that would merge the last token of the text with the answer, the answer is tokenized
-        alone, as the model generates it.
-        """
-        is_chat = self._is_chat(tokenizer)
-        prompt = _pieces(lambda put: self._render(put, tokenizer), tokenizer)
-        space = "" if prompt[-1][-1:].isspace() or is_chat else " "
-        first, *others = _pieces(lambda put: put(space + answer.strip()), tokenizer)
-        both = [*prompt[:-1], prompt[-1] + first, *others]
-        prompt_ids = _encode_pieces(prompt, tokenizer, special=not is_chat)
-        ids = _encode_pieces(both, tokenizer, special=not is_chat)
-        if ids[: len(prompt_ids)] == prompt_ids:
-            return ids[len(prompt_ids) :]
-        return _encode_pieces([first, *others], tokenizer, special=False)
-
-    def _is_chat(self, tokenizer: Tokenizer) -> bool:
-        raise NotImplementedError
-
-    def _render(self, put: Callable[[str], str], tokenizer: Tokenizer) -> str:
-        raise NotImplementedError
-
-
 @dataclass(frozen=True, slots=True)
-class FilledPrompt(_Rendered):
-    """A prompt with a question in it, and the text before it."""
-
-    prompt: Prompt
-    question: str
-    before: str = ""
-
-    @property
-    def hash(self) -> str:
-        """A hash of the prompt and the text before it, whatever the question."""
-        return self.prompt.hash + (f"-{_hash(self.before)[:8]}" if self.before else "")
-
-    def preceded_by(self, text: str) -> FilledPrompt:
-        return replace(self, before=text + self.before)
-
-    def bare(self, template: str) -> FilledPrompt:
-        return FilledPrompt(replace(self.prompt, template=template), self.question)
-
-    def _is_chat(self, tokenizer: Tokenizer) -> bool:
-        return self.prompt.is_chat(tokenizer)
-
-    def _render(self, put: Callable[[str], str], tokenizer: Tokenizer) -> str:
-        return self.prompt.render(put(self.question), tokenizer, before=put(self.before))
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation(_Rendered):
+class Conversation:
     """Chat messages, rendered by the tokenizer's chat template; the last is the user's.
 
     A tokenizer without a template gets plain text: each user message, then its answer.
@@ -331,47 +249,76 @@ class Conversation(_Rendered):
 
     @property
     def question(self) -> str:
+        """The last user message, or what was given as the question of it."""
         return self.messages[-1][1] if self.asked is None else self.asked
 
     @property
     def hash(self) -> str:
         """A hash of everything but the last user message."""
+        if self.prompt and len(self.messages) == 1:
+            return self.prompt.hash + (f"-{_hash(self.before)[:8]}" if self.before else "")
         *earlier, (_, last) = self._written(str)
         head, _, tail = last.partition(self.messages[-1][1])
-        content = json.dumps([earlier, head, tail, self._is_plain], ensure_ascii=False)
+        is_plain = self.prompt is not None and self.prompt.chat is False
+        content = json.dumps([earlier, head, tail, is_plain], ensure_ascii=False)
         return f"chat-{_hash(content)[:16]}"
 
     def preceded_by(self, text: str) -> Conversation:
+        """The same with a text before the question."""
         return replace(self, before=text + self.before)
 
     def bare(self, template: str) -> Conversation:
+        """The question alone, in this template if it is in one at all."""
         if len(self.messages) == 1:
-            raise SettingError(
-                "a single message has no context to be contrasted with; ask it as a question, "
-                "or put a system message or earlier turns before it"
-            )
+            if self.prompt is None:
+                raise SettingError(
+                    "a single message has no context to be contrasted with; ask it as a "
+                    "question, or put a system message or earlier turns before it"
+                )
+            return replace(self, prompt=replace(self.prompt, template=template), before="")
         prompt = self.prompt and replace(self.prompt, system=None)
         return replace(self, messages=self.messages[-1:], prompt=prompt)
 
-    @property
-    def _is_plain(self) -> bool:
-        return self.prompt is not None and self.prompt.chat is False
+    def encode(self, tokenizer: Tokenizer) -> list[int]:
+        """The token ids up to where the answer begins."""
+        is_chat = self._is_chat(tokenizer)
+        return encode_rendered(
+            lambda put: self.render(put, tokenizer), tokenizer, is_chat=is_chat
+        )
+
+    def encode_answer(self, answer: str, tokenizer: Tokenizer) -> list[int]:
+        """The token ids of an answer after it, tokenized as one text with it.
+
+        If that would merge the last token of the text with the answer, the answer is tokenized
+        alone, as the model generates it.
+        """
+        is_chat = self._is_chat(tokenizer)
+        prompt = _pieces(lambda put: self.render(put, tokenizer), tokenizer)
+        space = "" if prompt[-1][-1:].isspace() or is_chat else " "
+        first, *others = _pieces(lambda put: put(space + answer.strip()), tokenizer)
+        both = [*prompt[:-1], prompt[-1] + first, *others]
+        prompt_ids = _encode_pieces(prompt, tokenizer, special=not is_chat)
+        ids = _encode_pieces(both, tokenizer, special=not is_chat)
+        if ids[: len(prompt_ids)] == prompt_ids:
+            return ids[len(prompt_ids) :]
+        return _encode_pieces([first, *others], tokenizer, special=False)
 
     def _is_chat(self, tokenizer: Tokenizer) -> bool:
-        return bool(tokenizer.chat_template) and not self._is_plain
+        prompt = self.prompt
+        return prompt.is_chat(tokenizer) if prompt else bool(tokenizer.chat_template)
 
     def _written(self, put: Callable[[str], str]) -> list[tuple[str, str]]:
         """The messages as the model reads them: user messages in the prompt."""
         prompt = self.prompt
-        system = [] if prompt is None or not prompt.system else [("system", prompt.system)]
-        written = [
-            (role, put(text) if prompt is None or role != "user" else prompt.fill(put(text)))
+        system = [("system", prompt.system)] if prompt and prompt.system else []
+        *written, (role, last) = [
+            (role, prompt.fill(put(text)) if prompt and role == "user" else put(text))
             for role, text in self.messages
         ]
-        role, last = written.pop()
         return [*system, *written, (role, put(self.before) + last)]
 
-    def _render(self, put: Callable[[str], str], tokenizer: Tokenizer) -> str:
+    def render(self, put: Callable[[str], str], tokenizer: Tokenizer) -> str:
+        """The text the model reads; all that is put into it goes through `put`."""
         messages = self._written(put)
         if self._is_chat(tokenizer):
             return _apply_chat_template(tokenizer, messages)
@@ -398,11 +345,13 @@ class TokenContext:
     def encode_answer(self, answer: str, tokenizer: Tokenizer) -> list[int]:
         return encode_plain(answer, tokenizer)
 
-    def preceded_by(self, text: str) -> ModelInput:
+    def preceded_by(self, text: str) -> NoReturn:
         raise SettingError("only tokens were given; give a question or messages")
 
-    def bare(self, template: str) -> ModelInput:
-        raise SettingError("only tokens were given; give a question or messages")
+    bare = preceded_by
+
+
+ModelInput = Conversation | TokenContext
 
 
 def read_messages(messages: Sequence[Mapping[str, str]]) -> Conversation:
@@ -426,11 +375,9 @@ def read_messages(messages: Sequence[Mapping[str, str]]) -> Conversation:
 
 
 def chat_turn(
-    prompt: Prompt, question: str, earlier: Sequence[tuple[str, str]]
-) -> FilledPrompt | Conversation:
-    """A question after earlier ones and their answers; alone, it is just the filled prompt."""
-    if not earlier:
-        return FilledPrompt(prompt, question)
+    prompt: Prompt, question: str, earlier: Sequence[tuple[str, str]] = ()
+) -> Conversation:
+    """A question in a prompt, after earlier questions and their answers."""
     turns = [turn for q, answer in earlier for turn in (("user", q), ("assistant", answer))]
     return Conversation((*turns, ("user", question)), prompt)
 
@@ -447,9 +394,18 @@ def find_question(
     prompt: Prompt, tokenizer: Tokenizer, tokens: Sequence[int]
 ) -> FoundQuestion | None:
     """The question of the last user turn, or of the prompt's template in plain text."""
-    text = _decode(tokenizer, tokens)
+
+    def decode(count: int) -> str:
+        ids = list(tokens[:count])
+        return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+
+    text = decode(len(tokens))
     if tokenizer.chat_template and prompt.chat is not False:
-        head, tail = _around_turn(tokenizer)
+        user = ("user", _HOLE)
+        first, tail = _around(_apply_chat_template(tokenizer, [user]))
+        turns = _apply_chat_template(tokenizer, [user, ("assistant", "."), user])
+        heads = first[::-1], turns.rpartition(_HOLE)[0][::-1]
+        head = commonprefix(heads)[::-1]  # what is right before any turn  # noqa: RUF071
     else:
         head, tail = _around(prompt.render(_HOLE, tokenizer))
     begin = text.rfind(head) if head else 0
@@ -462,29 +418,10 @@ def find_question(
         turn = turn[len(before) : len(turn) - len(after)]
     if not turn.strip():
         return None
-    return FoundQuestion(turn.strip(), _tokens_before(tokenizer, tokens, end + len(tail)))
-
-
-def _around_turn(tokenizer: Tokenizer) -> tuple[str, str]:
-    """What a chat template writes right before any user turn, and after it."""
-    user = ("user", _HOLE)
-    first, tail = _around(_apply_chat_template(tokenizer, [user]))
-    later = _apply_chat_template(tokenizer, [user, ("assistant", "."), user]).rpartition(_HOLE)
-    return commonprefix([first[::-1], later[0][::-1]])[::-1], tail  # noqa: RUF071  # by letters
+    start = bisect_left(range(len(tokens)), end + len(tail), key=lambda n: len(decode(n)))
+    return FoundQuestion(turn.strip(), start)
 
 
 def _around(text: str) -> tuple[str, str]:
     head, _, tail = text.partition(_HOLE)
     return head, tail
-
-
-def _decode(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
-    return str(tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
-
-
-def _tokens_before(tokenizer: Tokenizer, tokens: Sequence[int], characters: int) -> int:
-    """The number of tokens in the first characters of a text."""
-    counts = range(len(tokens))
-    return bisect_left(
-        counts, characters, key=lambda count: len(_decode(tokenizer, tokens[:count]))
-    )

@@ -16,9 +16,9 @@ from trueline.engines.base import Engine, States, read_continuations
 from trueline.errors import SettingError
 from trueline.methods.base import Method, Rows, Step
 from trueline.prompts import (
-    FilledPrompt,
     ModelInput,
     TokenContext,
+    chat_turn,
     check_question,
     read_messages,
 )
@@ -80,7 +80,7 @@ def _encode(
         read: ModelInput = given  # type: ignore[assignment]
     else:
         check_question(given, what)
-        read = FilledPrompt(method.question_prompt, str(given))
+        read = chat_turn(method.question_prompt, str(given))
     if read.question is not None:
         check_question(read.question, what)
     if isinstance(read, TokenContext) and (needs.own_prompt or needs.second_prompt):

@@ -40,7 +40,7 @@ from trueline.lab.results import (
 )
 from trueline.lab.samples import Benchmark, Sample, bare_letters
 from trueline.methods import PLAIN, default_settings, make_method, settings_fields
-from trueline.prompts import FilledPrompt
+from trueline.prompts import chat_turn
 from trueline.types import Sampling
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def cells_of(
     boundary = variant.boundary_settings if variant.control is Control.BOUNDARY else {}
     prompts = [benchmark.prompt.hash]
     if not method.needs.own_prompt:  # otherwise it differs from question to question
-        filled = FilledPrompt(method.question_prompt, benchmark.test[0].question)
+        filled = chat_turn(method.question_prompt, benchmark.test[0].question)
         prompts = [one.hash for one in method.inputs(filled)]
     options = {
         n: getattr(given, n) for n in SAMPLING if n not in DecodingPart.__struct_fields__

@@ -25,7 +25,7 @@ from trueline.methods import (
     method_names,
 )
 from trueline.methods.base import Method
-from trueline.prompts import FilledPrompt
+from trueline.prompts import chat_turn
 from trueline.serve.access import APIError, invalid, json_response, need_admin
 from trueline.serve.engine import Service, run_in
 from trueline.serve.schemas import NewExamples, read_body
@@ -224,7 +224,7 @@ def open_spaces(
     for space in spaces.values():
         method = make_method(DEFAULT, space=space)
         method.check(session.lm)
-        trial = FilledPrompt(method.question_prompt, "Is it warm?")
+        trial = chat_turn(method.question_prompt, "Is it warm?")
         method.prepare(session.lm, trial, Sampling(trace=True))  # or the first request is slow
     return session.lm, spaces
 
