@@ -402,7 +402,7 @@ def test_a_damaged_space_is_one_line_that_names_the_file(args, damaged, no_model
 RAD = (*SPACE, "--method", "rad")
 BUILD = ("build", "facts.jsonl", "--out", "x.space")
 FAILURES = {  # those that are found without torch are in test_preflight.py
-    "not a space": (["info", "."], "no readable grounding space"),
+    "not a space": (["info", "."], "there is no space at"),
     "no question": (["compare", *SPACE], "there is no question"),
     "no methods": (["compare", *SPACE, "--methods", "", QUESTION], "it is empty"),
     "only a comma": (["compare", *SPACE, "--methods", ",", QUESTION], "name a method: greedy"),

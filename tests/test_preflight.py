@@ -42,11 +42,6 @@ MISTAKES = {
     ("build", "faq.csv", "--embedder", "minilm", "--out", "x.space"): "no embedder is called",
     ("add", "none.space", "faq.csv"): "there is no space at none.space",
     ("tune", "none.space"): "there is no space at none.space",
-    (
-        *ASK,
-        "--space",
-        "none.space",
-    ): "there is no space at none.space (No such file or directory)",
     (*ASK, "--space", "fap.space"): "no space at fap.space (did you mean faq.space?)",
     (*ASK, "--method", "rda"): "there is no method 'rda'; did you mean rad? there are greedy",
     (*ASK, "--model", "smolm2"): "no language model is called 'smolm2'; take smollm2-135m",

@@ -50,9 +50,9 @@ def ask(
     question: str | None,
     file: Path | None,
     method: str,
-    options: AnswerOptions,
     as_json: bool,
     trace: bool,
+    **given: Any,
 ) -> None:
     """Answer QUESTION, with the verified examples it is from, or that none covers it.
 
@@ -74,18 +74,19 @@ def ask(
             "--trace needs --json; to read the reasons for an answer, use: trueline explain"
         )
     questions = _questions(question, file)
+    options = AnswerOptions(given)
     session = options.open([method])
     from trueline.decode.generate import generate, stream  # torch is imported by now
 
-    given = session.lm, session.methods[method]
+    parts = session.lm, session.methods[method]
     is_one = question not in (None, _STDIN)
     if not as_json and (is_one or is_terminal()):
         for number, text in enumerate(questions):
             if not is_one:
                 tell(f"{chr(10) * (number > 0)}{visible_line(text)}", "prompt")
-            _show(stream(*given, text, **options.sampling))
+            _show(stream(*parts, text, **options.sampling))
         return
-    answers = (generate(*given, text, trace=trace, **options.sampling) for text in questions)
+    answers = (generate(*parts, text, trace=trace, **options.sampling) for text in questions)
     if as_json:
         listed = [_as_json(answer) for answer in answers]
         print_json(listed[0] if is_one else listed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -100,7 +100,7 @@ class Chat:
     def do_space(self, folder: str) -> None:
         from trueline.space import read_space
 
-        space = read_space(folder, embedder=self.options.embedder)
+        space = read_space(folder, embedder=self.options.parts["embedder"])
         self.use(self.method.name, space, self.method.settings())
         tell(counted(len(space), "example"))
 
@@ -142,13 +142,14 @@ class Chat:
 @click.command()
 @method_option("How to answer at first.")
 @answer_options
-def chat(method: str, options: AnswerOptions) -> None:
+def chat(method: str, **given: Any) -> None:
     """Talk to a model in a terminal; /help shows how to switch method and space, and ask why.
 
     \b
     Example:
       trueline chat --space facts.space
     """
+    options = AnswerOptions(given)
     session = options.open([method])
     session.methods[method].check(session.lm)
     talk = Chat(session, options, method)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -56,9 +56,9 @@ def compare(
     questions: tuple[str, ...],
     file: Path | None,
     methods: str,
-    options: AnswerOptions,
     flips: bool,
     as_json: bool,
+    **given: Any,
 ) -> None:
     """Answer QUESTIONS with several methods, side by side, with the sources of each answer.
 
@@ -72,6 +72,7 @@ def compare(
       trueline compare --space facts.space --flips "What happens if you swallow gum?"
       trueline compare --methods all --set kate.k=4 "What happens if you swallow gum?"
     """
+    options = AnswerOptions(given)
     rows = [AskedQuestion(text.strip()) for text in questions]
     rows += [] if file is None else read_questions(file, needs_ids=True)
     if not rows:
@@ -83,6 +84,7 @@ def compare(
     session = options.open(names)
     from trueline.decode.generate import compare as run  # torch is imported by now
     from trueline.decode.generate import generate
+    from trueline.lab.metrics import is_right
 
     texts = [row.question for row in rows]
     with progress_bars("answers") as progress:
@@ -92,7 +94,13 @@ def compare(
         for name, method in session.methods.items()
         if flips and method.needs.space
     }
-    verdicts = {name: _judge(run.answers, meant) for name, run in runs.items()}
+    verdicts = {
+        name: [
+            None if fact is None else is_right(answer.text, fact.answers, fact.wrong_answers)
+            for answer, fact in zip(run.answers, meant, strict=True)
+        ]
+        for name, run in runs.items()
+    }
     if not as_json:
         _show(texts, runs, traced, verdicts)
         return
@@ -125,15 +133,6 @@ def _meant(rows: Sequence[AskedQuestion], space: Path | None) -> list[Example | 
     known = {example.id: example for example in examples}
     check_meant(rows, known, "--file")
     return [known.get(row.id) for row in rows]
-
-
-def _judge(answers: Sequence[Answer], meant: Sequence[Example | None]) -> list[bool | None]:
-    from trueline.lab.metrics import is_right
-
-    return [
-        None if fact is None else is_right(answer.text, fact.answers, fact.wrong_answers)
-        for answer, fact in zip(answers, meant, strict=True)
-    ]
 
 
 def _show(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -36,11 +37,11 @@ from trueline.text import counted
 def explain(
     question: str,
     method: str,
-    options: AnswerOptions,
     out: Path | None,
     overwrite: bool,
     signals: bool,
     as_json: bool,
+    **given: Any,
 ) -> None:
     """Answer QUESTION; show which examples are in scope and why, and which token they moved.
 
@@ -56,6 +57,7 @@ def explain(
 
     if out is not None:
         check_explanation_path(out, overwrite=overwrite)  # before a model is opened
+    options = AnswerOptions(given)
     session = options.open(list(dict.fromkeys([method, PLAIN])))
     from trueline.decode.generate import generate  # torch is imported by now
 

@@ -6,7 +6,7 @@ import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
@@ -59,14 +59,13 @@ def check_texts(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     return value
 
 
-def check_questions(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+def check_questions(_ctx: Any, _param: Any, value: Any) -> Any:
     """Refuse what the library refuses as a question, before anything is opened."""
     from trueline.prompts import check_question
 
-    if isinstance(value, tuple):
-        for number, question in enumerate(value, 1):
-            check_question(question, f"question {number}")
-    elif value is not None:
+    for number, question in enumerate(value if isinstance(value, tuple) else (), 1):
+        check_question(question, f"question {number}")
+    if isinstance(value, str):
         check_question(value)
     return value
 
@@ -178,16 +177,18 @@ def method_option(help: str = "") -> Decorator:
     )
 
 
-@dataclass(frozen=True, slots=True)
 class AnswerOptions:
-    """The options of every command that answers: space, model, settings and sampling."""
+    """The values of `answer_options`, which are those of every command that answers."""
 
-    space: Path | None
-    model: str | None
-    embedder: str | None
-    weights: Mapping[str, Any]
-    settings: Mapping[str, Any]  # of the method, by name
-    sampling: Mapping[str, Any]
+    def __init__(self, given: dict[str, Any]) -> None:
+        self.sampling: dict[str, Any] = given.pop("sampling")
+        self.settings = read_settings(given.pop("set"))  # of the method
+        for name in ("strength", "threshold", "only_covered"):
+            if (value := given.pop(name)) is not None and value is not False:
+                self.settings[name] = value
+        self.weights: dict[str, Any] = given.pop("weights")
+        self.parts = given  # by name: the space, the model and the embedder
+        self.space: Path | None = given["space"]
 
     def open(self, names: Sequence[str]) -> Session:
         """The model, the space and the methods of these names."""
@@ -196,8 +197,7 @@ class AnswerOptions:
         Sampling(**self.sampling)  # refused before anything is opened
         if not names:
             raise SettingError(f"name a method: {names_in_words()}")
-        parts: dict[str, Any] = {name: getattr(self, name) for name in _PARTS}
-        model = check_parts(names, **parts)
+        model = check_parts(names, **self.parts)
         what = model if self.space is None else f"{model} and {self.space}"
         is_for_entries = any(map(needs_entries, names))
         label = ENTRIES if is_for_entries else "building the space of the facts"
@@ -207,7 +207,7 @@ class AnswerOptions:
                 settings=self.settings,
                 builds_entries=True,
                 progress=functools.partial(progress, label),
-                **parts,
+                **self.parts,
                 **self.weights,
             )
         if self.space is None:
@@ -217,54 +217,34 @@ class AnswerOptions:
         return session
 
 
-_PARTS = ("space", "model", "embedder")
-_ANSWER_OPTIONS = several(
+answer_options = several(
     click.option(
         "--space", type=PATH, help="The grounding space; the shipped facts if left out."
     ),
     space_model_option,
     embedder_option,
     weights_options,
-    several(
-        click.option(
-            "--strength", type=float, help="From 0, the plain model, to 1, the verified words."
-        ),
-        click.option(
-            "--threshold",
-            type=float,
-            help="An example is in scope above this probability of answering the question.",
-        ),
-        click.option(
-            "--only-covered",
-            is_flag=True,
-            help="If no example covers the question, answer 'I do not know'.",
-        ),
-        click.option(
-            "--set",
-            multiple=True,
-            metavar="NAME=VALUE",
-            help="Any setting of a method, such as margin=3, or METHOD.k=5 for one of several.",
-        ),
-        into="settings",
+    click.option(
+        "--strength", type=float, help="From 0, the plain model, to 1, the verified words."
+    ),
+    click.option(
+        "--threshold",
+        type=float,
+        help="An example is in scope above this probability of answering the question.",
+    ),
+    click.option(
+        "--only-covered",
+        is_flag=True,
+        help="If no example covers the question, answer 'I do not know'.",
+    ),
+    click.option(
+        "--set",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Any setting of a method, such as margin=3, or METHOD.k=5 for one of several.",
     ),
     flags_of(Sampling, into="sampling"),
 )
-
-
-def answer_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options of AnswerOptions, passed to the command as `options`."""
-
-    @functools.wraps(command)
-    def gathered(settings: dict[str, Any], **given: Any) -> None:
-        own = {name: given.pop(name) for name in (*_PARTS, "weights", "sampling")}
-        named = read_settings(settings.pop("set"))
-        named |= {name: x for name, x in settings.items() if x is not None and x is not False}
-        command(options=AnswerOptions(**own, settings=named), **given)
-
-    decorated: Callable[..., None] = _ANSWER_OPTIONS(gathered)
-    return decorated
-
-
 column_option = click.option(
     "--column",
     "columns",
