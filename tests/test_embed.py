@@ -87,15 +87,6 @@ def test_the_first_phase_does_the_tokens_and_the_second_the_model(embedder, word
     assert found[0].shape == (len(texts), 32)
 
 
-def test_a_subclass_of_an_embedder_embeds_in_its_own_way(words, tmp_path):
-    class Doubled(type(words)):
-        def embed(self, texts):
-            return 2 * super().embed(texts)
-
-    doubled = Doubled("doubled", tmp_path / "words", torch.device("cpu"))
-    assert torch.equal(embed_distinct(doubled, ["sky"]), 2 * embed_distinct(words, ["sky"]))
-
-
 @pytest.fixture
 def words(tmp_path):
     """Word vectors of three words: 0 unknown, 1 sky, 2 sea."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from tokenizers import Tokenizer
@@ -38,35 +37,8 @@ class Embedder(Protocol):
         """Unit vectors (texts, dimension), float32, in the order of the texts."""
 
 
-class TwoPhaseEmbedder:
-    """An embedder that runs its Python first, so that the rest can run in another thread.
-
-    Python in another thread slows down the model's own; compiled code does not.
-    """
-
-    id: str
-    hash: str
-    dimension: int
-
-    def embed(self, texts: Sequence[str]) -> torch.Tensor:
-        return self.embed_tokenized(self.tokenize(texts))
-
-    def tokenize(self, texts: Sequence[str], *, tails: bool = False) -> TokenRows:
-        """The first phase; of a long text the start is kept, with `tails` the end."""
-        raise NotImplementedError
-
-    def embed_tokenized(self, rows: TokenRows) -> torch.Tensor:
-        """The second phase, safe in another thread."""
-        raise NotImplementedError
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Another process opens it by name: its encoder and runtime cannot be pickled."""
-        return origin_of(self), ()
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedTexts:
-    """Texts without repeats, tokenized if their embedder has two phases."""
+class PreparedTexts(NamedTuple):
+    """Texts without repeats, tokenized if the embedder is one of ours."""
 
     distinct: list[str]
     indices: list[int]  # of each text among the distinct ones
@@ -76,26 +48,29 @@ class PreparedTexts:
 def prepare_texts(
     embedder: Embedder, texts: Sequence[str], *, tails: bool = False
 ) -> PreparedTexts:
-    """The first phase for texts with repeats; see `TwoPhaseEmbedder.tokenize` for `tails`."""
+    """The work of Python, so that the rest can run in another thread.
+
+    Python in another thread slows down the model's own; compiled code does not. Of a text that
+    is too long the start is kept, with `tails` the end.
+    """
     index: dict[str, int] = {}
     indices = [index.setdefault(text, len(index)) for text in texts]
     tokenized = None
-    if index and isinstance(embedder, TwoPhaseEmbedder):
-        if type(embedder).embed is TwoPhaseEmbedder.embed:  # a subclass may have its own
-            tokenized = embedder.tokenize(list(index), tails=tails)
+    if index and isinstance(embedder, SentenceEmbedder | StaticEmbedder):
+        tokenized = embedder.tokenize(list(index), tails=tails)
     return PreparedTexts(list(index), indices, tokenized)
 
 
 def embed_prepared(embedder: Embedder, prepared: PreparedTexts) -> torch.Tensor:
-    """The second phase: the unit vectors of all texts, repeats too (texts, dimension)."""
-    if not prepared.distinct:
+    """The unit vectors of all texts, repeats too (texts, dimension)."""
+    distinct, indices, tokenized = prepared
+    if not distinct:
         return torch.zeros(0, embedder.dimension)
-    if prepared.tokenized is not None and isinstance(embedder, TwoPhaseEmbedder):
-        vectors = embedder.embed_tokenized(prepared.tokenized)
+    if tokenized is not None and isinstance(embedder, SentenceEmbedder | StaticEmbedder):
+        vectors = embedder.embed_tokenized(tokenized)
     else:
-        vectors = embedder.embed(prepared.distinct)
-    has_repeats = len(prepared.distinct) < len(prepared.indices)
-    return vectors[prepared.indices] if has_repeats else vectors
+        vectors = embedder.embed(distinct)
+    return vectors[indices] if len(distinct) < len(indices) else vectors
 
 
 def embed_distinct(
@@ -105,7 +80,7 @@ def embed_distinct(
     return embed_prepared(embedder, prepare_texts(embedder, texts, tails=tails))
 
 
-class SentenceEmbedder(TwoPhaseEmbedder):
+class SentenceEmbedder:
     """An encoder in the folder layout of sentence-transformers.
 
     Few texts at once run on ONNX Runtime, if it is installed; torch's encoder is opened only
@@ -134,6 +109,12 @@ class SentenceEmbedder(TwoPhaseEmbedder):
         if limit := min(filter(None, limits), default=None):
             self.tokenizer.enable_truncation(limit)
             self._tails.enable_truncation(limit, direction="left")
+
+    def __reduce__(self) -> tuple[object, ...]:  # an encoder cannot be pickled
+        return origin_of(self), ()
+
+    def embed(self, texts: Sequence[str]) -> torch.Tensor:
+        return self.embed_tokenized(self.tokenize(texts))
 
     def tokenize(self, texts: Sequence[str], *, tails: bool = False) -> TokenRows:
         tokenizer = self._tails if tails else self.tokenizer
@@ -169,10 +150,8 @@ class SentenceEmbedder(TwoPhaseEmbedder):
             with safe_open(file, framework="pt") as weights:
                 for name in weights.keys():
                     if name.endswith("word_embeddings.weight"):
-                        table: torch.Tensor = weights.get_tensor(name).float()
-                        return table
-        table = self._model.encoder.get_input_embeddings().weight.detach()
-        return table
+                        return torch.as_tensor(weights.get_tensor(name)).float()
+        return torch.as_tensor(self._model.encoder.get_input_embeddings().weight.detach())
 
     @cached_property
     def _model(self) -> _UnitVectors:
@@ -201,7 +180,7 @@ class _UnitVectors(torch.nn.Module):
         return torch.nn.functional.normalize(summed, dim=1)
 
 
-class StaticEmbedder(TwoPhaseEmbedder):
+class StaticEmbedder:
     """The mean of fixed word vectors: a thousand times cheaper, ignores the order of words.
 
     The vector of a text without a known word is zero.
@@ -219,6 +198,12 @@ class StaticEmbedder(TwoPhaseEmbedder):
         self.tokenizer = _tokenizer(folder)
         self.unknown = self.tokenizer.token_to_id("[UNK]")
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return origin_of(self), ()
+
+    def embed(self, texts: Sequence[str]) -> torch.Tensor:
+        return self.embed_tokenized(self.tokenize(texts))
+
     def tokenize(self, texts: Sequence[str], *, tails: bool = False) -> TokenRows:
         """The known tokens of each text."""
         encodings = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
@@ -226,10 +211,8 @@ class StaticEmbedder(TwoPhaseEmbedder):
 
     def embed_tokenized(self, rows: TokenRows) -> torch.Tensor:
         device = self.vectors.device
-        if not rows:
-            return torch.zeros(0, self.dimension, device=device)
         ids = torch.tensor([token for row in rows for token in row], dtype=torch.long)
-        starts = torch.tensor([0, *(len(row) for row in rows[:-1])]).cumsum(0)
+        starts = torch.tensor([0, *map(len, rows)]).cumsum(0)[:-1]
         means = torch.nn.functional.embedding_bag(
             ids.to(device), self.vectors, starts.to(device), mode="mean"
         )
@@ -240,25 +223,22 @@ def load_embedder(
     name: str | Path = DEFAULT_EMBEDDER, *, device: str | torch.device = "cpu"
 ) -> Embedder:
     """Open an embedder by alias, hub id or local folder."""
-    source = resolve(str(name), "embedder")
+    id, folder = resolve(str(name), "embedder")
     target = open_device(device)
     embedder: SentenceEmbedder | StaticEmbedder
-    with opening(source.id, "an embedder"):
-        config = source.folder / "config.json"
-        kind = config.exists() and _read(source.folder, "config.json").get("model_type")
-        if (source.folder / "modules.json").exists() and kind != "model2vec":
-            embedder = SentenceEmbedder(source.id, source.folder, target)
+    with opening(id, "an embedder"):
+        has_config = (folder / "config.json").exists()
+        kind = _read(folder, "config.json").get("model_type") if has_config else None
+        if (folder / "modules.json").exists() and kind != "model2vec":
+            embedder = SentenceEmbedder(id, folder, target)
             is_exported = runtime_path(embedder.hash).exists()
             embed = embedder.embed_tokenized if is_exported else embedder.embed_by_torch
-            vectors = embed(embedder.tokenize([_TRIAL]))
         else:
-            embedder = StaticEmbedder(source.id, source.folder, target)
-            vectors = embedder.embed([_TRIAL])
+            embedder = StaticEmbedder(id, folder, target)
+            embed = embedder.embed_tokenized
+        vectors = embed(embedder.tokenize([_TRIAL]))
         if vectors.shape != (1, embedder.dimension) or not vectors.isfinite().all():
-            raise ModelError(
-                f"{embedder.id} gives vectors that are not numbers; its weights are damaged: "
-                "fetch it again"
-            )
+            raise ModelError(f"{id} gives vectors that are not numbers: fetch it again")
     remember(embedder, partial(load_embedder, lasting_name(name), device=device))
     return embedder
 

@@ -105,7 +105,8 @@ Search = Exact | Index
 def open_search(keys: torch.Tensor, *, large: int = LARGE) -> Search:
     """The way to search some keys: all of them, or from `large` on an index, if FAISS is there.
 
-    The index takes as much room again as the keys.
+    The index takes as much room again as the keys. It has about 2 sqrt(n) lists of keys in half
+    precision, trained on a sample drawn with a seed.
     """
     if len(keys) < large:
         return Exact(keys)
@@ -118,20 +119,17 @@ def open_search(keys: torch.Tensor, *, large: int = LARGE) -> Search:
             stacklevel=2,
         )
         return Exact(keys)
-    return Index(_index(faiss, keys))
-
-
-def _index(faiss: Any, keys: torch.Tensor) -> Any:
-    """About 2 sqrt(n) lists of half-precision keys, trained on a sample drawn with a seed."""
     count, dimension = keys.shape
     lists = int(2 ** round(1 + np.log2(count) / 2))
-    index = faiss.index_factory(dimension, f"IVF{lists},SQfp16", faiss.METRIC_INNER_PRODUCT)
+    index: Any = faiss.index_factory(
+        dimension, f"IVF{lists},SQfp16", faiss.METRIC_INNER_PRODUCT
+    )
     index.cp.max_points_per_centroid, index.cp.niter = _TRAINED, 8
     sample = np.random.default_rng(0).choice(count, min(count, _TRAINED * lists), replace=False)
     index.train(keys[np.sort(sample)].float().cpu().numpy())
     for start in range(0, count, _BLOCK):
         index.add(keys[start : start + _BLOCK].float().cpu().numpy())
-    return index
+    return Index(index)
 
 
 def _hits(rows: torch.Tensor, entries: Any, cosines: Any, device: torch.device) -> Hits:
