@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
@@ -17,21 +17,10 @@ from trueline.types import Example
 if TYPE_CHECKING:
     from trueline.embed import Embedder
 
-_Part = Literal["question", "answer"]
+_Text = tuple[str, str, tuple[str, ...]]  # the id of its sample or example, the text, its words
 _Hit = tuple[int, int, str, float]  # test text, ground text, kind of nearness, score
-_PARTS: tuple[_Part, ...] = ("question", "answer")
+_PARTS = ("question", "answer")
 _NEAR = ("equal", "13 words", "overlap", "cosine")  # a pair is named by the first that holds
-_RUN = 13  # words in a row that two texts hardly share by chance
-_SHORTEST_ANSWER = 5  # words; "Yes" or "I have no comment" fits any question
-_BLOCK = 512  # test texts in one matrix product
-_SHOWN = 100  # characters of a text in the report
-_NEAREST = 10  # leaks in a line of results
-
-
-class _Text(NamedTuple):
-    owner: str  # the id of its sample or example
-    text: str
-    words: tuple[str, ...]
 
 
 def leak_report(
@@ -50,14 +39,68 @@ def leak_report(
     """
     for name, value in (("cosine", cosine), ("overlap", overlap)):
         check_value(name, value, Annotated[float, Between(0, 1, above=True)])
-    leaks: list[Leak] = []
+
+    def rank(leak: Leak) -> tuple[int, float]:  # the surest kind first, then the highest score
+        return _NEAR.index(leak.near) * len(_PARTS) + _PARTS.index(leak.part), -leak.score
+
+    best: dict[tuple[object, ...], Leak] = {}
     for part in _PARTS:
         test, ground = _texts(benchmark.test, part), _texts(benchmark.ground, part)
-        leaks += _strongest(part, test, ground, _by_text(test, ground, overlap))
+        hits = [*_by_text(test, ground, overlap)]
         if embedder is not None and test and ground:
-            hits = _by_cosine(test, ground, embedder, cosine)
-            leaks += _strongest(part, test, ground, hits)
-    return sorted(leaks, key=_rank)
+            hits += _by_cosine(test, ground, embedder, cosine)
+        for i, j, near, score in sorted(hits):
+            (sample, text, _), (example, other, _) = test[i], ground[j]
+            leak = Leak(sample, example, part, near, score, (text, other))
+            key = (sample, example, part, near == "cosine")
+            best[key] = min(best.get(key, leak), leak, key=rank)
+    return sorted(best.values(), key=rank)
+
+
+def _texts(rows: Sequence[Sample] | Sequence[Example], part: str) -> list[_Text]:
+    """The questions, or the truthful answers of 5 words or more: "Yes" fits any question."""
+    least = 1 if part == "question" else 5
+    texts = (
+        (row.id, text, words_of(text))
+        for row in rows
+        for text in ([row.question] if part == "question" else row.answers)
+    )
+    return [text for text in texts if len(text[2]) >= least]
+
+
+def _by_text(test: list[_Text], ground: list[_Text], overlap: float) -> Iterator[_Hit]:
+    """Texts with equal words, 13 words in a row, or enough words in common."""
+
+    def runs(words: tuple[str, ...]) -> set[tuple[str, ...]]:
+        return {words[start : start + 13] for start in range(len(words) - 12)}
+
+    known = [(words, {*words}) for _, _, words in ground]
+    for i, (_, _, words) in enumerate(test):
+        own = {*words}
+        for j, (other, others) in enumerate(known):
+            common = len(own & others)
+            share = common / (len(own) + len(others) - common or 1)
+            if common and words == other:
+                yield i, j, "equal", share
+            elif common > 12 and runs(words) & runs(other):
+                yield i, j, "13 words", share
+            elif share >= overlap:
+                yield i, j, "overlap", share
+
+
+def _by_cosine(
+    test: list[_Text], ground: list[_Text], embedder: Embedder, cosine: float
+) -> Iterator[_Hit]:
+    from trueline.embed import embed_distinct
+
+    left, right = (
+        np.asarray(embed_distinct(embedder, [text for _, text, _ in texts]).cpu(), np.float32)
+        for texts in (test, ground)
+    )  # (texts, dimension), unit vectors
+    for i, vector in enumerate(left):
+        cosines = right @ vector  # (ground,)
+        for j in np.flatnonzero(cosines >= cosine).tolist():
+            yield i, j, "cosine", float(cosines[j])
 
 
 def leak_line(benchmark: Benchmark, embedder: Embedder | None) -> LeaksLine:
@@ -65,7 +108,7 @@ def leak_line(benchmark: Benchmark, embedder: Embedder | None) -> LeaksLine:
     leaks = leak_report(benchmark, embedder)
 
     def shortened(leak: Leak) -> Leak:
-        one, other = (x if len(x) <= _SHOWN else f"{x[: _SHOWN - 1]}…" for x in leak.texts)
+        one, other = (x if len(x) <= 100 else f"{x[:99]}…" for x in leak.texts)
         return replace_line(leak, score=round(leak.score, 4), texts=(one, other))
 
     return LeaksLine(
@@ -74,7 +117,7 @@ def leak_line(benchmark: Benchmark, embedder: Embedder | None) -> LeaksLine:
         embedder=None if embedder is None else embedder.id,
         ground=len(benchmark.ground),
         counts=leak_counts(benchmark, leaks),
-        nearest=tuple(map(shortened, leaks[:_NEAREST])),
+        nearest=tuple(map(shortened, leaks[:10])),
         time=now(),
     )
 
@@ -100,71 +143,3 @@ def leak_counts(benchmark: Benchmark, leaks: Iterable[Leak]) -> dict[str, int]:
     counts = {"samples": len(benchmark.test), "leaking": len({sample for _, sample in pairs})}
     names = [f"{part} {near}" for part in _PARTS for near in _NEAR]
     return counts | {name: kinds[name] for name in names if kinds[name]}
-
-
-def _rank(leak: Leak) -> tuple[int, float]:
-    """The order of leaks: the surest kind first, then the highest score."""
-    return _NEAR.index(leak.near) * len(_PARTS) + (leak.part == "answer"), -leak.score
-
-
-def _texts(rows: Sequence[Sample] | Sequence[Example], part: _Part) -> list[_Text]:
-    """The questions of rows, or those truthful answers that are long enough."""
-    is_question = part == "question"
-    texts = (
-        _Text(row.id, text, words_of(text))
-        for row in rows
-        for text in ([row.question] if is_question else row.answers)
-    )
-    return [x for x in texts if len(x.words) >= (1 if is_question else _SHORTEST_ANSWER)]
-
-
-def _strongest(
-    part: _Part, test: list[_Text], ground: list[_Text], hits: Iterable[_Hit]
-) -> Iterable[Leak]:
-    """The first leak by `_rank` of each sample and example."""
-    best: dict[tuple[str, str], Leak] = {}
-    for i, j, near, score in sorted(hits):
-        pair = (test[i].owner, ground[j].owner)
-        leak = Leak(*pair, part, near, score, (test[i].text, ground[j].text))
-        best[pair] = min(best.get(pair, leak), leak, key=_rank)
-    return best.values()
-
-
-def _by_text(test: list[_Text], ground: list[_Text], overlap: float) -> Iterator[_Hit]:
-    """Texts with equal words, 13 words in a row, or enough words in common."""
-    with_word: dict[str, list[int]] = {}  # ground texts by their words
-    for j, text in enumerate(ground):
-        for word in {*text.words}:
-            with_word.setdefault(word, []).append(j)
-    sizes, runs = [len({*x.words}) for x in ground], [_runs(x.words) for x in ground]
-    for i, text in enumerate(test):
-        own, own_runs = {*text.words}, _runs(text.words)
-        common = Counter(j for word in own for j in with_word.get(word, ()))
-        for j, count in common.items():
-            share = count / (len(own) + sizes[j] - count)
-            if text.words == ground[j].words:
-                yield i, j, "equal", share
-            elif not own_runs.isdisjoint(runs[j]):
-                yield i, j, "13 words", share
-            elif share >= overlap:
-                yield i, j, "overlap", share
-
-
-def _runs(words: tuple[str, ...]) -> set[tuple[str, ...]]:
-    """Every 13 words in a row."""
-    return {words[start : start + _RUN] for start in range(len(words) - _RUN + 1)}
-
-
-def _by_cosine(
-    test: list[_Text], ground: list[_Text], embedder: Embedder, cosine: float
-) -> Iterator[_Hit]:
-    from trueline.embed import embed_distinct
-
-    left, right = (
-        np.asarray(embed_distinct(embedder, [text.text for text in texts]).cpu(), np.float32)
-        for texts in (test, ground)
-    )  # (texts, dimension), unit vectors
-    for start in range(0, len(left), _BLOCK):
-        cosines = left[start : start + _BLOCK] @ right.T  # (block, ground)
-        for i, j in np.argwhere(cosines >= cosine).tolist():
-            yield start + i, j, "cosine", float(cosines[i, j])
