@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from statistics import mean, stdev
+from statistics import stdev
 from typing import Any, Literal
 
 from trueline.examples import COVERED, Regime
@@ -25,12 +25,11 @@ from trueline.lab.statistics import (
 )
 
 Cells = Sequence[CellResults]
-ValuesBySample = dict[str, float]
+Confident = dict[str, tuple[float, bool]]  # by sample: the confidence, and whether it is true
 MeasureGroup = Literal[
     "Regimes", "Fluency and form", "Judged", "Overlap", "Choices", "Behaviour"
 ]
 STATISTICS = {"ece": ece, "auroc": auroc}  # of confidences and verdicts
-_TRUSTED = 0.75  # balanced accuracy against people below which verdicts are only indicative
 _SAME = "same"  # the plain model's answer, token for token: compared when results are read
 
 
@@ -122,22 +121,6 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class _Series:
-    """The values of one column in cells that differ only in their seed or task."""
-
-    seeds: tuple[ValuesBySample, ...] = ()  # in the order of the cells
-    number: float | None = None  # of a measure that is not a mean over samples
-    unscored: int = 0  # samples that were looked at and have no value
-    to_come: int = 0  # samples that were not looked at yet
-
-    @property
-    def pooled(self) -> ValuesBySample:
-        """Each sample's mean over the seeds that have it."""
-        ids = dict.fromkeys(id for seed in self.seeds for id in seed)
-        return {id: _mean([seed[id] for seed in self.seeds if id in seed]) for id in ids}
-
-
-@dataclass(frozen=True, slots=True)
 class Average:
     """One number of a table, in its own unit: a share lies from 0 to 1."""
 
@@ -149,10 +132,14 @@ class Average:
     to_come: int = 0
     spread: float | None = None  # standard deviation of the seeds' means
     difference: Difference | None = None  # from the baseline, paired
-    p: float | None = None  # of the difference; McNemar's if the measure is binary
     p_holm: float | None = None  # corrected for the comparisons of its column (Holm)
     effect: str = ""  # what the controls say of a gain; empty: no gain, or no control
     is_best: bool = False
+
+    @property
+    def p(self) -> float | None:
+        """The p of the difference; McNemar's if the measure is binary."""
+        return self.difference.p if self.difference else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,82 +164,29 @@ class CellSummary:
     indicative: tuple[str, ...] = ()  # columns whose judge agrees too little with people
 
 
-def columns_of(cells: Iterable[CellResults]) -> list[Column]:
+def columns_of(cells: Cells) -> list[Column]:
     """Every column that some cell has a value for, in the order of MEASURES."""
-    columns: dict[Column, None] = {}
-    for cell in cells:
-        for measure in MEASURES.values():
-            for judge in cell.judges if measure.asks else ("",):
-                series = _series([cell], column := Column(measure, judge))
-                if series.seeds or series.number is not None:
-                    columns[column] = None
-    order = [*MEASURES]
-    return sorted(columns, key=lambda column: order.index(column.measure.key))
+    columns = [
+        column
+        for measure in MEASURES.values()
+        for cell in cells
+        for judge in (cell.judges if measure.asks else ("",))
+        if _number(cell, column := Column(measure, judge)) is not None or _scored(cell, column)
+    ]
+    return list(dict.fromkeys(columns))
 
 
-def _series(cells: Cells, column: Column) -> _Series:
-    key, judge = column.measure.key, column.judge
-    if key == "speed" or key in STATISTICS:
-        found = (_statistic(confidences(x, judge), key) if judge else _speed(x) for x in cells)
-        numbers = [number for number in found if number is not None]
-        return _Series(number=_mean(numbers) if numbers else None)
-    seeds, unscored, to_come = [], 0, 0
-    for cell in cells:
-        values, expected = _values(cell, column.measure, judge)
-        scored = {id: float(value) for id, value in values.items() if value is not None}
-        seeds += [scored] if scored else []
-        unscored += len(values) - len(scored)
-        to_come += max(0, expected - len(values))
-    return _Series(tuple(seeds), unscored=unscored, to_come=to_come)
-
-
-def _values(
-    cell: CellResults, measure: Measure, judge: str
-) -> tuple[Mapping[str, float | None], int]:
-    """The values of the samples that were looked at, and how many values to expect.
-
-    A value may be None; the number is 0 where all samples were looked at.
-    """
-    key, score = measure.key, measure.score or measure.key
-    if measure.asks:
-        values = cell.labels(measure.asks[0], judge)
-        if key == "truth_info":  # of samples with both verdicts; the product is of their means
-            info = cell.labels("info", judge)
-            values = {
-                id: None if info[id] is None else x for id, x in values.items() if id in info
-            }
-        return values, sum(not line.is_local for line in cell.answers)
-    if measure.task == "choose":
-        return {line.sample: getattr(line, key) for line in cell.choices}, 0
-    lines = [x for x in cell.answers if not measure.regimes or x.regime in measure.regimes]
-    if key in ("grounded", "edits"):
-        name = "hits" if key == "grounded" else "flipped"
-        return {line.sample: _positive_share(getattr(line, name)) for line in lines}, 0
-    if score == _SAME:
-        plain = cell.plain
-        same = {x.sample: x.token_hash == plain[x.sample] for x in lines if x.sample in plain}
-        return same, len(lines) if plain else 0
-    # Of answers with a regime only those that have the score count.
-    known = [line for line in lines if not measure.regimes or score in line.scores]
-    return {line.sample: line.scores.get(score) for line in known}, 0
-
-
-def _positive_share(flags: Sequence[int]) -> float | None:
-    return sum(flag > 0 for flag in flags) / len(flags) if flags else None
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _speed(cell: CellResults) -> float | None:
-    """Tokens a second from the first token on; lines without that time do not count."""
-    timed = [line for line in cell.answers if line.decoding_seconds is not None]
-    seconds = sum(line.decoding_seconds or 0.0 for line in timed)
-    return sum(max(0, line.tokens - 1) for line in timed) / seconds if seconds else None
-
-
-Confident = dict[str, tuple[float, bool]]  # by sample: the confidence, and whether it is true
+def _number(cell: CellResults, column: Column) -> float | None:
+    """The value of a measure that is not a mean over samples: tokens/s, ECE and AUROC."""
+    if statistic := STATISTICS.get(column.measure.key):
+        found = confidences(cell, column.judge)
+        return statistic(*_pairs(found, found))
+    if column.measure.key != "speed":
+        return None
+    # Tokens from the first one on; lines without that time do not count.
+    timed = [(x.tokens, x.decoding_seconds) for x in cell.answers if x.decoding_seconds]
+    tokens = sum(max(0, count - 1) for count, _ in timed)
+    return tokens / sum(seconds for _, seconds in timed) if timed else None
 
 
 def confidences(cell: CellResults, judge: str) -> Confident:
@@ -269,8 +203,68 @@ def _pairs(found: Confident, samples: Iterable[str]) -> tuple[list[float], list[
     return [found[id][0] for id in samples], [found[id][1] for id in samples]
 
 
-def _statistic(found: Confident, key: str) -> float | None:
-    return STATISTICS[key](*_pairs(found, found))
+def _looked_at(cell: CellResults, column: Column) -> tuple[Mapping[str, float | None], int]:
+    """The values of the samples that were looked at, and how many values to expect.
+
+    A value may be None; the number is 0 where all samples were looked at.
+    """
+    measure, judge = column.measure, column.judge
+    key, score = measure.key, measure.score or measure.key
+    if key in STATISTICS or key == "speed":
+        return {}, 0
+    if measure.asks:
+        values = cell.labels(measure.asks[0], judge)
+        if key == "truth_info":  # of samples with both verdicts; the product is of their means
+            info = cell.labels("info", judge)
+            values = {
+                id: None if info[id] is None else x for id, x in values.items() if id in info
+            }
+        return values, sum(not line.is_local for line in cell.answers)
+    if measure.task == "choose":
+        return {line.sample: getattr(line, key) for line in cell.choices}, 0
+    lines = [x for x in cell.answers if not measure.regimes or x.regime in measure.regimes]
+    if name := {"grounded": "hits", "edits": "flipped"}.get(key):
+        flags = {line.sample: [flag > 0 for flag in getattr(line, name)] for line in lines}
+        return {id: _mean(x) if x else None for id, x in flags.items()}, 0
+    if score == _SAME:
+        plain = cell.plain
+        same = {x.sample: x.token_hash == plain[x.sample] for x in lines if x.sample in plain}
+        return same, len(lines) if plain else 0
+    # Of answers with a regime only those that have the score count.
+    known = [line for line in lines if not measure.regimes or score in line.scores]
+    return {line.sample: line.scores.get(score) for line in known}, 0
+
+
+def _scored(cell: CellResults, column: Column) -> dict[str, float]:
+    values, _ = _looked_at(cell, column)
+    return {id: float(value) for id, value in values.items() if value is not None}
+
+
+def _factors(cells: Cells, column: Column) -> list[dict[str, float]]:
+    """Each sample's mean over the seeds that have it: one set, or two to multiply (T*I)."""
+    keys = ("truth", "info") if column.measure.key == "truth_info" else (column.measure.key,)
+    sets = []
+    for key in keys:
+        seeds = [_scored(cell, Column(MEASURES[key], column.judge)) for cell in cells]
+        ids = dict.fromkeys(id for seed in seeds for id in seed)
+        sets.append({id: _mean([seed[id] for seed in seeds if id in seed]) for id in ids})
+    return _aligned(sets)
+
+
+def _aligned(sets: Sequence[dict[str, float]]) -> list[dict[str, float]]:
+    """The sets, reduced to the samples that all have."""
+    common = [id for id in sets[0] if all(id in values for values in sets)]
+    return [{id: values[id] for id in common} for values in sets]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _paired(cells: Cells, baseline: Cells, column: Column) -> list[list[float]]:
+    """The values of cells, then those of the baseline, on their common samples, if any."""
+    sets = _aligned([*_factors(cells, column), *_factors(baseline, column)])
+    return [[*values.values()] for values in sets] if sets[0] else []
 
 
 def average(cells: Cells, column: Column, baseline: Cells = ()) -> Average | None:
@@ -278,91 +272,59 @@ def average(cells: Cells, column: Column, baseline: Cells = ()) -> Average | Non
 
     With a baseline also the difference from it, on the samples that both have.
     """
-    series = _series(cells, column)
-    if series.number is not None:
-        return _average_statistic(series.number, cells, column, baseline)
-    if not series.seeds:
+    numbers = [x for cell in cells if (x := _number(cell, column)) is not None]
+    if numbers:
+        return _average_statistic(_mean(numbers), cells, column, baseline)
+    looked_at = [_looked_at(cell, column) for cell in cells]
+    if not any(x is not None for values, _ in looked_at for x in values.values()):
         return None
-    factors = _factors(cells, column)
-    lists = [[*factor.values()] for factor in factors]
-    is_binary = column.measure.is_binary and len(series.seeds) == 1
+    lists = [[*factor.values()] for factor in _factors(cells, column)]
+    is_binary = column.measure.is_binary and _has_one_seed(cells, column)
     interval = mean_interval(*lists)
     if is_binary:  # a share keeps a width at 0 and 1
         interval = share_interval(round(sum(lists[0])), len(lists[0]))
+    seeds = dict.fromkeys(cell.head.seed for cell in cells)
+    by_seed = [_factors([x for x in cells if x.head.seed == seed], column) for seed in seeds]
+    means = [prod(_mean([*x.values()]) for x in factors) for factors in by_seed if factors[0]]
     found = Average(
-        interval.mean,
-        interval.low,
-        interval.high,
-        interval.n,
-        unscored=series.unscored,
-        to_come=series.to_come,
-        spread=_spread(cells, column),
+        *(interval.mean, interval.low, interval.high, interval.n),
+        unscored=sum(x is None for values, _ in looked_at for x in values.values()),
+        to_come=sum(max(0, expected - len(values)) for values, expected in looked_at),
+        spread=stdev(means) if len(means) > 1 else None,
     )
-    if not (paired := _paired(factors, baseline, column) if baseline else []):
+    if not baseline or not (paired := _paired(cells, baseline, column)):
         return found
     difference = paired_difference(*paired)
-    p = difference.p
-    if is_binary and len(_series(baseline, column).seeds) == 1:
+    if is_binary and _has_one_seed(baseline, column):
         p = mcnemar(*[[x == 1.0 for x in values] for values in paired])
-    return replace(found, difference=difference, p=p)
+        difference = replace(difference, p=p)
+    return replace(found, difference=difference)
 
 
-def difference_from(baseline: Cells, cells: Cells, column: Column) -> Difference | None:
-    """The mean difference of cells from others on their common samples; None without any."""
-    lists = _paired(_factors(cells, column), baseline, column)
-    return paired_difference(*lists) if lists else None
+def _has_one_seed(cells: Cells, column: Column) -> bool:
+    return sum(bool(_scored(cell, column)) for cell in cells) == 1
 
 
 def _average_statistic(number: float, cells: Cells, column: Column, baseline: Cells) -> Average:
     """A number that is not a mean; ECE and AUROC of a single seed have an interval and a p."""
-    ours, base = (_confidences_of_one(some, column.judge) for some in (cells, baseline))
     statistic = STATISTICS.get(column.measure.key)
-    if statistic is None or not ours:
-        return Average(number)
-    low, high = redrawn_interval(statistic, *_pairs(ours, ours)) or (None, None)
-    found = Average(number, low, high, 0 if low is None else len(ours))
-    if not (common := [sample for sample in ours if sample in base]):
-        return found
-    difference = paired_statistic(statistic, _pairs(ours, common), _pairs(base, common))
-    return replace(found, difference=difference, p=None if difference is None else difference.p)
-
-
-def _confidences_of_one(cells: Cells, judge: str) -> Confident:
-    """Confidences and verdicts, if exactly one cell has them."""
-    sets = [found for cell in cells if (found := confidences(cell, judge))]
-    return sets[0] if len(sets) == 1 else {}
-
-
-def _factors(cells: Cells, column: Column) -> list[ValuesBySample]:
-    """The values by sample: one set, or two whose means are multiplied (T*I)."""
-    keys = ("truth", "info") if column.measure.key == "truth_info" else (column.measure.key,)
-    return _aligned(
-        [_series(cells, Column(MEASURES[key], column.judge)).pooled for key in keys]
+    ours, base = (
+        [known for cell in some if (known := confidences(cell, column.judge))]
+        for some in (cells, baseline)
     )
+    if statistic is None or len(ours) != 1:
+        return Average(number)
+    low, high = redrawn_interval(statistic, *_pairs(ours[0], ours[0])) or (None, None)
+    common = [sample for sample in ours[0] if len(base) == 1 and sample in base[0]]
+    sides = (_pairs(ours[0], common), _pairs(base[0], common)) if common else None
+    difference = paired_statistic(statistic, *sides) if sides else None
+    return Average(number, low, high, 0 if low is None else len(ours[0]), difference=difference)
 
 
-def _aligned(sets: Sequence[ValuesBySample]) -> list[ValuesBySample]:
-    """The sets, reduced to the samples that all have."""
-    common = [id for id in sets[0] if all(id in values for values in sets)]
-    return [{id: values[id] for id in common} for values in sets]
-
-
-def _paired(
-    factors: Sequence[ValuesBySample], baseline: Cells, column: Column
-) -> list[list[float]]:
-    """The values of cells, then those of the baseline, on their common samples, if any."""
-    lists = [[*values.values()] for values in _aligned([*factors, *_factors(baseline, column)])]
-    return lists if lists[0] else []
-
-
-def _spread(cells: Cells, column: Column) -> float | None:
-    """The standard deviation of the seeds' means."""
-    means = []
-    for seed in dict.fromkeys(cell.head.seed for cell in cells):
-        factors = _factors([cell for cell in cells if cell.head.seed == seed], column)
-        if factors[0]:
-            means.append(prod(mean(values.values()) for values in factors))
-    return stdev(means) if len(means) > 1 else None
+def difference_from(baseline: Cells, cells: Cells, column: Column) -> Difference | None:
+    """The mean difference of cells from others on their common samples; None without any."""
+    paired = _paired(cells, baseline, column)
+    return paired_difference(*paired) if paired else None
 
 
 def summarize_cell(cell: CellResults) -> CellSummary:
@@ -395,7 +357,7 @@ def indicative_columns(cells: Cells, columns: Sequence[Column]) -> frozenset[str
     """The ids of the columns that need a judge whose verdicts are only indicative."""
     hints = indicative(cells)
     return frozenset(
-        x.id for x in columns if any((x.judge, about) in hints for about in x.measure.asks)
+        x.id for x in columns if any((x.judge, y) in hints for y in x.measure.asks)
     )
 
 
@@ -404,11 +366,11 @@ def indicative(cells: Iterable[CellResults]) -> set[tuple[str, About]]:
 
     Their balanced accuracy against people is below 75 %, or is not known of a measurable rule.
     """
+    known = {rule: measured_agreement(*rule) for rule in rules_used(cells)}
     return {
         (judge, about)
-        for judge, about, basis in rules_used(cells)
-        if (known := measured_agreement(judge, about, basis)) is None
-        or known["balanced_accuracy"][0] < _TRUSTED
+        for (judge, about, _), agreement in known.items()
+        if agreement is None or agreement["balanced_accuracy"][0] < 0.75
     }
 
 
