@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
@@ -19,6 +17,7 @@ from trueline.cli.options import (
     column_option,
     columns_as_flags,
     json_option,
+    parts_of,
     read_cluster,
     read_columns,
 )
@@ -29,8 +28,10 @@ from trueline.text import counted
 
 if TYPE_CHECKING:
     from trueline.lab.measures import Average, CellSummary, Column
-    from trueline.lab.report.tables import MethodRow, Table
+    from trueline.lab.report.tables import Table
     from trueline.lab.run import RunOutcome
+
+GridColumn = list[tuple[str, ...]]  # the title, then the lines of each cell
 
 
 class PlanCommand(click.Command):
@@ -43,49 +44,37 @@ class PlanCommand(click.Command):
 @cache
 def plan_flags() -> dict[str, click.Option]:
     """A flag for every key of a plan that is no table, by key: made from its type."""
-    from msgspec.structs import fields
+    from trueline.lab.plan import BUILD, KEYS
 
-    from trueline.lab.plan import BUILD, KEYS, Plan
-
-    defaults = {key.encode_name: key.default for key in fields(Plan)}
     types = {**KEYS, "context": BUILD["context"], "embedder": BUILD["embedder"]}
-    found = {}
-    for key, hint in types.items():
-        parts, help, extra = _flag_facts(hint)
-        if dict in parts:
-            continue
-        flag = f"--{extra.get('flag', key).replace('_', '-')}"
-        default = extra.get("unset", defaults.get(key))
-        if "split" in extra and isinstance(default, tuple):
-            default = ",".join(default)
-        elif isinstance(default, bool):
-            default = "on" if default else "off"
-        is_number = {int, float} & {*parts} and not {str, tuple, Literal} & {*parts}
-        kind = click.Option if "env" in extra else FlagEnvvarOption
-        found[key] = kind(
-            [f"{flag}/--no-{flag[2:]}" if bool in parts else flag, key],
-            default=None,
-            envvar=extra.get("env"),
-            metavar="NUMBER" if is_number else None,
-            multiple=tuple in parts and "split" not in extra,
-            help=f"{help}  [{default}]" if default and isinstance(default, str | int) else help,
-            callback=check_texts,
-        )
-    return found
+    return {key: _flag(key, x) for key, x in types.items() if dict not in parts_of(x)}
 
 
-def _flag_facts(hint: Any) -> tuple[list[Any], str, Mapping[str, str]]:
-    """The types and constants that a type consists of, its help, and the rest of its flag."""
-    parts = _parts(hint)
-    marks = [part for part in parts if getattr(part, "description", None) is not None]
-    texts = [mark.description for mark in marks[:1]]
+def _flag(key: str, hint: Any) -> click.Option:
+    from trueline.lab.plan import DEFAULTS
+
+    parts = parts_of(hint)
+    mark = next(part for part in parts if getattr(part, "description", None) is not None)
+    help, extra = mark.description, mark.extra or {}
     for choices in (get_args(part) for part in parts if get_origin(part) is Literal):
-        texts += [", ".join(choices)] if choices[-1] not in texts[0] else []
-    return parts, " ".join(filter(None, texts)), (marks[0].extra or {}) if marks else {}
-
-
-def _parts(hint: Any) -> list[Any]:
-    return [hint, get_origin(hint), *(part for one in get_args(hint) for part in _parts(one))]
+        help = help if choices[-1] in help else f"{help} {', '.join(choices)}".strip()
+    default = extra.get("unset", DEFAULTS.get(key))
+    if isinstance(default, bool):
+        default = "on" if default else "off"
+    if "split" in extra:
+        default = ",".join(DEFAULTS[key])
+    is_number = {int, float} & {*parts} and not {str, tuple, Literal} & {*parts}
+    flag = f"--{extra.get('flag', key).replace('_', '-')}"
+    kind = click.Option if "env" in extra else FlagEnvvarOption
+    return kind(
+        [f"{flag}/--no-{flag[2:]}" if bool in parts else flag, key],
+        default=None,
+        envvar=extra.get("env"),
+        metavar="NUMBER" if is_number else None,
+        multiple=tuple in parts and "split" not in extra,
+        help=f"{help}  [{default}]" if default and isinstance(default, str | int) else help,
+        callback=check_texts,
+    )
 
 
 @click.command("eval", cls=PlanCommand)
@@ -112,13 +101,7 @@ def _parts(hint: Any) -> list[Any]:
 @click.option("--max-samples", type=int, help="Stop after so many; go on another time.")
 @json_option
 def evaluate(
-    plan: Path | None,
-    minutes: float | None,
-    max_samples: int | None,
-    on: str | None,
-    workers: int | None,
-    as_json: bool,
-    **flags: Any,
+    plan: Path | None, on: str | None, workers: int | None, as_json: bool, **flags: Any
 ) -> None:
     """Run methods on benchmarks as PLAN (a run.toml) says, or as flags say; flags win.
 
@@ -133,12 +116,12 @@ def evaluate(
     from trueline.cli.screen import progress_bars
     from trueline.lab.plan import plan_from, read_plan_table
 
+    limits = {name: flags.pop(name) for name in ("minutes", "max_samples")}
     trusts = bool(flags["trust_remote_code"])
     table = {} if plan is None else read_plan_table(plan, trust_remote_code=trusts)
     table = with_flags(table, flags)
     _check_names(table)
-    with _mistakes_as_flags(is_wanted=plan is None):
-        checked = plan_from(table, "the command" if plan is None else str(plan))
+    checked = plan_from(table, "the command" if plan is None else str(plan))
     if checked.out is None:
         raise SettingError("name the folder of the results: --out FOLDER, or `out` in the plan")
     cluster = read_cluster(on, workers, checked.device)
@@ -146,14 +129,7 @@ def evaluate(
     with columns_as_flags(), progress_bars("samples", opening) as progress:
         from trueline.lab.run import run_plan
 
-        done = run_plan(
-            checked,
-            checked.out,
-            minutes=minutes,
-            max_samples=max_samples,
-            on=cluster,
-            progress=progress,
-        )
+        done = run_plan(checked, checked.out, on=cluster, progress=progress, **limits)
     _show(done, as_json)
 
 
@@ -162,11 +138,9 @@ def _check_names(table: Mapping[str, Any]) -> None:
     from trueline.lab.benchmarks import check_benchmark_name
     from trueline.session import check_parts
 
-    def texts(key: str) -> list[str]:  # the plan's own check refuses other types
+    def texts(key: str) -> list[str]:  # the check of the plan refuses other types
         value = table.get(key)
-        return (
-            [x for x in value if isinstance(x, str)] if isinstance(value, list | tuple) else []
-        )
+        return [x for x in value if type(x) is str] if isinstance(value, list | tuple) else []
 
     with columns_as_flags():
         for name in texts("benchmarks"):
@@ -176,24 +150,11 @@ def _check_names(table: Mapping[str, Any]) -> None:
     check_parts(texts("methods"))
 
 
-@contextmanager
-def _mistakes_as_flags(*, is_wanted: bool) -> Iterator[None]:
-    try:
-        yield
-    except SettingError as error:
-        if not is_wanted:
-            raise
-        flags = {key: option.opts[0] for key, option in plan_flags().items()}
-        flags |= {"settings": "--set", "sweep": "--sweep", "columns": "--column"}
-        text = re.sub(r"(?m)^(  - )(\w+)", lambda m: m[1] + flags.get(m[2], m[2]), str(error))
-        raise SettingError(text) from error
-
-
 def with_flags(table: dict[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
     """The table of a plan, in which every given flag replaces the value of its key."""
     given = {key: _read(key, x) for key, x in flags.items() if x not in (None, ())}
     build = {name: given.pop(name) for name in ("context", "embedder") if name in given}
-    merged: dict[str, Any] = _merged(table, {**given, **({"build": build} if build else {})})
+    merged: dict[str, Any] = _merged(table, given | ({"build": build} if build else {}))
     return merged
 
 
@@ -216,28 +177,30 @@ def _read(key: str, given: Any) -> Any:
     from trueline.lab.plan import BUILD, KEYS
     from trueline.methods import method_names
 
-    if key == "settings":
-        return _settings(given)
-    if key == "sweep":
-        pairs = (text.partition("=") for text in given)
-        return {
-            name.strip(): [read_settings([f"x={word}"])["x"] for word in _words(values)]
-            for name, _, values in pairs
-        }
-    if key == "columns":
-        return read_columns(given)
     if key == "methods" and given.strip() == "all":
         return method_names()
     if key in ("methods", "tasks"):
-        return _words(given)
+        return words_of(given)
+    readers = {"settings": _settings, "sweep": _sweep, "columns": read_columns}
+    if key in readers:
+        return readers[key](given)
     try:
         return msgspec.convert(given, KEYS.get(key) or BUILD[key], strict=False)
     except msgspec.ValidationError:
         return given
 
 
-def _words(text: str) -> list[str]:
+def words_of(text: str) -> list[str]:
+    """The words between the commas of a text."""
     return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _sweep(texts: Sequence[str]) -> dict[str, list[object]]:
+    found: dict[str, list[object]] = {}
+    for text in texts:
+        name, _, values = text.partition("=")
+        found[name.strip()] = [read_settings([f"x={x}"])["x"] for x in words_of(values)]
+    return found
 
 
 def _settings(texts: Sequence[str]) -> dict[str, dict[str, object]]:
@@ -273,12 +236,9 @@ def _show(done: RunOutcome, as_json: bool) -> None:
 
 def _row(cell: CellSummary) -> list[str]:
     state = ["done" if cell.is_done else f"{cell.done + cell.failed} of {cell.samples}"]
-    if cell.failed:
-        state.append(f"{cell.failed} failed")
-    if cell.cut_off:
-        state.append(f"{cell.cut_off} cut off")
-    if unread := sum(cell.unscored.values()):
-        state.append(f"{unread} unscored")
+    counts = {"failed": cell.failed, "cut off": cell.cut_off}
+    counts["unscored"] = sum(cell.unscored.values())
+    state += [f"{count} {what}" for what, count in counts.items() if count]
     means = " ".join(
         f"{name}={cell.means[name]:.3f} ({low:.3f} to {high:.3f})"
         f"{' indicative' if name in cell.indicative else ''}"
@@ -298,19 +258,16 @@ def show_tables(folder: Path, cells: Sequence[str]) -> None:
     from trueline.lab.results import read_results
 
     results = read_results(folder)
-    kept = [cell for cell in results.cells if cell.head.cell in cells]
-    tables = tables_of(replace(results, cells=tuple(kept)))
+    kept = tuple(cell for cell in results.cells if cell.id in cells)
+    tables = tables_of(replace(results, cells=kept))
     for table in tables:
-        _show_eval_table(table, terminal_width())
+        _show_table(table, terminal_width())
     if any(value.difference for t in tables for row in t.rows for value in row.values.values()):
         show_line(f"Below a mean: the difference from {PLAIN}, and its 95 % interval.")
     show_line(f"More, with the answers: trueline report {folder}")
 
 
-Stack = list[tuple[str, ...]]  # the cells of a column, its title first; the lines of each
-
-
-def _show_eval_table(table: Table, width: int) -> None:
+def _show_table(table: Table, width: int) -> None:
     """One table, in as many pieces as its measures need at this width."""
     from trueline.cli.screen import print_stacked, show_line
 
@@ -319,32 +276,29 @@ def _show_eval_table(table: Table, width: int) -> None:
     judged = f", judged by {', '.join(judges)}" if judges else ""
     samples = counted(max(row.first.head.samples for row in table.rows), "sample")
     show_line(f"{table.title}: {samples}{judged}")
-    names: Stack = [("method",), *((_name(row),) for row in table.rows)]
-    grid: list[Stack] = []
+    names: GridColumn = [("method",)]
+    for row in table.rows:
+        counts = [x for x in row.counts.values() if x.answered != x.wanted]
+        missing = ", ".join(f"{x.answered} of {x.wanted}" for x in counts)
+        names.append((f"{row.label} ({missing})" if missing else row.label,))
+    grid: list[GridColumn] = []
     for column in columns:
         judge = f" by {column.judge}" if column.judge and len(judges) > 1 else ""
         values = [_lines(row.values.get(column.id), column) for row in table.rows]
         grid.append([(column.measure.title + judge,), *values])
     while grid:
-        piece = [names, grid.pop(0)]
-        room = width - sum(map(_width, piece))
-        while grid and room >= _width(grid[0]):
+        piece, room = [names], width - _width(names)
+        while grid and (len(piece) == 1 or room >= _width(grid[0])):
             room -= _width(grid[0])
             piece.append(grid.pop(0))
-        rows = list(zip(*piece, strict=True))
-        print_stacked([title for title, *_ in rows[0]], rows[1:])
+        head, *rows = zip(*piece, strict=True)
+        print_stacked([title for (title,) in head], rows)
         show_line("")
 
 
-def _width(column: Stack) -> int:
+def _width(column: GridColumn) -> int:
     """How wide a column is, with the gap after it."""
     return 2 + max(len(line) for cell in column for line in cell)
-
-
-def _name(row: MethodRow) -> str:
-    counts = [x for x in row.counts.values() if x.answered != x.wanted]
-    missing = ", ".join(f"{x.answered} of {x.wanted}" for x in counts)
-    return f"{row.label} ({missing})" if missing else row.label
 
 
 def _lines(value: Average | None, column: Column) -> tuple[str, ...]:
@@ -355,7 +309,6 @@ def _lines(value: Average | None, column: Column) -> tuple[str, ...]:
         return ("\N{EN DASH}",)
     if (change := value.difference) is None:
         return (number(value.mean, column),)
-    mean, low, high = (
-        number(x, column, sign=True) for x in (change.mean, change.low, change.high)
-    )
+    numbers = (change.mean, change.low, change.high)
+    mean, low, high = (number(x, column, sign=True) for x in numbers)
     return (number(value.mean, column), mean, f"{low} to {high}")

@@ -96,9 +96,9 @@ def choice_option(flag: str, *choices: str, help: str) -> Decorator:
     return click.option(flag, type=kind, default=default, show_default=True, help=help)
 
 
-def _parts(hint: Any) -> list[Any]:
+def parts_of(hint: Any) -> list[Any]:
     """A type and all that it consists of."""
-    inner = [part for one in get_args(hint) for part in _parts(one)]
+    inner = [part for one in get_args(hint) for part in parts_of(one)]
     return [hint, get_origin(hint), *inner]
 
 
@@ -106,7 +106,7 @@ def flags_of(cls: type, into: str) -> Decorator:
     """A flag for each field of a dataclass whose type has a description."""
     hints, options = get_type_hints(cls, include_extras=True), []
     for field in fields(cls):
-        parts = _parts(hints[field.name])
+        parts = parts_of(hints[field.name])
         texts = [part.description for part in parts if isinstance(part, Meta)]
         has_default = field.default not in (None, ())
         option = click.option(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trueline.cli.eval import plan_flags, with_flags
+from trueline.cli.eval import plan_flags, with_flags, words_of
 from trueline.cli.options import PATH, FlagEnvvarOption, json_option
 from trueline.engines import DEFAULT_MODEL
 from trueline.errors import SettingError
@@ -40,7 +40,7 @@ _FLAGS = (  # keys of a plan that a recipe takes
 @click.option(
     "--overwrite", is_flag=True, help="Replace files there that no earlier report wrote."
 )
-def report(folder: Path, out: Path | None, formats: str, plots: str, overwrite: bool) -> None:
+def report(folder: Path, formats: str, plots: str, **where: Any) -> None:
     """Write the report of the run in FOLDER, and print the names of its files.
 
     Files of an earlier report are replaced, others only with --overwrite.
@@ -53,16 +53,9 @@ def report(folder: Path, out: Path | None, formats: str, plots: str, overwrite: 
     from trueline.cli.screen import show_line
     from trueline.lab.report.pages import write_report
 
-    drawn = [] if plots.strip() == "none" else _names(plots)
-    written = write_report(
-        folder, out=out, formats=_names(formats), plots=drawn, overwrite=overwrite
-    )
-    for path in written:
+    drawn = [] if plots.strip() == "none" else words_of(plots)
+    for path in write_report(folder, formats=words_of(formats), plots=drawn, **where):
         show_line(str(path))
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 class _RecipeCommand(click.Command):
