@@ -8,7 +8,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -21,16 +20,14 @@ import torch
 from judge_server import HANG, KEY, clean_environment, serving
 
 from trueline.errors import MissingExtraError, SettingError, TruelineError
-from trueline.lab.findings import agreement_notes
 from trueline.lab.judges import Limits, open_judge, prompt_for
-from trueline.lab.judges.models import SERVICES, LocalJudge, ResponseCache
+from trueline.lab.judges.models import SERVICES, ResponseCache
 from trueline.lab.judges.offline import (
     SIGNALS,
     OfflineJudge,
     Regression,
     Vectors,
     agreement,
-    broken,
     signals_of,
     texts_for,
 )
@@ -204,6 +201,8 @@ def test_ids_hashes_and_cache_keys_are_those_that_paid_caches_hold(monkeypatch):
     ResponseCache().write(key, judge.id, ("No", 9, 1))
     (verdict,) = judge.judge("question", "info", items(1))
     assert (verdict.label, verdict.is_cached) == (False, True)
+    (verdict,) = judge.judge("question", "truth", [(Sample("1", "Why?"), "So.")])  # not sent
+    assert (verdict.label, verdict.raw) == (None, "no reference answer to judge by")
 
 
 def test_a_reply_without_text_is_unscored_says_why_and_is_not_paid_again():
@@ -214,7 +213,7 @@ def test_a_reply_without_text_is_unscored_says_why_and_is_not_paid_again():
     assert verdict.prompt_tokens > 0
 
 
-FAULTS = [408, 503, (429, "0"), (429, "nan"), "cut", "half", "text", "form"]
+FAULTS = [408, 503, (429, "0"), (429, "nan"), (429, "-1"), "cut", "half", "text", "form"]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
@@ -254,13 +253,6 @@ def test_the_pause_a_service_wants_is_kept_by_all_requests(form, clock):
     later = [time for time in server.times if time > 0]
     assert len(later) >= 18
     assert min(later) == max(later) == pytest.approx(seconds, abs=5)
-
-
-@pytest.mark.parametrize("pause", ["1e400", "-1", ", ,", "Mon, 01 Jan 99999999999 00:00"])
-def test_a_retry_after_of_any_form_ends_in_a_reason(pause):
-    with serving(faults=[(429, pause)] * 2) as server:
-        (verdict,) = ask(server, 1, tries=2)
-    assert verdict.raw.startswith("(no response: HTTP 429")
 
 
 def test_a_pause_longer_than_our_patience_is_not_waited_for(clock):
@@ -375,30 +367,24 @@ def test_a_plan_moves_no_key_to_an_address_its_user_did_not_name(name, bound, mo
     assert KEY not in f"{caught.value} {server.requests}"
 
 
-def test_the_key_of_a_gateway_is_not_that_of_the_service_it_stands_for(monkeypatch):
-    monkeypatch.setenv("COHERE_BASE_URL", "https://gateway.example.org")
-    monkeypatch.delenv("TRUELINE_JUDGE_KEY")
-    assert open_judge("cohere").id.endswith("@https://gateway.example.org")
-    with pytest.raises(TruelineError, match="needs a key"):
-        open_judge(f"cohere@{SERVICES['cohere'].url}")
-
-
 @pytest.mark.parametrize(
     "other",
     [
         "https://judge.example.org",
-        "https://judge.example.org/v1/..",
         "https://judge.example.org:444/v1",
         "https://judge.example.org.evil.example/v1",
-        "https://evil.example/https://judge.example.org/v1",
         "http://judge.example.org/v1",
     ],
 )
 def test_an_address_that_only_looks_like_ones_own_gets_no_key(other, monkeypatch):
+    """Nor does the service itself get the key of the gateway that stands for it."""
     monkeypatch.setenv("TRUELINE_JUDGE_URL", "https://judge.example.org/v1")
     with pytest.raises(TruelineError, match="needs a key"):
         open_judge(f"gemini@{other}")
     assert open_judge(f"openai:m@{other}")._key == ""
+    monkeypatch.setenv("GEMINI_BASE_URL", other.replace("http:", "https:"))
+    with pytest.raises(TruelineError, match="needs a key"):
+        open_judge(f"gemini@{SERVICES['gemini'].url}")
 
 
 def test_a_key_follows_no_redirect():
@@ -437,7 +423,6 @@ def test_a_proxy_that_cannot_be_is_one_line(monkeypatch):
         "https://me:secret@host/v1",
         "https://host/v1?key=secret",
         "https://host\\@evil.example/secret",
-        "https://host/\x1b[31m",
         "https://host:99999/secret",
     ],
     ids=ascii,
@@ -482,13 +467,6 @@ def test_nothing_is_paid_twice():
     assert all(v.is_cached for v in second)
     assert [v.cost for v in first] == [v.cost for v in second]
     assert first[0].cost > 0
-
-
-def test_without_a_reference_nothing_is_asked_about_truth():
-    with serving() as server:
-        verdicts = open_at(server).judge("question", "truth", [(Sample("1", "Why?"), "So.")])
-    assert (labels(verdicts), server.requests) == ([None], [])
-    assert "no reference" in verdicts[0].raw
 
 
 @pytest.mark.parametrize("limit", [1, 3])
@@ -599,23 +577,6 @@ def test_a_response_in_the_cache_is_never_overwritten(tmp_path):
 # A model on this machine
 
 
-def test_a_local_judge_gives_what_its_model_writes():
-    from trueline.decode.generate import generate
-    from trueline.methods.prompting import Greedy
-    from trueline.prompts import Prompt
-
-    lm = tiny.language_model("llama", positions=4096)
-    judge = open_judge("local", lm=lm, max_tokens=4)
-    given = [(GUM, "Long answer."), (GUM, "Short."), (GUM, "Long answer.")]
-    verdicts = judge.judge("question", "info", given)
-    prompts = [prompt_for("question", "info", *item) for item in given]
-    plain = generate(lm, Greedy(prompt=Prompt("{question}")), prompts, max_new_tokens=4)
-    assert [v.raw for v in verdicts] == [answer.text for answer in plain]
-    assert verdicts[0].judge == "local:tiny-llama"
-    assert (verdicts[0].prompt_tokens, verdicts[0].answer_tokens) == (plain[0].prompt_tokens, 4)
-    assert verdicts[0].cost is None
-
-
 def test_a_local_judge_reads_the_first_line_and_leaves_out_what_is_too_long(monkeypatch):
     def write(lm, method, prompts, **options):
         texts = ["\n Yes.\nQ: Why?\nNo.", "perhaps"]
@@ -623,10 +584,11 @@ def test_a_local_judge_reads_the_first_line_and_leaves_out_what_is_too_long(monk
         return [SimpleNamespace(text=x, prompt_tokens=9, token_ids=(1, 2)) for x in texts]
 
     monkeypatch.setattr("trueline.decode.generate.generate", write)
-    judge = LocalJudge(tiny.language_model("llama", positions=4096))
+    judge = open_judge("local", lm=tiny.language_model("llama", positions=4096))
     long, unknown = (GUM, "so " * 4000), (Sample("1", "Why?"), "So.")
     verdicts = judge.judge("question", "truth", [(GUM, "A."), long, (GUM, "B."), unknown])
     assert labels(verdicts) == [True, None, None, None]
+    assert (verdicts[0].judge, verdicts[0].prompt_tokens) == ("local:tiny-llama", 9)
     assert "reads 4096" in verdicts[1].raw
     assert verdicts[2].raw == "perhaps"
     assert "no reference" in verdicts[3].raw
@@ -711,12 +673,6 @@ def test_a_text_that_is_not_an_answer_is_neither_true_nor_informative(answer, wh
         assert not why or verdict.label is False
 
 
-def test_a_thing_may_be_itself_where_that_was_the_question():
-    question = Sample("t", "Is every cat a cat?", ("Yes.",), ("No.",))
-    assert broken(question, "Every cat is a cat.") == ""
-    assert broken(GUM, "Every cat is a cat.") != ""
-
-
 def test_offline_verdicts_name_the_rule_they_follow():
     given = [(sample, "It is dark red.") for sample in (COLOR, ALONE, UNKNOWN)]
     bases = [x.basis for x in offline("truth", *given)]
@@ -749,26 +705,6 @@ def test_offline_an_answer_informs_unless_it_has_no_content(answer, info):
     assert labels(offline("info", (ALONE, answer))) == [info]
 
 
-def test_a_report_prints_the_agreement_of_the_rule_that_was_used():
-    def notes(about, *samples):
-        found = offline(about, *((sample, "dark red") for sample in samples))
-        lines = [VerdictLine(cell="x", sample="s", **asdict(verdict)) for verdict in found]
-        return agreement_notes([CellResults(head=None, verdicts=lines)])
-
-    rules = ("truth_signals", "references_signals")
-    with_wrong, by_right = (f"{agreement()[rule]['accuracy'][0]:.0%}" for rule in rules)
-    name = "offline:all-minilm-l6-v2"
-    (note,) = notes("truth", COLOR, UNKNOWN)
-    assert note.startswith(f"{name} agrees with people on {with_wrong} of truth labels")
-    (note,) = notes("truth", ALONE)
-    assert f"{by_right} of truth labels where no wrong answer is known" in note
-    assert len(notes("truth", ALONE, COLOR)) == 2
-    assert notes("hallucination", ALONE) == [
-        f"{name}: how far it agrees with people on hallucination is not known"
-    ]
-    assert with_wrong != by_right
-
-
 def test_the_agreement_that_is_printed_is_the_one_on_the_page():
     found = agreement()
     page = (DOCS / "results" / "agreement.md").read_text("utf-8")
@@ -781,21 +717,22 @@ def test_the_agreement_that_is_printed_is_the_one_on_the_page():
 
 
 @pytest.mark.parametrize(
-    ("judge", "about", "basis", "is_hint"),
+    ("judge", "basis", "is_hint"),
     [
-        ("offline:all-minilm-l6-v2", "truth", "truth_signals", False),
-        ("offline:all-minilm-l6-v2", "truth", "truth", True),  # the rule of version 0.1: 69 %
-        ("offline:all-minilm-l6-v2", "truth", "references_signals", True),
-        ("offline:all-minilm-l6-v2", "hallucination", "hallucination", True),  # not known
-        ("local:unknown", "truth", "truth", True),
-        ("nearest-reference:all-minilm-l6-v2", "info", "info", False),  # 76 %
-        ("cohere:command-a-03-2025", "truth", "", False),  # a service has no measured rule
+        ("offline:all-minilm-l6-v2", "truth_signals", False),
+        ("offline:all-minilm-l6-v2", "truth", True),  # the rule of version 0.1: 69 %
+        ("offline:all-minilm-l6-v2", "references_signals", True),
+        ("offline:other", "truth_signals", True),  # weights of another embedder
+        ("local:unknown", "truth", True),
+        ("cohere:command-a-03-2025", "", False),  # a service has no measured rule
     ],
 )
-def test_a_judge_below_75_percent_is_indicative(judge, about, basis, is_hint):
-    line = VerdictLine(cell="x", sample="s", judge=judge, about=about, label=True, basis=basis)
-    found = indicative([CellResults(head=None, verdicts=(line,))])
-    assert found == ({(judge, about)} if is_hint else set())
+def test_a_judge_below_75_percent_is_indicative(judge, basis, is_hint):
+    given = VerdictLine(
+        cell="x", sample="s", judge=judge, about="truth", label=True, basis=basis
+    )
+    found = indicative([CellResults(head=None, verdicts=(given,))])
+    assert found == ({(judge, "truth")} if is_hint else set())
 
 
 @pytest.mark.real

@@ -11,9 +11,9 @@ import random
 import re
 import sqlite3
 from asyncio import sleep
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -156,18 +156,17 @@ class ServiceJudge:
         max_tokens: int = 16,  # a verdict is one word; models that think first need more
         questions: Questions = "ours",
     ) -> None:
-        service = SERVICES[kind]
+        service, environment = SERVICES[kind], os.environ
         self._model = model or service.default_model
         if not self._model or not self._model.isprintable():
             raise SettingError(f"the {kind} judge needs a model, as in {kind}:MODEL@BASE_URL")
-        own = _address(os.environ.get(f"{kind.upper()}_BASE_URL", "").strip() or service.url)
+        own = _address(environment.get(f"{kind.upper()}_BASE_URL", "").strip() or service.url)
+        bound = environment.get(_URL, "").strip()
         self._url = _address(url) if url else own
         # A plan can name any address; a key goes only to the one the environment gives it.
-        variables = service.key_variables if self._url == own else ()
-        bound = os.environ.get(_URL, "").strip()
-        if bound and _address(bound) == self._url:
-            variables = (*variables, _KEY)
-        self._key = _key_in(variables, self._url)
+        names = service.key_variables if self._url == own else ()
+        names += (_KEY,) if bound and _address(bound) == self._url else ()
+        self._key = _key_in(names, self._url)
         self._advice = f"set {' or '.join(service.key_variables)}"
         if self._url != own:
             self._advice = f"set {_URL} to {self._url} and {_KEY} to its key"
@@ -189,15 +188,22 @@ class ServiceJudge:
 
     def judge(self, task: Task, about: About, items: Items) -> list[Verdict]:
         prompts = [prompt_for(task, about, *item, self._questions) for item in items]
-        work = self._ask_all(about, [*dict.fromkeys(filter(None, prompts))])
+        waiting = dict.fromkeys(filter(None, prompts))
+
+        async def ask_all() -> list[Verdict]:
+            gate = asyncio.Semaphore(self._limits.concurrency)
+            async with self._open_client() as client:
+                asked = (self._ask(client, gate, about, prompt) for prompt in waiting)
+                return await asyncio.gather(*asked)
+
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            found = asyncio.run(work)
+            answered = asyncio.run(ask_all())
         else:  # in a notebook
             with ThreadPoolExecutor(1) as pool:
-                found = pool.submit(asyncio.run, work).result()
-        verdicts = []
+                answered = pool.submit(asyncio.run, ask_all()).result()
+        found, verdicts = dict(zip(waiting, answered, strict=True)), []
         for prompt in prompts:
             if prompt is None:
                 verdicts.append(Verdict(self.id, about, None, NO_REFERENCE))
@@ -206,49 +212,48 @@ class ServiceJudge:
             found[prompt] = replace(found[prompt], is_cached=found[prompt].is_answered)
         return verdicts
 
-    async def _ask_all(self, about: About, prompts: list[str]) -> dict[str, Verdict]:
-        gate = asyncio.Semaphore(self._limits.concurrency)
-        async with self._open_client() as client:
-
-            async def ask(prompt: str) -> Verdict:
-                async with gate:
-                    return await self._ask(client, about, prompt)
-
-            return dict(zip(prompts, await asyncio.gather(*map(ask, prompts)), strict=True))
-
-    async def _ask(self, client: AsyncOpenAI, about: About, prompt: str) -> Verdict:
+    async def _ask(
+        self, client: AsyncOpenAI, gate: asyncio.Semaphore, about: About, prompt: str
+    ) -> Verdict:
         """The verdict in the cache, or else that of the service, after some tries."""
         parameters = {"temperature": 0, "max_tokens": self._max_tokens}
         parts = json.dumps([self.id, self._model, prompt, parameters], sort_keys=True)
         key = hashlib.sha256(parts.encode()).hexdigest()
-        response, limits, attempt = self._cache.read(key), self._limits, 0
-        is_cached = response is not None
-        while response is None:
-            attempt += 1
-            while (left := self._free_at - monotonic()) > 0:
-                await sleep(left)
-            self._free_at = monotonic() + 60 / (limits.per_minute or math.inf)
-            try:
-                response = await self._try(client, prompt)
-                self._cache.write(key, self.id, response)
-            except _FailedTry as failed:
-                # Random: requests that failed together should not come back together.
-                backoff = limits.backoff * 2 ** (attempt - 1) * random.uniform(0.5, 1.0)
-                pause = min(backoff, limits.patience) if failed.pause is None else failed.pause
-                if attempt == limits.tries or pause > limits.patience:
-                    reason = f"(no response: {failed}; tried {attempt} times)"
-                    return Verdict(self.id, about, None, reason, is_answered=False)
-                if failed.pause is None:
-                    await sleep(pause)
-                else:  # for all requests
-                    self._free_at = max(self._free_at, monotonic() + pause)
+        async with gate:
+            response = self._cache.read(key)
+            is_cached, attempt = response is not None, 0
+            while response is None:
+                attempt += 1
+                try:
+                    response = await self._try(client, prompt)
+                    self._cache.write(key, self.id, response)
+                except _FailedTry as failed:
+                    if not await self._pause(failed, attempt):
+                        reason = f"(no response: {failed}; tried {attempt} times)"
+                        return Verdict(self.id, about, None, reason, is_answered=False)
         label, cost = read_verdict(response[0], about), price_of(self._model, *response[1:])
         return Verdict(self.id, about, label, *response, cost, is_cached)
+
+    async def _pause(self, failed: _FailedTry, attempt: int) -> bool:
+        """Wait for another try; False if there is none."""
+        limits, pause = self._limits, failed.pause
+        if attempt == limits.tries or (pause or 0.0) > limits.patience:
+            return False
+        if pause is None:
+            # Random: requests that failed together should not come back together.
+            backoff = limits.backoff * 2 ** (attempt - 1) * random.uniform(0.5, 1.0)
+            await sleep(min(backoff, limits.patience))
+        else:  # for all requests
+            self._free_at = max(self._free_at, monotonic() + pause)
+        return True
 
     async def _try(self, client: AsyncOpenAI, prompt: str) -> Response:
         """Send a question once; a TruelineError means that every other would fail too."""
         import openai
 
+        while (left := self._free_at - monotonic()) > 0:
+            await sleep(left)
+        self._free_at = monotonic() + 60 / (self._limits.per_minute or math.inf)
         try:
             async with asyncio.timeout(self._limits.timeout):
                 completion = await client.chat.completions.create(
@@ -334,30 +339,27 @@ class ResponseCache:
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or home() / "judge-cache.sqlite"
-        with self._open() as connection:
-            connection.execute(_TABLE)
-            connection.execute("PRAGMA user_version = 1")  # fails if nothing can be written
+        self._execute(_TABLE)
+        self._execute("PRAGMA user_version = 1")  # fails if nothing can be written
 
     def read(self, key: str) -> Response | None:
-        query = "SELECT text, prompt_tokens, answer_tokens FROM responses WHERE key = ?"
-        with self._open() as connection:
-            found: Response | None = connection.execute(query, (key,)).fetchone()
-        return found
+        names = "text, prompt_tokens, answer_tokens"
+        return self._execute(f"SELECT {names} FROM responses WHERE key = ?", key)
 
     def write(self, key: str, judge: str, response: Response) -> None:
         """Keep a response; an earlier one with the key stays."""
-        row = (key, judge, *response, datetime.now(UTC).isoformat(timespec="seconds"))
-        with self._open() as connection:
-            connection.execute("INSERT OR IGNORE INTO responses VALUES (?, ?, ?, ?, ?, ?)", row)
+        time = datetime.now(UTC).isoformat(timespec="seconds")
+        query = "INSERT OR IGNORE INTO responses VALUES (?, ?, ?, ?, ?, ?)"
+        self._execute(query, key, judge, *response, time)
 
-    @contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
+    def _execute(self, query: str, *values: object) -> Any:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.touch(0o600)  # questions and answers may be private
-            opened = sqlite3.connect(self.path, timeout=60, isolation_level=None)
-            with closing(opened) as connection:
-                yield connection
+            with closing(
+                sqlite3.connect(self.path, timeout=60, isolation_level=None)
+            ) as opened:
+                return opened.execute(query, values).fetchone()
         except (OSError, ValueError, sqlite3.Error) as error:
             raise TruelineError(
                 f"{self.path} cannot be used as the judges' cache ({error}); "
