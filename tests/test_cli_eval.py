@@ -91,7 +91,10 @@ def test_a_limit_stops_a_run_and_says_how_to_go_on(tmp_path):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--benchmark", "facts", "--out", "x"], "the command has a mistake:\n  - methods is missing"),
+        (
+            ["--benchmark", "facts", "--out", "x"],
+            "the command has a mistake:\n  - methods is missing",
+        ),
         (["--benchmark", "facts", "--methods", "greedy"], "name the folder of the results"),
         ([*SMALL, "--out", "x", "--set", "alpha=1"], "--set takes METHOD.NAME=VALUE"),
         ([*SMALL, "--out", "x", "--set", "rad.alpha=2"], "alpha must lie in [0, 1], got 2"),

@@ -343,8 +343,9 @@ class ResponseCache:
         self._execute("PRAGMA user_version = 1")  # fails if nothing can be written
 
     def read(self, key: str) -> Response | None:
-        names = "text, prompt_tokens, answer_tokens"
-        return self._execute(f"SELECT {names} FROM responses WHERE key = ?", key)
+        query = "SELECT text, prompt_tokens, answer_tokens FROM responses WHERE key = ?"
+        found: Response | None = self._execute(query, key)
+        return found
 
     def write(self, key: str, judge: str, response: Response) -> None:
         """Keep a response; an earlier one with the key stays."""
