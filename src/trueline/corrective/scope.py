@@ -218,10 +218,16 @@ def example_signals(
     vectors = embedder.embed(list(texts)).cpu()  # (texts, dimension)
     words = [words_of(embedder, text) for text in texts]
     kinds = [question_kind(text) for text in texts]
-    return [
-        (space.examples[number], _signals(space, number, vectors, words, kinds))
-        for number in space.nearest_examples(vectors, _NEAREST)
-    ]
+    own = normalize(vectors - space.shared_vector, dim=1)  # what the space's texts do not share
+    found = []
+    for number in space.nearest_examples(vectors, _NEAREST):
+        example, theirs = space.examples[number], space.example_vectors(number)
+        apart = own @ normalize(theirs[:2] - space.shared_vector, dim=1).T  # (texts, 2)
+        cosines = (vectors @ theirs.T).tolist(), apart.tolist()
+        texts_of_example = _example_words(space, example)
+        rows = zip(*cosines, words, kinds, strict=True)
+        found.append((example, [_signals(*row, *texts_of_example) for row in rows]))
+    return found
 
 
 def in_scope(
@@ -239,60 +245,47 @@ def in_scope(
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class _ExampleWords:
-    question: Words
-    all: torch.Tensor  # (words, width) of its question and all its answers
-    kind: QuestionKind  # of its question
-
-
-def _example_words(space: GroundingSpace, example: Example) -> _ExampleWords:
-    """The words of an example for the space's embedder, kept with the space."""
+def _example_words(
+    space: GroundingSpace, example: Example
+) -> tuple[Words, torch.Tensor, QuestionKind]:
+    """Of its question the words and the kind, of all its texts the words' vectors; kept."""
     if example not in space.texts_read:
         embedder = space.open_embedder("cpu")
         texts = (example.question, *example.answers, *example.wrong_answers)
         words = [words_of(embedder, text) for text in texts]
         every = torch.cat([one.vectors for one in words])
-        space.texts_read[example] = _ExampleWords(
-            words[0], every, question_kind(example.question)
-        )
-    found: _ExampleWords = space.texts_read[example]
+        space.texts_read[example] = words[0], every, question_kind(example.question)
+    found: tuple[Words, torch.Tensor, QuestionKind] = space.texts_read[example]
     return found
 
 
 def _signals(
-    space: GroundingSpace,
-    number: int,
-    vectors: torch.Tensor,
-    words: Sequence[Words],
-    kinds: Sequence[QuestionKind],
-) -> list[dict[str, float]]:
-    theirs = _example_words(space, space.examples[number])
-    own, shared = space.example_vectors(number), space.shared_vector
-    cosines = (vectors @ own.T).tolist()  # (texts, 3)
-    apart = normalize(vectors - shared, dim=1) @ normalize(own[:2] - shared, dim=1).T
-    found = []
-    for near, particular, ours, kind in zip(cosines, apart.tolist(), words, kinds, strict=True):
-        covered = ours.coverage(theirs.all)
-        in_question = ours.coverage(theirs.question.vectors)
-        back = theirs.question.coverage(ours.vectors)
-        missing = ours.missing(in_question), theirs.question.missing(back)
-        values = (
-            *near,
-            ours.share(covered),
-            ours.share(in_question),
-            theirs.question.share(back),
-            near[0] * ours.missing(covered),
-            exp(-min(missing)),
-            exp(-sum(missing) / 3),
-            kind == theirs.kind,
-            kind in PARTICULAR and kind != theirs.kind,
-            kind == "yes or no",
-            theirs.kind == "yes or no",
-            *particular,
-        )
-        found.append(dict(zip(SIGNALS, map(float, values), strict=True)))
-    return found
+    cosines: Sequence[float],
+    own_cosines: Sequence[float],
+    words: Words,
+    kind: QuestionKind,
+    its_question: Words,
+    its_words: torch.Tensor,
+    its_kind: QuestionKind,
+) -> dict[str, float]:
+    covered, in_question = words.coverage(its_words), words.coverage(its_question.vectors)
+    back = its_question.coverage(words.vectors)
+    missing = words.missing(in_question), its_question.missing(back)
+    values = (
+        *cosines,
+        words.share(covered),
+        words.share(in_question),
+        its_question.share(back),
+        cosines[0] * words.missing(covered),
+        exp(-min(missing)),
+        exp(-sum(missing) / 3),
+        kind == its_kind,
+        kind in PARTICULAR and kind != its_kind,
+        kind == "yes or no",
+        its_kind == "yes or no",
+        *own_cosines,
+    )
+    return dict(zip(SIGNALS, map(float, values), strict=True))
 
 
 # Reasons, for explanations.
@@ -329,7 +322,7 @@ def explained(space: GroundingSpace, scoped: ScopedExample, threshold: float) ->
     example, model = scoped.example, model_for(space, scoped.example)
     signals = model.effects(scoped.signals)
     words = words_of(space.open_embedder("cpu"), scoped.text)
-    missing = missing_words(words, _example_words(space, example).all)
+    missing = missing_words(words, _example_words(space, example)[1])
     reasons = plain_reasons(scoped.text, example.question, signals, model.mean, missing)
     return NearExample(
         example=example.id,

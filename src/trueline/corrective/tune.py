@@ -63,12 +63,8 @@ class Tuning:
     @property
     def settings(self) -> dict[str, Any]:
         """What a space stores: space.tune(tuning.settings)."""
-        stored: dict[str, Any] = {
-            "threshold": self.threshold,
-            "fitted_to": self.fitted_to,
-            "questions": self.questions,
-            "none": self.none,
-        }
+        names = ("threshold", "fitted_to", "questions", "none")
+        stored: dict[str, Any] = {name: getattr(self, name) for name in names}
         for name, share in (("false_scope", self.false_scope), ("recall", self.recall)):
             if share is not None:
                 values = {"": share.mean, "_low": share.low, "_high": share.high}
@@ -91,20 +87,25 @@ def tune(
     questions, each example's own is tried, and all other examples must stay out; the threshold
     can then only rise, as other examples are easier to distinguish than near misses.
     """
-    limit = plain(false_scope)
+    limit, examples = plain(false_scope), space.examples
     check_value("false_scope", limit, Annotated[float, Between(0, 1)])
-    if questions is not None and not questions:
+    if is_own := questions is None:
+        if len(examples) < 2:
+            raise SettingError("the space has only one example; give questions")
+        some = Random(0).sample(range(len(examples)), min(_MOST, len(examples)))
+        tried = [AskedQuestion(examples[n].question, examples[n].id) for n in sorted(some)]
+    elif not (tried := list(questions or ())):
         raise SettingError("there are no questions; leave them out to tune by the examples")
-    is_own = questions is None
-    tried = _questions_of(space.examples) if questions is None else list(questions)
-    check_meant(tried, {example.id for example in space.examples}, "the questions")
+    check_meant(tried, {example.id for example in examples}, "the questions")
     trials = []
     for number, question in enumerate(tried, 1):
         trials.append(_trial(space, question, is_own))
         if progress:
             progress(number, len(tried))
 
-    model = model_for(space, _usual_example(space))
+    have_wrong = [bool(example.wrong_answers) for example in examples]
+    usual = examples[have_wrong.index(2 * sum(have_wrong) >= len(examples))]
+    model = model_for(space, usual)  # as most examples have wrong answers, or have none
     rights = [right for right, _ in trials if right is not None]
     none = 0 if is_own else len(trials) - len(rights)
     false = sorted((one for _, one in trials), key=lambda one: -one.probability)
@@ -150,13 +151,10 @@ def _trial(
     """
     meant = space.example(question.id) if question.id else None
     found = find_scope(space, question.question)
-    is_right = [_is_right(meant, one.example) for one in found]
-    right = max(
-        (p.probability for p, own in zip(found, is_right, strict=True) if own), default=0.0
-    )
-    best = next((p for p, own in zip(found, is_right, strict=True) if not own), None)
-    is_first = best is not None and (is_own or meant is None or best.probability > right)
-    id, probability = (best.example.id, best.probability) if best else ("", 0.0)
+    right = next((x.probability for x in found if _is_right(meant, x.example)), 0.0)
+    wrong = next((x for x in found if not _is_right(meant, x.example)), None)
+    is_first = wrong is not None and (is_own or meant is None or wrong.probability > right)
+    id, probability = (wrong.example.id, wrong.probability) if wrong else ("", 0.0)
     false = FalseScope(question.question, id, probability if is_first else 0.0)
     if is_own or meant is None:
         return None, false
@@ -168,19 +166,3 @@ def _is_right(meant: Example | None, other: Example) -> bool:
         return False
     is_same = meant.id == other.id or has_same_words(meant.question, other.question)
     return is_same or bool(set(meant.answers) & set(other.answers))
-
-
-def _questions_of(examples: Sequence[Example]) -> list[AskedQuestion]:
-    """The examples' own questions, or a part of them, the same every time."""
-    if len(examples) < 2:
-        raise SettingError("the space has one example, and no other to compare; give questions")
-    if len(examples) > _MOST:
-        examples = [examples[n] for n in sorted(Random(0).sample(range(len(examples)), _MOST))]
-    return [AskedQuestion(example.question, example.id) for example in examples]
-
-
-def _usual_example(space: GroundingSpace) -> Example:
-    """One with wrong answers if most have them, else one without."""
-    have_wrong = sum(bool(example.wrong_answers) for example in space.examples)
-    is_usual = 2 * have_wrong >= len(space)
-    return next(one for one in space.examples if bool(one.wrong_answers) == is_usual)

@@ -22,6 +22,7 @@ from math import exp, log
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from trueline.corrective.turns import FormRequest
 from trueline.decode.sampling import move_of
@@ -51,10 +52,6 @@ class VerifiedAnswer:
         about = {"question": example.question, "source": example.source}
         return {"example": example.id, "answer": self.text, **about}
 
-    def variants_after(self, text: str) -> tuple[str, ...]:
-        is_sentence = not text or text.rstrip(" ")[-1:] in _ENDS
-        return self.variants[:1] if is_sentence else self.variants
-
     def find_end(self, text: str) -> tuple[int, str] | None:
         """Where it ends in a text, and the variant; None: the text does not contain it."""
         found = [(at + len(own), own) for own in self.variants if (at := text.rfind(own)) >= 0]
@@ -66,8 +63,6 @@ Vote = tuple[VerifiedAnswer, int, set[int]]  # a_i, and its next token in any to
 
 @dataclass(frozen=True, slots=True)
 class Votes:
-    """What the verified answers vote for."""
-
     shares: dict[int, dict[VerifiedAnswer, float]]  # of a token, or END: by voter, of all votes
 
     @property
@@ -84,11 +79,10 @@ class Votes:
     @property
     def answers(self) -> dict[VerifiedAnswer, float]:
         """The share of each answer, over all tokens."""
-        weights: dict[VerifiedAnswer, float] = {}
+        weights: Counter[VerifiedAnswer] = Counter()
         for own in self.shares.values():
-            for answer, share in own.items():
-                weights[answer] = weights.get(answer, 0.0) + share
-        return weights
+            weights.update(own)  # type: ignore[arg-type]  # which adds any numbers
+        return weights  # type: ignore[return-value]
 
 
 def count_votes(found: Sequence[Vote]) -> Votes:
@@ -97,11 +91,10 @@ def count_votes(found: Sequence[Vote]) -> Votes:
         for answer, aligned, _ in found
     ]
     weights = [exp(score - max(scores)) for score in scores]
-    total = sum(weights)
     shares: dict[int, dict[VerifiedAnswer, float]] = {}
     for (answer, _, tokens), weight in zip(found, weights, strict=True):
         for token in tokens:
-            shares.setdefault(token, {})[answer] = weight / total / len(tokens)
+            shares.setdefault(token, {})[answer] = weight / sum(weights) / len(tokens)
     return Votes(shares)
 
 
@@ -141,21 +134,20 @@ class Correction:
     asks_yes_or_no: bool = False  # whether it has to begin with the true one of the two words
     tokenized: dict[tuple[str, str], TokenizedText] = field(default_factory=dict, repr=False)
 
-    def lift(self, output_ids: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+    def lift(self, output_ids: Sequence[int], logits: Tensor) -> Tensor:
         """The logits (vocabulary,) to pick the next token from, before temperature."""
         return lift_rows([self], [output_ids], logits[None]).logits[0]
 
-    def candidates(self, votes: Votes, logits: torch.Tensor) -> list[int]:
+    def candidates(self, votes: Votes, logits: Tensor) -> list[int]:
         """The tokens to lift; one that is banned in `logits` (vocabulary,), with -inf, is not.
 
         END stands for every token that ends the answer.
         """
         tokens = {*votes.candidates}
-        if END in tokens:
-            tokens = tokens - {END} | self.ends
+        tokens = tokens - {END} | self.ends if END in tokens else tokens
         known = sorted(token for token in tokens if token < len(logits))
-        values = logits[known].tolist()
-        return [token for token, value in zip(known, values, strict=True) if value > -torch.inf]
+        values = zip(known, logits[known].tolist(), strict=True)
+        return [token for token, value in values if value > -torch.inf]
 
     @cached_property
     def answers(self) -> tuple[VerifiedAnswer, ...]:
@@ -166,17 +158,15 @@ class Correction:
         form = self.form
         if len({scoped.part for scoped in self.scope}) * form.sentences > 1:
             form = replace(form, opening="", closing="", words=None)
-        answers = [
-            VerifiedAnswer(scoped, answer.strip(), _variants(answer.strip(), form))
-            for scoped in self.scope
-            for answer in scoped.example.answers
-        ]
-        most = form.words
-        short = [one for one in answers if most and len(one.variants[0].split()) <= most]
+        texts = [(one, answer.strip()) for one in self.scope for answer in one.example.answers]
+        answers = [VerifiedAnswer(one, text, _variants(text, form)) for one, text in texts]
+        most = form.words or 0
+        short = [one for one in answers if len(one.variants[0].split()) <= most]
         return tuple(short or answers)
 
     @cached_property
     def _wanted(self) -> Counter[int]:
+        """How many answers to each part of the turn."""
         available = Counter(answer.scoped.part for answer in self.answers)
         return Counter({part: min(self.form.sentences, available[part]) for part in available})
 
@@ -189,31 +179,32 @@ class Correction:
         half = tuple(tokens[count:])  # no complete character yet
         given = {answer: end for answer in self.answers if (end := answer.find_end(text))}
         left = [answer for answer in self.answers if answer not in given]
-        parts = self._wanted - Counter(answer.scoped.part for answer in given)  # still wanted
+        wanted = self._wanted - Counter(answer.scoped.part for answer in given)
         anchors = sorted({0, *(end for end, _ in given.values())})
         found = [
-            self._begun(one, text, half, anchors, one.scoped.part in parts) for one in left
+            self._begun(one, text, half, anchors, one.scoped.part in wanted) for one in left
         ]
-        if not parts and not half and self._may_end(len(given)):
-            found += [
-                (answer, 1 + self._length(variant, text), {END})
-                for answer, (end, variant) in given.items()
-                if end == len(text)
-            ]
+        if not wanted and not half:
+            found += self._ended(given, text)
+        if text and not any(found):
+            found = [self._joined(one, text, half) for one in left]
         votes = [vote for vote in found if vote]
-        if not votes and text:
-            votes = [vote for one in left if (vote := self._joined(one, text, half))]
         return count_votes(votes) if votes else None
 
-    def _may_end(self, given: int) -> bool:
-        """Whether the text may end after so many answers.
+    def _ended(self, given: dict[VerifiedAnswer, tuple[int, str]], text: str) -> list[Vote]:
+        """The votes for the end, of the answers that the text ends with.
 
         A longer text goes on by itself, unless its number of sentences was requested. So does
         a reply with another question left that no example answers.
         """
-        form = self.form
-        is_complete = form.is_counted and given >= form.sentences
-        return not form.is_open and (is_complete or not form.is_text)
+        form, found = self.form, []
+        is_complete = not form.is_text or (form.is_counted and len(given) >= form.sentences)
+        for answer, (end, variant) in given.items():
+            if is_complete and not form.is_open and end == len(text):
+                spaces = _spaces_after(text[: end - len(variant)].rstrip(" "))
+                length = max(len(self._tokenized(variant, space).tokens) for space in spaces)
+                found.append((answer, 1 + length, {END}))
+        return found
 
     def _begun(
         self,
@@ -224,13 +215,14 @@ class Correction:
         may_begin: bool,
     ) -> Vote | None:
         """The vote of an answer that was begun at one of the anchors, or may begin here."""
+        is_inside = text and text.rstrip(" ")[-1:] not in _ENDS  # a sentence
         for anchor in anchors:
             begun = text[anchor:].lstrip(" ")
             if not begun and not may_begin:
                 continue
             steps = [
                 step
-                for variant in (answer.variants if begun else answer.variants_after(text))
+                for variant in (answer.variants if begun or is_inside else answer.variants[:1])
                 if variant.startswith(begun)
                 for space in _spaces_after(text[:anchor] if begun or half else text)
                 if (step := self._next(self._tokenized(variant, space), begun, half))
@@ -247,26 +239,18 @@ class Correction:
         count = own.positions.get((len(begun), half))
         if count is not None and count < len(own.tokens):
             return own.tokens[count], count
-        if half:
-            return None
-        rest = self.tokenize(own.text[len(begun) :])  # it was tokenized in another way so far
-        before = sum(end <= len(begun) for end in own.ends) - 1
-        return (rest[0], before) if rest else None
-
-    def _length(self, variant: str, text: str) -> int:
-        """How many tokens a variant has that a text ends with."""
-        spaces = _spaces_after(text[: len(text) - len(variant)].rstrip(" "))
-        return max(len(self._tokenized(variant, space).tokens) for space in spaces)
+        # It may have been tokenized in another way so far.
+        rest = () if half else self.tokenize(own.text[len(begun) :])
+        return (rest[0], sum(end <= len(begun) for end in own.ends) - 1) if rest else None
 
     def _joined(self, answer: VerifiedAnswer, text: str, half: tuple[int, ...]) -> Vote | None:
         """The vote of an answer whose tokens the text ends with, from wherever they begin."""
         own, lower = self._tokenized(answer.variants[0], " "), text.casefold()
-        answer_lower = own.text.casefold()
+        answer_lower, best = own.text.casefold(), (0, 0)  # aligned, count
         if len(answer_lower) != len(own.text):  # a letter has another length in lower case
             return None
-        best = 0, 0  # aligned, count
         for (end, own_half), count in own.positions.items():
-            if own_half != half or count < _JOINED or count == len(own.tokens):
+            if own_half != half or not _JOINED <= count < len(own.tokens):
                 continue
             first = count
             while first and lower.endswith(answer_lower[own.ends[first - 1] : end]):
@@ -302,12 +286,12 @@ def _spaces_after(text: str) -> tuple[str, ...]:
 
 
 def lift(
-    base: torch.Tensor,
+    base: Tensor,
     candidates: Sequence[Sequence[int]],
     *,
-    margin: float | torch.Tensor,
-    strength: float | torch.Tensor,
-) -> torch.Tensor:
+    margin: float | Tensor,
+    strength: float | Tensor,
+) -> Tensor:
     """Raise the candidates together until they hold probability sigmoid(margin).
 
     L = max(0, margin + log sum_{v not in C} e^base(v) - log sum_{x in C} e^base(x))
@@ -338,8 +322,8 @@ def lift(
 class Lifted:
     """What became of the logits of a step; as evidence, which answers voted."""
 
-    logits: torch.Tensor  # (rows, vocabulary); the same tensor as `base` if nothing is lifted
-    base: torch.Tensor  # (rows, vocabulary)
+    logits: Tensor  # (rows, vocabulary); the same tensor as `base` if nothing is lifted
+    base: Tensor  # (rows, vocabulary)
     corrections: Sequence[Correction | None]  # of each row
     votes: dict[int, Votes]  # by row, of those that are lifted to a verified answer
 
@@ -367,20 +351,17 @@ class Lifted:
         correction = self.corrections[row]
         if row not in self.votes or correction is None:
             return []
-        own = self.votes[row].shares.get(picked)
-        if not own and picked in correction.ends:
-            own = self.votes[row].shares.get(END)
-        total = sum(own.values()) if own else 1.0
+        shares = self.votes[row].shares
+        is_end = picked in correction.ends
+        own = shares.get(picked) or (shares.get(END, {}) if is_end else {})
         return [
-            Source(**answer.names, share=share / total, probability=answer.scoped.probability)
-            for answer, share in (own or {}).items()
+            Source(**one.names, share=x / sum(own.values()), probability=one.scoped.probability)
+            for one, x in own.items()
         ]
 
 
 def lift_rows(
-    corrections: Sequence[Correction | None],
-    outputs: Sequence[Sequence[int]],
-    logits: torch.Tensor,
+    corrections: Sequence[Correction | None], outputs: Sequence[Sequence[int]], logits: Tensor
 ) -> Lifted:
     """Lift a batch (rows, vocabulary) of any requests; None leaves a row alone."""
     lifting: dict[int, Correction] = {}  # by row
@@ -401,9 +382,8 @@ def lift_rows(
     lifted = lift(base, candidates, margin=margin, strength=strength)
     for at, own in enumerate(lifting.values()):
         if own.is_fixed:
-            only = torch.full_like(base[at], -torch.inf)
-            only[candidates[at]] = base[at, candidates[at]]
-            lifted[at] = only
+            lifted[at] = -torch.inf
+            lifted[at, candidates[at]] = base[at, candidates[at]]
     if not is_all:
         lifted = logits.clone().index_copy_(0, torch.tensor(rows, device=logits.device), lifted)
     return Lifted(lifted, logits, corrections, voted)
