@@ -4,7 +4,6 @@ import pytest
 import tiny
 
 import trueline as tl
-from trueline.decode.generate import first_difference
 from trueline.errors import SettingError
 
 
@@ -28,14 +27,6 @@ def test_a_method_that_equals_greedy_everywhere_did_nothing(lm):
     assert seen[-1] == ("cad", 3, 3)
     alone = tl.compare(lm, [tl.CAD()], questions[:1], max_new_tokens=3)["cad"]
     assert (alone.changed, alone.did_nothing) == (None, False)  # greedy is missing
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "place"),
-    [([1, 2], [1, 2], None), ([1, 2], [1, 2, 3], 2), ([1, 2, 3], [1, 9, 3], 1), ([], [], None)],
-)
-def test_the_first_difference_is_found(one, other, place):
-    assert first_difference(one, other) == place
 
 
 def test_changed_counts_places_over_the_longer_answer():

@@ -175,12 +175,6 @@ def test_between_candidates_the_model_decides():
     assert final.softmax(-1)[0].tolist() == pytest.approx([0.6, 0.15, 1 / 6, 1 / 12])
 
 
-def test_candidates_that_hold_enough_are_left_alone():
-    base = torch.tensor([[3.0, 0.0, 0.0, 0.0]])  # e^3 against 3: odds of 6.7
-    assert torch.equal(lift(base, [[A]], margin=math.log(6), strength=1), base)
-    assert not torch.equal(lift(base, [[A]], margin=math.log(7), strength=1), base)
-
-
 def test_rows_have_candidates_and_settings_of_their_own():
     base = torch.zeros(3, 4)
     margin, strength = torch.tensor([math.log(3), 9.0, 0.0]), torch.tensor([1.0, 1.0, 0.5])
@@ -673,75 +667,11 @@ def test_characters_of_several_tokens_come_out_whole(answer, prefer):
 NOT_BLIND = "Bats are not blind."
 
 
-@pytest.mark.parametrize(
-    ("form", "wanted", "how"),
-    [
-        (FormRequest(opening="My answer:"), f"My answer: {NOT_BLIND}", "end"),
-        (FormRequest(closing="Ask again!"), f"{NOT_BLIND} Ask again!", "end"),
-        (FormRequest(is_upper=True), NOT_BLIND.upper(), "end"),
-        (FormRequest(is_text=True), NOT_BLIND, "off track"),  # the model continues
-        (FormRequest(is_open=True), NOT_BLIND, "off track"),
-    ],
-)
-def test_an_answer_has_the_requested_form(form, wanted, how):
-    assert follow(one_answer(NOT_BLIND, form=form)) == (wanted, how)
-
-
-@pytest.mark.parametrize("start", ["", " ", "  "])
-def test_spaces_before_an_answer_do_not_count(start):
-    _, _, tokenize = tiny_tools()
-    assert follow(one_answer(NOT_BLIND), tokenize(start)) == (NOT_BLIND, "end")
-
-
-@pytest.mark.parametrize(
-    ("answers", "output", "wanted"),
-    [
-        ([NOT_BLIND], "Bats are n", {"o"}),
-        (["Gold does not rust."], "gold does", {" not"}),  # begun with a small letter
-        (["Bats are not", NOT_BLIND], "Bats are not", {"END", " blind"}),
-        (["Bats are not", NOT_BLIND], NOT_BLIND, {"END"}),
-        # After a complete answer only one that is left is joined.
-        ([NOT_BLIND, "No, bats see well in the dark."], NOT_BLIND, {"END"}),
-        (
-            [NOT_BLIND, "No, bats see well in the dark."],
-            f"{NOT_BLIND} Hm, bats see well in the",
-            {" dark"},
-        ),
-    ],
-)
-def test_the_next_tokens_of_an_answer_that_was_begun(answers, output, wanted):
-    assert next_texts(one_answer(*answers), output) == wanted
-
-
 def test_another_tokenization_of_the_same_words_still_aligns():
     correction, output = one_answer(NOT_BLIND), by_letter("Bats are n")
     assert output != tiny_tools()[2]("Bats are n")
     assert next_texts(correction, output) == {"o"}
     assert follow(correction, output) == (NOT_BLIND, "end")
-
-
-@pytest.mark.parametrize(
-    ("before", "answer", "wanted"),
-    [
-        ("He said.", "Gold rusts.", {" "}),
-        ("He said. ", "Gold rusts.", {"G"}),  # the space is there already
-        ("He said (", "Gold rusts.", {"G", "g"}),
-        ("He said ", "Gold rusts.", {"G", "g"}),  # a sentence goes on
-        ("He said ", "NASA says.", {"N"}),
-        ("He said ", "it is.", {"i"}),
-        ("He said ", "A bat.", {"A"}),
-    ],
-)
-def test_the_text_before_an_answer_decides_on_space_and_capital(before, answer, wanted):
-    """Where every letter is a token."""
-    scope = [(Example("1?", [before.rstrip(" ")]), 0.0, 0), (Example("2?", [answer]), 0.0, 1)]
-    correction = Correction(
-        scoped(*scope),
-        lambda text: [ord(letter) for letter in text],
-        lambda tokens: "".join(map(chr, tokens)),
-    )
-    found = correction.votes([ord(letter) for letter in before])
-    assert {chr(x) for x in found.candidates} == wanted
 
 
 def test_two_parts_of_a_turn_are_answered_one_after_the_other():
@@ -755,16 +685,6 @@ def test_two_parts_of_a_turn_are_answered_one_after_the_other():
     assert next_texts(correction, f"Gold does not rust. {NOT_BLIND}") == {"END"}
 
 
-@pytest.mark.parametrize("prefer", [min, max])
-def test_answers_that_begin_alike_do_not_loop(prefer):
-    one = "No reliable evidence shows that gold rusts."
-    two = "No reliable evidence shows that bats are blind."
-    scope = [(Example("1?", [one]), 1.0, 0), (Example("2?", [two]), 1.0, 1)]
-    text, how = follow(correct(scope), prefer=prefer)
-    assert how == "end"
-    assert text in (f"{one} {two}", f"{two} {one}")
-
-
 def test_an_answer_is_joined_again_by_four_tokens_in_a_row():
     lm, _, tokenize = tiny_tools()
     answer = "No, bats see well in the dark."
@@ -776,21 +696,6 @@ def test_an_answer_is_joined_again_by_four_tokens_in_a_row():
     whole = one_answer("the gold is blue 😀 and more")  # joined at a whole character
     wanted = ("Hm, gold is blue 😀 and more", "off track")
     assert follow(whole, tokenize("Hm, gold is blue ")) == wanted
-
-
-def test_two_sentences_are_two_answers_and_no_third():
-    answers = ["Bats see.", "Gold rusts.", "Fish rest."]
-    text, how = follow(one_answer(*answers, form=FormRequest(sentences=2)))
-    assert (how, sum(answer in text for answer in answers)) == ("end", 2)
-
-
-def test_few_words_choose_the_short_answers():
-    long = "No, bats see well in the dark."
-    found = one_answer("  Bats see.  ", long, form=FormRequest(words=4)).answers
-    assert [(one.text, one.variants) for one in found] == [
-        ("Bats see.", ("Bats see.", "bats see."))
-    ]
-    assert len(one_answer(long, form=FormRequest(words=2)).answers) == 1  # none is short enough
 
 
 def test_a_text_is_tokenized_once():

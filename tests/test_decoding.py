@@ -15,7 +15,7 @@ from trueline.decode.loop import Decoding
 from trueline.errors import SettingError
 from trueline.methods import make_method, method_names
 from trueline.methods.base import Prepared
-from trueline.prompts import TokenContext, read_messages
+from trueline.prompts import TokenContext
 from trueline.types import Sampling
 
 ARCHITECTURES = ("llama", "gemma3", "mistral", "gpt2", "gemma2")
@@ -98,20 +98,6 @@ def test_each_request_of_a_random_schedule_gets_the_answer_it_gets_alone(sources
         assert answers.keys() == requests.keys() - gone
         for ticket, answer in answers.items():
             assert answer == source.alone(requests[ticket]), (seed, ticket)
-
-
-def test_requests_wait_in_their_order_for_a_free_row(lm):
-    decoding = Decoding(lm, max_rows=2)
-    tickets = [
-        decoding.submit(make_request(lm, tl.Greedy(), question, Sampling(max_new_tokens=n)))
-        for n, question in zip([4, 2, 2, 3, 1], tiny.QUESTIONS)
-    ]
-    begun = []
-    while not decoding.is_idle:
-        rows = decoding.step()
-        assert len(rows) <= 2
-        begun += [row.ticket for row in rows if row.ticket not in begun]
-    assert begun == tickets
 
 
 @pytest.mark.parametrize(
@@ -217,7 +203,6 @@ USER = {"role": "user", "content": "Do fish sleep?"}
 @pytest.mark.parametrize(
     ("method", "messages", "message"),
     [
-        (tl.Greedy(), [], "messages must be a list"),
         (tl.Greedy(), "hello", "messages must be a list"),
         (tl.Greedy(), [{"role": "user"}], "message 1 needs a content and a role"),
         (tl.Greedy(), [{**USER, "role": "robot"}], "a role, one of system, user, .*robot"),
@@ -237,7 +222,6 @@ def test_impossible_messages_are_refused(method, messages, message, lm):
         (tl.CAD(), (5, 6, 7), "cad writes a prompt of its own"),
         (tl.Greedy(), (), "empty prompt"),
         (tl.Greedy(), (5, 10**6), "tiny-llama has those from 0"),
-        (tl.Greedy(), (-1,), "tiny-llama has those from 0"),
     ],
 )
 def test_impossible_tokens_are_refused(method, tokens, message, lm):
@@ -376,17 +360,6 @@ def test_a_long_context_and_a_long_continuation_fit_into_one_pass_of_gpt2():
     together = score_continuations(lm, tl.Greedy(), rows)
     alone = [score_continuations(lm, tl.Greedy(), [row])[0] for row in rows]
     assert [total for total, _ in together] == pytest.approx([t for t, _ in alone], abs=1e-3)
-
-
-def test_the_hash_of_a_conversation_is_that_of_all_but_the_question():
-    first, second = (
-        read_messages(
-            [{"role": "system", "content": "Be brief."}, {"role": "user", "content": q}]
-        )
-        for q in ("Are bats blind?", "Do fish sleep?")
-    )
-    assert first.hash == second.hash
-    assert first.hash != first.preceded_by("Lie. ").hash != second.bare("").hash
 
 
 def test_what_is_prepared_belongs_to_a_question_and_is_made_once(lm):

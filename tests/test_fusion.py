@@ -23,10 +23,6 @@ def test_weights_are_shares_of_the_similarity():  # 0.9 / 1.5 and 0.6 / 1.5
     assert torch.allclose(weigh(SIMILARITIES, ROW, 1), torch.tensor([0.6, 0.4]))
 
 
-def test_mean_weights_are_equal():
-    assert torch.equal(weigh(SIMILARITIES, ROW, 1, "mean"), torch.tensor([0.5, 0.5]))
-
-
 def test_aggregated_logits_are_the_weighted_average():
     pull = aggregate(weigh(SIMILARITIES, ROW, 1), ROW, VALUES, 1)
     assert torch.allclose(pull, PULL)
@@ -95,24 +91,6 @@ cosines = arrays("float32", 6, elements=st.floats(0.0625, 1.0, width=32))
 logits = arrays("float32", (6, 5), elements=st.floats(-50, 50, width=32))
 
 
-@given(cosines, logits)
-def test_the_aggregate_lies_between_its_entries(similarities, values):
-    similarities, values = torch.tensor(similarities), torch.tensor(values)
-    rows = torch.zeros(6, dtype=torch.long)
-    pull = aggregate(weigh(similarities, rows, 1), rows, values, 1)[0]
-    assert (pull <= values.max(0).values + 1e-3).all()
-    assert (pull >= values.min(0).values - 1e-3).all()
-
-
-@given(cosines, logits, st.permutations(range(6)))
-def test_the_order_of_the_entries_does_not_matter(similarities, values, order):
-    similarities, values = torch.tensor(similarities), torch.tensor(values)
-    rows = torch.zeros(6, dtype=torch.long)
-    one = aggregate(weigh(similarities, rows, 1), rows, values, 1)
-    other = aggregate(weigh(similarities[order], rows, 1), rows, values[order], 1)
-    assert torch.allclose(one, other, atol=1e-3)
-
-
 @given(cosines, logits, st.floats(0, 1))
 def test_fusing_before_a_linear_head_is_fusing_after_it(similarities, values, alpha):
     similarities, values = torch.tensor(similarities), torch.tensor(values)
@@ -125,11 +103,3 @@ def test_fusing_before_a_linear_head_is_fusing_after_it(similarities, values, al
         hidden @ head.T, aggregate(weights, rows, values @ head.T, 2), hit, alpha=alpha
     )
     assert torch.allclose(before, after, atol=1e-2)
-
-
-@given(cosines, st.floats(0, 1))
-def test_neutral_never_changes_the_first_choice(row, alpha):
-    base, pull = torch.tensor(row)[None], torch.tensor(row[::-1].copy())[None]
-    plain = fuse(base, pull, HIT, alpha=alpha)
-    neutral = neutralize(plain, HIT, alpha)
-    assert plain[0, neutral.argmax()] == pytest.approx(float(plain.max()), rel=1e-6)

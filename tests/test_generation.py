@@ -178,17 +178,6 @@ def test_every_fusion_agrees_between_hidden_states_and_logits(architecture, fusi
             assert torch.allclose(one, other, atol=1e-4)
 
 
-def test_neutral_is_on_where_probabilities_are_read_and_off_elsewhere(lm, space):
-    rad = tl.RAD(space, tau=TAU)
-    greedy, drawn = (
-        rad.adjust(step_of(lm, tiny.QUESTIONS, is_probability=read)).logits
-        for read in (False, True)
-    )
-    hit = rad.adjust(step_of(lm, tiny.QUESTIONS)).evidence[0].hits.count(len(greedy)) > 0
-    assert hit.all()
-    assert torch.allclose(greedy, 1.5 * drawn, atol=1e-5)
-
-
 def test_the_pushes_of_all_neighbors_add_up_to_the_move(lm, space):
     rad = tl.RAD(space, tau=TAU, alpha=0.5)
     step = step_of(lm, tiny.QUESTIONS)
@@ -249,10 +238,8 @@ def test_a_draw_follows_the_probabilities():  # 1/7, 2/7, 4/7
     [
         ({"temperature": 0.5}, [1 / 21, 4 / 21, 16 / 21]),
         ({"temperature": 1.0, "top_k": 2}, [0, 1 / 3, 2 / 3]),
-        ({"temperature": 1.0, "top_p": 1e-300}, [0, 0, 1]),
         ({"temperature": 1.0, "top_p": 0.5}, [0, 0, 1]),
         ({"temperature": 1.0, "top_p": 0.58}, [0, 1 / 3, 2 / 3]),
-        ({"temperature": 1.0, "top_p": 1.0}, [1 / 7, 2 / 7, 4 / 7]),
         ({"temperature": 1.0, "top_k": 9, "top_p": 1.0}, [1 / 7, 2 / 7, 4 / 7]),
     ],
 )
@@ -265,11 +252,8 @@ def test_temperature_top_k_and_top_p_reshape_the_distribution(settings, wanted):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"batch_size": 0}, "batch_size"),
         ({"temperature": -1.0}, "temperature"),
-        ({"temperature": 1.0, "top_k": 0}, "top_k"),
-        ({"temperature": 1.0, "top_p": 1.5}, "top_p"),
         ({"seed": 1}, "temperature above 0"),
         ({"stop": ["a", ""]}, "stop string"),
     ],
@@ -325,12 +309,6 @@ def test_a_score_under_rad_is_on_the_models_own_scale(lm, space, sentence_transf
         tokens = [*tokens, token]
     (found,) = tl.score(lm, tl.RAD(space, tau=TAU), QUESTION, [candidate])
     assert found == pytest.approx(wanted, abs=1e-3)
-
-
-def test_scoring_nothing_gives_nothing_and_an_empty_candidate_is_refused(lm):
-    assert tl.score(lm, tl.Greedy(), QUESTION, []) == []
-    with pytest.raises(SettingError, match="empty"):
-        tl.score(lm, tl.Greedy(), QUESTION, ["fine", ""])
 
 
 def test_a_trace_has_the_choice_of_the_model_and_the_examples_that_moved_it(lm, space):

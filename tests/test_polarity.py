@@ -116,13 +116,6 @@ def test_no_word_comes_first_if_the_model_cannot_read_fact_and_question_together
     assert tl.generate(lm, method, ASKED, max_new_tokens=4).text.strip().startswith("Bats")
 
 
-def test_the_word_of_one_example_is_not_put_before_the_answer_of_another(effect, scope, method):
-    effect(2.0)
-    scope.append(ScopedExample(OTHER, 0.9, 0, 0.9, "are bats blind?"))
-    answer = tl.generate(tiny.language_model("llama"), method, ASKED, max_new_tokens=24)
-    assert "Yes" not in answer.text
-
-
 def test_a_server_asks_the_model_in_the_thread_that_has_it(effect, scope, method):
     threads = effect(-2.0)
     lm = tiny.language_model("llama", chat=True)

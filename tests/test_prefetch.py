@@ -95,13 +95,3 @@ def test_work_that_begins_work_of_its_own_does_not_wait_for_itself(two_threads):
     inner = [lambda: "inner"]
     outer = Alongside([lambda: Alongside(inner, CPU).results()], CPU)
     assert outer.results() == [["inner"]]
-
-
-def test_threads_come_back_when_the_model_or_the_work_fails(two_threads):
-    with pytest.raises(ZeroDivisionError), leave_a_core([], lambda: False, CPU):
-        raise ZeroDivisionError
-    assert torch.get_num_threads() == 2
-    failing = Alongside([lambda: {}["no"], lambda: "found"], CPU)
-    error, found = failing.results()
-    assert (type(error), found) == (KeyError, "found")
-    assert torch.get_num_threads() == 2

@@ -46,20 +46,6 @@ def test_scores_are_the_base_plus_alpha_times_the_aggregate(lm, space, processor
         assert float(row[best.token]) == pytest.approx(best.logit, abs=1e-4)
 
 
-def test_pads_do_not_change_what_is_retrieved(lm, processor):
-    ids = tl.Prompt().encode("Do bats sleep?", lm.tokenizer)
-    scores = torch.randn(1, lm.vocabulary)
-    bare = processor(torch.tensor([ids]), scores)
-    short = processor(torch.tensor([[lm.tokenizer.pad_token_id] * 9 + ids]), scores)
-    assert torch.equal(bare, short)
-
-
-def test_scores_without_a_hit_come_back_to_the_bit(lm, space):
-    silent = tl.RAD(space, tau=1.0).processor(lm.model, lm.tokenizer)
-    scores = torch.randn(2, lm.vocabulary)
-    assert torch.equal(silent(torch.tensor([[5, 6], [7, 8]]), scores), scores)
-
-
 @pytest.mark.parametrize(
     "options",
     [

@@ -93,13 +93,6 @@ def test_exact_matches_can_be_left_out_or_taken_alone():
     assert found(angles, 0, tau=0.9, matches="only") == [0, 1]
 
 
-def test_each_window_of_a_batch_gets_its_own_hits():
-    hits = above([0, 90], [0, 45, 90], tau=0.6)
-    pairs = list(zip(hits.rows.tolist(), hits.entries.tolist(), strict=True))
-    assert pairs == [(0, 0), (1, 0), (1, 1), (2, 1)]
-    assert hits.count(3).tolist() == [1, 2, 1]
-
-
 @given(st.lists(st.integers(0, 359), min_size=1, max_size=30), st.floats(-0.99, 0.99))
 def test_the_hits_are_exactly_those_a_loop_finds(angles, tau):
     query = Compass().embed(["0"])[0]
@@ -204,14 +197,6 @@ def test_hidden_states_through_the_head_are_the_stored_logits(lm, space, example
     assert half.nbytes * 2 == states.truthful.values.nbytes
     assert np.allclose(half, states.truthful.values, rtol=1e-3, atol=1e-3)
     assert space.info()["bytes_per_entry"] < 2000
-
-
-@pytest.mark.parametrize(
-    ("architecture", "head"), [("llama", "linear"), ("phi", "linear"), ("gemma2", "nonlinear")]
-)
-def test_the_settings_say_how_the_head_was_found_to_be(architecture, head, examples, embedder):
-    space = tl.build(tiny.language_model(architecture), examples, context=8, embedder=embedder)
-    assert (space.info()["values"], space.info()["head"]) == ("hidden", head)
 
 
 def odd_copy(lm, odd_class=None):

@@ -34,14 +34,6 @@ def test_signals_of_one_text_are_added_up():
     )
 
 
-def test_an_effect_alone_is_no_reason():
-    assert reasons(signal("question", 0.8, -1.0), text="x", own="y") == ((), ())
-    assert reasons(signal("question", 0.32, 1.0), text="x", own="y") == ((), ())
-    assert reasons(signal("question", 0.8, 0.1), text="x", own="y") == ((), ())
-    far = reasons(signal("question", 0.1, -1.0), text="x", own="y")
-    assert far == ((), ("its question is not close to what you ask",))
-
-
 def test_missing_words_and_another_kind_of_question_are_reasons_against():
     assert reasons(missing=["red"])[1] == ("you say 'red', it does not",)
     assert reasons(missing=["red", "in May"])[1] == ("you say 'red' and 'in May', it does not",)

@@ -15,7 +15,6 @@ from trueline.corrective.scope import (
     find_scope,
     in_scope,
     model_for,
-    scope_models,
     threshold_for,
 )
 from trueline.corrective.turns import (
@@ -36,12 +35,9 @@ from trueline.types import Example, ScopedExample
     ("turn", "parts"),
     [
         ("Are bats blind?", ["Are bats blind?"]),
-        ("  Are bats blind? \n", ["Are bats blind?"]),
         ("Are bats blind and does gold rust?", ["Are bats blind", "does gold rust?"]),
-        ("Are bats blind, plus does gold rust", ["Are bats blind", "does gold rust"]),
         ("Does gold rust? Do fish sleep?", ["Does gold rust?", "Do fish sleep?"]),
         ("I read a lot. Is the sky blue?", ["I read a lot.", "Is the sky blue?"]),
-        ("Hi\nAre bats blind?", ["Hi", "Are bats blind?"]),
         ("Salt and pepper?", ["Salt and pepper?"]),  # neither could stand alone
         ("Est-ce que l'or rouille ? Oui.", ["Est-ce que l'or rouille ?", "Oui."]),
         ("", [""]),
@@ -72,22 +68,16 @@ def test_the_texts_of_a_turn_are_its_whole_sentences_parts_and_topic():
     [
         ("Are bats blind?", "yes or no"),
         ("Isn't gold a metal?", "yes or no"),
-        ("So, do fish sleep?", "yes or no"),
         ("In Australia, do fish sleep?", "yes or no"),
         ("Gold rusts, is that true", "yes or no"),
         ("How many legs has a bat?", "quantity"),
-        ("At what age do bats fly?", "quantity"),
-        ("When did it happen?", "time"),
         ("What year was it?", "time"),
         ("Whose gold is it?", "person"),
         ("Where do bats live?", "place"),
         ("How come fish sleep?", "reason"),
-        ("Why is the sky blue?", "reason"),
         ("How do bats see?", "manner"),
         ("What should I do when it rains?", "thing"),  # the first word counts
         ("Does gold rust? Who says so?", "person"),  # the last question counts
-        ("Who says so? Please be brief.", "person"),
-        ("bats", "unknown"),
         ("", "unknown"),
         ("Könnte das sein?", "unknown"),
     ],
@@ -100,14 +90,9 @@ def test_a_text_asks_for_one_kind_of_thing(text, wanted):
     ("text", "form"),
     [
         ("Are bats blind?", FormRequest()),
-        ("When do bats begin to fly?", FormRequest()),
-        ("What ends a bat's sleep?", FormRequest()),
         ("What are the capitals of Europe?", FormRequest()),
-        ("What is spoken in capitals of Asia?", FormRequest()),
         ("Write about bats.", FormRequest(sentences=2, is_text=True)),
         ("Please describe bats in three sentences.", FormRequest(3, True, is_text=True)),
-        ("I teach. Write two sentences on bats.", FormRequest(2, True, is_text=True)),
-        ("Are bats blind? Write in capitals.", FormRequest(is_upper=True)),
         ("Are bats blind? Use 2 sentences.", FormRequest(sentences=2, is_counted=True)),
         ("In a few sentences, are bats blind?", FormRequest(sentences=3)),
         ("Are bats blind? Answer in at most 12 words.", FormRequest(words=12)),
@@ -115,29 +100,21 @@ def test_a_text_asks_for_one_kind_of_thing(text, wanted):
         ('Start your answer with the words "My answer:".', FormRequest(opening="My answer:")),
         ("Are bats blind? End with 'So long!'", FormRequest(closing="So long!")),
         ('Finish with "Ask again."', FormRequest(closing="Ask again.")),
-        ("Please address me as Professor Lind.", FormRequest(opening="Professor Lind,")),
         ("Address me as Priya. Are bats blind?", FormRequest(opening="Priya,")),
-        ("Call me Captain in your reply.", FormRequest(opening="Captain,")),
         ("Are bats blind? CAPITAL LETTERS ONLY.", FormRequest(is_upper=True)),
-        ("all caps please. are bats blind", FormRequest(is_upper=True)),
         ("Write it in capitals.", FormRequest(sentences=2, is_text=True, is_upper=True)),
         (
             "Repeat my question, then answer: Are bats blind?",
             FormRequest(opening="Are bats blind?"),
         ),
-        ("Are bats blind? Let your first word be 'Well,'", FormRequest(opening="Well,")),
         ("Yes or no: are bats blind?", FormRequest()),  # about a word, not the form
         ("Don't start with 'Sure', start with 'Well,'", FormRequest(opening="Well,")),
-        ("Don't be shy and begin with 'Well,'", FormRequest(opening="Well,")),
         ("Don't begin with anything but 'Well,'", FormRequest(opening="Well,")),
         (
             "Could you start with 'Well,' and say if bats are blind?",
             FormRequest(opening="Well,"),
         ),
-        ("are bats blind, begin with 'Well,'", FormRequest(opening="Well,")),
-        ("Do begin with 'Well,'. Are bats blind?", FormRequest(opening="Well,")),
         ("The first words should be 'Well now'.", FormRequest(opening="Well now")),
-        ("Tell me why bats are not blind in all caps.", FormRequest(is_upper=True)),
         (
             "Repeat the question before you answer. I am a nurse. Are bats blind?",
             FormRequest(opening="Are bats blind?"),
@@ -156,21 +133,13 @@ def test_a_form_is_read_from_known_words(text, form):
     "text",
     [
         "Do not repeat the question. Are bats blind?",
-        "There is no need to repeat my question: are bats blind?",
         "Don't begin with 'Well,'. Are bats blind?",
         "I don\u2019t want your answer to start with 'Well,'. Are bats blind?",
-        "Never end with 'So long!' Are bats blind?",
         "Don't begin with 'Well,' or end with 'So long!' Are bats blind?",
-        "Please don't call me Captain. Are bats blind?",
         "Do not use capital letters. Are bats blind?",
-        "No all caps, please: are bats blind?",
         "What did Neil Armstrong mean by his first words 'one small step for man'?",
-        "Armstrong's first words were 'one small step'. Was he alone?",
-        "What did Goethe mean by his last words 'Mehr Licht'?",
         "Which leader said 'Ich bin ein Berliner'?",
-        "Which book begins with 'Call me Ishmael'?",
         "Why do fairy tales start with 'Once upon a time'?",
-        "Who wrote the song starting with 'Imagine there is no heaven'?",
         "I watched the end of 'Jaws'. Are sharks real?",
     ],
 )
@@ -183,22 +152,15 @@ def test_a_negated_or_quoted_form_is_not_requested(text):
     [
         ("Are bats blind? Yes or no first.", True),
         ("Give me a yes or a no: are bats blind?", True),
-        ("yes/no: are bats blind", True),
         ("Are bats blind?", False),
         ("Is there no yes in it?", False),
         ("Are bats blind, yes or no?", True),
-        ("do bats need light yes or no", True),
         ("(yes or no) are bats blind?", True),
-        ("A simple yes or no is enough: are bats blind?", True),
         ("Can you answer yes or no: are bats blind?", True),
-        ("Don't explain why, just say yes or no: are bats blind?", True),
         ("Don't say anything but yes or no. Are bats blind?", True),
-        ("Aren't bats blind yes or no?", True),
         ("Don't just say yes or no: are bats blind?", False),
-        ("Are bats blind? I do not want a yes or no.", False),
         ("I want more than a yes or no: are bats blind?", False),
         ("Do people vote yes or no in Swiss referendums?", False),
-        ("Did the Swiss vote yes or no?", False),
         ("Did Scotland say yes or no to independence?", False),
     ],
 )
@@ -212,7 +174,6 @@ def test_a_yes_or_no_is_requested_in_known_words(text, wanted):
         "\n" * 50_000,
         "say" + " " * 50_000,
         "don't begin with 'a' " * 2_000,
-        "repeat the question " * 8_000,
     ],
     ids=lambda text: repr(text[:10]),
 )
@@ -305,25 +266,6 @@ def test_signals_are_cosines_shares_of_words_and_kinds(one_hot):
     assert (when["words"], when["same_words"]) == pytest.approx((2 / 4, 1 / 4))
 
 
-def by_hand(kind, signals):
-    """p = sigmoid(bias + sum of weight * signal)."""
-    model = scope_models()["all-minilm-l6-v2"][kind]
-    total = model.bias + sum(model.weights[name] * signals[name] for name in model.weights)
-    return 1 / (1 + math.exp(-total))
-
-
-def test_examples_without_wrong_answers_have_weights_of_their_own(one_hot):
-    space = tl.build(None, [BATS, GOLD], embedder=CountingEmbedder())
-    found = {one.example.id: one for one in find_scope(space, "Are bats gold?")}
-    for id, kind in (("bats", "full"), ("gold", "bare")):
-        assert found[id].probability == pytest.approx(by_hand(kind, found[id].signals))
-        wanted = model_for(space, found[id].example).threshold
-        assert threshold_for(space, found[id].example) == wanted
-    other = by_hand("full", found["gold"].signals)
-    assert found["gold"].probability != pytest.approx(other, rel=1e-3)
-    assert "wrong" not in model_for(space, GOLD).weights
-
-
 @pytest.mark.parametrize("text", ["Why is it so?", "why is it so", "Hello. WHY is it so?!"])
 def test_an_example_is_in_scope_of_its_own_words(embedder, text):
     """Also if its answers are far from its question, which counts against it."""
@@ -338,23 +280,6 @@ def test_an_example_is_in_scope_of_its_own_words(embedder, text):
         assert all(one.probability < 1 for one in find_scope(space, other))
 
 
-def test_log_odds_are_those_of_the_probability():
-    scoped = ScopedExample(BATS, 0.75, 0, 0.75, "", {})
-    assert scoped.odds == pytest.approx(math.log(3))
-    assert math.isfinite(ScopedExample(BATS, 1.0, 0, 1.0, "", {}).odds)
-
-
-def test_each_example_is_given_the_part_it_answers_best(one_hot):
-    gold = Example("Does gold rust?", ["Gold does not rust."], ["Gold rusts."], id="gold")
-    space = tl.build(None, [BATS, gold], embedder=CountingEmbedder())
-    turn = "Does gold rust and are bats blind?"
-    found = {one.example.id: one for one in find_scope(space, turn)}
-    assert (found["gold"].part, found["bats"].part) == (0, 1)
-    assert found["gold"].text == "Does gold rust"
-    assert found["bats"].text == "are bats blind?"
-    assert found["bats"].probability == found["bats"].part_probability
-
-
 def test_what_no_part_brings_in_answers_the_part_of_the_first():
     first = ScopedExample(BATS, 0.9, 1, 0.8, "", {})
     whole = ScopedExample(GOLD, 0.7, 0, 0.2, "", {})  # by the turn, by no part
@@ -365,55 +290,7 @@ def test_what_no_part_brings_in_answers_the_part_of_the_first():
     assert [one.part for one in in_scope([first, whole], [0.5, 0.1])] == [1, 0]
 
 
-def test_a_threshold_is_exceeded_and_not_met(one_hot):
-    space = tl.build(None, [BATS], embedder=CountingEmbedder())
-    (found,) = find_scope(space, "Are bats gold?")
-    for threshold, count in [(found.probability, 0), (found.probability - 1e-9, 1)]:
-        assert len(in_scope([found], [threshold])) == count
-
-
 # Scope and edits of a space.
-
-
-def facts():
-    more = [
-        Example(f"Is {word} gold?", [f"Yes, {word} is."], id=f"more-{n}")
-        for n, word in enumerate("water air light sky sea dark mountain waves".split())
-    ]
-    own = [
-        Example(question, answers, wrong, id=f"fact-{n}")
-        for n, ((question, answers), wrong) in enumerate(zip(tiny.FACTS, tiny.WRONG))
-    ]
-    return own + more
-
-
-def seen(space, question):
-    return [(one.example.id, one.probability, one.part) for one in find_scope(space, question)]
-
-
-ASKED = [*tiny.QUESTIONS, "Does gold rust and do fish sleep?", "Is the mountain gold?"]
-
-
-def test_an_edited_space_gives_the_scope_of_one_that_was_built(embedder, tmp_path):
-    first, second = facts()[:5], facts()[5:]
-    one, other = (tl.build(None, part, embedder=embedder) for part in (first, second))
-    merged, grown = tl.merge(one, other), one.add(second)
-    extra = Example("Is this gone?", ["It is."], id="gone")
-    thinned = tl.build(None, [extra, *facts()], embedder=embedder).remove(["gone"])
-    old = Example("Where do owls live?", ["In trees."], id="fact-1")
-    replaced = tl.build(None, [old, *facts()[:1], *facts()[2:]], embedder=embedder)
-    replaced = replaced.replace([facts()[1]])
-    thinned.save(tmp_path / "space")
-    read = tl.open(tmp_path / "space", embedder=embedder)
-    whole = tl.build(None, facts(), embedder=embedder)
-    for question in [*ASKED, *(one.question for one in facts())]:
-        wanted = seen(whole, question)
-        assert len(wanted) >= 6
-        for space in (merged, grown, thinned, replaced):
-            # Vectors are rounded by the batch they were made in, so ties may turn.
-            found = {id: p for id, p, _ in seen(space, question)}
-            assert found == pytest.approx({id: p for id, p, _ in wanted}, rel=0.01)
-        assert seen(read, question) == seen(thinned, question)
 
 
 # The question among tokens.
@@ -474,14 +351,6 @@ def test_what_the_template_leaves_of_a_prompt_is_the_question(chat, prompt, ques
     for pads in (0, 3):
         found = find_question(prompt, tokenizer, [0] * pads + ids + output)
         assert (found.question, found.start) == (question, pads + len(ids))
-
-
-def test_a_chat_tokenizer_may_get_a_plain_prompt():
-    plain, tokenizer = Prompt(chat=False), tiny.tokenizer(True)
-    ids = plain.encode("Are bats blind?", tokenizer)
-    found = find_question(plain, tokenizer, ids)
-    assert (found.question, found.start) == ("Are bats blind?", len(ids))
-    assert find_question(Prompt(), tokenizer, ids) is None
 
 
 @pytest.mark.parametrize("text", ["", "Bats, they say", "Q: Are bats blind?", "A:"])

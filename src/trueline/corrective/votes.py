@@ -79,10 +79,11 @@ class Votes:
     @property
     def answers(self) -> dict[VerifiedAnswer, float]:
         """The share of each answer, over all tokens."""
-        weights: Counter[VerifiedAnswer] = Counter()
+        weights: dict[VerifiedAnswer, float] = {}
         for own in self.shares.values():
-            weights.update(own)  # type: ignore[arg-type]  # which adds any numbers
-        return weights  # type: ignore[return-value]
+            for answer, share in own.items():
+                weights[answer] = weights.get(answer, 0.0) + share
+        return weights
 
 
 def count_votes(found: Sequence[Vote]) -> Votes:

@@ -19,7 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from threading import local
 from time import perf_counter
 from typing import Any
@@ -57,11 +57,11 @@ class Alongside:
         is_free = device.type != "cpu" or torch.get_num_threads() > 1
         if any(work) and is_free and not is_nested:
             self._future = _worker().submit(copy_context().run, self._run)
-        self.done = None if self._future is None else self._future.done
+        self.done = self._future and self._future.done
 
     def results(self) -> list[Any]:
         """What each piece of work returned: None without work, its error if it failed."""
-        return self._run() if self._future is None else self._future.result()
+        return self._future.result() if self._future else self._run()
 
     def _run(self) -> list[Any]:
         found: list[Any] = []
@@ -215,55 +215,44 @@ def end_row(row: Row, lm: Engine) -> None:
 
 @dataclass(frozen=True)
 class Group:
-    """The rows of one method in one step."""
+    """The rows of one method in one step; their contexts grow in place."""
 
     members: list[Row]
+    method: Method
     rows: Rows
-
-    @property
-    def method(self) -> Method:
-        return self.members[0].request.method
 
     def prefetch(self) -> Work | None:
         """What the method does while the model reads; an error is raised when it runs."""
         try:
             return self.method.prefetch(self.rows)
         except Exception as error:  # it fails the rows of this method, not the step
-            caught = error
+            return partial(_fail, error)
 
-            def fail() -> Any:
-                raise caught
 
-            return fail
+def _fail(error: Exception) -> Any:
+    raise error
 
 
 def group_rows(lm: Engine, rows: Sequence[Row]) -> list[Group]:
     """Group the rows by method, and by whether their tokens are drawn."""
-    members: dict[tuple[int, bool], list[Row]] = {}
+    groups: dict[tuple[int, bool], list[Row]] = {}
     for row in rows:
         key = id(row.request.method), row.request.options.is_sampled
-        members.setdefault(key, []).append(row)
-    return [_group(lm, own) for own in members.values()]
-
-
-def _group(lm: Engine, members: list[Row]) -> Group:
-    """Its rows contain their growing contexts, so a group stays right as they grow."""
-    rows = Rows(
-        lm,
-        [row.context for row in members],
-        [len(row.request.contexts[0]) for row in members],
-        [row.request.question for row in members],
-        [row.prepared.state for row in members],
-    )
-    return Group(members, rows)
-
-
-def _number(rows: Sequence[Row]) -> None:
-    """Give the rows their indices in the cache, which has them in this order."""
-    index = 0
-    for row in rows:
-        row.index = index
-        index += len(row.request.contexts)
+        groups.setdefault(key, []).append(row)
+    return [
+        Group(
+            members,
+            members[0].request.method,
+            Rows(
+                lm,
+                [row.context for row in members],
+                [len(row.request.contexts[0]) for row in members],
+                [row.request.question for row in members],
+                [row.prepared.state for row in members],
+            ),
+        )
+        for members in groups.values()
+    ]
 
 
 class Decoding:
@@ -339,15 +328,17 @@ class Decoding:
         in the call if the culprit is unknown. Failed rows are returned with their `error`.
         """
         admitted = self._admit()
-        joining = [row for row in admitted if self._complete(row)]
+        for row in admitted:
+            try:
+                row.prepared = row.request.method.complete(self._lm, row.prepared)
+            except Exception as error:
+                row.error = error
+        joining = [row for row in admitted if row.error is None]
         failed = [row for row in admitted if row.error is not None]
         rows = [*self._live, *joining]
         if not rows:
             return failed
-        groups = self._groups
-        if joining or not groups:
-            _number(rows)
-            groups = group_rows(self._lm, rows)
+        groups = self._groups if self._groups and not joining else self._grouped(rows)
         try:
             states, fetched = self._read(joining, groups)
             self._live, self._groups = rows, groups
@@ -364,37 +355,29 @@ class Decoding:
     def _admit(self) -> list[Row]:
         """The requests that join now: in order, while there are free rows and room."""
         joining: list[Row] = []
-        if not self._waiting:
-            self._steps_held = 0
-            return joining
         free = self._max_rows - len(self._live)
-        if self._live and free < min(self._join_at, len(self._waiting)):
+        if self._waiting and self._live and free < min(self._join_at, len(self._waiting)):
             self._steps_held += bool(free)
             if self._join_within is None or self._steps_held < self._join_within:
                 return joining
         self._steps_held = 0
+        cap, width = self._max_cached_tokens, 0 if self._cache is None else self._cache.width
         while self._waiting and free > len(joining):
-            if not self._has_room([*joining, self._waiting[0]]):
+            rows = [*self._live, *joining, self._waiting[0]]
+            width = max(width, self._waiting[0].request.longest)
+            count = sum(len(row.request.contexts) for row in rows)
+            if cap is not None and count * (width + max(row.remaining for row in rows)) > cap:
                 break
             joining.append(self._waiting.popleft())
         return joining
 
-    def _complete(self, row: Row) -> bool:
-        try:
-            row.prepared = row.request.method.complete(self._lm, row.prepared)
-        except Exception as error:
-            row.error = error
-        return row.error is None
-
-    def _has_room(self, joining: Sequence[Row]) -> bool:
-        if self._max_cached_tokens is None:
-            return True
-        rows = [*self._live, *joining]
-        width = max(row.request.longest for row in joining)
-        if self._cache is not None:
-            width = max(width, self._cache.width)
-        width += max(row.remaining for row in rows)
-        return width * sum(len(row.request.contexts) for row in rows) <= self._max_cached_tokens
+    def _grouped(self, rows: Sequence[Row]) -> list[Group]:
+        """The rows by method, with their indices in the cache, which has them in this order."""
+        index = 0
+        for row in rows:
+            row.index = index
+            index += len(row.request.contexts)
+        return group_rows(self._lm, rows)
 
     def _read(
         self, joining: Sequence[Row], groups: Sequence[Group]
@@ -422,16 +405,14 @@ class Decoding:
 
         Each is tried alone, and fails if that fails.
         """
-        sound = []
         for row in rows if len(rows) > 1 else ():
             try:
-                self._read([row], group_rows(self._lm, [row]))
-                sound.append(row)
+                self._read([row], self._grouped([row]))
             except Exception as own:
                 row.error = own
             self._forget()
-        _number(sound)
-        groups = group_rows(self._lm, sound)
+        sound = [row for row in rows if row.error is None and len(rows) > 1]
+        groups = self._grouped(sound)
         try:
             if not sound:
                 raise error
@@ -447,22 +428,25 @@ class Decoding:
     def _pick_apart(self, group: Group, states: States, fetched: Any) -> None:
         """Pick the tokens of a group; row by row if its method fails."""
         try:
+            if isinstance(fetched, Exception):
+                raise fetched
             self._pick(group, states, fetched)
         except Exception as error:  # whatever a method raises
             is_apart = len(group.members) > 1 and not isinstance(fetched, Exception)
             for row in group.members:
                 if is_apart:
-                    self._pick_apart(_group(self._lm, [row]), states, None)
+                    self._pick_apart(group_rows(self._lm, [row])[0], states, None)
                 else:
                     row.error = error
 
     def _pick(self, group: Group, states: States, fetched: Any) -> None:
-        if isinstance(fetched, Exception):
-            raise fetched
-        streams = zip(*(row.indices for row in group.members), strict=True)
+        total = sum(len(row.request.contexts) for row in self._live)
+        streams = [
+            [*indices] for indices in zip(*(row.indices for row in group.members), strict=True)
+        ]
         step = Step(
             group.rows,
-            *(_taken(states, [*indices]) for indices in streams),
+            *(states if len(own) == total else states.take(own) for own in streams),
             is_probability=group.members[0].request.options.is_sampled,
             fetched=fetched,
         )
@@ -471,15 +455,13 @@ class Decoding:
         best = [] if step.is_probability else best_tokens(logits)
         for index, row in enumerate(group.members):
             try:
-                options = row.request.options
-                drawn = row.generator
+                options, drawn = row.request.options, row.generator
                 token = best[index] if best else draw_token(logits[index], options, drawn)
-                self._note(row, step, adjusted, index, token)
-                self._add(row, token)
+                self._add(row, token, step, adjusted, index)
             except Exception as error:  # the other rows go on
                 row.error = error
 
-    def _note(self, row: Row, step: Step, adjusted: Adjusted, index: int, token: int) -> None:
+    def _add(self, row: Row, token: int, step: Step, adjusted: Adjusted, index: int) -> None:
         options = row.request.options
         if options.trace:
             row.steps.append(trace_step(step, adjusted, index, token))
@@ -489,34 +471,18 @@ class Decoding:
             row.logprobs.append(token_logprobs(log_probs, token, options.logprobs))
         for evidence in adjusted.evidence:
             row.votes += evidence.sources(index, token)
-
-    def _add(self, row: Row, token: int) -> None:
-        now = self._clock()
-        if not row.tokens:
-            row.first_token_at = now
+        row.ended_at = self._clock()  # if this token ends it
+        row.first_token_at = row.first_token_at if row.tokens else row.ended_at
         row.tokens.append(token)
         row.context.append(token)
         end_row(row, self._lm)
-        if row.is_ended:
-            row.ended_at = now
 
     def _leave(self, staying: list[Row]) -> None:
-        if len(staying) == len(self._live):
-            return
         if not staying:
             self._forget()
-            return
-        assert self._cache is not None
-        self._cache.keep([index for row in staying for index in row.indices])
-        _number(staying)
-        self._live, self._groups = staying, []
+        elif len(staying) < len(self._live) and self._cache is not None:
+            self._cache.keep([index for row in staying for index in row.indices])
+            self._live, self._groups = staying, self._grouped(staying)
 
     def _forget(self) -> None:
         self._live, self._groups, self._cache = [], [], None
-
-
-def _taken(states: States, rows: list[int]) -> States:
-    """The states of some rows, in order; no copy if these are all rows."""
-    tensor = states.logits if states.hidden is None else states.hidden
-    assert tensor is not None
-    return states if len(rows) == tensor.shape[0] else states.take(rows)
