@@ -170,7 +170,7 @@ def test_an_answer_no_service_can_take_is_made_one_it_can():
         ("openai:some-model", None),
     ],
 )
-def test_every_service_is_asked_the_same_way_and_verdicts_keep_their_order(name, cost):
+def test_every_service_gets_the_same_requests_and_verdicts_keep_their_order(name, cost):
     with serving(reply=lambda p: "Correct" if number_in(p) % 3 else "Wrong.") as server:
         verdicts = ask(server, 20, "truth", name=name)
     assert labels(verdicts) == [number % 3 > 0 for number in range(20)]
@@ -271,7 +271,7 @@ def test_each_pause_before_another_try_is_about_twice_the_one_before(clock):
         assert min(20, 2.0**attempt) <= seconds <= min(20, 2 * 2.0**attempt)
 
 
-def test_after_so_many_tries_a_verdict_is_unscored_and_asked_for_in_the_next_run():
+def test_after_so_many_tries_a_verdict_is_unscored_and_the_next_run_tries_again():
     limits = {"tries": 3, "concurrency": 1}
     with serving(faults=[500] * 3) as server:
         verdicts = ask(server, 3, **limits)
@@ -314,7 +314,7 @@ def test_a_refused_key_or_model_ends_the_run_and_what_was_answered_is_kept(fault
         ("openai:gpt-4o", ["OPENAI_API_KEY"]),
     ],
 )
-def test_a_missing_key_is_named_before_anything_is_asked(name, variables, monkeypatch):
+def test_a_missing_key_is_named_before_anything_is_sent(name, variables, monkeypatch):
     for variable in variables:
         monkeypatch.setenv(variable, " \n")
     with pytest.raises(TruelineError, match=f"needs a key .* set {' or '.join(variables)}"):
@@ -485,7 +485,7 @@ def test_a_judge_keeps_its_pace_from_call_to_call_and_after_a_pause(clock):
     assert server.times == pytest.approx([0, 0.3, 0.35, 0.4, 0.45])
 
 
-def test_a_judge_can_be_asked_where_an_event_loop_runs():
+def test_a_judge_works_where_an_event_loop_runs():
     async def ask_in_a_notebook(server):
         return ask(server, 3)
 
@@ -628,7 +628,11 @@ def test_signals_are_the_worked_ones():
     # No, blue: ROUGE-L has 2 words in order of 5 and of 2; Yes, green paint: 2 of 5 and of 3.
     assert found["right"] == pytest.approx((half + 2 * 2 / 7) / 2, abs=1e-6)
     assert found["wrong"] == pytest.approx((half + 2 * 2 / 8) / 2, abs=1e-6)
-    assert found["right_asked"] == found["wrong_asked"] == pytest.approx(half, abs=1e-6)
+    assert (
+        found["right_in_question"]
+        == found["wrong_in_question"]
+        == pytest.approx(half, abs=1e-6)
+    )
     # Content the question does not have: green and blue; blue; green.
     assert found["right_words"] == found["wrong_words"] == pytest.approx(2 / 3)
     # It begins with No; right answers do in one of two, the wrong one begins with Yes.

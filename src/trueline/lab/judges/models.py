@@ -193,8 +193,8 @@ class ServiceJudge:
         async def ask_all() -> list[Verdict]:
             gate = asyncio.Semaphore(self._limits.concurrency)
             async with self._open_client() as client:
-                asked = (self._ask(client, gate, about, prompt) for prompt in waiting)
-                return await asyncio.gather(*asked)
+                work = (self._ask(client, gate, about, prompt) for prompt in waiting)
+                return await asyncio.gather(*work)
 
         try:
             asyncio.get_running_loop()

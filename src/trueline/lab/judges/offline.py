@@ -34,7 +34,7 @@ NON_ANSWERS = (
     "I cannot answer that question.",
 )
 SIGNALS = tuple(  # defined in `signals_of`
-    "right wrong evasive right_asked wrong_asked right_words wrong_words polarity "
+    "right wrong evasive right_in_question wrong_in_question right_words wrong_words polarity "
     "right_negation wrong_negation echo length about new yes_no".split()
 )
 OF_RIGHT = tuple(  # those that need no wrong answer
@@ -215,20 +215,20 @@ def signals_of(sample: Sample, answer: str, vectors: Vectors) -> dict[str, float
     }
     references = {"right": sample.answers, "wrong": sample.wrong_answers}
     for (name, texts), sign in zip(references.items(), (1, -1), strict=True):
-        names = (name, f"{name}_asked", f"{name}_words", f"{name}_negation")
+        names = (name, f"{name}_in_question", f"{name}_words", f"{name}_negation")
         if not texts:
             found |= dict.fromkeys(names, 0.0)
             continue
         near = vectors.nearness(answer, texts)  # (texts,)
         whole = [in_question(sample, text) for text in texts]
-        asked = vectors.cosines(in_question(sample, answer), whole).max()
+        after = vectors.cosines(in_question(sample, answer), whole).max()
         others, content = [words_of(text) for text in texts], new - _STOP
         pairs = [(content, {*other} - question - _STOP) for other in others]
         # F1 of the content words that are not in the question, to the best text
         common = max(2 * len(a & b) / max(1, len(a) + len(b)) for a, b in pairs)
         nearest = others[int(near.argmax())]
         negates = _NEGATIONS.isdisjoint(words) == _NEGATIONS.isdisjoint(nearest)
-        values = (near.max(), asked, common, negates)
+        values = (near.max(), after, common, negates)
         found |= zip(names, map(float, values), strict=True)
         found["polarity"] += sign * polarity * float(np.mean([*map(_polarity, others)]))
     return {name: found[name] for name in SIGNALS}

@@ -26,7 +26,6 @@ from trueline.lab.report.tables import (
     sweeps_of,
     swept_settings,
 )
-from trueline.lab.results import CellResults
 from trueline.lab.samples import bare_letters
 from trueline.lab.statistics import rank_correlation
 
@@ -82,10 +81,13 @@ def figure_pairs(recipe: PaperRecipe, table: Table) -> list[FigurePair]:
     rows |= {row.label: row for row in table.rows if id(row) not in matched}
     judged = dict.fromkeys(x.measure.key for x in table.columns if x.measure.key in _JUDGED)
     metrics = dict.fromkeys(metric for block in blocks for metric in block.metrics) or judged
-    pairs = []
+    is_other = bool(blocks) and blocks[0].benchmark != table.benchmark
+    on, pairs = f"on {blocks[0].benchmark}" if is_other else "", []
     for (key, row), metric in product(rows.items(), metrics):
         theirs = {
-            _title(block, table): block.rows[key][block.metrics.index(metric)]
+            ", ".join(filter(None, (block.model, block.judge, on))): block.rows[key][
+                block.metrics.index(metric)
+            ]
             for block in blocks
             if metric in block.metrics and key in block.rows
         }
@@ -95,12 +97,6 @@ def figure_pairs(recipe: PaperRecipe, table: Table) -> list[FigurePair]:
         if ours or theirs:
             pairs.append(FigurePair(table.benchmark, key, metric, ours, theirs))
     return pairs
-
-
-def _title(block: PaperBlock, table: Table) -> str:
-    """The model and judge of the paper, and its benchmark if ours is another."""
-    on = "" if block.benchmark == table.benchmark else f"on {block.benchmark}"
-    return ", ".join(filter(None, (block.model, block.judge, on)))
 
 
 def _blocks_for(recipe: PaperRecipe, benchmark: str) -> list[PaperBlock]:
@@ -151,13 +147,12 @@ def pair_grid(table: Table, pairs: Sequence[FigurePair]) -> Grid:
 def caveats(recipe: PaperRecipe, tables: Sequence[Table]) -> list[str]:
     """Why our figures are not the paper's: model, judge, questions, examples, misprints."""
     pairs = list(differences(recipe, tables))
+    first = f"All is as in the paper ({', '.join(PARTS)}): the figures can be compared."
     if differing := [part for part in PARTS if part in dict(pairs)]:
         first = (
             "The figures cannot be compared with the paper's, only the direction in which a "
             f"method moves them. What differs: {', '.join(differing)}."
         )
-    else:
-        first = f"All is as in the paper ({', '.join(PARTS)}): the figures can be compared."
     cells = [cell for table in tables for cell in table.cells]
     notes = [first, *dict.fromkeys(note for _, note in pairs if note), *agreement_notes(cells)]
     keys = {column.measure.key for table in tables for column in table.columns}
@@ -264,35 +259,27 @@ def cases_of(plan: Plan, folder: Path, table: Table) -> list[dict[str, Any]]:
     lines = [*named, *(line for line in differing if line not in named)][:_CASES]
     if not lines:
         return []
+    questions, limit = [line.question for line in lines], plan.sampling.max_new_tokens
     read = benchmark_of(plan, table.benchmark)
     lm = next(lm for lm in (model_of(plan, x) for x in plan.models) if lm.id == table.model)
     variant = next(x for x in plan.variants if x.method == "rad" and x.control is None)
     assert variant.build is not None
     space = grounding_space(lm, read, variant.build, folder / "spaces", None)
     method = cells_of(plan, lm, read, variant, space)[0].method
-    questions, limit = [line.question for line in lines], plan.sampling.max_new_tokens
     traced = generate(lm, method, questions, max_new_tokens=limit, trace=True)
-    return [
-        {
-            "benchmark": table.benchmark,
-            "question": line.question,
-            "answers": {
-                name: _answer(cell, x.text, line.sample)
-                for name, cell in cells.items()
-                for x in cell.answers
-                if x.sample == line.sample
-            },
-            "moves": list(moves(answer.trace)),  # the tokens that RAD changed
-            "is_of_the_paper": line in named,
-        }
-        for line, answer in zip(lines, traced, strict=True)
-    ]
-
-
-def _answer(cell: CellResults, text: str, sample: str) -> dict[str, Any]:
-    given = [line for line in cell.verdicts if line.sample == sample]
-    verdicts = [f"{line.about}: {_LABELS[line.label]} ({line.judge})" for line in given]
-    return {"text": text.strip(), "verdicts": verdicts}
+    cases = []
+    for line, answer in zip(lines, traced, strict=True):
+        answers = {}
+        for name, cell in cells.items():
+            given = [x for x in cell.verdicts if x.sample == line.sample]
+            verdicts = [f"{x.about}: {_LABELS[x.label]} ({x.judge})" for x in given]
+            texts = {x.sample: x.text.strip() for x in cell.answers}
+            if line.sample in texts:
+                answers[name] = {"text": texts[line.sample], "verdicts": verdicts}
+        case = {"benchmark": table.benchmark, "question": line.question, "answers": answers}
+        moved = list(moves(answer.trace))  # the tokens that RAD changed
+        cases.append({**case, "moves": moved, "is_of_the_paper": line in named})
+    return cases
 
 
 def paper_grid() -> Grid:
