@@ -15,8 +15,7 @@ from rich.cells import cell_len as columns
 
 import trueline as tl
 from trueline.errors import SettingError
-from trueline.explain import explain
-from trueline.explain.summary import Quartile, entropy_quartiles, text_parts
+from trueline.explain import Quartile, entropy_quartiles, explain, text_parts
 from trueline.types import Answer, Candidate, NearExample, Neighbor, Signal, Source, TraceStep
 
 WORDS = ["", "It", " is", " not", " blue", " red", ".", "<eos>", " was", " very"]

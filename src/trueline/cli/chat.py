@@ -125,7 +125,7 @@ class Chat:
     def write(self, method: Method, question: str, earlier: list[tuple[str, str]]) -> Answer:
         """Stream an answer; return it with its trace, which /why shows."""
         from trueline.decode.generate import stream
-        from trueline.explain.text import short_source_lines
+        from trueline.explain.text import source_lines
         from trueline.prompts import chat_turn
 
         given = chat_turn(self.method.question_prompt, question, earlier)
@@ -133,7 +133,7 @@ class Chat:
         for piece in stream(self.lm, method, given, trace=True, **self.options.sampling):
             writer.write(piece.text)
         writer.end()
-        for line in short_source_lines(piece):
+        for line in source_lines(piece, is_short=True):
             tell(f"  ({visible_line(line)})", "dim")
         assert piece.answer is not None  # on the last piece
         return piece.answer

@@ -13,31 +13,26 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trueline.explain import Explanation
 
-_UNSAFE = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&"}
+_UNSAFE = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&"}  # may end a script element
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")  # HTML has no place for them
 
 
 def as_page(explanation: Explanation) -> str:
     """Fill the template; its marks hold a `<`, which no text that is filled in does."""
     page = files("trueline.explain").joinpath("page.html").read_text("utf-8")
+    moves = (abs(step.move) for step in explanation.steps)
+    data = {**explanation.as_dict(), "scale": max([1.0, *moves])}  # of the deepest shade
     marks = {
         "policy": policy(page),
         "question": _escape(explanation.question),
         "method": _escape(explanation.method),
         "answer": _escape(explanation.answer),
         "beside": _beside(explanation),
-        "data": _data(explanation),
+        "data": json.dumps(data, allow_nan=False).translate(_UNSAFE),
     }
     for name, text in marks.items():
         page = page.replace(f"<!--{name}-->", text)
     return page
-
-
-def _data(explanation: Explanation) -> str:
-    """JSON that cannot end its script element."""
-    moves = (abs(step.move) for step in explanation.steps)
-    data = {**explanation.as_dict(), "scale": max([1.0, *moves])}  # of the deepest shade
-    return json.dumps(data, allow_nan=False).translate(_UNSAFE)  # other signs are ASCII already
 
 
 def _beside(explanation: Explanation) -> str:
@@ -48,13 +43,15 @@ def _beside(explanation: Explanation) -> str:
     if split is None:
         text, note = _escape(other.answer), "The same, token for token."
     else:
-        gap, word, rest = re.fullmatch(r"(\s*)(\S*)(.*)", split.beside, re.DOTALL).groups()  # type: ignore[union-attr]
+        rest = split.beside.lstrip()
+        gap, word = split.beside.removesuffix(rest), "".join(rest.split()[:1])
         text = (
-            f'<span class="shared">{_escape(split.shared)}{_escape(gap)}</span>'
-            f'<span class="split"></span><mark>{_escape(word)}</mark>{_escape(rest)}'
+            f'<span class="shared">{_escape(split.shared + gap)}</span>'
+            f'<span class="split"></span><mark>{_escape(word)}</mark>'
+            f"{_escape(rest.removeprefix(word))}"
         )
         note = f"The two differ from token {split.token}."
-        if not split.beside.strip():
+        if not rest:
             note = f"It ends before the other, at token {split.token}."
     return (
         '  <section id="beside" aria-labelledby="beside-head">\n'

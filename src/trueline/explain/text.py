@@ -7,18 +7,15 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from rich.cells import cell_len, chop_cells, set_cell_size
 
-from trueline.explain.summary import ExplainedStep, Summary
 from trueline.text import counted
 from trueline.text import visible_line as safe
 from trueline.types import Answer, NearExample, Neighbor, Piece, TraceStep
 
 if TYPE_CHECKING:
-    from trueline.explain import Explanation
+    from trueline.explain import ExplainedStep, Explanation, Summary
 
     Sourced: TypeAlias = Answer | Piece | Explanation
 
-NOT_COVERED = "not covered by your examples"
-WITHOUT_EFFECT = "covered by your examples, but no token follows them"
 WIDTH = 100  # columns, if the caller does not name them
 _NARROWEST = 40  # columns that are always used
 _CITED = 5  # examples shown in full
@@ -26,24 +23,20 @@ _NEAR = 4  # examples whose scope is shown
 _SIGNALS = 4  # that are shown for it, and against it
 
 
-def source_lines(answer: Sourced) -> list[str]:
-    """Two lines for each source: its example, and its answer; or one that there is none."""
-    return coverage_lines(answer) or [
-        line
-        for one in answer.sources
-        for line in (
-            f"{_share(one.share)} from {one.example}: {one.question}",
-            f'  "{one.answer}"{_bracketed(one.source)}',
-        )
-    ]
-
-
-def short_source_lines(answer: Sourced) -> list[str]:
-    """The same in one line an example."""
-    return coverage_lines(answer) or [
-        f"{_share(one.share)} from {one.example}{_bracketed(one.source)}"
-        for one in answer.sources
-    ]
+def source_lines(answer: Sourced, *, is_short: bool = False) -> list[str]:
+    """Two lines for each source: its example, and its answer; one line if `is_short`."""
+    lines = coverage_lines(answer)
+    for one in answer.sources:
+        share = f"{one.share:.0%}" if one.share >= 0.005 else "<1%"
+        source = f" [{one.source}]" if one.source else ""
+        if is_short:
+            lines.append(f"{share} from {one.example}{source}")
+        else:
+            lines += [
+                f"{share} from {one.example}: {one.question}",
+                f'  "{one.answer}"{source}',
+            ]
+    return lines
 
 
 def coverage_lines(answer: Sourced) -> list[str]:
@@ -53,30 +46,23 @@ def coverage_lines(answer: Sourced) -> list[str]:
     """
     if answer.is_covered is None or answer.sources:
         return []
-    return [WITHOUT_EFFECT if answer.is_covered else NOT_COVERED]
-
-
-def _share(share: float) -> str:
-    return f"{share:.0%}" if share >= 0.005 else "<1%"
-
-
-def _bracketed(source: str) -> str:
-    return f" [{source}]" if source else ""
+    if answer.is_covered:
+        return ["covered by your examples, but no token follows them"]
+    return ["not covered by your examples"]
 
 
 def as_text(explanation: Explanation, width: int = WIDTH, *, with_signals: bool = False) -> str:
     """The answer, the other one, the sources, the scope and the changed tokens."""
-    width = max(width, _NARROWEST)
-    is_scoped = explanation.is_covered is not None
-    sources = source_lines(explanation)
+    width, summary = max(width, _NARROWEST), explanation.summary
+    has_scope = explanation.is_covered is not None
     blocks: tuple[Iterable[str], ...] = (
         _wrapped("", explanation.question, width),
         _answers(explanation, width),
-        [part for line in sources for part in _wrapped(_indent(line), line, width)],
+        _sources(explanation, width),
         _scope(explanation.scope or (), width, with_signals),
-        _figures(explanation.summary, width),
+        _figures(summary, width),
         _changes(explanation.steps, width),
-        () if is_scoped else _cited(explanation.summary, width),  # which the sources show
+        () if has_scope else _cited(summary, width),  # which the sources show
     )
     return "\n\n".join("\n".join(lines) for block in blocks if (lines := list(block)))
 
@@ -97,33 +83,37 @@ def _answers(explanation: Explanation, width: int) -> Iterator[str]:
         yield _shortened(f"{'':<{margin}}they differ from token {split.token}: {parts}", width)
 
 
+def _sources(explanation: Explanation, width: int) -> Iterator[str]:
+    for line in source_lines(explanation):
+        yield from _wrapped("  " if line.startswith("  ") else "", line, width)
+
+
 def _scope(near: Sequence[NearExample], width: int, with_signals: bool) -> Iterator[str]:
     """The examples near to the question, with reasons for those that count."""
-    if not near:
-        return
-    head = "which of your examples are near, and why they are in scope or not:"
-    yield from _wrapped("", head, width)
+    if near:
+        head = "which of your examples are near, and why they are in scope or not:"
+        yield from _wrapped("", head, width)
     first_out = next((one for one in near if not one.is_in_scope), None)
     for one in near[:_NEAR]:
-        yield from _wrapped("  ", f"{one.example}: {one.question}", width)
         has_reasons = one.is_in_scope or one is first_out
-        yield from _wrapped("    ", scope_sentence(one, with_reasons=has_reasons), width)
-        for name, sign in (("for", 1), ("against", -1)) if with_signals and has_reasons else ():
-            found = [signal for signal in one.signals if signal.effect * sign > 0]
-            for signal in found[:_SIGNALS]:
-                figures = f"{name:<9}{signal.effect:+5.1f}  {signal.value:5.2f}  "
-                yield from _wrapped(f"      {figures}", signal.words, width)
-                name = ""
+        side, than = ("In scope", "above") if one.is_in_scope else ("Out of scope", "not above")
+        why = f"{side}: probability {one.probability:.2f}, {than} {one.threshold:.2f}."
+        for name, reasons in (("For", one.reasons_for), ("Against", one.reasons_against)):
+            if has_reasons and reasons:
+                why += f" {name}: {'; '.join(reasons)}."
+        yield from _wrapped("  ", f"{one.example}: {one.question}", width)
+        yield from _wrapped("    ", why, width)
+        if with_signals and has_reasons:
+            yield from _signals(one, width)
 
 
-def scope_sentence(near: NearExample, *, with_reasons: bool = True) -> str:
-    """Whether an example is in scope, and why, in plain words."""
-    side, than = ("In scope", "above") if near.is_in_scope else ("Out of scope", "not above")
-    parts = [f"{side}: probability {near.probability:.2f}, {than} {near.threshold:.2f}."]
-    for name, reasons in (("For", near.reasons_for), ("Against", near.reasons_against)):
-        if with_reasons and reasons:
-            parts.append(f"{name}: {'; '.join(reasons)}.")
-    return " ".join(parts)
+def _signals(near: NearExample, width: int) -> Iterator[str]:
+    for name, sign in (("for", 1), ("against", -1)):
+        found = [signal for signal in near.signals if signal.effect * sign > 0]
+        for signal in found[:_SIGNALS]:
+            figures = f"{name:<9}{signal.effect:+5.1f}  {signal.value:5.2f}  "
+            yield from _wrapped(f"      {figures}", signal.words, width)
+            name = ""
 
 
 def _figures(summary: Summary, width: int) -> Iterator[str]:
@@ -143,19 +133,21 @@ def _percent(share: float) -> str:
 
 def _changes(steps: Sequence[ExplainedStep], width: int) -> Iterator[str]:
     """One line a changed token, with the example that pushed it most."""
-    changed = [step for step in steps if step.flipped]
-    if not changed:
-        return
     head = f"{'token':>5}  {'wanted':<14} {'chosen':<14} {'move':>8} {'hits':>5}  moved most by"
-    yield _shortened(head, width)
-    for step in changed:
-        best = _strongest(step.neighbors)
+    for step in steps:
+        if not step.flipped:
+            continue
+        if head:
+            yield _shortened(head, width)
+            head = ""
         wanted, chosen = (
-            set_cell_size(_quoted(text, 14), 14) for text in (step.wanted, step.text)
+            set_cell_size(_quoted(one, 14), 14) for one in (step.wanted, step.text)
         )
         line = f"{step.number:>5}  {wanted} {chosen} {step.move:>+z8.2f} {step.hits:>5}  "
-        line += "no example" if best is None else safe(best.example)
-        if best is not None:
+        if (best := _strongest(step.neighbors)) is None:
+            line += "no example"
+        else:
+            line += safe(best.example)
             near = f" ({best.nearness} {best.similarity:.2f}, push {best.push:+z.2f})"
             line += near if cell_len(line + near) <= width else ""
         yield _shortened(line, width)
@@ -199,10 +191,6 @@ def moves(trace: Sequence[TraceStep] | None) -> list[str]:
     return lines
 
 
-def _indent(line: str) -> str:
-    return " " * (len(line) - len(line.lstrip(" ")))
-
-
 def _quoted(text: str, width: int) -> str:
     return f"'{_shortened(safe(text), width - 2)}'"
 
@@ -216,15 +204,12 @@ def _shortened(text: str, width: int) -> str:
 
 def _wrapped(head: str, text: str, width: int) -> Iterator[str]:
     """A text in lines next to its head; a word too long for a line is split."""
-    room = width - cell_len(head)
-    line = ""
+    room, lines = width - cell_len(head), [""]
     for word in safe(" ".join(text.split())).split(" "):
-        if line and cell_len(f"{line} {word}") > room:
-            yield head + line
-            head, line = " " * cell_len(head), ""
-        line = f"{line} {word}" if line else word
-        while cell_len(line) > room:
-            part = chop_cells(line, room)[0]
-            yield head + part
-            head, line = " " * cell_len(head), line[len(part) :]
-    yield head + line
+        if lines[-1] and cell_len(f"{lines[-1]} {word}") <= room:
+            lines[-1] += f" {word}"
+        else:
+            lines[-1:] = [*filter(None, lines[-1:]), *(chop_cells(word, room) or [""])]
+    for line in lines:
+        yield head + line
+        head = " " * cell_len(head)

@@ -88,19 +88,6 @@ class ServedSpace:
             "is_readable": not self.problem,
         }
 
-    def search(self, words: Sequence[str], after: int, limit: int) -> dict[str, Any]:
-        """Examples that have all words, from the number `after` on."""
-        found: list[Example] = []
-        at, examples = after, self.space.examples
-        while at < len(examples) and len(found) < limit:
-            one = examples[at]
-            text = "\n".join((one.id, one.question, *one.answers, one.source)).casefold()
-            if all(word in text for word in words):
-                found.append(one)
-            at += 1
-        following = at if at < len(examples) else None
-        return {"object": "list", "data": found, "total": len(examples), "next": following}
-
 
 def short_state(space: GroundingSpace | None) -> str | None:
     """The last commit of a space."""
@@ -128,7 +115,13 @@ class Catalog:
 
     def __init__(self, lm: Engine, spaces: Mapping[str, GroundingSpace], name: str) -> None:
         for part in (name, *spaces):
-            _check_name(part)
+            is_short = part.isprintable() and 0 < len(part) <= 100
+            if not is_short or {*part} & {*"+/"} or part in method_names():
+                raise SettingError(
+                    f"{shown(part)} cannot be part of a model name: 1 to 100 printable "
+                    "characters without '+' and '/', and not the name of a method; choose "
+                    "another name, as in --space NAME=FOLDER"
+                )
         self.lm, self._plain_method = lm, _method_cache(lm, None)
         self.spaces = {key: ServedSpace(key, lm, space) for key, space in spaces.items()}
         # Each model name with its method and space, the most common first.
@@ -191,16 +184,6 @@ def _param(name: str) -> Iterator[None]:
         raise APIError(400, str(error), "invalid_value", name) from None
 
 
-def _check_name(name: str) -> None:
-    is_method = name in method_names()
-    if is_method or not name.isprintable() or not 0 < len(name) <= 100 or {*name} & {*"+/"}:
-        raise SettingError(
-            f"{shown(name)} cannot be part of a model name: 1 to 100 printable characters "
-            "without '+' and '/', and not the name of a method; choose another name, as in "
-            "--space NAME=FOLDER"
-        )
-
-
 def open_spaces(
     model: str | None, given: Sequence[str], **options: Any
 ) -> tuple[Engine, dict[str, GroundingSpace]]:
@@ -213,7 +196,6 @@ def open_spaces(
         name, equals, folder = text.partition("=")
         if not equals:
             name, folder = Path(text).name.removesuffix(".space"), text
-        _check_name(name)
         if name in folders:
             raise SettingError(f"two spaces are called {name!r}; name one, as in x={folder}")
         folders[name] = Path(folder)
@@ -246,8 +228,20 @@ class SpaceEndpoints:
         words = request.query_params.get("q", "")[:_MAX_QUERY].casefold().split()
         after = _number(request, "after", 0, 1 << 40)
         limit = _number(request, "limit", _PAGE, _MAX_PAGE)
-        search = partial(self._served(request).search, words, after, limit)
-        return json_response(await run_in(self._service.space_thread, search))
+        served = self._served(request)
+
+        def find() -> dict[str, Any]:
+            at, found, examples = after, [], served.space.examples
+            while at < len(examples) and len(found) < limit:
+                one = examples[at]
+                text = "\n".join((one.id, one.question, *one.answers, one.source)).casefold()
+                if all(word in text for word in words):
+                    found.append(one)
+                at += 1
+            following = at if at < len(examples) else None
+            return {"object": "list", "data": found, "total": len(examples), "next": following}
+
+        return json_response(await run_in(self._service.space_thread, find))
 
     async def add(self, request: Request) -> Response:
         """Add examples; with `replace`, they replace those with their ids."""
