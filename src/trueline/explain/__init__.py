@@ -173,8 +173,8 @@ def explain(
     return Explanation(
         answer=answer.text,
         settings=dict(settings or {}),
-        beside=beside and OtherAnswer(beside.method, beside.text),
-        summary=_summarize(steps, beside and _find_divergence(steps, answer, beside)),
+        beside=None if beside is None else OtherAnswer(beside.method, beside.text),
+        summary=_summarize(steps, _find_divergence(steps, answer, beside)),
         steps=steps,
         **{name: getattr(answer, name) for name in _OF_ANSWER},
     )
@@ -274,9 +274,9 @@ def _cite(steps: Sequence[ExplainedStep]) -> tuple[Cited, ...]:
 
 
 def _find_divergence(
-    steps: Sequence[ExplainedStep], answer: Answer, other: Answer
+    steps: Sequence[ExplainedStep], answer: Answer, other: Answer | None
 ) -> Divergence | None:
-    if answer.token_ids == other.token_ids:
+    if other is None or answer.token_ids == other.token_ids:
         return None
     count = len(commonprefix([answer.token_ids, other.token_ids]))  # noqa: RUF071
     before = "".join(step.text for step in steps[:count] if step.is_in_text)

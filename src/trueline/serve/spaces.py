@@ -231,7 +231,8 @@ class SpaceEndpoints:
         served = self._served(request)
 
         def find() -> dict[str, Any]:
-            at, found, examples = after, [], served.space.examples
+            found: list[Example] = []
+            at, examples = after, served.space.examples
             while at < len(examples) and len(found) < limit:
                 one = examples[at]
                 text = "\n".join((one.id, one.question, *one.answers, one.source)).casefold()
