@@ -25,7 +25,7 @@ from safetensors.numpy import load, save
 from test_space import MORE, contents, ids, noon
 
 import trueline as tl
-from trueline import files, store
+from trueline import store
 from trueline.embed import load_embedder
 from trueline.errors import SpaceConflictError, SpaceError, SpaceFormatError, TruelineError
 from trueline.store import PRIVATE
@@ -538,20 +538,6 @@ def test_what_is_no_regular_file_is_refused_at_once(standin, name, folder, tmp_p
         with within(30), pytest.raises(SpaceFormatError) as caught:
             act()
         assert str(folder) in str(caught.value)
-
-
-@pytest.mark.parametrize("standin", ["a link to a device", "a pipe", "a folder", "a socket"])
-def test_what_is_swapped_between_look_and_open_is_refused_too(standin, tmp_path, monkeypatch):
-    regular = tmp_path / "regular"
-    regular.write_text("x")
-    stat = regular.stat()
-    STANDINS[standin](tmp_path / "swapped", regular)
-    monkeypatch.setattr(Path, "lstat", lambda self: stat)  # the look saw a regular file
-    with (
-        within(30),
-        pytest.raises(OSError, match=r"regular file|symbolic links|No such device|a folder"),
-    ):
-        files.open_regular(tmp_path / "swapped")
 
 
 @pytest.mark.parametrize("name", ["space.json", *(f"g-*/{name}" for name in KINDS.values())])

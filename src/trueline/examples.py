@@ -112,7 +112,8 @@ def _file_rows(path: Path) -> Rows:
     with files.open_unpacked(path) as data:
         if problem := files.foreign_encoding(data.peek(4)):
             raise ValueError(problem)
-        yield from reader(TextIOWrapper(data, "utf-8-sig", "surrogateescape", newline=""))
+        with TextIOWrapper(data, "utf-8-sig", "surrogateescape", newline="") as text:
+            yield from reader(text)
 
 
 def _jsonl_rows(file: TextIO) -> Rows:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from math import inf, isfinite
 from numbers import Real
@@ -24,6 +25,7 @@ from trueline.text import shown
 
 _WORDS = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}
 _WORDS |= {list: "a list", tuple: "a list", dict: "a table"}
+_hints = cache(get_type_hints)
 
 
 def Between(
@@ -39,7 +41,7 @@ def Between(
 
 def check_values(cls: type, values: Mapping[str, Any]) -> None:
     """Refuse the first value that does not fit the annotation of its name in a class."""
-    hints = _hints(cls)
+    hints = _hints(cls, include_extras=True)
     for name, value in values.items():
         check_value(name, value, hints[name])
 
@@ -92,14 +94,10 @@ def read_settings(texts: Sequence[str]) -> dict[str, object]:
 
 def _read_value(text: str) -> object:
     words = {"true": True, "false": False, "none": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    for read in (int, float, json.loads):
-        try:
+    for read in (lambda text: words[text.lower()], int, float, json.loads):
+        with suppress(LookupError, ValueError, RecursionError):
             value: object = read(text)
             return value
-        except (ValueError, RecursionError):
-            continue
     return text
 
 
@@ -126,11 +124,6 @@ def _range_in_words(hint: Any) -> str:
             return f"lie in {'[' if above is None else '('}{low or above or 0:g}, {high:g}]"
         if low is not None or above is not None:
             return f"be {low:g} or more" if above is None else f"be above {above:g}"
-        if part is not hint and (found := _range_in_words(part)):
-            return found
+        if part is not hint and (words := _range_in_words(part)):
+            return words
     return ""
-
-
-@cache
-def _hints(cls: type) -> dict[str, Any]:
-    return get_type_hints(cls, include_extras=True)

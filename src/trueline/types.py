@@ -39,25 +39,17 @@ class Example:
         if not self.question.strip():
             raise ExampleError("the question is empty")
         for name in ("answers", "wrong_answers"):
-            object.__setattr__(self, name, _distinct(getattr(self, name), name))
+            given = getattr(self, name)
+            texts = (given,) if isinstance(given, str) else to_tuple(given)
+            if not isinstance(texts, tuple) or not all(isinstance(x, str) for x in texts):
+                raise ExampleError(f"{name} must be a text or several, got {shown(given)}")
+            if not all(map(str.strip, texts)):
+                raise ExampleError(f"one of {name} is empty")
+            first = {x.strip(): x for x in reversed(texts)}  # spaces around do not count
+            distinct = tuple(first[x] for x in dict.fromkeys(map(str.strip, texts)))
+            object.__setattr__(self, name, distinct)
         if not self.answers:
             raise ExampleError("there is no truthful answer; give one or more")
-
-
-def _distinct(given: object, field: str) -> tuple[str, ...]:
-    """The different texts among some answers, in order; spaces around them do not count."""
-    if isinstance(given, str):
-        given = (given,)
-    if not isinstance(given, Iterable):
-        raise ExampleError(f"{field} must be a text or several, got {shown(given)}")
-    first: dict[str, str] = {}
-    for text in given:
-        if not isinstance(text, str):
-            raise ExampleError(f"{field} must be texts, got {shown(text)}")
-        if not text.strip():
-            raise ExampleError(f"one of {field} is empty")
-        first.setdefault(text.strip(), text)
-    return tuple(first.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ BLANKS, LINE = b" " * 40_000_000, "a line of more than 16,000,000 characters"
     [
         ("x.jsonl.gz", BLANKS, None, LINE),
         ("x.csv.gz", BLANKS, None, LINE),
-        ("x.jsonl.gz", b"\n" * 40_000_000, "files._MOST_UNPACKED", "more than 1,000,000 bytes"),
+        ("x.jsonl.gz", b"\n" * 40_000_000, "files._MOST_UNPACKED", "more than 1,000,000 char"),
         ("x.json", BLANKS, "examples._MOST_JSON", "more than 1,000,000 characters"),
     ],
 )

@@ -4,7 +4,6 @@ import os
 import resource
 import shutil
 import tempfile
-import threading
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -219,7 +218,9 @@ def test_a_file_that_cannot_be_finished_leaves_the_old_one(tmp_path):
 def test_a_link_planted_beside_a_file_is_not_followed(tmp_path):
     path, victim = tmp_path / "page.html", tmp_path / "victim"
     victim.write_text("precious", "utf-8")
-    os.symlink(victim, tmp_path / f".page.html.{os.getpid()}-{threading.get_ident()}.tmp")
+    with files.scratch_beside(path) as scratch:
+        name = scratch.name
+    os.symlink(victim, tmp_path / name)
     files.write_text(path, "new")
     assert (path.read_text("utf-8"), victim.read_text("utf-8")) == ("new", "precious")
     assert not path.is_symlink()
