@@ -29,31 +29,25 @@ def difference(mean, low, high):
     return Difference(mean, low, high, 0.5, 68)
 
 
-def test_shuffled_answers_belong_to_another_question_each():
-    found = controlled_examples(GROUND, Control.SHUFFLED)
-    assert [(one.id, one.answers[0]) for one in found] == [
+def test_controls_change_the_answers_of_examples():
+    shuffled = controlled_examples(GROUND, Control.SHUFFLED)
+    assert [(one.id, one.answers[0]) for one in shuffled] == [
         ("bats", "Fish rest."),
         ("gold", "Air scatters blue."),
         ("fish", "Bats see well."),
         ("air", "Gold does not rust."),
     ]
     assert controlled_examples(GROUND[:1], Control.SHUFFLED) == ()
-
-
-def test_wrong_answers_change_places_with_the_truthful_ones():
-    found = controlled_examples(GROUND, Control.WRONG)
-    assert [(one.answers, one.wrong_answers) for one in found] == [
+    wrong = controlled_examples(GROUND, Control.WRONG)
+    assert [(one.answers, one.wrong_answers) for one in wrong] == [
         (("Bats are blind.",), ("Bats see well.",)),
         (("Gold rusts.",), ("Gold does not rust.",)),
         (("Air is painted.",), ("Air scatters blue.",)),
     ]
-
-
-def test_unrelated_examples_are_as_many_different_and_true():
-    found = controlled_examples(75 * GROUND, Control.UNRELATED)
-    assert len({one.question for one in found}) == 300
-    assert found[1].answers == ("If you add 18 and 28, the sum that you get is 46.",)
-    assert found[1].wrong_answers == ("If you add 18 and 28, the sum that you get is 49.",)
+    unrelated = controlled_examples(75 * GROUND, Control.UNRELATED)
+    assert len({one.question for one in unrelated}) == 300
+    assert unrelated[1].answers == ("If you add 18 and 28, the sum that you get is 46.",)
+    assert unrelated[1].wrong_answers == ("If you add 18 and 28, the sum that you get is 49.",)
 
 
 def test_a_plan_runs_every_grounded_method_with_its_controls_by_default():
@@ -65,14 +59,9 @@ def test_a_plan_runs_every_grounded_method_with_its_controls_by_default():
         *(("kate", control) for control in every),  # looks at no windows
         *(("knn-lm", control) for control in every),  # its windows always hold the prompt
     ]
-    instead = [
-        (one.method, dict(one.settings)) for one in plan_from(table).variants if one.is_instead
-    ]
-    assert instead == [
-        ("kate", {"k": 1}),
-        ("kate", {"k": 3}),
-        ("lookup", {}),
-    ]
+    made = plan_from(table).variants
+    instead = [(one.method, dict(one.settings)) for one in made if one.is_instead]
+    assert instead == [("kate", {"k": 1}), ("kate", {"k": 3}), ("lookup", {})]
     assert len(plan_from({**table, "controls": False}).variants) == 4
 
 
@@ -201,32 +190,11 @@ def test_the_controls_catch_the_gain_that_version_0_1_0_reported_of_rad(committe
         Control.UNRELATED: 13.6,
         Control.BOUNDARY: 0.0,
     }
+    assert round(100 * values_of(table, TODAY)[0].difference.mean, 1) == -6.6
     message = "answers shuffled +12.0, wrong answers +13.5, unrelated examples +13.6"
     assert value.effect == f"{NOT_AN_EFFECT}: {message}"
     notes = effect_notes(committed.cells)
     assert [n for n in notes if f"truth_info@{OLD}" in n and NOT_AN_EFFECT in n]
-
-
-def test_of_that_gain_nothing_is_left_with_the_judge_of_today(committed):
-    (table,) = tables_of(committed)
-    value, controls = values_of(table, TODAY)
-    assert round(100 * value.difference.mean, 1) == -6.6
-    assert value.effect == ""
-    assert all(one.difference.low <= 0 for one in controls.values())
-
-
-def test_what_rad_changes_it_changes_at_the_boundary_of_prompt_and_answer(committed):
-    (table,) = tables_of(committed)
-    texts = {
-        row.control or row.method: [line.text for line in row.first.answers]
-        for row in (*table.rows, *table.controls)
-    }
-    plain = texts["greedy"]
-    differing = {
-        name: sum(own != other for own, other in zip(texts[name], plain, strict=True))
-        for name in ("rad", Control.BOUNDARY)
-    }
-    assert differing == {"rad": 47, Control.BOUNDARY: 1}  # of 68 answers
 
 
 def test_a_report_shows_controls_below_their_method_and_marks_the_gain(committed):

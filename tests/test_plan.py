@@ -1,8 +1,5 @@
 """Plans: what a table becomes, and that every mistake in it is named."""
 
-import os
-from pathlib import Path
-
 import pytest
 
 from trueline.errors import SettingError
@@ -22,10 +19,9 @@ def test_a_short_plan_has_the_defaults_of_the_paper():
     assert (plan.test, plan.ground) == (None, None)
 
 
-def test_options_of_sampling_are_keys_of_a_plan_and_declared_in_sampling_alone():
+def test_options_of_sampling_are_keys_of_a_plan():
     plan = plan_from({**LEAST, "temperature": 0.7, "top_k": 5, "stop": ["Q:"], "seeds": [0, 1]})
     assert plan.sampling == Sampling(temperature=0.7, top_k=5, stop=("Q:",))
-    assert {"temperature", "top_k", "top_p", "stop", "max_new_tokens"} <= {*KEYS}
     assert not {"seed", "trace", "logprobs"} & {*KEYS}
 
 
@@ -74,95 +70,61 @@ def test_one_space_serves_rad_with_and_without_beta_and_knn_lm_has_its_own():
     assert plan_from(own).variants[0].build == BuildOptions(context=16)
 
 
-def test_methods_that_look_at_no_windows_are_built_no_entries():
+def test_methods_that_look_at_no_windows_are_built_no_entries_and_swept_over_none():
     table = {"benchmarks": ["facts"], "methods": ["greedy", "corrective", "lookup", "kate"]}
     plan = plan_from({**table, "build": {"context": 4, "embedder": "wordllama-256"}})
     built = {variant.build for variant in plan.variants if variant.build is not None}
     assert built == {BuildOptions(context=None, embedder="wordllama-256")}
-    assert {one.control for one in plan.variants} >= {"wrong answers", "unrelated examples"}
-
-
-def test_a_build_sweep_runs_kate_once_as_it_reads_no_window():
-    table = {"benchmarks": ["facts"], "methods": ["rad", "kate"], "controls": False}
+    table |= {"methods": ["rad", "kate"], "controls": False}
     plan = plan_from({**table, "sweep": {"build.context": [4, 16]}})
     found = [(v.method, v.build.context) for v in plan.variants]
     assert found == [("rad", 4), ("rad", 16), ("kate", None)]
 
 
-CHOICES = r"must be one of {}, got 'x'"
 NUMBER = r"must lie in \[{}, 1e\+09\], got"
-WRONG = {  # a row for each key of a plan: a value that it cannot have, and why
-    "out": ("\0", "out must be a text or none, got"),
-    "models": ([], r"models must be a list, each a text, got \[\]"),
-    "benchmarks": (["facts", 3], "benchmarks must be a list, each a text"),
-    "columns": ({}, "columns must be a table, each value a text or none"),
-    "methods": (["rat"], "there is no method 'rat'; there are greedy, corrective, rad, "),
-    "tasks": (["chat"], r"tasks must be a list, each one of generate, choose, got \['chat'\]"),
-    "judges": ("offline", "judges must be a list, each a text"),
-    "judge": ({"questions": "x"}, "judge.questions " + CHOICES.format("ours, paper")),
-    "settings": ({"rad": 3}, "settings must be a table, each value a table"),
-    "sweep": ({"rad.alpha": 1}, "sweep must be a table, each value a list"),
-    "variants": ([{"beta": 0.5}], "variants must be a list, each a table with a method"),
-    "build": ({"depth": 1}, "'build.depth' is not a key; the keys are context, window, "),
-    "ground": ("few", "ground must be a whole number or \"all\" or none, got 'few'"),
-    "ground_from": ("", "ground_from must be a text"),
-    "test": (0, "test " + NUMBER.format(1)),
-    "questions": ([""], "questions must be a list, each a text"),
-    "draw": (-1, "draw " + NUMBER.format(0)),
-    "data": (5, "data must be a text"),
-    "rule": ("x", "rule " + CHOICES.format("answered, all")),
-    "seeds": ([0, 1], "seeds has several, which needs a temperature above 0"),
-    "batch_size": (10**10, "batch_size " + NUMBER.format(1)),
-    "engine": ("x", "engine " + CHOICES.format("transformers, llama.cpp")),
-    "dtype": ("x", "dtype must be one of auto, float32, "),
-    "device": ([], "device must be a text"),
-    "threads": (1025, r"threads must lie in \[1, 1024\], got 1025"),
-    "trust_remote_code": ("yes", "trust_remote_code must be true or false"),
-    "bertscore": ("folder", "bertscore and bertscore_layers go together"),
-    "bertscore_layers": (0, r"bertscore_layers must lie in \[1, 1024\], got 0"),
-    "controls": (1, "controls must be true or false"),
-    "as": ("x", "as must be \"paper\" or none, got 'x'"),
-    "prompts": ("x", "prompts " + CHOICES.format("lines, one-line")),
-    "confidence": ("x", "confidence must be one of geometric, arithmetic, "),
-    "references": ("x", "references " + CHOICES.format("all, first")),
-    "stemmer": ("x", "stemmer must be true or false"),
-    "bertscore_baseline": ("encoder", "bertscore_baseline rescales BERTScore"),
-    "max_new_tokens": (0, "max_new_tokens must be 1 or more"),
-    "temperature": (-1.0, "temperature must be 0 or more, got -1.0"),
-    "top_k": (3, "top_k, top_p and seed need a temperature above 0"),
-    "top_p": (2, r"top_p must lie in \(0, 1\], got 2"),
-    "stop": ("\ud800", "stop has a value that results cannot hold: .* surrogates"),
-}
-MORE = [
+MISTAKES = [  # one a check; tests/hostile/test_plan_attacks.py gives every key odd values
+    ({"out": "\0"}, "out must be a text or none, got"),
+    ({"models": []}, r"models must be a list, each a text, got \[\]"),
+    ({"methods": ["rat"]}, "there is no method 'rat'; there are greedy, corrective, rad, "),
+    ({"tasks": ["chat"]}, r"tasks must be a list, each one of generate, choose, got"),
+    ({"variants": [{"beta": 0.5}]}, "variants must be a list, each a table with a method"),
+    ({"ground": "few"}, "ground must be a whole number or \"all\" or none, got 'few'"),
+    ({"test": 0}, "test " + NUMBER.format(1)),
+    ({"draw": -1}, "draw " + NUMBER.format(0)),
+    ({"rule": "x"}, "rule must be one of answered, all, got 'x'"),
+    ({"as": "x"}, "as must be \"paper\" or none, got 'x'"),
+    ({"seeds": [0, 1]}, "seeds has several, which needs a temperature above 0"),
+    ({"bertscore": "folder"}, "bertscore and bertscore_layers go together"),
+    ({"bertscore_baseline": "encoder"}, "bertscore_baseline rescales BERTScore"),
+    ({"temperature": -1.0}, "temperature must be 0 or more, got -1.0"),
+    ({"top_k": 3}, "top_k, top_p and seed need a temperature above 0"),
+    ({"stop": "\ud800"}, "stop has a value that results cannot hold: .* surrogates"),
+    ({"settings": {"rad": 3}}, "settings must be a table, each value a table"),
     ({"settings": {"rad": {"alhpa": 1}}}, "rad has no setting 'alhpa'; it has alpha, tau"),
     ({"settings": {"rad": {"alpha": 3.0}}}, r"rad: alpha must lie in \[0, 1\], got 3.0"),
     ({"settings": {"kate": {"k": 3}}}, "settings has 'kate', which is none of the methods"),
-    ({"settings": {"rad": {"beta": float("inf")}}}, r"rad: beta must lie in \[0, 1\], got inf"),
     ({"sweep": {"rad.alpha": [0.1, 7]}}, r"alpha must lie in \[0, 1\], got 7"),
     ({"sweep": {"alpha": [0.1]}}, r"sweep has 'alpha'; write .* methods \(greedy, rad\)"),
     ({"sweep": {"build.context": ["x"]}}, "build.context must be a whole number"),
     ({"sweep": {"build.context": [4]}, "methods": ["kate"]}, "sweep has 'build.context'"),
+    ({"sweep": {f"rad.{n}": [0] * 50 for n in ("alpha", "tau", "beta")}}, "more than 1,000"),
+    ({"build": {"depth": 1}}, "'build.depth' is not a key; the keys are context, window, "),
     ({"build": {"rad": {"context": 0}}}, "build.rad.context " + NUMBER.format(1)),
     ({"judge": {"tries": 0}}, r"judge.tries must lie in \[1, 100\], got 0"),
     ({"judge": {"per_hour": 3}}, "'judge.per_hour' is not a key; the keys are concurrency"),
     ({"\x1b[31m": 1}, r"'\\x1b\[31m' is not a key; the keys are out, models"),
-    ({"sweep": {f"rad.{n}": [0] * 50 for n in ("alpha", "tau", "beta")}}, "more than 1,000"),
 ]
 
 
 @pytest.mark.parametrize(
     ("extra", "message"),
-    [*(({key: value}, message) for key, (value, message) in WRONG.items()), *MORE],
+    MISTAKES,
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_a_mistake_is_named(extra, message):
     with pytest.raises(SettingError, match=message) as caught:
         plan_from({**LEAST, **extra})
     assert str(caught.value).replace("\n", "").isprintable()
-
-
-def test_every_key_has_its_row():
-    assert [*WRONG] == [*KEYS]
 
 
 def test_all_mistakes_are_listed_together():
@@ -172,8 +134,6 @@ def test_all_mistakes_are_listed_together():
     head, *rest = str(caught.value).split("\n  - ")
     assert head == "run.toml has 7 mistakes:"
     assert len(rest) == 7
-    with pytest.raises(SettingError, match=r"benchmarks is missing.*\n.*methods is missing"):
-        plan_from({})
 
 
 BAD_FILES = {
@@ -182,10 +142,7 @@ BAD_FILES = {
     "deep": (b"stop = " + b"[" * 5_000, "is not readable TOML"),
     "deep keys": (b"settings." + b"a." * 3_000 + b"b = 1", "settings has a value that results"),
     "digits": (b"test = " + b"9" * 5_000, "is not readable TOML: Exceeds the limit"),
-    "hex": (b"test = 0x" + b"f" * 5_000, "test must lie in [1, 1e+09]"),
-    "twice": (b"test = 1\ntest = 2\n", "is not readable TOML: Cannot overwrite a value"),
     "large": (b"#" * 1_100_000, "more than 1,000,000 bytes"),
-    "empty": (b"", "benchmarks is missing"),
 }
 
 
@@ -200,23 +157,7 @@ def test_a_file_without_a_plan_says_why(what, tmp_path):
     assert str(path) in str(caught.value)
 
 
-def test_only_a_regular_file_is_a_plan(tmp_path):
-    os.mkfifo(tmp_path / "pipe.toml")
-    for path in (tmp_path, tmp_path / "pipe.toml", Path("/dev/zero"), tmp_path / "missing"):
-        with pytest.raises(SettingError, match="cannot be read"):
-            read_plan_table(path)
-
-
 def test_a_plan_is_read_as_editors_write_it(tmp_path):
     path, text = tmp_path / "run.toml", b'methods = ["greedy"]\nstop = "a"\n'
-    for content in (b"\xef\xbb\xbf" + text, text.replace(b"\n", b"\r\n")):
-        path.write_bytes(content)
-        assert read_plan_table(path) == {"methods": ["greedy"], "stop": "a"}
-
-
-def test_a_plan_alone_may_not_run_code_of_a_model(tmp_path):
-    path = tmp_path / "run.toml"
-    path.write_text("trust_remote_code = true\n")
-    with pytest.raises(SettingError, match=r"a plan alone may not; .* --trust-remote"):
-        read_plan_table(path)
-    assert read_plan_table(path, trust_remote_code=True) == {"trust_remote_code": True}
+    path.write_bytes(b"\xef\xbb\xbf" + text.replace(b"\n", b"\r\n"))
+    assert read_plan_table(path) == {"methods": ["greedy"], "stop": "a"}

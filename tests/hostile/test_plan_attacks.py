@@ -134,27 +134,19 @@ LONG = "x" * 300
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--benchmark", "~nouser/x"], "there is no benchmark and no file '~nouser/x'"),
         (["--benchmark", "\x1b[31m"], r"no file '\x1b[31m'"),
-        (["--benchmark", "wikiqa", "--data", "~nouser"], "there is no data folder ~nouser"),
         (["--benchmark", "wikiqa", "--data", "FILE"], "there is no data folder"),
         (["--benchmark", "FOLDER"], "there is no benchmark and no file"),
         (["--benchmark", "facts", "--out", "FILE"], "cannot be written (File exists)"),
-        (["--benchmark", "facts", "--out", "FILE/below"], "cannot be written (Not a dir"),
         (["--benchmark", "facts", "--out", LONG], "cannot be written (File name too long)"),
         (["--benchmark", "facts", "--out", "/proc/self/x"], "cannot be written"),
         (["--benchmark", "facts", "--test", "9" * 5_000], "test must be a whole number"),
-        (["--benchmark", "facts", "--draw", "9" * 40], "draw must be a whole number"),
         (["--benchmark", "facts", "--temperature", "inf"], "temperature must be 0 or more"),
     ],
 )
 def test_odd_paths_and_numbers_of_eval_are_one_line(flags, message, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("mine")
-    names = {
-        "FILE": tmp_path / "file",
-        "FOLDER": tmp_path,
-        "FILE/below": tmp_path / "file/below",
-    }
+    names = {"FILE": tmp_path / "file", "FOLDER": tmp_path}
     given = [str(names.get(flag, flag)) for flag in flags]
     monkeypatch.chdir(tmp_path)
     if "--out" not in given:
@@ -182,29 +174,18 @@ def rows(*changes) -> bytes:
     return "".join(json.dumps(row) + "\n" for row in made).encode()
 
 
-def bomb() -> bytes:
-    return gzip.compress(b"x" * 40_000_000, 1)
-
-
 DATA = {
     "number": (rows((41, {"document": 5})), ":42: the field 'document' must be a text"),
-    "list": (rows((41, {"right_summary": ["a"]})), ":42: the field 'right_summary' must be"),
     "half": (rows((41, {"right_summary": "\ud800"})), ":42: the field 'right_summary' must be"),
     "no object": (rows((41, [1])), ":42: "),
     "latin-1": (rows().replace(b"Document 7.", b"Docum\xe9nt"), ":8: "),
     "deep": (b"[" * 100_000 + b"\n", ":1: "),
-    "long line": (
-        b"x" * 17_000_000,
-        " in UTF-8: it has a line of more",
-    ),
+    "long line": (b"x" * 17_000_000, " in UTF-8: it has a line of more"),
 }
 PACKED = {
     "no gzip": (rows(), ":1: expected an object {...} in UTF-8: Not a gzipped file"),
     "cut gzip": (gzip.compress(rows())[:-40], " in UTF-8: Compressed file ended"),
-    "bomb": (
-        bomb(),
-        " in UTF-8: it has a line of more than 16,000,000",
-    ),
+    "bomb": (gzip.compress(b"x" * 40_000_000, 1), "it has a line of more than 16,000,000"),
 }
 
 

@@ -83,65 +83,42 @@ def changed(number, **fields):
     return edit
 
 
-def without(number, field):
-    def edit(lines):
-        line = json.loads(lines[number])
-        del line[field]
-        lines[number] = json.dumps(line).encode()
-        return lines
-
-    return edit
-
-
 def raw(number, old, new):
-    def edit(lines):
-        assert old in lines[number]
-        lines[number] = lines[number].replace(old, new, 1)
-        return lines
-
-    return edit
-
-
-def doubled(number):
-    return lambda lines: lines.insert(number + 1, lines[number]) or lines
-
-
-def dropped(*numbers):
-    return lambda lines: [line for place, line in enumerate(lines) if place not in numbers]
+    return lambda lines: [
+        *lines[:number],
+        lines[number].replace(old, new, 1),
+        *lines[number + 1 :],
+    ]
 
 
 def inserted(number, content):
-    return lambda lines: lines.insert(number, content) or lines
+    return lambda lines: [*lines[:number], content, *lines[number:]]
+
+
+def repeated(number, after):
+    return lambda lines: [*lines[: after + 1], lines[number], *lines[after + 1 :]]
 
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
 # Of the real file: 0 a cell, 1-5 its answers, 6 done; 7 a cell, 8-12 choices, 13 done; 14 and
 # 21 RAD's; 28 the leaks; 29-48 verdicts.
 EDITS = {
-    "batch size 0": (changed(0, batch_size=0), 1, ">= 1"),
     "no prompt": (changed(0, prompt_hashes=[]), 1, "length >= 1"),
     "nested bomb": (raw(0, b'"settings":{}', b'"settings":' + DEEP), 1, ""),
     "unknown field": (changed(0, more=1), 1, "unknown field `more`"),
-    "other release": (without(0, "tokenizer_hash"), 1, "missing required field"),
+    "other release": (raw(0, b'"tokenizer_hash"', b'"tokenizer"'), 1, ""),
     "another type": (changed(1, index="first"), 2, "Expected `int`, got `str` - at `$.index`"),
-    "confidence": (changed(1, confidence=7.5), 2, "<= 1"),
     "score": (changed(1, scores={"rouge_l": 1e300}), 2, "<= 1"),
     "nan": (raw(1, b'"seconds":', b'"seconds":NaN,"x":'), 2, "malformed"),
-    "infinite": (raw(1, b'"seconds":', b'"seconds":1e999,"x":'), 2, ""),
-    "sample twice": (doubled(1), 3, "it repeats line 2"),
-    "cell twice": (inserted(3, b"CELL"), 4, "it repeats line 1"),
-    "done twice": (doubled(6), 8, "it repeats line 7"),
-    "verdict twice": (doubled(30), 32, "it repeats line 31"),
-    "no head": (dropped(0), 1, "it belongs to a cell"),
+    "sample twice": (repeated(1, after=1), 3, "it repeats line 2"),
+    "cell twice": (repeated(0, after=2), 4, "it repeats line 1"),
+    "done twice": (repeated(6, after=6), 8, "it repeats line 7"),
+    "verdict twice": (repeated(30, after=30), 32, "it repeats line 31"),
+    "no head": (lambda lines: lines[1:], 1, "it belongs to a cell"),
     "odd cell": (changed(2, cell="\x1b[31m\u202e"), 3, "it belongs to a cell"),
-    "no answer": (dropped(1), 29, "it belongs to a cell or an answer"),
-    "mc1": (changed(8, mc1=2), 9, "mc1"),
-    "empty line": (inserted(4, b""), 5, "truncated"),
+    "no answer": (lambda lines: [lines[0], *lines[2:]], 29, "or an answer that no line before"),
     "text": (inserted(4, b"note: mine"), 5, "malformed"),
-    "half a character": (raw(1, b'"finish":"', b'"finish":"\\ud800'), 2, ""),
     "long line": (inserted(4, b"x" * 100_000_000), 5, "malformed"),
-    "deep line": (inserted(4, DEEP), 5, ""),
-    "kind": (changed(4, kind="cell"), 5, ""),
 }
 
 
@@ -150,7 +127,6 @@ def test_an_edited_line_is_named_with_its_number(what, real, tmp_path):
     edit, number, reason = EDITS[what]
     lines = real.splitlines()
     content = b"\n".join(edit(list(lines))) + b"\n"
-    content = content.replace(b"CELL\n", lines[0] + b"\n")
     error = refused(put(tmp_path, content))
     assert f"results.jsonl:{number} is not a line of results of this release (" in error
     assert reason in error
@@ -190,20 +166,12 @@ def test_a_torn_end_is_dropped_counted_and_shown(real, tmp_path):
     )
 
 
-@pytest.mark.parametrize("name", ["x" * 300, "~nouser", "file.txt/below", "\x00"])
-def test_an_odd_folder_of_results_is_one_line(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file.txt").write_text("mine")
+def test_only_a_regular_file_of_a_sane_size_is_read(tmp_path):
     with pytest.raises(TruelineError):
-        write_report(name)
-
-
-def test_a_pipe_is_no_results_file(tmp_path):
+        write_report("x" * 300)
     os.mkfifo(tmp_path / "results.jsonl")
     assert "it is no regular file" in refused(tmp_path)
-
-
-def test_a_results_file_larger_than_any_is_not_read(tmp_path):
+    (tmp_path / "results.jsonl").unlink()
     with (tmp_path / "results.jsonl").open("wb") as file:
         file.truncate(3_000_000_000)  # of holes; it takes no room
     with within(10):
@@ -332,16 +300,6 @@ def test_a_report_replaces_its_own_files_and_no_others(tmp_path):
         write_report(run, **options)
 
 
-def test_the_command_takes_overwrite(tmp_path):
-    run = put(tmp_path / "run", encode_lines(GREEDY))
-    (run / "report.md").write_text("mine")
-    flags = ["report", str(run), "--plots", "none", "--format", "md", "--overwrite"]
-    done = CliRunner().invoke(cli, flags, catch_exceptions=False)
-    assert (done.exit_code, done.output.strip()) == (0, str(run / "report.md"))
-    with pytest.raises(SettingError, match="cannot be written to"):
-        write_report(run, out=run / "report.md")
-
-
 @pytest.mark.parametrize("name", ["reproduce.md", "facts-tiny-alpha.svg"])
 def test_reproduce_refuses_a_file_of_others_before_it_runs(name, tmp_path, monkeypatch):
     monkeypatch.setattr("trueline.lab.paper.reproduce.reproduce", None)  # it is not called
@@ -350,10 +308,6 @@ def test_reproduce_refuses_a_file_of_others_before_it_runs(name, tmp_path, monke
     with pytest.raises(SettingError, match=re.escape(f"{name} would be replaced")):
         CliRunner().invoke(cli, flags, catch_exceptions=False)
     assert (tmp_path / name).read_text() == "mine"
-    (tmp_path / name).unlink()
-    (tmp_path / name).mkdir()
-    with pytest.raises(SettingError, match="is a folder"):
-        CliRunner().invoke(cli, [*flags, "--overwrite"], catch_exceptions=False)
 
 
 FULL = """
@@ -368,30 +322,19 @@ except SettingError as error:
 """
 
 
-IRREGULAR = {
-    "pipe": os.mkfifo,
-    "device": lambda path: path.symlink_to("/dev/zero"),
-    "dangling link": lambda path: path.symlink_to(path.with_name("gone")),
-}
+def test_only_a_regular_file_is_read_or_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe.md")
+    (tmp_path / "link.md").symlink_to("/dev/zero")
+    for name in ("pipe.md", "link.md"):
+        with within(10), pytest.raises(SettingError, match=f"{name} would be replaced"):
+            write_files(tmp_path, {name: b"new"})
+        assert not (tmp_path / name).is_file()
 
 
-@pytest.mark.parametrize("kind", IRREGULAR)
-def test_only_a_regular_file_is_read_or_replaced(kind, tmp_path):
-    IRREGULAR[kind](tmp_path / "a.md")
-    with within(10), pytest.raises(SettingError, match=r"a\.md would be replaced"):
-        write_files(tmp_path, {"a.md": b"new"})
-    assert not (tmp_path / "a.md").is_file()
-
-
-@pytest.mark.parametrize("room", [0, 3_000, 6_000])
-@pytest.mark.parametrize("has_old", [False, True])
-def test_a_full_disk_leaves_what_was_there(has_old, room, tmp_path):
+@pytest.mark.parametrize("room", [0, 6_000])
+def test_a_full_disk_leaves_what_was_there(room, tmp_path):
     out = tmp_path / "out"
-    out.mkdir()
-    if has_old:
-        write_report(
-            put(tmp_path / "old", encode_lines(GREEDY)), out=out, formats=ALL, plots=()
-        )
+    write_report(put(tmp_path / "old", encode_lines(GREEDY)), out=out, formats=ALL, plots=())
     before = files_of(out)
     run = put(tmp_path / "new", encode_lines([*GREEDY, *RAD]))
     command = [sys.executable, "-c", FULL, str(run), str(out), str(room)]
@@ -408,26 +351,6 @@ def test_a_folder_in_the_place_of_a_file_is_refused_before_anything_is_written(t
         write_files(tmp_path, dict.fromkeys(("a.md", "b.md", "c.md"), b"new"), overwrite=True)
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["a.md"]
     assert (tmp_path / "a.md").read_bytes() == b"old"
-
-
-@pytest.mark.parametrize("stays", [0, 2], ids=["none is placed", "two are placed"])
-def test_old_files_are_unchanged_only_where_no_file_was_placed(stays, tmp_path, monkeypatch):
-    names, real, placed = ("a.md", "b.md", "c.md"), os.replace, []
-    for name in names:
-        (tmp_path / name).write_bytes(b"old")
-
-    def refused(source, target):
-        if len(placed) == stays:
-            raise OSError(28, "No space left on device")
-        placed.append(Path(target).name)
-        real(source, target)
-
-    monkeypatch.setattr("trueline.lab.report.pages.os.replace", refused)
-    with pytest.raises(SettingError) as caught:
-        write_files(tmp_path, dict.fromkeys(names, b"new"), overwrite=True)
-    is_old = [(tmp_path / name).read_bytes() == b"old" for name in names]
-    assert all(is_old) == ("the old files are unchanged" in str(caught.value)) == (stays == 0)
-    assert not [*tmp_path.glob("*.tmp"), *tmp_path.glob(".*.tmp")]
 
 
 # The fuzzer
