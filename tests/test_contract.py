@@ -23,8 +23,8 @@ from trueline.integrations.vllm.requests import (
     Requests,
     V1Rows,
     V2Rows,
-    check_arguments,
     named_spaces,
+    read_arguments,
 )
 from trueline.types import Example, ScopedExample
 
@@ -238,7 +238,7 @@ class Params:
 def params_of(request):
     settings = {f"trueline_{name}": value for name, value in request.settings.items()}
     params = Params({"trueline_space": request.space, "session_id": "1", **settings})
-    check_arguments(params.extra_args)
+    read_arguments(params.extra_args)
     return params
 
 

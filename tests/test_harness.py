@@ -15,7 +15,7 @@ from lm_eval.api.instance import Instance
 import trueline as tl
 from trueline.decode.generate import Continuation, score_continuations
 from trueline.errors import SettingError, SpaceMismatchError
-from trueline.integrations.lm_eval import LEAST, TruelineLM, encode_finished, main
+from trueline.integrations.lm_eval import LEAST, TruelineLM, main
 from trueline.methods import make_method
 from trueline.prompts import TokenContext
 
@@ -236,7 +236,7 @@ def test_a_chat_template_is_applied_and_its_text_is_read_as_it_is():
     assert text == "<|start|>user\nDo fish sleep?<|end|>\n<|start|>assistant\n"
     assert ours.chat_template(True) == tiny.CHAT
     assert lm.tokenizer_hash[:12] in ours.tokenizer_name
-    prompt = encode_finished(text, lm.tokenizer)
+    prompt = ours.tok_encode(text)
     assert lm.tokenizer.decode(prompt) == f"<bos>{text}"  # nothing stripped, nothing twice
 
 

@@ -18,7 +18,6 @@ from trueline.integrations.vllm.requests import (
     Requests,
     V1Rows,
     V2Rows,
-    check_arguments,
     named_spaces,
     read_arguments,
 )
@@ -62,7 +61,7 @@ def added(rows, *requests):
 )
 def test_a_wrong_argument_is_refused_by_its_name(given, wrong):
     with pytest.raises(SettingError, match=wrong) as refused:
-        check_arguments({"session_id": "1", **given})
+        read_arguments({"session_id": "1", **given})
     assert isinstance(refused.value, ValueError)  # which vLLM answers with 400
 
 

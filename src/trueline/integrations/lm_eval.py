@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
 
     from trueline.engines.base import Engine
-    from trueline.prompts import TokenContext, Tokenizer
     from trueline.space import GroundingSpace
     from trueline.types import Sampling
 
@@ -36,20 +35,6 @@ _log = logging.getLogger(__name__)
 _OPTIONS = {"do_sample", "temperature", "top_k", "top_p", "until", "max_gen_toks"}
 _WINDOW = 2048  # tokens of a rolling window if the model names no limit, as in the harness
 LEAST = -1e30  # instead of -inf: the harness subtracts scores, which would make NaN
-
-
-def first_token(tokenizer: Tokenizer) -> int:
-    """The token that an empty context is read as: the one that begins a text, or ends one."""
-    for token in (tokenizer.bos_token_id, tokenizer.eos_token_id):
-        if token is not None:
-            return int(token)
-    raise SettingError("the tokenizer names no token that begins or ends a text")
-
-
-def encode_finished(text: str, tokenizer: Tokenizer) -> list[int]:
-    """The same tokens as the harness's `hf` model: no second token that begins the text."""
-    has_begun = text.startswith(str(tokenizer.decode([first_token(tokenizer)])))
-    return list(tokenizer.encode(text, add_special_tokens=not has_begun))
 
 
 def _problem(name: str) -> str:
@@ -61,32 +46,6 @@ def _problem(name: str) -> str:
         what = "a second prompt" if needs.second_prompt else "the question"
         return f"needs {what}, and the harness gives finished text"
     return ""
-
-
-def check_method(name: str, *, has_space: bool) -> None:
-    """Refuse a method that cannot work on the harness's text."""
-    if problem := _problem(name):
-        able = ", ".join(other for other in built_in_names() if not _problem(other))
-        raise SettingError(
-            f"{name} {problem}; with lm-eval you can use {able}, and every method with "
-            "`trueline eval`"
-        )
-    if method_class(name).needs.space and not has_space:
-        raise SettingError(f"{name} needs a space; add space=FOLDER to --model_args")
-
-
-def fit_context(context: list[int], after: list[int], lm: Engine) -> list[int]:
-    """The last tokens of a context that the model can read together with a continuation."""
-    if not after:
-        raise SettingError("a continuation is empty, or one token with the end of its context")
-    if lm.limit is None:
-        return context
-    room = lm.limit + 1 - len(after)  # the last token of a continuation is not read
-    if room < 1:
-        raise SettingError(
-            f"a continuation has {len(after)} tokens, {lm.id} reads {lm.limit} in all"
-        )
-    return context[-room:]
 
 
 class TruelineLM(TemplateLM):
@@ -116,7 +75,14 @@ class TruelineLM(TemplateLM):
         if not str(batch_size).isdecimal() or int(batch_size) < 1:
             raise SettingError(f"batch_size must be a whole number from 1, got {batch_size!r}")
         self.batch_size, self.max_gen_toks, self.seed = int(batch_size), max_gen_toks, seed
-        check_method(method, has_space=space is not None)
+        if problem := _problem(method):
+            able = ", ".join(other for other in built_in_names() if not _problem(other))
+            raise SettingError(
+                f"{method} {problem}; with lm-eval you can use {able}, and every method with "
+                "`trueline eval`"
+            )
+        if method_class(method).needs.space and space is None:
+            raise SettingError(f"{method} needs a space; add space=FOLDER to --model_args")
         if model is None and space is None:
             raise SettingError("name a model: add model=NAME to --model_args")
         session = open_session(
@@ -140,7 +106,11 @@ class TruelineLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        return first_token(self.tokenizer)
+        """The token for an empty context: the one that begins a text, or else ends one."""
+        for token in (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id):
+            if token is not None:
+                return int(token)
+        raise SettingError("the tokenizer names no token that begins or ends a text")
 
     @property
     def max_length(self) -> int:
@@ -154,8 +124,10 @@ class TruelineLM(TemplateLM):
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
     ) -> list[int]:
+        """The same tokens as the harness's `hf` model: no second token that begins the text."""
         if add_special_tokens is None:
-            return encode_finished(string, self.tokenizer)
+            first = str(self.tokenizer.decode([self.prefix_token_id]))
+            add_special_tokens = not string.startswith(first)
         return list(self.tokenizer.encode(string, add_special_tokens=add_special_tokens))
 
     def apply_chat_template(
@@ -205,24 +177,38 @@ class TruelineLM(TemplateLM):
 
         by_context: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for number, (_, context, after) in enumerate(requests):
-            by_context[tuple(fit_context(context, after, self.lm))].append(number)
+            if not after:
+                raise SettingError(
+                    "a continuation is empty, or one token with the end of its context"
+                )
+            room = self.max_length + 1 - len(after)  # its last token is not read
+            if room < 1:
+                raise SettingError(
+                    f"a continuation has {len(after)} tokens, {self.lm.id} reads "
+                    f"{self.max_length} in all"
+                )
+            by_context[tuple(context[-room:])].append(number)
         contexts = sorted(by_context, key=len)
-        scores: dict[int, tuple[float, bool]] = {}
+        scores = [(0.0, False)] * len(requests)
         is_hidden = kwargs.get("disable_tqdm")
         for start in trange(
             0, len(contexts), self.batch_size, desc="scoring", disable=is_hidden
         ):
-            batch = [
-                (number, Continuation(TokenContext(one), (one,), tuple(requests[number][2])))
-                for one in contexts[start : start + self.batch_size]
+            batch = contexts[start : start + self.batch_size]
+            numbers = [number for context in batch for number in by_context[context]]
+            rows = [
+                Continuation(TokenContext(one), (one,), tuple(requests[number][2]))
+                for one in batch
                 for number in by_context[one]
             ]
-            results = score_continuations(self.lm, self.method, [row for _, row in batch])
-            for (number, _), (total, is_greedy) in zip(batch, results, strict=True):
-                score = scores[number] = (max(total, LEAST), is_greedy)
+            results = score_continuations(self.lm, self.method, rows)
+            for number, (total, is_greedy) in zip(numbers, results, strict=True):
+                scores[number] = (max(total, LEAST), is_greedy)
                 if requests[number][0] is not None:
-                    self.cache_hook.add_partial("loglikelihood", requests[number][0], score)
-        return [scores[number] for number in range(len(requests))]
+                    self.cache_hook.add_partial(
+                        "loglikelihood", requests[number][0], scores[number]
+                    )
+        return scores
 
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
@@ -249,15 +235,29 @@ class TruelineLM(TemplateLM):
         from tqdm import tqdm
 
         from trueline.decode.generate import answer_all
+        from trueline.prompts import TokenContext
 
         groups: dict[str, list[int]] = defaultdict(list)
         for number, request in enumerate(requests):
             groups[json.dumps(request.args[1], sort_keys=True)].append(number)
         texts = [""] * len(requests)
         for key, numbers in tqdm(groups.items(), desc="generating", disable=disable_tqdm):
-            sampling = _sampling(json.loads(key), self.max_gen_toks, self.seed)
-            texts_given = [requests[number].args[0] for number in numbers]
-            contexts = self._contexts(texts_given, sampling.max_new_tokens)
+            sampling = self._sampling(json.loads(key))
+            room = self.max_length - sampling.max_new_tokens
+            if room < 1:
+                raise SettingError(
+                    f"max_gen_toks is {sampling.max_new_tokens}, and {self.lm.id} reads "
+                    f"{self.max_length} in all"
+                )
+            encoded = [self.tok_encode(requests[number].args[0]) for number in numbers]
+            if too_long := sum(len(tokens) > room for tokens in encoded):
+                _log.warning(
+                    "%d contexts are too long; their last %d tokens are read", too_long, room
+                )
+            contexts = [
+                TokenContext(tuple(tokens[-room:] or [self.prefix_token_id]))
+                for tokens in encoded
+            ]
             answers = answer_all(
                 self.lm, self.method, contexts, sampling, batch_size=self.batch_size
             )
@@ -266,44 +266,25 @@ class TruelineLM(TemplateLM):
                 self.cache_hook.add_partial("generate_until", args, answer.text)
         return texts
 
-    def _contexts(self, texts: list[str], new_tokens: int) -> list[TokenContext]:
-        """The tokens of each text; the last ones of a text that is too long."""
-        from trueline.prompts import TokenContext
+    def _sampling(self, given: dict[str, Any]) -> Sampling:
+        """The harness's generation options as ours; an unknown one is refused."""
+        from lm_eval.models.utils import normalize_gen_kwargs
 
-        first, limit = first_token(self.tokenizer), self.lm.limit
-        contexts = [encode_finished(text, self.tokenizer) or [first] for text in texts]
-        if limit is None:
-            return [TokenContext(tuple(tokens)) for tokens in contexts]
-        if (room := limit - new_tokens) < 1:
+        from trueline.types import Sampling
+
+        options = dict(normalize_gen_kwargs(given, self.max_gen_toks))
+        if unknown := sorted(set(options) - _OPTIONS):
             raise SettingError(
-                f"max_gen_toks is {new_tokens}, and {self.lm.id} reads {limit} in all"
+                f"trueline has no generation option {', '.join(unknown)}; "
+                f"it has {', '.join(sorted(_OPTIONS))}"
             )
-        if too_long := sum(len(tokens) > room for tokens in contexts):
-            _log.warning(
-                "%d contexts are too long; their last %d tokens are read", too_long, room
-            )
-        return [TokenContext(tuple(tokens[-room:])) for tokens in contexts]
-
-
-def _sampling(given: dict[str, Any], max_gen_toks: int, seed: int) -> Sampling:
-    """The harness's generation options as ours; an unknown one is refused."""
-    from lm_eval.models.utils import normalize_gen_kwargs
-
-    from trueline.types import Sampling
-
-    options = dict(normalize_gen_kwargs(given, max_gen_toks))
-    if unknown := sorted(set(options) - _OPTIONS):
-        raise SettingError(
-            f"trueline has no generation option {', '.join(unknown)}; "
-            f"it has {', '.join(sorted(_OPTIONS))}"
-        )
-    chance: dict[str, Any] = {}
-    temperature = options.get("temperature", 1.0 if options["do_sample"] else 0.0)
-    if temperature > 0:  # the other options have no effect on greedy answers
-        chance = {name: options[name] for name in ("top_k", "top_p") if name in options}
-        chance |= {"temperature": temperature, "seed": seed}
-    stop = tuple(filter(None, options["until"]))
-    return Sampling(max_new_tokens=options["max_gen_toks"], stop=stop, **chance)
+        chance: dict[str, Any] = {}
+        temperature = options.get("temperature", 1.0 if options["do_sample"] else 0.0)
+        if temperature > 0:  # the other options have no effect on greedy answers
+            chance = {name: options[name] for name in ("top_k", "top_p") if name in options}
+            chance |= {"temperature": temperature, "seed": self.seed}
+        stop = tuple(filter(None, options["until"]))
+        return Sampling(max_new_tokens=options["max_gen_toks"], stop=stop, **chance)
 
 
 if "trueline" not in model_registry:  # a release that reads entry points has put it there

@@ -1,7 +1,6 @@
 """The classes that vLLM 0.32 makes: one for its flag, one for its entry point.
 
-Each is a subclass of both interfaces, and makes the processor of the model runner that calls
-it: V1 passes a device and a flag, V2 the states of its requests.
+Each implements both interfaces, and makes the processor of the model runner that calls it.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from trueline.integrations.vllm.requests import (
     Requests,
     V1Rows,
     V2Rows,
-    check_arguments,
     named_spaces,
+    read_arguments,
 )
 
 
@@ -41,7 +40,7 @@ class Corrective(V1Processor, V2Processor):
     @classmethod
     def validate_params(cls, sampling_params: Any) -> None:
         """Refuse wrong arguments of a request with an error for the client."""
-        check_arguments(sampling_params.extra_args)
+        read_arguments(sampling_params.extra_args)
 
 
 class Plugin(Corrective):
@@ -52,10 +51,9 @@ class Plugin(Corrective):
 
     def __new__(cls, vllm_config: Any, *given: Any) -> Any:
         flags = vllm_config.model_config.logits_processors or ()
-        is_named = any(
+        if not named_spaces() or any(
             one is Corrective or str(one).endswith("vllm:Corrective") for one in flags
-        )
-        if is_named or not named_spaces():
+        ):
             return _make(None, given)
         if len(given) == 2 and vllm_config.scheduler_config.async_scheduling:
             raise SettingError(HIDDEN_TOKENS)
@@ -63,8 +61,8 @@ class Plugin(Corrective):
 
 
 def _make(requests: Requests | None, given: tuple[Any, ...]) -> Any:
-    """The processor of the runner that passes these arguments; idle without requests."""
-    if len(given) == 2:  # V1: the device, and whether memory is pinned
-        return CorrectiveV1(requests)
-    (req_states,) = given
-    return CorrectiveV2(requests, req_states)
+    """The processor of the runner that passes these arguments; idle without requests.
+
+    V1 passes a device and whether memory is pinned, V2 the states of its requests.
+    """
+    return CorrectiveV1(requests) if len(given) == 2 else CorrectiveV2(requests, *given)

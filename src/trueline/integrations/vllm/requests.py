@@ -6,9 +6,8 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,7 +16,7 @@ from trueline.engines import wrap_tokenizer
 from trueline.errors import SettingError, TruelineError
 from trueline.methods import DEFAULT, check_settings, make_method, method_class, settings_fields
 from trueline.prompts import check_question
-from trueline.space import GroundingSpace, read_space
+from trueline.space import read_space
 from trueline.text import shown
 
 SPACES = "TRUELINE_SPACES"
@@ -33,15 +32,14 @@ HIDDEN_TOKENS = (
 log = logging.getLogger("vllm.trueline")  # a child of vLLM's logger, so that it is shown
 
 
-@dataclass(frozen=True, slots=True)
-class RequestArguments:
+class RequestArguments(NamedTuple):
     """The arguments of one request."""
 
-    space: str | None = None  # None: the first space of the server
-    question: str | None = None  # None: it is found in the prompt
-    is_off: bool = False
-    method: str = DEFAULT
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    space: str | None  # None: the first space of the server
+    question: str | None  # None: it is found in the prompt
+    is_off: bool
+    method: str
+    settings: Mapping[str, Any]
 
 
 def named_spaces() -> dict[str, Path]:
@@ -60,36 +58,31 @@ def named_spaces() -> dict[str, Path]:
 
 
 def read_arguments(given: Mapping[str, Any] | None) -> RequestArguments:
-    items = (given or {}).items()
+    """The arguments of a request; one that this server cannot follow is an error."""
+    items, spaces = (given or {}).items(), named_spaces()
     ours = {name.removeprefix(PREFIX): x for name, x in items if name.startswith(PREFIX)}
     method = str(ours.pop("method", DEFAULT))
-    known, hints = settings_fields(method), get_type_hints(method_class(method))
+    known = settings_fields(method)
     space, question = ours.pop("space", None), ours.pop("question", None)
     is_off = _boolean("off", ours.pop("off", False))
     if unknown := [name for name in ours if name not in known]:
         names = ", ".join(PREFIX + one for one in (*_OWN, *known))
         raise SettingError(f"there is no argument {PREFIX}{unknown[0]}; there are {names}")
-    settings = {
-        name: _boolean(name, value) if hints[name] is bool else value
-        for name, value in ours.items()
-    }
-    check_settings(method, settings)
+    for name in ours:
+        if isinstance(known[name].default, bool):
+            ours[name] = _boolean(name, ours[name])
+    check_settings(method, ours)
     if question is not None:
         check_question(question, f"{PREFIX}question")
-    return RequestArguments(space, question, is_off, method, settings)
-
-
-def check_arguments(given: Mapping[str, Any] | None) -> None:
-    """Refuse arguments that this server cannot follow, as an error for the client."""
-    arguments, spaces = read_arguments(given), named_spaces()
-    if arguments.space is not None and arguments.space not in spaces:
+    if space is not None and space not in list(spaces):
         has = ", ".join(spaces) or f"none ({SPACES} is not set)"
-        raise SettingError(f"this server has no space {shown(arguments.space)}; it has {has}")
-    if not hasattr(method_class(arguments.method), "corrector"):
+        raise SettingError(f"this server has no space {shown(space)}; it has {has}")
+    if not hasattr(method_class(method), "corrector"):
         raise SettingError(
-            f"{arguments.method} needs more than logits, and vLLM gives a processor only "
+            f"{method} needs more than logits, and vLLM gives a processor only "
             f"logits; leave {PREFIX}method out, or use trueline's own server"
         )
+    return RequestArguments(space, question, is_off, method, ours)
 
 
 def _boolean(name: str, value: object) -> bool:
@@ -121,11 +114,11 @@ class Requests:
         self._reader = wrap_tokenizer(tokenizer, ())  # each request has its own stop ids
         self._spaces = {name: read_space(folder) for name, folder in folders.items()}
         for name, space in self._spaces.items():
-            space.open_embedder("cpu")
             method: Any = make_method(DEFAULT, space=space)
-            corrector = method.corrector(self._reader)
-            found = corrector.find(space.prompt.encode(_TRIAL, tokenizer))
-            if found is None or found.question != _TRIAL:
+            prompt = space.prompt.encode(_TRIAL, tokenizer)
+            if (found := method.corrector(self._reader).find(prompt)) is None or (
+                found.question != _TRIAL
+            ):
                 log.warning(
                     "the question cannot be found in prompts of this model; the space %s "
                     "corrects only requests with trueline_question",
@@ -137,8 +130,14 @@ class Requests:
         arguments = read_arguments(params.extra_args)
         if arguments.is_off:
             return None
-        space = self._newest(arguments.space or next(iter(self._spaces)))
-        method: Any = make_method(arguments.method, space=space, settings=arguments.settings)
+        name = arguments.space or next(iter(self._spaces))
+        try:
+            self._spaces[name] = self._spaces[name].current()
+        except TruelineError as error:
+            log.error("the space %s stays as it was: %s", name, error)
+        method: Any = make_method(
+            arguments.method, space=self._spaces[name], settings=arguments.settings
+        )
         stops = params.stop_token_ids if params.ignore_eos else params.all_stop_token_ids
         correction: Correction | None = method.corrector(self._reader).begin(
             prompt_ids, question=arguments.question, stop_ids=sorted(stops or ())
@@ -148,17 +147,6 @@ class Requests:
     def submit(self, params: Any, prompt_ids: Sequence[int] | None) -> Begun:
         """The same in a thread, while the model reads the prompt."""
         return self._thread.submit(self.begin, params, prompt_ids)
-
-    def _newest(self, name: str) -> GroundingSpace:
-        try:
-            self._spaces[name] = self._spaces[name].current()
-        except TruelineError as error:
-            log.error("the space %s stays as it was: %s", name, error)
-        return self._spaces[name]
-
-
-def _no_rows(count: int) -> tuple[list[Correction | None], list[Sequence[int]]]:
-    return [None] * count, [()] * count
 
 
 class V1Rows:
@@ -196,7 +184,8 @@ class V1Rows:
         self._rows = {at: row for at, row in self._rows.items() if row[0].result()}
         if not self._rows:
             return logits
-        corrections, outputs = _no_rows(len(logits))
+        corrections: list[Correction | None] = [None] * len(logits)
+        outputs: list[Sequence[int]] = [()] * len(logits)
         for row, (begun, output) in self._rows.items():
             if output and output[-1] < 0:
                 raise SettingError(HIDDEN_TOKENS)
@@ -238,7 +227,8 @@ class V2Rows:
         self._slots = {slot: begun for slot, begun in self._slots.items() if begun.result()}
         if not self._slots or self._slots.keys().isdisjoint(ctx.idx_mapping_np.tolist()):
             return logits
-        corrections, outputs = _no_rows(len(logits))
+        corrections: list[Correction | None] = [None] * len(logits)
+        outputs: list[Sequence[int]] = [()] * len(logits)
         drafted = ctx.expanded_local_pos.tolist()
         for row, slot in enumerate(ctx.expanded_idx_mapping.tolist()):
             if slot in self._slots:
