@@ -12,7 +12,6 @@ import tiny
 import torch
 
 import trueline as tl
-from trueline.engines import gguf as gguf_header
 from trueline.engines.llama_cpp import library as libraries
 from trueline.engines.llama_cpp import model as heads
 from trueline.engines.llama_cpp.cache import Pool
@@ -79,14 +78,11 @@ def test_prompts_and_control_tokens_in_questions_are_those_of_transformers(lm, r
     ours, theirs = lm.tokenizer, reference.tokenizer
     assert len(ours) == len(theirs)
     assert (ours.bos_token_id, ours.eos_token_id) == (theirs.bos_token_id, theirs.eos_token_id)
-    added = {
-        token: (one.content, one.special) for token, one in ours.added_tokens_decoder.items()
+    own, known = ours.added_tokens_decoder, theirs.added_tokens_decoder
+    assert {id: one.special for id, one in own.items()} == {
+        id: one.special for id, one in known.items()
     }
-    known = theirs.added_tokens_decoder.items()
-    assert {token: special for token, (_, special) in added.items()} == {
-        token: one.special for token, one in known
-    }
-    assert added[1] == ("<bos>", True)
+    assert (own[1].content, own[1].special) == ("<bos>", True)
     for prompt in (tl.Prompt(), tl.Prompt(system="Be brief."), tl.Prompt(chat=False)):
         for question in (*tiny.QUESTIONS, "Is <bos> a word?"):
             assert prompt.encode(question, ours) == prompt.encode(question, theirs)
@@ -119,13 +115,11 @@ def test_a_chat_template_is_written_as_transformers_writes_it(template, referenc
     assert ours == expected
 
 
-def test_what_it_says_of_itself_is_what_the_file_says(lm, reference, file):
+def test_its_facts_are_those_of_the_file(lm, reference):
     names = ("vocabulary", "depth", "is_tied", "dtype", "device")
     assert all(getattr(lm, name) == getattr(reference, name) for name in names)
     assert (lm.limit, lm.id, lm.stop_ids) == (2048, "tiny.gguf", {2})
     assert lm.fingerprint.startswith("gguf-")
-    assert lm.fingerprint != reference.fingerprint
-    assert "tiny.gguf" in repr(lm)
 
 
 def test_its_logits_are_those_of_transformers_up_to_its_cache_of_16_bits(
@@ -303,9 +297,8 @@ def test_a_whole_continuation_is_read_as_token_by_token(lm, contexts):
 def test_more_candidates_than_sequences_are_scored(lm):
     candidates = [f"Bats {number}." for number in range(300)]
     scores = tl.score(lm, tl.Greedy(), "Are bats blind?", candidates)
-    few = [tl.score(lm, tl.Greedy(), "Are bats blind?", [one])[0] for one in candidates[:3]]
+    few = tl.score(lm, tl.Greedy(), "Are bats blind?", candidates[:3])
     assert scores[:3] == pytest.approx(few, abs=0.02)
-    assert len(set(scores)) > 100
 
 
 def test_a_corrective_space_serves_it_as_it_is(lm, reference, examples, embedder):
@@ -345,27 +338,6 @@ def test_a_head_is_found_by_the_form_that_gives_its_logits(lm, contexts):
     assert heads.find_head(weights, hidden, own.flip(1)) is None
 
 
-def test_packed_tensors_are_read_as_gguf_packs_them(tmp_path):
-    import numpy as np
-    from gguf import GGMLQuantizationType, GGUFWriter, quants
-
-    values = np.random.default_rng(0).normal(size=(3, 64)).astype(np.float32)
-    kinds = [GGMLQuantizationType[name] for name in ("F32", "F16", "Q8_0", "Q4_1")]
-    writer = GGUFWriter(tmp_path / "packed.gguf", "llama")
-    for kind in kinds:
-        writer.add_tensor(kind.name, quants.quantize(values, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    header = gguf_header.read_gguf_header(tmp_path / "packed.gguf", "packed")
-    weights = type("Stand", (), {"file": tmp_path / "packed.gguf"})
-    for kind in kinds:
-        found = heads.read_tensor(weights, header.tensors[kind.name]).numpy()
-        expected = quants.dequantize(quants.quantize(values, kind), kind)
-        assert np.array_equal(found, expected.reshape(3, 64))
-
-
 def test_rad_entries_belong_to_the_engine_that_made_them(lm, reference, embedder, examples):
     space = tl.build(lm, examples, context=8, embedder=embedder)
     assert (space.info()["values"], space.info()["head"]) == ("hidden", "linear")
@@ -403,15 +375,13 @@ def test_no_model_of_torch_is_opened(file):
     assert (done.returncode, done.stdout, done.stderr) == (0, "length\n", "")
 
 
-def test_the_command_line_opens_it_by_option_or_variable(file, tiny_home, monkeypatch):
+def test_the_command_line_opens_it(file, tiny_home, monkeypatch):
     from test_cli import run
 
     command = ["ask", "--model", str(file), "--method", "greedy", "Is air gold?"]
     first = run(*command, "--engine", "llama.cpp")
     monkeypatch.setenv("TRUELINE_ENGINE", "llama.cpp")
-    second = run(*command)
-    assert (first.code, second.code) == (0, 0), first.err + second.err
-    assert first.out == second.out != ""
+    assert (first.code, first.out) == (0, run(*command).out)
     refused = run(*command, "--engine", "nothing")
     assert refused.code
     assert "llama.cpp" in refused.err
@@ -429,15 +399,14 @@ def test_another_package_than_the_pinned_one_is_refused(monkeypatch):
         open_library()
 
 
-def fields_with(**changes):
-    own = libraries._FIELDS
-    return {**own, "context": {**own["context"], **changes}}
-
-
 def test_a_library_that_is_laid_out_in_another_way_is_refused(file):
+    def open_with(**changes):
+        own = libraries._FIELDS
+        return open_library({**own, "context": {**own["context"], **changes}})
+
     with pytest.raises(ModelError, match="n_batch of its context parameters is not where it"):
-        open_library(fields_with(n_batch=(8, "i", 2048)))
+        open_with(n_batch=(8, "i", 2048))
     # n_batch and n_ubatch change places in the table, with the defaults that stand there.
-    moved = open_library(fields_with(n_batch=(8, "i", 512), n_ctx=(4, "i", 2048)))
+    moved = open_with(n_batch=(8, "i", 512), n_ctx=(4, "i", 2048))
     with pytest.raises(ModelError, match=r"given n_(ctx|batch)=\d+ and took \d+"):
         Pool(heads.Weights(file, "tiny", moved)).take(1024, 4)

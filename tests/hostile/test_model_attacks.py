@@ -21,8 +21,8 @@ from transformers import PreTrainedTokenizerFast
 import trueline as tl
 from trueline.embed import load_embedder
 from trueline.engines.models import resolve
-from trueline.engines.transformers.open import open_bert_scorer, quiet
-from trueline.errors import ModelError, SettingError, TruelineError, UnknownModelError
+from trueline.engines.transformers.open import check_config, open_bert_scorer, quiet
+from trueline.errors import ModelError, SettingError, TruelineError
 from trueline.prompts import Prompt, chat_turn, encode_plain, read_messages
 from trueline.session import open_session
 from trueline.types import Example
@@ -58,7 +58,7 @@ def static_folder(tmp_path_factory):
 
 
 @pytest.fixture
-def unasked(monkeypatch):
+def no_stdin(monkeypatch):
     """A stdin that would say yes to everything; it must not be read."""
     stdin = io.StringIO("y\n" * 20)
     monkeypatch.setattr(sys, "stdin", stdin)
@@ -80,7 +80,7 @@ def copied(folder, target, **files):
 
 
 def with_code(folder, target, *, of):
-    """A folder that brings code, which leaves a trace when it runs."""
+    """A folder with code, which leaves a trace when it runs."""
     trace = target.parent / "ran"
     code = f"open({str(trace)!r}, 'w').close()\n"
     code += "from transformers import LlamaConfig as C, LlamaForCausalLM as M\n"
@@ -88,26 +88,22 @@ def with_code(folder, target, *, of):
     code += "class M(M):\n    config_class = C\n"
     code += "from transformers import PreTrainedTokenizerFast as T\n"
     names = {"AutoConfig": "own.C", "AutoModel": "own.M", "AutoModelForCausalLM": "own.M"}
-    if of == "model":
-        changes = {"config": {"model_type": "foreign", "auto_map": names}}
-    else:
-        own = {"tokenizer_class": "T", "auto_map": {"AutoTokenizer": ["own.T", "own.T"]}}
-        changes = {"tokenizer_config": own}
-    copied(folder, target, **changes)
+    own = {"tokenizer_class": "T", "auto_map": {"AutoTokenizer": ["own.T", "own.T"]}}
+    changes = {"model": {"config": {"model_type": "foreign", "auto_map": names}}}
+    changes["tokenizer"] = {"tokenizer_config": own}
+    copied(folder, target, **changes[of])
     (target / "own.py").write_text(code)
     return target, trace
 
 
-def opened_by_bert_score(folder):
+def open_scorer(folder):
     return open_bert_scorer(str(folder), 1)
 
 
 @pytest.mark.parametrize("of", ["model", "tokenizer"])
-@pytest.mark.parametrize("opened", [tl.load, load_embedder, opened_by_bert_score])
-@pytest.mark.usefixtures("unasked")
-def test_code_in_a_folder_never_runs_unasked(
-    opened, of, tmp_path, model_folder, embedder_folder
-):
+@pytest.mark.parametrize("opened", [tl.load, load_embedder, open_scorer])
+@pytest.mark.usefixtures("no_stdin")
+def test_code_of_a_folder_is_never_run(opened, of, tmp_path, model_folder, embedder_folder):
     base = model_folder if opened is tl.load else embedder_folder
     folder, trace = with_code(base, tmp_path / "theirs", of=of)
     if of == "tokenizer" and opened is not tl.load:
@@ -118,45 +114,37 @@ def test_code_in_a_folder_never_runs_unasked(
     assert not trace.exists()
 
 
-@pytest.mark.usefixtures("unasked")
+@pytest.mark.usefixtures("no_stdin")
 def test_code_runs_for_the_model_that_is_trusted(model_folder, tmp_path):
     model, ran = with_code(model_folder, tmp_path / "mine", of="model")
     tl.load(model, trust_remote_code=True)
     assert ran.exists()
 
 
-def test_one_module_opens_the_files_of_models_and_always_says_what_to_trust():
+def test_one_module_opens_the_files_of_models_and_always_decides_what_to_trust():
     found = []
     for path in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                name, value = node.func.attr, node.func.value
-                if name in ("from_pretrained", "from_config"):
+                call = ast.unparse(node.func)
+                assert call not in ("torch.load", "pickle.load"), path
+                if node.func.attr in ("from_pretrained", "from_config"):
                     found.append(path.relative_to(SOURCE).as_posix())
                     given = {keyword.arg for keyword in node.keywords}
                     assert {"trust_remote_code", None} & given, f"{path}:{node.lineno}"
-                module = value.id if isinstance(value, ast.Name) else ""
-                assert (module, name) not in {("torch", "load"), ("pickle", "load")}, path
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                assert node.func.id != "input" or path.name == "screen.py", path
     assert found == ["engines/transformers/open.py"] * 4
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("attn_implementation", "someone/kernel"),
-        ("experts_implementation", "someone/kernel"),
-        ("transformers_weights", "other.safetensors"),
-    ],
-)
-def test_settings_that_name_code_or_weights_elsewhere_are_refused(
-    name, value, model_folder, tmp_path
-):
-    folder = copied(model_folder, tmp_path / "theirs", config={name: value})
-    shutil.copy(folder / "model.safetensors", folder / "other.safetensors")
-    with pytest.raises(ModelError, match=name):
-        tl.load(folder)
+def test_settings_that_name_code_or_weights_elsewhere_are_refused(model_folder, tmp_path):
+    for name, value in {
+        "attn_implementation": "someone/kernel",
+        "experts_implementation": "someone/kernel",
+        "transformers_weights": "other.safetensors",
+    }.items():
+        folder = copied(model_folder, tmp_path / name, config={name: value})
+        shutil.copy(folder / "model.safetensors", folder / "other.safetensors")
+        with pytest.raises(ModelError, match=name):
+            tl.load(folder)
 
 
 # ------------------------------------------------------------------ pickles and decoys
@@ -192,8 +180,8 @@ def index_of(*names):
 
 
 def adapter(folder):
-    found = {"base_model_name_or_path": str(folder / "nowhere"), "peft_type": "LORA"}
-    (folder / "adapter_config.json").write_text(json.dumps(found))
+    names = {"base_model_name_or_path": str(folder / "nowhere"), "peft_type": "LORA"}
+    (folder / "adapter_config.json").write_text(json.dumps(names))
 
 
 @pytest.mark.parametrize(
@@ -202,7 +190,6 @@ def adapter(folder):
         decoy_below,
         index_of("part.safetensors", "pytorch_model.bin"),
         index_of("../theirs/part.safetensors"),
-        index_of("/dev/zero"),
         index_of(5),
         index_of(),
         adapter,
@@ -214,7 +201,7 @@ def test_a_pickle_is_never_opened_whatever_else_is_in_the_folder(
     for base, opened in [
         (model_folder, tl.load),
         (embedder_folder, load_embedder),
-        (embedder_folder, opened_by_bert_score),
+        (embedder_folder, open_scorer),
         (static_folder, load_embedder),
     ]:
         folder = copied(base, tmp_path / "theirs")
@@ -227,16 +214,11 @@ def test_a_pickle_is_never_opened_whatever_else_is_in_the_folder(
 
 
 def test_pipes_and_devices_in_a_folder_are_not_read(model_folder, tmp_path):
-    base = copied(model_folder, tmp_path / "base")
-    (base / "below").mkdir()
-    (base / "below" / "any.json").touch()
     for name, make in [
-        ("below/any.json", os.mkfifo),
         ("config.json", os.mkfifo),
-        ("model.safetensors", os.mkfifo),
         ("tokenizer.json", lambda path: path.symlink_to("/dev/zero")),
     ]:
-        folder = copied(base, tmp_path / name.replace("/", "-"))
+        folder = copied(model_folder, tmp_path / name)
         (folder / name).unlink()
         make(folder / name)
         with within(20), pytest.raises(ModelError, match=rf"{name} is neither"):
@@ -334,12 +316,10 @@ def test_control_tokens_in_messages_and_answers_are_ordinary_text(text):
         read_messages([{"role": role, "content": content} for role in roles])
         for content in (text, "No.")
     )
-    wanted = harmless.encode(words)
-    found = ours.encode(words)
-    assert control_ids(words, found) == control_ids(words, wanted)
-    assert words.decode(found) == words.decode(wanted).replace("No.", text)
+    found, wanted = ours.encode(words), harmless.encode(words)
     after = harmless.preceded_by(text).encode(words)
-    assert control_ids(words, after) == control_ids(words, wanted)
+    assert control_ids(words, found) == control_ids(words, wanted) == control_ids(words, after)
+    assert words.decode(found) == words.decode(wanted).replace("No.", text)
     for answer in (
         ours.encode_answer(text, words),
         Prompt().encode_answer("Are bats blind?", text, words),
@@ -350,7 +330,7 @@ def test_control_tokens_in_messages_and_answers_are_ordinary_text(text):
         assert words.decode(answer).strip() == text.strip()
 
 
-def test_texts_without_control_tokens_are_read_as_ever():
+def test_texts_without_control_tokens_are_encoded_as_by_the_tokenizer():
     for chat in (True, False):
         words = tiny.tokenizer(chat)
         for text in [*tiny.TEXTS, *tiny.QUESTIONS, "<|", "<end>", "| <|star t|>", "\ufdd0 a"]:
@@ -397,27 +377,14 @@ def test_a_tokenizer_that_begins_texts_with_a_space_adds_none_inside():
 # ------------------------------------------------------------------ names, devices, sizes
 
 
-@pytest.mark.parametrize("device", ["meta:0", "nonsense", "cuda:99", "hpu", 1.5])
-def test_a_device_that_cannot_be_used_is_one_line(device, model_folder, embedder_folder):
+def test_a_device_or_dtype_that_cannot_be_used_is_one_line(model_folder, embedder_folder):
     for opened, folder in ((tl.load, model_folder), (load_embedder, embedder_folder)):
-        with pytest.raises(SettingError, match=r"device .* cannot be used here") as caught:
-            opened(folder, device=device)
-        assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("dtype", [torch.int8, None, [], "int8", ""])
-def test_a_dtype_that_is_none_is_one_line(dtype, model_folder):
-    with pytest.raises(SettingError, match="dtype must be auto"):
-        tl.load(model_folder, dtype=dtype)
-
-
-@pytest.mark.parametrize("name", ["~nouser/x", "a" * 5_000, "", "~\ud800", "\x00"])
-def test_a_name_that_no_folder_can_have_is_one_line(name):
-    for kind in ("language", "embedder"):
-        with pytest.raises(UnknownModelError) as caught:
-            resolve(name, kind)
-        assert "\n" not in str(caught.value)
-        assert len(str(caught.value)) < 800
+        for device in ("meta:0", "nonsense", "cuda:99", "hpu", 1.5):
+            with pytest.raises(SettingError, match=r"\A.*device .* cannot be used here.*\Z"):
+                opened(folder, device=device)
+    for dtype in (torch.int8, None, [], "int8", ""):
+        with pytest.raises(SettingError, match="dtype must be auto"):
+            tl.load(model_folder, dtype=dtype)
 
 
 def changed_weights(base, target, change):
@@ -430,16 +397,15 @@ def changed_weights(base, target, change):
     return folder
 
 
-def test_weights_that_are_not_numbers_are_refused(model_folder, embedder_folder, tmp_path):
+def test_weights_that_are_not_numbers_or_missing_are_refused(
+    model_folder, embedder_folder, tmp_path
+):
     def change(weights):
         max(weights.values(), key=torch.numel)[:] = torch.nan
 
     for opened, base in ((tl.load, model_folder), (load_embedder, embedder_folder)):
         with pytest.raises(ModelError, match="not numbers"):
             opened(changed_weights(base, tmp_path / base.name, change))
-
-
-def test_weights_that_are_missing_are_not_made_up(model_folder, tmp_path):
     name = "model.layers.1.mlp.up_proj.weight"
     folder = changed_weights(model_folder, tmp_path / "theirs", lambda own: own.pop(name))
     with pytest.raises(ModelError, match=rf"{name}, which would be random"):
@@ -453,7 +419,6 @@ def test_a_home_that_cannot_be_one_is_one_line(home, tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     for work in (
         lambda: tl.load("smollm2-135m"),
-        lambda: load_embedder("potion-base-8m"),
         lambda: open_session(["rad"], model=tiny.language_model("llama")),
     ):
         with pytest.raises((SettingError, ModelError), match=r"\A.*TRUELINE_HOME.*\Z"):
@@ -463,22 +428,32 @@ def test_a_home_that_cannot_be_one_is_one_line(home, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "name", ["hidden_size", "num_hidden_layers", "vocab_size", "num_key_value_heads"]
 )
-@pytest.mark.parametrize("size", [10**4, 10**9, 10**15])
-def test_a_size_the_weights_do_not_have_is_refused_in_words(name, size, model_folder, tmp_path):
+@pytest.mark.parametrize("size", [10**4, 10**15])
+def test_a_size_the_weights_do_not_have_is_refused(name, size, model_folder, tmp_path, peak):
     folder = copied(model_folder, tmp_path / "theirs", config={name: size})
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with within(30), pytest.raises(ModelError) as caught:
+    with within(30), pytest.raises(ModelError, match=r"\A[^\n]*\Z"):
         tl.load(folder)
-    assert "\n" not in str(caught.value)
-    grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-    assert grown < MEMORY
 
 
-def test_positions_that_no_model_has_are_refused_in_words(embedder_folder, tmp_path):
-    for name in ("max_position_embeddings", "type_vocab_size"):
-        folder = copied(embedder_folder, tmp_path / name, config={name: 10**9})
-        with within(30), pytest.raises(ModelError):
-            load_embedder(folder)
+@pytest.fixture
+def peak():
+    """What a test adds to the peak of memory is held to a limit."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    yield
+    assert 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) < MEMORY
+
+
+def test_a_large_model_with_masks_of_its_own_is_no_damaged_one():
+    from transformers import AutoModelForCausalLM, GPTNeoConfig
+
+    config = GPTNeoConfig(num_layers=24, attention_types=[[["global", "local"], 12]])
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    assert sum(buffer.numel() for buffer in model.buffers()) > 1 << 26
+    values = sum(weight.numel() for weight in model.parameters())
+    check_config(AutoModelForCausalLM, config, 400, values)
+    with pytest.raises(ModelError, match="its settings need"):
+        check_config(AutoModelForCausalLM, config, 400, values // 64)
 
 
 # ------------------------------------------------------------------ the fuzzer
@@ -547,14 +522,11 @@ def used(kind, folder):
 
 
 @pytest.fixture
-def counted():
-    """How rounds ended; their peak of memory is held to a limit."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def counted(peak):
+    """How many rounds ended in which way; each way must be there."""
     ends = {"refused": 0, "used": 0}
     yield ends
-    grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-    print(ends, f"{grown >> 20} MB more at the peak")
-    assert grown < MEMORY
+    print(ends)
     assert all(ends.values())
 
 
@@ -572,7 +544,7 @@ def attempt(chance, what, work, ends):
         ) from error
 
 
-@pytest.mark.usefixtures("unasked")
+@pytest.mark.usefixtures("no_stdin")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("kind", "quick", "long"), [("model", 40, 1_400), ("embedder", 15, 400), ("static", 5, 200)]
@@ -605,7 +577,7 @@ def gguf_damaged(chance, data):
     return data[:at] + number.to_bytes(4, "little") + data[at + 4 :]
 
 
-@pytest.mark.usefixtures("unasked")
+@pytest.mark.usefixtures("no_stdin")
 @pytest.mark.filterwarnings("ignore")
 def test_a_damaged_gguf_is_refused_or_a_model(tmp_path, counted, monkeypatch):
     monkeypatch.setenv("TRUELINE_HOME", str(tmp_path / "home"))
@@ -632,25 +604,13 @@ def test_an_odd_name_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRUELINE_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
+    odd = ["~nouser/x", "a" * 5_000, "", "~\ud800", "\x00"]
     for chance in rounds("model name", 60, 2_000):
-        name = odd_name(chance)
+        name = odd.pop() if odd else odd_name(chance)
         if name in ("smollm2-135m", "all-minilm-l6-v2"):
             continue
         with within(20), pytest.raises(ModelError) as caught:
             resolve(name, chance.choice(["language", "embedder"]))
-        assert "\n" not in str(caught.value).replace(name, ""), f"{chance.name}: {name!r}"
-
-
-def test_a_large_model_with_masks_of_its_own_is_no_damaged_one():
-    from transformers import AutoModelForCausalLM, GPTNeoConfig
-
-    from trueline.engines.transformers.open import check_config
-
-    config = GPTNeoConfig(num_layers=24, attention_types=[[["global", "local"], 12]])
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    assert sum(buffer.numel() for buffer in model.buffers()) > 1 << 26
-    values = sum(weight.numel() for weight in model.parameters())
-    check_config(AutoModelForCausalLM, config, 400, values)
-    with pytest.raises(ModelError, match="its settings need"):
-        check_config(AutoModelForCausalLM, config, 400, values // 64)
+        text = str(caught.value).replace(name or "\n", "")
+        assert "\n" not in text, f"{chance.name}: {name!r}"
+        assert len(text) < 800
