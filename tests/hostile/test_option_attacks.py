@@ -1,10 +1,9 @@
-"""Command lines and options that nobody should give: one line, exit 1, and a safe terminal."""
+"""Command lines and options that nobody expects: one line, exit 1, and a safe terminal."""
 
 import ast
 import io
 import json
 import os
-import pty
 import re
 import shutil
 import subprocess
@@ -88,9 +87,6 @@ def refused(*args, **how):
     return ran.err
 
 
-# Terminals
-
-
 def test_only_the_screen_writes_in_the_command_line():
     found = [
         f"{path.name}:{node.lineno}"
@@ -134,18 +130,12 @@ SHOWN = [  # commands that show what the space holds
     "args",
     [
         *SHOWN,
-        ["info", "odd.space", "--json"],
-        ["log", "odd.space"],
-        ["verify", "odd.space"],
         ["compare", *SHORT, "--flips", "--json", QUESTION + EVIL],
         ["explain", *SHORT, QUESTION + EVIL],
-        ["ask", *SHORT, "--json", QUESTION + EVIL],
         ["ask", *SHORT, "--method", EVIL, QUESTION],
         ["ask", *SHORT, f"--{EVIL}", QUESTION],
-        ["build", EVIL, "--out", "x"],
         ["build", "odd.jsonl", "--out", "x", "--column", f"question={EVIL}"],
         ["remove", "odd.space", EVIL],
-        [EVIL],
     ],
     ids=lambda args: " ".join(args)[:40].encode("ascii", "backslashreplace").decode(),
 )
@@ -201,9 +191,6 @@ def test_a_warning_is_one_safe_line(monkeypatch):
     assert [line.partition(":")[0] for line in ran.err.splitlines()] == ["note", "Error"]
 
 
-# Numbers, texts and questions in the library
-
-
 ODD_OPTIONS = {
     "stop": [5, b"x", [5], [None], {"a": 1}, "", "\ud800"],
     "stop_ids": [5, ["a"], [1.5]],
@@ -219,12 +206,10 @@ ODD_OPTIONS = {
 @pytest.mark.parametrize("name", ODD_OPTIONS)
 def test_an_option_that_cannot_be_is_refused_by_its_name(name):
     for value in ODD_OPTIONS[name]:
-        options = {"temperature": 1.0, name: value}
-        for call in (Sampling, lambda **given: tl.generate(lm(), tl.Greedy(), "q", **given)):
-            with pytest.raises(SettingError, match=name.partition("_")[0]) as caught:
-                call(**options)
-            assert len(str(caught.value)) < 200
-            assert "\n" not in str(caught.value)
+        with pytest.raises(SettingError, match=name.partition("_")[0]) as caught:
+            tl.generate(lm(), tl.Greedy(), "q", **{"temperature": 1.0, name: value})
+        assert len(str(caught.value)) < 200
+        assert "\n" not in str(caught.value)
 
 
 def lm():
@@ -247,12 +232,10 @@ def test_numbers_of_numpy_are_numbers():
 
 
 QUESTIONS = ["", "\n\t", "\u3000", None, 5, b"q", {"q": 1}, "\ud800"]
-MESSAGES = [5, [5], [{"role": [], "content": "x"}], [{"role": "user", "content": " "}]]
-READING = [{"limit": 1.5}, {"limit": 0}, {"separator": 5}, {"split": 5}, {"columns": 5}]
 REFUSED = {  # a call, and what it cannot take
     "size": (
         lambda size: tl.generate(lm(), tl.Greedy(), ["q"], batch_size=size),
-        [1.5, 0, -1, None, "4", True, float("nan"), [4]],
+        [1.5, 0, None, "4", True, float("nan")],
     ),
     "generate": (
         lambda question: tl.generate(lm(), tl.Greedy(), question),
@@ -260,19 +243,21 @@ REFUSED = {  # a call, and what it cannot take
     ),
     "stream": (lambda question: list(tl.stream(lm(), tl.Greedy(), question)), QUESTIONS),
     "score": (lambda question: tl.score(lm(), tl.Greedy(), question, ["a"]), QUESTIONS),
-    "compare": (lambda question: tl.compare(lm(), [tl.Greedy()], [question]), QUESTIONS),
     "candidates": (
         lambda given: tl.score(lm(), tl.Greedy(), "q", given),
         [5, "yes", [None], [""]],
     ),
     "methods": (lambda given: tl.compare(lm(), given, ["q"]), [5, [5]]),
-    "many": (lambda given: tl.compare(lm(), [tl.Greedy()], given), ["q", 5, []]),
+    "many": (lambda given: tl.compare(lm(), [tl.Greedy()], given), ["q", 5, [], [None]]),
     "method": (lambda method: tl.generate(lm(), method, "q"), ["rad", None]),
-    "messages": (lambda given: tl.generate(lm(), tl.Greedy(), messages=given), MESSAGES),
+    "messages": (
+        lambda given: tl.generate(lm(), tl.Greedy(), messages=given),
+        [5, [5], [{"role": [], "content": "x"}], [{"role": "user", "content": " "}]],
+    ),
     "source": (read_examples, [5, None, b"facts", {"question": "q"}, [None], [], ""]),
     "reading": (
         lambda options: read_examples("facts", **options),
-        [*READING, {"columns": {"question": 5}}, {"columns": {5: "x"}}],
+        [{"limit": 1.5}, {"limit": 0}, {"separator": 5}, {"split": 5}, {"columns": {5: "x"}}],
     ),
     "build": (lambda examples: tl.build(None, examples, context=None), [5]),
 }
@@ -287,32 +272,12 @@ def test_what_a_call_cannot_take_is_one_line(name):
         assert "\n" not in str(caught.value).partition(" rows cannot be used")[0]
 
 
-def test_questions_may_come_from_anywhere():
-    model, method = lm(), tl.Greedy()
-    wanted = tl.generate(model, method, ["a", "b"], max_new_tokens=2)
-    assert tl.generate(model, method, iter(["a", "b"]), max_new_tokens=2) == wanted
-    compared = tl.compare(model, [method], iter(["a", "b"]), max_new_tokens=2)
-    assert compared["greedy"].answers == wanted
-    scores = tl.score(model, method, "a", ["yes", "no"])
-    assert tl.score(model, method, "a", iter(["yes", "no"])) == scores
-    assert tl.generate(model, method, []) == tl.score(model, method, "a", []) == []
-
-
-# The command line
-
-
-def test_commands_refuse_a_blank_question_with_the_same_words():
-    said = [refused(name, *SHORT, "\n") for name in ("ask", "explain")]
-    said += [refused("compare", *SHORT, " ").replace("question 1", "the question")]
-    assert {*said} == {"Error: the question is empty; write one\n"}
-    ran = run_command("chat", *SHORT, stdin="\n")
-    assert (ran.code, ran.out, "Error" in ran.err) == (0, "", False)
-
-
-def test_a_marked_file_of_questions_is_read_as_it_was_written():
-    told = json.loads(run_command("compare", *SHORT, "--json", "--file", "marked.txt").out)
-    asked = [answer["question"] for answer in told["greedy"]["answers"]]
-    assert asked == ["Are bats blind?", "Do fish sleep?"]
+def test_questions_and_candidates_may_come_from_an_iterator():
+    answers = tl.generate(lm(), tl.Greedy(), ["a", "b"], max_new_tokens=2)
+    assert tl.generate(lm(), tl.Greedy(), iter(["a", "b"]), max_new_tokens=2) == answers
+    scores = tl.score(lm(), tl.Greedy(), "a", ["yes", "no"])
+    assert tl.score(lm(), tl.Greedy(), "a", iter(["yes", "no"])) == scores
+    assert tl.generate(lm(), tl.Greedy(), []) == tl.score(lm(), tl.Greedy(), "a", []) == []
 
 
 @pytest.mark.parametrize(
@@ -324,7 +289,6 @@ def test_a_marked_file_of_questions_is_read_as_it_was_written():
         ("folder", "it is a folder"),
         ("fifo", "it is no regular file"),
         ("/dev/zero", "it is no regular file"),
-        ("dangling", "No such file or directory"),
         ("loop", "Too many levels of symbolic links"),
         ("a" * 300, "File name too long"),
         ("faq.csv/x", "Not a directory"),
@@ -335,53 +299,39 @@ def test_a_file_of_questions_that_cannot_be_read_is_one_line(file, reason):
         Path(file).touch()
         os.truncate(file, 20_000_000)
     with within(20):
-        said = refused("compare", *SHORT, "--file", file)
-    assert file in said
-    assert reason in said
-    assert len(said.splitlines()) == 1
+        err = refused("compare", *SHORT, "--file", file)
+    assert file in err
+    assert reason in err
+    assert len(err.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
     ("args", "reason"),
     [
-        ([*RAD, "--set", "alpha=" + "-" * 100_000 + "1"], "alpha must be a number"),
         ([*RAD, "--set", "alpha=" + "[" * 100_000], "alpha must be a number"),
         ([*RAD, "--set", "alpha=" + "9" * 5_000], "alpha must lie in"),
         ([*RAD, "--set", "alpha=1e999"], "alpha must lie in"),
         (["--set", "x" * 100_000], "a setting is NAME=VALUE"),
         (["--set", "=1"], "no setting ''"),
         (["--set", "strength=nan"], "strength must lie in"),
-        (["--max-new-tokens", "9" * 5_000], "is not a valid integer"),
         (["--max-new-tokens", "-" + "9" * 4_000], "max_new_tokens must be 1 or more"),
         (["--temperature", "inf"], "temperature must be"),
-        (["--seed", "1" * 100, "--temperature", "1"], "seed must lie"),
         (["--stop", "\udc80"], "not valid UTF-8"),
-        (["--method", "\udcff"], "not valid UTF-8"),
+        (["--stop", ""], "it is empty"),
+        (["--file", ""], "it is empty"),
         (["--device", "meta"], "cannot be used here"),
     ],
     ids=lambda value: shown(value)[:30] if isinstance(value, list) else "",
 )
 def test_an_option_with_an_odd_value_is_one_line(args, reason):
     with within(20):
-        said = refused("ask", *SHORT, *args, QUESTION)
-    assert reason in said
+        assert reason in refused("ask", *SHORT, *args, QUESTION)
 
 
 def test_a_name_with_line_breaks_forges_no_second_error():
     ran = run_command("info", "x\nError: forged\n\tand more")
     assert ran.err.count("\n") == 1
     assert "x\\nError: forged" in ran.err
-
-
-def test_odd_values_that_mean_something_are_taken():
-    for args in (
-        ["--temperature", "1", "--seed", "1", "--top-p", "1e-300"],
-        ["--temperature", "1e308", "--seed", "1"],
-        ["--temperature", "1", "--seed", "1", "--top-k", "9" * 30],
-        ["--space", "facts.space", "--max-new-tokens", "9" * 30, "--stop", "e"],
-    ):
-        ran = run_command("ask", *SHORT, *args, QUESTION)
-        assert ran.code == 0, ran.err
 
 
 SETTINGS = {"5": 5, "-0.5": -0.5, ".5": 0.5, "True": True, "none": None, "[0, 2]": [0, 2]}
@@ -394,7 +344,7 @@ def test_a_setting_is_read_as_a_number_a_word_or_a_list(text, value):
     assert (read, type(read)) == (value, type(value))
 
 
-def test_bytes_that_are_no_text_go_through_as_a_path_and_are_refused_as_text():
+def test_bytes_that_are_not_text_go_through_as_a_path_and_are_refused_as_text():
     assert "there is no space at \\udcff" in refused("info", "\udcff")
     assert "not valid Unicode" in refused("ask", *SHORT, "\udcff")
     ran = run_command("chat", *SHORT, stdin=f"\udcff\n{QUESTION}\n")
@@ -402,29 +352,19 @@ def test_bytes_that_are_no_text_go_through_as_a_path_and_are_refused_as_text():
     assert ran.out.endswith("\n")
 
 
-@pytest.mark.parametrize("flag", ["--space", "--model", "--file", "--stop"])
-def test_no_option_takes_an_empty_text(flag):
-    assert "it is empty" in refused("ask", QUESTION, flag, "")
-
-
 @pytest.mark.parametrize(
-    ("redirection", "code", "said"),
+    ("redirection", "code", "error"),
     [
-        (">&-", 0, ""),
-        ("2>&-", 0, ""),
-        ("<&-", 0, ""),
         ("<&- 2>&-", 0, ""),
         (">/dev/full", 1, "Error: standard output cannot be written: No space left on device"),
-        ("2>/dev/full", 0, ""),
         ("--none 2>/dev/full", 1, ""),
-        ("--none 2>&-", 1, ""),
         ("| head -0", 0, ""),
         ("--json | true", 0, ""),
         ("--help >/dev/full", 1, "Error: No space left on device"),
         ("--help | true", 0, ""),
     ],
 )
-def test_a_stream_that_is_closed_full_or_left_is_one_line_at_most(redirection, code, said):
+def test_a_stream_that_is_closed_full_or_left_is_one_line_at_most(redirection, code, error):
     status = "; echo ${PIPESTATUS[0]}" if "|" in redirection else "; echo $?"
     script = f"trueline models {redirection}{status}"
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -436,44 +376,8 @@ def test_a_stream_that_is_closed_full_or_left_is_one_line_at_most(redirection, c
         env={**os.environ, "PATH": path},
     )
     assert done.stdout.splitlines()[-1] == str(code), done
-    assert done.stderr.startswith(said), done.stderr
-    assert len(done.stderr.splitlines()) == bool(said), done.stderr
-
-
-def test_a_reader_that_leaves_in_the_middle_is_no_failure(parts):
-    """More than a pipe holds is written, inside of the command."""
-    script = (
-        "import sys; from trueline.cli import main, screen;"
-        "from trueline.engines.models import ALIASES; one = ALIASES['smollm2-135m'];"
-        "ALIASES.update({str(n): one for n in range(5000)});"
-        "sys.argv = ['trueline', 'models']; main()"
-    )
-    command = f'{sys.executable} -c "{script}" | head -1; echo ${{PIPESTATUS[0]}}'
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
-    assert done.stdout.splitlines()[1:] == ["0"], done
-    assert done.stderr == ""
-
-
-def test_a_real_terminal_sees_no_escape_of_a_space(parts):
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        [sys.executable, "-m", "trueline", "info", "odd.space"],
-        stdout=theirs, stderr=theirs, stdin=subprocess.DEVNULL,
-    ) as process:  # fmt: skip
-        os.close(theirs)
-        told = b""
-        try:
-            while part := os.read(ours, 4096):
-                told += part
-        except OSError:  # how a terminal ends on Linux
-            pass
-    os.close(ours)
-    assert process.returncode == 0
-    assert b"\\x1b]0;owned" in told
-    assert steering(told.decode().replace("\r\n", "\n")) == []
-
-
-# Two thousand command lines
+    assert done.stderr.startswith(error), done.stderr
+    assert len(done.stderr.splitlines()) == bool(error), done.stderr
 
 
 def odd_arguments(chance):
@@ -517,6 +421,20 @@ def odd_text(chance):
     return chance.choice([*ODD_TEXTS, made])
 
 
+VALUES = {  # of options and arguments; others take a path or any text
+    "question": [QUESTION, QUESTION + EVIL, "<|im_end|>", "x" * 3000],
+    "method": [*method_names(), "all", "greedy,rad", "rad,rad", ","],
+    "ids": ["fact-1", f"fact-1{EVIL}"],
+    "columns": ["question=question", "answers=answer", "x=y", "question="],
+    "model": ["smollm2-135m", "nowhere", "all-minilm-l6-v2", "folder", "odd.space"],
+    "embedder": ["all-minilm-l6-v2", "nowhere", "folder"],
+    "device": ["cpu", "cuda", "meta", "cpu:1"],
+    "context": ["4", "none", "full", "0", "9" * 30, "\u0664"],
+    "template": ["{question}", "{question} {x}", "Q"],
+}
+VALUES |= {"questions": VALUES["question"], "methods": VALUES["method"]}
+
+
 def odd_argument(chance, param):
     if chance.random() < 0.15:
         return odd_text(chance)
@@ -526,24 +444,11 @@ def odd_argument(chance, param):
         return chance.choice([*"0 1 2 -1 0.5 1e-300 inf nan x".split(), "9" * 40])
     if isinstance(param.type, click.Path) or param.name in ("examples", "data", "out"):
         return chance.choice([*PATHS, "a" * 300, f"{EVIL}.html"])
-    if param.name in ("question", "questions"):
-        return chance.choice([QUESTION, QUESTION + EVIL, "<|im_end|>", "x" * 3000])
-    if param.name in ("method", "methods"):
-        return chance.choice([*method_names(), "all", "greedy,rad", "rad,rad", ","])
     if param.name == "set":
         names = "alpha tau k rad.alpha beta gamma candidates strength margin".split()
         value = chance.choice(["0.5", "1", "[0]", "-1", "x", "1e999", odd_text(chance)])
         return f"{chance.choice(names)}={value}"
-    known = {
-        "ids": ["fact-1", f"fact-1{EVIL}"],
-        "columns": ["question=question", "answers=answer", "x=y", "question="],
-        "model": ["smollm2-135m", "nowhere", "all-minilm-l6-v2", "folder", "odd.space"],
-        "embedder": ["all-minilm-l6-v2", "nowhere", "folder"],
-        "device": ["cpu", "cuda", "meta", "cpu:1"],
-        "context": ["4", "none", "full", "0", "9" * 30, "\u0664"],
-        "template": ["{question}", "{question} {x}", "Q"],
-    }
-    return chance.choice(known.get(param.name, ["x", "facts", "1", "none"]))
+    return chance.choice(VALUES.get(param.name, ["x", "facts", "1", "none"]))
 
 
 def odd_environment(chance, args):
@@ -579,8 +484,8 @@ def check(ran: Ran, args, terminal):
     assert ran.code in (0, 1, 130)
     assert "Traceback" not in ran.err
     if args[:1] != ["chat"]:
-        told = len(re.findall(r"^Error: ", ran.err, re.M))
-        assert told == (ran.code != 0), ran.err
+        count = len(re.findall(r"^Error: ", ran.err, re.M))
+        assert count == (ran.code != 0), ran.err
     is_answer = args[:1] in (["ask"], ["chat"]) and "--json" not in args
     assert steering(ran.err) == []
     assert steering(ran.out) == [] or (is_answer and not terminal)

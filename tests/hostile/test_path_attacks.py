@@ -1,4 +1,4 @@
-"""Paths that nobody should name: one line that names the path and the system's word."""
+"""Paths that nobody expects: one line that names the path and the system's word."""
 
 import os
 import resource
@@ -70,18 +70,7 @@ def line_with(name, wanted, path):
     return line
 
 
-REASONS = {"a" * 300: "File name too long", "file.txt/x": "Not a directory", "fifo": "it is no"}
-
-
-@pytest.mark.parametrize(("path", "reason"), REASONS.items())
-def test_the_message_names_the_path_and_what_is_wrong(path, reason):
-    said = run_command("build", path, "--out", "new.space").err
-    assert path in said
-    assert reason in said
-    assert len(said.splitlines()) == 1
-
-
-@pytest.mark.parametrize("path", ["\0", "a\0b.jsonl", "a\0b.txt", Path("a\0b")], ids=repr)
+@pytest.mark.parametrize("path", ["\0", "a\0b.jsonl", Path("a\0b")], ids=repr)
 def test_a_name_with_nul_is_an_error_of_ours(path):
     with pytest.raises(ExampleError):
         read_examples(path)
@@ -116,7 +105,7 @@ def test_an_error_of_the_system_that_nobody_expects_is_one_line(monkeypatch):
     assert (ran.code, bool(ran.out.strip()), ran.err.count(message)) == (0, True, 1)
 
 
-@pytest.mark.parametrize("home", ["file.txt", "file.txt/x", "~nouser", "/dev/null", "loop"])
+@pytest.mark.parametrize("home", ["file.txt/x", "~nouser", "loop"])
 @pytest.mark.parametrize("args", [["models"], ["ask", QUESTION]], ids=lambda args: args[0])
 def test_a_home_that_cannot_be_is_one_line(args, home):
     with within(60):
@@ -131,10 +120,9 @@ def closed():
     folder = Path(tempfile.mkdtemp(prefix="trueline-closed-"))
     folder.chmod(0o755)
     (folder / "examples.jsonl").write_text("".join(to_lines(EXAMPLES)), "utf-8")
-    (folder / "questions.txt").write_text(QUESTION, "utf-8")
     (folder / "inner").mkdir()
     (folder / "inner" / "facts.jsonl").touch()
-    for name in ("examples.jsonl", "questions.txt", "inner"):
+    for name in ("examples.jsonl", "inner"):
         (folder / name).chmod(0)
     yield folder
     (folder / "inner").chmod(0o700)
@@ -148,7 +136,6 @@ def closed():
         ["build", "facts", "--context", "none", "--limit", "2", "--out", "{}/inner/x.space"],
         ["info", "{}/inner/x.space"],
         ["explain", "--out", "{}/inner/x.html", QUESTION],
-        ["ask", "--space", "{}/inner/x.space", QUESTION],
     ],
     ids=lambda args: " ".join(args)[:50],
 )
@@ -175,10 +162,7 @@ def test_permission_denied_is_one_line(args, closed, tiny_home):
     assert "Traceback" not in said
 
 
-# Writing
-
-
-def test_explain_replaces_a_file_only_when_asked(tmp_path):
+def test_explain_replaces_a_file_only_with_overwrite(tmp_path):
     out = tmp_path / "gum.json"
     out.write_text("mine", "utf-8")
     line = ["explain", "--method", "greedy", "--max-new-tokens", "3"]
@@ -230,17 +214,6 @@ def test_a_name_as_long_as_a_system_takes_can_be_written(tmp_path):
     for name in ("a" * 255, "\u4e2d" * 85):
         files.write_text(tmp_path / name, "x")
         assert (tmp_path / name).read_text("utf-8") == "x"
-
-
-@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"], ids=repr)
-@pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["plain", "marked"])
-def test_a_text_is_read_as_people_write_it(tmp_path, mark, line_end):
-    path = tmp_path / "x.txt"
-    path.write_bytes((mark + line_end.join(["\u00e9", "", "b"])).encode())
-    assert files.read_text(path, "the file") == "\u00e9\n\nb"
-
-
-# Paths by chance
 
 
 def odd_path(chance):
