@@ -1,10 +1,9 @@
-"""What a person at a terminal sees: whole words, a prompt that tells, colour, waits, tables."""
+"""What a person at a terminal sees: whole words, colour, waits, tables."""
 
 import io
 import re
 import sys
 from contextlib import redirect_stderr, redirect_stdout
-from pathlib import Path
 
 import pytest
 from conftest import Terminal
@@ -106,8 +105,8 @@ def test_questions_come_from_standard_input_one_a_line():
     assert [row[0] for row in rows] == [QUESTION, "Do bats sleep?"]
     assert [row[3] for row in rows] == [" ".join(text.split()) for text in (one, two)]
     assert run("ask", *ANSWERS, "-", stdin=piped).out == ran.out
-    told = run("ask", *ANSWERS, "--json", stdin=piped).json
-    assert [answer["question"] for answer in told] == [QUESTION, "Do bats sleep?"]
+    found = run("ask", *ANSWERS, "--json", stdin=piped).json
+    assert [answer["question"] for answer in found] == [QUESTION, "Do bats sleep?"]
     ran = run("ask", *ANSWERS, stdin="\n")
     assert (ran.code, ran.out) == (1, "")
     assert "there is no question; write one" in ran.err
@@ -147,14 +146,6 @@ def test_an_explanation_is_as_wide_as_the_terminal(monkeypatch):
         assert 50 < max(map(len, lines)) <= int(columns)
 
 
-def test_one_is_one():
-    Path("one.jsonl").write_text('{"question": "Open?", "answers": ["At nine."]}\n', "utf-8")
-    built = run("build", "one.jsonl", "--out", "one.space")
-    assert built.out.startswith("one.space: 1 example, ")
-    ran = run("explain", "--space", "one.space", "--max-new-tokens", "1", "Open?")
-    assert "\n1 token: " in ran.out
-
-
 def test_a_model_is_pulled_and_removed_by_name(home, monkeypatch, tmp_path):  # noqa: F811
     ran = run("models", "pull", "smollm2-135m")
     assert ran.out.startswith(f"smollm2-135m is here: {ALIASES['smollm2-135m'].folder}, ")
@@ -172,7 +163,7 @@ def test_a_model_is_pulled_and_removed_by_name(home, monkeypatch, tmp_path):  # 
 
 @pytest.fixture(scope="module")
 def evaluated(home, tmp_path_factory):  # noqa: F811
-    """The folder of a small evaluation, and a function from a width to the lines it prints."""
+    """The folder of a small evaluation, and a function for the lines it prints."""
     folder = tmp_path_factory.mktemp("results")
     given = ["--benchmark", "facts.jsonl", "--ground", "2", "--methods", "greedy,corrective"]
     ran = run("eval", *given, "--max-new-tokens", "3", "--out", str(folder))

@@ -195,13 +195,13 @@ def test_a_build_on_ray_has_the_bytes_of_one_alone_though_a_worker_is_killed(
 ):
     calls, killed = [], []
 
-    def tell(done, total):
+    def progress(done, total):
         calls.append((done, total))
         if done > total // 4 and not killed:
             killed.append(workers_of(os.getpid())[0])
             os.kill(killed[0], signal.SIGKILL)
 
-    made(parts, tmp_path / "s", on=Cluster(workers=2), progress=tell)
+    made(parts, tmp_path / "s", on=Cluster(workers=2), progress=progress)
     assert killed
     assert files(tmp_path / "s") == alone
     assert [done for done, _ in calls] == sorted({done for done, _ in calls} | {0})

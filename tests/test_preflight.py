@@ -1,6 +1,6 @@
-"""What a user can get wrong is told before anything heavy is imported, in words of the shell.
+"""What a user can get wrong is refused before anything heavy is imported.
 
-The commands run in a process of their own, which says after each whether torch was imported.
+The commands run in another process, which prints after each whether torch was imported.
 """
 
 import os
@@ -41,19 +41,14 @@ MISTAKES = {
     ("build", "fap.csv", "--out", "x.space"): "there is no such file; did you mean faq.csv?",
     ("build", "faq.csv", "--embedder", "minilm", "--out", "x.space"): "no embedder is called",
     ("add", "none.space", "faq.csv"): "there is no space at none.space",
-    ("tune", "none.space"): "there is no space at none.space",
     (*ASK, "--space", "fap.space"): "no space at fap.space (did you mean faq.space?)",
     (*ASK, "--method", "rda"): "there is no method 'rda'; did you mean rad? there are greedy",
     (*ASK, "--model", "smolm2"): "no language model is called 'smolm2'; take smollm2-135m",
     (*ASK, "--model", "all-minilm-l6-v2"): "all-minilm-l6-v2 is no language model",
-    (*ASK, "--model", "none.gguf"): "the file 'none.gguf' does not exist",
-    (*ASK, "--embedder", "minilm"): "no embedder is called 'minilm'",
     (*ASK, "--max-new-tokens", "0"): "max_new_tokens must be",
     (*ASK, "--set", "alpha"): "a setting is NAME=VALUE",
-    ("compare", "--methods", "greedy,rda", "Why?"): "there is no method 'rda'",
     ("compare", "--file", "none.txt"): "none.txt cannot be read",
     ("explain", "Why?", "--out", "why.pdf"): "why.pdf",
-    ("chat", "--space", "none.space"): "there is no space at none.space",
     (*EVAL, "--benchmark", "fatcs"): "did you mean facts?",
     (*EVAL, "--benchmark", "facts", "--model", "smolm2"): "no language model is called",
     ("eval", "--benchmark", "facts", "--methods", "rda", "--out", "r"): "did you mean rad?",
@@ -61,8 +56,8 @@ MISTAKES = {
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
-    """What each mistaken command says and imports."""
+def refusals(tmp_path_factory):
+    """What each mistaken command prints, its exit code, and what it imports."""
     here = tmp_path_factory.mktemp("here")
     (here / "faq.csv").write_text("Customer asks,We reply\nOpen?,At nine.\n", "utf-8")
     (here / "faq.space").mkdir()
@@ -83,8 +78,8 @@ def told(tmp_path_factory):
 
 
 @pytest.mark.parametrize("args", MISTAKES, ids=" ".join)
-def test_a_mistake_is_refused_before_torch_is_imported(args, told):
-    text, code, heavy = told[args]
+def test_a_mistake_is_refused_before_torch_is_imported(args, refusals):
+    text, code, heavy = refusals[args]
     assert (code, heavy) == ("1", "[]"), text
     assert text.startswith("Error: ")
     assert MISTAKES[args] in text

@@ -22,7 +22,7 @@ def opened(folder, embedder, names, **options):
 
 
 @pytest.mark.parametrize(
-    ("names", "settings", "told"),
+    ("names", "settings", "reason"),
     [
         (["magic"], {}, "there is no method 'magic'"),
         (["rad"], {"rad.alpha": 2}, r"alpha must lie in \[0, 1\]"),
@@ -32,9 +32,9 @@ def opened(folder, embedder, names, **options):
         ([], {"beat": 1}, "greedy has no setting 'beat'"),
     ],
 )
-def test_mistakes_show_before_a_model_is_opened(names, settings, told, monkeypatch):
+def test_mistakes_show_before_a_model_is_opened(names, settings, reason, monkeypatch):
     monkeypatch.setattr(sessions, "load", lambda *given, **options: pytest.fail("opened"))
-    with pytest.raises(SettingError, match=told):
+    with pytest.raises(SettingError, match=reason):
         open_session(names, settings=settings)
 
 

@@ -419,7 +419,8 @@ def read_asked(path: Path, *, needs_ids: bool = True) -> list[AskedQuestion]:
     If no ids are needed, `question` is the only column that is read.
     """
     if _format(path) not in _TABLES:
-        raise ExampleError(f"{path}: questions come in a file that ends in {_TABLES}")
+        kinds = ", ".join(_TABLES)
+        raise ExampleError(f"{path}: questions come in a file that ends in {kinds}")
     rows = [(line, _question(row, needs_ids)) for line, row in _read_rows(path)]
     return _accepted(str(path), rows, "questions")
 
