@@ -260,23 +260,6 @@ def test_the_notes_give_the_reasons_why_figures_cannot_be_compared(alpha):
     assert ["not rescaled" in text for text in noted] == [False, True]
 
 
-def test_figures_of_another_benchmark_of_the_paper_are_named_as_such(alpha):
-    (table,) = tables_of(read_results(alpha[1]))
-    recipe = recipe_named("alpha")
-    own, other = (replace(table, benchmark=name) for name in ("truthfulqa", "wikiqa"))
-    names = [{x for one in figure_pairs(recipe, t) for x in one.paper} for t in (own, other)]
-    # The paper has WikiQA, and not in this recipe.
-    assert names == [{"Qwen2.5-7B, cohere"}, {"Qwen2.5-7B, cohere, on truthfulqa"}]
-    notes = [[n for n in caveats(recipe, [t]) if "Another bench" in n] for t in (own, other)]
-    assert notes == [
-        [],
-        [
-            "Another benchmark: the paper's figures next to wikiqa are for truthfulqa and "
-            "cannot be compared."
-        ],
-    ]
-
-
 ITS_JUDGE = "cohere:command-a-03-2025"
 
 

@@ -64,11 +64,11 @@ class SpaceCosts(msgspec.Struct, frozen=True, kw_only=True):
 
     def of_the_paper(self, metric: str) -> float | None:
         """The paper's figure for the same benchmark and number of examples."""
-        wanted = ("sizes", self.benchmark, (metric,))
-        for block in paper().blocks:
-            if (block.recipe, block.benchmark, block.metrics) == wanted:
-                return next(iter(block.rows.get(f"rad ground={self.wanted}", ())), None)
-        return None
+        sizes = {
+            (x.benchmark, *x.metrics): x.rows for x in paper().blocks if x.recipe == "sizes"
+        }
+        rows: dict[str, tuple[float, ...]] = sizes.get((self.benchmark, metric), {})
+        return next(iter(rows.get(f"rad ground={self.wanted}", ())), None)
 
     def plain(self) -> dict[str, Any]:
         """As JSON, with the paper's figures for the same benchmark and examples."""
