@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -131,7 +131,7 @@ def warnings(cells: Cells) -> list[str]:
         found += [f"{cell.description}: {text}" for text in _problems_of(cell)]
         groups.setdefault(_values_of(cell, _COMPARED), []).append(cell)
     for group in groups.values():
-        found += _unequal_parts(group) + _without_effect(group)
+        found += [*_unequal_parts(group), *_without_effect(group)]
     return found
 
 
@@ -153,72 +153,62 @@ def agreement_notes(cells: Iterable[CellResults]) -> list[str]:
     return notes
 
 
-def _problems_of(cell: CellResults) -> list[str]:
+def _problems_of(cell: CellResults) -> Iterator[str]:
     """Failed samples, answers cut off by the token limit, and answers to another prompt."""
-    found = []
-    if failed := cell.failed:
+    head, failed = cell.head, cell.failed
+    if failed:
         ids = ", ".join(line.sample for line in failed[:5]) + (", ..." if failed[5:] else "")
-        found.append(
-            f"{len(failed)} of {cell.head.samples} samples failed ({ids}); the first one: "
-            f"{failed[0].reason}"
-        )
+        count = f"{len(failed)} of {head.samples} samples failed"
+        yield f"{count} ({ids}); the first one: {failed[0].reason}"
     if cell.cut_off:
-        found.append(
+        yield (
             f"{cell.cut_off} of {len(cell.answers)} answers are cut off after "
-            f"{cell.head.max_new_tokens} tokens, and were judged as they stand; raise "
-            "max_new_tokens"
+            f"{head.max_new_tokens} tokens, and were judged as they stand; raise max_new_tokens"
         )
-    strange = [line for line in cell.answers if line.prompt_hashes != cell.head.prompt_hashes]
-    if strange and not cell.head.has_own_prompt:
-        found.append(f"{len(strange)} answers were generated with another prompt")
-    return found
+    strange = sum(line.prompt_hashes != head.prompt_hashes for line in cell.answers)
+    if strange and not head.has_own_prompt:
+        yield f"{strange} answers were generated with another prompt"
 
 
-def _unequal_parts(cells: Cells) -> list[str]:
+def _unequal_parts(cells: Cells) -> Iterator[str]:
     """Settings, data or judges that differ although the cells are compared."""
     heads = [cell.head for cell in cells]
-    hashes: dict[object, list[str]] = {}  # by their grounding examples
+    where = f"{heads[0].model} on {heads[0].benchmark}"
+    first_hash: dict[object, str] = {}  # of the data, by the grounding examples
     for head in heads:
-        hashes.setdefault((head.ground, head.ground_from), []).append(head.data_hash)
+        first_hash.setdefault((head.ground, head.ground_from), head.data_hash)
     values: dict[str, list[object]] = {
         "stop": [head.stop for head in heads],
         "max_new_tokens": [head.max_new_tokens for head in heads],
         "base prompt": [head.prompt_hashes[0] for head in heads if not head.has_own_prompt],
-        "dataset": [hash == group[0] for group in hashes.values() for hash in group],
+        "dataset": [x.data_hash == first_hash[x.ground, x.ground_from] for x in heads],
     }
-    where = f"{heads[0].model} on {heads[0].benchmark}"
-    found = [
-        f"{where} ({heads[0].task}): the methods ran with different values of {name}"
-        for name, each in values.items()
-        if any(value != each[0] for value in each)
-    ]
+    for name, each in values.items():
+        if any(value != each[0] for value in each):
+            task = heads[0].task
+            yield f"{where} ({task}): the methods ran with different values of {name}"
     judges = {(line.judge, line.judge_hash) for cell in cells for line in cell.verdicts}
     for judge, count in sorted(Counter(name for name, _ in judges).items()):
         if count > 1:
-            found.append(f"{where}: {judge} judged with different settings, prompts or weights")
-    return found
+            yield f"{where}: {judge} judged with different settings, prompts or weights"
 
 
-def _without_effect(cells: Cells) -> list[str]:
+def _without_effect(cells: Cells) -> Iterator[str]:
     """Methods whose every answer or score is the plain model's."""
+    outputs: dict[str, dict[str, object]] = {
+        cell.id: {line.sample: line.text for line in cell.answers}
+        | {line.sample: (line.single, line.multiple) for line in cell.choices}
+        for cell in cells
+    }
     plain = next((cell for cell in cells if cell.head.is_plain), None)
-    if plain is None:
-        return []
-    base, found = _outputs(plain), []
     for cell in cells:
-        outputs = _outputs(cell)
-        shared = outputs.keys() & base.keys()
-        if cell.head.is_plain or cell.head.control is not None or not shared:
+        if plain is None or cell.head.is_plain or cell.head.control is not None:
             continue
-        if all(outputs[sample] == base[sample] for sample in shared):
+        own, base = outputs[cell.id], outputs[plain.id]
+        shared = own.keys() & base.keys()
+        if shared and all(own[sample] == base[sample] for sample in shared):
             what = "score" if cell.head.task == "choose" else "answer"
-            found.append(
+            yield (
                 f"{cell.description}: did nothing: every {what} is {plain.head.method}'s own "
                 f"({len(shared)} samples)"
             )
-    return found
-
-
-def _outputs(cell: CellResults) -> dict[str, object]:
-    texts: dict[str, object] = {line.sample: line.text for line in cell.answers}
-    return texts | {line.sample: (line.single, line.multiple) for line in cell.choices}
