@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from trueline.lab.findings import can_gain, effect_of
 from trueline.lab.measures import (
     Average,
+    Cells,
     Column,
     MeasureGroup,
     average,
@@ -30,7 +31,6 @@ _TABLE = ("model", "fingerprint", "dtype", "benchmark")
 _VARIED = ("ground", "ground_from", "test", "fidelity")  # named in a label if rows differ
 _SPACE = ("context", "embedder")  # the same, within the rows of one method
 _ANSWERED = ("temperature", "max_new_tokens", "stop")  # the same, for generated answers
-_FEWEST = 3  # values that make a curve
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +76,16 @@ class MethodRow:
 
     @property
     def counts(self) -> dict[Mode, Counts]:
-        tasks = dict.fromkeys(cell.head.task for cell in self.cells)
-        return {task: _count([x for x in self.cells if x.head.task == task]) for task in tasks}
-
-
-def _count(cells: Sequence[CellResults]) -> Counts:
-    answered = sum(len(cell.answers) + len(cell.choices) for cell in cells)
-    failed = sum(len(cell.failed) for cell in cells)
-    wanted = sum(cell.head.samples for cell in cells)
-    skipped = sum(max(0, cell.head.test - cell.head.samples) for cell in cells)
-    cut = sum(cell.cut_off for cell in cells)
-    return Counts(max(wanted, answered + failed), answered, failed, skipped, cut)
+        found: dict[Mode, Counts] = {}
+        for task in dict.fromkeys(cell.head.task for cell in self.cells):
+            cells = [cell for cell in self.cells if cell.head.task == task]
+            answered = sum(len(cell.answers) + len(cell.choices) for cell in cells)
+            failed = sum(len(cell.failed) for cell in cells)
+            wanted = max(sum(cell.head.samples for cell in cells), answered + failed)
+            skipped = sum(max(0, cell.head.test - cell.head.samples) for cell in cells)
+            cut_off = sum(cell.cut_off for cell in cells)
+            found[task] = Counts(wanted, answered, failed, skipped, cut_off)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,16 +122,16 @@ def tables_of(results: RunResults) -> list[Table]:
     groups: dict[str, list[CellResults]] = {}
     for cell in results.cells:
         groups.setdefault(_key(cell, _TABLE), []).append(cell)
-    tables = [_table(_rows(cells)) for cells in groups.values()]
-    return [replace(table, apart=_apart(table, tables)) for table in tables]
-
-
-def _apart(table: Table, tables: Sequence[Table]) -> str:
-    """The dtype and the fingerprint, if they are all that distinguishes two tables."""
-    name = (table.model, table.benchmark)
-    alike = [other.cells[0] for other in tables if (other.model, other.benchmark) == name]
-    differing = _differing(alike, ("dtype", "fingerprint"))
-    return " ".join(getattr(table.cells[0].head, name) for name in differing)
+    tables = []
+    for cells in groups.values():
+        head = cells[0].head
+        names = (head.model, head.benchmark)
+        alike = [
+            x[0] for x in groups.values() if (x[0].head.model, x[0].head.benchmark) == names
+        ]
+        apart = " ".join(getattr(head, x) for x in _differing(alike, ("dtype", "fingerprint")))
+        tables.append(_table(cells, apart))
+    return tables
 
 
 def _key(cell: CellResults, names: Sequence[str]) -> str:
@@ -141,6 +140,31 @@ def _key(cell: CellResults, names: Sequence[str]) -> str:
 
 def _differing(cells: Sequence[CellResults], names: Sequence[str]) -> list[str]:
     return [name for name in names if len({_key(cell, (name,)) for cell in cells}) > 1]
+
+
+def _table(cells: Sequence[CellResults], apart: str) -> Table:
+    """A table of these cells, each row compared with the plain row most like it."""
+    every, columns = _rows(cells), columns_of(cells)
+    rows = tuple(row for row in every if not row.control)
+    controls = tuple(row for row in every if row.control)
+    hints, head = indicative_columns(cells, columns), cells[0].head
+    table = Table(head.model, head.benchmark, tuple(columns), rows, hints, controls, apart)
+    plain = [row for row in every if row.is_plain]
+    for row in every:
+        base: Cells = ()
+        if plain and not row.is_plain:
+            first, names = row.first, _VARIED + _ANSWERED
+            base = min(plain, key=lambda x: len(_differing((x.first, first), names))).cells
+        others = {} if row.control else {x.control: x.cells for x in table.controls_of(row)}
+        for column in columns:
+            value = average(row.cells, column, base)
+            effect = effect_of(row.cells, base, others, column) if can_gain(column) else None
+            if value is not None:
+                words = effect.in_words(column) if effect else ""
+                row.values[column.id] = replace(value, effect=words)
+    for column in columns:
+        _compare([row for row in rows if column.id in row.values], column)
+    return table
 
 
 def _rows(cells: Sequence[CellResults]) -> list[MethodRow]:
@@ -159,60 +183,23 @@ def _rows(cells: Sequence[CellResults]) -> list[MethodRow]:
     varied = _differing(firsts, _VARIED + _ANSWERED)
     rows = []
     for part in parts:
-        alike = [cell for cell in firsts if cell.head.method == part[0].head.method]
-        rows.append(MethodRow(_label(part[0], _differing(alike, _SPACE) + varied), tuple(part)))
+        head, words = part[0].head, [part[0].head.label]
+        alike = [cell for cell in firsts if cell.head.method == head.method]
+        for name in _differing(alike, _SPACE) + varied:
+            value = getattr(head, name)
+            if name == "stop" and head.stop is not None:
+                value = ",".join(head.stop.strings) or "none"
+            words += [] if value is None else [f"{name}={value}"]
+        control = f", control: {head.control}" if head.control else ""
+        rows.append(MethodRow(" ".join(words) + control, tuple(part)))
     return sorted(rows, key=lambda row: not row.is_plain)
-
-
-def _label(cell: CellResults, names: Sequence[str]) -> str:
-    head, words = cell.head, [cell.head.label]
-    for name in names:
-        value = getattr(head, name)
-        if name == "stop" and head.stop is not None:
-            value = ",".join(head.stop.strings) or "none"
-        words += [] if value is None else [f"{name}={value}"]
-    label = " ".join(words)
-    return label if head.control is None else f"{label}, control: {head.control}"
-
-
-def _table(every: list[MethodRow]) -> Table:
-    """A table of these rows, each compared with the plain row most like it."""
-    head, cells = every[0].first.head, [cell for row in every for cell in row.cells]
-    columns = columns_of(cells)
-    rows = tuple(row for row in every if not row.control)
-    controls = tuple(row for row in every if row.control)
-    hints = indicative_columns(cells, columns)
-    table = Table(head.model, head.benchmark, tuple(columns), rows, hints, controls)
-    for row in every:
-        base = _baseline(row, every)
-        others = {} if row.control else {x.control: x.cells for x in table.controls_of(row)}
-        for column in columns:
-            value = average(row.cells, column, base)
-            effect = effect_of(row.cells, base, others, column) if can_gain(column) else None
-            if value is not None:
-                words = effect.in_words(column) if effect else ""
-                row.values[column.id] = replace(value, effect=words)
-    for column in columns:
-        _compare([row for row in rows if column.id in row.values], column)
-    return table
-
-
-def _baseline(row: MethodRow, rows: Sequence[MethodRow]) -> tuple[CellResults, ...]:
-    """The cells of the plain row most like a row in everything else; none for a plain row."""
-
-    def likeness(other: MethodRow) -> int:
-        names = _VARIED + _ANSWERED
-        return sum(_key(other.first, (n,)) == _key(row.first, (n,)) for n in names)
-
-    plain = [] if row.is_plain else [other for other in rows if other.is_plain]
-    return max(plain, key=likeness).cells if plain else ()
 
 
 def _compare(rows: Sequence[MethodRow], column: Column) -> None:
     """Correct each p for the number of comparisons; mark the best mean if no other is equal."""
     id, better = column.id, column.measure.better
-    tested = [row for row in rows if row.values[id].p is not None]
-    for row, p in zip(tested, holm([row.values[id].p or 0.0 for row in tested]), strict=True):
+    tested = [(row, p) for row in rows if (p := row.values[id].p) is not None]
+    for (row, _), p in zip(tested, holm([p for _, p in tested]), strict=True):
         row.values[id] = replace(row.values[id], p_holm=p)
     complete = [x for x in rows if not any(counts.left for counts in x.counts.values())]
     scores = [better * row.values[id].mean for row in complete]
@@ -236,28 +223,29 @@ class Sweep:
 def sweeps_of(table: Table) -> list[Sweep]:
     """Every setting with three values or more while the others are equal."""
     plain = next((row for row in table.rows if row.is_plain), None)
-    varied = [(row, swept_settings(row.first)) for row in table.rows if not row.is_plain]
+    curves: dict[tuple[str, str], dict[str, dict[str, tuple[Any, MethodRow]]]] = {}
+    for row in table.rows:  # curves by method and setting, then by the other settings
+        known = {} if row.is_plain else swept_settings(row.first)
+        for name, value in known.items():
+            others = json.dumps({n: x for n, x in known.items() if n != name}, sort_keys=True)
+            points = curves.setdefault((row.method, name), {}).setdefault(others, {})
+            points.setdefault(json.dumps(value), (value, row))
     found = []
-    for method, name in dict.fromkeys((row.method, n) for row, known in varied for n in known):
-        groups: dict[str, dict[str, tuple[Any, MethodRow]]] = {}  # by the other settings
-        for row, known in varied:
-            if row.method == method and name in known:
-                others = json.dumps(
-                    {n: x for n, x in known.items() if n != name}, sort_keys=True
-                )
-                value = known[name]
-                groups.setdefault(others, {}).setdefault(json.dumps(value), (value, row))
-        rests = {others: json.loads(others) for others in groups}
-        for others, points in groups.items():
-            if len(points) >= _FEWEST:
-                values, curve = zip(*sorted(points.values(), key=_by_value), strict=True)
-                rest = ", ".join(
-                    f"{n}={x}"
-                    for n, x in rests[others].items()
-                    if any(other.get(n) != x for other in rests.values())
-                )
-                found.append(Sweep(method, name, values, curve, plain, rest))
+    for (method, name), by_rest in curves.items():
+        rests = [json.loads(others) for others in by_rest]
+        for others, points in zip(rests, by_rest.values(), strict=True):
+            differing = [n for n, x in others.items() if any(x != y.get(n) for y in rests)]
+            rest = ", ".join(f"{n}={others[n]}" for n in differing)
+            if len(points) >= 3:
+                values, rows = zip(*sorted(points.values(), key=_by_value), strict=True)
+                found.append(Sweep(method, name, values, rows, plain, rest))
     return found
+
+
+def _by_value(point: tuple[Any, MethodRow]) -> tuple[bool, float, str]:
+    """Numbers by size, then words."""
+    is_number = isinstance(point[0], int | float)
+    return (not is_number, point[0] if is_number else 0.0, str(point[0]))
 
 
 def swept_settings(cell: CellResults) -> dict[str, Any]:
@@ -266,12 +254,6 @@ def swept_settings(cell: CellResults) -> dict[str, Any]:
     build = {} if head.space is None else head.space.build
     found = {**build, **{name: getattr(head, name) for name in (*_SPACE, *_VARIED)}}
     return {**{name: x for name, x in found.items() if x is not None}, **head.settings}
-
-
-def _by_value(point: tuple[Any, MethodRow]) -> tuple[bool, float, str]:
-    """Numbers by size, then words."""
-    is_number = isinstance(point[0], int | float)
-    return (not is_number, point[0] if is_number else 0.0, str(point[0]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,21 +304,20 @@ def grids_of(table: Table) -> tuple[Grid, ...]:
     """One grid a group of measures."""
     names_judge = len({column.judge for column in table.columns if column.judge}) > 1
     every = [x for row in table.rows for x in (row, *table.controls_of(row))]
+    groups: dict[str, list[Column]] = {group: [] for group in get_args(MeasureGroup)}
+    for column in table.columns:
+        groups[column.measure.group].append(column)
     grids = []
-    for group in get_args(MeasureGroup):
-        columns = [column for column in table.columns if column.measure.group == group]
-        titles = []
+    for group, columns in groups.items():
+        head = ["method"]
         for column in columns:
             judge = f" ({column.judge})" if column.judge and names_judge else ""
             hint = ", indicative" if column.id in table.indicative else ""
-            titles.append(f"{column.measure.title}{judge}{hint}")
-        rows = [
-            _grid_row(x, columns)
-            for x in every
-            if columns and columns[0].measure.task in x.counts
-        ]
-        if rows:
-            grids.append(Grid(group, ("method", *titles, "counts"), tuple(rows)))
+            head.append(f"{column.measure.title}{judge}{hint}")
+        shown = [x for x in every if columns and columns[0].measure.task in x.counts]
+        if shown:
+            rows = tuple(_grid_row(row, columns) for row in shown)
+            grids.append(Grid(group, (*head, "counts"), rows))
     return tuple(grids)
 
 
@@ -348,29 +329,34 @@ def _grid_row(row: MethodRow, columns: list[Column]) -> tuple[GridText, ...]:
     below = [f"{unscored} unscored, {counts.failed} failed, {counts.skipped} skipped"]
     more = ((counts.cut_off, "cut off"), (counts.left, "to come"), (to_judge, "to be judged"))
     below += [f"{number} {what}" for number, what in more if number]
-    entries = (entry_of(value, column) for value, column in zip(found, columns, strict=True))
-    return (GridText(row.label), *entries, GridText(f"n {counts.answered}", tuple(below)))
+    return (
+        GridText(row.label),
+        *map(entry_of, found, columns),
+        GridText(f"n {counts.answered}", tuple(below)),
+    )
 
 
 def entry_of(value: Average | None, column: Column) -> GridText:
+    """A mean; below it its interval, spread, difference with p, and effect."""
     if value is None:
         return GridText(DASH)
-    below = interval_lines(value, column)
+    below = []
+    if value.low is not None and value.high is not None:
+        low, high = number(value.low, column), number(value.high, column)
+        below.append(f"[{low}, {high}] n {value.n}")
     if value.spread is not None:
         below.append(f"seeds ±{number(value.spread, column)}")
-    if value.difference is not None:
-        change = value.difference
+    if change := value.difference:
         ends = (change.mean, change.low, change.high)
         mean, low, high = (number(x, column, sign=True) for x in ends)
-        below += [f"{mean} [{low}, {high}]", p_text(value.p, value.p_holm)]
+        corrected = "" if value.p_holm is None else f" (Holm {_p_text(value.p_holm)})"
+        below += [f"{mean} [{low}, {high}]", f"p {_p_text(change.p)}{corrected}"]
     below += [value.effect] if value.effect else []
     return GridText(number(value.mean, column), tuple(below), value.is_best)
 
 
-def one_line(text: str, longest: int | None = None) -> str:
-    """Text on one line, perhaps shortened; control characters are spelled out, as in \\x1b."""
-    text = visible_line(" ".join(text.split()))
-    return text if longest is None or len(text) <= longest else f"{text[: longest - 3]}..."
+def _p_text(p: float) -> str:
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def number(value: float, column: Column, *, sign: bool = False) -> str:
@@ -380,18 +366,7 @@ def number(value: float, column: Column, *, sign: bool = False) -> str:
     return text.replace("-", "\N{MINUS SIGN}")
 
 
-def interval_lines(value: Average, column: Column) -> list[str]:
-    """The interval of a mean and its number of samples; empty without an interval."""
-    if value.low is None or value.high is None:
-        return []
-    return [f"[{number(value.low, column)}, {number(value.high, column)}] n {value.n}"]
-
-
-def p_text(p: float | None, corrected: float | None = None) -> str:
-    """A p, with the one corrected for several comparisons."""
-    if p is None:
-        return "no p"
-    text = "p < 0.001" if p < 0.001 else f"p {p:.3f}"
-    if corrected is None:
-        return text
-    return f"{text} (Holm {'< 0.001' if corrected < 0.001 else f'{corrected:.3f}'})"
+def one_line(text: str, longest: int | None = None) -> str:
+    """Text on one line, perhaps shortened; control characters are spelled out, as in \\x1b."""
+    text = visible_line(" ".join(text.split()))
+    return text if longest is None or len(text) <= longest else f"{text[: longest - 3]}..."
