@@ -7,7 +7,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from importlib.resources import files
 from pathlib import Path
@@ -24,7 +24,7 @@ from trueline.lab.findings import (
     warnings,
 )
 from trueline.lab.leaks import leak_note
-from trueline.lab.measures import Average, Column
+from trueline.lab.measures import Column
 from trueline.lab.report.plots import FEWEST, plots_of
 from trueline.lab.report.tables import (
     MARK,
@@ -62,10 +62,6 @@ LEAD = (
     "Indicative: the judge's balanced accuracy against people is below 75 %, or not known. "
     "Such a column may rank methods; it says little of how often one is right.",
 )
-SHOWN = 6  # samples with their answers; drawn with a seed, so that nobody picked them
-_SEED = 0
-_WRONG = "wrong"
-_LONGEST = 400  # characters of an answer or a question
 _FACTS = (
     "model fingerprint dtype device benchmark data_hash counts ground ground_from test task "
     "max_new_tokens batch_size temperature seed stop prompt_hashes embedder bertscore draw "
@@ -76,7 +72,6 @@ CSV_HEAD = (
     "seeds,difference,difference_low,difference_high,p,p_holm,control,effect,is_best,answered,"
     "failed,skipped,cut_off,to_come,to_be_judged,is_indicative"
 )
-_FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # how a formula begins, also full width
 _LATEX = {
     "\\": r"\textbackslash{}",
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
@@ -119,9 +114,9 @@ def write_report(
         "latex": lambda: as_latex(document),
     }
     written = {FORMATS[name]: texts[name]().encode() for name in formats}
-    svg, png = "svg" in plots, "png" in plots
-    written |= {f"{plot.name}.svg": plot.svg.encode() for plot in document.plots if svg}
-    written |= {f"{plot.name}.png": plot.png for plot in document.plots if png}
+    for plot in document.plots:
+        written |= {f"{plot.name}.svg": plot.svg.encode()} if "svg" in plots else {}
+        written |= {f"{plot.name}.png": plot.png} if "png" in plots else {}
     target = Path(out) if out is not None else results.folder
     return write_files(target, written, overwrite=overwrite)
 
@@ -138,7 +133,7 @@ def report_of(
     plots = plots_of(tables, fewest) if has_plots else [()] * len(tables)
     for table, drawn in zip(tables, plots, strict=True):
         hashes = {cell.head.data_hash for cell in table.cells}
-        notes = _judge_notes(table) + agreement_notes(table.cells)
+        notes = [*_judge_notes(table), *agreement_notes(table.cells)]
         notes += [f"{leak_note(x)}." for x in results.leaks if x.data_hash in hashes]
         grids = (*grids_of(table), *filter(None, [answers_grid(table)]))
         warned, facts = warnings_of(table), facts_of(table.cells)
@@ -148,25 +143,28 @@ def report_of(
 
 
 def answers_grid(table: Table) -> Grid | None:
-    """The answers of every method to a few samples that all of them have; None without any."""
+    """The answers of every method to 6 samples that all of them have; None without any.
+
+    They are drawn with a seed, so that nobody chose them.
+    """
     answers = {row.label: {x.sample: x for x in row.first.answers} for row in table.rows}
-    found = [lines for lines in answers.values() if lines]
-    common = [id for id in found[0] if all(id in lines for lines in found)] if found else []
+    answered = [(row, answers[row.label]) for row in table.rows if answers[row.label]]
+    _, first = answered[0] if answered else (None, dict[str, AnswerLine]())
+    common = [id for id in first if all(id in lines for _, lines in answered)]
     if not common:
         return None
-    drawn = set(Random(_SEED).sample(common, min(SHOWN, len(common))))
+    drawn = set(Random(0).sample(common, min(6, len(common))))
     rows = []
-    for id in (id for id in common if id in drawn):
-        question = next(lines[id].question for lines in found)
-        for row in table.rows:
-            if line := answers[row.label].get(id):
-                mark = _mark(row, line, table.judges)
-                texts = (one_line(x, _LONGEST) for x in (question, row.label, line.text))
-                rows.append((*map(GridText, texts), GridText(mark, is_bold=mark == _WRONG)))
-                question = ""
+    for id in filter(drawn.__contains__, common):
+        question = first[id].question
+        for row, lines in answered:
+            mark = _mark(row, lines[id], table.judges)
+            texts = (one_line(x, 400) for x in (question, row.label, lines[id].text))
+            rows.append((*map(GridText, texts), GridText(mark, is_bold=mark == "wrong")))
+            question = ""
     note = (
-        f"{len(drawn)} of {len(common)} samples, drawn with the seed {_SEED}. The judge "
-        "decides what is wrong; without a verdict, whether ROUGE-L is nearer to a wrong answer."
+        f"{len(drawn)} of {len(common)} samples, drawn with the seed 0. The judge decides "
+        "what is wrong; without a verdict, whether ROUGE-L is nearer to a wrong answer."
     )
     return Grid("Answers", ("question", "method", "answer", ""), tuple(rows), (note,))
 
@@ -174,30 +172,34 @@ def answers_grid(table: Table) -> Grid | None:
 def _mark(row: MethodRow, line: AnswerLine, judges: Sequence[str]) -> str:
     """Whether an answer is right or wrong by the first judge, or else by ROUGE-L."""
     abouts: tuple[tuple[About, bool], ...] = (("truth", True), ("hallucination", False))
-    found = [
-        label == is_good
-        for about, is_good in abouts
-        for judge in judges
-        if (label := row.first.labels(about, judge).get(line.sample)) is not None
-    ]
+    for about, good in abouts:
+        for judge in judges:
+            if (label := row.first.labels(about, judge).get(line.sample)) is not None:
+                return "right" if label == good else "wrong"
     nearer = line.scores.get("rouge_accuracy")
-    found += [] if nearer is None else [bool(nearer)]
-    return "" if not found else "right" if found[0] else _WRONG
+    return "" if nearer is None else "right" if nearer else "wrong"
 
 
 def warnings_of(table: Table) -> tuple[str, ...]:
     """What is wrong with a table's runs, or makes its rows hard to compare."""
-    found = []
-    rows = (*table.rows, *table.controls)
-    unfinished = [row.label for row in rows if any(cell.done is None for cell in row.cells)]
-    if unfinished:
-        found.append(f"not finished: {', '.join(unfinished)}; their numbers will change")
+    from trueline.lab.judges import questions_for
+
+    found, rows = [], (*table.rows, *table.controls)
+    if late := [row.label for row in rows if any(cell.done is None for cell in row.cells)]:
+        found.append(f"not finished: {', '.join(late)}; their numbers will change")
     for judge in table.judges:
-        left = {row.label: _to_be_judged(row, judge, table) for row in rows}
-        late = [f"{label} ({count} to come)" for label, count in left.items() if count]
+        used = {x.about for cell in table.cells for x in cell.verdicts if x.judge == judge}
+        sets = map(set, map(questions_for, get_args(Task)))
+        questions = set[str]().union(*(one for one in sets if used & one))
+        late = []
+        for row in rows:
+            given = sum(line.judge == judge for cell in row.cells for line in cell.verdicts)
+            answers = sum(not line.is_local for cell in row.cells for line in cell.answers)
+            if left := len(questions) * answers - given:
+                late.append(f"{row.label} ({left} to come)")
         if late:
-            text = ", ".join(late)
-            found.append(f"not fully judged by {judge}: {text}; their numbers will change")
+            text = f"not fully judged by {judge}: {', '.join(late)}"
+            found.append(f"{text}; their numbers will change")
     if not any(row.is_plain for row in table.rows):
         found.append(f"there is no {PLAIN} row, so no differences from it can be given")
     grounded = [row for row in table.rows if needs_controls(row.first)]
@@ -206,21 +208,8 @@ def warnings_of(table: Table) -> tuple[str, ...]:
     return (*found, *warnings(table.cells))
 
 
-def _to_be_judged(row: MethodRow, judge: str, table: Table) -> int:
-    """The number of verdicts that a judge of the table has not given on a row yet."""
-    from trueline.lab.judges import questions_for
-
-    used = {x.about for cell in table.cells for x in cell.verdicts if x.judge == judge}
-    sets = [questions_for(task) for task in get_args(Task)]
-    questions = {about for one in sets if used & set(one) for about in one}
-    given = sum(line.judge == judge for cell in row.cells for line in cell.verdicts)
-    answers = sum(not line.is_local for cell in row.cells for line in cell.answers)
-    return len(questions) * answers - given
-
-
-def _judge_notes(table: Table) -> list[str]:
+def _judge_notes(table: Table) -> Iterator[str]:
     """For each judge its verdicts and their cost."""
-    notes = []
     for judge in table.judges:
         lines = [x for cell in table.cells for x in cell.verdicts if x.judge == judge]
         unread = sum(line.label is None for line in lines)
@@ -229,35 +218,33 @@ def _judge_notes(table: Table) -> list[str]:
         costs = [line.cost for line in bought if line.cost is not None]
         cost = f", {sum(costs):.4f} US dollars" if costs else ""
         counts = f"{len(lines)} verdicts, {unread} unscored, {tokens} tokens{cost}"
-        notes.append(f"Judge {judge}: {counts}.")
-    return notes
+        yield f"Judge {judge}: {counts}."
 
 
 def facts_of(cells: Sequence[CellResults]) -> tuple[tuple[str, str], ...]:
     """Settings, versions and hashes: what is needed to run the same again."""
-    facts = []
+
+    def shown(value: Any) -> str:
+        if isinstance(value, dict):
+            return ", ".join(f"{name} {shown(item)}" for name, item in value.items()) or "none"
+        is_list = isinstance(value, tuple | list)
+        return json.dumps(value, ensure_ascii=False) if is_list else str(value)
+
+    facts, heads = [], [cell.head for cell in cells]
     for name in _FACTS:
-        found: list[Any] = [plain(getattr(cell.head, name)) for cell in cells]
-        values = dict.fromkeys(_fact(value) for value in found if value not in (None, ""))
-        facts += [(name.replace("_", " "), "; ".join(values))] if values else []
-    for head in (cell.head for cell in cells):
-        space = ""
+        values = [plain(getattr(head, name)) for head in heads]
+        if different := dict.fromkeys(shown(x) for x in values if x not in (None, "")):
+            facts.append((name.replace("_", " "), "; ".join(different)))
+    for head in heads:
+        text = shown(plain(head.settings))
         if head.space is not None:
             made = f"of {head.space.entries} entries, context {head.context}"
             made = "without entries" if head.context is None else made
-            space = f", space {head.space.hash} {made}"
-        key = f"{head.label} ({head.task}, cell {head.cell})"
-        facts.append((key, f"{_fact(plain(head.settings))}{space}"))
-    times = sorted({cell.head.time for cell in cells if cell.head.time})
-    facts += [("begun", " to ".join(dict.fromkeys([times[0], times[-1]])))] if times else []
+            text += f", space {head.space.hash} {made}"
+        facts.append((f"{head.label} ({head.task}, cell {head.cell})", text))
+    if times := sorted(head.time for head in heads if head.time):
+        facts.append(("begun", " to ".join(dict.fromkeys([times[0], times[-1]]))))
     return tuple(facts)
-
-
-def _fact(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {_fact(item)}" for name, item in value.items()) or "none"
-    is_list = isinstance(value, tuple | list)
-    return json.dumps(value, ensure_ascii=False) if is_list else str(value)
 
 
 def as_markdown(document: Document, figures: str = "") -> str:
@@ -316,18 +303,19 @@ def as_csv(tables: Sequence[Table]) -> str:
     for table in tables:
         for row in (*table.rows, *table.controls):
             for column in table.columns:
-                if (value := row.values.get(column.id)) is not None:
-                    line = _csv_line(table, row, column, value)
+                if column.id in row.values:
+                    line = _csv_line(table, row, column)
                     writer.writerow({name: _csv_text(x) for name, x in line.items()})
     return out.getvalue()
 
 
-def _csv_line(table: Table, row: MethodRow, column: Column, value: Average) -> dict[str, Any]:
-    measure, counts = column.measure, row.counts[column.measure.task]
+def _csv_line(table: Table, row: MethodRow, column: Column) -> dict[str, Any]:
+    value, measure = row.values[column.id], column.measure
+    counts, change = row.counts[measure.task], value.difference
     numbers = {name: getattr(value, name) for name in ("mean", "low", "high", "spread")}
-    if value.difference is not None:
-        ends = {"": "mean", "_low": "low", "_high": "high"}
-        numbers |= {f"difference{n}": getattr(value.difference, x) for n, x in ends.items()}
+    if change is not None:
+        numbers |= {"difference": change.mean}
+        numbers |= {"difference_low": change.low, "difference_high": change.high}
     scale = 100 if measure.is_percent else 1
     return {
         "model": table.model,
@@ -352,12 +340,10 @@ def _csv_line(table: Table, row: MethodRow, column: Column, value: Average) -> d
 
 def _csv_text(value: str | float | None) -> str:
     """A field; a text that begins like a formula gets a quote, for spreadsheets."""
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        return f"{value:.6g}" if isinstance(value, float) else str(value)
-    text = one_line(value)
-    return f"'{text}" if text.startswith(_FORMULA) else text
+    if isinstance(value, str):
+        text = one_line(value)
+        return f"'{text}" if text.startswith(tuple("=+-@\uff1d\uff0b\uff0d\uff20")) else text
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def write_files(
@@ -390,15 +376,12 @@ def check_free(folder: Path, names: Iterable[str], *, overwrite: bool = False) -
     `overwrite` replaces any file, but no folder.
     """
     for path in (folder / name for name in names):
-        try:
-            if path.is_dir():
-                problem = "should be a file and is a folder"
-            elif not overwrite and os.path.lexists(path) and not _is_report(path):
-                problem = "would be replaced, and no earlier report wrote that"
-            else:
-                continue
-        except OSError as error:
-            problem = f"cannot be read ({reason(error)})"
+        if path.is_dir():
+            problem = "should be a file and is a folder"
+        elif not overwrite and os.path.lexists(path) and not _is_report(path):
+            problem = "would be replaced, and no earlier report wrote that"
+        else:
+            continue
         raise SettingError(
             f"{path} {problem}; move it away, name another folder with --out, or replace a "
             "file with --overwrite"
