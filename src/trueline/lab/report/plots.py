@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain, count
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 FEWEST = 30  # samples of a reliability curve: below, its points are of a few answers each
 _INK = "#24292f"  # in a page it becomes the color of the surrounding text
 _COLORS = ("#6b7280", "#0f8f6c", "#d9730d", "#3b7dd8", "#b04fb3", "#b8860b", "#c0392b")
+_INKED = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
 _STYLE = {
     "svg.fonttype": "none",
     "text.parse_math": False,  # a dollar in a name is a dollar
@@ -34,17 +35,9 @@ _STYLE = {
     "axes.spines.right": False,
     "axes.titlesize": 11,
     "legend.frameon": False,
-    **dict.fromkeys(
-        ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), _INK
-    ),
-    "axes.titlecolor": _INK,
+    **dict.fromkeys((*_INKED, "axes.titlecolor"), _INK),
 }
 _SHOWN = ("truth_info", "hallucination", "truth", "info", "rouge_l", "mc1", "mc2")
-_PANELS = 3  # measures side by side
-_LONGEST = 80  # characters of a label
-_LONGEST_NAME = 76  # bytes of a file name without number and suffix; a file system takes 255
-_NAME_BEGIN = 30  # bytes of its beginning that a longer name keeps
-_USUAL = 30  # characters that have room anyway
 _CURVES = 4  # methods in one diagram, so that it can be read
 
 
@@ -94,39 +87,39 @@ def plots_of(tables: Sequence[Table], fewest: int = FEWEST) -> list[tuple[Plot, 
         start = "-".join(filter(None, parts))
         group = []
         for name, title, draw in _plots(table, fewest):
-            file = _file_name(f"{start}-{name}", taken)
+            data = re.sub(r"[^\w.]+", "-", f"{start}-{name}").strip("-.").encode()
+            if len(data) > 76:  # a file system takes 255 bytes: keep the beginning and end
+                data = data[:30] + b"-" + data[-45:]
+            whole = data.decode(errors="ignore")
+            numbered = chain([whole], (f"{whole}-{number}" for number in count(2)))
+            file = next(one for one in numbered if one not in taken)
             taken.add(file)
             group.append(Plot(file, f"{title}, {table.title}", draw))
         found.append(tuple(group))
     return found
 
 
-def _file_name(text: str, taken: Container[str]) -> str:
-    """A new name that every file system takes; a long one keeps its beginning and end."""
-    data = re.sub(r"[^\w.]+", "-", text).strip("-.").encode()
-    if len(data) > _LONGEST_NAME:
-        data = data[:_NAME_BEGIN] + b"-" + data[_NAME_BEGIN + 1 - _LONGEST_NAME :]
-    name = data.decode(errors="ignore")
-    names = chain([name], (f"{name}-{number}" for number in count(2)))
-    return next(one for one in names if one not in taken)
-
-
 def _plots(table: Table, fewest: int) -> Iterator[tuple[str, str, Callable[[], Figure]]]:
     """The name, the title and the drawing of each plot."""
+
+    def plainness(row: MethodRow) -> tuple[bool, bool, bool]:  # defaults first, plain, a space
+        head = row.first.head
+        return bool(head.changed), not head.is_plain, head.space is None
+
     columns = _plotted_columns(table, table.rows)
     if columns and len(table.rows) > 1:
         yield "methods", "Methods", partial(_methods, table.rows, columns)
-    rows = sorted(table.rows, key=_plainness)
+    rows = sorted(table.rows, key=plainness)
     found = {row.label: edit_quartiles(row) for row in rows}
     if quartiles := {label: qs for label, qs in found.items() if any(q.share for q in qs)}:
         title = "Changed tokens by base entropy"
         yield "interventions", title, partial(_quartiles, quartiles)
     for judge in table.judges:
-        curves: dict[str, list[tuple[float, bool]]] = {}
-        for row in rows:
-            pairs = [x for cell in row.cells for x in confidences(cell, judge).values()]
-            curves |= {row.label: pairs} if len(pairs) >= fewest else {}
-        if curves:
+        pairs = {
+            row.label: [x for cell in row.cells for x in confidences(cell, judge).values()]
+            for row in rows
+        }
+        if curves := {label: known for label, known in pairs.items() if len(known) >= fewest}:
             title = f"Reliability by {judge}"
             yield f"reliability-{judge}", title, partial(_reliability, curves)
     for sweep in sweeps_of(table):
@@ -135,27 +128,21 @@ def _plots(table: Table, fewest: int) -> Iterator[tuple[str, str, Callable[[], F
             yield f"sweep-{sweep.method}-{sweep.name}", title, partial(_sweep, sweep, columns)
 
 
-def _plainness(row: MethodRow) -> tuple[bool, bool, bool]:
-    """Methods with their defaults first, plain before the others, then those with a space."""
-    head = row.first.head
-    return bool(head.changed), not head.is_plain, head.space is None
-
-
 def _plotted_columns(table: Table, rows: Sequence[MethodRow]) -> list[Column]:
     """The few measures of these rows that are plotted, the most important first."""
     known = {id for row in rows for id in row.values}
     columns = [column for column in table.columns if column.id in known]
-    return [one for key in _SHOWN for one in columns if one.measure.key == key][:_PANELS]
+    return [one for key in _SHOWN for one in columns if one.measure.key == key][:3]
 
 
 def edit_quartiles(row: MethodRow) -> list[QuartileShare]:
     """How often a method changed the token, by quartile of the model's own entropy."""
+    lines = [] if row.is_plain else [line for cell in row.cells for line in cell.answers]
     pairs = [
         (entropy, bool(flag))
-        for cell in row.cells
-        for line in cell.answers
+        for line in lines
         for entropy, flag in zip(line.entropy, line.flipped, strict=True)
-        if entropy is not None and not row.is_plain
+        if entropy is not None
     ]
     return quartile_shares([entropy for entropy, _ in pairs], [flag for _, flag in pairs])
 
@@ -192,19 +179,6 @@ def _methods(rows: Sequence[MethodRow], columns: Sequence[Column]) -> Figure:
     return figure
 
 
-def _scaled(value: Average, column: Column) -> tuple[float, float, float]:
-    """A mean and the ends of its interval, or three times the mean without one."""
-    scale = 100 if column.measure.is_percent else 1
-    low, high = (value.mean if end is None else end for end in (value.low, value.high))
-    return scale * value.mean, scale * low, scale * high
-
-
-def _name(column: Column) -> str:
-    judge = f"\n({_text(column.judge)})" if column.judge else ""
-    unit = ", %" if column.measure.is_percent and "%" not in column.measure.title else ""
-    return f"{column.measure.title}{unit}{judge}"
-
-
 def _quartiles(shares: dict[str, list[QuartileShare]]) -> Figure:
     figure, (panel,) = _panels(1, 6.4, 3.6)
     shown = list(shares.items())[:_CURVES]
@@ -236,10 +210,8 @@ def _reliability(curves: dict[str, list[tuple[float, bool]]]) -> Figure:
         x, y = [b.confidence for b in bins], [b.accuracy for b in bins]
         panel.plot(x, y, color=color, linewidth=1.2)
         panel.scatter(x, y, [12 + 120 * b.n / len(sure) for b in bins], color=color, label=text)
+    panel.set(xlim=(0, 1), ylim=(-0.03, 1.03), ylabel="share judged truthful")
     panel.set_xlabel("confidence (geometric mean of the tokens' probabilities)")
-    panel.set_ylabel("share judged truthful")
-    panel.set_xlim(0, 1)
-    panel.set_ylim(-0.03, 1.03)
     legend = panel.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=9)
     for handle in legend.legend_handles:
         handle.set_sizes([30])  # type: ignore[union-attr]
@@ -270,12 +242,25 @@ def _sweep(sweep: Sweep, columns: Sequence[Column]) -> Figure:
     return figure
 
 
+def _scaled(value: Average, column: Column) -> tuple[float, float, float]:
+    """A mean and the ends of its interval, or three times the mean without one."""
+    scale = 100 if column.measure.is_percent else 1
+    low, high = (value.mean if end is None else end for end in (value.low, value.high))
+    return scale * value.mean, scale * low, scale * high
+
+
+def _name(column: Column) -> str:
+    judge = f"\n({_text(column.judge)})" if column.judge else ""
+    unit = ", %" if column.measure.is_percent and "%" not in column.measure.title else ""
+    return f"{column.measure.title}{unit}{judge}"
+
+
 def _text(text: str) -> str:
     """A label on one line, not too long; matplotlib hides one that begins with "_"."""
-    text = one_line(text, _LONGEST)
+    text = one_line(text, 80)
     return f" {text}" if text.startswith("_") else text
 
 
 def _extra_width(labels: Iterable[str]) -> float:
-    """The extra inches that long labels need."""
-    return 0.09 * max(0, max(map(len, labels), default=0) - _USUAL)
+    """The extra inches that labels of more than 30 characters need."""
+    return 0.09 * max(0, max(map(len, labels), default=0) - 30)
