@@ -11,7 +11,7 @@ import pytest
 import tiny
 import torch
 import transformers
-from contract import LiveStep, RecordedRequest, Recording, compare_live, engine_noise, live_step
+from contract import RecordedRequest, Recording
 from transformers.modeling_outputs import CausalLMOutput
 
 import trueline as tl
@@ -31,8 +31,6 @@ from trueline.types import Example, ScopedExample
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
 from toy_engine import ToyEngine
-
-# Recorded: the same requests, the same logits, and every way there is to decode them.
 
 BATS = Example("Are bats blind?", ["Bats are not blind.", "No, bats see well."], id="bats")
 FISH = Example("Do fish sleep?", ["Fish rest with open eyes."], id="fish")
@@ -465,37 +463,3 @@ def test_every_way_picks_the_same_tokens_by_the_same_decisions(
         assert own.decisions.keys() == wanted.decisions.keys(), REQUESTS[number]
         for step, decided in own.decisions.items():
             assert decided == wanted.decisions[step], (REQUESTS[number], step)
-
-
-# Live: engines compute logits of their own.
-
-
-def run(*steps):
-    return [LiveStep(token, gap) for token, gap in steps]
-
-
-def test_noise_is_how_far_two_engines_disagree_about_the_lead():
-    assert live_step(torch.tensor([0.0, 3.5, 1.0, 3.0])) == LiveStep(1, 0.5)
-    a, b = torch.tensor([0.0, 3.0, 1.0]), torch.tensor([9.0, 4.0, 2.5])
-    assert engine_noise([(a, a + 7)]) == 0.0
-    assert engine_noise([(a, a), (a, b)]) == pytest.approx(0.5)
-
-
-def test_runs_may_part_only_within_the_noise_and_such_steps_are_counted():
-    reference = [run((5, 9.0), (6, 0.2), (7, 9.0)), run((5, 9.0), (2, 3.0))]
-    other = [run((5, 9.0), (8, 0.1), (9, 9.0)), run((5, 9.0), (2, 3.0))]
-    for runs, noise, expected in [
-        (reference, 0.0, (5, 0, ())),
-        (other, 0.25, (3, 1, ())),
-        (other, 0.1, (3, 0, ((0, 1, 0.2),))),
-    ]:
-        found = compare_live(reference, runs, noise=noise)
-        assert (found.same, found.within_noise, found.faults) == expected
-    assert "1 beyond it" in str(found)
-
-
-@pytest.mark.parametrize("longer", [0, 1])
-def test_a_run_that_ends_early_or_late_is_a_fault(longer):
-    runs = [[run((5, 9.0))], [run((5, 9.0), (6, 9.0))]]
-    found = compare_live(runs[longer], runs[1 - longer], noise=1.0)
-    assert (found.same, len(found.faults)) == (1, 1)

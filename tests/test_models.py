@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -274,14 +273,6 @@ def test_every_wheel_is_pinned_to_version_and_hash():
         for requirement, sha256 in alias.wheels.items():
             assert requirement.count("==") == 1
             assert len(bytes.fromhex(sha256)) == 32
-
-
-def test_the_cache_is_in_the_users_own_unless_the_environment_says_otherwise(monkeypatch):
-    monkeypatch.setenv("TRUELINE_HOME", "elsewhere")
-    assert fetch.home() == Path("elsewhere")
-    monkeypatch.delenv("TRUELINE_HOME")
-    assert fetch.home().name.lower() == "trueline"
-    assert fetch.home().is_absolute()
 
 
 def test_importing_the_names_loads_nothing_heavy():

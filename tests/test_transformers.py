@@ -9,17 +9,8 @@ import torch
 from transformers.cache_utils import DynamicLayer
 from transformers.utils import logging
 
-from trueline.engines.base import shared_length
-from trueline.engines.transformers.cache import BatchCache, Cache, GrowingLayer, share_heads
+from trueline.engines.transformers.cache import BatchCache, share_heads
 from trueline.engines.transformers.open import quiet
-
-
-def counted(function, used):
-    def call(*given, **options):
-        used.append("call")
-        return function(*given, **options)
-
-    return call
 
 
 def test_a_cache_in_place_holds_what_a_joined_one_holds(lm):
@@ -40,37 +31,7 @@ def test_a_cache_in_place_holds_what_a_joined_one_holds(lm):
     assert ours.get_seq_length() == theirs.get_seq_length() == 84
 
 
-def test_sliding_layers_keep_their_own_cache_and_read_no_prefix_apart(monkeypatch):
-    contexts = [[5] * 12 + [6], [5] * 12 + [7, 8]]
-    passes = {}
-    for name in ("mistral", "llama", "gpt2"):
-        lm = tiny.language_model(name)
-        with monkeypatch.context() as patch:
-            patch.setattr(lm, "forward", counted(lm.forward, passes.setdefault(name, [])))
-            lm.start(states=True).join(contexts)
-    assert {name: len(made) for name, made in passes.items()} == {
-        "mistral": 1, "llama": 2, "gpt2": 1
-    }  # fmt: skip
-    layers = {name: Cache(tiny.language_model(name).model).layers for name in passes}
-    assert {type(layer) for layer in layers["llama"]} == {GrowingLayer}
-    assert GrowingLayer not in map(type, layers["mistral"])
-
-
-@pytest.mark.parametrize(
-    ("rows", "shared"),
-    [
-        ([[1] * 20], 0),  # alone
-        ([[1] * 20, [1] * 12 + [2]], 12),
-        ([[1] * 20, [1] * 20], 19),  # one is left to be read
-        ([[1] * 20, [1] * 5 + [2]], 0),  # too few to pay
-        ([[1] * 9 + [3], [1] * 9 + [2], [1] * 8 + [2]], 8),
-    ],
-)
-def test_what_all_prompts_begin_with_is_counted(rows, shared):
-    assert shared_length(rows) == shared
-
-
-@pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt2"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt2", "mistral"])
 def test_rows_that_begin_alike_are_read_as_each_is_alone(architecture):
     lm = tiny.language_model(architecture)
     rows = [[5] * 12 + [6], [5] * 12 + [7, 8]]

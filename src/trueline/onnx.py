@@ -60,7 +60,7 @@ def open_runtime(name: str, make: Callable[[], torch.nn.Module], *, pad: int) ->
     """The exported encoder of that name; `make` gives the torch module if it is not there yet.
 
     None if packages are missing, or if the export fails or gives other vectors than torch; a
-    line in the log says why.
+    line in the log gives the reason.
     """
     path, sample = runtime_path(name), pad_rows(_SAMPLE, pad)
     packages = ["onnxruntime", *(() if path.exists() else ("onnx", "onnxscript"))]

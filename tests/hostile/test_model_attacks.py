@@ -25,7 +25,6 @@ from trueline.engines.transformers.open import check_config, open_bert_scorer, q
 from trueline.errors import ModelError, SettingError, TruelineError
 from trueline.prompts import Prompt, chat_turn, encode_plain, read_messages
 from trueline.session import open_session
-from trueline.types import Example
 
 SOURCE = Path(tl.__file__).parent
 MEMORY = 1 << 30  # bytes that opening a tiny folder may never take
@@ -262,18 +261,6 @@ def test_weights_that_change_are_another_model_and_their_precision_is_not():
     del layer.shift
     lm.model.load_state_dict(other.model.state_dict())
     assert lm.fingerprint == other.fingerprint not in seen
-
-
-def test_a_space_refuses_a_model_whose_weights_were_changed_in_memory(embedder):
-    lm, layer = fresh()
-    rad = tl.RAD(
-        tl.build(lm, [Example("Are bats blind?", ["No."])], context=8, embedder=embedder)
-    )
-    tl.generate(lm, rad, "Are bats blind?", max_new_tokens=1)
-    with torch.no_grad():
-        swapped_values(layer.weight)
-    with pytest.raises(tl.errors.SpaceMismatchError, match="fingerprint"):
-        tl.generate(lm, rad, "Are bats blind?", max_new_tokens=1)
 
 
 # ------------------------------------------------------------------ text is text

@@ -6,8 +6,6 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
 
-import torch
-from contract import LiveStep, compare_live, engine_noise
 from served import FLAG, served
 
 import trueline as tl
@@ -106,34 +104,33 @@ def test_arguments_are_checked_and_the_client_gets_the_message(server, spaces):
 
 
 def test_tokens_part_from_our_own_loop_only_within_the_noise(server, spaces, capsys):
+    """Engines compute logits of their own, so greedy runs may part where two tokens are close.
+
+    Closer, that is, than the engines differ about the lead of the best token on other texts.
+    """
     lm, method = tl.load("smollm2-135m"), tl.Corrective(tl.open(spaces["facts"]))
-    pairs = []
-    for question in UNRELATED:  # the probe: nothing is in scope
+    noise, same = 0.0, 0
+    for question in UNRELATED:  # nothing is in scope
         theirs = steps(server.chat(question, OFF, **ALL))
         for own, (token, values) in zip(trace(lm, tl.Greedy(), question), theirs, strict=False):
-            best = {candidate.token: candidate.logit for candidate in own.base}
-            pairs.append((row(lm, best), row(lm, values)))
+            best, second = sorted(own.base, key=lambda one: -one.logit)[:2]
+            lead = values.get(best.token, -100.0) - values.get(second.token, -100.0)
+            noise = max(noise, abs(best.logit - second.logit - lead))
             if own.token != token:
                 break
-    noise = engine_noise(pairs)
-    asked = [*COVERED, *NEAR]
-    ours = [
-        [LiveStep(one.token, one.final[0].logit - one.final[1].logit) for one in found]
-        for found in (trace(lm, method, question) for question in asked)
-    ]
-    theirs = [
-        [
-            LiveStep(token, _gap(values))
-            for token, values in steps(server.chat(one, None, **ALL))
-        ]
-        for one in asked
-    ]
-    found = compare_live(ours, theirs, noise=noise)
+    for question in [*COVERED, *NEAR]:
+        ours, theirs = trace(lm, method, question), steps(server.chat(question, None, **ALL))
+        for own, (token, _) in zip(ours, theirs, strict=False):
+            if own.token != token:
+                assert own.final[0].logit - own.final[1].logit <= noise, question
+                break
+            same += 1
+        else:
+            assert len(ours) == len(theirs), question
     with capsys.disabled():
-        print(f"\nour loop and vLLM, both float32: {found}; noise {noise:.1g} logits")
+        print(f"\nour loop and vLLM in float32: {same} steps alike; noise {noise:.1g} logits")
     assert noise < 0.1
-    assert found.faults == ()
-    assert found.same > 150
+    assert same > 150
 
 
 ALL = {"logprobs": True, "top_logprobs": 20, "return_tokens_as_token_ids": True}
@@ -154,18 +151,6 @@ def steps(choice):
         (number(one["token"]), {number(o["token"]): o["logprob"] for o in one["top_logprobs"]})
         for one in choice["logprobs"]["content"]
     ]
-
-
-def row(lm, values):
-    found = torch.full((lm.vocabulary,), -100.0)
-    for token, value in values.items():
-        found[token] = value
-    return found
-
-
-def _gap(values):
-    best, second = sorted(values.values(), reverse=True)[:2]
-    return best - second
 
 
 def test_the_entry_point_alone_corrects_where_vllm_hides_no_token(model, spaces):

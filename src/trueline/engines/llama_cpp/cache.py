@@ -95,7 +95,7 @@ class Context:
         if not pointer:
             raise ModelError(
                 f"llama.cpp makes no cache of {cells} tokens ({library.last_messages()}); "
-                "ask for fewer rows or fewer tokens, or free some memory"
+                "choose fewer rows or fewer tokens, or free some memory"
             )
         self.pointer = _Handle(pointer)
         self.pointer.weights = weights  # they are freed after it

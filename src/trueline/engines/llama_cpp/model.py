@@ -58,8 +58,8 @@ class Weights:
         why = self.library.last_messages()
         if not pointer:
             raise ModelError(
-                f"llama.cpp cannot open {label} ({why or 'it does not say why'}); fetch the "
-                "model again, or take one whose architecture this llama.cpp knows"
+                f"llama.cpp cannot open {label} ({why or 'it gives no reason'}); fetch the "
+                "model again, or take one with an architecture that this llama.cpp runs"
             )
         self.pointer = ctypes.c_void_p(pointer)
         # Not at exit: threads may still read then, and the system frees it anyway.

@@ -1,6 +1,6 @@
 """The only place that opens files with transformers: tokenizers, models, GGUF, encoders.
 
-Code in a folder runs only if it is trusted, and transformers never asks on stdin. Weights are
+Code in a folder runs only if it is trusted, and transformers never reads stdin. Weights are
 read from safetensors only. Settings that need more memory than the weights are refused first.
 """
 
@@ -43,10 +43,10 @@ _NOT_IN_LOGITS = (  # settings that do not change the logits
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Make transformers log errors only and ask nothing; restore its settings afterwards.
+    """Make transformers log errors only and read no stdin; restore its settings afterwards.
 
-    One thread at a time may be here. Where a library does not say whether to run a folder's
-    code, transformers asks on stdin and waits for an answer; with no time to wait it refuses.
+    One thread at a time may be here. Where a library leaves open whether to run a folder's
+    code, transformers reads the answer from stdin; with no time to wait it refuses.
     """
     with IMPORTING:
         from transformers import dynamic_module_utils as foreign_code
