@@ -1,7 +1,6 @@
 """Corrective decoding: numbers by hand, laws, and every fast path against the oracle."""
 
 import math
-from collections import Counter
 from dataclasses import asdict
 from functools import cache, partial
 
@@ -648,22 +647,6 @@ def next_texts(correction, output):
     return {"END" if x == END else lm.decode([x]) for x in votes.candidates}
 
 
-@pytest.mark.parametrize("prefer", [min, max])
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "😀 ok.",
-        "Да, это так.",  # its first letter takes two tokens, the first is that of "д" too
-        "Это 👩‍👩‍👧 семья, да.",
-        "水在低溫沸騰。",
-        "naïve café — 北京 🙂",
-        "İstanbul ßchön",
-    ],
-)
-def test_characters_of_several_tokens_come_out_whole(answer, prefer):
-    assert follow(one_answer(answer), prefer=prefer) == (answer, "end")
-
-
 NOT_BLIND = "Bats are not blind."
 
 
@@ -696,37 +679,3 @@ def test_an_answer_is_joined_again_by_four_tokens_in_a_row():
     whole = one_answer("the gold is blue 😀 and more")  # joined at a whole character
     wanted = ("Hm, gold is blue 😀 and more", "off track")
     assert follow(whole, tokenize("Hm, gold is blue ")) == wanted
-
-
-def test_a_text_is_tokenized_once():
-    lm, _, tokenize = tiny_tools()
-    seen = Counter()
-
-    def counted(text):
-        seen[text] += 1
-        return tokenize(text)
-
-    correction = Correction(scoped((BATS, 0.0, 0)), counted, lm.decode)
-    first = follow(correction)
-    assert max(seen.values()) == 1
-    seen.clear()
-    assert follow(correction) == first
-    assert not seen
-
-
-def test_the_question_of_messages_is_the_last_user_turn(space, chosen_scope):
-    lm = tiny.language_model("llama", chat=True)
-    history = [
-        {"role": "user", "content": tiny.QUESTIONS[1]},
-        {"role": "assistant", "content": NOT_BLIND},
-        {"role": "user", "content": tiny.QUESTIONS[0]},
-    ]
-    answer = tl.generate(lm, method(space), messages=history, max_new_tokens=64)
-    assert answer.text.strip() in SKY.answers
-    text = lm.tokenizer.apply_chat_template(history, tokenize=False, add_generation_prompt=True)
-    ids = torch.tensor([lm.tokenizer.encode(text, add_special_tokens=False)])
-    processor = method(space).processor(lm.model, lm.tokenizer)
-    out = lm.model.generate(
-        ids, max_new_tokens=64, do_sample=False, logits_processor=[processor]
-    )
-    assert tuple(out[0, ids.shape[1] :].tolist()) == answer.token_ids

@@ -82,15 +82,6 @@ def test_parallel_work_takes_a_thread_from_the_model_until_it_is_done(two_thread
     assert not layer._forward_pre_hooks  # the model is as it was
 
 
-def test_the_worker_has_one_thread_and_others_keep_theirs(two_threads):
-    seen = []
-    Alongside([lambda: seen.append(torch.get_num_threads())], CPU).results()
-    later = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
-    later.start()
-    later.join()
-    assert (seen, torch.get_num_threads()) == ([1, 2], 2)
-
-
 def test_work_that_begins_work_of_its_own_does_not_wait_for_itself(two_threads):
     inner = [lambda: "inner"]
     outer = Alongside([lambda: Alongside(inner, CPU).results()], CPU)

@@ -33,19 +33,6 @@ def padded(lm, questions):
     return lm.tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
 
 
-def test_scores_are_the_base_plus_alpha_times_the_aggregate(lm, space, processor):
-    batch = padded(lm, tiny.QUESTIONS)
-    with torch.no_grad():
-        base = lm.model(**batch).logits[:, -1].float()
-    before = base.clone()
-    final = processor(batch["input_ids"], base)
-    assert torch.equal(base, before)
-    step = tl.generate(lm, tl.RAD(space, tau=TAU), tiny.QUESTIONS, max_new_tokens=1, trace=True)
-    for row, answer in zip(final, step):
-        best = answer.trace[0].final[0]
-        assert float(row[best.token]) == pytest.approx(best.logit, abs=1e-4)
-
-
 @pytest.mark.parametrize(
     "options",
     [

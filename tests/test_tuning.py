@@ -9,7 +9,7 @@ import trueline as tl
 from trueline.corrective import tune as tuning
 from trueline.corrective.scope import MeasuredScope, ScopeModel
 from trueline.corrective.tune import FEWEST, share_of, tune
-from trueline.errors import ExampleError, SettingError, SpaceConflictError
+from trueline.errors import ExampleError, SettingError
 from trueline.examples import AskedQuestion
 from trueline.types import ScopedExample
 
@@ -114,39 +114,6 @@ def test_a_wrong_example_that_comes_first_is_false_scope_and_no_recall(space, sc
     assert (loose.false_scope.mean, loose.recall.mean) == (0.5, 0.5)
 
 
-def test_the_settings_are_stored_seen_and_undone(embedder, tmp_path, scope):
-    tl.build(None, EXAMPLES, embedder=embedder, out=tmp_path / "facts.space")
-    space = tl.open(tmp_path / "facts.space", embedder=embedder)
-    tuned = space.tune(tune(space).settings)
-    again = tl.open(tmp_path / "facts.space", embedder=embedder)
-    assert again.tuned == tuned.tuned == tuned.info()["tuned"]
-    assert space.tuned == {}  # the old object goes on as it was
-    assert space.current().tuned == tuned.tuned
-    assert tuned.tune(tuned.tuned) is tuned  # nothing to commit
-    added = tuned.remove("fact-4")
-    assert added.tuned == tuned.tuned
-    with pytest.raises(SpaceConflictError, match="another commit"):
-        tuned.tune({})
-    undone = added.tune({})
-    assert (undone.tuned, undone.info()["tuned"]) == ({}, None)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"threshold": 2},
-        {"threshold": True},
-        {"strength": "x"},
-        {"a": [1]},
-        {1: 2},
-        {"a": 1e999},
-    ],
-)
-def test_impossible_settings_are_refused(space, settings):
-    with pytest.raises(SettingError, match="tuned"):
-        space.tune(settings)
-
-
 def test_an_impossible_tuning_is_refused(space, embedder):
     with pytest.raises(SettingError, match="no questions"):
         tune(space, [])
@@ -156,13 +123,6 @@ def test_an_impossible_tuning_is_refused(space, embedder):
         tune(tl.build(None, EXAMPLES[:1], embedder=embedder))
     with pytest.raises(SettingError, match="false_scope"):
         tune(space, false_scope=None)
-
-
-def test_progress_counts_the_questions(space):
-    seen = []
-    found = tune(space, progress=lambda *done: seen.append(done))
-    assert seen == [(n, 4) for n in (1, 2, 3, 4)]
-    assert FITTED <= found.threshold <= 1
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,20 @@ import torch
 from trueline.corrective.scope import explained, find_scope, in_scope, threshold_for
 from trueline.corrective.turns import leaves_open, read_form, read_turn, wants_yes_or_no
 from trueline.corrective.votes import Correction, lift_rows
+from trueline.decode.generate import Continuation, score_continuations
 from trueline.engines import as_logits_processor, wrap_tokenizer, wrap_transformers
-from trueline.engines.base import Engine, TokenReader, read_continuations
+from trueline.engines.base import Engine, TokenReader
 from trueline.errors import SettingError
 from trueline.methods.base import Adjusted, Needs, Prepared, SpaceMethod, Step
-from trueline.prompts import FoundQuestion, ModelInput, Prompt, encode_onward, find_question
+from trueline.methods.prompting import Greedy
+from trueline.prompts import (
+    FoundQuestion,
+    ModelInput,
+    Prompt,
+    chat_turn,
+    encode_onward,
+    find_question,
+)
 from trueline.settings import Between
 from trueline.space import GroundingSpace
 from trueline.types import Example, Sampling, ScopedExample
@@ -129,9 +138,8 @@ class Corrective(ScopeMethod):
         self, reader: TokenReader, question: str, near: Scope, stop_ids: Sequence[int] = ()
     ) -> Correction | None:
         scope = in_scope(near, [self.threshold_of(one, question) for one in near])
-        strength = self.strength
-        if strength is None:
-            strength = float(self.space.tuned.get("strength", 1.0))
+        tuned = float(self.space.tuned.get("strength", 1.0))
+        strength = tuned if self.strength is None else self.strength
         options: dict[str, Any] = {"margin": self.margin, "strength": strength}
         if scope:
             form = read_form(question)
@@ -168,19 +176,16 @@ class Corrective(ScopeMethod):
         def adjust(contexts: list[list[int]], scores: torch.Tensor) -> torch.Tensor:
             corrections, outputs = [], []
             for context in contexts:
-                found, start = None, prompt_length
-                if question is None or start is None:
-                    found = find(tuple(context[:prompt_length]))
-                    if found is None and question is not None:
-                        raise SettingError(
-                            "this prompt does not show where the answer begins; give "
-                            "prompt_length=input_ids.shape[1]"
-                        )
-                if start is None:
-                    start = found.start if found else 0
-                outputs.append(context[start:])
-                text = question or (found.question if found else None)
-                corrections.append(begin(text) if text else None)
+                is_known = question is not None and prompt_length is not None
+                found = None if is_known else find(tuple(context[:prompt_length]))
+                if found is None and question is not None and prompt_length is None:
+                    raise SettingError(
+                        "this prompt does not show where the answer begins; give "
+                        "prompt_length=input_ids.shape[1]"
+                    )
+                text, start = (found.question, found.start) if found else (None, 0)
+                outputs.append(context[start if prompt_length is None else prompt_length :])
+                corrections.append(begin(question or text) if question or text else None)
             return lift_rows(corrections, outputs, scores).logits
 
         return as_logits_processor(adjust)
@@ -279,7 +284,6 @@ def with_true_word(
     return replace(correction, form=replace(correction.form, opening=opening))
 
 
-@torch.inference_mode()
 def effect_of_truth(
     lm: Engine, prompt: Prompt, question: str, example: Example
 ) -> float | None:
@@ -287,20 +291,14 @@ def effect_of_truth(
 
     In nats, of the mean log-probability of a word's tokens; None: the model cannot read it.
     """
-    facts = (example.answers[0], example.wrong_answers[0])
-    texts = [_QUESTION.format(fact=fact, question=question) for fact in facts]
-    contexts = [prompt.encode(one, lm.tokenizer) for one in texts]
-    if lm.limit is not None and max(map(len, contexts)) + _WORD > lm.limit:
-        return None
-    answers = [
-        prompt.encode_answer(one, word, lm.tokenizer) for one in texts for word in ("Yes", "No")
-    ]
-    states = read_continuations(lm, contexts, [0, 0, 1, 1], answers)
-    assert states.logits is not None
-    means = []
-    for logits, tokens in zip(states.logits, answers, strict=True):
-        log_probs = logits[: len(tokens)].float().log_softmax(-1)  # (tokens, vocabulary)
-        chosen = log_probs.gather(1, torch.tensor(tokens, device=log_probs.device)[:, None])
-        means.append(float(chosen.mean()))
-    yes, no, wrong_yes, wrong_no = means
+    rows = []
+    for fact in (example.answers[0], example.wrong_answers[0]):
+        given = chat_turn(prompt, _QUESTION.format(fact=fact, question=question))
+        context = tuple(given.encode(lm.tokenizer))
+        if lm.limit is not None and len(context) + _WORD > lm.limit:
+            return None
+        answers = [tuple(given.encode_answer(word, lm.tokenizer)) for word in ("Yes", "No")]
+        rows += [Continuation(given, (context,), tokens) for tokens in answers]
+    totals = zip(score_continuations(lm, Greedy(prompt), rows), rows, strict=True)
+    yes, no, wrong_yes, wrong_no = (total / len(row.tokens) for (total, _), row in totals)
     return (yes - no) - (wrong_yes - wrong_no)

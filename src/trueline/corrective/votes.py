@@ -30,6 +30,7 @@ from trueline.types import Neighbor, ScopedExample, Source
 
 Tokenize = Callable[[str], Sequence[int]]  # the tokens of a text that follows another text
 Decode = Callable[[Sequence[int]], str]
+Number = float | Tensor  # for all rows, or one for each
 END = -1  # stands for every token that ends an answer
 _HALF = "\ufffd"  # an incomplete character decodes to it
 _OPENERS = "\"'([{"  # no space follows these
@@ -287,11 +288,7 @@ def _spaces_after(text: str) -> tuple[str, ...]:
 
 
 def lift(
-    base: Tensor,
-    candidates: Sequence[Sequence[int]],
-    *,
-    margin: float | Tensor,
-    strength: float | Tensor,
+    base: Tensor, candidates: Sequence[Sequence[int]], *, margin: Number, strength: Number
 ) -> Tensor:
     """Raise the candidates together until they hold probability sigmoid(margin).
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
 from trueline.engines.base import Engine
 from trueline.methods.base import Adjusted, Step
@@ -16,27 +17,24 @@ def random_source(options: Sampling, index: int) -> torch.Generator | None:
     if not options.is_sampled:
         return None
     source = torch.Generator()
-    if options.seed is None:
-        source.seed()
-    else:
-        source.manual_seed(options.seed + index)
+    source.seed() if options.seed is None else source.manual_seed(options.seed + index)
     return source
 
 
-def best_tokens(logits: torch.Tensor) -> list[int]:
+def best_tokens(logits: Tensor) -> list[int]:
     """The first of the largest logits of each row (rows, vocabulary)."""
     if logits.device.type == "cpu" and logits.dtype == torch.float32:  # nine times as fast
         return [int(token) for token in logits.numpy().argmax(-1)]
     return [int(token) for token in logits.argmax(-1).tolist()]
 
 
-def draw_token(logits: torch.Tensor, options: Sampling, source: torch.Generator | None) -> int:
+def draw_token(logits: Tensor, options: Sampling, source: torch.Generator | None) -> int:
     """A token drawn from logits (vocabulary,) by the options of its request."""
     shares = probabilities(logits[None], options)[0].cpu()
     return int(torch.multinomial(shares, 1, generator=source))
 
 
-def probabilities(logits: torch.Tensor, options: Sampling) -> torch.Tensor:
+def probabilities(logits: Tensor, options: Sampling) -> Tensor:
     """The distribution to draw from: temperature, the k best and the nucleus of mass p."""
     logits = logits.float() / options.temperature
     if options.top_k is not None:
@@ -52,14 +50,14 @@ def probabilities(logits: torch.Tensor, options: Sampling) -> torch.Tensor:
     return logits.softmax(-1)
 
 
-def token_logprobs(log_probs: torch.Tensor, token: int, count: int) -> TokenLogprobs:
+def token_logprobs(log_probs: Tensor, token: int, count: int) -> TokenLogprobs:
     """The log-probability of a token, and those of the `count` best of (vocabulary,)."""
     values, tokens = log_probs.topk(min(count, len(log_probs)))
     best = tuple(zip(tokens.tolist(), values.tolist(), strict=True))
     return TokenLogprobs(token, float(log_probs[token]), best)
 
 
-def move_of(base: torch.Tensor, final: torch.Tensor, picked: int, rival: int) -> float:
+def move_of(base: Tensor, final: Tensor, picked: int, rival: int) -> float:
     """How far picked moved from its rival, in the logits (vocabulary,) of one row.
 
     move = (final[picked] - final[rival]) - (base[picked] - base[rival])
@@ -73,7 +71,7 @@ def move_of(base: torch.Tensor, final: torch.Tensor, picked: int, rival: int) ->
     return max(0.0, -lead) if math.isfinite(lead) else 0.0
 
 
-def entropy(logits: torch.Tensor) -> torch.Tensor:
+def entropy(logits: Tensor) -> Tensor:
     """The entropy of each row's distribution, in nats: (rows, vocabulary) -> (rows,)."""
     log_probs = logits.float().log_softmax(-1)
     return -(log_probs.exp() * log_probs).nan_to_num(0.0).sum(-1)
@@ -89,9 +87,8 @@ def trace_step(step: Step, adjusted: Adjusted, row: int, token: int) -> TraceSte
     stretch = 1.0 if adjusted.stretch is None else float(adjusted.stretch[row])
     probabilities = (final.float() / stretch).softmax(-1)  # of logits that are not stretched
     first = int(base.argmax())  # as greedy picks it; topk may order ties otherwise
-    rival = first
-    if token == first:
-        rival = next((one.token for one in first_choices if one.token != token), token)
+    others = (one.token for one in first_choices if one.token != token)
+    rival = next(others, token) if token == first else first
     neighbors = [
         neighbor
         for evidence in adjusted.evidence
@@ -112,9 +109,7 @@ def trace_step(step: Step, adjusted: Adjusted, row: int, token: int) -> TraceSte
     )
 
 
-def _best(
-    lm: Engine, logits: torch.Tensor, probabilities: torch.Tensor
-) -> tuple[Candidate, ...]:
+def _best(lm: Engine, logits: Tensor, probabilities: Tensor) -> tuple[Candidate, ...]:
     tokens = logits.topk(min(_BEST, len(logits))).indices.tolist()
     return tuple(
         Candidate(token, text, float(logits[token]), float(probabilities[token]))

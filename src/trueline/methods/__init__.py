@@ -40,7 +40,6 @@ _BUILT_IN = {
     "kate": "trueline.methods.prompting:KATE",
     "lookup": "trueline.corrective.method:Lookup",
 }
-_NO_SETTINGS = ("space", "prompt")
 
 
 def built_in_names() -> list[str]:
@@ -66,7 +65,7 @@ def method_class(name: str) -> type[Method]:
     check_method_name(name)
     if name not in _BUILT_IN:
         return _load(_plugged_in()[name])
-    module, _, attribute = _BUILT_IN[name].partition(":")
+    module, attribute = _BUILT_IN[name].split(":")
     found: type[Method] = getattr(import_module(module), attribute)
     return found
 
@@ -74,7 +73,7 @@ def method_class(name: str) -> type[Method]:
 def settings_fields(name: str) -> dict[str, Field[Any]]:
     """The settings of a method: every field but the space and the prompt."""
     own = fields(method_class(name))  # type: ignore[arg-type]
-    return {field.name: field for field in own if field.name not in _NO_SETTINGS}
+    return {field.name: field for field in own if field.name not in ("space", "prompt")}
 
 
 def default_settings(name: str) -> dict[str, Any]:
@@ -128,12 +127,12 @@ def _load(point: EntryPoint) -> type[Method]:
             f"({type(error).__name__}: {error}); repair or remove the package that adds it"
         ) from error
     is_method = isinstance(found, type) and issubclass(found, Method) and is_dataclass(found)
-    if not is_method or found.name != point.name:
-        raise SettingError(
-            f"the method {point.name!r} is {point.value}, which must be a dataclass and "
-            f"subclass of trueline.methods.base.Method with the name {point.name!r}"
-        )
-    return found  # type: ignore[no-any-return]
+    if is_method and found.name == point.name:
+        return found  # type: ignore[no-any-return]
+    raise SettingError(
+        f"the method {point.name!r} is {point.value}, which must be a dataclass and subclass "
+        f"of trueline.methods.base.Method with the name {point.name!r}"
+    )
 
 
 def names_in_words() -> str:

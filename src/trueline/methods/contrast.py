@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
+from torch import Tensor
 
 from trueline.methods.base import Adjusted, Method, Needs, Step
 from trueline.prompts import ModelInput, Prompt, prompts_with
@@ -62,7 +63,7 @@ class Instructive(Method):
         return Adjusted(step.logits - self.eta * step.other_logits)
 
 
-def jensen_shannon(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def jensen_shannon(one: Tensor, other: Tensor) -> Tensor:
     """The divergence of two distributions of log-probabilities, in nats: 0 to log 2."""
     middle = torch.logaddexp(one, other) - math.log(2)
     halves = [(x.exp() * (x - middle)).nan_to_num(0.0).sum(-1) for x in (one, other)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
+from torch import Tensor
 from torch.nn.functional import cosine_similarity, kl_div, one_hot
 
 from trueline.engines.base import Engine
@@ -26,12 +27,9 @@ class LayerMethod(Method):
 
     def check(self, lm: Engine) -> None:
         if not lm.gives_layers or lm.head is None:
-            missing = (
-                "head cannot read them" if lm.gives_layers else "engine does not give them"
-            )
             raise SettingError(
-                f"{self.name} reads early layers of {lm.id}, and its {missing}; load another "
-                "model, with engine='transformers'"
+                f"{self.name} reads early layers of {lm.id}, which its engine or head cannot; "
+                "load another model, with engine='transformers'"
             )
         layers = self.layers(lm)
         if not layers or not all(0 <= layer < lm.depth for layer in layers):
@@ -50,7 +48,7 @@ class LayerMethod(Method):
         raise NotImplementedError
 
 
-def early_logits(step: Step, layers: Sequence[int]) -> torch.Tensor:
+def early_logits(step: Step, layers: Sequence[int]) -> Tensor:
     """The logits of earlier layers: (layers, rows, vocabulary)."""
     assert step.lm.head is not None
     return step.lm.head(torch.stack([step.states.layers[layer] for layer in layers]))
@@ -94,8 +92,7 @@ class DoLa(LayerMethod):
 
     def adjust(self, step: Step) -> Adjusted:
         last = step.logits.float().log_softmax(-1)  # (rows, vocabulary)
-        early = early_logits(step, self.layers(step.lm))  # (layers, rows, vocabulary)
-        early = early.float().log_softmax(-1)
+        early = early_logits(step, self.layers(step.lm)).float().log_softmax(-1)
         farthest = distances(last, early, self.divergence).argmax(0)  # (rows,)
         contrast = last - early[farthest, torch.arange(len(last), device=last.device)]
         floor = last.max(-1, keepdim=True).values + math.log(self.plausibility)
@@ -104,7 +101,7 @@ class DoLa(LayerMethod):
         return Adjusted(penalized(contrast, step.contexts, self.repetition_penalty))
 
 
-def distances(last: torch.Tensor, early: torch.Tensor, how: Divergence) -> torch.Tensor:
+def distances(last: Tensor, early: Tensor, how: Divergence) -> Tensor:
     """The distance of each early layer from the last, of log-probabilities: (layers, rows)."""
     last = last.expand_as(early)
     if how == "code":
@@ -114,9 +111,7 @@ def distances(last: torch.Tensor, early: torch.Tensor, how: Divergence) -> torch
     return jensen_shannon(last, early).round(decimals=_DECIMALS)
 
 
-def penalized(
-    scores: torch.Tensor, contexts: Sequence[Sequence[int]], penalty: float
-) -> torch.Tensor:
+def penalized(scores: Tensor, contexts: Sequence[Sequence[int]], penalty: float) -> Tensor:
     """Divide the positive scores of tokens in the context, multiply the negative ones."""
     if penalty == 1.0:
         return scores
@@ -162,9 +157,7 @@ class SLED(LayerMethod):
         return Adjusted(kept)
 
 
-def latent_knowledge(
-    last: torch.Tensor, early: torch.Tensor, best: torch.Tensor
-) -> torch.Tensor:
+def latent_knowledge(last: Tensor, early: Tensor, best: Tensor) -> Tensor:
     """How much of the layers' movement points at each best token: (rows, scale)."""
     total = torch.zeros_like(best, dtype=last.dtype)
     for layer in early:
