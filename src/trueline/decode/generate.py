@@ -12,7 +12,7 @@ from typing import Any, Unpack, overload
 import torch
 
 from trueline.decode.loop import Decoding, Request, Row
-from trueline.engines.base import Engine, States, read_continuations
+from trueline.engines.base import Engine, read_continuations
 from trueline.errors import SettingError
 from trueline.methods.base import Method, Rows, Step
 from trueline.prompts import (
@@ -32,12 +32,7 @@ Many = Sequence[str] | Sequence[ModelInput]
 
 
 def make_request(
-    lm: Engine,
-    method: Method,
-    given: Given,
-    options: Sampling | None = None,
-    *,
-    index: int = 0,
+    lm: Engine, method: Method, given: Given, options: Sampling | None = None, *, index: int = 0
 ) -> Request:
     """Check a question against a method and a model, and tokenize its prompts.
 
@@ -285,41 +280,10 @@ def score_continuations(
 
     Rows with the same contexts share one reading of them.
     """
-    totals, is_own = [0.0] * len(rows), [True] * len(rows)
-    streams = _read(lm, method, rows)
-    distinct = dict.fromkeys((row.contexts, row.given) for row in rows)
-    prepared = {
-        key: method.complete(lm, method.prepare(lm, key[1], Sampling())).state
-        for key in distinct
-    }
-    positions = [(row, at) for row, one in enumerate(rows) for at in range(len(one.tokens))]
-    for start in range(0, len(positions), _POSITIONS):
-        batch = positions[start : start + _POSITIONS]
-        which, steps = (list(index) for index in zip(*batch, strict=True))
-        known = Rows(
-            lm,
-            [[*rows[row].contexts[0], *rows[row].tokens[:at]] for row, at in batch],
-            [len(rows[row].contexts[0]) for row in which],
-            [rows[row].given.question for row in which],
-            [prepared[rows[row].contexts, rows[row].given] for row in which],
-        )
-        states = [one.map(lambda tensor: tensor[which, steps]) for one in streams]  # noqa: B023
-        adjusted = method.adjust(Step(known, *states, is_probability=True))
-        log_probs = adjusted.logits.float().log_softmax(-1)  # (positions, vocabulary)
-        best = log_probs.argmax(-1).tolist()
-        for index, (row, at) in enumerate(batch):
-            token = rows[row].tokens[at]
-            totals[row] += float(log_probs[index, token])
-            is_own[row] &= best[index] == token
-    return list(zip(totals, is_own, strict=True))
-
-
-def _read(lm: Engine, method: Method, rows: Sequence[Continuation]) -> list[States]:
-    """The states before each token of each row (rows, longest, ...), under each prompt."""
     prompts = range(len(rows[0].contexts))
-    index = {row.contexts: 0 for row in rows}
-    index = {contexts: number for number, contexts in enumerate(index)}
-    states = read_continuations(
+    distinct = enumerate(dict.fromkeys(row.contexts for row in rows))
+    index = {contexts: number for number, contexts in distinct}
+    states = read_continuations(  # before each token: (prompts * rows, longest, ...)
         lm,
         [contexts[prompt] for prompt in prompts for contexts in index],
         [prompt * len(index) + index[row.contexts] for prompt in prompts for row in rows],
@@ -327,8 +291,33 @@ def _read(lm: Engine, method: Method, rows: Sequence[Continuation]) -> list[Stat
         layers=method.layers(lm),
         states=method.reads_states(lm),
     )
-    parts = [slice(prompt * len(rows), (prompt + 1) * len(rows)) for prompt in prompts]
-    return [states.map(lambda tensor: tensor[part]) for part in parts]  # noqa: B023
+    prepared = {
+        row: method.complete(lm, method.prepare(lm, row[1], Sampling())).state
+        for row in dict.fromkeys((row.contexts, row.given) for row in rows)
+    }
+    totals, is_own = [0.0] * len(rows), [True] * len(rows)
+    positions = [(row, at) for row, one in enumerate(rows) for at in range(len(one.tokens))]
+    for start in range(0, len(positions), _POSITIONS):
+        batch = positions[start : start + _POSITIONS]
+        some = [rows[row] for row, _ in batch]
+        known = Rows(
+            lm,
+            [[*rows[row].contexts[0], *rows[row].tokens[:at]] for row, at in batch],
+            [len(row.contexts[0]) for row in some],
+            [row.given.question for row in some],
+            [prepared[row.contexts, row.given] for row in some],
+        )
+        steps = [at for _, at in batch]
+        which = [[prompt * len(rows) + row for row, _ in batch] for prompt in prompts]
+        streams = [states.map(lambda x: x[own, steps]) for own in which]  # noqa: B023
+        adjusted = method.adjust(Step(known, *streams, is_probability=True))
+        log_probs = adjusted.logits.float().log_softmax(-1)  # (positions, vocabulary)
+        best = log_probs.argmax(-1).tolist()
+        for number, (row, at) in enumerate(batch):
+            token = rows[row].tokens[at]
+            totals[row] += float(log_probs[number, token])
+            is_own[row] &= best[number] == token
+    return list(zip(totals, is_own, strict=True))
 
 
 def first_difference(one: Sequence[object], other: Sequence[object]) -> int | None:
@@ -386,10 +375,9 @@ def compare(
     runs = {}
     for name, method in named.items():
         answer_all(lm, method, given[:1], replace(sampling, max_new_tokens=1))  # warms up
-        on_progress = None if progress is None else partial(progress, name)
-        start = perf_counter()
+        report, start = progress and partial(progress, name), perf_counter()
         answers = answer_all(
-            lm, method, given, sampling, batch_size=batch_size, progress=on_progress
+            lm, method, given, sampling, batch_size=batch_size, progress=report
         )
         runs[name] = (answers, perf_counter() - start)
     plain = runs[PLAIN][0] if PLAIN in runs else None
