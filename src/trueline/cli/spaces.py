@@ -10,32 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from trueline.cli.options import (
-    PATH,
-    choice_option,
-    cluster_options,
-    device_option,
-    embedder_option,
-    engine_option,
-    example_options,
-    json_option,
-    overwrite_option,
-    read_cluster,
-    read_with,
-    several,
-    space_model_option,
-    trust_option,
-    weights_options,
-)
-from trueline.cli.screen import (
-    holdings,
-    print_facts,
-    print_json,
-    print_table,
-    progress_bars,
-    show_line,
-    size,
-)
+from trueline.cli import options, screen
 from trueline.engines import DEFAULT_EMBEDDER, DEFAULT_MODEL, load
 from trueline.errors import SettingError
 from trueline.examples import as_record, check_meant, read_asked
@@ -47,7 +22,7 @@ if TYPE_CHECKING:
     from trueline.rad.entries import Context
     from trueline.space import GroundingSpace
 
-folder_argument = click.argument("folder", type=PATH)
+folder_argument = click.argument("folder", type=options.PATH)
 _UNUSED = {"model": None, "dtype": "auto", "device": None, "trust_remote_code": False}
 
 
@@ -63,13 +38,13 @@ def _read_context(_ctx: Any, _param: Any, text: str) -> Context | None:
 
 @click.command()
 @click.argument("examples")
-@click.option("--out", type=PATH, required=True, help="The folder of the space.")
+@click.option("--out", type=options.PATH, required=True, help="The folder of the space.")
 @click.option(
     "--model",
     help="What --context reads the answers with: alias, hub id, folder or .gguf file; "
     f"{DEFAULT_MODEL} if left out.",
 )
-@weights_options
+@options.weights_options
 @click.option(
     "--embedder", default=DEFAULT_EMBEDDER, show_default=True, help="Alias, hub id or folder."
 )
@@ -80,23 +55,21 @@ def _read_context(_ctx: Any, _param: Any, text: str) -> Context | None:
     show_default=True,
     help="Also build the entries that RAD needs: tokens in a window, such as 8, or `full`.",
 )
-@several(
-    choice_option(
+@options.several(
+    options.choice_option(
         "--window",
-        "template",
-        "text",
-        "answer",
+        *("template", "text", "answer"),
         help="Windows end all that is read, question and answer, or the answer alone.",
     ),
     click.option(
         "--end", is_flag=True, help="Also store an entry after the last token of each answer."
     ),
-    choice_option(
+    options.choice_option(
         "--values",
         *("auto", "hidden", "logits"),
         help="What to store: auto is the smallest exact form.",
     ),
-    choice_option(
+    options.choice_option(
         "--value-dtype",
         *("auto", "float32", "float16"),
         help="The number type of stored keys and values.",
@@ -106,8 +79,8 @@ def _read_context(_ctx: Any, _param: Any, text: str) -> Context | None:
     ),
     into="entries",
 )
-@several(
-    choice_option(
+@options.several(
+    options.choice_option(
         "--task",
         *("question", "dialogue", "summary"),
         help="Which of the paper's prompts to use.",
@@ -117,9 +90,9 @@ def _read_context(_ctx: Any, _param: Any, text: str) -> Context | None:
     click.option("--no-chat", is_flag=True, help="Leave the model's chat template out."),
     into="prompting",
 )
-@cluster_options
-@overwrite_option
-@example_options
+@options.cluster_options
+@options.overwrite_option
+@options.example_options
 def build(
     examples: str,
     out: Path,
@@ -156,7 +129,7 @@ def build(
     template = prompting["template"] or prompt_sets()[prompting["task"]].base.template
     chat = False if prompting["no_chat"] else None
     prompt = Prompt(template, system=prompting["system"], chat=chat)
-    cluster = read_cluster(on, workers, weights["device"])
+    cluster = options.read_cluster(on, workers, weights["device"])
     given = {"model": model, **weights}
     unused = [name for name, default in _UNUSED.items() if given[name] != default]
     if context is None and unused:
@@ -166,9 +139,9 @@ def build(
             f"--context 8, or leave {flag} out, as the space works with any model"
         )
     check_parts((), model=model, embedder=embedder)
-    source = examples_of_space(examples) or read_with(reading, examples)
+    source = examples_of_space(examples) or options.read_with(reading, examples)
     unit = "examples" if context is None else "entries"
-    with progress_bars(unit, f"opening {embedder}") as progress:
+    with screen.progress_bars(unit, f"opening {embedder}") as progress:
         from trueline.space import build as build_space
 
         space = build_space(
@@ -191,17 +164,21 @@ def build(
             f"{facts['values']} values, {facts['head']} head, {facts['bytes_per_entry']:,} "
             f"bytes an entry; logits would take {facts['logits_would_be']:,}"
         )
-    show_line(f"{out}: {holdings(facts)}, {size(facts['bytes'])} ({details})")
+    screen.show_line(
+        f"{out}: {screen.holdings(facts)}, {screen.size(facts['bytes'])} ({details})"
+    )
 
 
 @click.command()
 @folder_argument
 @click.argument("examples")
 @click.option("--replace", is_flag=True, help="Replace the examples of known ids.")
-@space_model_option
-@embedder_option
-@several(engine_option, device_option, trust_option, into="weights")
-@example_options
+@options.space_model_option
+@options.embedder_option
+@options.several(
+    options.engine_option, options.device_option, options.trust_option, into="weights"
+)
+@options.example_options
 def add(
     folder: Path,
     examples: str,
@@ -221,8 +198,8 @@ def add(
       trueline add facts.space more.jsonl
     """
     check_parts((), space=folder, model=model, embedder=embedder)
-    given = read_with(reading, examples)
-    with progress_bars("", f"opening {folder}") as progress:
+    given = options.read_with(reading, examples)
+    with screen.progress_bars("", f"opening {folder}") as progress:
         from trueline.space import read_space
 
         space = read_space(folder, embedder=embedder)
@@ -256,19 +233,19 @@ def remove(folder: Path, ids: tuple[str, ...]) -> None:
 
 
 def _show_counts(folder: Path, space: GroundingSpace) -> None:
-    show_line(f"{folder}: {holdings(space.counts())}")
+    screen.show_line(f"{folder}: {screen.holdings(space.counts())}")
 
 
 @click.command()
-@click.argument("first", type=PATH)
-@click.argument("second", type=PATH)
+@click.argument("first", type=options.PATH)
+@click.argument("second", type=options.PATH)
 @click.option(
     "--out",
-    type=PATH,
+    type=options.PATH,
     required=True,
     help="The folder of the result, which may be one of the two.",
 )
-@overwrite_option
+@options.overwrite_option
 def merge(first: Path, second: Path, out: Path, overwrite: bool) -> None:
     """Merge the grounding spaces in FIRST and SECOND, which must have been made alike.
 
@@ -289,7 +266,7 @@ def merge(first: Path, second: Path, out: Path, overwrite: bool) -> None:
 
 @click.command()
 @folder_argument
-@json_option
+@options.json_option
 def log(folder: Path, as_json: bool) -> None:
     """List the commits to the grounding space in FOLDER, the oldest first.
 
@@ -301,16 +278,16 @@ def log(folder: Path, as_json: bool) -> None:
 
     lines = [msgspec.structs.asdict(commit) for commit in read_manifest(folder).history]
     if as_json:
-        print_json(lines)
+        screen.print_json(lines)
     else:
         head = ["time", "what", "changed", "examples", "entries"]
-        print_table(head, [[str(line[name]) for name in head] for line in lines])
+        screen.print_table(head, [[str(line[name]) for name in head] for line in lines])
 
 
 @click.command()
 @folder_argument
 @click.option("--examples", is_flag=True, help="List the examples, with their ids.")
-@json_option
+@options.json_option
 def info(folder: Path, examples: bool, as_json: bool) -> None:
     """Describe the grounding space in FOLDER, or list its examples.
 
@@ -323,19 +300,21 @@ def info(folder: Path, examples: bool, as_json: bool) -> None:
 
     space = read_space(folder)
     if examples and as_json:
-        print_json([as_record(example) for example in space.examples])
+        screen.print_json([as_record(example) for example in space.examples])
     elif examples:
         rows = [(fact.id, fact.question, fact.answers[0]) for fact in space.examples]
-        print_table(("id", "question", "answer"), rows)
+        screen.print_table(("id", "question", "answer"), rows)
     elif as_json:
-        print_json(space.info())
+        screen.print_json(space.info())
     else:  # facts about RAD's entries are None if there are no entries
-        print_facts({name: fact for name, fact in space.info().items() if fact is not None})
+        screen.print_facts(
+            {name: fact for name, fact in space.info().items() if fact is not None}
+        )
 
 
 @click.command()
 @folder_argument
-@json_option
+@options.json_option
 def verify(folder: Path, as_json: bool) -> None:
     """Check the grounding space in FOLDER; exit 1 if anything in it was changed or damaged.
 
@@ -347,17 +326,17 @@ def verify(folder: Path, as_json: bool) -> None:
 
     checked = read_space(folder).verify()
     if as_json:
-        print_json(checked)
+        screen.print_json(checked)
     else:
         files = counted(checked["files"], "file")
-        show_line(f"{folder} is sound: {files}, {holdings(checked)}")
+        screen.show_line(f"{folder} is sound: {files}, {screen.holdings(checked)}")
 
 
 @click.command()
 @folder_argument
 @click.option(
     "--questions",
-    type=PATH,
+    type=options.PATH,
     help="JSONL or CSV with the columns question and id: the example that answers, or none.",
 )
 @click.option(
@@ -367,9 +346,9 @@ def verify(folder: Path, as_json: bool) -> None:
     show_default=True,
     help="Share of questions for which a wrong example may be in scope.",
 )
-@embedder_option
+@options.embedder_option
 @click.option("--undo", is_flag=True, help="Remove the tuned settings.")
-@json_option
+@options.json_option
 def tune(
     folder: Path,
     questions: Path | None,
@@ -402,7 +381,7 @@ def tune(
         facts, lines = dict[str, Any](tuned=None), [f"{folder}: {state}"]
     else:
         check_meant(rows or (), {example.id for example in space.examples}, str(questions))
-        with progress_bars("questions", f"opening {folder}") as progress:
+        with screen.progress_bars("questions", f"opening {folder}") as progress:
             from trueline.corrective.tune import tune as fit
 
             bar = partial(progress, "tuning")
@@ -411,10 +390,10 @@ def tune(
         facts = {**asdict(fitted), "tuned": fitted.settings}
         lines = _tuning_lines(folder, fitted)
     if as_json:
-        print_json(facts)
+        screen.print_json(facts)
     else:
         for line in lines:
-            show_line(line)
+            screen.show_line(line)
 
 
 def _tuning_lines(folder: Path, fitted: Tuning) -> list[str]:
